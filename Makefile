@@ -1,0 +1,91 @@
+# One entry to everything a developer or CI runs. `make help` lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+PYTEST := $(VENV)/bin/pytest
+CODE := operator connector dev tests images
+# `make demo CLUSTER=current REGISTRY=registry.example/team` uses the current kubeconfig context and your registry.
+CLUSTER ?= local
+REGISTRY ?=
+# Extra arguments for pytest: `make test-unit ARGS='-k queue -x'`.
+ARGS ?=
+
+.PHONY: help
+help: ## List the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): requirements/dev.lock requirements/nodeps.txt pyproject.toml dev/venv.sh
+	@dev/venv.sh $(VENV)
+
+.PHONY: venv
+venv: $(READY) ## Make the locked Python environment in .venv
+
+.PHONY: demo demo-down
+demo: $(READY) ## The whole story on a local Kubernetes: install, ask, break, alert, recover
+	@$(PY) -m dev.demo up --cluster $(CLUSTER) $(if $(REGISTRY),--registry $(REGISTRY))
+demo-down: $(READY) ## Remove what the demo made, the local cluster included
+	@$(PY) -m dev.demo down --cluster $(CLUSTER)
+
+.PHONY: cluster cluster-down cluster-status
+cluster: $(READY) ## Start the local Kubernetes: control plane and two real nodes (NODES=n adds simulated ones)
+	@$(PY) -m dev.cluster up $(if $(NODES),--kwok-nodes $(NODES))
+cluster-down: $(READY) ## Stop it and undo everything outside the checkout
+	@$(PY) -m dev.cluster down
+cluster-status: $(READY) ## What runs, where its kubeconfig and logs are
+	@$(PY) -m dev.cluster status
+
+.PHONY: images
+images: $(READY) ## Build the images and load them into the local cluster
+	@$(PY) -m dev.images load operator engine router prometheus
+
+.PHONY: check fmt generate
+check: $(READY) ## Static checks: ruff, mypy, import-linter, generated files in sync, helm lint
+	$(VENV)/bin/ruff check $(CODE)
+	$(VENV)/bin/ruff format --check $(CODE)
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	$(PY) -m pdpool_operator.api.crd --check crds
+	$(PY) -m dev.sync_chart --check
+	$(PY) -m dev.tools run helm lint --strict charts/pdpool
+fmt: $(READY) ## Format and mend what ruff can mend
+	$(VENV)/bin/ruff check --fix $(CODE)
+	$(VENV)/bin/ruff format $(CODE)
+generate: $(READY) ## Write the CRDs from the models, and the chart's copies of them
+	$(PY) -m pdpool_operator.api.crd crds
+	$(PY) -m dev.sync_chart
+
+.PHONY: lock
+lock: $(READY) ## Pin the newest versions that pyproject.toml allows
+	$(VENV)/bin/uv pip compile -q pyproject.toml --all-extras --group dev --universal -p 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header --no-annotate --upgrade -o requirements/dev.lock
+
+.PHONY: test test-unit test-integration test-cluster
+test: check cluster images ## Everything: static checks, then unit, integration, chart and cluster tests in one run
+	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) $(ARGS)
+test-unit: $(READY) ## Pure functions, simulation and the chart: no root, no cluster
+	@$(PYTEST) tests/unit tests/simulation tests/chart $(ARGS)
+test-integration: $(READY) ## Real processes, zmq, NIXL over loopback: no root, no cluster
+	@$(PYTEST) tests/integration $(ARGS)
+test-cluster: cluster images ## Tests on the local Kubernetes
+	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) tests/cluster $(ARGS)
+
+.PHONY: oracle bench-model bench-dataplane
+oracle: $(READY) ## 100 prompts unified and over the hand-off: the tokens must be identical
+	@$(PY) -m dev.oracle
+bench-model: $(READY) ## Speed of the reference model on this machine
+	@$(PY) -m pdpool_connector.reference.bench
+bench-dataplane: $(READY) ## Data planes beside memcpy and raw NIXL, ratios in one run
+	@$(PY) -m dev.bench.dataplane
+
+.PHONY: dist
+dist: $(READY) ## Build the wheel and the source distribution into dist/
+	$(VENV)/bin/uv build -q --out-dir dist
+
+.PHONY: clean
+clean: ## Stop the cluster, undo everything outside the checkout, remove what was built in it
+	@if [ -x $(PY) ]; then $(PY) -m dev.cluster down; fi
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Makes the locked Python environment: dev/venv.sh DIR. An interrupted run is picked up by the next.
+set -euo pipefail
+dir=$1
+here=$(cd "$(dirname "$0")/.." && pwd)
+cd "$here"
+python=${PYTHON:-python3}
+
+"$python" - <<'PY' || { echo "pdpool needs Python 3.11 or newer; set PYTHON=/path/to/python3" >&2; exit 1; }
+import sys
+sys.exit(sys.version_info < (3, 11))
+PY
+
+if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+  echo "==> installing Debian's python3-venv (the standard library's venv comes apart from python3 there)"
+  if [ "$(id -u)" != 0 ]; then echo "    not root: run 'apt-get install python3-venv' first" >&2; exit 1; fi
+  apt-get update -q && apt-get install -q -y --no-install-recommends python3-venv
+fi
+
+if [ ! -x "$dir/bin/uv" ]; then
+  echo "==> making the Python environment in $dir"
+  "$python" -m venv --clear "$dir"
+  "$dir/bin/python" -m pip install -q --disable-pip-version-check "uv==0.13.9"
+fi
+echo "==> installing the locked packages (about 200 MB the first time)"
+"$dir/bin/uv" pip install -q -p "$dir/bin/python" --require-hashes -r requirements/dev.lock
+"$dir/bin/uv" pip install -q -p "$dir/bin/python" --no-deps -r requirements/nodeps.txt
+"$dir/bin/uv" pip install -q -p "$dir/bin/python" --no-deps -e .
+touch "$dir/.ready"
