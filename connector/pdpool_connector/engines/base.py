@@ -1,0 +1,124 @@
+"""What the runtime asks of a data plane.
+
+Threads. `register` and `close` are called by one thread, before any and after every other call. All calls that name a
+peer (`connect`, `submit`, `poll`, `disconnect`) come from that peer's one worker thread; workers of different peers
+call at the same time, and an engine must be safe for that. The owner thread calls none of them: each may block, within
+the bounds told below.
+
+Settled and unsettled. A transfer is *settled* when nobody will read its source or write its target any more because of
+it, neither this process, nor the peer's, nor a kernel or a device on behalf of either. DONE is settled, and every byte
+has landed. FAILED_SETTLED is settled, and any part of the bytes may have landed. FAILED_UNSETTLED promises nothing:
+bytes may land at any time later, so source and target stay held until a fence proves otherwise. An engine says SETTLED
+only where that is proved. There is no cancel, for no engine can: an abort is to stop submitting and to poll what is in
+flight to its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdpool_connector.layout.memory import KVMemory, RemoteMemory
+
+
+class Poll(Enum):
+    """State of a transfer; see the module's docstring for what settled means."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAILED_SETTLED = "failed_settled"
+    FAILED_UNSETTLED = "failed_unsettled"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """One bounded WRITE: page `local_pages[i]` goes to page `remote_pages[i]` in every layer, and one aux row too.
+
+    local_pages, remote_pages: int32 arrays of the same length, which may be 0. aux: (local slot, remote slot) or None.
+    """
+
+    local_pages: NDArray[np.int32]
+    remote_pages: NDArray[np.int32]
+    aux: tuple[int, int] | None = None
+
+
+class Handle(Protocol):
+    """One submitted chunk. Belongs to the peer's worker thread."""
+
+    @property
+    def failure(self) -> str:
+        """Why it failed, for a person to read; empty unless `poll` returned one of the FAILED states."""
+
+
+class EngineError(Exception):
+    """A call failed, and nothing of it is in flight: whatever it would have moved is settled."""
+
+
+class EngineUnavailableError(EngineError):
+    """The engine cannot work in this process: a package is missing or the machine lacks what it needs."""
+
+
+class IncompatiblePeerError(EngineError):
+    """The peer's memory does not fit ours; the message names every field that differs. Trying again is vain."""
+
+
+class PeerUnreachableError(EngineError):
+    """The peer could not be connected, or the warm-up transfer to it failed. Trying again may help."""
+
+
+class UnknownPeerError(EngineError):
+    """The peer is not connected (never was, was disconnected, or its connection broke)."""
+
+
+class InvalidChunkError(EngineError):
+    """A page id or aux slot lies outside the registered memory, or the lists do not fit together. Nothing was moved."""
+
+
+class Engine(Protocol):
+    """A data plane. `peer` is the peer's incarnation (hex): a restarted peer is another peer."""
+
+    @property
+    def name(self) -> str:
+        """Name of the engine on the wire and in configuration; both sides of a pair must use the same."""
+
+    def register(self, memory: KVMemory) -> bytes:
+        """Make `memory` the source of our writes and, for an engine opened as a target, writable for peers. Once.
+
+        Returns the descriptor that peers need for `connect` (at most `MAX_DESCRIPTOR_BYTES`). The memory must stay
+        mapped until `close`. Raises EngineError.
+        """
+
+    def connect(self, peer: str, remote: RemoteMemory) -> None:
+        """Pair with a peer and move a few bytes through the new connection, so that the first chunk is not slow.
+
+        May block up to the engine's connect deadline (seconds). Raises IncompatiblePeerError, PeerUnreachableError, or
+        EngineError when `peer` is connected already; after any of these the peer is not connected.
+        """
+
+    def submit(self, peer: str, chunk: Chunk) -> Handle:
+        """Start one WRITE of ours to the peer. All indices are checked against both memories first.
+
+        May block while it copies (a bounded chunk: milliseconds). Raises InvalidChunkError or UnknownPeerError before
+        anything is moved. A failure after that is told by `poll`, never raised.
+        """
+
+    def poll(self, handle: Handle) -> Poll:
+        """Advance and tell the state of a transfer; raises nothing.
+
+        Paces itself: while a transfer is PENDING it may sleep a few milliseconds at most, so a worker may call it in a
+        loop without a sleep of its own. Once it returned something else it returns the same again, and the engine
+        holds nothing for the handle any more.
+        """
+
+    def disconnect(self, peer: str) -> None:
+        """Forget a peer; no error if it is not connected. Its handles that are still PENDING become FAILED_UNSETTLED.
+
+        Ends no write that is in flight, and is no fence.
+        """
+
+    def close(self) -> None:
+        """Disconnect all peers and release memory, threads and descriptors. Idempotent; calls after it raise."""

@@ -1,0 +1,169 @@
+"""What a process registers for hand-offs, and how it is told to a peer.
+
+The terms: a *region* is a dense array of equal items; an item of a KV region is one page (of one layer's K or V), an
+item of the aux region is one aux row. A page id selects the same item of every KV region.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Final
+
+import msgspec
+
+MAX_REGIONS: Final = 4096
+"""Bound on KV regions of one rank: 2 for each layer, and no model comes near 2048 layers."""
+MAX_ITEMS: Final = 2**31 - 1
+"""Bound on all items of one memory together: item indices are int32 in every engine."""
+MAX_ITEM_BYTES: Final = 2**32
+MAX_ADDRESS: Final = 2**63 - 1
+"""Bound on the end of a region, so that address arithmetic in int64 cannot wrap."""
+MAX_DESCRIPTOR_BYTES: Final = 1 << 20
+MAX_NAME: Final = 256
+MAX_ENCODED_BYTES: Final = 2 << 20
+"""Bound on an encoded `RemoteMemory`: a full descriptor plus `MAX_REGIONS` regions."""
+
+
+class LayoutError(ValueError):
+    """A memory, page list or plan that cannot be right; the message names the field, the value and what would be."""
+
+
+def _within(field: str, value: int, low: int, high: int) -> None:
+    if type(value) is not int:
+        raise LayoutError(f"{field} is {value!r} ({type(value).__name__}), must be a plain int")
+    if not low <= value <= high:
+        raise LayoutError(f"{field} is {value}, must be {low}..{high}")
+
+
+def _named(field: str, value: str) -> None:
+    if not 1 <= len(value) <= MAX_NAME:
+        raise LayoutError(f"{field} has {len(value)} characters, must have 1..{MAX_NAME}")
+
+
+class Region(msgspec.Struct, frozen=True, array_like=True):
+    """A dense array of `items` items of `item_bytes` bytes, the first at virtual address `address`.
+
+    Raises LayoutError when a field is out of bounds or the region would end beyond `MAX_ADDRESS`.
+    """
+
+    address: int
+    item_bytes: int
+    items: int
+
+    def __post_init__(self) -> None:
+        _within("region.address", self.address, 1, MAX_ADDRESS)
+        _within("region.item_bytes", self.item_bytes, 1, MAX_ITEM_BYTES)
+        _within("region.items", self.items, 1, MAX_ITEMS)
+        _within("region end (address + item_bytes * items)", self.end, 1, MAX_ADDRESS)
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the region in bytes."""
+        return self.item_bytes * self.items
+
+    @property
+    def end(self) -> int:
+        """First address behind the region."""
+        return self.address + self.nbytes
+
+
+class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory that one rank registers, with the identity of the model whose cache it holds.
+
+    kv: two regions for each layer, in the order K of layer 0, V of layer 0, K of layer 1, …; all have the same number
+    of items (pages), their item sizes may differ. aux: one region of aux rows. page_tokens: tokens in one page.
+    layers, kv_heads, head_dim: of the part of the model that this rank holds. dtype: element type by its numpy name
+    (`float32`, `bfloat16`, …). model: name that both sides must agree on.
+
+    Raises LayoutError when counts do not fit together, a field is out of bounds, or regions overlap.
+    """
+
+    kv: tuple[Region, ...]
+    aux: Region
+    page_tokens: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    model: str
+
+    def __post_init__(self) -> None:
+        _within("layers", self.layers, 1, MAX_REGIONS // 2)
+        _within("page_tokens", self.page_tokens, 1, 1 << 20)
+        _within("kv_heads", self.kv_heads, 1, 1 << 20)
+        _within("head_dim", self.head_dim, 1, 1 << 20)
+        _named("dtype", self.dtype)
+        _named("model", self.model)
+        if len(self.kv) != 2 * self.layers:
+            raise LayoutError(f"kv has {len(self.kv)} regions, must have 2 * layers = {2 * self.layers}")
+        counts = {region.items for region in self.kv}
+        if len(counts) != 1:
+            raise LayoutError(f"kv regions hold {sorted(counts)} pages, must all hold the same number")
+        total = sum(region.items for region in self.kv) + self.aux.items
+        _within("items of all regions together", total, 1, MAX_ITEMS)
+        _refuse_overlap((*self.kv, self.aux))
+
+    @property
+    def pages(self) -> int:
+        """Number of pages: valid page ids are 0..pages - 1."""
+        return self.kv[0].items
+
+    @property
+    def aux_rows(self) -> int:
+        """Number of aux rows: valid aux slots are 0..aux_rows - 1."""
+        return self.aux.items
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers, K and V."""
+        return sum(region.item_bytes for region in self.kv)
+
+
+def _refuse_overlap(regions: tuple[Region, ...]) -> None:
+    ordered = sorted(regions, key=lambda region: region.address)
+    for left, right in itertools.pairwise(ordered):
+        if left.end > right.address:
+            raise LayoutError(
+                f"region at {left.address:#x} with {left.nbytes} bytes overlaps the region at {right.address:#x}"
+            )
+
+
+class RemoteMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What a peer tells of its memory at pairing.
+
+    engine: name of the engine that registered it. memory: its geometry; the addresses are the peer's own. descriptor:
+    what that engine's `register` returned, opaque to all but the same engine.
+
+    Raises LayoutError when a field is out of bounds.
+    """
+
+    engine: str
+    memory: KVMemory
+    descriptor: bytes
+
+    def __post_init__(self) -> None:
+        _named("engine", self.engine)
+        if len(self.descriptor) > MAX_DESCRIPTOR_BYTES:
+            raise LayoutError(f"descriptor has {len(self.descriptor)} bytes, must have at most {MAX_DESCRIPTOR_BYTES}")
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(RemoteMemory)
+
+
+def encode_remote(remote: RemoteMemory) -> bytes:
+    """Serialise for the wire (msgpack)."""
+    return _encoder.encode(remote)
+
+
+def decode_remote(data: bytes) -> RemoteMemory:
+    """Parse and validate what a peer sent; unknown fields are ignored, so that newer peers may add some.
+
+    Raises LayoutError for anything that is not a valid `RemoteMemory`.
+    """
+    if len(data) > MAX_ENCODED_BYTES:
+        raise LayoutError(f"encoded memory has {len(data)} bytes, must have at most {MAX_ENCODED_BYTES}")
+    try:
+        return _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise LayoutError(f"encoded memory is not valid: {error}") from error
