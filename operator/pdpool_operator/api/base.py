@@ -1,0 +1,105 @@
+"""What the models of all kinds share: naming on the wire, metadata, conditions, and parsing that names the faulty field."""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic.alias_generators import to_camel
+
+from .names import MAX_NAME_LENGTH
+from .reasons import Reason
+
+
+class SpecInvalid(ValueError):  # noqa: N818 -- named as the reason that it becomes
+    """An object that does not fit its model: an older or newer CRD let it through."""
+
+
+class Model(BaseModel):
+    """Base of everything read from or written to the API server: immutable, camelCase on the wire, unknown fields ignored."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready dict with the names of the wire; absent values are left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _whole_seconds_utc(value: datetime) -> datetime:
+    if value.tzinfo is None:
+        raise ValueError("must carry a time zone")
+    return value.astimezone(UTC).replace(microsecond=0)
+
+
+def format_time(value: datetime) -> str:
+    """A moment as Kubernetes writes it: RFC 3339, UTC, whole seconds."""
+    return _whole_seconds_utc(value).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+Time = Annotated[datetime, AfterValidator(_whole_seconds_utc), PlainSerializer(format_time, return_type=str)]
+"""A moment with the precision that the Kubernetes API has: whole seconds, UTC."""
+
+
+class Metadata(Model):
+    """The part of `metadata` that the operator reads."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int = 0
+    deletion_timestamp: Time | None = None
+
+
+class ConditionStatus(StrEnum):
+    """Value of a condition."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(Model):
+    """One aspect of an object's state, in the shape of `metav1.Condition`."""
+
+    type: str = Field(max_length=64, description="The aspect: Ready, Progressing, QueuesHealthy, …")
+    status: ConditionStatus = Field(description="True, False or Unknown.")
+    reason: Reason = Field(
+        max_length=64, description="Why, as one word. The same words label events, logs and metrics."
+    )
+    message: str = Field(default="", max_length=4096, description="Why, in a sentence.")
+    last_transition_time: Time = Field(description="When the status last changed.")
+    observed_generation: int = Field(
+        default=0, ge=0, description="The metadata.generation that this was computed from."
+    )
+
+
+class LocalReference(Model):
+    """Reference to an object of the same namespace."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=MAX_NAME_LENGTH,
+        description="Name of the object, in the same namespace.",
+    )
+
+
+class Resource(Model):
+    """Base of the three kinds: parse with `parse`, which raises `SpecInvalid` and names every faulty field."""
+
+    metadata: Metadata
+
+    @classmethod
+    def parse(cls, body: dict[str, Any]) -> Self:
+        """Read an object as the API server returned it.
+
+        Raises:
+            SpecInvalid: a field is missing or out of bounds; the message names each with its value.
+        """
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            faults = "; ".join(
+                f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']} (got {fault['input']!r:.80})"
+                for fault in error.errors()
+            )
+            raise SpecInvalid(faults) from error

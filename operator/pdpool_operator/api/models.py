@@ -1,0 +1,281 @@
+"""The three kinds as typed models. Field descriptions are the documentation that `kubectl explain` prints; the CRDs are generated from here.
+
+Never change a default within one API version: the API server stores defaults with the object, and the spec hash leaves out values that
+equal the default, so that a field added later restarts nothing.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from .base import Condition, LocalReference, Model, Resource, Time
+from .names import Role
+
+MAX_INSTANCES = 256
+MAX_CONDITIONS = 16
+MAX_RANK_QUEUES = 64
+DEFAULT_MODEL_PATH = "/models/smollm2"
+
+
+class EngineType(StrEnum):
+    """Which inference engine runs in the pods."""
+
+    REFERENCE = "Reference"
+
+
+class TransferBackend(StrEnum):
+    """How KV cache moves from prefill to decode."""
+
+    NIXL = "NIXL"
+    LOCAL = "Local"
+
+
+class EngineSpec(Model):
+    """The inference engine."""
+
+    type: EngineType = Field(
+        default=EngineType.REFERENCE,
+        description="Engine that runs in the container `engine`; it decides flags, ports and metric names. Reference is pdpool's own small CPU engine.",
+    )
+
+
+def _rule(rule: str, message: str) -> dict[str, Any]:
+    """JSON-schema extra that carries one CEL rule with its message."""
+    return {"x-kubernetes-validations": [{"rule": rule, "message": message}]}
+
+
+class ModelSpec(Model):
+    """The model that is served."""
+
+    path: str = Field(
+        default=DEFAULT_MODEL_PATH,
+        min_length=1,
+        max_length=512,
+        description="Directory of the model inside the container, an absolute path; `tiny` is a small random model for tests.",
+        json_schema_extra=_rule(
+            r"self == 'tiny' || self.matches('^/[A-Za-z0-9._/-]+$')",
+            "model.path must be an absolute path of letters, digits and ._/- such as /models/smollm2, or the word tiny",
+        ),
+    )
+    served_name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        description="Name of the model in the OpenAI API. Absent: the last part of path. Both pools of a service must serve the same name.",
+        json_schema_extra=_rule(
+            r"self.matches('^[A-Za-z0-9][A-Za-z0-9._/:-]*$')",
+            "model.servedName must begin with a letter or digit and hold only letters, digits and ._/:- such as smollm2",
+        ),
+    )
+
+    @property
+    def effective_name(self) -> str:
+        """The name under which engines serve the model."""
+        return self.served_name or self.path.rstrip("/").rsplit("/", 1)[-1]
+
+
+class TransferSpec(Model):
+    """How KV cache is handed from prefill to decode."""
+
+    backend: TransferBackend = Field(
+        default=TransferBackend.NIXL,
+        description="NIXL moves the cache over the network (RDMA where there is some). Local uses shared memory and works within one pod or host only.",
+    )
+
+
+class PoolSpec(Model):
+    """What the user wants of a pool; both kinds of pool have the same fields."""
+
+    replicas: int = Field(
+        default=1,
+        ge=0,
+        le=MAX_INSTANCES,
+        description="Number of engine instances. Also set through the scale subresource.",
+    )
+    engine: EngineSpec = Field(default_factory=EngineSpec, description="The inference engine.")
+    model: ModelSpec = Field(default_factory=ModelSpec, description="The model that is served.")
+    transfer: TransferSpec = Field(
+        default_factory=TransferSpec, description="How KV cache is handed from prefill to decode."
+    )
+    drain_timeout_seconds: int = Field(
+        default=60,
+        ge=0,
+        le=3600,
+        description=(
+            "How long an instance that is to be replaced or removed may finish its requests, in seconds. The engine's pods get a "
+            "termination grace period derived from it."
+        ),
+    )
+    template: dict[str, Any] = Field(
+        default_factory=dict,
+        description=(
+            "An ordinary pod template, merged into the one that pdpool makes: containers, env, volumes and ports by name, args appended, "
+            "probes replaced whole. The engine's container is named `engine`; its image is optional for the Reference engine."
+        ),
+        json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+    )
+
+
+class RankQueue(Model):
+    """Length of one hand-off queue of one engine rank."""
+
+    rank: int = Field(ge=0, le=65535, description="Rank of the engine process within the instance.")
+    name: str = Field(
+        max_length=64, description="Queue: prefill_bootstrap, prefill_inflight, decode_prealloc or decode_transfer."
+    )
+    reqs: int = Field(ge=0, description="Requests in the queue when it was last sampled.")
+
+
+class InstanceStatus(Model):
+    """One engine instance as last seen."""
+
+    index: int = Field(ge=0, le=MAX_INSTANCES - 1, description="Number of the instance in the pool.")
+    ready: bool = Field(description="The pod is Ready: the engine can serve.")
+    updated: bool = Field(description="The pod was made from the current spec.")
+    pod: str | None = Field(default=None, max_length=63, description="Name of the pod, if there is one.")
+    pod_uid: Annotated[str | None, Field(alias="podUID")] = Field(
+        default=None, max_length=64, description="UID of the pod, if there is one."
+    )
+    verdict: str = Field(
+        default="Unknown", max_length=32, description="What its queues say: Idle, Flowing, Saturated, Blocked, Stuck, …"
+    )
+    message: str = Field(default="", max_length=1024, description="The evidence for the verdict.")
+    queues: tuple[RankQueue, ...] = Field(
+        default=(),
+        max_length=MAX_RANK_QUEUES,
+        description="Queue lengths at the last sample; absent means unknown, not zero.",
+    )
+
+
+class PoolStatus(Model):
+    """What the operator saw of a pool."""
+
+    observed_generation: int = Field(
+        default=0, ge=0, description="The metadata.generation that this status belongs to."
+    )
+    replicas: int = Field(default=0, ge=0, description="Instances that exist.")
+    ready_replicas: int = Field(default=0, ge=0, description="Instances whose pod is Ready.")
+    updated_replicas: int = Field(default=0, ge=0, description="Instances whose pod was made from the current spec.")
+    ready: str = Field(default="0/0", max_length=16, description="Ready and wanted instances, for people: 2/3.")
+    selector: str = Field(default="", max_length=512, description="Label selector of the pool's pods, for autoscalers.")
+    queues: str = Field(
+        default="", max_length=64, description="The most severe verdict in the pool, and which instance has it."
+    )
+    oldest_waiting_since: Time | None = Field(
+        default=None,
+        description="Since when the oldest request has waited in a hand-off queue; absent when none waits or none is known.",
+    )
+    instances: tuple[InstanceStatus, ...] = Field(
+        default=(), max_length=MAX_INSTANCES, description="The instances, by index."
+    )
+    conditions: tuple[Condition, ...] = Field(
+        default=(),
+        max_length=MAX_CONDITIONS,
+        description="Ready, Progressing, QueuesHealthy, and Degraded when it is True.",
+    )
+
+
+class Pool(Resource):
+    """Common part of `PrefillPool` and `DecodePool`."""
+
+    kind: ClassVar[str]
+    plural: ClassVar[str]
+    role: ClassVar[Role]
+
+    spec: PoolSpec = Field(default_factory=PoolSpec)
+    status: PoolStatus = Field(default_factory=PoolStatus)
+
+
+class PrefillPool(Pool):
+    """Engines that read prompts and compute their KV cache."""
+
+    kind = "PrefillPool"
+    plural = "prefillpools"
+    role = Role.PREFILL
+
+
+class DecodePool(Pool):
+    """Engines that take over KV cache and produce tokens."""
+
+    kind = "DecodePool"
+    plural = "decodepools"
+    role = Role.DECODE
+
+
+class PoolBinding(Model):
+    """One side of a service."""
+
+    pool_ref: LocalReference = Field(description="The pool that serves this side.")
+
+
+class RouterSpec(Model):
+    """The router in front of both pools."""
+
+    enabled: bool = Field(
+        default=True, description="Run a router. Turn off where a gateway of your own picks the engines."
+    )
+    replicas: int = Field(default=1, ge=1, le=16, description="Number of router pods.")
+    port: int = Field(default=8000, ge=1, le=65535, description="Port of the router's Service.")
+
+
+class DisaggregatedServiceSpec(Model):
+    """Which pools work together, and how they are reached."""
+
+    prefill: PoolBinding = Field(description="The side that reads prompts: a PrefillPool.")
+    decode: PoolBinding = Field(description="The side that produces tokens: a DecodePool.")
+    router: RouterSpec = Field(default_factory=RouterSpec, description="The router in front of both pools.")
+    stuck_after_seconds: int = Field(
+        default=30,
+        ge=5,
+        le=3600,
+        description="How long requests may wait in a hand-off queue with nothing moving in it before it counts as stuck, in seconds.",
+    )
+
+
+class DisaggregatedServiceStatus(Model):
+    """What the operator saw of a service."""
+
+    observed_generation: int = Field(
+        default=0, ge=0, description="The metadata.generation that this status belongs to."
+    )
+    url: str = Field(default="", max_length=512, description="Where clients inside the cluster reach the OpenAI API.")
+    router_replicas: int = Field(default=0, ge=0, description="Router pods that are Ready.")
+    ready: str = Field(
+        default="",
+        max_length=64,
+        description="Ready and wanted instances of both sides, for people: 1/1 prefill, 2/2 decode.",
+    )
+    queues: str = Field(
+        default="", max_length=64, description="The most severe verdict on either side, and which instance has it."
+    )
+    oldest_waiting_since: Time | None = Field(
+        default=None,
+        description="Since when the oldest request on either side has waited; absent when none waits or none is known.",
+    )
+    conditions: tuple[Condition, ...] = Field(
+        default=(), max_length=MAX_CONDITIONS, description="Ready, Progressing, QueuesHealthy and RouterReady."
+    )
+
+
+class DisaggregatedService(Resource):
+    """A prefill pool and a decode pool that serve one model together, with a router in front."""
+
+    kind: ClassVar[str] = "DisaggregatedService"
+    plural: ClassVar[str] = "disaggregatedservices"
+
+    spec: DisaggregatedServiceSpec
+    status: DisaggregatedServiceStatus = Field(default_factory=DisaggregatedServiceStatus)
+
+
+POOL_KINDS: tuple[type[Pool], ...] = (PrefillPool, DecodePool)
+"""The kinds of pool."""
+
+
+def pool_type(role: Role) -> type[Pool]:
+    """The kind of pool whose engines have this role.
+
+    Raises:
+        KeyError: the role is not an engine's.
+    """
+    return {kind.role: kind for kind in POOL_KINDS}[role]

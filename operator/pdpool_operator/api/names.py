@@ -1,0 +1,133 @@
+"""Names, labels, annotations and ports of everything the operator makes: one function or constant each, used by builders, observers and tests.
+
+Derived names cannot collide: every one ends in a role, or in a role and an instance number, and so can be read back in one way only.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+GROUP: Final = "pdpool.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+FIELD_MANAGER: Final = "pdpool"
+STATUS_FIELD_MANAGER: Final = "pdpool-status"
+
+# DNS labels end at 63 characters. The longest thing appended is "-prefill-255" plus "-0" for the pod and a controller revision hash
+# of 11 ("-" and ten characters) in a pod label: 40 + 12 + 11 = 63.
+MAX_NAME_LENGTH: Final = 40
+
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+LABEL_PART_OF: Final = "app.kubernetes.io/part-of"
+LABEL_ROLE: Final = f"{GROUP}/role"
+LABEL_POOL: Final = f"{GROUP}/pool"
+LABEL_SERVICE: Final = f"{GROUP}/service"
+LABEL_INSTANCE: Final = f"{GROUP}/instance"
+MANAGED_BY: Final = "pdpool"
+
+ANNOTATION_SPEC_HASH: Final = f"{GROUP}/spec-hash"
+"""On workloads and pods: hash of the user's spec that they were made from, without the number of replicas."""
+ANNOTATION_BUILD_HASH: Final = f"{GROUP}/build-hash"
+"""On everything made: hash of what the builder rendered (of a workload: of its pod template)."""
+ANNOTATION_DRAIN_STARTED: Final = f"{GROUP}/drain-started"
+"""On an instance's StatefulSet: RFC 3339 time since which it is being taken out of service."""
+ANNOTATION_DRAIN_REASON: Final = f"{GROUP}/drain-reason"
+"""On an instance's StatefulSet: why it drains, a `DrainReason`."""
+
+ENGINE_CONTAINER: Final = "engine"
+ROUTER_CONTAINER: Final = "router"
+
+ENGINE_HTTP_PORT: Final = 30000
+BOOTSTRAP_PORT: Final = 8998
+CONTROL_PORT: Final = 8999
+ADMIN_PORT: Final = 9400
+ROUTER_HTTP_PORT: Final = 8000
+ROUTER_METRICS_PORT: Final = 29000
+
+RUN_DIRECTORY: Final = "/run/pdpool"
+ADMIN_SOCKET: Final = f"{RUN_DIRECTORY}/admin.sock"
+ROUTER_CONFIG_DIRECTORY: Final = "/etc/pdpool"
+WORKERS_KEY: Final = "workers.json"
+ROUTER_KEY_KEY: Final = "key"
+
+
+class Role(StrEnum):
+    """What a pod does. Value of the label `pdpool.dev/role`."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    ROUTER = "router"
+
+
+def pool_workload(pool: str, role: Role) -> str:
+    """Name that the pool's headless Service and PodDisruptionBudget share: `chat-prefill`."""
+    return f"{pool}-{role}"
+
+
+def instance(pool: str, role: Role, index: int) -> str:
+    """Name of an instance's StatefulSet: `chat-prefill-0`."""
+    return f"{pool}-{role}-{index}"
+
+
+def instance_pod(pool: str, role: Role, index: int, ordinal: int = 0) -> str:
+    """Name of a pod of an instance: `chat-prefill-0-0`."""
+    return f"{instance(pool, role, index)}-{ordinal}"
+
+
+def router(service: str) -> str:
+    """Name that the router's Deployment, Service, PodDisruptionBudget and ConfigMap share: `chat-router`."""
+    return f"{service}-router"
+
+
+def router_secret(service: str) -> str:
+    """Name of the Secret that holds the key of the router's control endpoints: `chat-router-key`."""
+    return f"{service}-router-key"
+
+
+def pool_selector(pool: str, role: Role) -> dict[str, str]:
+    """Labels that select exactly the pods of one pool."""
+    return {LABEL_POOL: pool, LABEL_ROLE: str(role)}
+
+
+def pool_labels(pool: str, role: Role) -> dict[str, str]:
+    """Labels of everything made for a pool."""
+    return {LABEL_MANAGED_BY: MANAGED_BY, LABEL_PART_OF: pool, **pool_selector(pool, role)}
+
+
+def instance_labels(pool: str, role: Role, index: int) -> dict[str, str]:
+    """Labels of an instance's StatefulSet and of its pods."""
+    return {**pool_labels(pool, role), LABEL_INSTANCE: str(index)}
+
+
+def router_selector(service: str) -> dict[str, str]:
+    """Labels that select exactly the router pods of one service."""
+    return {LABEL_SERVICE: service, LABEL_ROLE: str(Role.ROUTER)}
+
+
+def router_labels(service: str) -> dict[str, str]:
+    """Labels of everything made for a service's router."""
+    return {LABEL_MANAGED_BY: MANAGED_BY, LABEL_PART_OF: service, **router_selector(service)}
+
+
+def selector_string(labels: dict[str, str]) -> str:
+    """Labels as a selector in the form of query parameters and of `status.selector`."""
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+
+
+def engine_url(pod_ip: str) -> str:
+    """URL under which routers and the operator reach an engine; IPv6 addresses get their brackets."""
+    return f"http://{_bracketed(pod_ip)}:{ENGINE_HTTP_PORT}"
+
+
+def admin_url(pod_ip: str, rank: int = 0) -> str:
+    """URL of the read-only admin endpoint of the connector of one rank."""
+    return f"http://{_bracketed(pod_ip)}:{ADMIN_PORT + rank}"
+
+
+def router_url(pod_ip: str) -> str:
+    """URL of one router replica's control endpoints."""
+    return f"http://{_bracketed(pod_ip)}:{ROUTER_HTTP_PORT}"
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

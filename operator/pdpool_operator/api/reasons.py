@@ -1,0 +1,60 @@
+"""The one vocabulary of reasons: condition reasons, event reasons, the log field `reason` and the metric label `reason` all come from here."""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why something is as it is. CamelCase, as Kubernetes wants of condition and event reasons."""
+
+    # What the user wrote cannot be realised; nothing changes until it is edited.
+    SPEC_INVALID = "SpecInvalid"
+    TEMPLATE_INVALID = "TemplateInvalid"
+    NAME_CONFLICT = "NameConflict"
+    MISSING_REFERENCE = "MissingReference"
+    MISSING_SECRET = "MissingSecret"  # noqa: S105 -- a reason, not a secret
+    POOL_NOT_FOUND = "PoolNotFound"
+
+    # Kubernetes cannot run it.
+    APPLY_FAILED = "ApplyFailed"
+    POD_REJECTED = "PodRejected"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    CONTAINER_CONFIG_INVALID = "ContainerConfigInvalid"
+    UNSCHEDULABLE = "Unschedulable"
+    CRASH_LOOP = "CrashLoop"
+
+    # On the way.
+    NO_PODS = "NoPods"
+    STARTING = "Starting"
+    ENGINES_NOT_READY = "EnginesNotReady"
+    ROUTER_NOT_READY = "RouterNotReady"
+    ROUTER_LIST_OUTDATED = "RouterListOutdated"
+    POOLS_NOT_READY = "PoolsNotReady"
+    SCALING_UP = "ScalingUp"
+    SCALING_DOWN = "ScalingDown"
+    UPDATING = "Updating"
+    DRAINING = "Draining"
+    DELETING = "Deleting"
+
+    # Good.
+    READY = "Ready"
+    COMPLETE = "Complete"
+    UPDATE_AVAILABLE = "UpdateAvailable"
+    SCALED_TO_ZERO = "ScaledToZero"
+    ROUTER_DISABLED = "RouterDisabled"
+
+    # Queues: the worst verdict of a pool.
+    QUEUES_FLOWING = "QueuesFlowing"
+    QUEUES_SATURATED = "QueuesSaturated"
+    QUEUES_BLOCKED = "QueuesBlocked"
+    QUEUES_STUCK = "QueuesStuck"
+    QUEUES_UNKNOWN = "QueuesUnknown"
+
+    # Events only: something was done or seen.
+    INSTANCE_CREATED = "InstanceCreated"
+    INSTANCE_REPLACED = "InstanceReplaced"
+    INSTANCE_DELETED = "InstanceDeleted"
+    DRAIN_STARTED = "DrainStarted"
+    DRAIN_TIMED_OUT = "DrainTimedOut"
+    DRAIN_CANCELLED = "DrainCancelled"
+    WORKER_ADDED = "WorkerAdded"
+    WORKER_REMOVED = "WorkerRemoved"

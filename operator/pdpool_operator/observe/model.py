@@ -1,0 +1,206 @@
+"""What was observed, as plain frozen data: the input of diagnosis, planning and status. What could not be seen is `None`, never zero."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from ..api.models import DisaggregatedService, Pool
+from ..api.names import Role
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSample:
+    """One hand-off queue of one rank at one moment."""
+
+    reqs: int
+    oldest_s: float | None
+    """Age of the oldest request in seconds; `None` when the queue is empty or its source does not say."""
+    moved_total: int | None
+    """Requests that left the queue, forward or ended, since the incarnation began; `None` when its source does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSample:
+    """What a connector knows of one connector on the other side."""
+
+    incarnation: str
+    control: str
+    """Control address, `host:port`."""
+    last_seen_s: float
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorSample:
+    """Answer of the connector's admin endpoint, `GET :9400/v1/state`. It answers also while the engine's loop is frozen."""
+
+    incarnation: str
+    uptime_s: float
+    loop_lag_s: float
+    beat_age_s: float
+    """Seconds since the engine's scheduler loop last ran."""
+    draining: bool
+    queues: Mapping[str, QueueSample]
+    holds: int
+    """Pieces of memory kept back until their writers are proved quiet."""
+    peers: tuple[PeerSample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSample:
+    """Answer of the engine's scheduler, `GET :30000/v1/loads`."""
+
+    running: int
+    waiting: int
+    queues: Mapping[str, int]
+    """Lengths of the hand-off queues, by the same names as the connector's."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSample:
+    """One look at one rank. Each of the two sources is known or `None`, with the reason beside it."""
+
+    rank: int
+    pod_uid: str
+    at: datetime
+    """When the answer arrived, by the operator's clock."""
+    connector: ConnectorSample | None
+    engine: EngineSample | None
+    connector_error: str = ""
+    """Why `connector` is None: `timeout`, `refused`, `http 503`, …"""
+    engine_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPod:
+    """One pod of an instance."""
+
+    name: str
+    uid: str
+    ip: str | None
+    phase: str
+    """Pending, Running, Succeeded, Failed or Unknown."""
+    ready: bool
+    """The pod's Ready condition is True."""
+    terminating: bool
+    spec_hash: str
+    """Annotations of the pod, empty when absent."""
+    build_hash: str
+    created_at: datetime
+    node: str = ""
+    restarts: int = 0
+    """Restarts of all containers together."""
+    waiting_reason: str = ""
+    """Reason of the first container that waits, init containers first: ImagePullBackOff, CreateContainerConfigError, CrashLoopBackOff, …"""
+    waiting_message: str = ""
+    unschedulable: str = ""
+    """Message of the condition PodScheduled while it is False."""
+    warnings: tuple[str, ...] = ()
+    """Messages of the newest Warning events about a pod that is not Ready, newest first, at most five (FailedMount, …)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedInstance:
+    """One StatefulSet with its pod."""
+
+    index: int
+    name: str
+    uid: str
+    controller_uid: str
+    """UID of the controlling owner reference, empty when there is none."""
+    deleting: bool
+    spec_hash: str
+    build_hash: str
+    replicas: int
+    """`spec.replicas` of the StatefulSet."""
+    drain_started: datetime | None
+    drain_reason: str
+    """Value of the annotation, empty when absent."""
+    pod: ObservedPod | None
+    create_error: str = ""
+    """Message of the newest FailedCreate event of the StatefulSet while it has no pod."""
+    listed_by: tuple[str, ...] | None = ()
+    """Names of the router pods whose worker list holds this instance's URL; `None` when some router could not be asked."""
+    ranks: Mapping[int, RankSample] = field(default_factory=dict)
+    """Newest sample of each rank of the present pod; a rank that is absent was never seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedObject:
+    """An object that we make and that is not an instance: Service, PodDisruptionBudget, ConfigMap, Secret, Deployment."""
+
+    kind: str
+    name: str
+    uid: str
+    controller_uid: str
+    build_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPool:
+    """Everything that bears on one pool."""
+
+    pool: Pool
+    instances: tuple[ObservedInstance, ...]
+    """All StatefulSets that carry the pool's labels or one of its names, by index."""
+    objects: tuple[ObservedObject, ...]
+    """Service and PodDisruptionBudget by the pool's names, whoever owns them."""
+    stuck_after_s: float = 30.0
+    """From the service that binds the pool, else the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterWorker:
+    """One entry of a router's `GET /workers`."""
+
+    id: str
+    url: str
+    role: Role
+    bootstrap_port: int | None
+    healthy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedRouter:
+    """One router pod with its worker list."""
+
+    pod: ObservedPod
+    workers: tuple[RouterWorker, ...] | None
+    """`None`: it could not be asked."""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedDeployment:
+    """The router's Deployment."""
+
+    name: str
+    uid: str
+    controller_uid: str
+    spec_hash: str
+    build_hash: str
+    replicas: int
+    """`spec.replicas`."""
+    ready_replicas: int
+    updated_replicas: int
+    generation: int
+    observed_generation: int
+    failure: str = ""
+    """Message of the condition ReplicaFailure while it is True."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedService:
+    """Everything that bears on one `DisaggregatedService`."""
+
+    service: DisaggregatedService
+    prefill: ObservedPool | None
+    """`None`: there is no such pool."""
+    decode: ObservedPool | None
+    deployment: ObservedDeployment | None
+    objects: tuple[ObservedObject, ...]
+    """Service, PodDisruptionBudget, ConfigMap and Secret by the router's names. Of Secrets, which the operator may write but not read, the
+    runtime reports those that it applied itself since the last resync."""
+    routers: tuple[ObservedRouter, ...]
+    workers_json: str | None = None
+    """Content of the ConfigMap's `workers.json`; `None` when there is no ConfigMap."""
