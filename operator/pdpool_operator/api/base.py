@@ -1,4 +1,6 @@
-"""What the models of all kinds share: naming on the wire, metadata, conditions, and parsing that names the faulty field."""
+"""What the models of all kinds share: naming on the wire, metadata, conditions, and parsing that names the faulty
+field.
+"""
 
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -16,7 +18,9 @@ class SpecInvalid(ValueError):  # noqa: N818 -- named as the reason that it beco
 
 
 class Model(BaseModel):
-    """Base of everything read from or written to the API server: immutable, camelCase on the wire, unknown fields ignored."""
+    """Base of everything read from or written to the API server: immutable, camelCase on the wire, unknown fields
+    ignored.
+    """
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
 

@@ -1,7 +1,8 @@
-"""The three kinds as typed models. Field descriptions are the documentation that `kubectl explain` prints; the CRDs are generated from here.
+"""The three kinds as typed models. Field descriptions are the documentation that `kubectl explain` prints; the CRDs are
+generated from here.
 
-Never change a default within one API version: the API server stores defaults with the object, and the spec hash leaves out values that
-equal the default, so that a field added later restarts nothing.
+Never change a default within one API version: the API server stores defaults with the object, and the spec hash leaves
+out values that equal the default, so that a field added later restarts nothing.
 """
 
 from enum import StrEnum
@@ -36,7 +37,10 @@ class EngineSpec(Model):
 
     type: EngineType = Field(
         default=EngineType.REFERENCE,
-        description="Engine that runs in the container `engine`; it decides flags, ports and metric names. Reference is pdpool's own small CPU engine.",
+        description=(
+            "Engine that runs in the container `engine`; it decides flags, ports and metric names. Reference is "
+            "pdpool's own small CPU engine."
+        ),
     )
 
 
@@ -52,7 +56,9 @@ class ModelSpec(Model):
         default=DEFAULT_MODEL_PATH,
         min_length=1,
         max_length=512,
-        description="Directory of the model inside the container, an absolute path; `tiny` is a small random model for tests.",
+        description=(
+            "Directory of the model inside the container, an absolute path; `tiny` is a small random model for tests."
+        ),
         json_schema_extra=_rule(
             r"self == 'tiny' || self.matches('^/[A-Za-z0-9._/-]+$')",
             "model.path must be an absolute path of letters, digits and ._/- such as /models/smollm2, or the word tiny",
@@ -62,10 +68,14 @@ class ModelSpec(Model):
         default=None,
         min_length=1,
         max_length=128,
-        description="Name of the model in the OpenAI API. Absent: the last part of path. Both pools of a service must serve the same name.",
+        description=(
+            "Name of the model in the OpenAI API. Absent: the last part of path. Both pools of a service must serve "
+            "the same name."
+        ),
         json_schema_extra=_rule(
             r"self.matches('^[A-Za-z0-9][A-Za-z0-9._/:-]*$')",
-            "model.servedName must begin with a letter or digit and hold only letters, digits and ._/:- such as smollm2",
+            "model.servedName must begin with a letter or digit and hold only letters, digits and ._/:- such as "
+            "smollm2",
         ),
     )
 
@@ -80,7 +90,10 @@ class TransferSpec(Model):
 
     backend: TransferBackend = Field(
         default=TransferBackend.NIXL,
-        description="NIXL moves the cache over the network (RDMA where there is some). Local uses shared memory and works within one pod or host only.",
+        description=(
+            "NIXL moves the cache over the network (RDMA where there is some). Local uses shared memory and works "
+            "within one pod or host only."
+        ),
     )
 
 
@@ -103,15 +116,16 @@ class PoolSpec(Model):
         ge=0,
         le=3600,
         description=(
-            "How long an instance that is to be replaced or removed may finish its requests, in seconds. The engine's pods get a "
-            "termination grace period derived from it."
+            "How long an instance that is to be replaced or removed may finish its requests, in seconds. The "
+            "engine's pods get a termination grace period derived from it."
         ),
     )
     template: dict[str, Any] = Field(
         default_factory=dict,
         description=(
-            "An ordinary pod template, merged into the one that pdpool makes: containers, env, volumes and ports by name, args appended, "
-            "probes replaced whole. The engine's container is named `engine`; its image is optional for the Reference engine."
+            "An ordinary pod template, merged into the one that pdpool makes: containers, env, volumes and ports "
+            "by name, args appended, probes replaced whole. The engine's container is named `engine`; its image is "
+            "optional for the Reference engine."
         ),
         json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True},
     )
@@ -164,7 +178,9 @@ class PoolStatus(Model):
     )
     oldest_waiting_since: Time | None = Field(
         default=None,
-        description="Since when the oldest request has waited in a hand-off queue; absent when none waits or none is known.",
+        description=(
+            "Since when the oldest request has waited in a hand-off queue; absent when none waits or none is known."
+        ),
     )
     instances: tuple[InstanceStatus, ...] = Field(
         default=(), max_length=MAX_INSTANCES, description="The instances, by index."
@@ -229,7 +245,10 @@ class DisaggregatedServiceSpec(Model):
         default=30,
         ge=5,
         le=3600,
-        description="How long requests may wait in a hand-off queue with nothing moving in it before it counts as stuck, in seconds.",
+        description=(
+            "How long requests may wait in a hand-off queue with nothing moving in it before it counts as stuck, in "
+            "seconds."
+        ),
     )
 
 

@@ -1,6 +1,8 @@
-"""Names, labels, annotations and ports of everything the operator makes: one function or constant each, used by builders, observers and tests.
+"""Names, labels, annotations and ports of everything the operator makes: one function or constant each, used by
+builders, observers and tests.
 
-Derived names cannot collide: every one ends in a role, or in a role and an instance number, and so can be read back in one way only.
+Derived names cannot collide: every one ends in a role, or in a role and an instance number, and so can be read back in
+one way only.
 """
 
 from enum import StrEnum
@@ -13,8 +15,8 @@ API_VERSION: Final = f"{GROUP}/{VERSION}"
 FIELD_MANAGER: Final = "pdpool"
 STATUS_FIELD_MANAGER: Final = "pdpool-status"
 
-# DNS labels end at 63 characters. The longest thing appended is "-prefill-255" plus "-0" for the pod and a controller revision hash
-# of 11 ("-" and ten characters) in a pod label: 40 + 12 + 11 = 63.
+# DNS labels end at 63 characters. The longest thing appended is "-prefill-255" plus "-0" for the pod and a controller
+# revision hash of 11 ("-" and ten characters) in a pod label: 40 + 12 + 11 = 63.
 MAX_NAME_LENGTH: Final = 40
 
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"

@@ -1,4 +1,6 @@
-"""The one vocabulary of reasons: condition reasons, event reasons, the log field `reason` and the metric label `reason` all come from here."""
+"""The one vocabulary of reasons: condition reasons, event reasons, the log field `reason` and the metric label `reason`
+all come from here.
+"""
 
 from enum import StrEnum
 

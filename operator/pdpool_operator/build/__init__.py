@@ -1,1 +1,3 @@
-"""Builders: from a user's object to the Kubernetes objects that realise it. Dicts out, no I/O, no decisions about time or order."""
+"""Builders: from a user's object to the Kubernetes objects that realise it. Dicts out, no I/O, no decisions about time
+or order.
+"""

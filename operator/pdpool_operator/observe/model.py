@@ -1,4 +1,6 @@
-"""What was observed, as plain frozen data: the input of diagnosis, planning and status. What could not be seen is `None`, never zero."""
+"""What was observed, as plain frozen data: the input of diagnosis, planning and status. What could not be seen is
+`None`, never zero.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +18,9 @@ class QueueSample:
     oldest_s: float | None
     """Age of the oldest request in seconds; `None` when the queue is empty or its source does not say."""
     moved_total: int | None
-    """Requests that left the queue, forward or ended, since the incarnation began; `None` when its source does not say."""
+    """Requests that left the queue, forward or ended, since the incarnation began; `None` when its source does not
+    say.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,9 @@ class PeerSample:
 
 @dataclass(frozen=True, slots=True)
 class ConnectorSample:
-    """Answer of the connector's admin endpoint, `GET :9400/v1/state`. It answers also while the engine's loop is frozen."""
+    """Answer of the connector's admin endpoint, `GET :9400/v1/state`. It answers also while the engine's loop is
+    frozen.
+    """
 
     incarnation: str
     uptime_s: float
@@ -91,12 +97,16 @@ class ObservedPod:
     restarts: int = 0
     """Restarts of all containers together."""
     waiting_reason: str = ""
-    """Reason of the first container that waits, init containers first: ImagePullBackOff, CreateContainerConfigError, CrashLoopBackOff, …"""
+    """Reason of the first container that waits, init containers first: ImagePullBackOff, CreateContainerConfigError,
+    CrashLoopBackOff, …
+    """
     waiting_message: str = ""
     unschedulable: str = ""
     """Message of the condition PodScheduled while it is False."""
     warnings: tuple[str, ...] = ()
-    """Messages of the newest Warning events about a pod that is not Ready, newest first, at most five (FailedMount, …)."""
+    """Messages of the newest Warning events about a pod that is not Ready, newest first, at most five (FailedMount,
+    …).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +130,18 @@ class ObservedInstance:
     create_error: str = ""
     """Message of the newest FailedCreate event of the StatefulSet while it has no pod."""
     listed_by: tuple[str, ...] | None = ()
-    """Names of the router pods whose worker list holds this instance's URL; `None` when some router could not be asked."""
+    """Names of the router pods whose worker list holds this instance's URL; `None` when some router could not be
+    asked.
+    """
     ranks: Mapping[int, RankSample] = field(default_factory=dict)
     """Newest sample of each rank of the present pod; a rank that is absent was never seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedObject:
-    """An object that we make and that is not an instance: Service, PodDisruptionBudget, ConfigMap, Secret, Deployment."""
+    """An object that we make and that is not an instance: Service, PodDisruptionBudget, ConfigMap, Secret,
+    Deployment.
+    """
 
     kind: str
     name: str
@@ -199,8 +213,9 @@ class ObservedService:
     decode: ObservedPool | None
     deployment: ObservedDeployment | None
     objects: tuple[ObservedObject, ...]
-    """Service, PodDisruptionBudget, ConfigMap and Secret by the router's names. Of Secrets, which the operator may write but not read, the
-    runtime reports those that it applied itself since the last resync."""
+    """Service, PodDisruptionBudget, ConfigMap and Secret by the router's names. Of Secrets, which the operator may
+    write but not read, the runtime reports those that it applied itself since the last resync.
+    """
     routers: tuple[ObservedRouter, ...]
     workers_json: str | None = None
     """Content of the ConfigMap's `workers.json`; `None` when there is no ConfigMap."""

@@ -1,4 +1,6 @@
-"""A plan as data. The runtime carries out its parts in the order of the fields: verify, apply, patch, delete, workers, then events."""
+"""A plan as data. The runtime carries out its parts in the order of the fields: verify, apply, patch, delete, workers,
+then events.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -68,7 +70,9 @@ class WorkerAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerChange:
-    """One change of one router replica's worker list. Changes of one router are made in order; a removal is awaited before an addition."""
+    """One change of one router replica's worker list. Changes of one router are made in order; a removal is awaited
+    before an addition.
+    """
 
     router: str
     """Name of the router pod."""
@@ -86,7 +90,9 @@ class Plan:
     """The next safe actions. Empty on the goal state."""
 
     verify: tuple[dict[str, Any], ...] = ()
-    """Objects whose server-side dry-run apply must succeed before anything else of the plan is done; a refusal becomes TemplateInvalid."""
+    """Objects whose server-side dry-run apply must succeed before anything else of the plan is done; a refusal becomes
+    TemplateInvalid.
+    """
     apply: tuple[dict[str, Any], ...] = ()
     """Objects for server-side apply, whole."""
     patch: tuple[Patch, ...] = ()
