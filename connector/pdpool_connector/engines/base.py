@@ -15,7 +15,7 @@ flight to its end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
+from pdpool_connector.layout.plan import split
 
 
 class Poll(Enum):
@@ -44,6 +45,24 @@ class Chunk:
     local_pages: NDArray[np.int32]
     remote_pages: NDArray[np.int32]
     aux: tuple[int, int] | None = None
+
+
+def cut(
+    memory: KVMemory,
+    local_pages: NDArray[np.int32],
+    remote_pages: NDArray[np.int32],
+    aux: tuple[int, int] | None = None,
+) -> list[Chunk]:
+    """Cut a page list into bounded chunks (see `layout.plan.split`); the aux row goes with the last of them.
+
+    Without pages there is one chunk if there is an aux row, and none otherwise. Raises LayoutError when the lists have
+    different lengths.
+    """
+    chunks = [Chunk(local, remote) for local, remote in split(memory, local_pages, remote_pages)]
+    if aux is None:
+        return chunks
+    last = chunks.pop() if chunks else Chunk(local_pages, remote_pages)
+    return [*chunks, replace(last, aux=aux)]
 
 
 class Handle(Protocol):

@@ -1,0 +1,179 @@
+"""The data plane of one host: writes straight into the peer's memory, which both processes map.
+
+It needs both memories to lie in a `HostArena`, and both processes to share user, PID namespace and host. A transfer is
+over when `submit` returns, and the copy is made by the calling thread alone, so every outcome is settled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from pdpool_connector.layout.arena import ArenaError, ArenaLocation, HostArena, MappedArena, find_arena
+from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
+from pdpool_connector.layout.plan import PairPlan, Runs
+
+from .base import (
+    Chunk,
+    EngineError,
+    EngineUnavailableError,
+    Handle,
+    IncompatiblePeerError,
+    InvalidChunkError,
+    PeerUnreachableError,
+    Poll,
+    UnknownPeerError,
+)
+
+_IOV_MAX: Final = 1024
+"""Linux' bound on the vectors of one call (limits.h UIO_MAXIOV)."""
+
+_process_vm_writev = ctypes.CDLL(None, use_errno=True).process_vm_writev
+_process_vm_writev.restype = ctypes.c_ssize_t
+_process_vm_writev.argtypes = (
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+)
+
+
+def _copy(runs: Runs) -> None:
+    """Copy within this process; raises OSError when the kernel finds an address that is not mapped.
+
+    One call of process_vm_writev on ourselves rather than a memcpy for each run: the GIL is given up once, not a
+    thousand times, and a bad address is an error instead of a crash.
+    """
+    vectors = np.empty((2, len(runs.nbytes), 2), np.uint64)
+    vectors[0, :, 0] = runs.local
+    vectors[1, :, 0] = runs.remote
+    vectors[:, :, 1] = runs.nbytes
+    for start in range(0, len(runs.nbytes), _IOV_MAX):
+        count = min(_IOV_MAX, len(runs.nbytes) - start)
+        source, target = (vectors[side, start:].ctypes.data for side in (0, 1))
+        copied = _process_vm_writev(os.getpid(), source, count, target, count, 0)
+        if copied < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        expected = int(runs.nbytes[start : start + count].sum())
+        if copied != expected:
+            raise OSError(f"copied {copied} of {expected} bytes: an address is not mapped")
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """The handle: a local transfer is over before anyone can ask for it."""
+
+    outcome: Poll
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    plan: PairPlan
+    arena: MappedArena
+    shift: int
+    """What turns the peer's addresses into ours."""
+
+
+class LocalEngine:
+    """`Engine` over shared memory."""
+
+    name = "local"
+
+    def __init__(self) -> None:
+        self._memory: KVMemory | None = None
+        self._arena: HostArena | None = None
+        self._peers: dict[str, _Peer] = {}
+
+    def register(self, memory: KVMemory) -> bytes:
+        """As `Engine.register`; all regions must lie in one `HostArena`."""
+        if self._memory is not None:
+            raise EngineError("memory is registered already")
+        arena = find_arena(memory.aux)
+        if arena is None:
+            raise EngineError(f"aux region at {memory.aux.address:#x} is not in a HostArena")
+        for index, region in enumerate(memory.kv):
+            if find_arena(region) is not arena:
+                raise EngineError(f"kv region {index} at {region.address:#x} is not in the HostArena that holds aux")
+        _probe()
+        self._memory, self._arena = memory, arena
+        return msgspec.msgpack.encode(arena.location())
+
+    def connect(self, peer: str, remote: RemoteMemory) -> None:
+        """As `Engine.connect`; the connection is a mapping, so there is nothing to warm up."""
+        if self._memory is None:
+            raise EngineError("register memory before connecting a peer")
+        if peer in self._peers:
+            raise EngineError(f"peer {peer} is connected already")
+        if remote.engine != self.name:
+            raise IncompatiblePeerError(f"engine is {self.name!r} here and {remote.engine!r} at the peer")
+        try:
+            plan = PairPlan(self._memory, remote.memory)
+            location = msgspec.msgpack.decode(remote.descriptor, type=ArenaLocation)
+        except (LayoutError, msgspec.DecodeError) as error:
+            raise IncompatiblePeerError(str(error)) from error
+        for region in (*remote.memory.kv, remote.memory.aux):
+            if region.address < location.address or region.end > location.address + location.nbytes:
+                raise IncompatiblePeerError(
+                    f"region {region.address:#x}..{region.end:#x} is outside the peer's arena at "
+                    f"{location.address:#x} with {location.nbytes} bytes"
+                )
+        try:
+            arena = MappedArena(location)
+        except ArenaError as error:
+            raise PeerUnreachableError(str(error)) from error
+        self._peers[peer] = _Peer(plan, arena, arena.view.ctypes.data - arena.address)
+
+    def submit(self, peer: str, chunk: Chunk) -> Handle:
+        """As `Engine.submit`; copies before it returns."""
+        state = self._peers.get(peer)
+        if state is None:
+            raise UnknownPeerError(f"peer {peer} is not connected")
+        selected = (chunk.local_pages, chunk.remote_pages, chunk.aux)
+        try:
+            state.plan.check(*selected)
+        except LayoutError as error:
+            raise InvalidChunkError(str(error)) from error
+        runs = state.plan.runs(*selected)
+        try:
+            _copy(runs._replace(remote=runs.remote + state.shift))
+        except OSError as error:
+            return _Finished(Poll.FAILED_SETTLED, f"copy failed: {error}")
+        # Asked after the copy: a peer that died before the last byte must not be told as done.
+        if not state.arena.owner_alive():
+            return _Finished(Poll.FAILED_SETTLED, "the peer's process has exited")
+        return _Finished(Poll.DONE)
+
+    def poll(self, handle: Handle) -> Poll:
+        """As `Engine.poll`; never PENDING."""
+        assert isinstance(handle, _Finished)
+        return handle.outcome
+
+    def disconnect(self, peer: str) -> None:
+        """As `Engine.disconnect`."""
+        if (state := self._peers.pop(peer, None)) is not None:
+            state.arena.close()
+
+    def close(self) -> None:
+        """As `Engine.close`; the arena stays its owner's."""
+        for peer in list(self._peers):
+            self.disconnect(peer)
+        self._memory = self._arena = None
+
+
+def _probe() -> None:
+    """Raise EngineUnavailableError where a sandbox forbids the system call that copies."""
+    pair = np.array([1, 0], np.uint8)
+    address = np.array([pair.ctypes.data], np.int64)
+    try:
+        _copy(Runs(address, address + 1, np.array([1], np.int64)))
+    except OSError as error:
+        raise EngineUnavailableError(f"process_vm_writev does not work here (seccomp?): {error}") from error
