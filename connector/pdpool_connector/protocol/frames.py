@@ -1,0 +1,176 @@
+"""The frames of the control channel: typed, tagged, versioned, bounded, and refused whole when anything is off.
+
+A frame is one msgpack array (msgspec `array_like`), tag first, so that a later version may append fields with defaults
+and an older one ignores them. Times on the wire are durations, never clock readings: the two sides share no clock.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+VERSION_MIN = 1
+VERSION_MAX = 1
+"""Versions of this protocol that this code speaks; pairing settles on the highest that both sides know."""
+
+MAX_FRAME_BYTES = 4 * 1024 * 1024
+"""Largest frame that is looked at. A request of 2**20 tokens in pages of 16 offers 256 KiB of page ids."""
+
+Incarnation = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+"""Random 128-bit id of one life of one process, in hex."""
+Room = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
+Text = Annotated[str, msgspec.Meta(max_length=1024)]
+Pages = Annotated[bytes, msgspec.Meta(max_length=2**21)]
+"""Page ids as int32, little endian; opaque to the protocol but for their number."""
+PAGE_ID_BYTES = 4
+
+
+class AttemptId(NamedTuple):
+    """One try at one room: unique for ever, because `decode` is one life of one process and `number` its counter."""
+
+    decode: Incarnation
+    number: Count
+
+    def __str__(self) -> str:
+        """Short form for messages and logs: enough of the incarnation to tell processes apart."""
+        return f"{self.decode[:8]}/{self.number}"
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True):
+    """What every frame carries: protocol version, and the process that speaks."""
+
+    version: Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
+    sender: Incarnation
+
+
+class Hello(Frame, frozen=True, kw_only=True):
+    """Decode asks for pairing: versions it speaks, its memory, and what must match (opaque, judged by `layout`)."""
+
+    oldest_version: Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
+    address: Annotated[str, msgspec.Meta(max_length=256)]
+    memory: Annotated[bytes, msgspec.Meta(max_length=2**20)]
+
+
+class HelloOk(Frame, frozen=True, kw_only=True):
+    """Prefill accepts; `version` is the one both will speak. Sent once its engine has reached decode's memory."""
+
+    memory: Annotated[bytes, msgspec.Meta(max_length=2**20)]
+
+
+class HelloRefused(Frame, frozen=True, kw_only=True):
+    """Prefill will not pair; `reason` names the field and both values. `retry` tells whether later may differ."""
+
+    reason: Text
+    retry: bool
+
+
+class Goodbye(Frame, frozen=True, kw_only=True):
+    """The sender's connector closes: what it still had with this peer has been told attempt by attempt."""
+
+    reason: Text
+
+
+class AttemptFrame(Frame, frozen=True, kw_only=True):
+    """What every frame about an attempt carries. `room` and `sibling` are repeated so that a mix-up is noticed."""
+
+    attempt: AttemptId
+    room: Room
+    sibling: Index
+
+
+class Open(AttemptFrame, frozen=True, kw_only=True):
+    """Decode offers memory: `pages` take logical pages `prefix_pages` onward, `aux_slot` takes the aux row.
+
+    `deadline_s`: what is left of the attempt's life. Repeated until answered.
+    """
+
+    request_id: Annotated[str, msgspec.Meta(max_length=256)]
+    pages: Pages
+    prefix_pages: Index
+    aux_slot: Index
+    deadline_s: Seconds
+
+
+class Accepted(AttemptFrame, frozen=True, kw_only=True):
+    """Prefill knows the attempt and will write into its pages, now or when its own request arrives."""
+
+
+class Sending(AttemptFrame, frozen=True, kw_only=True):
+    """Prefill has begun to write and has more to write than one chunk; short hand-offs go without this frame."""
+
+
+class Done(AttemptFrame, frozen=True, kw_only=True):
+    """Prefill has written everything: all of it has landed, and it will not write again. Repeated until acknowledged."""
+
+    bytes_moved: Count
+
+
+class Failed(AttemptFrame, frozen=True, kw_only=True):
+    """The attempt has failed at prefill, and writes are still in flight: `Drained` follows. Repeated until then."""
+
+    cause: Text
+    message: Text
+
+
+class Drained(AttemptFrame, frozen=True, kw_only=True):
+    """The attempt has failed, and the sender writes no more: nothing is in flight. Repeated until acknowledged."""
+
+    cause: Text
+    message: Text
+
+
+class Ack(AttemptFrame, frozen=True, kw_only=True):
+    """Decode has taken note of `Done` or `Drained` and has nothing more to say about this attempt."""
+
+
+class Abort(AttemptFrame, frozen=True, kw_only=True):
+    """Decode gives up. Repeated until prefill has said `Drained` (or `Done`)."""
+
+    request_id: Annotated[str, msgspec.Meta(max_length=256)]
+    cause: Text
+    message: Text
+
+
+class Query(AttemptFrame, frozen=True, kw_only=True):
+    """Decode asks how the attempt stands; the answer is whichever frame would say so."""
+
+
+AnyFrame = (
+    Hello | HelloOk | HelloRefused | Goodbye | Open | Accepted | Sending | Done | Failed | Drained | Ack | Abort | Query
+)
+_encode: Callable[[Frame], bytes] = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(AnyFrame)
+
+
+class MalformedFrameError(Exception):
+    """Bytes that are no frame of this protocol. `reason` is one word, fit for a metric's label."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+def encode(frame: Frame) -> bytes:
+    """Return the frame as bytes."""
+    return _encode(frame)
+
+
+def decode(data: bytes) -> AnyFrame:
+    """Return the frame that `data` holds, every field checked. Raises MalformedFrameError, and nothing else."""
+    if len(data) > MAX_FRAME_BYTES:
+        raise MalformedFrameError("oversized", f"{len(data)} bytes, at most {MAX_FRAME_BYTES} are read")
+    try:
+        frame = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedFrameError("malformed", str(error)) from None
+    if isinstance(frame, Hello):
+        return frame  # its versions are negotiated
+    if not VERSION_MIN <= frame.version <= VERSION_MAX:
+        detail = f"version {frame.version}, this side speaks {VERSION_MIN} to {VERSION_MAX}"
+        raise MalformedFrameError("version", detail)
+    if isinstance(frame, Open) and len(frame.pages) % PAGE_ID_BYTES:
+        raise MalformedFrameError("malformed", f"{len(frame.pages)} bytes of pages are no whole number of page ids")
+    return frame

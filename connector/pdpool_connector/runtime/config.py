@@ -1,0 +1,80 @@
+"""Configuration of a connector: plain values, checked when they are given."""
+
+import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from pdpool_connector.protocol.frames import Frame
+
+PRIVATE_NETWORKS = (
+    "127.0.0.0/8",
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "100.64.0.0/10",
+    "169.254.0.0/16",
+    "::1/128",
+    "fc00::/7",
+    "fe80::/10",
+)
+"""Loopback, RFC 1918, carrier-grade NAT (RFC 6598), link-local, and IPv6 unique local: where pods live."""
+
+FrameFilter = Callable[[Frame], float | None]
+"""Fault injection: seconds to hold an outgoing frame back (0 = send at once), or None to drop it."""
+
+
+@dataclass(frozen=True)
+class ConnectorConfig:
+    """How one connector (one engine rank) presents itself and whom it talks to.
+
+    `advertise_host`: address at which peers reach this process. `control_port`, `bootstrap_port` (prefill only) and
+    `admin_port` (None = no admin endpoint): 0 takes any free port. `bind_host`: address to listen on; None is the
+    wildcard of the advertised address's family. `request_deadline_s`: life of an attempt that names no deadline of its
+    own. `connect_deadline_s`: how long decode tries to reach a prefill before it fails what waits for it.
+    `allowed_networks`: CIDR blocks in which a bootstrap host may lie. `frame_filter`: fault injection for tests and for
+    the reference engine's fault knobs.
+
+    Raises ValueError, naming field and value, for what cannot work.
+    """
+
+    advertise_host: str
+    control_port: int = 0
+    admin_port: int | None = None
+    bootstrap_port: int = 0
+    backend: Literal["nixl", "local"] = "local"
+    request_deadline_s: float = 300.0
+    connect_deadline_s: float = 30.0
+    allowed_networks: tuple[str, ...] = PRIVATE_NETWORKS
+    rank: int = 0
+    bind_host: str | None = None
+    frame_filter: FrameFilter | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        if not self.advertise_host:
+            raise ValueError("advertise_host is empty: give the address at which peers reach this process")
+        for name in ("control_port", "admin_port", "bootstrap_port"):
+            port = getattr(self, name)
+            if port is not None and not 0 <= port <= 65535:
+                raise ValueError(f"{name}={port} is no TCP port: give 0 (any free port) to 65535")
+        for name in ("request_deadline_s", "connect_deadline_s"):
+            seconds = getattr(self, name)
+            if not 0 < seconds <= 86400:
+                raise ValueError(f"{name}={seconds} is out of range: give more than 0 and at most 86400 seconds")
+        if self.backend not in ("nixl", "local"):
+            raise ValueError(f"backend={self.backend!r} is unknown: give 'nixl' or 'local'")
+        if self.rank < 0:
+            raise ValueError(f"rank={self.rank} is negative")
+        for network in self.allowed_networks:
+            try:
+                ipaddress.ip_network(network)
+            except ValueError as error:
+                raise ValueError(f"allowed_networks holds {network!r}: {error}") from None
+
+    @property
+    def listen_host(self) -> str:
+        """Address to bind: `bind_host`, or the wildcard of the advertised address's family."""
+        if self.bind_host is not None:
+            return self.bind_host
+        return "::" if ":" in self.advertise_host else "0.0.0.0"  # noqa: S104 - engine pods serve other pods

@@ -1,0 +1,53 @@
+"""Immutable snapshots of a connector's state, for `/v1/state`, `/metrics` and whoever asks `connector.stats()`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """One queue: requests in it, age in seconds of the oldest (None when empty), and how many have left it so far."""
+
+    reqs: int
+    oldest_s: float | None
+    moved_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStats:
+    """One paired process: who, where, when last heard, its live attempts, and how many of those wait for it."""
+
+    incarnation: str
+    control: str
+    last_seen_s: float
+    attempts: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorStats:
+    """State of one connector at one moment; all times in seconds, sizes in bytes, totals since the process began."""
+
+    role: str
+    rank: int
+    incarnation: str
+    uptime_s: float
+    loop_lag_s: float
+    engine_beat_age_s: float | None
+    draining: bool
+    queues: Mapping[str, QueueStats]
+    attempts: Mapping[str, QueueStats]
+    outcomes: Mapping[str, int]
+    causes: Mapping[str, int]
+    drops: Mapping[str, int]
+    holds: int
+    held_bytes: int
+    held_oldest_s: float | None
+    bytes_moved_total: int
+    tombstones: int
+    peers: tuple[PeerStats, ...]
+
+    @property
+    def drained(self) -> bool:
+        """True when it takes no new work, nothing is under way and nothing is held."""
+        return self.draining and not self.holds and not any(queue.reqs for queue in self.attempts.values())

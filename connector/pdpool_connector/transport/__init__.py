@@ -1,0 +1,1 @@
+"""How frames and bootstrap data travel: the zmq control channel, and the bootstrap registry over HTTP."""
