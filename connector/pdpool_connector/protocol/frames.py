@@ -18,9 +18,9 @@ MAX_FRAME_BYTES = 4 * 1024 * 1024
 
 Incarnation = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 """Random 128-bit id of one life of one process, in hex."""
-Room = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+Room = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Count = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
 Text = Annotated[str, msgspec.Meta(max_length=1024)]
 Pages = Annotated[bytes, msgspec.Meta(max_length=2**21)]
@@ -103,7 +103,7 @@ class Sending(AttemptFrame, frozen=True, kw_only=True):
 
 
 class Done(AttemptFrame, frozen=True, kw_only=True):
-    """Prefill has written everything: all of it has landed, and it will not write again. Repeated until acknowledged."""
+    """Prefill has written everything: all of it has landed, it writes no more. Repeated until acknowledged."""
 
     bytes_moved: Count
 
@@ -163,7 +163,7 @@ def decode(data: bytes) -> AnyFrame:
     if len(data) > MAX_FRAME_BYTES:
         raise MalformedFrameError("oversized", f"{len(data)} bytes, at most {MAX_FRAME_BYTES} are read")
     try:
-        frame = _decoder.decode(data)
+        frame: AnyFrame = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedFrameError("malformed", str(error)) from None
     if isinstance(frame, Hello):
