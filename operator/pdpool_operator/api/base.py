@@ -6,11 +6,18 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+)
 from pydantic.alias_generators import to_camel
 
 from .names import MAX_NAME_LENGTH
-from .reasons import Reason
 
 
 class SpecInvalid(ValueError):  # noqa: N818 -- named as the reason that it becomes
@@ -51,6 +58,7 @@ class Metadata(Model):
     namespace: str
     uid: str
     generation: int = 0
+    annotations: dict[str, str] = Field(default_factory=dict)
     deletion_timestamp: Time | None = None
 
 
@@ -67,14 +75,22 @@ class Condition(Model):
 
     type: str = Field(max_length=64, description="The aspect: Ready, Progressing, QueuesHealthy, …")
     status: ConditionStatus = Field(description="True, False or Unknown.")
-    reason: Reason = Field(
-        max_length=64, description="Why, as one word. The same words label events, logs and metrics."
-    )
+    reason: str = Field(max_length=64, description="Why, as one word. The same words label events, logs and metrics.")
     message: str = Field(default="", max_length=4096, description="Why, in a sentence.")
     last_transition_time: Time = Field(description="When the status last changed.")
     observed_generation: int = Field(
         default=0, ge=0, description="The metadata.generation that this was computed from."
     )
+
+
+def tolerant(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:  # noqa: ANN401 -- pydantic's signature
+    """Read a status, or nothing of it: what another version of the operator left there must not keep this one from
+    working, and is about to be written anew.
+    """
+    try:
+        return handler(value)
+    except ValidationError:
+        return handler({})
 
 
 class LocalReference(Model):

@@ -8,14 +8,15 @@ out values that equal the default, so that a field added later restarts nothing.
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, WrapValidator
 
-from .base import Condition, LocalReference, Model, Resource, Time
+from .base import Condition, LocalReference, Model, Resource, Time, tolerant
 from .names import Role
 
 MAX_INSTANCES = 256
 MAX_CONDITIONS = 16
 MAX_RANK_QUEUES = 64
+BY_TYPE: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
 DEFAULT_MODEL_PATH = "/models/smollm2"
 
 
@@ -188,6 +189,7 @@ class PoolStatus(Model):
     conditions: tuple[Condition, ...] = Field(
         default=(),
         max_length=MAX_CONDITIONS,
+        json_schema_extra=BY_TYPE,
         description="Ready, Progressing, QueuesHealthy, and Degraded when it is True.",
     )
 
@@ -200,7 +202,7 @@ class Pool(Resource):
     role: ClassVar[Role]
 
     spec: PoolSpec = Field(default_factory=PoolSpec)
-    status: PoolStatus = Field(default_factory=PoolStatus)
+    status: Annotated[PoolStatus, WrapValidator(tolerant)] = Field(default_factory=PoolStatus)
 
 
 class PrefillPool(Pool):
@@ -273,7 +275,10 @@ class DisaggregatedServiceStatus(Model):
         description="Since when the oldest request on either side has waited; absent when none waits or none is known.",
     )
     conditions: tuple[Condition, ...] = Field(
-        default=(), max_length=MAX_CONDITIONS, description="Ready, Progressing, QueuesHealthy and RouterReady."
+        default=(),
+        max_length=MAX_CONDITIONS,
+        json_schema_extra=BY_TYPE,
+        description="Ready, Progressing, QueuesHealthy and RouterReady.",
     )
 
 
@@ -284,7 +289,9 @@ class DisaggregatedService(Resource):
     plural: ClassVar[str] = "disaggregatedservices"
 
     spec: DisaggregatedServiceSpec
-    status: DisaggregatedServiceStatus = Field(default_factory=DisaggregatedServiceStatus)
+    status: Annotated[DisaggregatedServiceStatus, WrapValidator(tolerant)] = Field(
+        default_factory=DisaggregatedServiceStatus
+    )
 
 
 POOL_KINDS: tuple[type[Pool], ...] = (PrefillPool, DecodePool)

@@ -36,6 +36,11 @@ ANNOTATION_DRAIN_STARTED: Final = f"{GROUP}/drain-started"
 ANNOTATION_DRAIN_REASON: Final = f"{GROUP}/drain-reason"
 """On an instance's StatefulSet: why it drains, a `DrainReason`."""
 
+ANNOTATION_RESTARTED_AT: Final = f"{GROUP}/restarted-at"
+"""Set by users on a pool or service, to any new value: replace its pods one by one, and adopt what a newer operator
+builds.
+"""
+
 ENGINE_CONTAINER: Final = "engine"
 ROUTER_CONTAINER: Final = "router"
 

@@ -1,0 +1,143 @@
+"""The pod template of an engine instance: flags, environment, ports, probes and drain of each engine type."""
+
+from typing import Any
+
+from ..api import names
+from ..api.models import EngineType, Pool
+from ..api.names import Role
+from .common import TERMINATION_MARGIN_S, container_security_context, http_probe, pod_security_context
+from .settings import BuildSettings
+from .template import TemplateInvalid, merge_template
+
+REFERENCE_COMMAND = ("python", "-m", "pdpool_connector.reference")
+AGENT_COMMAND = ("python", "-m", "pdpool_connector.agent")
+
+STARTUP_PERIOD_S = 2
+STARTUP_FAILURES = 300
+"""Together ten minutes for an engine to load its model before the kubelet restarts it."""
+
+OWNED_FLAGS = frozenset(
+    {
+        "--mode",
+        "--model-path",
+        "--served-model-name",
+        "--host",
+        "--port",
+        "--bootstrap-port",
+        "--control-port",
+        "--admin-port",
+        "--admin-socket",
+        "--advertise-host",
+        "--transfer-backend",
+    }
+)
+"""Flags that follow from typed fields or from fixed ports, and that a template may therefore not set."""
+
+
+def engine_template(pool: Pool, index: int, settings: BuildSettings) -> dict[str, Any]:
+    """Pod template of one instance, with the user's template merged in.
+
+    Raises:
+        TemplateInvalid: the user's template contradicts what pdpool sets, or is malformed.
+    """
+    template = merge_template(_template(pool, index), pool.spec.template, owned_flags=OWNED_FLAGS)
+    engine = template["spec"]["containers"][0]
+    if not engine.get("image"):
+        engine["image"] = _default_image(pool, settings)
+        engine.setdefault("imagePullPolicy", "IfNotPresent")
+    return template
+
+
+def _default_image(pool: Pool, settings: BuildSettings) -> str:
+    if pool.spec.engine.type is not EngineType.REFERENCE or not settings.engine_image:
+        raise TemplateInvalid(
+            f"spec.template.spec.containers[{names.ENGINE_CONTAINER}].image", None, "name the image of the engine here"
+        )
+    return settings.engine_image
+
+
+def _template(pool: Pool, index: int) -> dict[str, Any]:
+    return {
+        "metadata": {"labels": names.instance_labels(pool.metadata.name, pool.role, index)},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": pod_security_context(),
+            "terminationGracePeriodSeconds": pool.spec.drain_timeout_seconds + TERMINATION_MARGIN_S,
+            "containers": [_engine_container(pool, index)],
+            "volumes": [{"name": "tmp", "emptyDir": {}}, {"name": "run-pdpool", "emptyDir": {}}],
+        },
+    }
+
+
+def _engine_container(pool: Pool, index: int) -> dict[str, Any]:
+    return {
+        "name": names.ENGINE_CONTAINER,
+        "command": list(REFERENCE_COMMAND),
+        "args": _args(pool),
+        "env": _environment(pool, index),
+        "ports": container_ports(pool.role),
+        "startupProbe": http_probe(
+            "/health", "http", period_s=STARTUP_PERIOD_S, timeout_s=3, failures=STARTUP_FAILURES
+        ),
+        # No liveness probe: a scheduler loop that hangs may hold memory that peers still write to. Whether to restart
+        # is the operator's decision, and readiness alone takes the engine out of service meanwhile.
+        "readinessProbe": http_probe("/health", "http", period_s=2, timeout_s=3, failures=2),
+        "lifecycle": {
+            "preStop": {
+                "exec": {
+                    "command": [
+                        *AGENT_COMMAND,
+                        "drain",
+                        "--socket",
+                        names.ADMIN_SOCKET,
+                        "--deadline",
+                        str(pool.spec.drain_timeout_seconds),
+                    ]
+                }
+            }
+        },
+        "securityContext": container_security_context(),
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 -- an emptyDir of the pod
+            {"name": "run-pdpool", "mountPath": names.RUN_DIRECTORY},
+        ],
+    }
+
+
+def _args(pool: Pool) -> list[str]:
+    flags = {
+        "--mode": str(pool.role),
+        "--model-path": pool.spec.model.path,
+        "--served-model-name": pool.spec.model.effective_name,
+        "--transfer-backend": pool.spec.transfer.backend.lower(),
+        "--advertise-host": "$(PDPOOL_POD_IP)",
+        "--host": "0.0.0.0",  # noqa: S104 -- the pod's own network
+        "--port": str(names.ENGINE_HTTP_PORT),
+        "--control-port": str(names.CONTROL_PORT),
+        "--admin-port": str(names.ADMIN_PORT),
+        "--admin-socket": names.ADMIN_SOCKET,
+    }
+    if pool.role is Role.PREFILL:
+        flags["--bootstrap-port"] = str(names.BOOTSTRAP_PORT)
+    return [f"{flag}={value}" for flag, value in flags.items()]
+
+
+def _environment(pool: Pool, index: int) -> list[dict[str, Any]]:
+    return [
+        {"name": "PDPOOL_ROLE", "value": str(pool.role)},
+        {"name": "PDPOOL_POOL", "value": pool.metadata.name},
+        {"name": "PDPOOL_INSTANCE", "value": str(index)},
+        {"name": "PDPOOL_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        # UCX's InfiniBand module crashes at exit where the kernel has no InfiniBand.
+        {"name": "UCX_MODULES", "value": "^ib"},
+    ]
+
+
+def container_ports(role: Role) -> list[dict[str, Any]]:
+    """Ports of the container `engine`; their names are those of the headless Service too."""
+    ports = {"http": names.ENGINE_HTTP_PORT}
+    if role is Role.PREFILL:
+        ports["bootstrap"] = names.BOOTSTRAP_PORT
+    ports |= {"control": names.CONTROL_PORT, "admin": names.ADMIN_PORT}
+    return [{"name": name, "containerPort": port} for name, port in ports.items()]

@@ -1,0 +1,84 @@
+"""Objects of a pool: one StatefulSet per instance, the headless Service and the PodDisruptionBudget."""
+
+from typing import Any
+
+from ..api import names
+from ..api.models import Pool
+from .common import content_hash, disruption_budget, metadata, spec_hash, with_build_hash
+from .engine import container_ports, engine_template
+from .settings import BuildSettings
+
+PODS_PER_INSTANCE = 1
+
+
+def pool_spec_hash(pool: Pool) -> str:
+    """Hash that the pods of the pool carry when they were made from its current spec."""
+    return spec_hash(pool, pool.spec, without=frozenset({"replicas"}))
+
+
+def instance_stateful_set(pool: Pool, index: int, settings: BuildSettings) -> dict[str, Any]:
+    """StatefulSet of one instance. `OnDelete`: which instance is replaced, and when, is the operator's decision.
+
+    Raises:
+        TemplateInvalid: the user's template cannot be merged.
+    """
+    template = engine_template(pool, index, settings)
+    hashes = {
+        names.ANNOTATION_SPEC_HASH: pool_spec_hash(pool),
+        names.ANNOTATION_BUILD_HASH: content_hash(template),
+    }
+    template["metadata"]["annotations"] = {**template["metadata"].get("annotations", {}), **hashes}
+    name = names.instance(pool.metadata.name, pool.role, index)
+    labels = names.instance_labels(pool.metadata.name, pool.role, index)
+    selector = {**names.pool_selector(pool.metadata.name, pool.role), names.LABEL_INSTANCE: str(index)}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": metadata(pool, pool.kind, name, labels, hashes),
+        "spec": {
+            "replicas": PODS_PER_INSTANCE,
+            "serviceName": names.pool_workload(pool.metadata.name, pool.role),
+            "podManagementPolicy": "Parallel",
+            "updateStrategy": {"type": "OnDelete"},
+            "revisionHistoryLimit": 2,
+            "selector": {"matchLabels": selector},
+            "template": template,
+        },
+    }
+
+
+def headless_service(pool: Pool) -> dict[str, Any]:
+    """Service that gives the pods their DNS names. Addresses appear before readiness: peers pair while they start."""
+    name = names.pool_workload(pool.metadata.name, pool.role)
+    return with_build_hash(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata(pool, pool.kind, name, names.pool_labels(pool.metadata.name, pool.role)),
+            "spec": {
+                "clusterIP": "None",
+                "publishNotReadyAddresses": True,
+                "selector": names.pool_selector(pool.metadata.name, pool.role),
+                "ports": [
+                    {"name": port["name"], "port": port["containerPort"], "targetPort": port["name"]}
+                    for port in container_ports(pool.role)
+                ],
+            },
+        }
+    )
+
+
+def pool_disruption_budget(pool: Pool) -> dict[str, Any]:
+    """PodDisruptionBudget of the pool."""
+    return disruption_budget(
+        pool,
+        pool.kind,
+        names.pool_workload(pool.metadata.name, pool.role),
+        names.pool_labels(pool.metadata.name, pool.role),
+        names.pool_selector(pool.metadata.name, pool.role),
+    )
+
+
+def pool_objects(pool: Pool) -> tuple[dict[str, Any], ...]:
+    """The objects of a pool that are not instances."""
+    return headless_service(pool), pool_disruption_budget(pool)

@@ -1,0 +1,207 @@
+"""Merge the user's pod template into the one that pdpool renders.
+
+Rules, by field:
+
+- `metadata.labels`, `metadata.annotations`: added. Keys of `pdpool.dev/` and labels that pdpool sets are refused. -
+`spec.containers`: by name. `engine` is merged as below, others are taken as they are. `spec.initContainers`: likewise.
+- `spec.volumes`: by name, the user's replaces ours. `securityContext`: key by key, the user's wins. -
+`spec.terminationGracePeriodSeconds`: refused, it follows from `spec.drainTimeoutSeconds`. - every other field of
+`spec`: the user's.
+
+and within the container `engine`:
+
+- `args`: the user's after ours; a flag that pdpool sets from a typed field is refused.
+- `env`: by name, the user's wins; names that begin with `PDPOOL_` are refused.
+- `ports`: by name; a port of ours with another number is refused.
+- `volumeMounts`: by mount path, the user's wins.
+- `lifecycle`: key by key; `preStop` is refused, it is how an engine drains.
+- probes, resources, image, command and every other field: the user's, whole.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..api.names import ENGINE_CONTAINER, GROUP
+
+ROOT = "spec.template"
+
+
+class TemplateInvalid(ValueError):  # noqa: N818 -- named as the reason that it becomes
+    """The user's pod template cannot be merged."""
+
+    def __init__(self, field: str, value: object, expected: str) -> None:
+        """Name the field by its path, show its value, and say what would be right."""
+        super().__init__(f"{field}: {_shown(value)}: {expected}")
+        self.field = field
+        self.value = value
+        self.expected = expected
+
+
+def merge_template(ours: dict[str, Any], user: dict[str, Any], *, owned_flags: frozenset[str]) -> dict[str, Any]:
+    """Pod template that is ours with the user's merged in.
+
+    Args:
+        ours: a pod template whose first container is `engine`.
+        user: `spec.template` as the user wrote it, unchecked.
+        owned_flags: command-line flags of the engine that typed fields set.
+
+    Raises:
+        TemplateInvalid: for the first fault found.
+    """
+    _only(user, ("metadata", "spec"), ROOT)
+    user_meta = _mapping(user.get("metadata"), f"{ROOT}.metadata")
+    user_spec = _mapping(user.get("spec"), f"{ROOT}.spec")
+    return {
+        "metadata": _merge_metadata(ours["metadata"], user_meta),
+        "spec": _merge_spec(ours["spec"], user_spec, owned_flags),
+    }
+
+
+def _merge_metadata(ours: dict[str, Any], user: dict[str, Any]) -> dict[str, Any]:
+    path = f"{ROOT}.metadata"
+    _only({key: value for key, value in user.items() if value is not None}, ("labels", "annotations"), path)
+    merged = dict(ours)
+    for field in ("labels", "annotations"):
+        mine: dict[str, str] = ours.get(field, {})
+        theirs = _mapping(user.get(field), f"{path}.{field}")
+        for key, value in theirs.items():
+            if key in mine or key.startswith(f"{GROUP}/"):
+                raise TemplateInvalid(f"{path}.{field}[{key}]", value, "pdpool sets this itself; remove it")
+            if not isinstance(value, str):
+                raise TemplateInvalid(f"{path}.{field}[{key}]", value, "must be a string; put it in quotes")
+        if mine or theirs:
+            merged[field] = {**theirs, **mine}
+    return merged
+
+
+def _merge_spec(ours: dict[str, Any], user: dict[str, Any], owned_flags: frozenset[str]) -> dict[str, Any]:
+    path = f"{ROOT}.spec"
+    if "terminationGracePeriodSeconds" in user:
+        raise TemplateInvalid(
+            f"{path}.terminationGracePeriodSeconds",
+            user["terminationGracePeriodSeconds"],
+            "it follows from spec.drainTimeoutSeconds; set that instead",
+        )
+    containers = _named(user.get("containers"), f"{path}.containers")
+    engine, *others = ours["containers"]
+    merged_engine = _merge_engine(engine, containers.pop(ENGINE_CONTAINER, {}), owned_flags)
+    merged = {**ours, **user}
+    merged["containers"] = [merged_engine, *others, *containers.values()]
+    merged["volumes"] = _by_key(ours["volumes"], user.get("volumes"), "name", f"{path}.volumes")
+    merged["securityContext"] = {
+        **ours["securityContext"],
+        **_mapping(user.get("securityContext"), f"{path}.securityContext"),
+    }
+    if "initContainers" in user:
+        merged["initContainers"] = list(_named(user["initContainers"], f"{path}.initContainers").values())
+    return merged
+
+
+def _merge_engine(ours: dict[str, Any], user: dict[str, Any], owned_flags: frozenset[str]) -> dict[str, Any]:
+    path = f"{ROOT}.spec.containers[{ENGINE_CONTAINER}]"
+    merged = {**ours, **user}
+    args = _strings(user.get("args"), f"{path}.args")
+    _refuse_owned_flags(args, owned_flags, f"{path}.args")
+    merged["args"] = [*ours["args"], *args]
+    merged["env"] = _by_key(ours["env"], user.get("env"), "name", f"{path}.env", _refuse_own_environment)
+    merged["ports"] = _by_key(ours["ports"], user.get("ports"), "name", f"{path}.ports", _refuse_other_port)
+    merged["volumeMounts"] = _by_key(
+        ours["volumeMounts"], user.get("volumeMounts"), "mountPath", f"{path}.volumeMounts"
+    )
+    merged["securityContext"] = {
+        **ours["securityContext"],
+        **_mapping(user.get("securityContext"), f"{path}.securityContext"),
+    }
+    lifecycle = _mapping(user.get("lifecycle"), f"{path}.lifecycle")
+    if "preStop" in lifecycle:
+        raise TemplateInvalid(
+            f"{path}.lifecycle.preStop", lifecycle["preStop"], "pdpool drains the engine there; remove it"
+        )
+    merged["lifecycle"] = {**lifecycle, **ours["lifecycle"]}
+    return merged
+
+
+def _refuse_owned_flags(args: Iterable[str], owned: frozenset[str], path: str) -> None:
+    for arg in args:
+        flag = arg.split("=", 1)[0]
+        if flag in owned:
+            raise TemplateInvalid(path, arg, f"pdpool sets {flag} from the pool's own fields; remove it")
+
+
+def _refuse_own_environment(entry: dict[str, Any], _ours: dict[str, Any] | None, path: str) -> None:
+    if entry["name"].startswith("PDPOOL_"):
+        raise TemplateInvalid(path, entry["name"], "names that begin with PDPOOL_ are pdpool's; choose another")
+
+
+def _refuse_other_port(entry: dict[str, Any], ours: dict[str, Any] | None, path: str) -> None:
+    if ours is not None and entry.get("containerPort") != ours["containerPort"]:
+        raise TemplateInvalid(
+            f"{path}[{entry['name']}]", entry.get("containerPort"), f"this port is {ours['containerPort']}; remove it"
+        )
+
+
+Check = Callable[[dict[str, Any], dict[str, Any] | None, str], None]
+
+
+def _by_key(ours: list[dict[str, Any]], user: object, key: str, path: str, check: Check | None = None) -> list[Any]:
+    """Lists of objects merged by one of their fields: the user's entry replaces ours in its place, new ones follow."""
+    theirs = _named(user, path, key)
+    mine = {entry[key]: entry for entry in ours}
+    if check is not None:
+        for name, entry in theirs.items():
+            check(entry, mine.get(name), path)
+    return list({**mine, **theirs}.values())
+
+
+def _named(value: object, path: str, key: str = "name") -> dict[str, dict[str, Any]]:
+    """A list of objects, indexed by their key."""
+    result: dict[str, dict[str, Any]] = {}
+    for index, entry in enumerate(_list(value, path)):
+        place = f"{path}[{index}]"
+        if not isinstance(entry, dict):
+            raise TemplateInvalid(place, entry, f"must be an object with a {key}")
+        name = entry.get(key)
+        if not isinstance(name, str) or not name:
+            raise TemplateInvalid(f"{place}.{key}", name, "must be a non-empty string")
+        if name in result:
+            raise TemplateInvalid(f"{place}.{key}", name, f"occurs twice; every {key} must be unique")
+        result[name] = entry
+    return result
+
+
+def _strings(value: object, path: str) -> list[str]:
+    result = _list(value, path)
+    for index, entry in enumerate(result):
+        if not isinstance(entry, str):
+            raise TemplateInvalid(f"{path}[{index}]", entry, "must be a string; put it in quotes")
+    return result
+
+
+def _list(value: object, path: str) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise TemplateInvalid(path, value, "must be a list")
+    return value
+
+
+def _mapping(value: object, path: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise TemplateInvalid(path, value, "must be an object")
+    return value
+
+
+def _only(value: dict[str, Any], allowed: tuple[str, ...], path: str) -> None:
+    for key in value:
+        if key not in allowed:
+            raise TemplateInvalid(f"{path}.{key}", value[key], f"unknown here; {path} has {' and '.join(allowed)}")
+
+
+def _shown(value: object) -> str:
+    """The value as an error message may show it: scalars, shortened. Structures may hold what nobody wants in a log."""
+    if isinstance(value, dict | list):
+        return f"<{'object' if isinstance(value, dict) else 'list'} of {len(value)}>"
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
