@@ -1,0 +1,96 @@
+{{- define "pdpool.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "pdpool.operator" -}}
+{{ include "pdpool.fullname" . }}-operator
+{{- end -}}
+
+{{- define "pdpool.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ default (include "pdpool.operator" .) .Values.serviceAccount.name }}
+{{- else -}}
+{{ required "serviceAccount.name: must name an existing ServiceAccount when serviceAccount.create is false" .Values.serviceAccount.name }}
+{{- end -}}
+{{- end -}}
+
+{{- define "pdpool.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "pdpool.operatorSelector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end -}}
+
+{{/* Image of one component: list of the root context and the component's key in .Values.image. */}}
+{{- define "pdpool.image" -}}
+{{- $root := index . 0 -}}
+{{- $image := $root.Values.image -}}
+{{ $image.registry }}/{{ get $image (index . 1) }}:{{ default $root.Chart.AppVersion $image.tag }}
+{{- end -}}
+
+{{- define "pdpool.seedSecret" -}}
+{{ default (printf "%s-seed" (include "pdpool.fullname" .)) .Values.seed.existingSecret }}
+{{- end -}}
+
+{{/* The seed, base64: the cluster's where there is one. Remembered, because Secret and checksum must see the same random bytes. */}}
+{{- define "pdpool.seed" -}}
+{{- if not (hasKey .Values "_seed") -}}
+{{- $found := lookup "v1" "Secret" .Release.Namespace (include "pdpool.seedSecret" .) -}}
+{{- $seed := dig "data" "seed" "" $found -}}
+{{- $_ := set .Values "_seed" (default (randBytes 48 | b64enc) $seed) -}}
+{{- end -}}
+{{ get .Values "_seed" }}
+{{- end -}}
+
+{{/* The rule file with its windows filled in. */}}
+{{- define "pdpool.rules" -}}
+{{- $text := regexReplaceAllLiteral "^#.*\n" (.Files.Get "files/rules/pdpool.rules.yaml") "" | trim -}}
+{{- range $name, $value := .Values.rules.windows -}}
+{{- $text = replace (printf "${%s}" $name) $value $text -}}
+{{- end -}}
+{{ $text }}
+{{- end -}}
+
+{{- define "pdpool.needsMonitoringApi" -}}
+{{- if not (.root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1") -}}
+{{- fail (printf "%s: the cluster has no monitoring.coreos.com/v1 (install the Prometheus operator's CRDs first, or set it to false)" .key) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Namespaces whose engines get a NetworkPolicy, as JSON. */}}
+{{- define "pdpool.engineNamespaces" -}}
+{{- toJson (.Values.networkPolicy.engineNamespaces | default .Values.watchNamespaces) -}}
+{{- end -}}
+
+{{- define "pdpool.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- define "pdpool.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}

@@ -1,0 +1,102 @@
+"""The alert rules as the chart renders them, under promtool; and each clause of them broken in turn."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .conftest import Render
+
+SCENARIOS = sorted((Path(__file__).parent / "alerts").glob("*.yaml"))
+STUCK = "bootstrap_queue_stuck.yaml"
+BLIND = "blind.yaml"
+
+
+@pytest.fixture(scope="session")
+def rules(render: Render) -> str:
+    text = render().one("ConfigMap", "pdpool-rules")["data"]["pdpool.rules.yaml"]
+    assert isinstance(text, str)
+    return text
+
+
+def run_scenarios(promtool: Path, folder: Path, rules: str, scenarios: list[Path]) -> subprocess.CompletedProcess[str]:
+    (folder / "pdpool.rules.yaml").write_text(rules)
+    for scenario in scenarios:
+        (folder / scenario.name).write_text(scenario.read_text())
+    command = [promtool, "test", "rules", *(scenario.name for scenario in scenarios)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_rules_are_valid(promtool: Path, tmp_path: Path, rules: str) -> None:
+    path = tmp_path / "pdpool.rules.yaml"
+    path.write_text(rules)
+    command = [promtool, "check", "rules", "--lint-fatal", path]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda path: path.stem)
+def test_alerts_fire_when_they_should_and_only_then(promtool: Path, tmp_path: Path, rules: str, scenario: Path) -> None:
+    result = run_scenarios(promtool, tmp_path, rules, [scenario])
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+MUTATIONS = {
+    "progress is not asked for": (STUCK, ") == 0", ") >= 0"),
+    "unknown progress counts as none": (STUCK, "and\n", "unless\n", ") == 0", ") > 0"),
+    "an empty queue counts": (STUCK, 'queue="prefill_bootstrap"}) > 0', 'queue="prefill_bootstrap"}) >= 0'),
+    "any queue counts": (STUCK, ', queue="prefill_bootstrap"', ""),
+    "a gauge that has vanished counts": (
+        STUCK,
+        'pdpool_queue_reqs{role="prefill", queue="prefill_bootstrap"}',
+        'max_over_time(pdpool_queue_reqs{role="prefill", queue="prefill_bootstrap"}[5m])',
+        'pdpool_queue_moved_total{role="prefill", queue="prefill_bootstrap"}[1m]',
+        'pdpool_queue_moved_total{role="prefill", queue="prefill_bootstrap"}[5m]',
+    ),
+    "ranks are mixed": (STUCK, "instance, rank)", "instance)"),
+    "instances are mixed": (STUCK, "pool, instance, rank)", "pool, rank)"),
+    "it fires at once": (STUCK, "for: 3m", "for: 0s"),
+    "it fires late": (STUCK, "for: 3m", "for: 5m"),
+    "it pages nobody": (STUCK, "severity: critical", "severity: info"),
+    "it does not say where": (STUCK, "Prefill pool {{ $labels.namespace }}/{{ $labels.pool }}", "A pool"),
+    "a standby counts as a leader": (BLIND, "absent(pdpool_leader == 1)", "absent(pdpool_leader)"),
+    "a hand-over is an outage": (BLIND, "for: 5m", "for: 1m"),
+    "an outage is never told": (BLIND, "for: 5m", "for: 30m"),
+    "any verdict counts as unknown": (BLIND, '{verdict="Unknown"}', ""),
+    "unknown is told too early": (BLIND, "for: 10m", "for: 5m"),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_scenarios_notice_when(name: str, promtool: Path, tmp_path: Path, rules: str) -> None:
+    scenario, *replacements = MUTATIONS[name]
+    broken = rules
+    for old, new in zip(replacements[::2], replacements[1::2], strict=True):
+        assert old in broken, f"the rules hold no {old!r} any more"
+        broken = broken.replace(old, new)
+    result = run_scenarios(promtool, tmp_path, broken, [path for path in SCENARIOS if path.name == scenario])
+    assert result.returncode == 1
+    assert "FAILED" in result.stdout + result.stderr
+    assert "parse error" not in result.stdout + result.stderr
+
+
+def test_windows_are_values(render: Render) -> None:
+    windows = {"noProgress": "11s", "bootstrapQueueStuck": "12s", "operatorDown": "13s", "instanceUnknown": "14s"}
+    text = render({"rules": {"windows": windows}}).one("ConfigMap", "pdpool-rules")["data"]["pdpool.rules.yaml"]
+    rules = {rule["alert"]: rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]}
+    assert {alert: rule["for"] for alert, rule in rules.items()} == {
+        "PdpoolPrefillBootstrapQueueStuck": "12s",
+        "PdpoolOperatorDown": "13s",
+        "PdpoolInstanceUnknown": "14s",
+    }
+    assert "[11s]" in rules["PdpoolPrefillBootstrapQueueStuck"]["expr"]
+    assert "${" not in text
+
+
+def test_every_alert_has_a_section_in_the_documentation(rules: str) -> None:
+    document = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text()
+    for group in yaml.safe_load(rules)["groups"]:
+        for rule in group["rules"]:
+            assert f"\n## {rule['alert']}\n" in document
+            assert rule["annotations"]["runbook"] == f"docs/alerts.md#{rule['alert'].lower()}"

@@ -1,0 +1,65 @@
+"""What the chart grants."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from .conftest import CHART, Render, Rendered
+
+TABLE = yaml.safe_load((CHART / "files" / "rbac.yaml").read_text())
+SCOPES = [pytest.param({}, id="all-namespaces"), pytest.param({"watchNamespaces": ["a", "b"]}, id="two-namespaces")]
+
+
+def rules_of(rendered: Rendered, kind: str, name: str, namespace: str | None = None) -> list[dict[str, Any]]:
+    rules = rendered.one(kind, name, namespace)["rules"]
+    assert isinstance(rules, list)
+    return rules
+
+
+def test_table_is_granted_in_the_whole_cluster_when_all_namespaces_are_watched(default: Rendered) -> None:
+    assert rules_of(default, "ClusterRole", "pdpool-operator") == TABLE["cluster"] + TABLE["pools"]
+    assert rules_of(default, "Role", "pdpool-operator-own", "pdpool-system") == TABLE["own"]
+    assert len(default.all("Role")) == 1
+
+
+def test_table_is_granted_in_just_the_watched_namespaces(render: Render) -> None:
+    rendered = render({"watchNamespaces": ["a", "b"]})
+    for namespace in ("a", "b"):
+        assert rules_of(rendered, "Role", "pdpool-operator", namespace) == TABLE["pools"]
+    assert rules_of(rendered, "Role", "pdpool-operator-own", "pdpool-system") == TABLE["own"]
+    cluster_wide = [role for role in rendered.all("ClusterRole") if role["metadata"]["name"] == "pdpool-operator"]
+    assert [role["rules"] for role in cluster_wide] == ([TABLE["cluster"]] if TABLE["cluster"] else [])
+
+
+@pytest.mark.parametrize("values", SCOPES)
+def test_every_role_is_bound_to_the_operator_s_account_alone(render: Render, values: dict[str, Any]) -> None:
+    rendered = render(values)
+    account = {"kind": "ServiceAccount", "name": "pdpool-operator", "namespace": "pdpool-system"}
+    rendered.one("ServiceAccount", "pdpool-operator")
+    bound = set()
+    for binding in rendered.all("RoleBinding") + rendered.all("ClusterRoleBinding"):
+        assert binding["subjects"] == [account]
+        bound.add((binding["roleRef"]["kind"], binding["roleRef"]["name"], binding["metadata"].get("namespace")))
+    roles = {
+        (role["kind"], role["metadata"]["name"], role["metadata"].get("namespace"))
+        for role in rendered.all("Role") + rendered.all("ClusterRole")
+        if "aggregate" not in str(role["metadata"]["labels"])
+    }
+    assert bound == roles
+
+
+@pytest.mark.parametrize("values", SCOPES)
+def test_nothing_is_granted_by_a_wildcard(render: Render, values: dict[str, Any]) -> None:
+    rendered = render(values)
+    for role in rendered.all("Role") + rendered.all("ClusterRole"):
+        for rule in role["rules"]:
+            assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
+            assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
+            assert not {"pods/exec", "pods/attach", "nodes/proxy"} & set(rule["resources"])
+
+
+def test_rbac_of_ones_own_leaves_no_roles(render: Render) -> None:
+    rendered = render({"rbac": {"create": False, "aggregate": False}})
+    for kind in ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"):
+        assert rendered.all(kind) == []
