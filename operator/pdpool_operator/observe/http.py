@@ -1,0 +1,65 @@
+"""One bounded HTTP request to a pod.
+
+What a pod answers is not trusted: no redirect is followed, no proxy asked, nothing decompressed, and a body is read up
+to a limit. Every failure becomes an `Unanswered` with a short reason, because for us they are all the same: unknown.
+"""
+
+import errno
+from typing import Any
+
+import aiohttp
+
+BODY_LIMIT = 1 << 20
+"""Bytes of an answer that are read; a longer one counts as no answer."""
+
+
+class Unanswered(Exception):  # noqa: N818 - not an error of ours: the state of somebody else
+    """There is no usable answer; the text says why in a few words: `timeout`, `refused`, `http 503`, `invalid: …`."""
+
+    @property
+    def outcome(self) -> str:
+        """The first word, from a small fixed set: a metric label."""
+        return str(self).split(":", 1)[0].split(" ", 1)[0]
+
+
+def session(connections: int) -> aiohttp.ClientSession:
+    """A session for talking to pods with at most `connections` at once."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=connections, limit_per_host=4),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+        auto_decompress=False,
+        headers={"Accept-Encoding": "identity"},
+        raise_for_status=False,
+    )
+
+
+async def request(
+    http: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    *,
+    timeout_s: float,
+    headers: dict[str, str] | None = None,
+    json: Any = None,  # noqa: ANN401 - any JSON
+) -> tuple[int, bytes]:
+    """Status and body; raises Unanswered if there is none within `timeout_s`, connecting included."""
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    try:
+        async with http.request(
+            method, url, timeout=timeout, headers=headers, json=json, allow_redirects=False
+        ) as answer:
+            body = await answer.content.read(BODY_LIMIT + 1)
+            while len(body) <= BODY_LIMIT and (more := await answer.content.read(BODY_LIMIT + 1 - len(body))):
+                body += more
+            if len(body) > BODY_LIMIT:
+                raise Unanswered(f"invalid: more than {BODY_LIMIT} bytes")
+            return answer.status, body
+    except TimeoutError as error:
+        raise Unanswered("timeout") from error
+    except aiohttp.ClientConnectorError as error:
+        raise Unanswered("refused" if error.errno == errno.ECONNREFUSED else "unreachable") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise Unanswered(f"disconnected: {type(error).__name__}") from error
+    except ValueError as error:  # a URL that is none
+        raise Unanswered(f"invalid: {error}") from error

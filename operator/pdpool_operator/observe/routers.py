@@ -1,0 +1,105 @@
+"""Reads and changes the worker lists of router replicas (sglang-router in PD mode).
+
+Each replica keeps a list of its own, so each is asked by its pod address. Changes are asynchronous there (202): they
+count once the list, read back, shows them.
+"""
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Callable
+from typing import Annotated
+
+import aiohttp
+import msgspec
+
+from ..api.names import Role, router_url
+from .http import Unanswered, request
+from .model import RouterWorker
+
+TIMEOUT_S = 2.0
+POLL_S = (0.0, 0.01, 0.03, 0.1, 0.25, 0.5, 1.0)
+"""Pauses before the list is read back. A removal shows within 5 ms; an addition once the router has asked the engine
+for its health, model and server information."""
+
+
+class _Worker(msgspec.Struct):
+    id: Annotated[str, msgspec.Meta(max_length=128)]
+    url: Annotated[str, msgspec.Meta(max_length=512)]
+    worker_type: str
+    is_healthy: bool = False
+    bootstrap_port: int | None = None
+
+
+class _Workers(msgspec.Struct):
+    workers: Annotated[list[_Worker], msgspec.Meta(max_length=10_000)]
+
+
+_WORKERS = msgspec.json.Decoder(_Workers)
+_ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE}
+
+
+def router_key(master: bytes, namespace: str, name: str, uid: str) -> str:
+    """Key of the control endpoints of the routers of one service, derived from the operator's master key."""
+    return hmac.new(master, f"{namespace}/{name}/{uid}".encode(), hashlib.sha256).hexdigest()
+
+
+class RouterClient:
+    """Talks to the control endpoints of router replicas."""
+
+    def __init__(self, http: aiohttp.ClientSession, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._http = http
+        self._timeout_s = timeout_s
+
+    async def workers(self, ip: str, key: str) -> tuple[RouterWorker, ...]:
+        """The worker list of one replica; raises Unanswered."""
+        status, body = await self._request("GET", ip, "/workers", key)
+        if status != 200:
+            raise Unanswered(f"http {status}")
+        return parse_workers(body)
+
+    async def add(self, ip: str, key: str, url: str, role: Role, bootstrap_port: int | None) -> bool:
+        """Ask a replica to take in an engine; True once it is listed, False if that takes longer (it still tries)."""
+        worker: dict[str, str | int] = {"url": url, "worker_type": str(role)}
+        if bootstrap_port is not None:
+            worker["bootstrap_port"] = bootstrap_port
+        status, body = await self._request("POST", ip, "/workers", key, json=worker)
+        if status not in (200, 201, 202):
+            raise Unanswered(f"http {status}: {body[:200].decode(errors='replace')}")
+        return await self._settled(ip, key, lambda workers: any(w.url == url and w.role == role for w in workers))
+
+    async def remove(self, ip: str, key: str, worker_id: str) -> bool:
+        """Ask a replica to send nothing more to a worker; True once it is not listed any more."""
+        status, body = await self._request("DELETE", ip, f"/workers/{worker_id}", key)
+        if status not in (200, 202, 204, 404):
+            raise Unanswered(f"http {status}: {body[:200].decode(errors='replace')}")
+        return await self._settled(ip, key, lambda workers: all(w.id != worker_id for w in workers))
+
+    async def _settled(self, ip: str, key: str, done: Callable[[tuple[RouterWorker, ...]], bool]) -> bool:
+        for pause in POLL_S:
+            await asyncio.sleep(pause)
+            if done(await self.workers(ip, key)):
+                return True
+        return False
+
+    async def _request(
+        self, method: str, ip: str, path: str, key: str, json: dict[str, str | int] | None = None
+    ) -> tuple[int, bytes]:
+        headers = {"Authorization": f"Bearer {key}"}
+        url = router_url(ip) + path
+        return await request(self._http, method, url, timeout_s=self._timeout_s, headers=headers, json=json)
+
+
+def parse_workers(body: bytes) -> tuple[RouterWorker, ...]:
+    """Read the answer of `GET /workers`; raises Unanswered if it is not one.
+
+    A worker of a type that has no place in PD mode is given the role `router`, which matches no engine: it is to go.
+    """
+    try:
+        listed = _WORKERS.decode(body).workers
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unanswered(f"invalid: {error}"[:200]) from error
+    return tuple(
+        RouterWorker(w.id, w.url, _ROLES.get(w.worker_type, Role.ROUTER), w.bootstrap_port, w.is_healthy)
+        for w in listed
+    )

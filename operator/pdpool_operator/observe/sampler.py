@@ -1,0 +1,273 @@
+"""Looks at the hand-off queues of every engine rank, steadily and gently.
+
+Of each rank two sources are asked: the connector (it answers also while the engine's scheduler is frozen) and the
+engine's scheduler. Heavy scraping has starved engines, therefore: one look per pod at a time, a bound on all together,
+jitter, and a deadline after which the answer is *unknown*. The newest looks are kept per rank for diagnosis.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated
+
+import aiohttp
+import msgspec
+
+from ..api.names import Role, admin_url, engine_url
+from .http import Unanswered, request
+from .model import ConnectorSample, EngineSample, PeerSample, QueueSample, RankSample
+
+INTERVAL_S = 3.0
+JITTER = 0.2
+TIMEOUT_S = 2.0
+CONCURRENCY = 32
+HISTORY = 200
+"""Looks kept per rank: ten minutes at the default interval."""
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Name = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class _Queue(msgspec.Struct):
+    reqs: Count
+    oldest_s: Seconds | None = None
+    moved_total: Count | None = None
+
+
+class _Peer(msgspec.Struct):
+    incarnation: Name
+    control: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    last_seen_s: Seconds = 0.0
+    waiting: Count = 0
+
+
+class _State(msgspec.Struct):
+    incarnation: Name
+    uptime_s: Seconds
+    loop_lag_s: Seconds
+    engine_beat_age_s: Seconds
+    draining: bool
+    queues: Annotated[dict[Name, _Queue], msgspec.Meta(max_length=16)]
+    holds: Count = 0
+    peers: Annotated[list[_Peer], msgspec.Meta(max_length=4096)] = msgspec.field(default_factory=list)
+
+
+class _Load(msgspec.Struct):
+    dp_rank: int = 0
+    num_running_reqs: Count = 0
+    num_waiting_reqs: Count = 0
+    disaggregation: dict[str, int | str | float | bool | None] | None = None
+
+
+class _Loads(msgspec.Struct):
+    loads: Annotated[list[_Load], msgspec.Meta(max_length=4096)]
+
+
+_STATE = msgspec.json.Decoder(_State)
+_LOADS = msgspec.json.Decoder(_Loads)
+
+_SUFFIX = "_queue_reqs"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One engine pod to look at. `pool` is its pool's name; `ranks` how many connectors it runs."""
+
+    namespace: str
+    pool: str
+    role: Role
+    instance: int
+    pod_uid: str
+    ip: str
+    ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What happened when one source was asked: for the count of samples."""
+
+    role: Role
+    source: str
+    outcome: str
+
+
+class Sampler:
+    """Owns the list of engine pods to look at and what was seen.
+
+    Reconciles say which pods there are (`watch`); what is forgotten there is forgotten here. `on_look` hears of every
+    source asked, `on_sample` of every pod that was looked at.
+    """
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        *,
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+        on_sample: Callable[[Target], None] = lambda _: None,
+        on_look: Callable[[Look], None] = lambda _: None,
+        interval_s: float = INTERVAL_S,
+        timeout_s: float = TIMEOUT_S,
+        concurrency: int = CONCURRENCY,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._http = http
+        self._clock = clock
+        self._now = now
+        self._on_sample = on_sample
+        self._on_look = on_look
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._slots = asyncio.Semaphore(concurrency)
+        self._rng = rng or random.Random()  # noqa: S311 - spreads requests, guards nothing
+        self._targets: dict[str, Target] = {}
+        self._due: dict[str, float] = {}
+        self._looking: set[str] = set()
+        self._history: dict[tuple[str, int], deque[RankSample]] = {}
+        self._changed = asyncio.Event()
+
+    def watch(self, namespace: str, pool: str, role: Role, targets: Iterable[Target]) -> None:
+        """From now on these are the pods of the pool; others of it are forgotten with all that was seen of them."""
+        wanted = {target.pod_uid: target for target in targets}
+        for uid, target in list(self._targets.items()):
+            if (target.namespace, target.pool, target.role) == (namespace, pool, role) and wanted.get(uid) != target:
+                self._forget(uid)
+        for uid, target in wanted.items():
+            if uid not in self._targets:
+                self._targets[uid] = target
+                self._due[uid] = self._clock() + self._rng.random() * JITTER * self._interval_s
+        self._changed.set()
+
+    def targets(self) -> Iterable[Target]:
+        """The pods that are looked at."""
+        return self._targets.values()
+
+    def newest(self, pod_uid: str) -> Mapping[int, RankSample]:
+        """The newest look at each rank of a pod; a rank never looked at is absent."""
+        target = self._targets.get(pod_uid)
+        ranks = range(target.ranks) if target else ()
+        return {rank: seen[-1] for rank in ranks if (seen := self._history.get((pod_uid, rank)))}
+
+    def history(self, pod_uid: str, rank: int) -> tuple[RankSample, ...]:
+        """The looks at one rank, oldest first."""
+        return tuple(self._history.get((pod_uid, rank), ()))
+
+    async def run(self) -> None:
+        """Look for ever."""
+        async with asyncio.TaskGroup() as looks:
+            while True:
+                now = self._clock()
+                for uid, due in list(self._due.items()):
+                    if due <= now and uid not in self._looking:
+                        jitter = 1 + JITTER * (2 * self._rng.random() - 1)
+                        self._due[uid] = now + self._interval_s * jitter
+                        self._looking.add(uid)
+                        looks.create_task(self._look(self._targets[uid]))
+                self._changed.clear()
+                wait = min(self._due.values(), default=now + self._interval_s) - self._clock()
+                try:
+                    async with asyncio.timeout(max(0.01, wait)):
+                        await self._changed.wait()
+                except TimeoutError:
+                    pass  # the next pod is due
+
+    async def _look(self, target: Target) -> None:
+        try:
+            async with self._slots:
+                samples = await self.sample(target)
+        finally:
+            self._looking.discard(target.pod_uid)
+        if self._targets.get(target.pod_uid) != target:
+            return  # it vanished while we looked
+        for sample in samples:
+            key = (target.pod_uid, sample.rank)
+            self._history.setdefault(key, deque(maxlen=HISTORY)).append(sample)
+        self._on_sample(target)
+
+    async def sample(self, target: Target) -> list[RankSample]:
+        """One look at each rank of one pod; never raises for what the pod does."""
+        engine_task = asyncio.create_task(self._ask_engine(target))
+        connectors = await asyncio.gather(*(self._ask_connector(target, rank) for rank in range(target.ranks)))
+        engines, engine_error = await engine_task
+        at = self._now()
+        return [
+            RankSample(
+                rank, target.pod_uid, at, connector, engines.get(rank), error, "" if rank in engines else engine_error
+            )
+            for rank, (connector, error) in enumerate(connectors)
+        ]
+
+    async def _ask_connector(self, target: Target, rank: int) -> tuple[ConnectorSample | None, str]:
+        try:
+            sample = parse_state(await self._get(f"{admin_url(target.ip, rank)}/v1/state"))
+        except Unanswered as error:
+            self._on_look(Look(target.role, "connector", error.outcome))
+            return None, str(error)
+        self._on_look(Look(target.role, "connector", "ok"))
+        return sample, ""
+
+    async def _ask_engine(self, target: Target) -> tuple[dict[int, EngineSample], str]:
+        try:
+            samples = parse_loads(await self._get(f"{engine_url(target.ip)}/v1/loads?include=all"), target.role)
+        except Unanswered as error:
+            self._on_look(Look(target.role, "engine", error.outcome))
+            return {}, str(error)
+        self._on_look(Look(target.role, "engine", "ok"))
+        return samples, "invalid: rank not listed"
+
+    async def _get(self, url: str) -> bytes:
+        status, body = await request(self._http, "GET", url, timeout_s=self._timeout_s)
+        if status != 200:
+            raise Unanswered(f"http {status}")
+        return body
+
+    def _forget(self, uid: str) -> None:
+        target = self._targets.pop(uid)
+        del self._due[uid]
+        for rank in range(target.ranks):
+            self._history.pop((uid, rank), None)
+
+
+def parse_state(body: bytes) -> ConnectorSample:
+    """Read the answer of a connector's `/v1/state`; raises Unanswered if it is not one."""
+    try:
+        state = _STATE.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unanswered(f"invalid: {error}"[:200]) from error
+    return ConnectorSample(
+        incarnation=state.incarnation,
+        uptime_s=state.uptime_s,
+        loop_lag_s=state.loop_lag_s,
+        beat_age_s=state.engine_beat_age_s,
+        draining=state.draining,
+        queues={name: QueueSample(q.reqs, q.oldest_s, q.moved_total) for name, q in state.queues.items()},
+        holds=state.holds,
+        peers=tuple(PeerSample(p.incarnation, p.control, p.last_seen_s, p.waiting) for p in state.peers),
+    )
+
+
+def parse_loads(body: bytes, role: Role) -> dict[int, EngineSample]:
+    """Read the answer of an engine's `/v1/loads`, by rank; raises Unanswered if it is not one.
+
+    Only queues of the engine's own role are taken: SGLang names those of the other role too, always 0.
+    """
+    try:
+        loads = _LOADS.decode(body).loads
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unanswered(f"invalid: {error}"[:200]) from error
+    return {
+        load.dp_rank: EngineSample(
+            running=load.num_running_reqs,
+            waiting=load.num_waiting_reqs,
+            queues={
+                name.removesuffix(_SUFFIX): value
+                for name, value in (load.disaggregation or {}).items()
+                if name.startswith(f"{role}_") and name.endswith(_SUFFIX) and isinstance(value, int) and value >= 0
+            },
+        )
+        for load in loads
+    }

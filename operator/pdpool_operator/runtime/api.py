@@ -1,0 +1,309 @@
+"""A thin client for the Kubernetes API: plain dicts in and out, a deadline on every call, typed errors.
+
+It stands on `kubernetes.aio`, which knows about credentials, certificates and token rotation. No call is repeated here:
+callers are level-triggered and come back by themselves.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from kubernetes.aio import config as kubeconfig
+from kubernetes.aio.client import ApiClient, Configuration
+
+FIELD_MANAGER = "pdpool"
+STATUS_FIELD_MANAGER = "pdpool-status"
+
+REQUEST_TIMEOUT_S = 10.0
+PAGE_LIMIT = 500
+
+Object = dict[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A namespaced resource of the API."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+
+    @property
+    def api_version(self) -> str:
+        """`group/version`, or the version alone for the core group."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
+        """URL path; without a namespace that of the whole cluster."""
+        parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
+        if namespace is not None:
+            parts += ["namespaces", namespace]
+        parts += [part for part in (self.plural, name, subresource) if part is not None]
+        return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+PODS = Resource("", "v1", "pods", "Pod")
+SERVICES = Resource("", "v1", "services", "Service")
+SECRETS = Resource("", "v1", "secrets", "Secret")
+CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
+STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")
+DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
+DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
+LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
+
+
+class ApiError(Exception):
+    """The API server answered with an error; `message` is in its own words."""
+
+    def __init__(self, status: int, reason: str, message: str, what: str) -> None:
+        super().__init__(f"{what}: {message or reason} ({status})")
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+
+class NotFoundError(ApiError):
+    """404: no such object."""
+
+
+class ConflictError(ApiError):
+    """409: a precondition failed, or somebody else was faster."""
+
+
+class InvalidError(ApiError):
+    """400 or 422: the object is refused."""
+
+
+class ForbiddenError(ApiError):
+    """401 or 403: not allowed (also by quota and admission policies)."""
+
+
+class UnavailableError(ApiError):
+    """The server is busy, unreachable or too slow: the outcome of a write is unknown."""
+
+
+class NameConflictError(Exception):
+    """An object that is not ours stands under the name that we need."""
+
+    def __init__(self, kind: str, name: str, owner: str) -> None:
+        super().__init__(f"{kind} {name} exists and belongs to {owner}; rename or delete one of the two")
+        self.kind = kind
+        self.name = name
+
+
+class NotLeaderError(Exception):
+    """This process may not write now."""
+
+
+def _error(status: int, body: bytes, what: str) -> ApiError:
+    try:
+        answer = json.loads(body)
+        reason, message = str(answer.get("reason", "")), str(answer.get("message", ""))
+    except (ValueError, AttributeError):
+        reason, message = "", body[:200].decode(errors="replace")
+    kinds: dict[int, type[ApiError]] = {
+        400: InvalidError,
+        401: ForbiddenError,
+        403: ForbiddenError,
+        404: NotFoundError,
+        409: ConflictError,
+        422: InvalidError,
+        429: UnavailableError,
+    }
+    kind = kinds.get(status, UnavailableError if status >= 500 else ApiError)
+    return kind(status, reason, message, what)
+
+
+def _always() -> float:
+    return REQUEST_TIMEOUT_S
+
+
+class Api:
+    """The calls the operator makes.
+
+    `write_budget` is asked before every write: the seconds within which it has to end, 0 if this process may not write
+    (then NotLeaderError). `on_call` hears of every call: verb, plural, HTTP status (0 if there was none), seconds.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        *,
+        write_budget: Callable[[], float] = _always,
+        on_call: Callable[[str, str, int, float], None] = lambda *_: None,
+    ) -> None:
+        self._client: Any = client  # its methods are not annotated
+        self._write_budget = write_budget
+        self._on_call = on_call
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        """The object, or None."""
+        try:
+            return await self._call("get", resource, resource.path(namespace, name))
+        except NotFoundError:
+            return None
+
+    async def list(self, resource: Resource, namespace: str | None, labels: str = "") -> AsyncIterator[Object]:
+        """All objects that match the label selector, page by page, as they are now (never from a cache).
+
+        Items carry `apiVersion` and `kind`, which the server leaves out in lists.
+        """
+        query = {"limit": str(PAGE_LIMIT)} | ({"labelSelector": labels} if labels else {})
+        while True:
+            page = await self._call("list", resource, resource.path(namespace), query=query)
+            for item in page["items"]:
+                yield {"apiVersion": resource.api_version, "kind": resource.kind} | item
+            token = page["metadata"].get("continue")
+            if not token:
+                return
+            query["continue"] = token
+
+    async def apply(self, resource: Resource, body: Mapping[str, Any], *, dry_run: bool = False) -> Object:
+        """Server-side apply of a child: `body` is our full intent, with the owner reference that makes it ours.
+
+        An existing object is only touched if its controller is the one in `body` (NameConflictError otherwise); the
+        object's uid goes along as a precondition, so that it cannot be mistaken for one made meanwhile.
+        """
+        metadata = body["metadata"]
+        namespace, name = metadata["namespace"], metadata["name"]
+        live = await self.get(resource, namespace, name)
+        intent, force = dict(body), False
+        if live is not None:
+            ours, theirs = controller_uid(body), controller_uid(live)
+            if ours is None or theirs != ours:
+                raise NameConflictError(resource.kind, name, _owner_in_words(live))
+            intent, force = {**body, "metadata": {**metadata, "uid": live["metadata"]["uid"]}}, True
+        query = {"fieldManager": FIELD_MANAGER, "force": "true" if force else "false"}
+        if dry_run:
+            query["dryRun"] = "All"
+        return await self._write("patch", resource, resource.path(namespace, name), intent, query)
+
+    async def apply_status(self, resource: Resource, live: Mapping[str, Any], status: Mapping[str, Any]) -> Object:
+        """Write the whole status of the object `live`, which must still be the same one (uid)."""
+        meta = live["metadata"]
+        body = {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
+            "status": status,
+        }
+        path = resource.path(meta["namespace"], meta["name"], "status")
+        return await self._write("patch", resource, path, body, {"fieldManager": STATUS_FIELD_MANAGER, "force": "true"})
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+        """Delete the object of this uid; nothing happens if it is gone or another one has its name."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        try:
+            await self._write(
+                "delete", resource, resource.path(namespace, name), options, {"propagationPolicy": "Background"}
+            )
+        except (NotFoundError, ConflictError) as gone:
+            log.debug("not deleted: %s", gone)
+
+    async def create(self, resource: Resource, body: Mapping[str, Any]) -> Object:
+        """Create an object that must not exist yet."""
+        path = resource.path(body["metadata"]["namespace"])
+        return await self._write("create", resource, path, body, {"fieldManager": FIELD_MANAGER})
+
+    async def replace(self, resource: Resource, body: Mapping[str, Any]) -> Object:
+        """Replace an object; `metadata.resourceVersion` is the precondition."""
+        meta = body["metadata"]
+        path = resource.path(meta["namespace"], meta["name"])
+        return await self._write("update", resource, path, body, {"fieldManager": FIELD_MANAGER})
+
+    async def merge(self, resource: Resource, namespace: str, name: str, patch: Mapping[str, Any]) -> Object:
+        """Merge-patch an object."""
+        path = resource.path(namespace, name)
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._write("patch", resource, path, patch, query, content="application/merge-patch+json")
+
+    async def _write(
+        self,
+        verb: str,
+        resource: Resource,
+        path: str,
+        body: Mapping[str, Any],
+        query: Mapping[str, str],
+        *,
+        content: str = "application/apply-patch+yaml",
+    ) -> Object:
+        budget = self._write_budget()
+        if budget <= 0:
+            raise NotLeaderError(f"{verb} {path} was not sent: another operator may be the leader")
+        timeout = min(REQUEST_TIMEOUT_S, budget)
+        return await self._call(verb, resource, path, body=body, query=query, content=content, timeout_s=timeout)
+
+    async def _call(
+        self,
+        verb: str,
+        resource: Resource,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content: str = "application/json",
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> Object:
+        method = {"create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE"}.get(verb, "GET")
+        headers = {
+            "Accept": "application/json",
+            "Content-Type": content if method == "PATCH" else "application/json",
+            "User-Agent": "pdpool-operator",
+        }
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        url = self._client.configuration.host + path + (f"?{urlencode(query)}" if query else "")
+        what, started, status = f"{verb} {path}", time.monotonic(), 0
+        try:
+            answer = await self._client.rest_client.request(
+                method, url, headers=headers, body=body, _request_timeout=aiohttp.ClientTimeout(total=timeout_s)
+            )
+            data: bytes = await answer.read()
+            status = answer.status
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            reason = f"no answer within {timeout_s:.1f} s" if isinstance(error, TimeoutError) else str(error)
+            raise UnavailableError(0, type(error).__name__, reason, what) from error
+        finally:
+            self._on_call(verb, resource.plural, status, time.monotonic() - started)
+        if not 200 <= status < 300:
+            raise _error(status, data, what)
+        parsed: Object = json.loads(data)
+        return parsed
+
+
+def controller_uid(obj: Mapping[str, Any]) -> str | None:
+    """The uid of the object's controlling owner."""
+    for owner in obj["metadata"].get("ownerReferences") or ():
+        if owner.get("controller"):
+            return str(owner["uid"])
+    return None
+
+
+def _owner_in_words(obj: Mapping[str, Any]) -> str:
+    for owner in obj["metadata"].get("ownerReferences") or ():
+        if owner.get("controller"):
+            return f"{owner['kind']} {owner['name']}"
+    return "nobody that pdpool knows"
+
+
+async def connect() -> ApiClient:
+    """A client by the service account in a pod, by KUBECONFIG (or ~/.kube/config) elsewhere."""
+    configuration = Configuration()
+    if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
+        kubeconfig.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+    else:
+        await kubeconfig.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    return ApiClient(configuration)

@@ -1,0 +1,258 @@
+"""Leader election over a `coordination.k8s.io/v1` Lease: at most one operator writes at any time.
+
+Whoever holds the Lease renews it every `RETRY_S`. Whoever does not watches the record and takes it over once it has
+not changed for the record's duration *on the watcher's own clock*: times written by others are never compared with
+ours, so clock skew does no harm. A holder that has not renewed for `RENEW_DEADLINE_S`, counted from *before* its last
+renewal was sent, stops writing at once: that is earlier than anybody else may take over. Every write to the Lease
+carries the resourceVersion it is based on, hence of two that try at once one fails.
+
+`decide` is a pure function; `Elector` is the loop around it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+LEASE_DURATION_S = 15
+RENEW_DEADLINE_S = 10.0
+RETRY_S = 2.0
+"""client-go's defaults (tools/leaderelection)."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the Lease object says; `version` is its resourceVersion, by which any change is noticed."""
+
+    holder: str
+    duration_s: int
+    version: str
+    transitions: int = 0
+    acquired: str = ""
+    renewed: str = ""
+
+
+@dataclass(frozen=True)
+class View:
+    """What one candidate knows: the record as last read, since when it has not changed, and its own last renewal.
+
+    `since` and `renewed_at` are monotonic seconds of this process; `renewed_at` is from *before* the renewal was sent.
+    """
+
+    record: Record | None = None
+    since: float = 0.0
+    renewed_at: float | None = None
+
+    def seen(self, record: Record | None, now: float) -> "View":
+        """The view after reading `record` at `now`.
+
+        A Lease that somebody deleted keeps its holder in our eyes (with no version): the holder may not know yet.
+        """
+        if record is None and self.record is not None:
+            record = replace(self.record, version="")
+        if record is not None and self.record is not None and record.version == self.record.version:
+            return self
+        return replace(self, record=record, since=now)
+
+    def leads(self, now: float) -> bool:
+        """Whether this candidate may write at `now`."""
+        return self.renewed_at is not None and now - self.renewed_at < RENEW_DEADLINE_S
+
+
+@dataclass(frozen=True)
+class Acquire:
+    """Write ourselves into the Lease as its holder; `transitions` is the count to write."""
+
+    transitions: int
+
+
+@dataclass(frozen=True)
+class Renew:
+    """Write the Lease again, as its holder."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Somebody else holds it: look again in `seconds`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Lost:
+    """We were the leader and are not any more: stop this process."""
+
+    why: str
+
+
+Action = Acquire | Renew | Wait | Lost
+
+
+def decide(view: View, now: float, me: str) -> Action:
+    """What `me` does at `now`, given what it knows. Pure."""
+    record = view.record
+    if view.renewed_at is not None:
+        if not view.leads(now):
+            return Lost(f"the lease was not renewed for {now - view.renewed_at:.1f} s")
+        if record is None or record.holder == me:
+            return Renew()
+        return Lost(f"the lease is held by {record.holder or 'nobody'}")
+    if record is None:
+        return Acquire(transitions=0)
+    if record.holder == me:  # our own write, of which we never saw the answer
+        return Acquire(transitions=record.transitions)
+    if not record.holder or now - view.since >= record.duration_s:
+        return Acquire(transitions=record.transitions + 1)
+    return Wait(min(RETRY_S, record.duration_s - (now - view.since)))
+
+
+class LeaseStore(Protocol):
+    """Where the Lease is kept. Each call has a deadline of its own."""
+
+    async def read(self) -> Mapping[str, Any] | None:
+        """The Lease object, or None if there is none; raises LeaseUnavailableError."""
+
+    async def write(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Replace the Lease if metadata.resourceVersion still holds, create it if `body` has none.
+
+        Returns what is stored. Raises LeaseConflictError if somebody else was faster, LeaseUnavailableError if the
+        outcome is unknown.
+        """
+
+
+class LeaseConflictError(Exception):
+    """Somebody else wrote the Lease first."""
+
+
+class LeaseUnavailableError(Exception):
+    """The Lease could not be read or written now."""
+
+
+@dataclass
+class Elector:
+    """Takes part in the election as `me`; owns this process's view of the Lease.
+
+    `on_lost` is called once when leadership is gone and must end the process at once: it must not return control to
+    anything that writes.
+    """
+
+    store: LeaseStore
+    me: str
+    name: str
+    namespace: str
+    clock: Callable[[], float]
+    on_lost: Callable[[str], None]
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    view: View = field(default_factory=View)
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process may write now. Cheap: every write path asks."""
+        return self.view.leads(self.clock())
+
+    def write_budget_s(self) -> float:
+        """Seconds within which a write started now has to have ended, 0 if none may start.
+
+        A write may outlast the renew deadline, but not the lease: from then on another one may write.
+        """
+        now = self.clock()
+        if self.view.renewed_at is None or not self.view.leads(now):
+            return 0.0
+        return max(0.0, self.view.renewed_at + LEASE_DURATION_S - 1.0 - now)
+
+    async def acquire(self) -> None:
+        """Wait until this process is the leader."""
+        while not self.leading:
+            await self._step()
+            if not self.leading:
+                action = decide(self.view, self.clock(), self.me)
+                await self.sleep(action.seconds if isinstance(action, Wait) else RETRY_S / 4)
+
+    async def hold(self) -> None:
+        """Renew for ever; returns (after `on_lost`) when leadership is lost."""
+        lost: Lost | None = None
+        while lost is None:
+            await self.sleep(RETRY_S)
+            assert self.view.renewed_at is not None
+            try:
+                async with asyncio.timeout(max(0.0, self.view.renewed_at + RENEW_DEADLINE_S - self.clock())):
+                    lost = await self._step()
+            except TimeoutError:
+                lost = Lost(f"the lease was not renewed for {RENEW_DEADLINE_S:.0f} s")
+        self.view = replace(self.view, renewed_at=None)
+        self.on_lost(lost.why)
+
+    async def release(self) -> None:
+        """Give the Lease back, so that the next one need not wait for it to run out. Nothing may write any more."""
+        record = self.view.record
+        if record is None or not self.leading:
+            return
+        self.view = replace(self.view, renewed_at=None)
+        given_up = replace(record, holder="", duration_s=1)
+        try:
+            await self.store.write(self._body(given_up))
+        except (LeaseConflictError, LeaseUnavailableError) as error:
+            log.warning("lease not released, it runs out by itself: %s", error)
+
+    async def _step(self) -> Lost | None:
+        """Read, decide, write once. Errors leave the view as it is: time alone decides about leadership."""
+        try:
+            self.view = self.view.seen(_parse(await self.store.read()), self.clock())
+        except LeaseUnavailableError as error:
+            log.warning("lease not read: %s", error)
+            action = decide(self.view, self.clock(), self.me)
+            return action if isinstance(action, Lost) else None
+        started = self.clock()
+        action = decide(self.view, started, self.me)
+        if isinstance(action, Lost):
+            return action
+        if isinstance(action, Acquire | Renew):
+            await self._write(action, started)
+        return None
+
+    async def _write(self, action: Acquire | Renew, started: float) -> None:
+        stamp = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        old = self.view.record
+        version = old.version if old else ""
+        if isinstance(action, Acquire):
+            record = Record(self.me, LEASE_DURATION_S, version, action.transitions, stamp, stamp)
+        else:
+            acquired, transitions = (old.acquired, old.transitions) if old else (stamp, 0)
+            record = Record(self.me, LEASE_DURATION_S, version, transitions, acquired, stamp)
+        try:
+            stored = _parse(await self.store.write(self._body(record)))
+        except (LeaseConflictError, LeaseUnavailableError) as error:
+            log.info("lease not written: %s", error)
+            return
+        self.view = View(stored, self.clock(), started)
+
+    def _body(self, record: Record) -> dict[str, Any]:
+        metadata: dict[str, Any] = {"name": self.name, "namespace": self.namespace}
+        if record.version:
+            metadata["resourceVersion"] = record.version
+        spec: dict[str, Any] = {
+            "holderIdentity": record.holder,
+            "leaseDurationSeconds": record.duration_s,
+            "leaseTransitions": record.transitions,
+        }
+        spec |= {key: at for key, at in (("acquireTime", record.acquired), ("renewTime", record.renewed)) if at}
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+
+
+def _parse(lease: Mapping[str, Any] | None) -> Record | None:
+    """The record in a Lease object; an empty or odd spec is a Lease that nobody holds."""
+    if lease is None:
+        return None
+    spec = lease.get("spec") or {}
+    return Record(
+        holder=spec.get("holderIdentity") or "",
+        duration_s=int(spec.get("leaseDurationSeconds") or 1),
+        version=lease["metadata"]["resourceVersion"],
+        transitions=int(spec.get("leaseTransitions") or 0),
+        acquired=spec.get("acquireTime") or "",
+        renewed=spec.get("renewTime") or "",
+    )

@@ -1,0 +1,116 @@
+"""The operator's own Prometheus metrics.
+
+What belongs to a thing that may vanish (an instance, a rank, a queue) is not kept in metric objects but computed at
+each scrape from what is known then, so that nothing outlives its thing: absent means unknown, never zero.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+RANK_LABELS = ("namespace", "pool", "role", "instance", "rank", "queue")
+INSTANCE_LABELS = ("namespace", "pool", "role", "instance")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReading:
+    """One hand-off queue of one rank as last seen; what is None is left out."""
+
+    labels: tuple[str, str, str, str, str, str]
+    """Values of RANK_LABELS."""
+    reqs: int
+    oldest_s: float | None
+    moved_total: int | None
+
+
+class _Live(Collector):
+    """Turns what is known now into metric families."""
+
+    def __init__(
+        self,
+        queues: Callable[[], Iterable[QueueReading]],
+        verdicts: Callable[[], Mapping[tuple[str, str, str, str], str]],
+        leading: Callable[[], bool],
+        waiting_keys: Callable[[], int],
+    ) -> None:
+        self._queues = queues
+        self._verdicts = verdicts
+        self._leading = leading
+        self._waiting_keys = waiting_keys
+
+    def collect(self) -> Iterator[Metric]:
+        """One family after the other."""
+        readings = list(self._queues())
+        reqs = GaugeMetricFamily("pdpool_queue_reqs", "Requests in a hand-off queue.", labels=RANK_LABELS)
+        oldest = GaugeMetricFamily(
+            "pdpool_queue_oldest_seconds",
+            "Age of the oldest request in a hand-off queue; absent when none waits.",
+            labels=RANK_LABELS,
+        )
+        moved = CounterMetricFamily(
+            "pdpool_queue_moved",
+            "Requests that left a hand-off queue, as the engine's connector counts them (anew when it restarts).",
+            labels=RANK_LABELS,
+        )
+        for reading in readings:
+            reqs.add_metric(reading.labels, reading.reqs)
+            if reading.oldest_s is not None:
+                oldest.add_metric(reading.labels, reading.oldest_s)
+            if reading.moved_total is not None:
+                moved.add_metric(reading.labels, reading.moved_total)
+        verdict = GaugeMetricFamily(
+            "pdpool_instance_verdict", "1 for the verdict that holds.", labels=(*INSTANCE_LABELS, "verdict")
+        )
+        for labels, word in self._verdicts().items():
+            verdict.add_metric((*labels, word), 1)
+        leader = GaugeMetricFamily("pdpool_leader", "1 while this process is the one that may write.")
+        leader.add_metric((), float(self._leading()))
+        keys = GaugeMetricFamily("pdpool_reconcile_waiting", "Objects that wait for a reconcile.")
+        keys.add_metric((), self._waiting_keys())
+        yield from (reqs, oldest, moved, verdict, leader, keys)
+
+
+class Metrics:
+    """All metrics of one operator process, in a registry of their own."""
+
+    def __init__(
+        self,
+        *,
+        queues: Callable[[], Iterable[QueueReading]],
+        verdicts: Callable[[], Mapping[tuple[str, str, str, str], str]],
+        leading: Callable[[], bool],
+        waiting_keys: Callable[[], int],
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_Live(queues, verdicts, leading, waiting_keys))
+        self.reconciles = Counter(
+            "pdpool_reconcile",
+            "Reconciles by kind of object and outcome (ok, error).",
+            ("kind", "outcome"),
+            registry=self.registry,
+        )
+        self.reconcile_seconds = Histogram(
+            "pdpool_reconcile_duration_seconds",
+            "How long reconciles took.",
+            ("kind",),
+            buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30),
+            registry=self.registry,
+        )
+        self.samples = Counter(
+            "pdpool_samples", "Looks at engine ranks.", ("role", "source", "outcome"), registry=self.registry
+        )
+        self.calls = Counter(
+            "pdpool_api_calls",
+            "Calls of the Kubernetes API by verb, resource and HTTP status (0: none).",
+            ("verb", "resource", "status"),
+            registry=self.registry,
+        )
+        self.started = Gauge("pdpool_start_time_seconds", "When this process started.", registry=self.registry)
+        self.started.set_to_current_time()
+
+    def on_call(self, verb: str, plural: str, status: int, _seconds: float) -> None:
+        """Count a call of the API."""
+        self.calls.labels(verb, plural, str(status)).inc()

@@ -1,0 +1,259 @@
+"""The leader lease: never two leaders, whatever clocks, delays and failures; and soon one when the old one is gone."""
+
+import asyncio
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pdpool_operator.runtime.lease import (
+    LEASE_DURATION_S,
+    RENEW_DEADLINE_S,
+    RETRY_S,
+    Acquire,
+    Elector,
+    LeaseConflictError,
+    LeaseUnavailableError,
+    Lost,
+    Record,
+    Renew,
+    View,
+    Wait,
+    decide,
+)
+
+OTHERS = Record(holder="other", duration_s=15, version="7", transitions=3)
+MINE = replace(OTHERS, holder="me")
+
+
+@pytest.mark.parametrize(
+    ("view", "now", "expected"),
+    [
+        pytest.param(View(), 0.0, Acquire(transitions=0), id="no lease yet"),
+        pytest.param(View(OTHERS, since=10.0), 11.0, Wait(RETRY_S), id="somebody holds it"),
+        pytest.param(View(OTHERS, since=10.0), 24.5, Wait(0.5), id="somebody holds it, nearly run out"),
+        pytest.param(View(OTHERS, since=10.0), 25.0, Acquire(transitions=4), id="unchanged for its duration"),
+        pytest.param(View(replace(OTHERS, holder=""), since=10.0), 10.0, Acquire(transitions=4), id="released"),
+        pytest.param(View(MINE, since=10.0), 10.1, Acquire(transitions=3), id="our own write, answer never seen"),
+        pytest.param(View(MINE, since=10.0, renewed_at=10.0), 19.9, Renew(), id="ours"),
+        pytest.param(View(None, since=12.0, renewed_at=10.0), 12.0, Renew(), id="ours, but deleted"),
+    ],
+)
+def test_decision(view, now, expected):
+    assert decide(view, now, "me") == expected
+
+
+def test_a_leader_that_could_not_renew_in_time_or_finds_another_holder_has_lost():
+    assert isinstance(decide(View(MINE, 10.0, renewed_at=10.0), 20.0, "me"), Lost)
+    assert isinstance(decide(View(OTHERS, 12.0, renewed_at=10.0), 12.0, "me"), Lost)
+
+
+def test_a_record_counts_as_unchanged_from_when_this_process_first_saw_it():
+    view = View().seen(OTHERS, 100.0).seen(OTHERS, 110.0)
+    assert isinstance(decide(view, 114.9, "me"), Wait)
+    view = view.seen(replace(OTHERS, version="8"), 114.9)
+    assert isinstance(decide(view, 115.5, "me"), Wait)
+    assert isinstance(decide(view, 130.0, "me"), Acquire)
+
+
+def test_a_deleted_lease_is_not_up_for_grabs_before_its_holder_must_have_noticed():
+    view = View().seen(OTHERS, 100.0).seen(None, 101.0).seen(None, 102.0)
+    assert isinstance(decide(view, 115.9, "me"), Wait)
+    assert isinstance(decide(view, 116.0, "me"), Acquire)
+
+
+class Store:
+    """One Lease with resourceVersion preconditions, as the API server keeps it."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.version = 0
+        self.down = False
+        self.hang = False
+
+    async def read(self) -> Mapping[str, Any] | None:
+        if self.hang:
+            await asyncio.Event().wait()
+        if self.down:
+            raise LeaseUnavailableError("down")
+        return copy.deepcopy(self.lease)
+
+    async def write(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self.down:
+            raise LeaseUnavailableError("down")
+        current = self.lease["metadata"]["resourceVersion"] if self.lease else None
+        if body["metadata"].get("resourceVersion") != current:
+            raise LeaseConflictError("conflict")
+        self.version += 1
+        self.lease = copy.deepcopy(dict(body))
+        self.lease["metadata"]["resourceVersion"] = str(self.version)
+        return copy.deepcopy(self.lease)
+
+
+class Clock:
+    def __init__(self, rate: float = 1.0, offset: float = 0.0) -> None:
+        self.rate, self.offset, self.true = rate, offset, 0.0
+
+    def __call__(self) -> float:
+        return self.offset + self.true * self.rate
+
+
+def elector(store: Store, me: str, clock: Clock, lost: list[str]) -> Elector:
+    async def sleep(seconds: float) -> None:
+        clock.true += seconds
+        await asyncio.sleep(0)
+
+    return Elector(store, me, "pdpool-operator", "pdpool-system", clock, lost.append, sleep=sleep)
+
+
+async def test_it_acquires_renews_and_releases():
+    store, clock, lost = Store(), Clock(), []
+    leader = elector(store, "a", clock, lost)
+    await leader.acquire()
+    assert leader.leading
+    holding = asyncio.create_task(leader.hold())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert clock.true > 2 * LEASE_DURATION_S
+    assert leader.leading
+    assert store.lease["spec"]["leaseTransitions"] == 0
+    holding.cancel()
+    await leader.release()
+    assert not leader.leading
+    assert store.lease["spec"]["holderIdentity"] == ""
+    assert store.lease["spec"]["leaseDurationSeconds"] == 1
+    assert not lost
+
+
+async def test_a_released_lease_is_taken_at_once_and_a_held_one_only_after_it_ran_out():
+    store, lost = Store(), []
+    first = elector(store, "a", Clock(), lost)
+    await first.acquire()
+    clock = Clock(offset=5000)
+    second = elector(store, "b", clock, lost)
+    await second.acquire()
+    assert clock.true >= LEASE_DURATION_S
+    await second.release()
+    clock = Clock()
+    third = elector(store, "c", clock, lost)
+    await third.acquire()
+    assert clock.true <= RETRY_S
+    assert store.lease["spec"]["leaseTransitions"] == 2
+
+
+@pytest.mark.parametrize("how", ["down", "taken"])
+async def test_loss_is_told_once_and_before_anybody_else_may_lead(how):
+    store, clock, lost = Store(), Clock(), []
+    leader = elector(store, "a", clock, lost)
+    await leader.acquire()
+    start = clock()
+    if how == "down":
+        store.down = True
+    else:
+        await store.write({**store.lease, "spec": {"holderIdentity": "b", "leaseDurationSeconds": 15}})
+    await asyncio.wait_for(leader.hold(), 5)
+    assert len(lost) == 1
+    assert not leader.leading
+    assert leader.write_budget_s() == 0
+    assert clock() - start <= RENEW_DEADLINE_S + RETRY_S < LEASE_DURATION_S
+
+
+async def test_a_renewal_that_hangs_ends_in_loss(monkeypatch):
+    monkeypatch.setattr("pdpool_operator.runtime.lease.RENEW_DEADLINE_S", 0.2)
+    store, lost = Store(), []
+    loop = asyncio.get_running_loop()
+
+    async def sleep(_: float) -> None:
+        await asyncio.sleep(0.01)
+
+    leader = Elector(store, "a", "n", "ns", loop.time, lost.append, sleep=sleep)
+    await leader.acquire()
+    store.hang = True
+    await asyncio.wait_for(leader.hold(), 5)
+    assert len(lost) == 1
+
+
+async def test_a_write_may_not_outlast_the_lease():
+    clock = Clock()
+    leader = elector(Store(), "a", clock, [])
+    await leader.acquire()
+    assert leader.write_budget_s() == LEASE_DURATION_S - 1
+    clock.true += 9.9
+    assert leader.write_budget_s() == pytest.approx(LEASE_DURATION_S - 1 - 9.9)
+    clock.true += 0.2
+    assert leader.write_budget_s() == 0
+
+
+# Each candidate takes one small step at a time; between any two steps anything may happen to the others.
+CANDIDATES = 3
+STEP = st.tuples(
+    st.integers(0, CANDIDATES - 1),
+    st.sampled_from(["read", "read", "write", "write", "lose answer", "pause", "restart", "release", "delete lease"]),
+    st.floats(0.0, 3.0),
+)
+
+
+class Candidate:
+    """An elector taken apart: reads and writes are separate steps, the clock runs at its own rate."""
+
+    def __init__(self, name: str, rate: float) -> None:
+        self.name, self.rate, self.life = name, rate, 0
+        self.restart()
+
+    def restart(self) -> None:
+        self.life += 1
+        self.view = View()
+        self.pending: tuple[Acquire | Renew, float, str] | None = None
+
+    @property
+    def me(self) -> str:
+        return f"{self.name}-{self.life}"
+
+    def now(self, true: float) -> float:
+        return 1000.0 * self.life + true * self.rate
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    rates=st.lists(st.floats(0.97, 1.03), min_size=CANDIDATES, max_size=CANDIDATES),
+    steps=st.lists(STEP, min_size=20, max_size=150),
+)
+def test_two_never_lead_at_once_under_any_interleaving(rates, steps):
+    candidates = [Candidate(str(i), rate) for i, rate in enumerate(rates)]
+    stored: Record | None = None
+    version, true = 0, 0.0
+    deleted_at = -1e9
+    for index, what, wait in steps:
+        true += wait
+        one = candidates[index]
+        now = one.now(true)
+        if what == "delete lease":
+            # Not claimed: a candidate that never saw the deleted Lease cannot know of its holder.
+            if all(c.view.record for c in candidates):
+                stored, deleted_at = None, true
+        elif what == "restart" and true - deleted_at > LEASE_DURATION_S:
+            one.restart()
+        elif what == "read":
+            one.view = one.view.seen(stored, now)
+            action = decide(one.view, now, one.me)
+            if isinstance(action, Lost):
+                one.restart()
+            elif isinstance(action, Acquire | Renew):
+                one.pending = (action, now, one.view.record.version if one.view.record else "")
+        elif what in ("write", "lose answer") and one.pending is not None:
+            action, started, base = one.pending
+            one.pending = None
+            if base == (stored.version if stored else ""):
+                version += 1
+                stored = Record(one.me, LEASE_DURATION_S, str(version))
+                if what == "write":
+                    one.view = View(stored, now, started)
+        elif what == "release" and one.view.leads(now) and stored is not None and stored == one.view.record:
+            version += 1
+            stored = Record("", 1, str(version))
+            one.restart()
+        leaders = [c.me for c in candidates if c.view.leads(c.now(true))]
+        assert len(leaders) <= 1, leaders
