@@ -1,0 +1,229 @@
+"""One side of an engine pair, in a process of its own: obeys one JSON command a line on stdin, answers one on stdout.
+
+Run as a script by `Peer`, which the tests hold. The tests look into both arenas themselves, so no answer of a process
+under test is believed about bytes.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from pdpool_connector.engines import open_engine
+from pdpool_connector.engines.base import Chunk, EngineError, Poll
+from pdpool_connector.layout.arena import ArenaLocation, HostArena, MappedArena
+from pdpool_connector.layout.memory import KVMemory, RemoteMemory, decode_remote, encode_remote
+
+ANSWER_TIMEOUT_S = 30.0
+GAP = 4096  # bytes of nobody between two regions
+
+
+class Peer:
+    """A process with one engine. Every answer has a deadline; `kill` and `stop` are real signals to its pid."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        root = Path(__file__).resolve().parents[2]
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **env, "PYTHONPATH": str(root / "connector")},
+        )
+        self.pid = self.process.pid
+        self._buffer = b""
+        self.arena: MappedArena
+        self.remote: RemoteMemory
+        self.name = ""
+
+    def post(self, command: str, **arguments) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"command": command, **arguments}).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def answer(self, timeout_s: float = ANSWER_TIMEOUT_S):
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                left = deadline - time.monotonic()
+                assert left > 0, f"process {self.pid} did not answer within {timeout_s} s"
+                if selector.select(left):
+                    piece = os.read(self.process.stdout.fileno(), 1 << 20)
+                    assert piece, f"process {self.pid} ended with {self.process.wait(5)}"
+                    self._buffer += piece
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return json.loads(line)
+
+    def call(self, command: str, *, timeout_s: float = ANSWER_TIMEOUT_S, **arguments):
+        self.post(command, **arguments)
+        return self.answer(timeout_s)
+
+    def post_open(self, engine: str, name: str, *, target: bool, **geometry) -> None:
+        self.name = name
+        self.post("open", engine=engine, name=name, target=target, **geometry)
+
+    def opened(self) -> None:
+        answer = self.answer()
+        self.remote = decode_remote(bytes.fromhex(answer["remote"]))
+        self.arena = MappedArena(msgspec.json.decode(answer["location"], type=ArenaLocation))
+
+    def connect(self, other: "Peer"):
+        return self.call("connect", peer=other.name, remote=encode_remote(other.remote).hex())
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def end(self) -> int:
+        """Let it exit by itself, as a process does whose work is over; kill it if it does not."""
+        if hasattr(self, "arena"):
+            self.arena.close()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # it was killed by the test with a command unread
+            self.process.stdin.close()
+        try:
+            return self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(10)
+            raise
+        finally:
+            self.process.stdout.close()
+
+
+class _Side:
+    """What the process holds."""
+
+    def __init__(self) -> None:
+        self.handles = []
+
+    def open(self, engine, name, target, layers, pages, page_bytes, model="m"):
+        self.engine = open_engine(engine, name, target=target)
+        stride = pages * page_bytes + GAP
+        self.arena = HostArena(GAP + (2 * layers + 1) * stride)
+        offsets = [GAP + index * stride for index in range(2 * layers + 1)]
+        memory = KVMemory(
+            kv=tuple(self.arena.region(offset, page_bytes, pages) for offset in offsets[:-1]),
+            aux=self.arena.region(offsets[-1], 96, 8),
+            page_tokens=16,
+            layers=layers,
+            kv_heads=1,
+            head_dim=page_bytes // 64,
+            dtype="float32",
+            model=model,
+        )
+        descriptor = self.engine.register(memory)
+        remote = RemoteMemory(engine=engine, memory=memory, descriptor=descriptor)
+        return {
+            "remote": encode_remote(remote).hex(),
+            "location": msgspec.json.encode(self.arena.location()).decode(),
+        }
+
+    def connect(self, peer, remote):
+        self.engine.connect(peer, decode_remote(bytes.fromhex(remote)))
+        return {}
+
+    def disconnect(self, peer):
+        self.engine.disconnect(peer)
+        return {}
+
+    def submit(self, peer, local, remote, aux=None):
+        chunk = Chunk(np.array(local, np.int32), np.array(remote, np.int32), tuple(aux) if aux else None)
+        self.handles.append(self.engine.submit(peer, chunk))
+        return {"handle": len(self.handles) - 1}
+
+    def poll(self, handle, wait_s=0.0):
+        """Poll until it is over or `wait_s` have passed."""
+        deadline = time.monotonic() + wait_s
+        while (outcome := self.engine.poll(self.handles[handle])) is Poll.PENDING and time.monotonic() < deadline:
+            pass
+        return {"outcome": outcome.value, "failure": self.handles[handle].failure, "at": time.monotonic()}
+
+    def stream(self, peer, local, remote, wait_s):
+        """Write the same pages again and again until it fails or `wait_s` have passed."""
+        chunk = Chunk(np.array(local, np.int32), np.array(remote, np.int32))
+        deadline = time.monotonic() + wait_s
+        outcome, count = Poll.DONE, 0
+        while outcome in (Poll.DONE, Poll.PENDING) and time.monotonic() < deadline:
+            if outcome is Poll.DONE:
+                handle, count = self.engine.submit(peer, chunk), count + 1
+            outcome = self.engine.poll(handle)
+        return {"outcome": outcome.value, "count": count, "at": time.monotonic(), "failure": handle.failure}
+
+    def repeat(self, peer, local, remote, times):
+        """Write the same pages `times` times, one after the other; the outcomes other than done."""
+        failed = []
+        for _ in range(times):
+            self.submit(peer, local, remote)
+            outcome = self.poll(len(self.handles) - 1, 10.0)
+            if outcome["outcome"] != "done":
+                failed.append(outcome)
+            self.handles.clear()
+        return {"failed": failed}
+
+    def together(self, jobs, times):
+        """Each job in a thread of its own at the same time, as the runtime's workers do."""
+        failed = []
+        barrier = threading.Barrier(len(jobs), timeout=10)
+
+        def work(job):
+            try:
+                barrier.wait()
+                chunk = Chunk(np.array(job["local"], np.int32), np.array(job["remote"], np.int32))
+                for _ in range(times):
+                    handle = self.engine.submit(job["peer"], chunk)
+                    deadline = time.monotonic() + 10
+                    while (outcome := self.engine.poll(handle)) is Poll.PENDING and time.monotonic() < deadline:
+                        pass
+                    if outcome is not Poll.DONE:
+                        failed.append(outcome.value)
+            except Exception as error:  # noqa: BLE001 - told to the test, which fails on it
+                failed.append(repr(error))
+
+        threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return {"failed": failed, "alive": sum(thread.is_alive() for thread in threads)}
+
+    def usage(self):
+        status = Path("/proc/self/status").read_text()
+        fields = dict(line.split(":", 1) for line in status.splitlines())
+        return {
+            "fds": len(list(Path("/proc/self/fd").iterdir())),
+            "threads": int(fields["Threads"]),
+            "rss_anon_kib": int(fields["RssAnon"].split()[0]),
+            "cpu_s": time.process_time(),
+        }
+
+    def close(self):
+        self.handles.clear()
+        self.engine.close()
+        self.arena.close()
+        return {}
+
+
+def main() -> None:
+    side = _Side()
+    for line in sys.stdin:
+        arguments = json.loads(line)
+        try:
+            answer = getattr(side, arguments.pop("command"))(**arguments)
+        except EngineError as error:
+            answer = {"error": type(error).__name__, "message": str(error)}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
