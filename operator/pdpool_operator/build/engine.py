@@ -82,7 +82,7 @@ def _engine_container(pool: Pool, index: int) -> dict[str, Any]:
         ),
         # No liveness probe: a scheduler loop that hangs may hold memory that peers still write to. Whether to restart
         # is the operator's decision, and readiness alone takes the engine out of service meanwhile.
-        "readinessProbe": http_probe("/health", "http", period_s=2, timeout_s=3, failures=2),
+        "readinessProbe": http_probe("/health", "http", period_s=2, timeout_s=3, failures=3),
         "lifecycle": {
             "preStop": {
                 "exec": {

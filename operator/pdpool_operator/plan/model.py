@@ -42,6 +42,14 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """What the plan is in the middle of: becomes the reason and message of `Progressing=True`."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Patch:
     """A JSON merge patch. It carries `metadata.uid`, so that it cannot hit a successor of the same name."""
 
@@ -100,6 +108,8 @@ class Plan:
     workers: tuple[WorkerChange, ...] = ()
     events: tuple[Event, ...] = ()
     faults: tuple[Fault, ...] = ()
+    progress: Progress | None = None
+    """`None`: nothing is left to do."""
     requeue_after_s: float | None = None
     """Look again after this time even if nothing changes in the cluster."""
 

@@ -1,0 +1,119 @@
+"""Who is in rotation: the worker list that each router replica should have, and the changes that lead to it.
+
+Per role, let  serving  be the engines that are Ready, neither drain nor terminate, and have an address. Then
+
+    desired = serving                      if there are any
+    desired = listed so far and present    otherwise
+
+where *present* engines have a pod with that address that neither drains nor terminates. An outage of readiness alone
+therefore never empties a list: routers check health themselves, and are better judges of a worker than of none at all.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ..api import names
+from ..api.names import Role
+from ..observe.model import ObservedInstance, ObservedPool, ObservedRouter, ObservedService, RouterWorker
+from .model import WorkerAction, WorkerChange
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Pod addresses of the engines that routers should know."""
+
+    prefill: frozenset[str]
+    decode: frozenset[str]
+
+    def roles_by_url(self) -> dict[str, Role]:
+        """Role of each engine by its URL."""
+        return {
+            **{names.engine_url(ip): Role.PREFILL for ip in self.prefill},
+            **{names.engine_url(ip): Role.DECODE for ip in self.decode},
+        }
+
+
+def desired_rotation(observed: ObservedService) -> Rotation:
+    """The rotation that follows from the pods, and where none is Ready, from the list so far."""
+    listed = _listed_urls(observed.workers_json)
+    return Rotation(_addresses(observed.prefill, listed), _addresses(observed.decode, listed))
+
+
+def worker_changes(router: ObservedRouter, rotation: Rotation) -> tuple[WorkerChange, ...]:
+    """Changes for one router whose list is known. Removals come first: an address that has changed its role can be
+    added only after its old entry is gone.
+    """
+    if router.workers is None or router.pod.ip is None:
+        return ()
+    desired = rotation.roles_by_url()
+    right = {worker.url for worker in router.workers if _is_right(worker, desired)}
+    return (*_removals(router, right), *_additions(router, {u: r for u, r in desired.items() if u not in right}))
+
+
+def _removals(router: ObservedRouter, right: set[str]) -> Iterator[WorkerChange]:
+    assert router.workers is not None
+    assert router.pod.ip is not None
+    for worker in sorted(router.workers, key=lambda worker: worker.url):
+        if worker.url not in right:
+            yield WorkerChange(
+                router=router.pod.name,
+                router_ip=router.pod.ip,
+                action=WorkerAction.REMOVE,
+                url=worker.url,
+                role=worker.role,
+                worker_id=worker.id,
+            )
+
+
+def _additions(router: ObservedRouter, wanted: Mapping[str, Role]) -> Iterator[WorkerChange]:
+    assert router.pod.ip is not None
+    for url, role in sorted(wanted.items()):
+        yield WorkerChange(
+            router=router.pod.name,
+            router_ip=router.pod.ip,
+            action=WorkerAction.ADD,
+            url=url,
+            role=role,
+            bootstrap_port=_bootstrap_port(role),
+        )
+
+
+def _is_right(worker: RouterWorker, desired: Mapping[str, Role]) -> bool:
+    role = desired.get(worker.url)
+    if role is None or role is not worker.role:
+        return False
+    return role is Role.DECODE or worker.bootstrap_port == _bootstrap_port(role)
+
+
+def _bootstrap_port(role: Role) -> int | None:
+    return names.BOOTSTRAP_PORT if role is Role.PREFILL else None
+
+
+def _addresses(pool: ObservedPool | None, listed: frozenset[str]) -> frozenset[str]:
+    if pool is None:
+        return frozenset()
+    present = {ip: instance for instance in pool.instances if (ip := _address(instance)) is not None}
+    serving = frozenset(ip for ip, instance in present.items() if instance.pod is not None and instance.pod.ready)
+    return serving or frozenset(ip for ip in present if names.engine_url(ip) in listed)
+
+
+def _address(instance: ObservedInstance) -> str | None:
+    """Address of an engine that may be in rotation, Ready or not."""
+    pod = instance.pod
+    if pod is None or pod.terminating or pod.phase in {"Succeeded", "Failed"}:
+        return None
+    if instance.deleting or instance.drain_started is not None:
+        return None
+    return pod.ip
+
+
+def _listed_urls(workers_json: str | None) -> frozenset[str]:
+    """URLs of the last written list. One that somebody has made unreadable counts as empty, and is about to be
+    rewritten.
+    """
+    try:
+        lists = json.loads(workers_json or "{}")
+        return frozenset(str(entry["url"]) for role in ("prefill", "decode") for entry in lists.get(role, []))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return frozenset()

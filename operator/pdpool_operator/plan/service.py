@@ -1,0 +1,124 @@
+"""The next safe actions for one service: its router's objects, and who is in rotation at each router replica.
+
+The router's Deployment is applied when it is missing or the user's spec changed; a changed number of replicas is a
+patch of that number alone. So a change of what the builders render under an unchanged spec restarts no router (see
+`UpdateAvailable`). The worker lists are level-triggered: desired from the pods, observed from each replica, and every
+change is read back on the next call. See `rotation` for what is desired.
+"""
+
+from dataclasses import replace
+
+from ..api import names
+from ..api.models import DisaggregatedService
+from ..api.reasons import Reason
+from ..build import router
+from ..build.settings import BuildSettings
+from ..observe.model import ObservedService
+from .model import Delete, Event, EventType, Patch, Plan, Progress, WorkerAction, WorkerChange
+from .objects import conflicts, missing_or_changed
+from .rotation import Rotation, desired_rotation, worker_changes
+
+READ_BACK_S = 1.0
+"""After a change of a worker list: a router carries it out after it has answered."""
+
+ASK_AGAIN_S = 2.0
+"""After a router did not tell its list."""
+
+CONFLICT_POLL_S = 10.0
+
+
+def plan_service(observed: ObservedService, settings: BuildSettings, router_key: str) -> Plan:
+    """The next actions for the service; empty on the goal state."""
+    service = observed.service
+    if service.metadata.deletion_timestamp is not None:
+        return Plan()
+    if not service.spec.router.enabled:
+        return _remove_router(observed)
+    deployment = observed.deployment
+    present = [(obj.kind, obj.name, obj.controller_uid) for obj in observed.objects]
+    if deployment is not None:
+        present.append(("Deployment", deployment.name, deployment.controller_uid))
+    foreign = conflicts(service.metadata.uid, present)
+    if foreign:
+        return Plan(faults=foreign, requeue_after_s=CONFLICT_POLL_S)
+    rotation = desired_rotation(observed)
+    support = (
+        router.router_key_secret(service, router_key),
+        router.worker_list_config_map(service, router.workers_json(rotation.prefill, rotation.decode)),
+        router.router_service(service),
+        router.router_disruption_budget(service),
+    )
+    plan = _deployment(observed, settings)
+    plan = replace(plan, apply=missing_or_changed(support, observed.objects) + plan.apply)
+    return _with_rotation(plan, observed, rotation)
+
+
+def _deployment(observed: ObservedService, settings: BuildSettings) -> Plan:
+    service, present = observed.service, observed.deployment
+    wanted = service.spec.router.replicas
+    if present is None or present.spec_hash != router.router_spec_hash(service):
+        return Plan(
+            apply=(router.router_deployment(service, settings),),
+            progress=Progress(Reason.UPDATING, "Applying the router's Deployment"),
+        )
+    if present.replicas != wanted:
+        body = {"metadata": {"uid": present.uid}, "spec": {"replicas": wanted}}
+        reason = Reason.SCALING_UP if wanted > present.replicas else Reason.SCALING_DOWN
+        return Plan(
+            patch=(Patch("Deployment", present.name, body),),
+            progress=Progress(reason, f"Scaling the router from {present.replicas} to {wanted}"),
+        )
+    if present.observed_generation < present.generation or present.updated_replicas < wanted:
+        return Plan(
+            progress=Progress(Reason.UPDATING, f"{present.updated_replicas} of {wanted} routers are up to date")
+        )
+    if present.ready_replicas < wanted:
+        return Plan(progress=Progress(Reason.STARTING, f"{present.ready_replicas} of {wanted} routers are Ready"))
+    return Plan()
+
+
+def _with_rotation(plan: Plan, observed: ObservedService, rotation: Rotation) -> Plan:
+    live = [router for router in observed.routers if not router.pod.terminating]
+    changes = tuple(change for router in live for change in worker_changes(router, rotation))
+    silent = [router.pod.name for router in live if router.workers is None]
+    progress = plan.progress
+    if changes:
+        progress = progress or Progress(Reason.ROUTER_LIST_OUTDATED, f"{len(changes)} changes of worker lists to make")
+    elif silent:
+        progress = progress or Progress(
+            Reason.ROUTER_LIST_OUTDATED, f"{', '.join(silent)} cannot be asked for its workers"
+        )
+    requeue = READ_BACK_S if changes else ASK_AGAIN_S if silent else plan.requeue_after_s
+    return replace(plan, workers=changes, events=_events(changes), progress=progress, requeue_after_s=requeue)
+
+
+def _events(changes: tuple[WorkerChange, ...]) -> tuple[Event, ...]:
+    words = (
+        (WorkerAction.REMOVE, Reason.WORKER_REMOVED, "Taking out of rotation"),
+        (WorkerAction.ADD, Reason.WORKER_ADDED, "Taking into rotation"),
+    )
+    events: list[Event] = []
+    for action, reason, verb in words:
+        urls = sorted({f"{change.role} {change.url}" for change in changes if change.action is action})
+        if urls:
+            shown = ", ".join(urls[:5]) + (f" and {len(urls) - 5} more" if len(urls) > 5 else "")
+            events.append(Event(EventType.NORMAL, reason, f"{verb}: {shown}"))
+    return tuple(events)
+
+
+def _remove_router(observed: ObservedService) -> Plan:
+    """Without a router its objects go, those of ours: clients must not meet a router that nobody keeps any more."""
+    uid = observed.service.metadata.uid
+    ours = [obj for obj in observed.objects if obj.controller_uid == uid]
+    deletions = [Delete(obj.kind, obj.name, obj.uid) for obj in ours]
+    if observed.deployment is not None and observed.deployment.controller_uid == uid:
+        deletions.insert(0, Delete("Deployment", observed.deployment.name, observed.deployment.uid))
+    return Plan(delete=tuple(deletions))
+
+
+def router_url(service: DisaggregatedService) -> str:
+    """Where clients inside the cluster reach the service's router; empty without one."""
+    if not service.spec.router.enabled:
+        return ""
+    meta = service.metadata
+    return f"http://{names.router(meta.name)}.{meta.namespace}.svc:{service.spec.router.port}"
