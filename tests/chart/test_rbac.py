@@ -63,3 +63,20 @@ def test_rbac_of_ones_own_leaves_no_roles(render: Render) -> None:
     rendered = render({"rbac": {"create": False, "aggregate": False}})
     for kind in ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"):
         assert rendered.all(kind) == []
+
+
+def test_secrets_are_written_and_never_read() -> None:
+    (secrets,) = [rule for rule in TABLE["pools"] if "secrets" in rule["resources"]]
+    assert set(secrets["verbs"]) == {"create", "patch", "delete"}
+
+
+def test_no_grant_is_written_twice() -> None:
+    for scope, rules in TABLE.items():
+        written = [
+            (group, resource, verb)
+            for rule in rules
+            for group in rule["apiGroups"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        ]
+        assert len(written) == len(set(written)), scope

@@ -1,0 +1,66 @@
+"""Put Prometheus into the cluster, beside the chart's rules, and ask it questions."""
+
+import hashlib
+import json
+import string
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+NAMESPACE = "monitoring"
+RULES = "pdpool-rules"
+HERE = Path(__file__).parent
+# Runs kubectl with the given arguments and standard input, and returns its standard output.
+Kubectl = Callable[..., str]
+
+
+def manifests(image: str, discover_image: str, rules: str) -> list[dict[str, Any]]:
+    """Return the objects to apply.
+
+    Args:
+        image: image with the `prometheus` program.
+        discover_image: image with Python, for discover.py.
+        rules: text of the rule file in the ConfigMap `pdpool-rules`; only its checksum enters, to restart Prometheus
+            when it changes.
+    """
+    script, template = (HERE / "discover.py").read_text(), (HERE / "prometheus.yaml").read_text()
+    checksum = hashlib.sha256((script + template + rules).encode()).hexdigest()[:16]
+    filled = string.Template(template).substitute(IMAGE=image, DISCOVER_IMAGE=discover_image, CHECKSUM=checksum)
+    discover = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "discover", "namespace": NAMESPACE},
+        "data": {"discover.py": script},
+    }
+    documents: list[dict[str, Any]] = list(yaml.safe_load_all(filled))
+    # The namespace comes first, and pods mount the ConfigMap.
+    return [documents[0], discover, *documents[1:]]
+
+
+def deploy(kubectl: Kubectl, image: str, discover_image: str, deadline_s: float = 120.0) -> None:
+    """Apply Prometheus with the rules that now lie in the ConfigMap `pdpool-rules` and wait until it serves.
+
+    Raises:
+        CommandError: kubectl failed, for example because Prometheus did not get ready in time.
+    """
+    found = kubectl("get", "configmap", RULES, "-n", NAMESPACE, "--ignore-not-found", "-o", "json")
+    rules = json.dumps(json.loads(found)["data"]) if found.strip() else ""
+    kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(manifests(image, discover_image, rules)))
+    kubectl(
+        *("rollout", "status", "deployment/prometheus", "-n", NAMESPACE, f"--timeout={deadline_s:.0f}s"),
+        timeout_s=deadline_s + 10,
+    )
+
+
+def ask(kubectl: Kubectl, path: str, **parameters: str) -> Any:  # noqa: ANN401 -- the shape depends on the path
+    """Ask Prometheus' HTTP API through the API server and return the field `data` of the answer.
+
+    Raises:
+        CommandError: kubectl failed or Prometheus answered with an error.
+    """
+    query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
+    service = f"/api/v1/namespaces/{NAMESPACE}/services/prometheus:9090/proxy/api/v1/{path}{query}"
+    return json.loads(kubectl("get", "--raw", service))["data"]
