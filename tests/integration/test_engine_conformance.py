@@ -171,9 +171,9 @@ def test_two_peers_are_served_at_the_same_time(plane):
         jobs = []
         for target, remote in ((first, range(20)), (second, range(40, 20, -1))):
             assert initiator.connect(target) == {}
-            jobs.append({"peer": target.name, "local": list(range(20)), "remote": list(remote)})
+            jobs.append({"peer": target.name, "local": list(range(20)), "remote": list(remote), "times": 200})
         blank = np.full_like(first.arena.view, CANARY)
-        assert initiator.call("together", jobs=jobs, times=200) == {"failed": [], "alive": 0}
+        assert [outcome for outcome, _ in initiator.call("together", jobs=jobs)] == ["done", "done"]
         for target, job in zip((first, second), jobs, strict=True):
             assert np.array_equal(target.arena.view, expected(initiator, target, blank, job["local"], job["remote"]))
 
@@ -235,6 +235,34 @@ def test_over_tcp_a_stopped_target_stays_pending():
         assert initiator.call("usage")["cpu_s"] - before < 0.5, "waiting for a stopped peer must not spin"
 
 
+def test_over_tcp_a_stopped_peer_delays_no_other():
+    with peers("nixl-tcp", SMALL, "i", "A", "B") as (initiator, frozen, other):
+        for target in (frozen, other):
+            assert initiator.connect(target) == {}
+        job = {"local": list(range(8)), "remote": list(range(8))}
+        alone = initiator.call("together", jobs=[{**job, "peer": other.name, "times": 300}])
+        frozen.signal(signal.SIGSTOP)
+        jobs = [{**job, "peer": frozen.name, "times": 1}, {**job, "peer": other.name, "times": 300}]
+        beside = initiator.call("together", jobs=jobs, wait_s=5.0)
+        assert [outcome for outcome, _ in beside] == ["pending", "done"]
+        assert beside[1][1] < 3 * alone[0][1] + 0.5
+
+
+def test_over_tcp_connecting_a_stopped_peer_ends_by_its_deadline():
+    with peers("nixl-tcp", {**SMALL, "connect_timeout_s": 1.0}, "i", "A", "B") as (initiator, frozen, other):
+        frozen.signal(signal.SIGSTOP)
+        started = time.monotonic()
+        answer = initiator.connect(frozen)
+        assert answer["error"] == "PeerUnreachableError"
+        assert "did not answer within 1.0 s" in answer["message"]
+        assert time.monotonic() - started < 3.0
+        assert initiator.connect(other) == {}
+        assert write(initiator, other, [1], [2])["outcome"] == "done"
+        frozen.signal(signal.SIGCONT)
+        assert initiator.connect(frozen) == {}
+        assert write(initiator, frozen, [1], [2])["outcome"] == "done"
+
+
 def test_a_killed_initiator_leaves_the_target_serving_others(plane):
     with peers(plane, LARGE, "i", "j", "T") as (doomed, other, target):
         assert doomed.connect(target) == {}
@@ -269,7 +297,8 @@ def test_a_dead_peer_cannot_be_connected(plane):
     with peers(plane, SMALL, "i", "T") as (initiator, target):
         target.process.kill()
         target.process.wait(10)
-        assert initiator.connect(target)["error"] == "PeerUnreachableError"
+        for _ in range(2):
+            assert initiator.connect(target)["error"] == "PeerUnreachableError"
         assert initiator.call("submit", peer=target.name, local=[0], remote=[0])["error"] == "UnknownPeerError"
 
 
