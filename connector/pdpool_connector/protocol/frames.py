@@ -22,7 +22,8 @@ Room = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
-Text = Annotated[str, msgspec.Meta(max_length=1024)]
+MAX_TEXT = 1024
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Pages = Annotated[bytes, msgspec.Meta(max_length=2**21)]
 """Page ids as int32, little endian; opaque to the protocol but for their number."""
 PAGE_ID_BYTES = 4
@@ -51,13 +52,13 @@ class Hello(Frame, frozen=True, kw_only=True):
 
     oldest_version: Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
     address: Annotated[str, msgspec.Meta(max_length=256)]
-    memory: Annotated[bytes, msgspec.Meta(max_length=2**20)]
+    memory: Annotated[bytes, msgspec.Meta(max_length=2**21)]
 
 
 class HelloOk(Frame, frozen=True, kw_only=True):
     """Prefill accepts; `version` is the one both will speak. Sent once its engine has reached decode's memory."""
 
-    memory: Annotated[bytes, msgspec.Meta(max_length=2**20)]
+    memory: Annotated[bytes, msgspec.Meta(max_length=2**21)]
 
 
 class HelloRefused(Frame, frozen=True, kw_only=True):

@@ -53,6 +53,14 @@ class Cause(StrEnum):
 _SEEN_BY_PEER = {Cause.ABORTED: Cause.PEER_ABORTED, Cause.SHUTDOWN: Cause.PEER_LOST}
 
 
+def told_by_peer(text: str, otherwise: Cause) -> Cause:
+    """The cause in a peer's frame, in the words of this side; `otherwise` for one that only a newer version knows."""
+    try:
+        return Cause(text).seen_by_peer()
+    except ValueError:
+        return otherwise
+
+
 @dataclass(frozen=True, slots=True)
 class TransferStatus:
     """Immutable snapshot of one hand-off.

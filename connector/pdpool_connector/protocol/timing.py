@@ -1,0 +1,24 @@
+"""Deadlines, intervals and bounds of the protocol, in seconds and rows."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One set for a connector; the defaults suit pods in one cluster.
+
+    `drain_s`: how long a failed hand-off waits for proof of quiet before it is counted as a hold. `retry_first_s`,
+    `retry_max_s`: back-off of frames that want an answer, doubling. `query_s`: how often decode asks after an attempt
+    that it hears nothing of. `verdict_s`: how long the end of an attempt that decode has not acknowledged is remembered
+    and repeated; `acked_s`: how long one that it has. `max_attempts`: live hand-offs. `max_tombstones`: remembered
+    ends; one peer may have half of either.
+    """
+
+    drain_s: float = 10.0
+    retry_first_s: float = 0.1
+    retry_max_s: float = 2.0
+    query_s: float = 5.0
+    verdict_s: float = 120.0
+    acked_s: float = 15.0
+    max_attempts: int = 16_384
+    max_tombstones: int = 262_144
