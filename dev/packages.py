@@ -1,0 +1,116 @@
+"""Debian packages that the tools need: commands are installed, daemons are only unpacked into the cache.
+
+Unpacking keeps three promises at once: no daemon is started or enabled, an existing container runtime (whose package
+may conflict with Debian's) is not touched, and removing the cache removes them.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from dev.paths import cache_dir
+from dev.shell import Clock, run
+
+# Command that proves it is there -> package.
+COMMANDS = {
+    "iptables": "iptables",
+    "ebtables": "ebtables",
+    "conntrack": "conntrack",
+    "ethtool": "ethtool",
+    "socat": "socat",
+    "ip": "iproute2",
+    "modprobe": "kmod",
+    "mount": "mount",
+    "setpriv": "util-linux",
+    "openssl": "openssl",
+    "debootstrap": "debootstrap",
+    "buildah": "buildah",
+}
+# runc links against it.
+LIBRARIES = {"/usr/lib/x86_64-linux-gnu/libseccomp.so.2": "libseccomp2"}
+# Package -> files of it that are used, relative to the root.
+UNPACKED = {
+    "containerd": ("usr/bin/containerd", "usr/bin/containerd-shim-runc-v2", "usr/bin/ctr"),
+    "runc": ("usr/sbin/runc",),
+    "containernetworking-plugins": ("usr/lib/cni/bridge", "usr/lib/cni/host-local", "usr/lib/cni/loopback"),
+    "prometheus": ("usr/bin/prometheus", "usr/bin/promtool"),
+}
+POLICY = Path("/usr/sbin/policy-rc.d")
+POLICY_TEXT = "#!/bin/sh\n# pdpool installs packages: no daemon is started meanwhile.\nexit 101\n"
+
+
+def unpacked(package: str) -> Path:
+    """Return the folder a package of `UNPACKED` is unpacked in; its files lie below as they would below `/`."""
+    return cache_dir() / "debian" / package
+
+
+def program(name: str) -> Path:
+    """Return the path of an unpacked program, for example `containerd` or `promtool`.
+
+    Raises:
+        KeyError: no package of `UNPACKED` has it.
+    """
+    for package, files in UNPACKED.items():
+        for file in files:
+            if Path(file).name == name:
+                return unpacked(package) / file
+    raise KeyError(f"{name!r} is in none of the packages {', '.join(UNPACKED)}")
+
+
+def ensure(clock: Clock) -> None:
+    """Install and unpack what is missing, saying so first.
+
+    Raises:
+        CommandError: apt-get or dpkg failed.
+        PermissionError: packages are missing and this is not root.
+    """
+    search = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    wanted = [package for command, package in COMMANDS.items() if shutil.which(command, path=search) is None]
+    wanted += [package for file, package in LIBRARIES.items() if not Path(file).exists()]
+    missing = [p for p, files in UNPACKED.items() if not all((unpacked(p) / f).exists() for f in files)]
+    if not wanted and not missing:
+        return
+    if os.geteuid() != 0:
+        raise PermissionError(f"Debian packages {wanted + missing} are missing; installing them needs root")
+    clock.say("apt-get update")
+    run("apt-get", "-q", "update", timeout_s=600)
+    if wanted:
+        clock.say(f"installing Debian packages (no daemons among them): {' '.join(wanted)}")
+        _install(wanted)
+    if missing:
+        clock.say(f"unpacking, not installing, Debian packages into {cache_dir() / 'debian'}: {' '.join(missing)}")
+        for package in missing:
+            _unpack(package)
+
+
+def _install(packages: list[str]) -> None:
+    # A policy of the machine's own is respected; ours left behind by a crash is known by its text.
+    ours = not POLICY.exists() or POLICY.read_text() == POLICY_TEXT
+    if ours:
+        POLICY.write_text(POLICY_TEXT)
+        POLICY.chmod(0o755)
+    try:
+        run(
+            *("apt-get", "-q", "install", "--yes", "--no-install-recommends", "--no-remove", *packages),
+            env={"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"},
+            timeout_s=900,
+        )
+    finally:
+        if ours:
+            POLICY.unlink()
+
+
+def _unpack(package: str) -> None:
+    final = unpacked(package)
+    partial = final.with_name(f".partial-{package}")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(final, ignore_errors=True)
+    archives = partial / "archives"
+    archives.mkdir(parents=True)
+    # Run by root and into a folder that apt's own unprivileged user cannot write.
+    script = 'cd "$1" && exec apt-get -q -o APT::Sandbox::User=root download "$2"'
+    run("sh", "-c", script, "sh", archives, package, timeout_s=600)
+    (archive,) = archives.glob("*.deb")
+    run("dpkg-deb", "--extract", archive, partial)
+    shutil.rmtree(archives)
+    partial.rename(final)

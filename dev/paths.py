@@ -1,0 +1,13 @@
+"""Where the development tools keep what they build: one cache per user, shared by every checkout on the machine."""
+
+import os
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+def cache_dir() -> Path:
+    """Return the cache directory: `$PDPOOL_CACHE`, else `$XDG_CACHE_HOME/pdpool`, else `~/.cache/pdpool`."""
+    if override := os.environ.get("PDPOOL_CACHE"):
+        return Path(override).resolve()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "pdpool"

@@ -1,0 +1,83 @@
+"""Run commands and wait for conditions, with errors that say what happened."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+
+class CommandError(RuntimeError):
+    """A command failed; the message holds the command and the end of its output."""
+
+
+def run(
+    *command: str | Path,
+    stdin: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 120.0,
+) -> str:
+    """Run a command and return its standard output.
+
+    Args:
+        command: program and arguments.
+        stdin: text given on standard input; nothing if None.
+        env: variables added to this process's own.
+        timeout_s: the command is killed after that time.
+
+    Raises:
+        CommandError: it cannot be started, ended with another code than 0, or took longer than `timeout_s`.
+    """
+    words = [str(word) for word in command]
+    try:
+        done = subprocess.run(
+            words,
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            env=os.environ | dict(env or {}),
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CommandError(f"`{' '.join(words)}`: {error}") from error
+    if done.returncode:
+        raise CommandError(f"`{' '.join(words)}` ended with {done.returncode}: {(done.stderr or done.stdout)[-3000:]}")
+    return done.stdout
+
+
+class Clock:
+    """Prints lines that carry the seconds since it was made."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._started = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the clock was made."""
+        return time.monotonic() - self._started
+
+    def say(self, text: str) -> None:
+        """Print one line."""
+        print(f"{self._label} [{self.elapsed_s:6.1f} s] {text}", flush=True)
+
+
+def wait_for(what: str, unmet: Callable[[], str | None], *, deadline_s: float, interval_s: float = 0.3) -> None:
+    """Ask again until a condition holds.
+
+    Args:
+        what: name of the condition, for the error.
+        unmet: returns None when the condition holds, else why it does not.
+        deadline_s: longest wait.
+        interval_s: time between two questions.
+
+    Raises:
+        TimeoutError: it did not hold in time; the message holds the last reason.
+    """
+    end = time.monotonic() + deadline_s
+    while (reason := unmet()) is not None:
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what}: not so after {deadline_s:.0f} s: {reason}")
+        time.sleep(interval_s)
