@@ -2,13 +2,12 @@
 
 Of each rank two sources are asked: the connector (it answers also while the engine's scheduler is frozen) and the
 engine's scheduler. Heavy scraping has starved engines, therefore: one look per pod at a time, a bound on all together,
-jitter, and a deadline after which the answer is *unknown*. The newest looks are kept per rank for diagnosis.
+jitter, and a deadline after which the answer is *unknown*. The newest look at each rank is kept.
 """
 
 import asyncio
 import random
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
@@ -24,8 +23,6 @@ INTERVAL_S = 3.0
 JITTER = 0.2
 TIMEOUT_S = 2.0
 CONCURRENCY = 32
-HISTORY = 200
-"""Looks kept per rank: ten minutes at the default interval."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -99,7 +96,7 @@ class Sampler:
     """Owns the list of engine pods to look at and what was seen.
 
     Reconciles say which pods there are (`watch`); what is forgotten there is forgotten here. `on_look` hears of every
-    source asked, `on_sample` of every pod that was looked at.
+    source asked, `on_samples` of every pod that was looked at, with a sample per rank.
     """
 
     def __init__(
@@ -108,7 +105,7 @@ class Sampler:
         *,
         clock: Callable[[], float],
         now: Callable[[], datetime],
-        on_sample: Callable[[Target], None] = lambda _: None,
+        on_samples: Callable[[Target, Sequence[RankSample]], None] = lambda *_: None,
         on_look: Callable[[Look], None] = lambda _: None,
         interval_s: float = INTERVAL_S,
         timeout_s: float = TIMEOUT_S,
@@ -118,7 +115,7 @@ class Sampler:
         self._http = http
         self._clock = clock
         self._now = now
-        self._on_sample = on_sample
+        self._on_samples = on_samples
         self._on_look = on_look
         self._interval_s = interval_s
         self._timeout_s = timeout_s
@@ -127,7 +124,7 @@ class Sampler:
         self._targets: dict[str, Target] = {}
         self._due: dict[str, float] = {}
         self._looking: set[str] = set()
-        self._history: dict[tuple[str, int], deque[RankSample]] = {}
+        self._newest: dict[str, dict[int, RankSample]] = {}
         self._changed = asyncio.Event()
 
     def watch(self, namespace: str, pool: str, role: Role, targets: Iterable[Target]) -> None:
@@ -148,13 +145,7 @@ class Sampler:
 
     def newest(self, pod_uid: str) -> Mapping[int, RankSample]:
         """The newest look at each rank of a pod; a rank never looked at is absent."""
-        target = self._targets.get(pod_uid)
-        ranks = range(target.ranks) if target else ()
-        return {rank: seen[-1] for rank in ranks if (seen := self._history.get((pod_uid, rank)))}
-
-    def history(self, pod_uid: str, rank: int) -> tuple[RankSample, ...]:
-        """The looks at one rank, oldest first."""
-        return tuple(self._history.get((pod_uid, rank), ()))
+        return self._newest.get(pod_uid, {})
 
     async def run(self) -> None:
         """Look for ever."""
@@ -183,10 +174,8 @@ class Sampler:
             self._looking.discard(target.pod_uid)
         if self._targets.get(target.pod_uid) != target:
             return  # it vanished while we looked
-        for sample in samples:
-            key = (target.pod_uid, sample.rank)
-            self._history.setdefault(key, deque(maxlen=HISTORY)).append(sample)
-        self._on_sample(target)
+        self._newest[target.pod_uid] = {sample.rank: sample for sample in samples}
+        self._on_samples(target, samples)
 
     async def sample(self, target: Target) -> list[RankSample]:
         """One look at each rank of one pod; never raises for what the pod does."""
@@ -226,10 +215,8 @@ class Sampler:
         return body
 
     def _forget(self, uid: str) -> None:
-        target = self._targets.pop(uid)
-        del self._due[uid]
-        for rank in range(target.ranks):
-            self._history.pop((uid, rank), None)
+        del self._targets[uid], self._due[uid]
+        self._newest.pop(uid, None)
 
 
 def parse_state(body: bytes) -> ConnectorSample:

@@ -6,6 +6,7 @@ callers are level-triggered and come back by themselves.
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -125,7 +126,7 @@ def _error(status: int, body: bytes, what: str) -> ApiError:
 
 
 def _always() -> float:
-    return REQUEST_TIMEOUT_S
+    return math.inf
 
 
 class Api:
@@ -139,10 +140,12 @@ class Api:
         self,
         client: ApiClient,
         *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
         write_budget: Callable[[], float] = _always,
         on_call: Callable[[str, str, int, float], None] = lambda *_: None,
     ) -> None:
         self._client: Any = client  # its methods are not annotated
+        self._timeout_s = timeout_s
         self._write_budget = write_budget
         self._on_call = on_call
 
@@ -157,12 +160,15 @@ class Api:
         except NotFoundError:
             return None
 
-    async def list(self, resource: Resource, namespace: str | None, labels: str = "") -> AsyncIterator[Object]:
-        """All objects that match the label selector, page by page, as they are now (never from a cache).
+    async def list(
+        self, resource: Resource, namespace: str | None, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[Object]:
+        """All objects that match the selectors, page by page, as they are now (never from a cache).
 
         Items carry `apiVersion` and `kind`, which the server leaves out in lists.
         """
-        query = {"limit": str(PAGE_LIMIT)} | ({"labelSelector": labels} if labels else {})
+        selectors = {"labelSelector": labels, "fieldSelector": fields}
+        query = {"limit": str(PAGE_LIMIT)} | {key: value for key, value in selectors.items() if value}
         while True:
             page = await self._call("list", resource, resource.path(namespace), query=query)
             for item in page["items"]:
@@ -192,6 +198,20 @@ class Api:
             query["dryRun"] = "All"
         return await self._write("patch", resource, resource.path(namespace, name), intent, query)
 
+    async def apply_unread(self, resource: Resource, body: Mapping[str, Any]) -> Object:
+        """Server-side apply of a child that this process may write but not read (a Secret).
+
+        A dry run shows, by its field managers, whether somebody else's object stands there (NameConflictError).
+        """
+        metadata = body["metadata"]
+        path = resource.path(metadata["namespace"], metadata["name"])
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        preview = await self._write("patch", resource, path, body, query | {"dryRun": "All"})
+        for entry in preview["metadata"].get("managedFields") or ():
+            if entry.get("manager") != FIELD_MANAGER and "f:data" in entry.get("fieldsV1", {}):
+                raise NameConflictError(resource.kind, metadata["name"], f"the field manager {entry.get('manager')}")
+        return await self._write("patch", resource, path, body, query)
+
     async def apply_status(self, resource: Resource, live: Mapping[str, Any], status: Mapping[str, Any]) -> Object:
         """Write the whole status of the object `live`, which must still be the same one (uid)."""
         meta = live["metadata"]
@@ -204,9 +224,13 @@ class Api:
         path = resource.path(meta["namespace"], meta["name"], "status")
         return await self._write("patch", resource, path, body, {"fieldManager": STATUS_FIELD_MANAGER, "force": "true"})
 
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str, grace_period_s: int | None = None
+    ) -> None:
         """Delete the object of this uid; nothing happens if it is gone or another one has its name."""
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        if grace_period_s is not None:
+            options["gracePeriodSeconds"] = grace_period_s
         try:
             await self._write(
                 "delete", resource, resource.path(namespace, name), options, {"propagationPolicy": "Background"}
@@ -244,8 +268,7 @@ class Api:
         budget = self._write_budget()
         if budget <= 0:
             raise NotLeaderError(f"{verb} {path} was not sent: another operator may be the leader")
-        timeout = min(REQUEST_TIMEOUT_S, budget)
-        return await self._call(verb, resource, path, body=body, query=query, content=content, timeout_s=timeout)
+        return await self._call(verb, resource, path, body=body, query=query, content=content, budget_s=budget)
 
     async def _call(
         self,
@@ -256,8 +279,9 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content: str = "application/json",
-        timeout_s: float = REQUEST_TIMEOUT_S,
+        budget_s: float = math.inf,
     ) -> Object:
+        timeout_s = min(self._timeout_s, budget_s)
         method = {"create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE"}.get(verb, "GET")
         headers = {
             "Accept": "application/json",

@@ -1,0 +1,78 @@
+"""kopf as the informer: watches objects and says which keys are worth a look. The only module that imports kopf.
+
+Its handlers only enqueue. They write nothing on any object: no finalizer, no annotation, no event. What an event says
+is not trusted (a reconcile reads for itself), and what kopf misses is made good by the periodic resync.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import kopf
+
+from .api import names
+from .observe.cluster import DECODE_POOLS, PREFILL_POOLS, SERVICES_PD
+from .runtime.api import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
+    PODS,
+    SERVICES,
+    STATEFUL_SETS,
+    Resource,
+)
+
+PRIMARY = (PREFILL_POOLS, DECODE_POOLS, SERVICES_PD)
+OWNED = (PODS, STATEFUL_SETS, DEPLOYMENTS, SERVICES, DISRUPTION_BUDGETS, CONFIG_MAPS)
+
+
+def _registry(nudge: Callable[[Mapping[str, Any]], None]) -> kopf.OperatorRegistry:
+    registry = kopf.OperatorRegistry()
+
+    async def on_event(body: kopf.Body, **_: Any) -> None:  # noqa: ANN401 - kopf's calling convention
+        nudge(body)
+
+    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:  # noqa: ANN401 - kopf's calling convention
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
+    for resource in (*PRIMARY, *OWNED):
+        kopf.on.event(*_selector(resource), id=f"see-{resource.plural}", registry=registry)(on_event)
+    kopf.on.login(registry=registry)(login)
+    return registry
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = True  # no need to watch namespaces and CRDs, nor the right to
+    settings.watching.server_timeout = 300
+    settings.watching.chunk_size = 500
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 10
+    settings.networking.error_backoffs = [1, 2, 4, 8]
+    settings.process.ultimate_exiting_timeout = 30
+    for resource in OWNED:
+        settings.watching.label_selectors[_selector(resource)] = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+    return settings
+
+
+def _selector(resource: Resource) -> tuple[str, str] | tuple[str, str, str]:
+    short = (resource.version, resource.plural)
+    return (resource.group, *short) if resource.group else short
+
+
+async def watch(
+    nudge: Callable[[Mapping[str, Any]], None], namespaces: Iterable[str], *, stop: asyncio.Event, ready: asyncio.Event
+) -> None:
+    """Watch until `stop`; `nudge` is called with the body of every object that appears, changes or goes."""
+    wanted = list(namespaces)
+    await kopf.operator(
+        registry=_registry(nudge),
+        settings=_settings(),
+        clusterwide=not wanted,
+        namespaces=wanted,
+        standalone=True,
+        stop_flag=stop,
+        ready_flag=ready,
+    )

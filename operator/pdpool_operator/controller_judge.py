@@ -1,0 +1,151 @@
+"""Keeps judging every pool from what was sampled, and says which objects need a reconcile because a judgement changed.
+
+No call of the API is made here: pods are as the last reconcile saw them, queues as the sampler sees them now.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from .diagnose.model import Diagnosis, Subject
+from .diagnose.pools import diagnose, subjects
+from .diagnose.track import RankTrack, follow
+from .observe.keys import Bindings, Key
+from .observe.model import ObservedPool, RankSample
+from .observe.sampler import Target
+from .runtime.metrics import QueueReading
+
+JUDGE_EVERY_S = 1.0
+REFRESH = timedelta(seconds=30)
+"""How old the queue lengths in a status may grow while they change."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the last reconcile of a pool was based on."""
+
+    verdicts: tuple[tuple[int, str, tuple[str, ...]], ...]
+    lengths: tuple[tuple[int, int, str, int], ...]
+    at: datetime
+
+
+class Judge:
+    """Owns what is remembered of ranks (tracks) and the last observation of each pool; both only to judge from."""
+
+    def __init__(self, bindings: Bindings, now: Callable[[], datetime], enqueue: Callable[[Key], object]) -> None:
+        self._bindings = bindings
+        self._now = now
+        self._enqueue = enqueue
+        self._pools: dict[Key, ObservedPool] = {}
+        self._tracks: dict[tuple[str, int], RankTrack] = {}
+        self._shown: dict[Key, _Shown] = {}
+        self._diagnoses: dict[Key, tuple[Diagnosis, ...]] = {}
+
+    def on_samples(self, _: Target, samples: Sequence[RankSample]) -> None:
+        """Take in a look at one pod."""
+        for sample in samples:
+            key = (sample.pod_uid, sample.rank)
+            self._tracks[key] = follow(self._tracks.get(key), sample)
+
+    def observed(self, key: Key, pool: ObservedPool) -> None:
+        """The pool is like this now."""
+        self._pools[key] = pool
+        self._prune()
+
+    def gone(self, key: Key) -> None:
+        """There is no such pool any more."""
+        for known in (self._pools, self._shown, self._diagnoses):
+            known.pop(key, None)
+        self._prune()
+
+    def judge(self, key: Key) -> tuple[Diagnosis, ...]:
+        """The judgement on each instance of a pool, given the pools that services bind to it."""
+        pool = self._pools.get(key)
+        if pool is None:
+            return ()
+        others = [s for other in self._partners(key) for s in self._subjects(other)]
+        return diagnose(self._subjects(key), others, stuck_after_s=pool.stuck_after_s, now=self._now())
+
+    def shown(self, key: Key, diagnoses: tuple[Diagnosis, ...]) -> None:
+        """These diagnoses are what the pool's status now says."""
+        self._diagnoses[key] = diagnoses
+        self._shown[key] = _Shown(_verdicts(diagnoses), _lengths(diagnoses), self._now())
+
+    async def run(self) -> None:
+        """Judge all pools every second, for ever."""
+        while True:
+            await asyncio.sleep(JUDGE_EVERY_S)
+            self.tick()
+
+    def tick(self) -> None:
+        """Ask for a reconcile of every pool (and its services) whose status does not say what is so now."""
+        for key in list(self._pools):
+            diagnoses = self.judge(key)
+            shown = self._shown.get(key)
+            if shown is None:
+                continue  # its first reconcile is still under way
+            changed = shown.verdicts != _verdicts(diagnoses)
+            stale = shown.lengths != _lengths(diagnoses) and self._now() - shown.at >= REFRESH
+            self._diagnoses[key] = diagnoses
+            if changed or stale:
+                self._enqueue(key)
+                for service in self._bindings.services(key):
+                    self._enqueue(service)
+
+    def verdicts(self) -> Mapping[tuple[str, str, str, str], str]:
+        """Verdict by (namespace, pool, role, instance): for metrics."""
+        return {
+            (key.namespace, d.subject.pool, str(d.subject.role), str(d.subject.index)): str(d.verdict)
+            for key, diagnoses in self._diagnoses.items()
+            for d in diagnoses
+        }
+
+    def readings(self) -> list[QueueReading]:
+        """The hand-off queues as last seen: for metrics. A rank that did not answer last time has none."""
+        found = []
+        for key in self._pools:
+            for subject in self._subjects(key):
+                found += _readings(key.namespace, subject)
+        return found
+
+    def _subjects(self, key: Key) -> tuple[Subject, ...]:
+        pool = self._pools.get(key)
+        return subjects(pool, self._tracks) if pool else ()
+
+    def _partners(self, key: Key) -> set[Key]:
+        pools = {pool for service in self._bindings.services(key) for pool in self._bindings.pools(service)}
+        return {pool for pool in pools if pool.kind != key.kind}
+
+    def _prune(self) -> None:
+        alive = {i.pod.uid for pool in self._pools.values() for i in pool.instances if i.pod is not None}
+        for uid, rank in [key for key in self._tracks if key[0] not in alive]:
+            del self._tracks[uid, rank]
+
+
+def _verdicts(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
+    return tuple((d.subject.index, str(d.verdict), d.blames) for d in diagnoses)
+
+
+def _lengths(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, int, str, int], ...]:
+    return tuple(
+        (d.subject.index, track.latest.rank, name, queue.reqs)
+        for d in diagnoses
+        for track in d.subject.tracks
+        if track.latest.connector is not None
+        for name, queue in track.latest.connector.queues.items()
+    )
+
+
+def _readings(namespace: str, subject: Subject) -> list[QueueReading]:
+    found = []
+    for track in subject.tracks:
+        connector, engine = track.latest.connector, track.latest.engine
+        rank = (namespace, subject.pool, str(subject.role), str(subject.index), str(track.latest.rank))
+        if connector is not None:
+            for name, queue in connector.queues.items():
+                found.append(QueueReading((*rank, name), queue.reqs, queue.oldest_s, queue.moved_total))
+        elif engine is not None:
+            for name, reqs in engine.queues.items():
+                found.append(QueueReading((*rank, name), reqs, None, None))
+    return found

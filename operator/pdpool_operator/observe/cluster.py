@@ -1,0 +1,266 @@
+"""What the cluster says now about a pool or a service: always read from the API server, never from an informer's cache.
+
+kopf misses deletions that happen while its watch is down; a reconcile that lists is right whatever woke it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from ..api import names
+from ..api.base import SpecInvalid
+from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
+from ..runtime.api import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
+    EVENTS,
+    PODS,
+    SERVICES,
+    STATEFUL_SETS,
+    Api,
+    Resource,
+)
+from . import parse
+from .http import Unanswered
+from .model import ObservedInstance, ObservedObject, ObservedPod, ObservedPool, ObservedRouter, ObservedService
+from .routers import RouterClient
+from .sampler import Sampler, Target
+
+Object = dict[str, Any]
+
+PREFILL_POOLS = Resource(names.GROUP, names.VERSION, PrefillPool.plural, "PrefillPool")
+DECODE_POOLS = Resource(names.GROUP, names.VERSION, DecodePool.plural, "DecodePool")
+SERVICES_PD = Resource(names.GROUP, names.VERSION, DisaggregatedService.plural, DisaggregatedService.kind)
+POOL_RESOURCES = {PrefillPool: PREFILL_POOLS, DecodePool: DECODE_POOLS}
+
+EVENTS_AFTER = timedelta(seconds=3)
+"""Age of a pod that is not Ready (or of an instance without one) from which events are asked why."""
+MAX_EVENT_LOOKUPS = 8
+SECRET_TRUST = timedelta(minutes=10)
+"""The operator cannot read Secrets: for so long it believes that what it applied is still there."""
+
+
+class Cluster:
+    """Reads the state of pools and services: from the API server, from routers, and from the sampler's memory."""
+
+    def __init__(
+        self,
+        api: Api,
+        sampler: Sampler,
+        routers: RouterClient,
+        router_key: Callable[[DisaggregatedService], str],
+        now: Callable[[], datetime],
+    ) -> None:
+        self._api = api
+        self._sampler = sampler
+        self._routers = routers
+        self._router_key = router_key
+        self._now = now
+        self._secrets: dict[str, tuple[datetime, ObservedObject]] = {}
+
+    def secret_applied(self, namespace: str, secret: Object) -> None:
+        """Remember a Secret as it was just stored."""
+        seen = parse.observed_object({**secret, "kind": "Secret"})
+        self._secrets[f"{namespace}/{seen.name}"] = (self._now(), seen)
+
+    async def pool(self, pool: Pool) -> ObservedPool:
+        """The pool with its instances, and with what the routers of its services list."""
+        services = [s for s in await self._services(pool.metadata.namespace) if _binds(s, pool)]
+        listed, routers = await asyncio.gather(
+            self._pool(pool), asyncio.gather(*(self._service_routers(service) for service in services))
+        )
+        stuck_after = min((s.spec.stuck_after_seconds for s in services), default=30)
+        return _with_routers(replace(listed, stuck_after_s=stuck_after), [r for some in routers for r in some])
+
+    async def service(self, service: DisaggregatedService) -> ObservedService:
+        """The service with both pools, its router's objects, and the list of each router replica."""
+        namespace, router = service.metadata.namespace, names.router(service.metadata.name)
+        prefill, decode, routers = await asyncio.gather(
+            self._side(PrefillPool, namespace, service.spec.prefill.pool_ref.name),
+            self._side(DecodePool, namespace, service.spec.decode.pool_ref.name),
+            self._service_routers(service),
+        )
+        deployment, config, *objects = await asyncio.gather(
+            self._api.get(DEPLOYMENTS, namespace, router),
+            self._api.get(CONFIG_MAPS, namespace, router),
+            self._api.get(SERVICES, namespace, router),
+            self._api.get(DISRUPTION_BUDGETS, namespace, router),
+        )
+        seen = [parse.observed_object(obj) for obj in (config, *objects) if obj is not None]
+        secret = self._secret(namespace, names.router_secret(service.metadata.name), routers)
+        stuck_after = float(service.spec.stuck_after_seconds)
+        return ObservedService(
+            service=service,
+            prefill=prefill and _with_routers(replace(prefill, stuck_after_s=stuck_after), routers),
+            decode=decode and _with_routers(replace(decode, stuck_after_s=stuck_after), routers),
+            deployment=parse.observed_deployment(deployment) if deployment else None,
+            objects=(*seen, *([secret] if secret else [])),
+            routers=routers,
+            workers_json=(config.get("data") or {}).get(names.WORKERS_KEY) if config else None,
+        )
+
+    async def _side(self, kind: type[Pool], namespace: str, name: str) -> ObservedPool | None:
+        body = await self._api.get(POOL_RESOURCES[kind], namespace, name)
+        if body is None:
+            return None
+        try:
+            return await self._pool(kind.parse(body))
+        except SpecInvalid:
+            return None  # the pool's own status says so
+
+    async def _services(self, namespace: str) -> list[DisaggregatedService]:
+        services = []
+        async for body in self._api.list(SERVICES_PD, namespace):
+            try:
+                services.append(DisaggregatedService.parse(body))
+            except SpecInvalid:
+                continue  # its own status says so
+        return services
+
+    async def _pool(self, pool: Pool) -> ObservedPool:
+        namespace, name, role = pool.metadata.namespace, pool.metadata.name, pool.role
+        shared = names.pool_workload(name, role)
+        stateful_sets, pods, *objects = await asyncio.gather(
+            self._stateful_sets(pool),
+            self._list(PODS, namespace, names.selector_string(names.pool_selector(name, role))),
+            self._api.get(SERVICES, namespace, shared),
+            self._api.get(DISRUPTION_BUDGETS, namespace, shared),
+        )
+        by_owner = {parse.controller_uid(pod): pod for pod in sorted(pods, key=_age)}
+        instances = [self._instance(index, sts, by_owner) for index, sts in stateful_sets]
+        self._watch(pool, instances)
+        instances = await self._with_events(
+            namespace, instances, {sts["metadata"]["uid"]: sts for _, sts in stateful_sets}
+        )
+        return ObservedPool(
+            pool=pool,
+            instances=tuple(sorted(instances, key=lambda instance: instance.index)),
+            objects=tuple(parse.observed_object(obj) for obj in objects if obj is not None),
+        )
+
+    async def _stateful_sets(self, pool: Pool) -> list[tuple[int, Object]]:
+        """Those that carry the pool's labels, and those that stand under a name that the pool wants."""
+        namespace, name, role = pool.metadata.namespace, pool.metadata.name, pool.role
+        wanted = {names.instance(name, role, index): index for index in range(pool.spec.replicas)}
+        selector = names.selector_string(names.pool_selector(name, role))
+        ours = {sts["metadata"]["name"]: sts for sts in await self._list(STATEFUL_SETS, namespace, selector)}
+        if wanted.keys() - ours.keys():  # about to be made: somebody else's may stand there
+            everything = await self._list(STATEFUL_SETS, namespace)
+            ours |= {sts["metadata"]["name"]: sts for sts in everything if sts["metadata"]["name"] in wanted}
+        found = []
+        for sts in ours.values():
+            index = wanted.get(sts["metadata"]["name"], _index(sts, name, role))
+            if index is not None:
+                found.append((index, sts))
+        return found
+
+    def _instance(self, index: int, sts: Object, by_owner: dict[str, Object]) -> ObservedInstance:
+        meta = sts["metadata"]
+        body = by_owner.get(meta["uid"])
+        pod = parse.observed_pod(body) if body else None
+        return ObservedInstance(
+            index=index,
+            name=meta["name"],
+            uid=meta["uid"],
+            controller_uid=parse.controller_uid(sts),
+            deleting="deletionTimestamp" in meta,
+            spec_hash=parse.annotation(sts, names.ANNOTATION_SPEC_HASH),
+            build_hash=parse.annotation(sts, names.ANNOTATION_BUILD_HASH),
+            replicas=int((sts.get("spec") or {}).get("replicas", 1)),
+            drain_started=parse.moment(parse.annotation(sts, names.ANNOTATION_DRAIN_STARTED)),
+            drain_reason=parse.annotation(sts, names.ANNOTATION_DRAIN_REASON),
+            pod=pod,
+            ranks=self._sampler.newest(pod.uid) if pod else {},
+        )
+
+    def _watch(self, pool: Pool, instances: Iterable[ObservedInstance]) -> None:
+        meta = pool.metadata
+        targets = [
+            Target(meta.namespace, meta.name, pool.role, instance.index, pod.uid, pod.ip)
+            for instance in instances
+            if instance.controller_uid == meta.uid and (pod := instance.pod) and pod.ip and pod.phase == "Running"
+        ]
+        self._sampler.watch(meta.namespace, meta.name, pool.role, targets)
+
+    async def _with_events(
+        self, namespace: str, instances: list[ObservedInstance], bodies: dict[str, Object]
+    ) -> list[ObservedInstance]:
+        """Ask the events why, for pods that are not Ready and instances without one; for few, and not at once."""
+        lookups = 0
+        result = []
+        for instance in instances:
+            pod, since = instance.pod, bodies[instance.uid]["metadata"]["creationTimestamp"]
+            born = pod.created_at if pod else parse.moment(since)
+            silent = (pod is None or not pod.ready) and born is not None and self._now() - born > EVENTS_AFTER
+            if not silent or instance.deleting or lookups == MAX_EVENT_LOOKUPS:
+                result.append(instance)
+                continue
+            lookups += 1
+            events = await self._list(EVENTS, namespace, fields=f"regarding.uid={pod.uid if pod else instance.uid}")
+            if pod:
+                result.append(replace(instance, pod=replace(pod, warnings=parse.warnings(events))))
+            else:
+                refused = parse.warnings(events, "FailedCreate")
+                result.append(replace(instance, create_error=refused[0] if refused else ""))
+        return result
+
+    async def _service_routers(self, service: DisaggregatedService) -> tuple[ObservedRouter, ...]:
+        meta = service.metadata
+        selector = names.selector_string(names.router_selector(meta.name))
+        pods = await self._list(PODS, meta.namespace, selector)
+        key = self._router_key(service)
+        ask: list[Awaitable[ObservedRouter]] = [self._router(parse.observed_pod(pod), key) for pod in pods]
+        return tuple(await asyncio.gather(*ask))
+
+    async def _router(self, pod: ObservedPod, key: str) -> ObservedRouter:
+        if not pod.ip or pod.phase != "Running":
+            return ObservedRouter(pod, None, f"pod is {pod.phase}")
+        try:
+            return ObservedRouter(pod, await self._routers.workers(pod.ip, key))
+        except Unanswered as error:
+            return ObservedRouter(pod, None, str(error))
+
+    def _secret(self, namespace: str, name: str, routers: Iterable[ObservedRouter]) -> ObservedObject | None:
+        """The Secret as we applied it, while there is no reason to doubt that it is there."""
+        at, secret = self._secrets.get(f"{namespace}/{name}", (None, None))
+        doubt = any(router.pod.waiting_reason == "CreateContainerConfigError" for router in routers)
+        if at is None or doubt or self._now() - at > SECRET_TRUST:
+            self._secrets.pop(f"{namespace}/{name}", None)
+            return None
+        return secret
+
+    async def _list(self, resource: Resource, namespace: str, labels: str = "", fields: str = "") -> list[Object]:
+        return [obj async for obj in self._api.list(resource, namespace, labels, fields)]
+
+
+def _binds(service: DisaggregatedService, pool: Pool) -> bool:
+    side = service.spec.prefill if pool.role is names.Role.PREFILL else service.spec.decode
+    return side.pool_ref.name == pool.metadata.name
+
+
+def _index(sts: Object, pool: str, role: names.Role) -> int | None:
+    """The instance's number if the object is named as we name instances."""
+    number = sts["metadata"]["name"].removeprefix(names.instance(pool, role, 0).removesuffix("0"))
+    return int(number) if number.isdecimal() else None
+
+
+def _age(pod: Object) -> tuple[bool, str]:
+    """Of several pods of one instance the one that is not going away comes last, else the newest."""
+    return "deletionTimestamp" not in pod["metadata"], pod["metadata"]["creationTimestamp"]
+
+
+def _with_routers(pool: ObservedPool, routers: Iterable[ObservedRouter]) -> ObservedPool:
+    """Say of each instance which routers list it."""
+    lists = [(r.pod.name, r.workers) for r in routers if r.pod.phase == "Running"]
+
+    def listed_by(instance: ObservedInstance) -> tuple[str, ...] | None:
+        if any(workers is None for _, workers in lists):
+            return None
+        ip = instance.pod.ip if instance.pod else None
+        url = names.engine_url(ip) if ip else None
+        return tuple(name for name, workers in lists if any(worker.url == url for worker in workers or ()))
+
+    return replace(pool, instances=tuple(replace(i, listed_by=listed_by(i)) for i in pool.instances))

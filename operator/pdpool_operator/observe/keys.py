@@ -1,0 +1,67 @@
+"""Which object to look at when some object changed."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..api import names
+from ..api.models import POOL_KINDS, DecodePool, DisaggregatedService, PrefillPool
+from ..api.names import Role
+
+POOL_KIND_OF_ROLE = {str(kind.role): kind.kind for kind in POOL_KINDS}
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Key:
+    """An object to reconcile."""
+
+    kind: str
+    namespace: str
+    name: str
+
+
+@dataclass
+class Bindings:
+    """Which services bind which pools, so that news of a pool reaches its services.
+
+    A hint only: reconciles and events of services keep it; one that is missing is found by the resync.
+    """
+
+    _pools: dict[Key, frozenset[Key]] = field(default_factory=dict)
+
+    def bind(self, service: Key, prefill: str, decode: str) -> None:
+        """The service has these pools."""
+        self._pools[service] = frozenset(
+            {Key(PrefillPool.kind, service.namespace, prefill), Key(DecodePool.kind, service.namespace, decode)}
+        )
+
+    def drop(self, service: Key) -> None:
+        """The service is gone."""
+        self._pools.pop(service, None)
+
+    def pools(self, service: Key) -> frozenset[Key]:
+        """The pools of a service."""
+        return self._pools.get(service, frozenset())
+
+    def services(self, pool: Key) -> list[Key]:
+        """The services that bind a pool."""
+        return [service for service, pools in self._pools.items() if pool in pools]
+
+
+def keys_of(body: Mapping[str, Any], bindings: Bindings) -> Iterable[Key]:
+    """Which objects to look at when this one changed."""
+    meta, labels = body["metadata"], body["metadata"].get("labels") or {}
+    namespace = meta["namespace"]
+    if body.get("kind") == DisaggregatedService.kind:
+        key = Key(DisaggregatedService.kind, namespace, meta["name"])
+        return {key, *bindings.pools(key)}
+    if body.get("kind") in (PrefillPool.kind, DecodePool.kind):
+        key = Key(body["kind"], namespace, meta["name"])
+        return {key, *bindings.services(key)}
+    role, pool, service = (labels.get(k) for k in (names.LABEL_ROLE, names.LABEL_POOL, names.LABEL_SERVICE))
+    if role == Role.ROUTER and service:
+        return {Key(DisaggregatedService.kind, namespace, service)}
+    if role in POOL_KIND_OF_ROLE and pool:
+        key = Key(POOL_KIND_OF_ROLE[role], namespace, pool)
+        return {key, *bindings.services(key)}
+    return ()

@@ -1,0 +1,112 @@
+"""Objects as the API server returns them -> what `observe.model` calls them. Pure."""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from ..api import names
+from .model import ObservedDeployment, ObservedObject, ObservedPod
+
+Object = Mapping[str, Any]
+
+MAX_WARNINGS = 5
+
+
+def moment(text: str | None) -> datetime | None:
+    """A Kubernetes time stamp (seconds or microseconds), or None."""
+    if not text:
+        return None
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def controller_uid(obj: Object) -> str:
+    """UID of the controlling owner reference, empty if there is none."""
+    owners = obj["metadata"].get("ownerReferences") or ()
+    return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
+
+
+def annotation(obj: Object, key: str) -> str:
+    """Value of an annotation, empty if absent."""
+    return str((obj["metadata"].get("annotations") or {}).get(key, ""))
+
+
+def label(obj: Object, key: str) -> str:
+    """Value of a label, empty if absent."""
+    return str((obj["metadata"].get("labels") or {}).get(key, ""))
+
+
+def condition(obj: Object, type_: str) -> Mapping[str, Any]:
+    """A condition of the status, empty if absent."""
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    return next((c for c in conditions if c.get("type") == type_), {})
+
+
+def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
+    """A pod."""
+    meta, status, spec = pod["metadata"], pod.get("status") or {}, pod.get("spec") or {}
+    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    waiting: Mapping[str, str] = next((w for c in containers if (w := (c.get("state") or {}).get("waiting"))), {})
+    scheduled = condition(pod, "PodScheduled")
+    return ObservedPod(
+        name=meta["name"],
+        uid=meta["uid"],
+        ip=status.get("podIP"),
+        phase=status.get("phase", "Unknown"),
+        ready=condition(pod, "Ready").get("status") == "True",
+        terminating="deletionTimestamp" in meta,
+        spec_hash=annotation(pod, names.ANNOTATION_SPEC_HASH),
+        build_hash=annotation(pod, names.ANNOTATION_BUILD_HASH),
+        created_at=moment(meta["creationTimestamp"]) or datetime.fromtimestamp(0, UTC),
+        node=spec.get("nodeName", ""),
+        restarts=sum(int(c.get("restartCount", 0)) for c in containers),
+        waiting_reason=waiting.get("reason", ""),
+        waiting_message=waiting.get("message", ""),
+        unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
+        warnings=warnings,
+    )
+
+
+def observed_object(obj: Object) -> ObservedObject:
+    """Anything that we make and that is not an instance."""
+    meta = obj["metadata"]
+    return ObservedObject(
+        obj["kind"], meta["name"], meta["uid"], controller_uid(obj), annotation(obj, names.ANNOTATION_BUILD_HASH)
+    )
+
+
+def observed_deployment(obj: Object) -> ObservedDeployment:
+    """The router's Deployment."""
+    meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
+    failure = condition(obj, "ReplicaFailure")
+    return ObservedDeployment(
+        name=meta["name"],
+        uid=meta["uid"],
+        controller_uid=controller_uid(obj),
+        spec_hash=annotation(obj, names.ANNOTATION_SPEC_HASH),
+        build_hash=annotation(obj, names.ANNOTATION_BUILD_HASH),
+        replicas=int(spec.get("replicas", 1)),
+        ready_replicas=int(status.get("readyReplicas", 0)),
+        updated_replicas=int(status.get("updatedReplicas", 0)),
+        generation=int(meta.get("generation", 0)),
+        observed_generation=int(status.get("observedGeneration", 0)),
+        failure=failure.get("message", "") if failure.get("status") == "True" else "",
+    )
+
+
+def warnings(events: Iterable[Object], reason: str | None = None) -> tuple[str, ...]:
+    """Messages of Warning events (with this reason, if given), newest first, each once, at most MAX_WARNINGS."""
+    told = [e for e in events if e.get("type") == "Warning" and (reason is None or e.get("reason") == reason)]
+    told.sort(key=_last_seen, reverse=True)
+    notes = dict.fromkeys(str(event.get("note", "")) for event in told)
+    return tuple(notes)[:MAX_WARNINGS]
+
+
+def _last_seen(event: Object) -> datetime:
+    series = event.get("series") or {}
+    stamps = (
+        series.get("lastObservedTime"),
+        event.get("deprecatedLastTimestamp"),
+        event.get("eventTime"),
+        event["metadata"].get("creationTimestamp"),
+    )
+    return next((at for stamp in stamps if (at := moment(stamp))), datetime.fromtimestamp(0, UTC))

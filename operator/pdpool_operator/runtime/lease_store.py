@@ -1,0 +1,36 @@
+"""The leader Lease in the API server."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .api import LEASES, Api, ApiError, ConflictError
+from .lease import LeaseConflictError, LeaseUnavailableError
+
+CALL_TIMEOUT_S = 3.0
+"""Of one call: short enough that a renewal can be tried again before the leader must stop."""
+
+
+class ApiLease:
+    """A LeaseStore. Its `api` has no leader guard and connections of its own, so that nothing holds up a renewal."""
+
+    def __init__(self, api: Api, namespace: str, name: str) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._name = name
+
+    async def read(self) -> Mapping[str, Any] | None:
+        """The Lease object, or None; raises LeaseUnavailableError."""
+        try:
+            return await self._api.get(LEASES, self._namespace, self._name)
+        except ApiError as error:
+            raise LeaseUnavailableError(str(error)) from error
+
+    async def write(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Replace or create; raises LeaseConflictError or LeaseUnavailableError."""
+        write = self._api.replace if body["metadata"].get("resourceVersion") else self._api.create
+        try:
+            return await write(LEASES, body)
+        except ConflictError as error:
+            raise LeaseConflictError(str(error)) from error
+        except ApiError as error:
+            raise LeaseUnavailableError(str(error)) from error

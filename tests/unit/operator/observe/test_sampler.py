@@ -1,0 +1,330 @@
+"""Sampling engines: what answers is taken in exactly; what does not is unknown, with a reason; nothing is overrun."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+from datetime import UTC, datetime
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
+from pdpool_operator.observe.http import BODY_LIMIT, Unanswered, session
+from pdpool_operator.observe.model import RankSample
+from pdpool_operator.observe.sampler import Look, Sampler, Target, parse_loads, parse_state
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+ADDRESSES = (f"127.77.{i // 250}.{i % 250 + 1}" for i in itertools.count())
+
+STATE = {
+    "version": 1,
+    "role": "prefill",
+    "rank": 0,
+    "incarnation": "ab" * 16,
+    "uptime_s": 12.5,
+    "loop_lag_s": 0.001,
+    "engine_beat_age_s": 31.0,
+    "draining": False,
+    "queues": {
+        "prefill_bootstrap": {"reqs": 3, "oldest_s": 40.5, "moved_total": 17},
+        "prefill_inflight": {"reqs": 0, "oldest_s": None, "moved_total": 17},
+    },
+    "outcomes": {"done": 17, "failed": 0, "aborted": 0},
+    "holds": 1,
+    "held_bytes": 4096,
+    "held_oldest_s": 2.0,
+    "bytes_moved_total": 123,
+    "peers": [{"incarnation": "cd" * 16, "control": "10.0.0.3:8999", "last_seen_s": 0.5, "attempts": 3, "waiting": 3}],
+}
+LOADS = {
+    "loads": [
+        {
+            "dp_rank": 0,
+            "num_running_reqs": 2,
+            "num_waiting_reqs": 5,
+            "num_used_tokens": 64,
+            "max_total_num_tokens": 1024,
+            "token_usage": 0.0625,
+            "disaggregation": {
+                "mode": "prefill",
+                "prefill_bootstrap_queue_reqs": 3,
+                "prefill_inflight_queue_reqs": 1,
+                "decode_prealloc_queue_reqs": 0,
+                "decode_transfer_queue_reqs": 0,
+                "decode_retracted_queue_reqs": 0,
+            },
+        }
+    ]
+}
+
+
+class Pod:
+    """A pod that answers on both ports as it is told."""
+
+    def __init__(self) -> None:
+        self.ip = next(ADDRESSES)
+        self.state = self.loads = None
+        self.asked = 0
+        self.at_once = self.most_at_once = 0
+        self.hold = asyncio.Event()
+        self.hold.set()
+
+    async def _answer(self, what) -> web.StreamResponse:
+        self.asked += 1
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await self.hold.wait()
+        finally:
+            self.at_once -= 1
+        return what() if callable(what) else web.json_response(what)
+
+    async def admin(self, request: web.Request) -> web.StreamResponse:
+        assert request.path == "/v1/state"
+        return await self._answer(self.state)
+
+    async def engine(self, request: web.Request) -> web.StreamResponse:
+        assert request.path_qs == "/v1/loads?include=all"
+        return await self._answer(self.loads)
+
+
+@pytest.fixture
+async def serve():
+    runners = []
+
+    async def start(pod: Pod, *, admin: bool = True, engine: bool = True) -> Pod:
+        for wanted, port, handler in ((admin, ADMIN_PORT, pod.admin), (engine, ENGINE_HTTP_PORT, pod.engine)):
+            if wanted:
+                app = web.Application()
+                app.router.add_get("/{path:.*}", handler)
+                runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+                await runner.setup()
+                await web.TCPSite(runner, pod.ip, port).start()
+                runners.append(runner)
+        return pod
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def http():
+    async with session(8) as client:
+        yield client
+
+
+def target(pod: Pod, uid: str = "u1") -> Target:
+    return Target("llm", "chat", Role.PREFILL, 0, uid, pod.ip)
+
+
+class Recording(Sampler):
+    """A sampler, and all that it said it saw."""
+
+    seen: dict[str, list[RankSample]]
+
+
+def sampler(http, **options) -> Recording:
+    loop = asyncio.get_running_loop()
+    seen: dict[str, list[RankSample]] = {}
+
+    def on_samples(target: Target, samples) -> None:
+        seen.setdefault(target.pod_uid, []).extend(samples)
+
+    one = Recording(http, clock=loop.time, now=lambda: NOW, rng=random.Random(0), on_samples=on_samples, **options)
+    one.seen = seen
+    return one
+
+
+async def test_both_sources_are_taken_in(http, serve):
+    pod = await serve(Pod())
+    pod.state, pod.loads = STATE, LOADS
+    (sample,) = await sampler(http).sample(target(pod))
+    assert sample.connector.queues["prefill_bootstrap"].reqs == 3
+    assert sample.connector.queues["prefill_bootstrap"].oldest_s == 40.5
+    assert sample.connector.queues["prefill_bootstrap"].moved_total == 17
+    assert sample.connector.queues["prefill_inflight"].oldest_s is None
+    assert sample.connector.beat_age_s == 31.0
+    assert sample.connector.holds == 1
+    assert sample.connector.peers[0].control == "10.0.0.3:8999"
+    assert sample.engine.running == 2
+    assert sample.engine.waiting == 5
+    assert sample.engine.queues == {"prefill_bootstrap": 3, "prefill_inflight": 1}
+    assert (sample.rank, sample.pod_uid, sample.at) == (0, "u1", NOW)
+
+
+async def test_nothing_that_listens_is_unknown_with_the_reason_and_not_zero(http):
+    looks: list[Look] = []
+    (sample,) = await sampler(http, on_look=looks.append).sample(target(Pod()))
+    assert sample.connector is None
+    assert sample.engine is None
+    assert sample.connector_error == sample.engine_error == "refused"
+    assert {(look.source, look.outcome) for look in looks} == {("connector", "refused"), ("engine", "refused")}
+
+
+async def test_a_frozen_scheduler_leaves_the_connectors_answer(http, serve):
+    pod = await serve(Pod())
+    pod.state = STATE
+    pod.loads = lambda: web.Response(status=503)
+    (sample,) = await sampler(http).sample(target(pod))
+    assert sample.connector is not None
+    assert sample.engine is None
+    assert sample.engine_error == "http 503"
+
+
+async def test_an_answer_that_does_not_come_is_unknown_within_the_deadline(http, serve):
+    pod = await serve(Pod())
+    pod.hold.clear()
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    (sample,) = await sampler(http, timeout_s=0.2).sample(target(pod))
+    assert sample.connector_error == sample.engine_error == "timeout"
+    assert loop.time() - started < 1.5
+
+
+async def test_an_answer_that_drips_is_unknown_within_the_deadline(http, serve):
+    async def drip(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(100):
+                await response.write(b" ")
+                await asyncio.sleep(0.05)
+        return response
+
+    pod = Pod()
+    pod.admin = drip
+    await serve(pod, engine=False)
+    (sample,) = await sampler(http, timeout_s=0.3).sample(target(pod))
+    assert sample.connector_error == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        pytest.param(lambda: web.Response(text="<html>"), "invalid", id="no JSON"),
+        pytest.param(lambda: web.Response(body=b"\xff\xfe{}"), "invalid", id="no text"),
+        pytest.param({}, "invalid", id="fields missing"),
+        pytest.param(STATE | {"holds": -1}, "invalid", id="negative"),
+        pytest.param(STATE | {"queues": {"x": {"reqs": "many"}}}, "invalid", id="wrong type"),
+        pytest.param(STATE | {"queues": {str(i): {"reqs": 1} for i in range(17)}}, "invalid", id="too many queues"),
+        pytest.param(lambda: web.Response(body=b" " * (BODY_LIMIT + 2)), "invalid", id="too long"),
+        pytest.param(lambda: web.Response(status=302, headers={"Location": "/v1/state"}), "http 302", id="redirect"),
+        pytest.param(lambda: web.Response(status=500), "http 500", id="500"),
+        pytest.param(
+            lambda: web.json_response(STATE, headers={"Content-Encoding": "gzip"}), None, id="not decompressed"
+        ),
+    ],
+)
+async def test_garbage_is_unknown(http, serve, answer, reason):
+    pod = await serve(Pod(), engine=False)
+    pod.state = answer
+    (sample,) = await sampler(http).sample(target(pod))
+    if reason is None:
+        assert sample.connector is not None
+    else:
+        assert sample.connector is None
+        assert sample.connector_error.startswith(reason)
+
+
+async def test_every_rank_is_asked_at_its_own_port(http, serve):
+    pod = await serve(Pod())
+    pod.state, pod.loads = STATE, LOADS
+    two = Target("llm", "chat", Role.PREFILL, 0, "u1", pod.ip, ranks=2)
+    first, second = await sampler(http).sample(two)
+    assert first.connector is not None
+    assert second.connector_error == "refused"
+    assert second.engine is None
+    assert second.engine_error == "invalid: rank not listed"
+
+
+async def eventually(condition, timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def running():
+    tasks = []
+
+    def run(one: Sampler) -> Sampler:
+        tasks.append(asyncio.create_task(one.run()))
+        return one
+
+    yield run
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_pod_is_looked_at_again_and_again_and_forgotten_when_it_vanishes(http, serve, running):
+    pod = await serve(Pod())
+    pod.state, pod.loads = STATE, LOADS
+    one = running(sampler(http, interval_s=0.05))
+    one.watch("llm", "chat", Role.PREFILL, [target(pod)])
+    await eventually(lambda: len(one.seen.get("u1", [])) >= 3)
+    assert one.newest("u1")[0].connector is not None
+    one.watch("llm", "chat", Role.DECODE, [])
+    assert one.newest("u1")
+    one.watch("llm", "chat", Role.PREFILL, [])
+    assert one.newest("u1") == {}
+    assert list(one.targets()) == []
+
+
+async def test_a_pod_that_hangs_is_asked_once_at_a_time_and_does_not_hold_up_others(http, serve, running):
+    slow, quick = await serve(Pod(), engine=False), await serve(Pod())
+    slow.hold.clear()
+    quick.state, quick.loads = STATE, LOADS
+    one = running(sampler(http, interval_s=0.02, timeout_s=0.5))
+    one.watch("llm", "chat", Role.PREFILL, [target(slow, "slow"), target(quick, "quick")])
+    await eventually(lambda: len(one.seen.get("slow", [])) >= 2)
+    assert slow.most_at_once == 1
+    assert len(one.seen["quick"]) > 5
+    assert all(sample.connector_error == "timeout" for sample in one.seen["slow"])
+
+
+async def test_what_is_seen_of_a_pod_after_it_was_forgotten_is_dropped(http, serve, running):
+    pod = await serve(Pod())
+    pod.state, pod.loads = STATE, LOADS
+    pod.hold.clear()
+    one = running(sampler(http, interval_s=0.02))
+    one.watch("llm", "chat", Role.PREFILL, [target(pod)])
+    await eventually(lambda: pod.asked >= 2)
+    one.watch("llm", "chat", Role.PREFILL, [])
+    pod.hold.set()
+    await eventually(lambda: pod.at_once == 0)
+    await asyncio.sleep(0.05)
+    assert one.seen == {}
+    assert one.newest("u1") == {}
+
+
+async def test_all_looks_together_are_bounded(http, serve, running):
+    pod = await serve(Pod(), engine=False)
+    pod.hold.clear()
+    one = running(sampler(http, interval_s=0.01, timeout_s=0.3, concurrency=2))
+    one.watch("llm", "chat", Role.PREFILL, [target(pod, f"u{i}") for i in range(6)])
+    await eventually(lambda: len(one.seen) == 6)
+    assert pod.most_at_once <= 2
+
+
+@given(
+    st.binary(max_size=200)
+    | st.builds(
+        lambda value: json.dumps(value).encode(),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+            lambda inner: (
+                st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from([*STATE, *LOADS, "reqs"]), inner)
+            ),
+            max_leaves=20,
+        ),
+    )
+)
+def test_no_answer_whatever_raises_anything_but_unanswered(body):
+    for parse in (parse_state, lambda text: parse_loads(text, Role.DECODE)):
+        with contextlib.suppress(Unanswered):
+            parse(body)
