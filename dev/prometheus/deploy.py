@@ -48,7 +48,14 @@ def deploy(kubectl: Kubectl, image: str, discover_image: str, deadline_s: float 
     """
     found = kubectl("get", "configmap", RULES, "-n", NAMESPACE, "--ignore-not-found", "-o", "json")
     rules = json.dumps(json.loads(found)["data"]) if found.strip() else ""
-    kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(manifests(image, discover_image, rules)))
+    kubectl(
+        "apply",
+        "--server-side",
+        "--field-manager=pdpool-dev",
+        "-f",
+        "-",
+        stdin=yaml.safe_dump_all(manifests(image, discover_image, rules)),
+    )
     kubectl(
         *("rollout", "status", "deployment/prometheus", "-n", NAMESPACE, f"--timeout={deadline_s:.0f}s"),
         timeout_s=deadline_s + 10,

@@ -1,0 +1,80 @@
+"""`python -m dev.demo [up | down] [--cluster local | current] [--registry R]`."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+import openai
+
+from dev.demo import down as removal
+from dev.demo import story, trouble
+from dev.demo.screen import DemoError, Screen
+from dev.demo.target import Target, target
+from dev.shell import CommandError
+
+FAILURES = (CommandError, DemoError, TimeoutError, openai.OpenAIError, OSError, KeyError)
+CLUSTER = click.option(
+    "--cluster",
+    type=click.Choice(("local", "current")),
+    default="local",
+    show_default=True,
+    help="The local Kubernetes of `make cluster`, or the current kubeconfig context.",
+)
+REGISTRY = click.option("--registry", help="Where to push images for --cluster current: registry.example/team.")
+
+
+def choose(screen: Screen, cluster: str, registry: str | None) -> Target:
+    """Return the cluster by its name, or end with a usage error."""
+    if cluster == "current" and not registry:
+        raise click.UsageError("--cluster current needs --registry: the nodes have to pull the images from somewhere")
+    try:
+        return target(cluster, registry, screen)
+    except (CommandError, DemoError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def tell(screen: Screen, cluster: Target) -> None:
+    """Run the story; end with 1 and a report when it fails."""
+    try:
+        figures = story.tell(screen, cluster)
+    except KeyboardInterrupt:
+        screen.console.print("\ninterrupted; `make demo` goes on from here, `make demo-down` removes everything")
+        sys.exit(130)
+    except FAILURES as error:
+        trouble.report(screen, cluster, error)
+        sys.exit(1)
+    print(figures.line())
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that choose a cluster."""
+    return CLUSTER(REGISTRY(command))
+
+
+@click.group(invoke_without_command=True)
+@options
+@click.pass_context
+def main(context: click.Context, cluster: str, registry: str | None) -> None:
+    """Pools on a real Kubernetes: install, ask, break, alert, recover."""
+    if context.invoked_subcommand is None:
+        context.invoke(up, cluster=cluster, registry=registry)
+
+
+@main.command()
+@options
+def up(cluster: str, registry: str | None) -> None:
+    """Tell the whole story; the cluster stays up."""
+    screen = Screen()
+    tell(screen, choose(screen, cluster, registry))
+
+
+@main.command()
+@click.option("--cluster", type=click.Choice(("local", "current")), default="local", show_default=True)
+def down(cluster: str) -> None:
+    """Remove what the demo made; stop the local cluster."""
+    screen = Screen()
+    removal.everything(screen, choose(screen, cluster, "unused"), stops=cluster == "local")
+
+
+main()

@@ -1,0 +1,61 @@
+"""Remove what the demo made."""
+
+from dev.demo.install import OURS, POOLS, RELEASE, SYSTEM
+from dev.demo.screen import Screen
+from dev.demo.target import Target
+from dev.shell import CommandError
+
+GONE_S = 180.0
+KINDS = ("prefillpools", "decodepools", "disaggregatedservices")
+
+
+def remove(screen: Screen, target: Target) -> None:
+    """Remove pools, release, CRDs and namespaces; what is gone already is fine, and what is not the demo's stays.
+
+    Raises:
+        CommandError: kubectl or helm failed, for example because there is no cluster.
+    """
+    screen.step("Removing the pools, the release, the CRDs and the namespaces")
+    target.kubectl("get", "--raw", "/readyz", timeout_s=15)
+    namespaces = target.get("namespaces", "-l", OURS)["items"]
+    if not namespaces:
+        screen.say("no demo is installed")
+        return
+    commands = [
+        ("helm", "uninstall", RELEASE, "-n", SYSTEM, "--ignore-not-found", "--wait"),
+        ("kubectl", "delete", "namespaces", "-l", OURS, f"--timeout={GONE_S:.0f}s"),
+        ("kubectl", "delete", "clusterrole,clusterrolebinding", "pdpool-dev-prometheus", "--ignore-not-found"),
+    ]
+    if others := _pools_elsewhere(target):
+        screen.say(f"the CRDs stay, for there are pools that are not the demo's: {', '.join(others)}")
+    else:
+        commands.append(("kubectl", "delete", "crd", *(f"{kind}.pdpool.dev" for kind in KINDS), "--ignore-not-found"))
+    for program, *arguments in commands:
+        screen.command(" ".join((program, *arguments)))
+        run = target.helm if program == "helm" else target.kubectl
+        screen.block(run(*arguments, timeout_s=GONE_S + 10))
+
+
+def _pools_elsewhere(target: Target) -> list[str]:
+    crds = target.get("crds")["items"]
+    if not {f"{kind}.pdpool.dev" for kind in KINDS} <= {crd["metadata"]["name"] for crd in crds}:
+        return []
+    found = [item["metadata"] for item in target.get(",".join(KINDS), "-A")["items"]]
+    return [f"{one['namespace']}/{one['name']}" for one in found if one["namespace"] != POOLS]
+
+
+def everything(screen: Screen, target: Target, *, stops: bool) -> None:
+    """Remove what the demo made and stop the cluster if it is ours (`stops`), which then removes what could not be.
+
+    Raises:
+        CommandError: it could not be removed, and the cluster stays.
+    """
+    try:
+        remove(screen, target)
+    except CommandError as error:
+        if not stops:
+            raise
+        screen.say(f"not removed one by one ({error}); the whole cluster goes anyway")
+    if stops:
+        screen.step("Stopping the local cluster")
+        target.stop()

@@ -1,0 +1,150 @@
+"""From an empty cluster to pools that are Ready."""
+
+import json
+import time
+from typing import Any
+
+import yaml
+
+from dev.demo.screen import DemoError, Screen
+from dev.demo.target import Images, Target
+from dev.paths import CHECKOUT
+from dev.prometheus import deploy
+from dev.shell import CommandError
+
+SYSTEM, POOLS = "pdpool-system", "llm"
+NAMESPACES = (SYSTEM, POOLS, deploy.NAMESPACE)
+OURS = "pdpool.dev/demo"
+"""Label of the namespaces that the demo made, and that it may therefore empty and remove."""
+RELEASE = "pdpool"
+SERVICE = "chat"
+READY_S = 240.0
+GONE_S = 180.0
+
+# Short, so that the story does not take minutes: Prometheus scrapes every 3 s here. A chart's defaults suit real pools.
+WINDOWS = {"noProgress": "12s", "bootstrapQueueStuck": "15s"}
+STUCK_AFTER_S = 10
+FAULTS = "--enable-faults"
+
+
+def namespaces(screen: Screen, target: Target) -> None:
+    """Make the namespaces, all under the `restricted` pod security profile.
+
+    Raises:
+        DemoError: one is there and was not made by a demo.
+    """
+    for namespace in target.get("namespaces")["items"]:
+        name = namespace["metadata"]["name"]
+        if name in NAMESPACES and OURS not in namespace["metadata"]["labels"]:
+            raise DemoError(f"namespace {name} is there and not of a demo (no label {OURS}): it is left alone")
+    screen.say(f"namespaces {', '.join(NAMESPACES)}, each enforcing the restricted pod security profile")
+    labels = {"pod-security.kubernetes.io/enforce": "restricted", OURS: ""}
+    documents = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}} for name in NAMESPACES
+    ]
+    target.kubectl(
+        *("apply", "--server-side", "--field-manager=pdpool-demo", "-f", "-"), stdin=yaml.safe_dump_all(documents)
+    )
+
+
+def helm_values(images: Images) -> dict[str, Any]:
+    """Return the values that the demo sets."""
+    return {
+        "image": {"registry": images.registry, "tag": images.tag},
+        # A rebuilt image may have the same tag: this makes a new pod.
+        "operator": {"podAnnotations": {"pdpool.dev/images": images.fingerprint}},
+        "rules": {"configMap": {"namespace": deploy.NAMESPACE}, "windows": WINDOWS},
+        "networkPolicy": {"engineNamespaces": [POOLS]},
+        "test": {"router": {"service": f"{SERVICE}-router", "namespace": POOLS}},
+    }
+
+
+def operator(screen: Screen, target: Target, images: Images) -> None:
+    """Install or upgrade the chart, and wait until the operator is ready."""
+    values = yaml.safe_dump(helm_values(images), sort_keys=False)
+    _settle_interrupted(screen, target)
+    screen.command(f"helm upgrade --install {RELEASE} charts/pdpool --namespace {SYSTEM} --wait --values - <<EOF")
+    screen.block(values + "EOF")
+    chart = str(CHECKOUT / "charts" / "pdpool")
+    target.helm(
+        *("upgrade", "--install", RELEASE, chart, "--namespace", SYSTEM, "--wait", "--timeout", "3m", "--values", "-"),
+        stdin=values,
+    )
+    screen.block(target.kubectl("get", "deployment", "-n", SYSTEM))
+
+
+def _settle_interrupted(screen: Screen, target: Target) -> None:
+    """Remove a release that an interrupted helm left pending, which helm itself refuses to touch."""
+    releases = json.loads(target.helm("list", "--all", "--namespace", SYSTEM, "--output", "json"))
+    for release in releases:
+        if release["name"] == RELEASE and release["status"].startswith(("pending", "uninstalling")):
+            screen.say(f"an interrupted run left the release {release['status']}: removing it (CRDs stay)")
+            target.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait")
+
+
+def prometheus(screen: Screen, target: Target, images: Images) -> None:
+    """Deploy Prometheus with the chart's rules."""
+    rules = target.get("configmap", deploy.RULES, "-n", deploy.NAMESPACE)["data"]["pdpool.rules.yaml"]
+    alerts = [line.split("alert:")[1].strip() for line in rules.splitlines() if "alert:" in line]
+    screen.say(f"Prometheus in namespace {deploy.NAMESPACE} loads the chart's rules: {', '.join(alerts)}")
+    deploy.deploy(target.kubectl, images.prometheus, images.product("operator"))
+
+
+def demo_objects(text: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the objects of examples/chat.yaml with what the demo changes, and one sentence for each change."""
+    documents = [document for document in yaml.safe_load_all(text) if document]
+    changes = []
+    for document in documents:
+        if document["kind"] == "DecodePool":
+            spec = document["spec"].setdefault("template", {}).setdefault("spec", {})
+            containers = spec.setdefault("containers", [])
+            engine = next((container for container in containers if container["name"] == "engine"), None)
+            if engine is None:
+                engine = {"name": "engine"}
+                containers.append(engine)
+            engine.setdefault("args", []).append(FAULTS)
+            changes.append(f"DecodePool: engine started with {FAULTS}, so that one can be frozen on request")
+        elif document["kind"] == "DisaggregatedService":
+            document["spec"]["stuckAfterSeconds"] = STUCK_AFTER_S
+            changes.append(f"DisaggregatedService: stuckAfterSeconds {STUCK_AFTER_S} (default 30)")
+    return documents, changes
+
+
+def remove_pools(screen: Screen, target: Target) -> None:
+    """Remove the pools of an earlier run, if there are any, so that every run tells the same story."""
+    kinds = "prefillpools,decodepools,disaggregatedservices"
+    if not target.get(kinds, "-n", POOLS)["items"]:
+        return
+    screen.say("pools of an earlier run are there: removing them first")
+    target.kubectl("delete", kinds, "--all", "-n", POOLS, "--wait=false")
+    target.kubectl("delete", "pod", "--all", "-n", POOLS, "--wait=false")
+
+    def left() -> str | None:
+        names = [pod["metadata"]["name"] for pod in target.get("pods", "-n", POOLS)["items"]]
+        return f"{', '.join(names)} still there" if names else None
+
+    screen.wait("their pods to end", left, GONE_S)
+
+
+def pools(screen: Screen, target: Target) -> float:
+    """Apply the example and wait until its service is Ready; return the seconds between the two."""
+    documents, changes = demo_objects((CHECKOUT / "examples" / "chat.yaml").read_text())
+    screen.command(f"kubectl apply -n {POOLS} -f examples/chat.yaml")
+    for change in changes:
+        screen.say(f"for the demo, {change}")
+    began = time.monotonic()
+    applied = target.kubectl("apply", "-n", POOLS, "-f", "-", stdin=yaml.safe_dump_all(documents))
+    screen.block(applied)
+    screen.command(f"kubectl wait -n {POOLS} --for=condition=Ready pdsvc/{SERVICE} --timeout={READY_S:.0f}s")
+    try:
+        target.kubectl(
+            *("wait", "-n", POOLS, "--for=condition=Ready", f"pdsvc/{SERVICE}", f"--timeout={READY_S:.0f}s"),
+            timeout_s=READY_S + 10,
+        )
+    except CommandError as error:
+        raise TimeoutError(f"{SERVICE} did not get Ready within {READY_S:.0f} s: {error}") from error
+    seconds = time.monotonic() - began
+    screen.command(f"kubectl get pd -n {POOLS}")
+    screen.block(target.kubectl("get", "pd", "-n", POOLS))
+    screen.block(target.kubectl("get", "pods", "-n", POOLS, "-o", "wide"))
+    return seconds

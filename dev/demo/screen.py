@@ -1,0 +1,80 @@
+"""What the demo prints: numbered steps, commands as a reader would type them, waits with their deadline."""
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dev.shell import wait_for
+
+
+class DemoError(RuntimeError):
+    """The story cannot go on; the message says what was expected and what was seen."""
+
+
+class Screen:
+    """Writes the story. Times in brackets are seconds since it began."""
+
+    def __init__(self) -> None:
+        self.console = Console(highlight=False, soft_wrap=True)
+        self._began = time.monotonic()
+        self._step = 0
+        self.doing = "starting"
+        """What is being done now, for the report of a failure."""
+
+    def step(self, title: str) -> None:
+        """Begin a step."""
+        self._step += 1
+        self.doing = title
+        self.console.print(f"\n[bold cyan]{self._step}. {escape(title)}[/]  [dim]\\[{self._elapsed():.0f} s][/]")
+
+    def say(self, text: str) -> None:
+        """Print a sentence."""
+        self.console.print(f"   {escape(text)}")
+
+    def command(self, text: str) -> None:
+        """Print a command that is run, in a form that can be copied."""
+        self.console.print(f"   [green]$ {escape(text)}[/]")
+
+    def block(self, text: str) -> None:
+        """Print several lines, indented."""
+        for line in text.rstrip().splitlines():
+            self.console.print(f"     [dim]{escape(line)}[/]")
+
+    def fragment(self, text: str) -> None:
+        """Print a piece of a streamed answer."""
+        self.console.print(text, end="", markup=False, style="bold")
+
+    def event(self, since: float, text: str) -> None:
+        """Print what was seen, with the seconds since a moment of `time.monotonic()`."""
+        self.console.print(f"   [yellow]+{time.monotonic() - since:5.1f} s[/]  {escape(text)}")
+
+    def wait(self, what: str, unmet: Callable[[], str | None], deadline_s: float, interval_s: float = 0.5) -> float:
+        """Wait for a condition, saying so, and return the seconds it took.
+
+        Args:
+            what: what is waited for.
+            unmet: None when it holds, else why not.
+            deadline_s: longest wait.
+            interval_s: time between two questions.
+
+        Raises:
+            TimeoutError: it did not hold in time.
+        """
+        began = time.monotonic()
+        self.say(f"waiting for {what} (at most {deadline_s:.0f} s)")
+        wait_for(what, unmet, deadline_s=deadline_s, interval_s=interval_s)
+        return time.monotonic() - began
+
+    def figures(self, rows: list[tuple[str, str]]) -> None:
+        """Print a table of names and values."""
+        table = Table(show_header=False, title="what was measured", title_justify="left")
+        for name, value in rows:
+            table.add_row(escape(name), escape(value))
+        self.console.print()
+        self.console.print(table)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began

@@ -1,0 +1,134 @@
+"""The story that `python -m dev.demo up` tells, step by step."""
+
+from dataclasses import dataclass, field
+
+from dev.demo import install, questions, stuck
+from dev.demo.install import POOLS, SERVICE
+from dev.demo.oracle import unified_engine
+from dev.demo.screen import DemoError, Screen
+from dev.demo.target import Images, Target
+from dev.prometheus import deploy
+
+ADMIN_PORT = 9400
+ROUTER_PORT = 8000
+
+
+@dataclass
+class Figures:
+    """What the last line reports."""
+
+    ttft_ms: float = 0.0
+    requests: int = 0
+    asked: int = 0
+    kv_bytes: int = 0
+    apply_to_ready_s: float = 0.0
+    freeze: stuck.Outcome = field(default_factory=stuck.Outcome)
+
+    def line(self) -> str:
+        """The last line of the demo."""
+        return (
+            f"demo ok: ttft_ms={self.ttft_ms:.0f} requests={self.requests}/{self.asked} kv_bytes={self.kv_bytes} "
+            f"apply_to_ready_s={self.apply_to_ready_s:.1f} alert_fire_s={self.freeze.fire_s:.1f} "
+            f"alert_resolve_s={self.freeze.resolve_s:.1f}"
+        )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Names and values for the table."""
+        return [
+            ("pools applied until Ready", f"{self.apply_to_ready_s:.1f} s"),
+            ("time to the first token, through router, prefill and decode", f"{self.ttft_ms:.0f} ms"),
+            ("concurrent answers equal to the unified engine's", f"{self.requests} of {self.asked}"),
+            ("KV cache moved from prefill to decode", f"{self.kv_bytes / 2**20:.1f} MiB"),
+            ("engine frozen until the alert fired", f"{self.freeze.fire_s:.1f} s"),
+            ("engine unfrozen until the alert was resolved", f"{self.freeze.resolve_s:.1f} s"),
+            (
+                "requests that met the freeze",
+                f"{self.freeze.completed} completed, {len(self.freeze.failed)} failed with an error, 0 hang",
+            ),
+        ]
+
+
+def tell(screen: Screen, target: Target) -> Figures:
+    """Run the whole story and return its figures.
+
+    Raises:
+        CommandError, TimeoutError, DemoError, openai.OpenAIError: a step failed; `screen.doing` says which.
+    """
+    figures = Figures()
+    screen.step("A Kubernetes cluster")
+    target.start()
+    screen.step("Images: operator, engine with the model, router, Prometheus")
+    images = target.bring_images()
+    screen.step("The operator, by its Helm chart")
+    install.namespaces(screen, target)
+    install.operator(screen, target, images)
+    screen.step("Prometheus")
+    install.prometheus(screen, target, images)
+    screen.step("Two pools, a service and its router")
+    install.remove_pools(screen, target)
+    figures.apply_to_ready_s = install.pools(screen, target)
+    screen.say(f"Ready {figures.apply_to_ready_s:.1f} s after apply")
+    with target.reach(POOLS, "service", f"{SERVICE}-router", ROUTER_PORT) as router:
+        model = questions.model_name(router)
+        _one_question(screen, router, model, figures)
+        _many_questions(screen, target, images, router, model, figures)
+        screen.step("A decode engine's scheduler freezes: silence is not death")
+        figures.freeze = stuck.play(screen, target, router, model)
+    _farewell(screen, target, figures)
+    return figures
+
+
+def _one_question(screen: Screen, router: str, model: str, figures: Figures) -> None:
+    screen.step("A question, answered through router, prefill and decode")
+    screen.say(f"POST {router}/v1/chat/completions, model {model}, streamed")
+    screen.console.print(f"\n   > {questions.FIRST_QUESTION}\n   ", end="")
+    _, seconds = questions.stream(router, model, questions.FIRST_QUESTION, screen.fragment)
+    figures.ttft_ms = 1000 * seconds
+    screen.console.print("\n")
+    screen.say(f"first token after {figures.ttft_ms:.0f} ms")
+
+
+def _many_questions(screen: Screen, target: Target, images: Images, router: str, model: str, figures: Figures) -> None:
+    asked = questions.questions()
+    figures.asked = len(asked)
+    screen.step(f"{len(asked)} concurrent chat requests, each compared with a unified engine's answer")
+    answers = questions.ask_all(router, model, asked)
+    screen.say(f"{sum(answer.tokens for answer in answers)} tokens over the hand-off, for example:")
+    screen.block(f"> {asked[0]}\n{answers[0].text or answers[0].error}")
+    path = target.get("prefillpool", SERVICE, "-n", POOLS)["spec"]["model"]["path"]
+    with unified_engine(screen, target, images.product("engine"), path, model) as url:
+        expected = questions.ask_all(url, model, asked)
+    differing = [
+        f"{question!r}: disaggregated {got}, unified {want}"
+        for question, got, want in zip(asked, answers, expected, strict=True)
+        if got != want or got.error
+    ]
+    figures.requests = len(asked) - len(differing)
+    figures.kv_bytes = moved_bytes(target)
+    if differing:
+        raise DemoError(f"{len(differing)} of {len(asked)} answers are not the unified engine's; first: {differing[0]}")
+    if not figures.kv_bytes:
+        raise DemoError("no KV cache was moved: the answers did not come over the hand-off")
+    screen.say(f"{figures.requests} of {len(asked)} equal; {figures.kv_bytes:,} bytes of KV cache moved")
+
+
+def moved_bytes(target: Target) -> int:
+    """Return the bytes of KV cache that the decode engines have received, as their connectors count them."""
+    pods = target.get("pods", "-n", POOLS, "-l", f"pdpool.dev/pool={SERVICE},pdpool.dev/role=decode")["items"]
+    total = 0
+    for pod in pods:
+        total += int(target.pod_state(POOLS, pod["metadata"]["name"], ADMIN_PORT, "/v1/state")["bytes_moved_total"])
+    return total
+
+
+def _farewell(screen: Screen, target: Target, figures: Figures) -> None:
+    screen.figures(figures.rows())
+    screen.console.print()
+    screen.say("The cluster stays up. To look around:")
+    if target.hint:
+        screen.command(target.hint)
+    screen.command(f"kubectl get pd -n {POOLS}")
+    screen.command(f"kubectl port-forward -n {deploy.NAMESPACE} service/prometheus 9090")
+    screen.command(f"kubectl port-forward -n {POOLS} service/{SERVICE}-router {ROUTER_PORT}")
+    screen.say("`make demo-down` removes it.")
+    screen.console.print()

@@ -1,0 +1,188 @@
+"""A decode engine's scheduler is frozen, requests get stuck behind it, the alert fires; it thaws, and all of it ends."""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from dev.demo import questions
+from dev.demo.install import POOLS, SERVICE
+from dev.demo.screen import DemoError, Screen
+from dev.demo.target import Target
+from dev.prometheus import deploy
+
+ALERT = "PdpoolPrefillBootstrapQueueStuck"
+HTTP_PORT = 30000
+REQUESTS = 12
+# Longer than the engines' request deadline (300 s): whatever happens, each request has ended by then.
+REQUESTS_S = 320.0
+FIRE_S = 150.0
+RESOLVE_S = 120.0
+LOOK_S = 1.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the cluster says at one moment."""
+
+    waiting: int | None
+    """Requests in all prefill bootstrap queues, as Prometheus has it; None when it has no sample."""
+    alert: str
+    """inactive, pending or firing."""
+    queues: str
+    """Printer column of the service."""
+    healthy: str
+    """Status of its condition QueuesHealthy."""
+    message: str
+
+
+@dataclass
+class Outcome:
+    """Figures of this part of the story, in seconds, and what became of the waiting requests."""
+
+    fire_s: float = 0.0
+    resolve_s: float = 0.0
+    completed: int = 0
+    failed: list[str] = field(default_factory=list)
+
+
+def play(screen: Screen, target: Target, router: str, model: str) -> Outcome:
+    """Freeze one decode engine, show what pdpool says of it, unfreeze it; return the figures.
+
+    Raises:
+        TimeoutError: something that should have shown did not.
+        DemoError: a request hangs, or the frozen engine was not the one named.
+    """
+    pod = _decode_pod(target)
+    outcome = Outcome()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            began = _freeze(screen, target, pod, frozen=True)
+            screen.say(f"{REQUESTS} more requests; those that meet the frozen engine wait")
+            waiting = pool.submit(questions.ask_all, router, model, _asked(), REQUESTS_S)
+            _await_firing(screen, target, pod, began)
+            outcome.fire_s = time.monotonic() - began
+            _show(screen, target)
+        finally:
+            # Also after a failure: nothing stays frozen, and the requests end.
+            thawed = _freeze(screen, target, pod, frozen=False)
+        _await_resolved(screen, target, thawed)
+        outcome.resolve_s = time.monotonic() - thawed
+        _settle(screen, outcome, waiting)
+    return outcome
+
+
+def look(target: Target) -> Seen:
+    """Ask Prometheus and the API server how the queues are."""
+    sample = deploy.ask(target.kubectl, "query", query='sum(pdpool_queue_reqs{queue="prefill_bootstrap"})')["result"]
+    alerts = deploy.ask(target.kubectl, "alerts")["alerts"]
+    states = [alert["state"] for alert in alerts if alert["labels"]["alertname"] == ALERT]
+    status = target.get("pdsvc", SERVICE, "-n", POOLS).get("status", {})
+    condition: dict[str, str] = next((c for c in status.get("conditions", []) if c["type"] == "QueuesHealthy"), {})
+    return Seen(
+        waiting=int(float(sample[0]["value"][1])) if sample else None,
+        alert="firing" if "firing" in states else states[0] if states else "inactive",
+        queues=status.get("queues", ""),
+        healthy=condition.get("status", "Unknown"),
+        message=condition.get("message", ""),
+    )
+
+
+def _asked() -> list[str]:
+    return [f"Name {count} things that are made of wood." for count in range(2, REQUESTS + 2)]
+
+
+def _decode_pod(target: Target) -> str:
+    pods = target.get("pods", "-n", POOLS, "-l", f"pdpool.dev/pool={SERVICE},pdpool.dev/role=decode")["items"]
+    if not pods:
+        raise DemoError(f"no decode pods of pool {SERVICE} in namespace {POOLS}")
+    return min(str(pod["metadata"]["name"]) for pod in pods)
+
+
+def _freeze(screen: Screen, target: Target, pod: str, *, frozen: bool) -> float:
+    """Set the fault and return the moment at which it was in force."""
+    path = f"/api/v1/namespaces/{POOLS}/pods/{pod}:{HTTP_PORT}/proxy/faults"
+    body = json.dumps({"freeze_scheduler": frozen})
+    screen.command(f"kubectl create --raw {path} -f - <<< '{body}'")
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(body)
+        file.flush()
+        target.kubectl("create", "--raw", path, "-f", file.name)
+    screen.say(f"{pod}: its scheduler loop {'stands still; its connector lives' if frozen else 'runs again'}")
+    return time.monotonic()
+
+
+def _await_firing(screen: Screen, target: Target, pod: str, began: float) -> None:
+    instance = _instance(target, pod)
+
+    def reason(seen: Seen) -> str | None:
+        if seen.alert != "firing":
+            return f"{ALERT} is {seen.alert}, {seen.waiting} requests wait"
+        if seen.healthy != "False" or not _names(seen.message, instance):
+            return f"QueuesHealthy is {seen.healthy} ({seen.message!r}) and does not name decode instance {instance}"
+        return None
+
+    _follow(screen, target, began, f"{ALERT} to fire, and the status to name {pod}", reason, FIRE_S)
+
+
+def _await_resolved(screen: Screen, target: Target, thawed: float) -> None:
+    def reason(seen: Seen) -> str | None:
+        if seen.alert != "inactive" or seen.waiting != 0:
+            return f"{ALERT} is {seen.alert}, {seen.waiting} requests wait"
+        return None
+
+    _follow(screen, target, thawed, "the queue to drain and the alert to resolve", reason, RESOLVE_S)
+
+
+def _follow(
+    screen: Screen, target: Target, since: float, what: str, reason: Callable[[Seen], str | None], deadline_s: float
+) -> None:
+    """Wait, printing each change of what is seen."""
+    last: list[Seen] = []
+
+    def unmet() -> str | None:
+        seen = look(target)
+        if not last or seen != last[-1]:
+            last.append(seen)
+            waiting = "unknown" if seen.waiting is None else seen.waiting
+            screen.event(since, f"bootstrap queue {waiting}, alert {seen.alert}, service: {seen.queues or '-'}")
+        return reason(seen)
+
+    screen.wait(what, unmet, deadline_s, LOOK_S)
+
+
+def _show(screen: Screen, target: Target) -> None:
+    screen.command(f"kubectl get pd -n {POOLS}")
+    screen.block(target.kubectl("get", "pd", "-n", POOLS))
+    screen.command(f"kubectl get pdsvc {SERVICE} -n {POOLS} -o jsonpath='{{…QueuesHealthy…message}}'")
+    screen.block(look(target).message)
+    alert: dict[str, Any] = next(
+        alert for alert in deploy.ask(target.kubectl, "alerts")["alerts"] if alert["labels"]["alertname"] == ALERT
+    )
+    screen.say(f"Prometheus, /api/v1/alerts: {alert['state']} since {alert['activeAt']}")
+    screen.block(alert["annotations"]["description"])
+
+
+def _settle(screen: Screen, outcome: Outcome, waiting: Future[list[questions.Answer]]) -> None:
+    answers = waiting.result(timeout=REQUESTS_S + 10)
+    hung = [answer.error for answer in answers if answer.error.startswith(questions.HUNG)]
+    if hung:
+        raise DemoError(f"{len(hung)} of {len(answers)} requests hang: {hung[0]}")
+    outcome.completed = sum(not answer.error for answer in answers)
+    outcome.failed = [answer.error for answer in answers if answer.error]
+    screen.say(f"requests that met the freeze: {outcome.completed} completed, {len(outcome.failed)} failed, none hangs")
+    for error in sorted(set(outcome.failed)):
+        screen.block(error)
+
+
+def _instance(target: Target, pod: str) -> str:
+    labels = target.get("pod", pod, "-n", POOLS)["metadata"]["labels"]
+    return str(labels["pdpool.dev/instance"])
+
+
+def _names(message: str, instance: str) -> bool:
+    """Return whether a message names that decode instance as `decode-1` or `decode … instance 1`."""
+    return "decode" in message and (f"decode-{instance}" in message or f"instance {instance}" in message)
