@@ -190,7 +190,7 @@ class PoolStatus(Model):
         default=(),
         max_length=MAX_CONDITIONS,
         json_schema_extra=BY_TYPE,
-        description="Ready, Progressing, QueuesHealthy, and Degraded when it is True.",
+        description="Ready, Progressing and QueuesHealthy.",
     )
 
 

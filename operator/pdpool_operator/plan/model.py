@@ -110,6 +110,8 @@ class Plan:
     faults: tuple[Fault, ...] = ()
     progress: Progress | None = None
     """`None`: nothing is left to do."""
+    update_available: tuple[str, ...] = ()
+    """Workloads made from the current spec by another version of the builders. They are left alone."""
     requeue_after_s: float | None = None
     """Look again after this time even if nothing changes in the cluster."""
 

@@ -33,6 +33,7 @@ from typing import Any
 from ..api import names
 from ..api.base import format_time
 from ..api.models import Pool
+from ..api.names import ANNOTATION_BUILD_HASH
 from ..api.reasons import Reason
 from ..build.common import TERMINATION_MARGIN_S
 from ..build.pool import PODS_PER_INSTANCE, instance_stateful_set, pool_objects, pool_spec_hash
@@ -67,7 +68,7 @@ def plan_pool(observed: ObservedPool, settings: BuildSettings, now: datetime) ->
     plan = _join(
         [Plan(apply=support), _create(context), _align(context), _cancel(context), _go_on(context), _begin(context)]
     )
-    return replace(plan, progress=plan.progress or _waiting(context))
+    return replace(plan, progress=plan.progress or _waiting(context), update_available=_built_otherwise(context))
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +268,18 @@ def _waiting(context: _Context) -> Progress | None:
     if waiting:
         return Progress(Reason.STARTING, f"Waiting for {_list(waiting)} to be Ready")
     return None
+
+
+def _built_otherwise(context: _Context) -> tuple[str, ...]:
+    """Instances of the current spec whose pod another version of the builders rendered."""
+    return tuple(
+        instance.name
+        for instance in context.present
+        if instance.pod is not None
+        and not context.surplus(instance)
+        and not context.outdated(instance)
+        and instance.pod.build_hash != context.wanted[instance.index]["metadata"]["annotations"][ANNOTATION_BUILD_HASH]
+    )
 
 
 def _list(items: list[str]) -> str:

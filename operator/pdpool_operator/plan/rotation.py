@@ -93,7 +93,8 @@ def _bootstrap_port(role: Role) -> int | None:
 def _addresses(pool: ObservedPool | None, listed: frozenset[str]) -> frozenset[str]:
     if pool is None:
         return frozenset()
-    present = {ip: instance for instance in pool.instances if (ip := _address(instance)) is not None}
+    ours = [instance for instance in pool.instances if instance.controller_uid == pool.pool.metadata.uid]
+    present = {ip: instance for instance in ours if (ip := _address(instance)) is not None}
     serving = frozenset(ip for ip, instance in present.items() if instance.pod is not None and instance.pod.ready)
     return serving or frozenset(ip for ip in present if names.engine_url(ip) in listed)
 

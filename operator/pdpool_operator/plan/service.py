@@ -50,7 +50,7 @@ def plan_service(observed: ObservedService, settings: BuildSettings, router_key:
     )
     plan = _deployment(observed, settings)
     plan = replace(plan, apply=missing_or_changed(support, observed.objects) + plan.apply)
-    return _with_rotation(plan, observed, rotation)
+    return replace(_with_rotation(plan, observed, rotation), update_available=_built_otherwise(observed, settings))
 
 
 def _deployment(observed: ObservedService, settings: BuildSettings) -> Plan:
@@ -75,6 +75,15 @@ def _deployment(observed: ObservedService, settings: BuildSettings) -> Plan:
     if present.ready_replicas < wanted:
         return Plan(progress=Progress(Reason.STARTING, f"{present.ready_replicas} of {wanted} routers are Ready"))
     return Plan()
+
+
+def _built_otherwise(observed: ObservedService, settings: BuildSettings) -> tuple[str, ...]:
+    present = observed.deployment
+    if present is None or present.spec_hash != router.router_spec_hash(observed.service):
+        return ()
+    wanted = router.router_deployment(observed.service, settings)
+    same = present.build_hash == wanted["metadata"]["annotations"][names.ANNOTATION_BUILD_HASH]
+    return () if same else (present.name,)
 
 
 def _with_rotation(plan: Plan, observed: ObservedService, rotation: Rotation) -> Plan:

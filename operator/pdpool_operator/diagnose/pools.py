@@ -1,0 +1,84 @@
+"""The judgement on the instances of a prefill pool and a decode pool that work together."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from ..observe.model import ObservedPool
+from .model import Diagnosis, Finding, Subject, Verdict
+from .rank import Surroundings, is_overdue, judge_rank, oldest_waiting_since
+from .track import RankTrack
+
+
+def subjects(observed: ObservedPool, tracks: Mapping[tuple[str, int], RankTrack]) -> tuple[Subject, ...]:
+    """The instances of a pool as they are judged. `tracks` are by (UID of the pod, rank)."""
+    pool = observed.pool
+    return tuple(
+        Subject(
+            pool=pool.metadata.name,
+            role=pool.role,
+            index=instance.index,
+            pod=instance.pod,
+            leaving=instance.deleting or instance.drain_started is not None,
+            tracks=tuple(
+                track
+                for (uid, _), track in sorted(tracks.items())
+                if instance.pod is not None and uid == instance.pod.uid
+            ),
+        )
+        for instance in observed.instances
+        if instance.controller_uid == pool.metadata.uid
+    )
+
+
+def diagnose(
+    own: Sequence[Subject], others: Sequence[Subject], *, stuck_after_s: float, now: datetime
+) -> tuple[Diagnosis, ...]:
+    """Judge each instance of one side, given the other side.
+
+    Args:
+        own: instances of one pool, or of several of one role.
+        others: instances of the other role that they work with; empty when no service binds the pool.
+        stuck_after_s: how long requests may wait without any movement.
+        now: by the clock that stamped the samples.
+    """
+    stuck_after = timedelta(seconds=stuck_after_s)
+    overdue = any(is_overdue(track, now, stuck_after) for s in (*own, *others) for track in s.tracks)
+    around = Surroundings(others, stuck_after, stuck_after / 2 if overdue else stuck_after, now)
+    return tuple(_diagnose(subject, around) for subject in own)
+
+
+def _diagnose(subject: Subject, around: Surroundings) -> Diagnosis:
+    finding = _from_kubernetes(subject) or _from_ranks(subject, around)
+    moments = [moment for track in subject.tracks if (moment := oldest_waiting_since(track, around.now)) is not None]
+    return Diagnosis(
+        subject=subject,
+        verdict=finding.verdict,
+        message=finding.message,
+        blames=finding.blames,
+        waiting_since=min(moments, default=None),
+    )
+
+
+def _from_kubernetes(subject: Subject) -> Finding | None:
+    """What Kubernetes or our own intent says outranks what the queues say."""
+    who, pod = f"{subject.role} {subject.name}", subject.pod
+    if subject.leaving or (pod is not None and pod.terminating):
+        return Finding(Verdict.DRAINING, f"{who} is on its way out")
+    if pod is None:
+        return Finding(Verdict.STARTING, f"{who} has no pod yet")
+    if pod.phase in {"Succeeded", "Failed"}:
+        return Finding(Verdict.GONE, f"{who}: pod {pod.name} is {pod.phase}")
+    if not pod.ready and not any(track.incarnation for track in subject.tracks):
+        return Finding(Verdict.STARTING, f"{who} is not Ready yet")
+    if not subject.tracks:
+        return Finding(Verdict.UNKNOWN, f"{who} has not been sampled yet")
+    return None
+
+
+def _from_ranks(subject: Subject, around: Surroundings) -> Finding:
+    findings = [(track.latest.rank, judge_rank(track, around)) for track in subject.tracks]
+    rank, finding = max(findings, key=lambda found: (found[1].verdict.severity, -found[0]))
+    if finding.verdict is Verdict.IDLE and subject.pod is not None and not subject.pod.ready:
+        return Finding(Verdict.STARTING, f"{subject.role} {subject.name} is not Ready")
+    message = f"{subject.role} {subject.name} rank {rank}: {finding.message}"
+    return Finding(finding.verdict, message, finding.blames)

@@ -1,0 +1,195 @@
+"""The judgement on one rank. Evidence of its own comes first, then what it waits for on the other side.
+
+With  still(q)   = time since anything moved in the queue q, and
+      oldest(q)  = age of its oldest request as the connector tells it:
+
+    overdue(q)  <=>  q is not empty and oldest(q) >= stuckAfter     (still(q), where the connector tells no age)
+    stalled(q)  <=>  overdue(q) and still(q) >= stuckAfter
+
+    overdue and not stalled                       Saturated, or Blocked if an engine of the other side is silent
+    stalled, and own engine loop silent           Stuck
+    stalled, and an engine it waits for silent    Blocked by that one
+    stalled, and the other side busy or unseen    Blocked
+    stalled, and the other side fine              Stuck
+
+An engine is *silent* when its connector answers but its scheduler loop has not run for stuckAfter; for half of that,
+once requests on the other side are overdue. No answer at all is no evidence: such an engine is `Unknown`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from ..api.names import Role
+from ..observe.model import ConnectorSample, QueueSample
+from .model import Finding, Subject, Verdict
+from .track import RankTrack
+
+STALE_S = 15.0
+"""A look that is older than this says nothing about now: five missed looks at the sampler's usual interval."""
+
+WAITS_FOR_OTHER_SIDE = {"prefill_bootstrap": Role.DECODE, "decode_transfer": Role.PREFILL}
+"""Queues whose head can be moved by the other side only."""
+
+PURPOSE = {
+    "prefill_bootstrap": "for bootstrap",
+    "prefill_inflight": "for their transfer",
+    "decode_prealloc": "for memory",
+    "decode_transfer": "for their KV cache",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the judgement needs beside the rank itself."""
+
+    others: Sequence[Subject]
+    """Instances of the other side."""
+    stuck_after: timedelta
+    silent_after: timedelta
+    """`stuck_after`, or half of it once requests are overdue somewhere."""
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """One queue with requests in it."""
+
+    name: str
+    queue: QueueSample
+    still: timedelta
+    oldest: timedelta | None
+
+    def overdue(self, limit: timedelta) -> bool:
+        return (self.oldest if self.oldest is not None else self.still) >= limit
+
+    def stalled(self, limit: timedelta) -> bool:
+        return self.overdue(limit) and self.still >= limit
+
+    def __str__(self) -> str:
+        age = f" {_seconds(self.oldest)}" if self.oldest is not None else ""
+        purpose = PURPOSE.get(self.name, f"in {self.name}")
+        if self.queue.reqs == 1:
+            return f"1 request waits{age} {purpose}"
+        return f"{self.queue.reqs} requests wait{age} {purpose}"
+
+
+def judge_rank(track: RankTrack, around: Surroundings) -> Finding:
+    """Verdict on one rank, without what Kubernetes says about its pod."""
+    connector = current_connector(track, around.now)
+    if connector is None:
+        why = track.latest.connector_error or f"last look {_seconds(around.now - track.latest.at)} ago"
+        return Finding(Verdict.UNKNOWN, f"connector does not answer ({why})")
+    silence = silent_for(track, around.now, around.silent_after)
+    waits = list(_waits(track, connector, around.now))
+    overdue = [wait for wait in waits if wait.overdue(around.stuck_after)]
+    if silence is not None:
+        own = f"engine loop silent for {_seconds(silence)} while its connector answers"
+        return Finding(Verdict.STUCK, "; ".join([own, *(str(wait) for wait in waits)]))
+    if overdue:
+        findings = [_judge_overdue(wait, track, around) for wait in overdue]
+        return max(findings, key=lambda finding: finding.verdict.severity)
+    return _judge_healthy(track, waits)
+
+
+def current_connector(track: RankTrack, now: datetime) -> ConnectorSample | None:
+    """The connector's answer at the last look, unless that look is too old to count."""
+    return track.latest.connector if now - track.latest.at <= timedelta(seconds=STALE_S) else None
+
+
+def silent_for(track: RankTrack, now: datetime, limit: timedelta) -> timedelta | None:
+    """For how long the engine's loop has been silent while its connector answers; `None` if for less than the limit."""
+    connector = current_connector(track, now)
+    if connector is None:
+        return None
+    silence = timedelta(seconds=connector.beat_age_s)
+    return silence if silence >= limit else None
+
+
+def is_overdue(track: RankTrack, now: datetime, limit: timedelta) -> bool:
+    """Whether requests wait longer than the limit in a queue of this rank."""
+    connector = current_connector(track, now)
+    return connector is not None and any(wait.overdue(limit) for wait in _waits(track, connector, now))
+
+
+def oldest_waiting_since(track: RankTrack, now: datetime) -> datetime | None:
+    """Since when the rank's oldest request has waited in a hand-off queue."""
+    connector = current_connector(track, now)
+    ages = [q.oldest_s for q in connector.queues.values() if q.reqs and q.oldest_s is not None] if connector else []
+    return track.latest.at - timedelta(seconds=max(ages)) if ages else None
+
+
+def _waits(track: RankTrack, connector: ConnectorSample, now: datetime) -> Iterator[_Wait]:
+    """Queues with requests whose progress can be judged: one without a counter shows a level only."""
+    for name, queue in sorted(connector.queues.items()):
+        if queue.reqs > 0 and queue.moved_total is not None:
+            oldest = None if queue.oldest_s is None else timedelta(seconds=queue.oldest_s)
+            yield _Wait(name, queue, now - track.queues[name].still_since, oldest)
+
+
+def _judge_healthy(track: RankTrack, waits: list[_Wait]) -> Finding:
+    engine = track.latest.engine
+    running = engine.running + engine.waiting if engine is not None else 0
+    if waits:
+        return Finding(Verdict.FLOWING, "; ".join(str(wait) for wait in waits))
+    if running:
+        return Finding(Verdict.FLOWING, f"{running} requests in the engine")
+    return Finding(Verdict.IDLE, "nothing waits")
+
+
+def _judge_overdue(wait: _Wait, track: RankTrack, around: Surroundings) -> Finding:
+    moving = not wait.stalled(around.stuck_after)
+    if wait.name in WAITS_FOR_OTHER_SIDE:
+        return _judge_wait_for_others(wait, around, moving=moving)
+    if moving:
+        return Finding(Verdict.SATURATED, f"{wait}; the queue moves")
+    engine = track.latest.engine
+    if wait.name == "decode_prealloc" and engine is not None and engine.running > 0:
+        return Finding(Verdict.SATURATED, f"{wait} that {engine.running} running requests hold")
+    return Finding(Verdict.STUCK, f"{wait}; nothing moved for {_seconds(wait.still)}")
+
+
+def _judge_wait_for_others(wait: _Wait, around: Surroundings, *, moving: bool) -> Finding:
+    role = WAITS_FOR_OTHER_SIDE[wait.name]
+    silent = {s.name: silence for s in around.others if (silence := _silence(s, around)) is not None}
+    if silent:
+        shown = ", ".join(
+            f"{name} engine loop silent for {_seconds(silence)} while its connector answers"
+            for name, silence in silent.items()
+        )
+        return Finding(Verdict.BLOCKED, f"{wait}; {shown}", tuple(silent))
+    if moving:
+        return Finding(Verdict.SATURATED, f"{wait}; the queue moves")
+    still = f"{wait}; nothing moved for {_seconds(wait.still)}"
+    candidates = [s for s in around.others if not s.leaving and s.pod is not None and not s.pod.terminating]
+    if not candidates:
+        return Finding(Verdict.BLOCKED, f"{still}; there is no {role} engine")
+    unseen = [s.name for s in candidates if not _answers(s, around)]
+    if unseen:
+        return Finding(Verdict.BLOCKED, f"{still}; {', '.join(unseen)} cannot be asked", tuple(unseen))
+    busy = [s.name for s in candidates if any(_is_busy(track, around) for track in s.tracks)]
+    if busy:
+        return Finding(Verdict.BLOCKED, f"{still}; {', '.join(busy)} has requests that wait as long", tuple(busy))
+    return Finding(Verdict.STUCK, f"{still}, though every {role} engine runs")
+
+
+def _silence(subject: Subject, around: Surroundings) -> timedelta | None:
+    silences = [silent_for(track, around.now, around.silent_after) for track in subject.tracks]
+    return max((silence for silence in silences if silence is not None), default=None)
+
+
+def _is_busy(track: RankTrack, around: Surroundings) -> bool:
+    """Whether requests wait long for the engine itself. Those that wait for our side do not count: two that wait for
+    each other are both stuck.
+    """
+    connector = current_connector(track, around.now)
+    waits = _waits(track, connector, around.now) if connector is not None else ()
+    return any(wait.overdue(around.stuck_after) for wait in waits if wait.name not in WAITS_FOR_OTHER_SIDE)
+
+
+def _answers(subject: Subject, around: Surroundings) -> bool:
+    return bool(subject.tracks) and all(current_connector(track, around.now) for track in subject.tracks)
+
+
+def _seconds(value: timedelta) -> str:
+    return f"{int(value.total_seconds())} s"

@@ -1,0 +1,58 @@
+"""What must be remembered of a rank's samples to judge progress: constant size, however long the history.
+
+A queue is *still* since the last look at which it was empty, had another `moved_total` than before, or belonged to
+another incarnation. Looks that got no answer change nothing: the next answer shows by its counter whether something
+moved meanwhile.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from ..observe.model import ConnectorSample, RankSample
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTrack:
+    """Progress of one queue."""
+
+    moved_total: int | None
+    still_since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrack:
+    """Everything remembered of one rank of one pod."""
+
+    latest: RankSample
+    """The last look, answered or not."""
+    incarnation: str = ""
+    """Of the last answer of the connector; empty when it never answered."""
+    queues: Mapping[str, QueueTrack] = field(default_factory=dict)
+
+
+def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
+    """The track after one more look. A look at another pod begins anew."""
+    if track is None or track.latest.pod_uid != sample.pod_uid:
+        track = RankTrack(sample)
+    if sample.connector is None:
+        return replace(track, latest=sample)
+    before = track.queues if track.incarnation == sample.connector.incarnation else {}
+    return RankTrack(sample, sample.connector.incarnation, _progress(before, sample.connector, sample.at))
+
+
+def follow_all(samples: Iterable[RankSample]) -> RankTrack | None:
+    """The track after a series of looks, oldest first."""
+    track = None
+    for sample in samples:
+        track = follow(track, sample)
+    return track
+
+
+def _progress(before: Mapping[str, QueueTrack], connector: ConnectorSample, at: datetime) -> dict[str, QueueTrack]:
+    progress: dict[str, QueueTrack] = {}
+    for name, queue in connector.queues.items():
+        earlier = before.get(name)
+        still = earlier is not None and queue.reqs > 0 and queue.moved_total == earlier.moved_total
+        progress[name] = QueueTrack(queue.moved_total, earlier.still_since if still and earlier else at)
+    return progress

@@ -1,0 +1,183 @@
+"""Status of a pool as a function of what was observed, planned and diagnosed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from ..api import names
+from ..api.base import Condition, ConditionStatus
+from ..api.models import MAX_INSTANCES, MAX_RANK_QUEUES, InstanceStatus, PoolStatus, RankQueue
+from ..api.reasons import Reason
+from ..build.pool import pool_spec_hash
+from ..diagnose.model import Diagnosis, Verdict
+from ..observe.model import ObservedInstance, ObservedPool
+from ..plan.model import Fault, Plan
+from .chain import ConditionWriter, Rule, Violation, first_violation, shortened
+from .pods import PodFacts, pod_trouble
+from .queues import oldest_waiting_since, queues_column, queues_healthy
+
+READY = "Ready"
+PROGRESSING = "Progressing"
+MAX_INSTANCE_MESSAGE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """What the status of a pool follows from."""
+
+    observed: ObservedPool
+    plan: Plan
+    diagnoses: tuple[Diagnosis, ...]
+    faults: tuple[Fault, ...] = ()
+    """Of carrying out the plan; those of planning are in the plan."""
+
+    @property
+    def all_faults(self) -> tuple[Fault, ...]:
+        """Faults of planning and of carrying out."""
+        return (*self.plan.faults, *self.faults)
+
+    @property
+    def wanted(self) -> tuple[ObservedInstance, ...]:
+        """Instances that exist and are wanted."""
+        replicas = self.observed.pool.spec.replicas
+        uid = self.observed.pool.metadata.uid
+        return tuple(i for i in self.observed.instances if i.index < replicas and i.controller_uid == uid)
+
+
+def being_deleted(facts: PoolFacts) -> Violation | None:
+    """The pool itself is on its way out."""
+    if facts.observed.pool.metadata.deletion_timestamp is not None:
+        return Violation(Reason.DELETING, "The pool is being deleted")
+    return None
+
+
+def has_fault(facts: PoolFacts) -> Violation | None:
+    """The pool cannot be planned or applied as it is."""
+    if not facts.all_faults:
+        return None
+    return Violation(facts.all_faults[0].reason, "\n".join(fault.message for fault in facts.all_faults))
+
+
+def has_pod_trouble(facts: PoolFacts) -> Violation | None:
+    """Kubernetes cannot run a pod."""
+    return pod_trouble([PodFacts(i.name, i.pod, i.create_error) for i in facts.wanted])
+
+
+def lacks_instances(facts: PoolFacts) -> Violation | None:
+    """Instances are still to be created."""
+    missing = facts.observed.pool.spec.replicas - len(facts.wanted)
+    if missing > 0:
+        reason = Reason.NO_PODS if not facts.wanted else Reason.SCALING_UP
+        return Violation(reason, f"{missing} of {facts.observed.pool.spec.replicas} instances are still to be created")
+    return None
+
+
+def is_updating(facts: PoolFacts) -> Violation | None:
+    """Instances still run an earlier spec."""
+    spec_hash = pool_spec_hash(facts.observed.pool)
+    old = [i.name for i in facts.wanted if i.pod is not None and i.pod.spec_hash != spec_hash]
+    if old:
+        doing = facts.plan.progress.message if facts.plan.progress else "waiting"
+        return Violation(Reason.UPDATING, f"{len(old)} of {len(facts.wanted)} instances run an earlier spec: {doing}")
+    return None
+
+
+def engines_not_ready(facts: PoolFacts) -> Violation | None:
+    """Some engine cannot serve."""
+    waiting = [instance for instance in facts.wanted if not is_ready(instance)]
+    if not waiting:
+        return None
+    settled = {d.subject.index for d in facts.diagnoses if d.verdict not in {Verdict.STARTING, Verdict.DRAINING}}
+    reason = Reason.ENGINES_NOT_READY if any(i.index in settled for i in waiting) else Reason.STARTING
+    shown = ", ".join(instance.name for instance in waiting[:5])
+    return Violation(reason, f"{len(waiting)} of {len(facts.wanted)} instances cannot serve yet: {shown}")
+
+
+READY_CHAIN: Sequence[Rule[PoolFacts]] = (
+    being_deleted,
+    has_fault,
+    has_pod_trouble,
+    lacks_instances,
+    is_updating,
+    engines_not_ready,
+)
+
+
+def pool_status(facts: PoolFacts, now: datetime) -> PoolStatus:
+    """The status to show now. What the earlier status said decides only about times of transition."""
+    pool, before = facts.observed.pool, facts.observed.pool.status
+    writer = ConditionWriter(before.conditions, pool.metadata.generation, now)
+    spec_hash = pool_spec_hash(pool)
+    mine = [i for i in facts.observed.instances if i.controller_uid == pool.metadata.uid]
+    ready = sum(is_ready(instance) for instance in facts.wanted)
+    return PoolStatus(
+        observed_generation=pool.metadata.generation,
+        replicas=len(mine),
+        ready_replicas=ready,
+        updated_replicas=sum(i.pod is not None and i.pod.spec_hash == spec_hash for i in facts.wanted),
+        ready=f"{ready}/{pool.spec.replicas}",
+        selector=names.selector_string(names.pool_selector(pool.metadata.name, pool.role)),
+        queues=queues_column(facts.diagnoses),
+        oldest_waiting_since=oldest_waiting_since(facts.diagnoses, before.oldest_waiting_since),
+        instances=tuple(
+            _instance_status(instance, facts, spec_hash) for instance in mine if instance.index < MAX_INSTANCES
+        ),
+        conditions=(_ready(writer, facts, ready), progressing(writer, facts.plan, facts.all_faults),
+                    queues_healthy(writer, facts.diagnoses)),
+    )  # fmt: skip
+
+
+def is_ready(instance: ObservedInstance) -> bool:
+    """Whether the instance's engine can serve."""
+    return instance.pod is not None and instance.pod.ready and not instance.pod.terminating
+
+
+def progressing(writer: ConditionWriter, plan: Plan, faults: tuple[Fault, ...]) -> Condition:
+    """True while the operator is on its way to the goal, with what it is doing."""
+    if faults:
+        return writer.write(PROGRESSING, ConditionStatus.FALSE, faults[0].reason, "Waits until the fault is mended")
+    if plan.progress is not None:
+        return writer.write(PROGRESSING, ConditionStatus.TRUE, plan.progress.reason, plan.progress.message)
+    if plan.update_available:
+        message = (
+            f"{', '.join(plan.update_available[:5])} run as an earlier operator built them; annotate the object with "
+            f"{names.ANNOTATION_RESTARTED_AT} to replace them one by one"
+        )
+        return writer.write(PROGRESSING, ConditionStatus.FALSE, Reason.UPDATE_AVAILABLE, message)
+    return writer.write(PROGRESSING, ConditionStatus.FALSE, Reason.COMPLETE, "Everything is as the spec says")
+
+
+def _ready(writer: ConditionWriter, facts: PoolFacts, ready: int) -> Condition:
+    replicas = facts.observed.pool.spec.replicas
+    violation = first_violation(READY_CHAIN, facts)
+    if replicas == 0:
+        return writer.judge(READY, violation, Reason.SCALED_TO_ZERO, "No instances are wanted")
+    return writer.judge(READY, violation, Reason.READY, f"{ready} of {replicas} instances can serve")
+
+
+def _instance_status(instance: ObservedInstance, facts: PoolFacts, spec_hash: str) -> InstanceStatus:
+    diagnosis = next((d for d in facts.diagnoses if d.subject.index == instance.index), None)
+    pod = instance.pod
+    return InstanceStatus(
+        index=instance.index,
+        ready=is_ready(instance),
+        updated=pod is not None and pod.spec_hash == spec_hash,
+        pod=pod.name if pod is not None else None,
+        pod_uid=pod.uid if pod is not None else None,
+        verdict=str(diagnosis.verdict) if diagnosis is not None else str(Verdict.UNKNOWN),
+        message=shortened(diagnosis.message, MAX_INSTANCE_MESSAGE) if diagnosis is not None else "",
+        queues=_queues(instance),
+    )
+
+
+def _queues(instance: ObservedInstance) -> tuple[RankQueue, ...]:
+    """Lengths at the newest look, of the connector where it answered, else of the engine; of neither when neither
+    did.
+    """
+    lengths: dict[tuple[int, str], int] = {}
+    for rank, sample in instance.ranks.items():
+        if sample.engine is not None:
+            lengths |= {(rank, name): reqs for name, reqs in sample.engine.queues.items()}
+        if sample.connector is not None:
+            lengths |= {(rank, name): queue.reqs for name, queue in sample.connector.queues.items()}
+    return tuple(RankQueue(rank=r, name=n, reqs=reqs) for (r, n), reqs in sorted(lengths.items()))[:MAX_RANK_QUEUES]

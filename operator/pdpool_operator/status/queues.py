@@ -1,0 +1,63 @@
+"""The condition QueuesHealthy, and the queue columns, from diagnoses."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from ..api.base import Condition, ConditionStatus
+from ..api.reasons import Reason
+from ..diagnose.model import Diagnosis, Verdict, worst
+from .chain import ConditionWriter
+
+QUEUES_HEALTHY = "QueuesHealthy"
+
+STEADY = timedelta(seconds=2)
+"""Moments of waiting that differ by less are the same moment, computed from two samples."""
+
+_MEANING = {
+    Verdict.STUCK: (ConditionStatus.FALSE, Reason.QUEUES_STUCK),
+    Verdict.BLOCKED: (ConditionStatus.FALSE, Reason.QUEUES_BLOCKED),
+    Verdict.GONE: (ConditionStatus.UNKNOWN, Reason.QUEUES_UNKNOWN),
+    Verdict.UNKNOWN: (ConditionStatus.UNKNOWN, Reason.QUEUES_UNKNOWN),
+    Verdict.SATURATED: (ConditionStatus.TRUE, Reason.QUEUES_SATURATED),
+    Verdict.DRAINING: (ConditionStatus.UNKNOWN, Reason.DRAINING),
+    Verdict.STARTING: (ConditionStatus.UNKNOWN, Reason.STARTING),
+    Verdict.FLOWING: (ConditionStatus.TRUE, Reason.QUEUES_FLOWING),
+    Verdict.IDLE: (ConditionStatus.TRUE, Reason.QUEUES_FLOWING),
+}
+
+
+def queues_healthy(writer: ConditionWriter, diagnoses: Sequence[Diagnosis]) -> Condition:
+    """False when something is stuck or blocked, Unknown when nothing is known, else True.
+
+    Instances on their way in or out do not hide what the others say.
+    """
+    settled = [d for d in diagnoses if d.verdict not in {Verdict.STARTING, Verdict.DRAINING}]
+    top = worst(settled or diagnoses)
+    if top is None:
+        return writer.write(QUEUES_HEALTHY, ConditionStatus.TRUE, Reason.SCALED_TO_ZERO, "There are no instances")
+    status, reason = _MEANING[top.verdict]
+    if status is ConditionStatus.TRUE and top.verdict is not Verdict.SATURATED:
+        return writer.write(QUEUES_HEALTHY, status, reason, "Hand-off queues are empty or move")
+    alike = sorted({d.message for d in settled or diagnoses if d.verdict is top.verdict})
+    return writer.write(QUEUES_HEALTHY, status, reason, "\n".join(alike))
+
+
+def queues_column(diagnoses: Sequence[Diagnosis], *, with_role: bool = False) -> str:
+    """The most severe verdict in a few words: `Idle`, `Blocked (decode)`, `Stuck (instance 1)`."""
+    top = worst(diagnoses)
+    if top is None:
+        return ""
+    if top.verdict in {Verdict.IDLE, Verdict.FLOWING}:
+        return str(top.verdict)
+    if top.verdict is Verdict.BLOCKED:
+        return f"{top.verdict} ({'decode' if top.subject.role == 'prefill' else 'prefill'})"
+    where = f"{top.subject.role} {top.subject.index}" if with_role else f"instance {top.subject.index}"
+    return f"{top.verdict} ({where})"
+
+
+def oldest_waiting_since(diagnoses: Sequence[Diagnosis], before: datetime | None) -> datetime | None:
+    """Since when the oldest request waits; the earlier value where the new one means the same moment."""
+    since = min((d.waiting_since for d in diagnoses if d.waiting_since is not None), default=None)
+    if since is not None and before is not None and abs(since - before) < STEADY:
+        return before
+    return since

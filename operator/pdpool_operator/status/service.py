@@ -1,0 +1,152 @@
+"""Status of a service as a function of what was observed, planned and diagnosed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from ..api.base import Condition
+from ..api.models import DisaggregatedServiceStatus
+from ..api.reasons import Reason
+from ..diagnose.model import Diagnosis
+from ..observe.model import ObservedPool, ObservedService
+from ..plan.model import Fault, Plan
+from ..plan.service import router_url
+from .chain import ConditionWriter, Rule, Violation, first_violation
+from .pods import PodFacts, pod_trouble
+from .pool import READY, is_ready, progressing
+from .queues import oldest_waiting_since, queues_column, queues_healthy
+
+ROUTER_READY = "RouterReady"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFacts:
+    """What the status of a service follows from."""
+
+    observed: ObservedService
+    plan: Plan
+    diagnoses: tuple[Diagnosis, ...]
+    """Of both sides."""
+    faults: tuple[Fault, ...] = ()
+    """Of carrying out the plan; those of planning are in the plan."""
+
+    @property
+    def all_faults(self) -> tuple[Fault, ...]:
+        """Faults of planning and of carrying out."""
+        return (*self.plan.faults, *self.faults)
+
+    @property
+    def sides(self) -> tuple[tuple[str, str, ObservedPool | None], ...]:
+        """Kind and name of each pool that is bound, and the pool."""
+        spec = self.observed.service.spec
+        return (
+            ("PrefillPool", spec.prefill.pool_ref.name, self.observed.prefill),
+            ("DecodePool", spec.decode.pool_ref.name, self.observed.decode),
+        )
+
+
+def being_deleted(facts: ServiceFacts) -> Violation | None:
+    """The service itself is on its way out."""
+    if facts.observed.service.metadata.deletion_timestamp is not None:
+        return Violation(Reason.DELETING, "The service is being deleted")
+    return None
+
+
+def has_fault(facts: ServiceFacts) -> Violation | None:
+    """The service cannot be planned or applied as it is."""
+    if not facts.all_faults:
+        return None
+    return Violation(facts.all_faults[0].reason, "\n".join(fault.message for fault in facts.all_faults))
+
+
+def pool_missing(facts: ServiceFacts) -> Violation | None:
+    """A pool that the service names does not exist."""
+    missing = [f"{kind} {name}" for kind, name, pool in facts.sides if pool is None]
+    if missing:
+        return Violation(Reason.POOL_NOT_FOUND, f"{' and '.join(missing)} not found in this namespace")
+    return None
+
+
+def pools_not_ready(facts: ServiceFacts) -> Violation | None:
+    """A side has no engine that can serve."""
+    waiting = [
+        f"{kind} {name}" for kind, name, pool in facts.sides if pool and not any(is_ready(i) for i in pool.instances)
+    ]
+    if waiting:
+        return Violation(Reason.POOLS_NOT_READY, f"No instance of {' and of '.join(waiting)} can serve yet")
+    return None
+
+
+def router_not_ready(facts: ServiceFacts) -> Violation | None:
+    """Fewer routers than wanted can serve."""
+    return first_violation(ROUTER_CHAIN, facts)
+
+
+def router_pod_trouble(facts: ServiceFacts) -> Violation | None:
+    """Kubernetes cannot run a router pod."""
+    if not facts.observed.service.spec.router.enabled:
+        return None
+    return pod_trouble([PodFacts(router.pod.name, router.pod) for router in facts.observed.routers])
+
+
+def router_deployment_missing(facts: ServiceFacts) -> Violation | None:
+    """The Deployment is still to be created, or Kubernetes refuses its pods."""
+    deployment = facts.observed.deployment
+    if not facts.observed.service.spec.router.enabled:
+        return None
+    if deployment is None:
+        return Violation(Reason.ROUTER_NOT_READY, "The router's Deployment is still to be created")
+    if deployment.failure:
+        return Violation(Reason.POD_REJECTED, f"{deployment.name}: {deployment.failure}")
+    return None
+
+
+def routers_starting(facts: ServiceFacts) -> Violation | None:
+    """Not all router pods are Ready; a router is, once it knows a healthy engine of each side."""
+    router, deployment = facts.observed.service.spec.router, facts.observed.deployment
+    if not router.enabled or deployment is None or deployment.ready_replicas >= router.replicas:
+        return None
+    return Violation(Reason.ROUTER_NOT_READY, f"{deployment.ready_replicas} of {router.replicas} routers are Ready")
+
+
+ROUTER_CHAIN: Sequence[Rule[ServiceFacts]] = (router_deployment_missing, router_pod_trouble, routers_starting)
+READY_CHAIN: Sequence[Rule[ServiceFacts]] = (being_deleted, has_fault, pool_missing, pools_not_ready, router_not_ready)
+
+
+def service_status(facts: ServiceFacts, now: datetime) -> DisaggregatedServiceStatus:
+    """The status to show now. What the earlier status said decides only about times of transition."""
+    service, before = facts.observed.service, facts.observed.service.status
+    writer = ConditionWriter(before.conditions, service.metadata.generation, now)
+    deployment = facts.observed.deployment
+    return DisaggregatedServiceStatus(
+        observed_generation=service.metadata.generation,
+        url=router_url(service),
+        router_replicas=deployment.ready_replicas if deployment is not None else 0,
+        ready=", ".join(_ready_text(pool, role) for role, pool in _by_role(facts)),
+        queues=queues_column(facts.diagnoses, with_role=True),
+        oldest_waiting_since=oldest_waiting_since(facts.diagnoses, before.oldest_waiting_since),
+        conditions=_conditions(facts, writer),
+    )
+
+
+def _conditions(facts: ServiceFacts, writer: ConditionWriter) -> tuple[Condition, ...]:
+    router = facts.observed.service.spec.router
+    good = Reason.READY if router.enabled else Reason.ROUTER_DISABLED
+    message = f"{router.replicas} routers are Ready" if router.enabled else "The service runs no router"
+    return (
+        writer.judge(READY, first_violation(READY_CHAIN, facts), Reason.READY, "Requests can be served"),
+        progressing(writer, facts.plan, facts.all_faults),
+        queues_healthy(writer, facts.diagnoses),
+        writer.judge(ROUTER_READY, router_not_ready(facts), good, message),
+    )
+
+
+def _by_role(facts: ServiceFacts) -> tuple[tuple[str, ObservedPool | None], ...]:
+    return ("prefill", facts.observed.prefill), ("decode", facts.observed.decode)
+
+
+def _ready_text(pool: ObservedPool | None, role: str) -> str:
+    if pool is None:
+        return f"no {role}"
+    wanted = pool.pool.spec.replicas
+    return f"{sum(is_ready(i) for i in pool.instances if i.index < wanted)}/{wanted} {role}"
