@@ -1,9 +1,9 @@
 """Entrypoint of the router image: sglang-router in PD mode over the workers that the operator last knew.
 
-Reads the worker list from the mounted ConfigMap and the control-plane key from the environment, then becomes the router.
-From then on the operator keeps the router's list; the file matters only when a router starts, so that it serves at once
-even while the operator is away. The router takes keys by argument only: the key shows in /proc of this container and
-nowhere else, and is never printed. Arguments of this script are handed on, and win over those given here.
+Reads the worker list from the mounted ConfigMap and the control-plane key from the environment, then becomes the
+router. From then on the operator keeps the router's list; the file matters only when a router starts, so that it serves
+at once even while the operator is away. The router takes keys by argument only: the key shows in /proc of this
+container and nowhere else, and is never printed. Arguments of this script are handed on, and win over those given here.
 """
 
 import json
@@ -14,6 +14,7 @@ from pathlib import Path
 WORKERS = "/etc/pdpool/workers.json"
 PORT = 8000
 METRICS_PORT = 29000
+ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - a pod serves other pods
 KEY_ID = "operator"
 
 FLAGS = (
@@ -32,9 +33,12 @@ FLAGS = (
 
 
 def command(workers: dict[str, list[dict[str, object]]], key: str) -> list[str]:
-    """The router's command line. `workers`: {"prefill": [{"url", "bootstrap_port"}], "decode": [{"url"}]}, each may be empty."""
-    line = [sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation", "--host", "0.0.0.0"]
-    line += ["--port", str(PORT), "--prometheus-host", "0.0.0.0", "--prometheus-port", str(METRICS_PORT), *FLAGS]
+    """The router's command line.
+
+    `workers`: {"prefill": [{"url", "bootstrap_port"}], "decode": [{"url"}]}; either may be empty.
+    """
+    line = [sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation", "--host", ANY_ADDRESS]
+    line += ["--port", str(PORT), "--prometheus-host", ANY_ADDRESS, "--prometheus-port", str(METRICS_PORT), *FLAGS]
     for worker in workers.get("prefill", []):
         line += ["--prefill", str(worker["url"]), str(worker["bootstrap_port"])]
     for worker in workers.get("decode", []):

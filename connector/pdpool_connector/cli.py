@@ -1,0 +1,41 @@
+"""`pdpool`: run an engine, or look at the whole thing on one machine."""
+
+import sys
+
+import click
+
+from pdpool_connector.reference.options import engine_options, make_options
+
+
+@click.group()
+def main() -> None:
+    """Prefill/decode disaggregated LLM serving."""
+
+
+@main.command()
+@engine_options
+def engine(**values: object) -> None:
+    """Run a reference engine: a small real model on the CPU, behind SGLang's HTTP interface."""
+    options = make_options(values)
+    from pdpool_connector.reference.server_process import run_engine
+
+    sys.exit(run_engine(options))
+
+
+@main.command()
+@click.option(
+    "--model", "model_path", default=None, help="Converted model, or `tiny`.  [default: SmolLM2, fetched once]"
+)
+@click.option("--transfer-backend", type=click.Choice(("auto", "nixl", "local")), default="auto", show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the router.  [default: a free one]")
+@click.option("--once", is_flag=True, help="Exit after the answer.")
+@click.argument("question", default="What is the capital of France?")
+def demo(model_path: str | None, transfer_backend: str, port: int, *, once: bool, question: str) -> None:
+    """Prefill, decode and router as processes of this machine: no root, no cluster. Ctrl-C ends all of it."""
+    from pdpool_connector.demo.story import run_demo
+
+    sys.exit(run_demo(question, model_path=model_path, backend=transfer_backend, port=port, once=once))
+
+
+if __name__ == "__main__":
+    main()

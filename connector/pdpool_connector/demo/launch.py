@@ -1,0 +1,233 @@
+"""Start engines and router as child processes on loopback, know where they listen, and leave none behind."""
+
+import contextlib
+import ctypes
+import importlib.util
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+HOST = "127.0.0.1"
+START_S = 60.0
+STOP_S = 10.0
+PROBE_S = 0.1
+LOG_TAIL_BYTES = 4000
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class LaunchError(Exception):
+    """A process did not come up; the message has the end of its log."""
+
+
+@dataclass
+class Child:
+    """One process that was started here. `addresses` is what an engine said of itself; a router says nothing."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    addresses: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """Base URL of its HTTP interface."""
+        url: str = self.addresses["http"]
+        return url
+
+    def log_tail(self) -> str:
+        """The end of what it wrote to stderr."""
+        return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+
+    def stop(self, timeout_s: float = STOP_S) -> int:
+        """End it: SIGTERM, and SIGKILL when that takes too long. Returns its exit code."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        code = self.process.wait(STOP_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
+
+
+class Children:
+    """The processes of one deployment. Leaving the `with` block ends them all, the last started first.
+
+    They also end when this process is killed: the kernel sends them SIGKILL. Linux only, and the thread that starts
+    them must live on: use the main thread.
+
+    Args:
+        say: told of each step, in a few words.
+    """
+
+    def __init__(self, say: Callable[[str], None] = lambda _: None) -> None:
+        self._say = say
+        self._children: list[Child] = []
+        self._logs = tempfile.TemporaryDirectory(prefix="pdpool-")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End all: they are told at once and waited for in turn."""
+        for child in reversed(self._children):
+            if child.process.poll() is None:
+                child.process.terminate()
+        for child in reversed(self._children):
+            child.stop()
+        self._children.clear()
+        self._logs.cleanup()
+
+    def wait_for_end_of_any(self) -> None:
+        """Wait until one of them ends. Raises LaunchError then."""
+        with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
+            for child in self._children:
+                pidfd = os.pidfd_open(child.process.pid)
+                stack.callback(os.close, pidfd)
+                selector.register(pidfd, selectors.EVENT_READ, child)
+            ended: Child = selector.select()[0][0].data
+        raise LaunchError(f"{ended.name} ended with code {ended.process.wait(STOP_S)}:\n{ended.log_tail()}")
+
+    def engine(
+        self, mode: str, *, model_path: str, backend: str = "local", name: str | None = None, extra: Sequence[str] = ()
+    ) -> Child:
+        """Start an engine on free ports and wait until it listens. Raises LaunchError."""
+        command = [sys.executable, "-m", "pdpool_connector.reference", "--mode", mode, "--model-path", model_path]
+        command += ["--host", HOST, "--advertise-host", HOST, "--transfer-backend", backend]
+        for port in ("--port", "--bootstrap-port", "--control-port", "--admin-port"):
+            command += [port, "0"]
+        child = self._spawn(name or mode, [*command, *extra], {"UCX_NET_DEVICES": "lo", "UCX_MODULES": "^ib"})
+        child.addresses = self._ready_line(child)
+        self._say(f"{child.name} engine listens on {child.url}")
+        return child
+
+    def router(
+        self, prefill: Sequence[Child], decode: Sequence[Child], *, port: int = 0, extra: Sequence[str] = ()
+    ) -> Child:
+        """Start sglang-router over these engines and wait until it serves. Raises LaunchError."""
+        port = port or free_port()
+        command = [sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation", "--host", HOST]
+        command += ["--port", str(port), "--prometheus-host", HOST, "--prometheus-port", str(free_port())]
+        for child in prefill:
+            command += ["--prefill", child.url, str(child.addresses["bootstrap_port"])]
+        for child in decode:
+            command += ["--decode", child.url]
+        command += ["--policy", "round_robin", "--worker-startup-timeout-secs", "30", "--log-level", "warn"]
+        command += [
+            "--health-check-interval-secs",
+            "2",
+            "--health-failure-threshold",
+            "2",
+            "--health-check-timeout-secs",
+            "1",
+        ]
+        child = self._spawn("router", [*command, *extra], {})
+        child.addresses = {"http": f"http://{HOST}:{port}"}
+        self._await_status(child, "/readiness")
+        self._say(f"router serves on {child.url}")
+        return child
+
+    def _spawn(self, name: str, command: list[str], env: dict[str, str]) -> Child:
+        log = Path(self._logs.name) / f"{len(self._children)}-{name}.log"
+        parent = os.getpid()
+        with log.open("wb") as errors:
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if name != "router" else errors,
+                stderr=errors,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **env},
+                start_new_session=True,  # Ctrl-C at the terminal reaches this process only, which ends them in order
+                preexec_fn=lambda: _die_with(parent),
+            )
+        child = Child(name, process, log)
+        self._children.append(child)
+        return child
+
+    def _ready_line(self, child: Child) -> dict[str, Any]:
+        """The first line that an engine prints."""
+        assert child.process.stdout is not None
+        deadline = time.monotonic() + START_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(child.process.stdout, selectors.EVENT_READ)
+            if not selector.select(deadline - time.monotonic()):
+                raise LaunchError(f"{child.name} did not listen within {START_S:.0f} s:\n{child.log_tail()}")
+        line = child.process.stdout.readline()
+        if not line:
+            code = child.process.wait(STOP_S)
+            raise LaunchError(f"{child.name} ended with code {code} before it listened:\n{child.log_tail()}")
+        addresses: dict[str, Any] = json.loads(line)
+        return addresses
+
+    def _await_status(self, child: Child, path: str) -> None:
+        """Poll until 200: the router has no other way to say that it serves."""
+        deadline = time.monotonic() + START_S
+        while get_status(child.url + path) != 200:
+            if (code := child.process.poll()) is not None:
+                raise LaunchError(f"{child.name} ended with code {code}:\n{child.log_tail()}")
+            if time.monotonic() > deadline:
+                raise LaunchError(f"{child.name} did not serve within {START_S:.0f} s:\n{child.log_tail()}")
+            time.sleep(PROBE_S)
+
+
+def get_status(url: str) -> int | None:
+    """Status of a GET, None when nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 - loopback URLs made here
+            status: int = response.status
+            return status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
+
+
+def get_json(url: str) -> dict[str, Any]:
+    """Body of a GET, an object."""
+    with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 - a loopback URL made here
+        body: dict[str, Any] = json.load(response)
+        return body
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with contextlib.closing(socket.socket()) as listener:
+        listener.bind((HOST, 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def pick_backend(wanted: str) -> str:
+    """`auto` is NIXL where it is installed, otherwise `local`."""
+    if wanted != "auto":
+        return wanted
+    return "nixl" if importlib.util.find_spec("nixl_cu12") or importlib.util.find_spec("nixl") else "local"
+
+
+def _die_with(parent: int) -> None:
+    """In the child, before exec: die with the parent, and notice one that is gone already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,262 @@
+"""The hand-off as the scheduler sees it: what prefill, decode and unified engines do differently."""
+
+from pdpool_connector import (
+    Cause,
+    DecodeConnector,
+    DecodeTransfer,
+    Phase,
+    PrefillConnector,
+    PrefillTransfer,
+    TransferStatus,
+)
+from pdpool_connector.reference.kv import PAGE_TOKENS, AuxRow, PagedKV
+from pdpool_connector.reference.request import Failure, GenerationRequest
+from pdpool_connector.reference.scheduler_core import Core
+from pdpool_connector.reference.scheduler_queues import Sequence, State
+
+FAILURES: dict[Cause, tuple[int, str]] = {
+    Cause.ABORTED: (503, "aborted"),
+    Cause.PEER_ABORTED: (502, "peer_aborted"),
+    Cause.REFUSED: (503, "refused"),
+    Cause.TIMED_OUT: (504, "timed_out"),
+    Cause.PEER_LOST: (502, "peer_lost"),
+    Cause.TRANSFER_FAILED: (502, "transfer_failed"),
+    Cause.INVALID: (500, "handoff_invalid"),
+    Cause.SHUTDOWN: (503, "shutting_down"),
+    Cause.SUPERSEDED: (409, "superseded"),
+    Cause.FORGOTTEN: (502, "peer_forgot"),
+    Cause.INTERNAL: (500, "connector_fault"),
+}
+"""HTTP status and error code for each cause of a failed hand-off. The router tries 5xx again, with a new pair."""
+
+
+def failure_of(status: TransferStatus) -> Failure:
+    """What the client is told of a failed hand-off."""
+    code, word = FAILURES[status.cause] if status.cause is not None else (500, "handoff_failed")
+    return Failure(code, word, f"the hand-off failed: {status.message or word}")
+
+
+class UnifiedSide:
+    """Prompt and answer in one engine."""
+
+    admits_with_aux = False
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def enter(self, seq: Sequence, now: float) -> None:
+        """See Side."""
+        self._core.queues.move(seq, State.WAITING, now)
+
+    def advance(self, now: float) -> None:
+        """See Side."""
+
+    def chunk_computed(self, seq: Sequence) -> None:
+        """See Side."""
+
+    def prompt_computed(self, seq: Sequence, token: int, now: float) -> None:
+        """See Side."""
+        self._core.queues.move(seq, State.RUNNING, now)
+        self._core.token(seq, token, now)
+
+    def tokens_to_hold(self, request: GenerationRequest) -> int:
+        """See Side. The last token of an answer never enters the cache."""
+        return len(request.prompt) + request.sampling.max_new_tokens - 1
+
+    def abandon(self, seq: Sequence, message: str) -> None:
+        """See Side."""
+
+    def beat(self, now: float) -> None:
+        """See Side."""
+
+
+class PrefillSide:
+    """Computes prompts and sends their pages.
+
+    A sequence waits in `prefill_bootstrap` until a decode engine has named the destination, computes in chunks that are
+    sent as they are done, and stands in `prefill_inflight` until all has arrived. Its own answer is one token, as
+    SGLang's is.
+    """
+
+    admits_with_aux = True
+
+    def __init__(self, core: Core, connector: PrefillConnector, kv: PagedKV) -> None:
+        self._core = core
+        self._connector = connector
+        self._kv = kv
+        self._first_token: dict[Sequence, int] = {}
+
+    def enter(self, seq: Sequence, now: float) -> None:
+        """See Side."""
+        request, handoff = seq.request, seq.request.handoff
+        assert handoff is not None, "the server refuses requests without a room"
+        seq.transfer = self._connector.open(
+            handoff.room, request.rid, sibling=handoff.sibling, deadline_s=remaining_s(request, now)
+        )
+        self._core.queues.move(seq, State.BOOTSTRAP, now)
+
+    def advance(self, now: float) -> None:
+        """See Side."""
+        queues = self._core.queues
+        for state in (State.BOOTSTRAP, State.WAITING, State.COMPUTING, State.INFLIGHT):
+            for seq in queues.of(state):
+                status = _transfer(seq).status
+                if status.phase is Phase.FAILED:
+                    fail_handoff(self._core, seq, status, now)
+                elif state is State.BOOTSTRAP and status.phase is not Phase.WAITING:
+                    queues.move(seq, State.WAITING, now)
+                elif state is State.INFLIGHT and status.phase is Phase.DONE:
+                    self._core.token(seq, self._first_token.pop(seq), now)
+
+    def chunk_computed(self, seq: Sequence) -> None:
+        """See Side."""
+        ready = seq.computed // PAGE_TOKENS
+        self._transfer_of(seq).send(seq.pages[seq.sent : ready], start=seq.sent)
+        seq.sent = ready
+
+    def prompt_computed(self, seq: Sequence, token: int, now: float) -> None:
+        """See Side."""
+        assert seq.aux_slot is not None, "an aux row is taken together with the pages"
+        self._kv.write_aux(seq.aux_slot, AuxRow(first_token=token, prompt_tokens=len(seq.request.prompt)))
+        self._transfer_of(seq).send(seq.pages[seq.sent :], start=seq.sent, last=True, aux_slot=seq.aux_slot)
+        seq.sent = len(seq.pages)
+        self._first_token[seq] = token
+        self._core.queues.move(seq, State.INFLIGHT, now)
+
+    def tokens_to_hold(self, request: GenerationRequest) -> int:
+        """See Side."""
+        return len(request.prompt)
+
+    def abandon(self, seq: Sequence, message: str) -> None:
+        """See Side."""
+        self._first_token.pop(seq, None)
+        _abort(seq, message)
+
+    def beat(self, now: float) -> None:
+        """See Side."""
+        del now
+        self._connector.beat()
+
+    def _transfer_of(self, seq: Sequence) -> PrefillTransfer:
+        assert isinstance(seq.transfer, PrefillTransfer), "opened when the sequence entered"
+        return seq.transfer
+
+
+class DecodeSide:
+    """Receives caches and generates answers.
+
+    A sequence waits in `decode_prealloc` for pages for prompt and answer, then in `decode_transfer` until the cache and
+    the first token have landed, and runs from there.
+    """
+
+    admits_with_aux = True
+
+    def __init__(self, core: Core, connector: DecodeConnector, kv: PagedKV) -> None:
+        self._core = core
+        self._connector = connector
+        self._kv = kv
+        self._reported: tuple[int, float | None, int] | None = None
+
+    def enter(self, seq: Sequence, now: float) -> None:
+        """See Side."""
+        self._core.queues.move(seq, State.PREALLOC, now)
+
+    def advance(self, now: float) -> None:
+        """See Side."""
+        for seq in self._core.queues.of(State.TRANSFER):
+            status = _transfer(seq).status
+            if status.phase is Phase.FAILED:
+                fail_handoff(self._core, seq, status, now)
+            elif status.phase is Phase.DONE:
+                self._landed(seq, now)
+        for seq in self._core.queues.of(State.PREALLOC):
+            if not self._open(seq, now):
+                break
+
+    def chunk_computed(self, seq: Sequence) -> None:
+        """See Side."""
+        del seq
+        raise AssertionError("a decode engine computes no prompts")
+
+    def prompt_computed(self, seq: Sequence, token: int, now: float) -> None:
+        """See Side."""
+        del seq, token, now
+        raise AssertionError("a decode engine computes no prompts")
+
+    def tokens_to_hold(self, request: GenerationRequest) -> int:
+        """See Side."""
+        return len(request.prompt) + request.sampling.max_new_tokens - 1
+
+    def abandon(self, seq: Sequence, message: str) -> None:
+        """See Side."""
+        _abort(seq, message)
+
+    def beat(self, now: float) -> None:
+        """See Side."""
+        queues = self._core.queues
+        self._connector.beat()
+        report = (
+            queues.count(State.PREALLOC),
+            queues.oldest_s(State.PREALLOC, now),
+            queues.moved_total(State.PREALLOC),
+        )
+        if report != self._reported:
+            self._reported = report
+            self._connector.set_queue(State.PREALLOC.value, *report)
+
+    def _open(self, seq: Sequence, now: float) -> bool:
+        """Name the destination to prefill. False when pages are short."""
+        running = self._core.queues.count(State.TRANSFER, State.RUNNING)
+        if running >= self._core.limits.max_running or not self._core.take_pages(seq, with_aux=True):
+            return False
+        request, handoff = seq.request, seq.request.handoff
+        assert handoff is not None, "the server refuses requests without a room"
+        assert seq.aux_slot is not None, "taken together with the pages"
+        self._kv.clear_aux(seq.aux_slot)
+        seq.transfer = self._connector.open(
+            handoff.prefill,
+            handoff.room,
+            request.rid,
+            pages=seq.pages[: -(-len(request.prompt) // PAGE_TOKENS)],
+            aux_slot=seq.aux_slot,
+            sibling=handoff.sibling,
+            deadline_s=remaining_s(request, now),
+        )
+        self._core.queues.move(seq, State.TRANSFER, now)
+        return True
+
+    def _landed(self, seq: Sequence, now: float) -> None:
+        """The cache is here: check that it is the right one, then run."""
+        assert seq.aux_slot is not None, "kept as long as the sequence"
+        row = self._kv.read_aux(seq.aux_slot)
+        expected = len(seq.request.prompt)
+        if row is None or row.prompt_tokens != expected:
+            got = "no row" if row is None else f"a prompt of {row.prompt_tokens} tokens"
+            message = f"prefill handed over {got}, the request here has {expected} tokens"
+            self._core.fail(seq, Failure(502, "wrong_handoff", message), now)
+            return
+        seq.computed = expected
+        self._core.queues.move(seq, State.RUNNING, now)
+        self._core.token(seq, row.first_token, now)
+
+
+def fail_handoff(core: Core, seq: Sequence, status: TransferStatus, now: float) -> None:
+    """End a sequence whose hand-off failed, counted as SGLang does: before or after the two sides had met."""
+    met = seq.state is not State.BOOTSTRAP
+    (core.counters.transfer_failed if met else core.counters.bootstrap_failed).inc()
+    core.fail(seq, failure_of(status), now)
+
+
+def remaining_s(request: GenerationRequest, now: float) -> float:
+    """Seconds until the request's deadline; the smallest that a connector takes when it has passed."""
+    return max(0.001, request.deadline - now)
+
+
+def _transfer(seq: Sequence) -> PrefillTransfer | DecodeTransfer:
+    assert seq.transfer is not None, "every sequence in these queues was opened"
+    return seq.transfer
+
+
+def _abort(seq: Sequence, message: str) -> None:
+    if seq.transfer is not None and not seq.transfer.status.ended:
+        seq.transfer.abort(message)

@@ -1,0 +1,69 @@
+"""The engine's command line, the same for `pdpool engine` and `python -m pdpool_connector.reference`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+MODES = ("unified", "prefill", "decode")
+BACKENDS = ("nixl", "local")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How one engine runs. Ports: 0 takes any free one; the engine prints what it took as one JSON line on stdout."""
+
+    mode: str
+    model_path: str
+    served_model_name: str
+    host: str
+    port: int
+    bootstrap_port: int
+    control_port: int
+    admin_port: int
+    advertise_host: str
+    transfer_backend: str
+    kv_pages: int
+    admin_socket: Path | None
+    enable_faults: bool
+    shutdown_grace_s: float
+
+
+_port = click.IntRange(0, 65535)
+_pages = click.IntRange(4, 1 << 20)
+_grace = click.FloatRange(0, 3600)
+_OPTIONS: list[Callable[[Any], Any]] = [
+    click.option("--mode", type=click.Choice(MODES), default="unified", envvar="PDPOOL_ROLE", show_default=True),
+    click.option("--model-path", required=True, help="Directory of a converted model, or `tiny`: a seeded random one."),
+    click.option("--served-model-name", help="Name in answers and metrics.  [default: that of the directory]"),
+    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
+    click.option("--port", type=_port, default=30000, show_default=True, help="HTTP."),
+    click.option("--bootstrap-port", type=_port, default=8998, show_default=True, help="Prefill: rendezvous (HTTP)."),
+    click.option("--control-port", type=_port, default=8999, show_default=True, help="Hand-off messages (zmq)."),
+    click.option("--admin-port", type=_port, default=9400, show_default=True, help="Connector's state, read only."),
+    click.option("--advertise-host", envvar="PDPOOL_POD_IP", help="Address for peers.  [default: --host]"),
+    click.option("--transfer-backend", type=click.Choice(BACKENDS), default="nixl", show_default=True),
+    click.option("--kv-pages", type=_pages, default=2048, show_default=True, help="Pages of 16 tokens."),
+    click.option("--admin-socket", type=click.Path(path_type=Path), help="Unix socket that takes /drain."),
+    click.option("--enable-faults", is_flag=True, help="Offer /faults, which breaks this engine on request."),
+    click.option("--shutdown-grace", "shutdown_grace_s", type=_grace, default=30.0, help="Seconds after SIGTERM."),
+]
+
+
+def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a click command with the engine's options."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def make_options(values: Mapping[str, Any]) -> EngineOptions:
+    """Options as click parsed them, with the defaults that depend on others. Raises click.UsageError."""
+    advertise = values["advertise_host"] or values["host"]
+    if values["mode"] != "unified" and advertise in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        message = f"--advertise-host is needed: peers cannot connect to {advertise}"
+        raise click.UsageError(message)
+    name = values["served_model_name"] or Path(values["model_path"]).name
+    return EngineOptions(**{**values, "advertise_host": advertise, "served_model_name": name})

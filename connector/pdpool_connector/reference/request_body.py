@@ -1,0 +1,174 @@
+"""What OpenAI's and SGLang's bodies share: bounds, stop strings, hand-off fields, errors that name the field."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, TypeVar
+
+import msgspec
+from pdpool_connector.reference.request import Handoff, RequestError, SamplingParams
+
+MAX_SEQUENCES = 128
+"""Bound on prompts x samples of one HTTP request; OpenAI's bound on `n`."""
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+
+Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=2.0)]
+TopP = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
+Samples = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQUENCES)]
+NewTokens = Annotated[int, msgspec.Meta(ge=1)]
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+Room = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Token = Annotated[int, msgspec.Meta(ge=0)]
+Rid = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
+
+
+class HandoffFields(msgspec.Struct):
+    """What the router adds to a body: one value for the request, or one for each prompt or sequence."""
+
+    bootstrap_host: str | list[str] | None = None
+    bootstrap_port: Port | list[Port | None] | None = None
+    bootstrap_room: Room | list[Room] | None = None
+
+
+def decode_body(raw: bytes, shape: type[Body]) -> Body:
+    """Decode and validate a JSON body. Raises RequestError that names the field."""
+    try:
+        return msgspec.json.decode(raw, type=shape)
+    except msgspec.ValidationError as error:
+        match = _AT.match(str(error))
+        what, path = (match["what"], match["path"]) if match else (str(error), None)
+        param = path.lstrip(".") if path else None
+        missing = re.search(r"missing required field `(.*?)`", what)
+        if missing:
+            param = f"{param}.{missing[1]}" if param else missing[1]
+        raise RequestError(f"{param or 'body'}: {what}", param=param) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+
+
+def refuse_unsupported(body: msgspec.Struct, harmless: dict[str, object], prefix: str = "") -> None:
+    """Refuse what this engine does not do, rather than ignore it.
+
+    `harmless` maps such a field to the value that asks for nothing (None never asks).
+    """
+    for name, nothing in harmless.items():
+        value = getattr(body, name)
+        if value is not None and value != nothing:
+            param = prefix + name
+            raise RequestError(
+                f"{param}: not supported by the reference engine; leave it out", param=param, code="unsupported"
+            )
+
+
+def stop_strings(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
+    """The stop strings as a tuple. Raises RequestError for empty, too many or too long ones."""
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS:
+        raise RequestError(f"{param}: {len(stops)} stop strings, at most {MAX_STOPS} are taken", param=param)
+    for text in stops:
+        if not 1 <= len(text) <= MAX_STOP_CHARS:
+            raise RequestError(
+                f"{param}: a stop string has {len(text)} characters, 1 to {MAX_STOP_CHARS} are right", param=param
+            )
+    return stops
+
+
+def handoffs(fields: HandoffFields, prompts: int, samples: int) -> list[Handoff | None]:
+    """The hand-off of each sequence (prompt 0 sample 0, prompt 0 sample 1, ...); None for all without a room.
+
+    The router sends one value, one for each prompt, or one for each sequence. Both engines number the sequences alike,
+    so that those that share one room still find their partner. Raises RequestError when the fields do not fit.
+    """
+    sequences = prompts * samples
+    if fields.bootstrap_room is None:
+        return [None] * sequences
+    if fields.bootstrap_host is None:
+        raise RequestError("bootstrap_host: missing, though bootstrap_room is given", param="bootstrap_host")
+    rooms = _spread("bootstrap_room", fields.bootstrap_room, prompts, samples)
+    hosts = _spread("bootstrap_host", fields.bootstrap_host, prompts, samples)
+    ports = _spread("bootstrap_port", fields.bootstrap_port, prompts, samples)
+    found: list[Handoff | None] = []
+    for i, (host, port, room) in enumerate(zip(hosts, ports, rooms, strict=True)):
+        if not isinstance(host, str) or not host or not isinstance(port, int) or not isinstance(room, int):
+            raise RequestError(
+                f"bootstrap_port: {port!r} for sequence {i}, a port number is needed beside the room",
+                param="bootstrap_port",
+            )
+        found.append(
+            Handoff(
+                prefill=f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}",
+                room=room,
+                sibling=i,
+            )
+        )
+    return found
+
+
+def _spread(name: str, value: object, prompts: int, samples: int) -> Sequence[object]:
+    if not isinstance(value, list):
+        return [value] * (prompts * samples)
+    if len(value) == prompts * samples:
+        return value
+    if len(value) == prompts:
+        return [item for item in value for _ in range(samples)]
+    raise RequestError(
+        f"{name}: {len(value)} values for {prompts} prompts, n={samples}; give one, or one for each prompt or sequence",
+        param=name,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One HTTP request as its sequences (prompt 0 sample 0, prompt 0 sample 1, ...), one entry each in all lists."""
+
+    rids: list[str]
+    prompts: list[tuple[int, ...]]
+    sampling: list[SamplingParams]
+    handoffs: list[Handoff | None]
+    samples: int
+    stream: bool
+
+
+def make_job(
+    rids: list[str],
+    prompts: list[tuple[int, ...]],
+    sampling: list[SamplingParams],
+    fields: HandoffFields,
+    *,
+    samples: int,
+    stream: bool,
+) -> Job:
+    """A job of `samples` sequences for each prompt; the lists have one entry for each prompt. Raises RequestError."""
+    if not 1 <= len(prompts) * samples <= MAX_SEQUENCES:
+        raise RequestError(
+            f"prompt: {len(prompts)} prompts with n={samples}, at most {MAX_SEQUENCES} sequences in one request",
+            param="prompt",
+        )
+    order = [i for i in range(len(prompts)) for _ in range(samples)]
+    return Job(
+        rids=[rids[i] for i in order],
+        prompts=[prompts[i] for i in order],
+        sampling=[_sample_of(sampling[i], j % samples) for j, i in enumerate(order)],
+        handoffs=handoffs(fields, len(prompts), samples),
+        samples=samples,
+        stream=stream,
+    )
+
+
+def _sample_of(params: SamplingParams, sample: int) -> SamplingParams:
+    """Samples of one prompt must differ though they share the body's seed."""
+    return params if params.seed is None else replace(params, seed=params.seed + sample)
+
+
+def check_tokens(tokens: tuple[int, ...], vocab: int, param: str) -> tuple[int, ...]:
+    """The tokens of one prompt. Raises RequestError when there is none, or one that is not in the vocabulary."""
+    if not tokens:
+        raise RequestError(f"{param}: empty, at least one token is needed", param=param)
+    if max(tokens) >= vocab:
+        raise RequestError(f"{param}: token {max(tokens)} is not in the vocabulary of {vocab}", param=param)
+    return tokens

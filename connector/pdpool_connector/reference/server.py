@@ -1,0 +1,275 @@
+"""The engine's HTTP interface: OpenAI's and SGLang's endpoints on one port."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from aiohttp import web
+from pdpool_connector.reference.faults import apply_faults
+from pdpool_connector.reference.openai_api import (
+    ChatBody,
+    ChatReply,
+    CompletionBody,
+    CompletionReply,
+    Reply,
+    chat_job,
+    completion_job,
+    error_body,
+    model_list,
+    new_request_id,
+)
+from pdpool_connector.reference.request import RequestError
+from pdpool_connector.reference.request_body import Job, decode_body
+from pdpool_connector.reference.scheduler_report import Report
+from pdpool_connector.reference.server_engine import Engine
+from pdpool_connector.reference.server_generate import STREAMING, GenerationError, check_length, check_rooms, respond
+from pdpool_connector.reference.sglang_api import AbortBody, GenerateBody, GenerateReply, generate_job
+from prometheus_client import generate_latest
+
+MAX_BODY_BYTES = 16 << 20
+LOADS_S = 2.0
+"""Within this time the scheduler must answer /v1/loads; stale numbers are worse than none."""
+
+log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def error_response(message: str, *, status: int, code: str, param: str | None = None) -> web.Response:
+    """An OpenAI-style error."""
+    return web.json_response(error_body(message, status=status, code=code, param=param), status=status)
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error leaves as an OpenAI-style body; none carries a prompt."""
+    try:
+        return await handler(request)
+    except RequestError as error:
+        return error_response(error.message, status=error.status, code=error.code, param=error.param)
+    except GenerationError as error:
+        failure = error.failure
+        return error_response(failure.message, status=failure.status, code=failure.code)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        message = f"{request.method} {request.path}: {error.reason}"
+        return error_response(message, status=error.status, code=error.reason.lower().replace(" ", "_"))
+    except Exception:
+        if request.get(STREAMING):
+            raise
+        log.exception("%s %s failed", request.method, request.path)
+        return error_response("the engine failed to handle the request", status=500, code="internal_error")
+
+
+class Api:
+    """The handlers. One method for each endpoint."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._created = int(time.time())
+
+    def app(self) -> web.Application:
+        """The application with all routes."""
+        app = web.Application(middlewares=[errors_as_json], client_max_size=MAX_BODY_BYTES)
+        app.add_routes(
+            [
+                web.post("/generate", self.generate),
+                web.post("/v1/completions", self.completions),
+                web.post("/v1/chat/completions", self.chat),
+                web.get("/v1/models", self.models),
+                web.get("/health", self.health),
+                web.get("/health_generate", self.health),
+                web.get("/ready", self.ready),
+                web.get("/v1/loads", self.loads),
+                web.get("/get_load", self.get_load),
+                web.post("/abort_request", self.abort_request),
+                web.route("*", "/flush_cache", self.flush_cache),
+                web.get("/metrics", self.metrics),
+                web.route("*", "/faults", self.faults),
+                *(web.get(path, self.model_info) for path in ("/model_info", "/get_model_info")),
+                *(web.get(path, self.server_info) for path in ("/server_info", "/get_server_info")),
+            ]
+        )
+        return app
+
+    # ------------------------------------------------------------------ generation
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/completions`."""
+        body = decode_body(await self._take(request), CompletionBody)
+        request_id = new_request_id()
+        job = completion_job(body, self._engine.tokenizer, self._engine.config.vocab, request_id)
+        return await self._answer(request, job, self._reply(CompletionReply, body, job, request_id))
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/chat/completions`."""
+        body = decode_body(await self._take(request), ChatBody)
+        request_id = new_request_id()
+        engine = self._engine
+        job = chat_job(body, engine.tokenizer, engine.config.vocab, request_id, engine.max_tokens)
+        return await self._answer(request, job, self._reply(ChatReply, body, job, request_id))
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """`POST /generate`."""
+        body = decode_body(await self._take(request), GenerateBody)
+        job = generate_job(body, self._engine.tokenizer, self._engine.config.vocab, new_request_id())
+        return await self._answer(request, job, GenerateReply(job.rids))
+
+    async def _take(self, request: web.Request) -> bytes:
+        if self._engine.draining:
+            raise RequestError("the engine is draining; ask another one", status=503, code="draining")
+        return await request.read()
+
+    async def _answer(self, request: web.Request, job: Job, reply: Reply) -> web.StreamResponse:
+        check_rooms(job, self._engine.options.mode)
+        check_length(job, self._engine.max_tokens)
+        return await respond(request, self._engine.scheduler, job, reply)
+
+    def _reply(
+        self, kind: type[CompletionReply], body: ChatBody | CompletionBody, job: Job, request_id: str
+    ) -> CompletionReply:
+        return kind(
+            request_id,
+            body.model or self._engine.options.served_model_name,
+            samples=job.samples,
+            sequences=len(job.prompts),
+            include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        )
+
+    # ------------------------------------------------------------------ state
+
+    async def health(self, request: web.Request) -> web.Response:
+        """`GET /health`: whether both loops turn and requests are taken."""
+        del request
+        why = self._engine.unwell()
+        return web.Response(status=200) if why is None else error_response(why, status=503, code="unwell")
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """`GET /ready`: whether requests are taken."""
+        return await self.health(request)
+
+    async def loads(self, request: web.Request) -> web.Response:
+        """`GET /v1/loads`, answered by the scheduler itself."""
+        del request
+        return web.json_response((await self._report()).loads())
+
+    async def get_load(self, request: web.Request) -> web.Response:
+        """`GET /get_load`, the older form that the router's load monitor reads."""
+        del request
+        report = await self._report()
+        load = {"dp_rank": 0, "num_reqs": report.live, "num_waiting_reqs": report.waiting}
+        return web.json_response([{**load, "num_tokens": report.used_tokens}])
+
+    async def models(self, request: web.Request) -> web.Response:
+        """`GET /v1/models`."""
+        del request
+        name = self._engine.options.served_model_name
+        return web.json_response(model_list(name, self._created, self._engine.max_tokens))
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        """`GET /model_info`."""
+        del request
+        options = self._engine.options
+        info = {"model_path": options.model_path, "tokenizer_path": options.model_path, "is_generation": True}
+        return web.json_response({**info, "served_model_name": options.served_model_name, "model_type": "llama"})
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        """`GET /server_info`."""
+        del request
+        engine, options = self._engine, self._engine.options
+        info = {
+            "model_path": options.model_path,
+            "served_model_name": options.served_model_name,
+            "disaggregation_mode": "null" if options.mode == "unified" else options.mode,
+            "disaggregation_transfer_backend": options.transfer_backend,
+            "disaggregation_bootstrap_port": self.addresses().get("bootstrap_port"),
+            "context_length": engine.config.max_context,
+            "max_total_num_tokens": engine.scheduler.report.max_tokens,
+            "page_size": 16,
+            "tp_size": 1,
+            "dp_size": 1,
+            "pp_size": 1,
+            "status": "ready" if engine.unwell() is None else "unwell",
+        }
+        return web.json_response(info)
+
+    def addresses(self) -> dict[str, Any]:
+        """The hand-off addresses of this engine, where it has any."""
+        connector = self._engine.connector
+        if connector is None:
+            return {}
+        found: dict[str, Any] = {"control": connector.control_address, "admin": connector.admin_address}
+        if bootstrap := getattr(connector, "bootstrap_address", None):
+            found |= {"bootstrap": bootstrap, "bootstrap_port": int(bootstrap.rpartition(":")[2])}
+        return found
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """`GET /metrics`."""
+        del request
+        return web.Response(body=generate_latest(self._engine.registry), content_type="text/plain", charset="utf-8")
+
+    # ------------------------------------------------------------------ control
+
+    async def abort_request(self, request: web.Request) -> web.Response:
+        """`POST /abort_request`: ends the requests of exactly this rid, or all."""
+        body = decode_body(await request.read(), AbortBody)
+        if not body.rid and not body.abort_all:
+            raise RequestError("rid: missing; give the id of a request, or abort_all", param="rid")
+        rid = None if body.abort_all else body.rid
+        aborted = await self._ask(self._engine.scheduler.call(lambda core: core.abort_rid(rid, time.monotonic())))
+        return web.json_response({"aborted": aborted})
+
+    async def flush_cache(self, request: web.Request) -> web.Response:
+        """`/flush_cache`: fails while requests use the cache, as SGLang's does; idle, there is nothing left in it."""
+        del request
+        report = await self._report()
+        if report.live:
+            message = f"the cache is not flushed: {report.live} requests use it"
+            return error_response(message, status=400, code="busy")
+        return web.json_response({"flushed": True})
+
+    async def faults(self, request: web.Request) -> web.Response:
+        """`POST /faults`, where the command line allows it."""
+        if not self._engine.options.enable_faults:
+            return error_response("faults are off: start the engine with --enable-faults", status=404, code="disabled")
+        if request.method != "POST":
+            raise web.HTTPMethodNotAllowed(request.method, ["POST"])
+        state = apply_faults(await request.read(), self._engine.scheduler, self._engine.frame_faults)
+        return web.json_response(state)
+
+    async def _report(self) -> Report:
+        return await self._ask(self._engine.scheduler.loads())
+
+    async def _ask(self, future: Future[Answer]) -> Answer:
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), LOADS_S)
+        except TimeoutError:
+            message = f"the scheduler did not answer within {LOADS_S:.0f} s"
+            raise RequestError(message, status=503, code="scheduler_silent") from None
+
+
+def admin_app(engine: Engine) -> web.Application:
+    """What the Unix socket offers to the pod's own helpers: the drain."""
+
+    async def start(request: web.Request) -> web.Response:
+        del request
+        engine.drain()
+        return web.json_response(engine.drain_state())
+
+    async def state(request: web.Request) -> web.Response:
+        del request
+        return web.json_response(engine.drain_state())
+
+    app = web.Application()
+    app.add_routes([web.post("/drain", start), web.get("/drain", state)])
+    return app
+
+
+def ready_line(http: str, addresses: dict[str, Any]) -> str:
+    """The line on stdout that tells a parent process where this engine listens."""
+    return json.dumps({"ready": True, "http": http, **addresses})

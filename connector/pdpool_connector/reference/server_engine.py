@@ -1,0 +1,165 @@
+"""One engine put together: model, cache, scheduler, connector; whether it is well, and whether it drains."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from pdpool_connector import ConnectorConfig, DecodeConnector, PrefillConnector
+from pdpool_connector.reference import tokenizer as tokenizers
+from pdpool_connector.reference import weights
+from pdpool_connector.reference.disaggregation import DecodeSide, PrefillSide, UnifiedSide
+from pdpool_connector.reference.faults import FrameFaults
+from pdpool_connector.reference.kv import PAGE_TOKENS, PageAllocator, PagedKV
+from pdpool_connector.reference.metrics import Counters, Gauges
+from pdpool_connector.reference.model import Model
+from pdpool_connector.reference.options import EngineOptions
+from pdpool_connector.reference.scheduler import Scheduler
+from pdpool_connector.reference.scheduler_core import Core, Limits, Side
+from prometheus_client import CollectorRegistry
+
+SCHEDULER_SILENT_S = 20.0
+CONNECTOR_SILENT_S = 5.0
+"""A loop that has not turned for so long makes /health say 503."""
+STOP_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Everything behind the HTTP server.
+
+    Args:
+        options: the command line.
+        changed: called from any thread when a sequence ended or a hand-off changed.
+        crashed: called on the scheduler's thread when it raised.
+    """
+
+    def __init__(self, options: EngineOptions, changed: Callable[[], None], crashed: Callable[[], None]) -> None:
+        self.options = options
+        self.draining = False
+        self.frame_faults = FrameFaults()
+        self.config, loaded = weights.tiny() if options.model_path == "tiny" else weights.load(options.model_path)
+        self.tokenizer = tokenizers.load(options.model_path)
+        self.registry = CollectorRegistry()
+        self._kv = PagedKV(self.config, options.kv_pages)
+        self._changed = changed
+        self.connector = self._make_connector()
+        limits = Limits()
+        self.scheduler = Scheduler(
+            mode=options.mode,
+            model=Model(self.config, loaded, self._kv),
+            total_pages=options.kv_pages,
+            max_queued=limits.max_queued,
+            make_core=lambda on_end: self._make_core(limits, on_end),
+            on_crash=crashed,
+        )
+        self.registry.register(Gauges(lambda: self.scheduler.report, options.served_model_name))
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens that prompt and answer of one sequence may have together."""
+        return min(self.config.max_context, self.options.kv_pages * PAGE_TOKENS)
+
+    def start(self) -> None:
+        """Start connector and scheduler."""
+        if self.connector is not None:
+            self.connector.start()
+        self.scheduler.start()
+
+    def stop(self) -> None:
+        """Stop both; what is left of requests fails."""
+        if not self.scheduler.stop(STOP_S):
+            log.error("the scheduler did not stop within %.0f s", STOP_S)
+        if self.connector is not None:
+            self.connector.close(STOP_S)
+
+    def drain(self) -> None:
+        """Take no new requests from now on."""
+        if not self.draining:
+            log.info("draining: no new requests are taken")
+        self.draining = True
+        if self.connector is not None:
+            self.connector.drain()
+        self._changed()
+
+    def drain_state(self) -> dict[str, Any]:
+        """How far the drain is. Drained: no sequence anywhere, and no page that a peer may still touch."""
+        report = self.scheduler.report
+        running = self.scheduler.open_sequences
+        holds = self.connector.stats().holds if self.connector is not None else 0
+        quiet = running == 0 and holds == 0 and report.held == 0
+        return {
+            "draining": self.draining,
+            "drained": self.draining and quiet,
+            "running": running,
+            "queues": report.queues(),
+            "holds": max(holds, report.held),
+        }
+
+    def unwell(self) -> str | None:
+        """Why this engine should get no requests, or None."""
+        if self.draining:
+            return "draining"
+        if (age := self.scheduler.beat_age_s()) > SCHEDULER_SILENT_S:
+            return f"the scheduler has not turned for {age:.0f} s"
+        if self.connector is not None and (lag := self.connector.stats().loop_lag_s) > CONNECTOR_SILENT_S:
+            return f"the connector has not turned for {lag:.0f} s"
+        return None
+
+    def _make_connector(self) -> PrefillConnector | DecodeConnector | None:
+        options = self.options
+        if options.mode == "unified":
+            return None
+        config = ConnectorConfig(
+            advertise_host=options.advertise_host,
+            control_port=options.control_port,
+            admin_port=options.admin_port,
+            bootstrap_port=options.bootstrap_port,
+            backend="nixl" if options.transfer_backend == "nixl" else "local",
+            bind_host=options.host,
+            frame_filter=self.frame_faults if options.enable_faults else None,
+        )
+        kind = PrefillConnector if options.mode == "prefill" else DecodeConnector
+        return kind(config, self._kv.memory, self._handoff_changed)
+
+    def _handoff_changed(self) -> None:
+        self.scheduler.wake()
+        self._changed()
+
+    def _make_core(self, limits: Limits, on_end: Callable[[], None]) -> Core:
+        def ended() -> None:
+            on_end()
+            self._changed()
+
+        return Core(
+            pages=PageAllocator(self.options.kv_pages),
+            aux=PageAllocator(self._kv.memory.aux_rows),
+            detokenizer=self.tokenizer.stream,
+            eos_ids=frozenset(self.config.eos_ids),
+            limits=limits,
+            counters=Counters(self.registry, self.options.served_model_name, self.options.mode),
+            on_end=ended,
+            side=self._make_side,
+        )
+
+    def _make_side(self, core: Core) -> Side:
+        match self.connector:
+            case PrefillConnector() as connector:
+                return PrefillSide(core, connector, self._kv)
+            case DecodeConnector() as connector:
+                return DecodeSide(core, connector, self._kv)
+            case _:
+                return UnifiedSide(core)
+
+    async def when_drained(self, changed: asyncio.Event, timeout_s: float) -> bool:
+        """Wait until drained. Returns whether it came to that in time. `changed` is set by the `changed` callback."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.drain_state()["drained"]:
+                    changed.clear()
+                    if not self.drain_state()["drained"]:
+                        await changed.wait()
+        except TimeoutError:
+            return False
+        return True

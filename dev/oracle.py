@@ -1,0 +1,152 @@
+"""`make oracle`: greedy tokens over a prefill/decode hand-off must be those of one engine that does both.
+
+100 prompts (short, over several pages, of lengths around page and chunk boundaries, repeated, with common beginnings,
+several at a time) go to a unified engine, and through the router to a prefill and a decode engine. The last line says
+how many answers are identical; the exit code is 1 unless all are.
+"""
+
+import asyncio
+import random
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import click
+from pdpool_connector.demo.launch import Children, LaunchError, get_json
+from pdpool_connector.reference import tokenizer as tokenizers
+from pdpool_connector.reference import weights_fetch
+
+NEW_TOKENS = 8
+CONCURRENT = 8
+ANSWER_S = 180.0
+BOUNDARY_LENGTHS = (15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65)
+"""Prompt lengths in tokens around the ends of pages of 16."""
+LONG_LENGTHS = (120, 200, 255, 256, 257, 300, 400, 513)
+"""Over many pages; the engine computes prompts in chunks of 256."""
+WORDS = ["the", "of", "a", "to", "in", "is", "that", "it", "was", "for", "on", "are", "with", "as", "his", "they", "be", "at", "one", "have", "this", "from", "or", "had", "by", "hot", "word", "but", "what", "some", "we", "can", "out", "other", "were", "all", "there", "when", "up", "use", "your", "how", "said", "an", "each", "she", "river", "stone", "seven", "copper", "lantern", "market", "winter", "engine", "garden", "paper", "signal", "mountain", "harbour", "letter", "music", "shadow", "question", "number", "forest", "window"]
+QUESTIONS = (
+    "What is the capital of France?",
+    "Name three colours.",
+    "How many legs has a spider?",
+    "Write one sentence about the sea.",
+    "What does a baker do?",
+)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request: where it goes and its body."""
+
+    kind: str
+    path: str
+    body: dict[str, Any]
+
+
+def make_prompts(encode: Any, count: int, seed: int = 0) -> list[Prompt]:
+    """`count` prompts, the same ones every time. `encode`: text -> tokens."""
+    rng = random.Random(seed)
+
+    def tokens(length: int) -> list[int]:
+        return list(encode(" ".join(rng.choices(WORDS, k=length))))[:length]
+
+    common = tokens(40)
+    repeated = tokens(24)
+    makers = [
+        *[lambda n=n: _generate(f"boundary {n}", tokens(n)) for n in BOUNDARY_LENGTHS],
+        *[lambda n=n: _generate(f"long {n}", tokens(n)) for n in LONG_LENGTHS],
+        *[lambda n=n: _generate(f"short {n}", tokens(n)) for n in (1, 2, 3, 7, 11)],
+        *[lambda n=n: _generate("common beginning", common + tokens(n)) for n in (1, 8, 9, 30)],
+        lambda: _generate("repeated", repeated),
+        *[lambda q=q: _chat(q) for q in QUESTIONS],
+        lambda: _complete(" ".join(rng.choices(WORDS, k=20))),
+    ]
+    ordered = [makers[i % len(makers)]() for i in range(count)]
+    rng.shuffle(ordered)
+    return ordered
+
+
+def _generate(kind: str, ids: list[int]) -> Prompt:
+    sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    return Prompt(kind, "/generate", {"input_ids": ids, "sampling_params": sampling})
+
+
+def _chat(question: str) -> Prompt:
+    body = {"model": "default", "messages": [{"role": "user", "content": question}]}
+    return Prompt("chat", "/v1/chat/completions", {**body, "temperature": 0, "max_tokens": NEW_TOKENS})
+
+
+def _complete(text: str) -> Prompt:
+    body = {"model": "default", "prompt": text, "temperature": 0, "max_tokens": NEW_TOKENS}
+    return Prompt("completion", "/v1/completions", body)
+
+
+async def ask_all(url: str, prompts: list[Prompt]) -> list[Any]:
+    """The part of each answer that must agree; an error is an answer that agrees with nothing."""
+    slots = asyncio.Semaphore(CONCURRENT)
+    timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+    async with aiohttp.ClientSession(url, timeout=timeout) as session:
+
+        async def ask(prompt: Prompt) -> Any:
+            async with slots, session.post(prompt.path, json=prompt.body) as response:
+                answer = await response.json()
+                return _essence(answer) if response.status == 200 else {"status": response.status, **answer}
+
+        return list(await asyncio.gather(*[ask(prompt) for prompt in prompts]))
+
+
+def _essence(answer: dict[str, Any]) -> Any:
+    if "output_ids" in answer:
+        return answer["output_ids"], answer["meta_info"]["finish_reason"]["type"]
+    choice = answer["choices"][0]
+    return choice.get("text") or choice["message"]["content"], choice["finish_reason"], answer["usage"]
+
+
+def compare(prompts: list[Prompt], unified: list[Any], split: list[Any]) -> int:
+    """Print where the two differ. Returns how many agree."""
+    identical = 0
+    for number, (prompt, expected, got) in enumerate(zip(prompts, unified, split, strict=True)):
+        if expected == got and not isinstance(expected, dict):
+            identical += 1
+        else:
+            print(f"prompt {number} ({prompt.kind}):\n  unified       {expected}\n  disaggregated {got}")
+    return identical
+
+
+def run(model_path: str, backend: str, count: int) -> bool:
+    """Start the engines, ask all prompts on both ways, compare. Returns whether all are identical."""
+    prompts = make_prompts(tokenizers.load(model_path).encode, count)
+    with Children(print) as children:
+        unified = children.engine("unified", model_path=model_path)
+        prefill = children.engine("prefill", model_path=model_path, backend=backend)
+        decode = children.engine("decode", model_path=model_path, backend=backend)
+        router = children.router([prefill], [decode])
+        answers = []
+        for name, url in (("unified", unified.url), (f"disaggregated over {backend}", router.url)):
+            began = time.monotonic()
+            answers.append(asyncio.run(ask_all(url, prompts)))
+            print(f"{name}: {count} prompts in {time.monotonic() - began:.1f} s, {CONCURRENT} at a time")
+        moved = get_json(f"http://{decode.addresses['admin']}/v1/state")["bytes_moved_total"]
+    print(f"{moved:,} bytes of KV cache moved")
+    identical = compare(prompts, *answers)
+    print(f"oracle: {identical}/{count} identical")
+    return identical == count and moved > 0
+
+
+@click.command()
+@click.option("--model", "model", default="smollm2", show_default=True, help="`smollm2`, `tiny`, or a directory.")
+@click.option("--transfer-backend", "backend", type=click.Choice(("nixl", "local")), default="nixl", show_default=True)
+@click.option("--prompts", "count", type=click.IntRange(1, 1000), default=100, show_default=True)
+def main(model: str, backend: str, count: int) -> None:
+    """Compare disaggregated answers with those of a unified engine."""
+    try:
+        model_path = str(weights_fetch.smollm2_dir()) if model == "smollm2" else model
+        same = run(model_path, backend, count)
+    except LaunchError as error:
+        sys.exit(f"oracle: {error}")
+    sys.exit(0 if same else 1)
+
+
+if __name__ == "__main__":
+    main()

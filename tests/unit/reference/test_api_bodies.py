@@ -1,0 +1,181 @@
+"""What request bodies become, and what is refused with the name of the field."""
+
+import json
+
+import pytest
+from pdpool_connector.reference.openai_api import ChatBody, CompletionBody, chat_job, completion_job
+from pdpool_connector.reference.request import Handoff, RequestError
+from pdpool_connector.reference.request_body import decode_body
+from pdpool_connector.reference.sglang_api import GenerateBody, generate_job
+
+VOCAB = 300
+
+
+class Bytes:
+    """A tokenizer whose tokens are the bytes of the text."""
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def chat(self, messages):
+        return [byte for message in messages for byte in message["content"].encode()]
+
+
+def completion(**body):
+    return completion_job(decode_body(json.dumps(body).encode(), CompletionBody), Bytes(), VOCAB, "id")
+
+
+def chat(**body):
+    body.setdefault("messages", [{"role": "user", "content": "hello"}])
+    return chat_job(decode_body(json.dumps(body).encode(), ChatBody), Bytes(), VOCAB, "id", 100)
+
+
+def generate(**body):
+    return generate_job(decode_body(json.dumps(body).encode(), GenerateBody), Bytes(), VOCAB, "id")
+
+
+REFUSED = [
+    (completion, {"prompt": []}, "prompt"),
+    (completion, {"prompt": ""}, "prompt"),
+    (completion, {"prompt": [1, "a"]}, "prompt"),
+    (completion, {"prompt": {"a": 1}}, "prompt"),
+    (completion, {"prompt": [VOCAB]}, "prompt"),
+    (completion, {"prompt": [-1]}, "prompt[0]"),
+    (completion, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+    (completion, {"prompt": "a", "max_tokens": "many"}, "max_tokens"),
+    (completion, {"prompt": "a", "temperature": -1}, "temperature"),
+    (completion, {"prompt": "a", "temperature": 2.5}, "temperature"),
+    (completion, {"prompt": "a", "top_p": 0}, "top_p"),
+    (completion, {"prompt": "a", "n": 0}, "n"),
+    (completion, {"prompt": "a", "n": 1000}, "n"),
+    (completion, {"prompt": ["a"] * 100, "n": 100}, "prompt"),
+    (completion, {"prompt": "a", "stop": ""}, "stop"),
+    (completion, {"prompt": "a", "stop": ["x"] * 17}, "stop"),
+    (completion, {"prompt": "a", "stream": "yes"}, "stream"),
+    (completion, {"prompt": "a", "echo": True}, "echo"),
+    (completion, {"prompt": "a", "logprobs": 1}, "logprobs"),
+    (completion, {"prompt": "a", "best_of": 3}, "best_of"),
+    (completion, {"prompt": "a", "bootstrap_room": 1}, "bootstrap_host"),
+    (completion, {"prompt": "a", "bootstrap_room": 1, "bootstrap_host": "h"}, "bootstrap_port"),
+    (completion, {"prompt": "a", "bootstrap_room": -1}, "bootstrap_room"),
+    (completion, {"prompt": "a", "bootstrap_room": 2**63}, "bootstrap_room"),
+    (
+        completion,
+        {"prompt": "a", "bootstrap_room": [1, 2], "bootstrap_host": "h", "bootstrap_port": 1},
+        "bootstrap_room",
+    ),
+    (chat, {"messages": []}, "messages"),
+    (chat, {"messages": "hello"}, "messages"),
+    (chat, {"messages": [{"role": "user"}]}, "messages[0].content"),
+    (chat, {"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
+    (chat, {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+    (chat, {"tools": [{"type": "function"}]}, "tools"),
+    (chat, {"response_format": {"type": "json_object"}}, "response_format"),
+    (chat, {"frequency_penalty": 1}, "frequency_penalty"),
+    (chat, {"logprobs": True}, "logprobs"),
+    (chat, {"max_completion_tokens": -5}, "max_completion_tokens"),
+    (generate, {}, "text"),
+    (generate, {"text": "a", "input_ids": [1]}, "text"),
+    (generate, {"text": []}, "text"),
+    (generate, {"input_ids": []}, "input_ids"),
+    (generate, {"input_ids": [[]]}, "input_ids"),
+    (generate, {"input_ids": [1, [2]]}, "input_ids"),
+    (generate, {"text": ["a", "b"], "rid": ["x"]}, "rid"),
+    (generate, {"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
+    (generate, {"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, "sampling_params.n"),
+    (generate, {"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
+    (generate, {"text": "a", "sampling_params": {"top_k": 5}}, "sampling_params.top_k"),
+    (generate, {"text": "a", "sampling_params": {"regex": "a+"}}, "sampling_params.regex"),
+    (generate, {"text": "a", "return_logprob": True}, "return_logprob"),
+]
+
+
+@pytest.mark.parametrize(
+    ("parse", "body", "param"), REFUSED, ids=lambda value: getattr(value, "__name__", str(value))[:60]
+)
+def test_what_is_wrong_in_a_body_is_refused_and_named(parse, body, param):
+    with pytest.raises(RequestError) as caught:
+        parse(**body)
+    assert caught.value.status == 400
+    assert caught.value.param == param
+    assert param in caught.value.message
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'{"prompt": "\xff"}'])
+def test_what_is_not_json_is_refused(raw):
+    with pytest.raises(RequestError, match="not valid JSON") as caught:
+        decode_body(raw, CompletionBody)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("raw", [b"[]", b"null", b'"text"', b"3"])
+def test_json_that_is_no_object_is_refused(raw):
+    with pytest.raises(RequestError, match="body: Expected `object`"):
+        decode_body(raw, CompletionBody)
+
+
+def test_fields_that_nobody_here_knows_are_ignored_as_sglang_does():
+    assert completion(prompt="ab", skip_special_tokens=True, no_stop_trim=False).prompts == [(97, 98)]
+
+
+def test_prompts_come_as_text_texts_tokens_or_lists_of_tokens():
+    assert completion(prompt="ab").prompts == [(97, 98)]
+    assert completion(prompt=["a", "b"]).prompts == [(97,), (98,)]
+    assert completion(prompt=[1, 2]).prompts == [(1, 2)]
+    assert completion(prompt=[[1, 2], [3]]).prompts == [(1, 2), (3,)]
+    assert generate(input_ids=[1, 2]).prompts == [(1, 2)]
+    assert generate(input_ids=[[1, 2], [3]]).prompts == [(1, 2), (3,)]
+    assert generate(text=["a", "b"]).prompts == [(97,), (98,)]
+
+
+def test_defaults_are_those_of_the_api():
+    assert completion(prompt="a").sampling[0].max_new_tokens == 16
+    assert generate(text="a").sampling[0].max_new_tokens == 128
+    assert chat().sampling[0].max_new_tokens == 95, "what 100 tokens leave over after a prompt of 5"
+    assert chat().sampling[0].temperature == 1.0
+    assert chat(max_tokens=7).sampling[0].max_new_tokens == 7
+    assert chat(max_tokens=7, max_completion_tokens=8).sampling[0].max_new_tokens == 8
+
+
+def test_content_in_parts_is_joined():
+    parts = [{"type": "text", "text": "he"}, {"type": "text", "text": "llo"}]
+    assert chat(messages=[{"role": "user", "content": parts}]).prompts == chat().prompts
+
+
+def test_samples_with_one_seed_draw_differently_and_the_same_way_every_time():
+    seeds = [params.seed for params in completion(prompt=["a", "b"], n=2, seed=7).sampling]
+    assert seeds == [7, 8, 7, 8]
+
+
+ONE = {"bootstrap_host": "10.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 5}
+
+
+def test_sequences_that_share_a_room_differ_by_their_position():
+    job = completion(prompt="a", n=3, **ONE)
+    assert job.handoffs == [Handoff("10.0.0.1:8998", 5, sibling) for sibling in range(3)]
+
+
+def test_rooms_are_given_for_each_prompt():
+    fields = {"bootstrap_host": ["h", "h"], "bootstrap_port": [1, 2], "bootstrap_room": [5, 6]}
+    job = completion(prompt=["a", "b"], n=2, **fields)
+    assert [(handoff.prefill, handoff.room) for handoff in job.handoffs] == [
+        ("h:1", 5),
+        ("h:1", 5),
+        ("h:2", 6),
+        ("h:2", 6),
+    ]
+    assert [handoff.sibling for handoff in job.handoffs] == [0, 1, 2, 3]
+
+
+def test_rooms_are_given_for_each_sample_as_the_router_does_for_chats():
+    job = chat(n=2, bootstrap_host=["h", "h"], bootstrap_port=[1, 1], bootstrap_room=[5, 6])
+    assert [handoff.room for handoff in job.handoffs] == [5, 6]
+
+
+def test_an_ipv6_host_gets_brackets():
+    assert completion(prompt="a", **{**ONE, "bootstrap_host": "fd00::1"}).handoffs[0].prefill == "[fd00::1]:8998"
+    assert completion(prompt="a", **{**ONE, "bootstrap_host": "[fd00::1]"}).handoffs[0].prefill == "[fd00::1]:8998"
+
+
+def test_without_a_room_there_is_no_handoff():
+    assert completion(prompt="a", n=2).handoffs == [None, None]
