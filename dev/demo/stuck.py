@@ -1,4 +1,4 @@
-"""A decode engine's scheduler is frozen, requests get stuck behind it, the alert fires; it thaws, and all of it ends."""
+"""A decode engine's scheduler freezes, requests get stuck behind it, the alert fires; it thaws, and all of it ends."""
 
 import json
 import tempfile
