@@ -121,7 +121,7 @@ def _await_firing(screen: Screen, target: Target, pod: str, began: float) -> Non
     def reason(seen: Seen) -> str | None:
         if seen.alert != "firing":
             return f"{ALERT} is {seen.alert}, {seen.waiting} requests wait"
-        if seen.healthy != "False" or not _names(seen.message, instance):
+        if seen.healthy != "False" or not names_instance(seen.message, instance):
             return f"QueuesHealthy is {seen.healthy} ({seen.message!r}) and does not name decode instance {instance}"
         return None
 
@@ -183,6 +183,6 @@ def _instance(target: Target, pod: str) -> str:
     return str(labels["pdpool.dev/instance"])
 
 
-def _names(message: str, instance: str) -> bool:
+def names_instance(message: str, instance: str) -> bool:
     """Return whether a message names that decode instance as `decode-1` or `decode … instance 1`."""
     return "decode" in message and (f"decode-{instance}" in message or f"instance {instance}" in message)

@@ -1,0 +1,77 @@
+"""Pure parts of the demo."""
+
+import pytest
+import yaml
+
+from dev.demo import questions, stuck
+from dev.demo.install import FAULTS, STUCK_AFTER_S, demo_objects, helm_values
+from dev.demo.story import Figures
+from dev.demo.target import Images
+
+EXAMPLE = """
+apiVersion: pdpool.dev/v1alpha1
+kind: PrefillPool
+metadata: {name: chat}
+spec: {replicas: 2}
+---
+apiVersion: pdpool.dev/v1alpha1
+kind: DecodePool
+metadata: {name: chat}
+spec: {replicas: 2%s}
+---
+apiVersion: pdpool.dev/v1alpha1
+kind: DisaggregatedService
+metadata: {name: chat}
+spec: {prefill: {poolRef: {name: chat}}, decode: {poolRef: {name: chat}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("template", "args"),
+    [
+        ("", [FAULTS]),
+        (", template: {spec: {containers: [{name: engine, args: [--kv-pages=512]}]}}", ["--kv-pages=512", FAULTS]),
+        (", template: {spec: {containers: [{name: side}]}}", [FAULTS]),
+    ],
+)
+def test_faults_are_enabled_on_decode_engines_only_and_said(template: str, args: list[str]) -> None:
+    objects, changes = demo_objects(EXAMPLE % template)
+    prefill, decode, service = objects
+    containers = {c["name"]: c for c in decode["spec"]["template"]["spec"]["containers"]}
+    assert containers["engine"]["args"] == args
+    assert "template" not in prefill["spec"]
+    assert service["spec"]["stuckAfterSeconds"] == STUCK_AFTER_S
+    assert [change.split(":")[0] for change in changes] == ["DecodePool", "DisaggregatedService"]
+
+
+def test_questions_are_32_different_ones_of_many_lengths() -> None:
+    asked = questions.questions()
+    assert len(asked) == len(set(asked)) == 32
+    assert min(map(len, asked)) < 40
+    assert max(map(len, asked)) > 16 * 16
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ("decode chat-decode-1 rank 0: engine loop silent for 12 s while its connector answers", True),
+        ("decode chat-decode-0 rank 0: engine loop silent for 12 s while its connector answers", False),
+        ("Hand-off queues are empty or move", False),
+    ],
+)
+def test_only_a_message_with_the_frozen_engine_names_it(message: str, named: bool) -> None:
+    assert stuck.names_instance(message, "1") is named
+
+
+def test_the_last_line_has_every_figure() -> None:
+    figures = Figures(ttft_ms=123.4, requests=32, asked=32, kv_bytes=1024, apply_to_ready_s=9.87)
+    figures.freeze = stuck.Outcome(fire_s=40.04, resolve_s=7.0, completed=12)
+    assert figures.line() == (
+        "demo ok: ttft_ms=123 requests=32/32 kv_bytes=1024 apply_to_ready_s=9.9 alert_fire_s=40.0 alert_resolve_s=7.0"
+    )
+
+
+def test_windows_of_the_demo_are_among_the_printed_values() -> None:
+    values = yaml.safe_dump(helm_values(Images("localhost", "dev", "localhost/prometheus:1", "abc")))
+    assert "bootstrapQueueStuck: 15s" in values
+    assert "noProgress: 12s" in values
