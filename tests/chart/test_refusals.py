@@ -1,10 +1,12 @@
 """Values that the schema refuses, with the words a user sees."""
 
+import json
 from typing import Any
 
 import pytest
+import yaml
 
-from .conftest import Render
+from .conftest import CHART, Render
 
 
 @pytest.mark.parametrize(
@@ -44,3 +46,32 @@ def test_a_foreign_service_account_must_be_named(render: Render) -> None:
 
 def test_values_of_a_parent_chart_pass(render: Render) -> None:
     assert not render({"global": {"anything": 1}}).failed
+
+
+def keys(node: dict[str, Any], path: str = "") -> set[str]:
+    """Paths of all keys of a schema's objects with fixed properties."""
+    found = set()
+    for name, child in node.get("properties", {}).items():
+        found |= {f"{path}{name}"} | keys(child, f"{path}{name}.")
+    return found
+
+
+def paths(values: dict[str, Any], known: set[str], path: str = "") -> set[str]:
+    """Paths of all keys of the values, down to where the schema leaves them free."""
+    found = set()
+    for name, value in values.items():
+        here = f"{path}{name}"
+        found.add(here)
+        if isinstance(value, dict) and any(key.startswith(f"{here}.") for key in known):
+            found |= paths(value, known, f"{here}.")
+    return found
+
+
+def test_schema_and_values_have_the_same_keys() -> None:
+    known = keys(json.loads((CHART / "values.schema.json").read_text()))
+    written = paths(yaml.safe_load((CHART / "values.yaml").read_text()), known)
+    # Free-form parts that Kubernetes defines, and Helm's own key.
+    optional = {"global", "operator.resources.claims", "networkPolicy.prometheus.podSelector.matchLabels"}
+    optional |= {key for key in known if key.endswith(".matchExpressions")}
+    assert written <= known
+    assert known - written <= optional
