@@ -4,7 +4,7 @@ kopf misses deletions that happen while its watch is down; a reconcile that list
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -61,7 +61,7 @@ class Cluster:
         self._now = now
         self._secrets: dict[str, tuple[datetime, ObservedObject]] = {}
 
-    def secret_applied(self, namespace: str, secret: Object) -> None:
+    def secret_applied(self, namespace: str, secret: Mapping[str, Any]) -> None:
         """Remember a Secret as it was just stored."""
         seen = parse.observed_object({**secret, "kind": "Secret"})
         self._secrets[f"{namespace}/{seen.name}"] = (self._now(), seen)

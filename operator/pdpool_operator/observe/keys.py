@@ -29,11 +29,14 @@ class Bindings:
 
     _pools: dict[Key, frozenset[Key]] = field(default_factory=dict)
 
-    def bind(self, service: Key, prefill: str, decode: str) -> None:
-        """The service has these pools."""
-        self._pools[service] = frozenset(
+    def bind(self, service: Key, prefill: str, decode: str) -> bool:
+        """The service has these pools; True if that is news."""
+        pools = frozenset(
             {Key(PrefillPool.kind, service.namespace, prefill), Key(DecodePool.kind, service.namespace, decode)}
         )
+        news = self._pools.get(service) != pools
+        self._pools[service] = pools
+        return news
 
     def drop(self, service: Key) -> None:
         """The service is gone."""

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from .api import ApiError, ConflictError, NotLeaderError
 from .metrics import Metrics
@@ -34,11 +35,20 @@ class ObjectKey(Protocol):
     def __hash__(self) -> int: ...
 
 
-Reconcile = Callable[[ObjectKey], Awaitable[float | None]]
-"""Brings one object closer to what it should be; returns the seconds after which to look again, if any."""
+K = TypeVar("K", bound=ObjectKey)
 
 
-async def work(queue: "WorkQueue[ObjectKey]", reconcile: Reconcile, metrics: Metrics) -> None:
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a reconcile came to."""
+
+    again_s: float | None = None
+    """Look again after so many seconds, whatever happens."""
+    failed: bool = False
+    """Something was refused: look again after the back-off."""
+
+
+async def work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[Result]], metrics: Metrics) -> None:
     """Reconcile keys for ever. A fault with one object is logged and tried again later; it never stops the others."""
     while True:
         key = await queue.get()
@@ -51,11 +61,11 @@ async def work(queue: "WorkQueue[ObjectKey]", reconcile: Reconcile, metrics: Met
         metrics.reconcile_seconds.labels(key.kind).observe(time.monotonic() - started)
 
 
-async def _once(queue: "WorkQueue[ObjectKey]", key: ObjectKey, reconcile: Reconcile) -> str:
+async def _once(queue: WorkQueue[K], key: K, reconcile: Callable[[K], Awaitable[Result]]) -> str:
     where = {"kind": key.kind, "namespace": key.namespace, "object": key.name}
     try:
         async with asyncio.timeout(RECONCILE_TIMEOUT_S):
-            again = await reconcile(key)
+            result = await reconcile(key)
     except ConflictError as conflict:
         log.info("somebody else was faster, looking again: %s", conflict, extra=where)
         queue.add_after(key, CONFLICT_RETRY_S)
@@ -68,7 +78,10 @@ async def _once(queue: "WorkQueue[ObjectKey]", key: ObjectKey, reconcile: Reconc
         delay = queue.retry(key)
         log.exception("reconcile failed, again in %.1f s", delay, extra=where)
         return "error"
+    if result.failed:
+        queue.retry(key)
+        return "refused"
     queue.forget(key)
-    if again is not None:
-        queue.add_after(key, again)
+    if result.again_s is not None:
+        queue.add_after(key, result.again_s)
     return "ok"

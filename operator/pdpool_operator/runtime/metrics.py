@@ -88,7 +88,7 @@ class Metrics:
         self.registry.register(_Live(queues, verdicts, leading, waiting_keys))
         self.reconciles = Counter(
             "pdpool_reconcile",
-            "Reconciles by kind of object and outcome (ok, error).",
+            "Reconciles by kind of object and outcome (ok, refused, conflict, error).",
             ("kind", "outcome"),
             registry=self.registry,
         )

@@ -1,0 +1,173 @@
+"""One reconcile for pools and one for services: get, observe, diagnose, plan, apply, status, events.
+
+Level-triggered: what woke it does not matter, what it decides follows from what it reads. All state is in the cluster;
+an operator that is killed between any two steps goes on where it was.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from .api.base import Condition, ConditionStatus, SpecInvalid
+from .api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
+from .api.reasons import Reason
+from .build.settings import BuildSettings
+from .controller_apply import Outcome, carry_out
+from .controller_judge import REFRESH, Judge
+from .observe.cluster import POOL_RESOURCES, SERVICES_PD, Cluster
+from .observe.keys import Bindings, Key
+from .observe.routers import RouterClient
+from .observe.sampler import Sampler
+from .plan.model import EventType, Plan
+from .plan.pool import plan_pool
+from .plan.service import plan_service
+from .runtime.api import Api, Resource
+from .runtime.manager import Result
+from .runtime.recorder import Recorder
+from .status.chain import ConditionWriter
+from .status.pool import PoolFacts, pool_status
+from .status.service import ServiceFacts, service_status
+from .status.transition import Status, should_write, transition_events
+
+Object = dict[str, Any]
+
+SERVICE_RESYNC_S = 60.0
+UNSETTLED_AGAIN_S = 5.0
+KINDS: dict[str, type[Pool]] = {"PrefillPool": PrefillPool, "DecodePool": DecodePool}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Controller:
+    """What a reconcile works with. It keeps nothing of its own but when it last wrote each status."""
+
+    api: Api
+    cluster: Cluster
+    routers: RouterClient
+    sampler: Sampler
+    judge: Judge
+    bindings: Bindings
+    recorder: Recorder
+    settings: BuildSettings
+    router_key: Callable[[DisaggregatedService], str]
+    enqueue: Callable[[Key], object]
+    now: Callable[[], datetime]
+    rng: random.Random = field(default_factory=random.Random)
+    written: dict[Key, datetime] = field(default_factory=dict)
+
+    async def reconcile(self, key: Key) -> Result:
+        """Bring one object closer to what it should be."""
+        if key.kind == DisaggregatedService.kind:
+            return await self.reconcile_service(key)
+        return await self.reconcile_pool(key, KINDS[key.kind])
+
+    async def reconcile_pool(self, key: Key, kind: type[Pool]) -> Result:
+        """One pool."""
+        resource = POOL_RESOURCES[kind]
+        body = await self.api.get(resource, key.namespace, key.name)
+        if body is None:
+            return self._forget_pool(key, kind)
+        try:
+            pool = kind.parse(body)
+        except SpecInvalid as invalid:
+            return await self._refuse(resource, body, str(invalid))
+        observed = await self.cluster.pool(pool)
+        self.judge.observed(key, observed)
+        diagnoses = self.judge.judge(key)
+        plan = plan_pool(observed, self.settings, self.now())
+        outcome = await carry_out(plan, key.namespace, self.api, self.routers)
+        status = pool_status(PoolFacts(observed, plan, diagnoses, outcome.faults), self.now())
+        pending = await self._write_status(key, resource, body, pool.status, status)
+        self.judge.shown(key, diagnoses)
+        await self._tell(resource, body, plan, outcome, pool.status, status)
+        return self._result(plan, outcome, pending)
+
+    async def reconcile_service(self, key: Key) -> Result:
+        """One service."""
+        body = await self.api.get(SERVICES_PD, key.namespace, key.name)
+        if body is None:
+            self.bindings.drop(key)
+            self.written.pop(key, None)
+            return Result()
+        try:
+            service = DisaggregatedService.parse(body)
+        except SpecInvalid as invalid:
+            return await self._refuse(SERVICES_PD, body, str(invalid))
+        if self.bindings.bind(key, service.spec.prefill.pool_ref.name, service.spec.decode.pool_ref.name):
+            for pool in self.bindings.pools(key):
+                self.enqueue(pool)
+        observed = await self.cluster.service(service)
+        router_key = self.router_key(service)
+        plan = plan_service(observed, self.settings, router_key)
+        outcome = await carry_out(plan, key.namespace, self.api, self.routers, router_key)
+        for secret in outcome.secrets:
+            self.cluster.secret_applied(key.namespace, secret)
+        diagnoses = tuple(d for pool in sorted(self.bindings.pools(key)) for d in self.judge.judge(pool))
+        status = service_status(ServiceFacts(observed, plan, diagnoses, outcome.faults), self.now())
+        pending = await self._write_status(key, SERVICES_PD, body, service.status, status)
+        await self._tell(SERVICES_PD, body, plan, outcome, service.status, status)
+        for words in outcome.unsettled:
+            log.info("worker list: %s", words, extra={"kind": key.kind, "namespace": key.namespace, "object": key.name})
+        return self._result(plan, outcome, pending or SERVICE_RESYNC_S * self.rng.uniform(0.9, 1.1))
+
+    async def _write_status(
+        self, key: Key, resource: Resource, body: Object, before: Status, after: Status
+    ) -> float | None:
+        """Write the status once, if it says something new; returns the seconds after which to write the rest."""
+        if "status" in body and not should_write(before, after, self.written.get(key), self.now()):
+            return REFRESH.total_seconds() if before != after else None
+        await self.api.apply_status(resource, body, after.to_dict())
+        self.written[key] = self.now()
+        return None
+
+    async def _tell(
+        self, resource: Resource, body: Object, plan: Plan, outcome: Outcome, before: Status, after: Status
+    ) -> None:
+        """Events: what the plan did, if it was done, and what the status newly says."""
+        done = () if outcome.faults or outcome.unsettled else plan.events
+        for event in (*done, *transition_events(before.conditions, after.conditions)):
+            await self.recorder.emit(resource, body, str(event.type), str(event.reason), event.message)
+
+    def _result(self, plan: Plan, outcome: Outcome, at_latest_s: float | None) -> Result:
+        if outcome.faults or plan.faults:
+            return Result(failed=True)
+        if outcome.unsettled:
+            return Result(UNSETTLED_AGAIN_S)
+        return Result(min((s for s in (plan.requeue_after_s, at_latest_s) if s is not None), default=None))
+
+    def _forget_pool(self, key: Key, kind: type[Pool]) -> Result:
+        """Owner references clean up what the pool owned; here only memory is left to be cleaned."""
+        self.judge.gone(key)
+        self.sampler.watch(key.namespace, key.name, kind.role, ())
+        self.written.pop(key, None)
+        return Result()
+
+    async def _refuse(self, resource: Resource, body: Object, message: str) -> Result:
+        """Say that the object does not fit its model; everything that runs is left as it is."""
+        live = body.get("status") or {}
+        generation = int(body["metadata"].get("generation", 0))
+        before = tuple(_readable(live.get("conditions") or ()))
+        writer = ConditionWriter(before, generation, self.now())
+        refused = [
+            writer.write(kind, ConditionStatus.FALSE, Reason.SPEC_INVALID, message) for kind in ("Ready", "Progressing")
+        ]
+        others = [condition for condition in before if condition.type not in ("Ready", "Progressing")]
+        conditions = [condition.to_dict() for condition in (*refused, *others)]
+        status = {**live, "observedGeneration": generation, "conditions": conditions}
+        if status != live:
+            await self.api.apply_status(resource, body, status)
+            await self.recorder.emit(resource, body, str(EventType.WARNING), str(Reason.SPEC_INVALID), message)
+        return Result()
+
+
+def _readable(conditions: Iterable[Object]) -> Iterable[Condition]:
+    """The conditions that this version of the operator understands."""
+    for condition in conditions:
+        try:
+            yield Condition.model_validate(condition)
+        except ValueError:
+            continue

@@ -1,0 +1,112 @@
+"""Carries out a plan: the only place that writes to the cluster and to routers."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .api.reasons import Reason
+from .observe.http import Unanswered
+from .observe.routers import RouterClient
+from .plan.model import Fault, Plan, WorkerAction, WorkerChange
+from .runtime.api import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
+    PODS,
+    SECRETS,
+    SERVICES,
+    STATEFUL_SETS,
+    Api,
+    ForbiddenError,
+    InvalidError,
+    NameConflictError,
+)
+
+RESOURCES = {
+    resource.kind: resource
+    for resource in (STATEFUL_SETS, DEPLOYMENTS, SERVICES, DISRUPTION_BUDGETS, CONFIG_MAPS, SECRETS, PODS)
+}
+WORKLOADS = {STATEFUL_SETS.kind, DEPLOYMENTS.kind}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a plan: `faults` are what the API server refused, in its own words; `secrets` what it stored."""
+
+    faults: tuple[Fault, ...] = ()
+    unsettled: tuple[str, ...] = ()
+    """Changes of worker lists that do not show yet, or that a router refused, in words."""
+    secrets: tuple[Mapping[str, Any], ...] = ()
+
+
+async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient, router_key: str = "") -> Outcome:
+    """Do what the plan says, in its order.
+
+    A refused object does not keep the others from being applied, but nothing else is done then: the plan assumed it.
+    Changes of worker lists come in any case: an engine that must not get requests must not get them. Errors that may
+    pass (busy, conflict) are raised; the next reconcile plans anew.
+    """
+    faults: list[Fault] = []
+    secrets: list[Mapping[str, Any]] = []
+    for obj in plan.verify:
+        faults += await _apply(api, obj, secrets, dry_run=True)
+    for obj in () if faults else plan.apply:
+        faults += await _apply(api, obj, secrets)
+    if not faults:
+        for patch in plan.patch:
+            await api.merge(RESOURCES[patch.kind], namespace, patch.name, patch.body)
+        for gone in plan.delete:
+            await api.delete(RESOURCES[gone.kind], namespace, gone.name, gone.uid, gone.grace_period_s)
+    unsettled = await _change_workers(plan.workers, routers, router_key)
+    return Outcome(tuple(faults), unsettled, tuple(secrets))
+
+
+async def _apply(
+    api: Api, obj: Mapping[str, Any], secrets: list[Mapping[str, Any]], *, dry_run: bool = False
+) -> list[Fault]:
+    kind, name = obj["kind"], obj["metadata"]["name"]
+    try:
+        if kind == SECRETS.kind:
+            secrets.append(await api.apply_unread(SECRETS, obj))
+        else:
+            await api.apply(RESOURCES[kind], obj, dry_run=dry_run)
+    except NameConflictError as conflict:
+        return [Fault(Reason.NAME_CONFLICT, str(conflict))]
+    except InvalidError as invalid:
+        reason = Reason.TEMPLATE_INVALID if kind in WORKLOADS else Reason.APPLY_FAILED
+        return [Fault(reason, f"{kind} {name} is refused: {invalid.message}")]
+    except ForbiddenError as forbidden:
+        return [Fault(Reason.APPLY_FAILED, f"{kind} {name} is refused: {forbidden.message}")]
+    return []
+
+
+async def _change_workers(changes: tuple[WorkerChange, ...], routers: RouterClient, key: str) -> tuple[str, ...]:
+    """Change the lists of all routers at once, each in the plan's order; returns what does not show yet, in words."""
+    by_router: dict[str, list[WorkerChange]] = {}
+    for change in changes:
+        by_router.setdefault(change.router, []).append(change)
+    told = await asyncio.gather(*(_change_router(some, routers, key) for some in by_router.values()))
+    return tuple(words for some in told for words in some)
+
+
+async def _change_router(changes: list[WorkerChange], routers: RouterClient, key: str) -> list[str]:
+    """Removals, then additions: an address that changed its role can be added only after its old entry is gone."""
+    unsettled: list[str | None] = []
+    for action in (WorkerAction.REMOVE, WorkerAction.ADD):
+        some = [change for change in changes if change.action is action]
+        unsettled += await asyncio.gather(*(_change(change, routers, key) for change in some))
+    return [words for words in unsettled if words is not None]
+
+
+async def _change(change: WorkerChange, routers: RouterClient, key: str) -> str | None:
+    """Make one change; why it does not show yet, if it does not."""
+    what = f"{change.router}: {change.action} {change.role} {change.url}"
+    try:
+        if change.action is WorkerAction.REMOVE:
+            shows = await routers.remove(change.router_ip, key, change.worker_id)
+        else:
+            shows = await routers.add(change.router_ip, key, change.url, change.role, change.bootstrap_port)
+    except Unanswered as silence:
+        return f"{what}: {silence}"
+    return None if shows else f"{what}: does not show yet"
