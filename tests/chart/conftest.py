@@ -64,3 +64,10 @@ def render(helm: Path) -> Render:
 @pytest.fixture(scope="session")
 def default(render: Render) -> Rendered:
     return render()
+
+
+@pytest.fixture(scope="session")
+def rules(render: Render) -> str:
+    text = render().one("ConfigMap", "pdpool-rules")["data"]["pdpool.rules.yaml"]
+    assert isinstance(text, str)
+    return text

@@ -13,13 +13,6 @@ STUCK = "bootstrap_queue_stuck.yaml"
 BLIND = "blind.yaml"
 
 
-@pytest.fixture(scope="session")
-def rules(render: Render) -> str:
-    text = render().one("ConfigMap", "pdpool-rules")["data"]["pdpool.rules.yaml"]
-    assert isinstance(text, str)
-    return text
-
-
 def run_scenarios(promtool: Path, folder: Path, rules: str, scenarios: list[Path]) -> subprocess.CompletedProcess[str]:
     (folder / "pdpool.rules.yaml").write_text(rules)
     for scenario in scenarios:
