@@ -53,7 +53,7 @@ def _helm() -> Module:
 # Kubernetes last: it takes longest, and an error in another one shows sooner.
 MODULES = (
     Module("pause", {"pause": "."}, {}),
-    Module("registry", {"crane": "github.com/google/go-containerregistry/cmd/crane"}, {}),
+    Module("registry", {"registry": "."}, {}),
     Module("etcd", {"etcd": "go.etcd.io/etcd/server/v3"}, {}),
     _helm(),
     Module("kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}, {"sigs.k8s.io/kwok/pkg/consts.Version": "v0.7.0"}),

@@ -1,0 +1,109 @@
+"""`python -m dev.cluster up | down | status | kubeconfig | env`."""
+
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from dev.cluster import bringup, host, teardown
+from dev.cluster.layout import State, state_at
+from dev.shell import Clock, CommandError
+from dev.tools.build import BuildError
+
+LOCK = Path("/run/lock/pdpool-cluster.lock")
+
+
+@click.group()
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Where its files lie; default: in the cache.")
+@click.pass_context
+def main(context: click.Context, state_dir: Path | None) -> None:
+    """A Kubernetes of this machine's own, with two real nodes."""
+    record = host.read_record()
+    # The cluster that is there is meant, from whichever checkout or cache one asks.
+    context.obj = state_at(Path(record.state) if record and state_dir is None else state_dir)
+
+
+@main.command()
+@click.option("--kwok-nodes", type=click.IntRange(0, 1000), help="Simulated nodes; default: as many as now.")
+@click.pass_obj
+def up(state: State, kwok_nodes: int | None) -> None:
+    """Bring the cluster up, or complete it."""
+    _need_root()
+    clock = Clock("cluster")
+    with _lock():
+        bringup.up(state, kwok_nodes, clock)
+    click.echo(f"kubeconfig: {state.kubeconfig}\nbinaries:   {state.bin} (kubectl, helm, ctr, promtool)")
+
+
+@main.command()
+@click.pass_obj
+def down(state: State) -> None:
+    """End the cluster and undo what it changed on this machine."""
+    _need_root()
+    with _lock():
+        if host.read_record() is None and not state.summary.exists():
+            click.echo("cluster: there is none")
+            return
+        teardown.down(state, Clock("cluster"))
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def status(state: State, as_json: bool) -> None:
+    """Say how the cluster is; exit code 1 when it is not ready."""
+    found = bringup.status(state)
+    if as_json:
+        click.echo(json.dumps(found or {"ready": False, "reason": "there is no cluster"}, indent=2))
+    elif found is None:
+        click.echo("cluster: there is none; `python -m dev.cluster up` makes one")
+    else:
+        click.echo(f"cluster:    {'ready' if found['ready'] else 'NOT READY: ' + found['reason']}")
+        for name, current in found["processes"].items():
+            click.echo(f"  {name:26} {current}")
+        for key in ("kubeconfig", "bin", "audit_log", "logs", "registry", "simulated_nodes"):
+            click.echo(f"{key + ':':16} {found[key]}")
+        click.echo("NetworkPolicies are accepted and NOT enforced: the nodes' bridge network has no policy engine.")
+    sys.exit(0 if found and found["ready"] else 1)
+
+
+@main.command()
+@click.pass_obj
+def kubeconfig(state: State) -> None:
+    """Print the path of the kubeconfig."""
+    click.echo(state.kubeconfig)
+
+
+@main.command()
+@click.pass_obj
+def env(state: State) -> None:
+    """Print shell assignments: `eval "$(python -m dev.cluster env)"`."""
+    click.echo(f'export KUBECONFIG="{state.kubeconfig}"\nexport PATH="{state.bin}:$PATH"')
+
+
+def _need_root() -> None:
+    if os.geteuid() != 0:
+        raise PermissionError("the cluster makes network bridges, mounts and cgroups: run this as root")
+
+
+@contextmanager
+def _lock() -> Iterator[None]:
+    LOCK.parent.mkdir(parents=True, exist_ok=True)
+    with LOCK.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            click.echo("cluster: another up or down is running; waiting for it")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+try:
+    main()
+except (BuildError, CommandError, OSError, RuntimeError, ValueError) as error:
+    sys.exit(f"cluster: {error}")

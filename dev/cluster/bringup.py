@@ -1,0 +1,189 @@
+"""Bring the cluster up, and say how it is. Steps make only what is missing, so any earlier state is a good start."""
+
+import json
+import urllib.error
+import urllib.request
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dev import packages
+from dev.cluster import host, layout, processes, simulated, supervise
+from dev.cluster.certs import write_pki
+from dev.cluster.components import programs, write_configuration, write_text
+from dev.cluster.layout import NODES, Node, State
+from dev.images.build import build
+from dev.images.load import load
+from dev.shell import Clock, CommandError, run, wait_for
+from dev.tools.build import binary, build_all
+
+MANIFESTS = Path(__file__).parent / "manifests"
+START_S = 120.0
+SYSTEM_IMAGES = ("pause", "coredns")
+
+
+def up(state: State, simulated_nodes: int | None, clock: Clock) -> None:
+    """Bring the cluster up; what runs already is left alone.
+
+    Args:
+        state: where its files lie.
+        simulated_nodes: how many kwok nodes it shall have; None keeps as many as it has.
+        clock: prints progress.
+
+    Raises:
+        CommandError, RuntimeError, TimeoutError, BuildError: with what failed and why.
+    """
+    packages.ensure(clock)
+    build_all()
+    count = simulated_nodes if simulated_nodes is not None else _simulated_before(state)
+    clock.say(f"cluster state: {state.root} (one cluster per machine, shared by all checkouts)")
+    host.prepare(state)
+    processes.make_cgroups()
+    write_pki(state)
+    write_configuration(state)
+    _link_binaries(state)
+    if supervise.process_id(state) is None:
+        strays = processes.kill_strays(state)
+        if strays:
+            clock.say(f"ended {len(strays)} processes that an earlier supervisord left")
+    running = supervise.states(state)
+    write_text(state.summary, json.dumps(summary(state, count), indent=2))
+    supervise.converge(state, programs(state, count))
+    now = supervise.states(state)
+    started = [name for name in now if running.get(name) != supervise.RUNNING]
+    clock.say(f"started: {', '.join(started)}" if started else f"all {len(now)} processes are running already")
+    for name in SYSTEM_IMAGES:
+        build(name, clock)
+    _load_system_images(state, clock)
+    wait_for("API server is ready", lambda: _api_unready(state), deadline_s=START_S)
+    clock.say("API server is ready")
+    _apply_manifests(state)
+    simulated.converge(state, count)
+    wait_for("nodes and DNS are ready", lambda: _unready(state, count), deadline_s=START_S)
+    clock.say(f"{len(NODES)} nodes and DNS are ready" + (f", {count} simulated nodes" if count else ""))
+
+
+def status(state: State) -> dict[str, Any] | None:
+    """Return how the cluster is, None if there is none.
+
+    The keys of `summary`, and `processes` (name -> state), `ready` (bool), `reason` (why it is not).
+    """
+    if not state.summary.exists():
+        return None
+    stored: dict[str, Any] = json.loads(state.summary.read_text())
+    reason = _api_unready(state) or _unready(state, stored["simulated_nodes"])
+    return stored | {"processes": supervise.states(state), "ready": reason is None, "reason": reason}
+
+
+def summary(state: State, simulated_nodes: int) -> dict[str, Any]:
+    """Return what other programs need to know of the cluster; stored as JSON in `State.summary`."""
+    return {
+        "state": str(state.root),
+        "kubeconfig": str(state.kubeconfig),
+        "audit_log": str(state.audit_log),
+        "logs": str(state.logs),
+        "bin": str(state.bin),
+        "registry": layout.REGISTRY,
+        "nodes": [{"name": n.name, "address": n.address, "containerd": str(state.containerd_socket(n))} for n in NODES],
+        "simulated_nodes": simulated_nodes,
+    }
+
+
+def kubectl(state: State, *arguments: str | Path, stdin: str | None = None) -> str:
+    """Run kubectl as the cluster's administrator and return its output.
+
+    Raises:
+        CommandError: it failed.
+    """
+    return run(binary("kubectl"), f"--kubeconfig={state.kubeconfig}", "--request-timeout=10s", *arguments, stdin=stdin)
+
+
+def _simulated_before(state: State) -> int:
+    if not state.summary.exists():
+        return 0
+    return int(json.loads(state.summary.read_text())["simulated_nodes"])
+
+
+def _link_binaries(state: State) -> None:
+    state.bin.mkdir(parents=True, exist_ok=True)
+    for name, target in [
+        ("kubectl", binary("kubectl")),
+        ("helm", binary("helm")),
+        ("ctr", packages.program("ctr")),
+        ("promtool", packages.program("promtool")),
+    ]:
+        draft = state.bin / f".{name}"
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(target)
+        draft.rename(state.bin / name)
+
+
+def _load_system_images(state: State, clock: Clock) -> None:
+    for node in NODES:
+        wait_for(
+            f"container runtime of {node.name} answers", partial(_runtime_unready, state, node), deadline_s=START_S
+        )
+    wait_for("image registry answers", lambda: _http_unready(f"http://{layout.REGISTRY}/v2/"), deadline_s=START_S)
+    for name in SYSTEM_IMAGES:
+        load(name, state, clock)
+
+
+def _apply_manifests(state: State) -> None:
+    arguments = ("apply", "--server-side", "--force-conflicts", "--field-manager=pdpool-dev", "-f", MANIFESTS)
+
+    def refused() -> str | None:
+        try:
+            kubectl(state, *arguments)
+        except CommandError as error:
+            return str(error)
+        return None
+
+    # A new API server answers before it has made its own namespaces and roles.
+    wait_for("cluster services are applied", refused, deadline_s=30)
+
+
+def _api_unready(state: State) -> str | None:
+    try:
+        kubectl(state, "get", "--raw=/readyz")
+    except CommandError as error:
+        return str(error)
+    return None
+
+
+def _unready(state: State, simulated_nodes: int) -> str | None:
+    for node in NODES:
+        # A node's condition outlives a crashed kubelet for a while; its own answer does not.
+        if reason := _http_unready(f"http://{node.address}:10248/healthz"):
+            return f"kubelet of {node.name}: {reason}"
+    try:
+        nodes = json.loads(kubectl(state, "get", "nodes", "-o", "json"))["items"]
+        dns = json.loads(kubectl(state, "-n", "kube-system", "get", "deployment", "coredns", "-o", "json"))
+    except CommandError as error:
+        return str(error)
+    ready = {n["metadata"]["name"] for n in nodes if _condition(n, "Ready") == "True"}
+    if missing := {n.name for n in NODES} - ready:
+        return f"not Ready: {', '.join(sorted(missing))}"
+    if (count := len([name for name in ready if name.startswith(simulated.PREFIX)])) < simulated_nodes:
+        return f"{count} of {simulated_nodes} simulated nodes are Ready"
+    return None if _condition(dns, "Available") == "True" else "DNS is not available"
+
+
+def _condition(thing: dict[str, Any], kind: str) -> str:
+    conditions = thing.get("status", {}).get("conditions", [])
+    return next((str(c["status"]) for c in conditions if c["type"] == kind), "Unknown")
+
+
+def _runtime_unready(state: State, node: Node) -> str | None:
+    try:
+        run(packages.program("ctr"), "-a", state.containerd_socket(node), "version", timeout_s=10)
+    except CommandError as error:
+        return str(error)
+    return None
+
+
+def _http_unready(url: str) -> str | None:
+    try:
+        with urllib.request.urlopen(url, timeout=3):
+            return None
+    except (urllib.error.URLError, OSError) as error:
+        return f"{url}: {error}"

@@ -1,0 +1,192 @@
+"""Changes to the machine itself (kernel parameters, loopback addresses, forwarding): printed, recorded and undone."""
+
+import json
+import subprocess
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from dev.cluster import layout
+from dev.cluster.components import write_text
+from dev.cluster.layout import NODES, State
+from dev.shell import run
+
+# Where a reboot forgets it together with the changes it describes.
+RECORD = Path("/run/pdpool-cluster.json")
+CHAIN = "PDPOOL-FORWARD"
+# Written by kubelets, runtimes and network plugins; removed on the way down if they were not there before.
+FOLDERS = (
+    "/run/containerd",
+    "/var/lib/cni",
+    "/var/lib/kubelet",
+    "/var/log/containers",
+)
+MODULES = ("overlay", "br_netfilter")
+# Kernel parameters: what pods need to reach each other, then what a kubelet insists on.
+KERNEL_PARAMETERS = {
+    "net.ipv4.ip_forward": "1",
+    "net.bridge.bridge-nf-call-iptables": "1",
+    "vm.overcommit_memory": "1",
+    "vm.panic_on_oom": "0",
+    "kernel.panic": "10",
+    "kernel.panic_on_oops": "1",
+    "kernel.keys.root_maxkeys": "1000000",
+    "kernel.keys.root_maxbytes": "25000000",
+}
+# Two runtimes and two kubelets watch many files; a larger value of the machine's own stays.
+LEAST_PARAMETERS = {"fs.inotify.max_user_instances": 1024}
+
+
+@dataclass
+class Record:
+    """What was changed since this boot, and how it was before.
+
+    Attributes:
+        boot: id of the boot the changes belong to.
+        state: state folder of the cluster that made them.
+        parameters: kernel parameter -> value before.
+        folders: folders that were not there before.
+    """
+
+    boot: str
+    state: str
+    parameters: dict[str, str] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+
+
+def read_record() -> Record | None:
+    """Return the record of this boot's changes, None if nothing was changed."""
+    try:
+        record = Record(**json.loads(RECORD.read_text()))
+    except FileNotFoundError:
+        return None
+    return record if record.boot == _boot() else None
+
+
+def prepare(state: State) -> list[str]:
+    """Make the changes that are missing; print each before it is made.
+
+    Raises:
+        RuntimeError: another cluster uses this machine.
+        CommandError: a change was refused.
+    """
+    record = read_record()
+    if record is None:
+        _refuse_foreign_cluster()
+        missing = [folder for folder in FOLDERS if not Path(folder).exists()]
+        record = Record(_boot(), str(state.root), folders=missing)
+        _save(record)
+    elif record.state != str(state.root):
+        raise RuntimeError(
+            f"this machine's cluster has its state in {record.state}; end it with `--state-dir {record.state} down`"
+        )
+    done = []
+    for module in MODULES:
+        if not Path(f"/sys/module/{module}").exists() and _has_module(module):
+            done.append(_announce(f"load kernel module {module}"))
+            run("modprobe", module)
+    for name, value in _wanted_parameters().items():
+        done.append(_announce(f"sysctl {name}: {_parameter(name).read_text().strip()} -> {value}"))
+        record.parameters.setdefault(name, _parameter(name).read_text().strip())
+        _save(record)
+        _parameter(name).write_text(value)
+    present = run("ip", "-o", "-4", "address", "show", "dev", "lo")
+    for node in NODES:
+        if f" {node.address}/32 " not in present:
+            done.append(_announce(f"address {node.address}/32 on lo ({node.name})"))
+            run("ip", "address", "add", f"{node.address}/32", "dev", "lo")
+    for rule in _missing_rules():
+        done.append(_announce(f"iptables {' '.join(rule)}"))
+        run("iptables", "-w", *rule)
+    return done
+
+
+def restore() -> list[str]:
+    """Undo every change; return what was undone. The cluster's processes must be gone.
+
+    Raises:
+        CommandError: a change cannot be undone.
+    """
+    undone = []
+    for bridge in (node.bridge for node in NODES):
+        if Path(f"/sys/class/net/{bridge}").exists():
+            run("ip", "link", "delete", bridge)
+            undone.append(f"bridge {bridge}")
+    present = run("ip", "-o", "-4", "address", "show", "dev", "lo")
+    for node in NODES:
+        if f" {node.address}/32 " in present:
+            run("ip", "address", "delete", f"{node.address}/32", "dev", "lo")
+            undone.append(f"address {node.address}")
+    if _succeeds("iptables", "-w", "-C", "FORWARD", "-j", CHAIN):
+        run("iptables", "-w", "-D", "FORWARD", "-j", CHAIN)
+    if _succeeds("iptables", "-w", "-S", CHAIN):
+        run("iptables", "-w", "-F", CHAIN)
+        run("iptables", "-w", "-X", CHAIN)
+        undone.append(f"iptables chain {CHAIN}")
+    record = read_record()
+    for name, value in (record.parameters if record else {}).items():
+        _parameter(name).write_text(value)
+        undone.append(f"sysctl {name} = {value}")
+    RECORD.unlink(missing_ok=True)
+    return undone
+
+
+def _wanted_parameters() -> dict[str, str]:
+    exact = {n: v for n, v in KERNEL_PARAMETERS.items() if _parameter(n).read_text().strip() != v}
+    least = {n: str(v) for n, v in LEAST_PARAMETERS.items() if int(_parameter(n).read_text()) < v}
+    return exact | least
+
+
+def _missing_rules() -> list[list[str]]:
+    """Pods may talk to each other and to the nodes; nothing of theirs leaves the machine.
+
+    Last in FORWARD, so that kube-proxy refuses connections to Services without endpoints before they are dropped here.
+    """
+    pods = layout.POD_NETWORK
+    if not _succeeds("iptables", "-w", "-S", CHAIN):
+        missing = [["-N", CHAIN]]
+        present = ""
+    else:
+        missing = []
+        present = run("iptables", "-w", "-S", CHAIN)
+    for rule in (["-s", pods, "-d", pods, "-j", "ACCEPT"], ["-s", pods, "-j", "DROP"]):
+        if f"-A {CHAIN} {' '.join(rule)}\n" not in present:
+            missing.append(["-A", CHAIN, *rule])
+    if not _succeeds("iptables", "-w", "-C", "FORWARD", "-j", CHAIN):
+        missing.append(["-A", "FORWARD", "-j", CHAIN])
+    return missing
+
+
+def _refuse_foreign_cluster() -> None:
+    if _succeeds("iptables", "-w", "-t", "nat", "-S", "KUBE-SERVICES"):
+        raise RuntimeError(
+            "iptables has a chain KUBE-SERVICES: another Kubernetes node seems to run on this machine, "
+            "and two would fight. If it is left over, remove it with `kube-proxy --cleanup`."
+        )
+
+
+def _announce(text: str) -> str:
+    print(f"  host: {text}", flush=True)
+    return text
+
+
+def _parameter(name: str) -> Path:
+    path = Path("/proc/sys") / name.replace(".", "/")
+    if not path.exists():
+        raise RuntimeError(f"the kernel has no parameter {name}; a module may be missing ({', '.join(MODULES)})")
+    return path
+
+
+def _has_module(name: str) -> bool:
+    return _succeeds("modprobe", "--dry-run", "--quiet", name)
+
+
+def _succeeds(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _save(record: Record) -> None:
+    write_text(RECORD, json.dumps(asdict(record), indent=2))

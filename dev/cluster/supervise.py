@@ -1,0 +1,157 @@
+"""Run the cluster's programs under supervisord, apart from the shell that started it."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from xmlrpc.client import Fault, ServerProxy
+
+from supervisor.xmlrpc import SupervisorTransport
+
+from dev.cluster.components import Program, environment, write_text
+from dev.cluster.layout import MARKER, State
+from dev.cluster.processes import marked
+from dev.shell import run, wait_for
+
+RUNNING = "RUNNING"
+# Supervisor's answer when a socket is there but the daemon is going down.
+SHUTTING_DOWN = 6
+
+
+def _socket(state: State) -> Path:
+    return state.root / "supervisor.sock"
+
+
+def _configuration_file(state: State) -> Path:
+    return state.config / "supervisord.conf"
+
+
+def process_id(state: State) -> int | None:
+    """Return the process id of the running supervisord, None if there is none."""
+    for process in marked(state):
+        if "supervisord" in process.command and str(_configuration_file(state)) in process.command:
+            return process.pid
+    return None
+
+
+def converge(state: State, programs: list[Program]) -> None:
+    """Make supervisord run exactly these programs; those that run with the same command are left alone.
+
+    Raises:
+        CommandError: supervisord cannot start.
+        TimeoutError: it started and does not answer.
+    """
+    before = _configuration_file(state).read_text() if _configuration_file(state).exists() else ""
+    wanted = _configuration(state, programs)
+    write_text(_configuration_file(state), wanted)
+    state.logs.mkdir(parents=True, exist_ok=True)
+    if process_id(state) is None:
+        _socket(state).unlink(missing_ok=True)
+        run(
+            *(sys.executable, "-m", "supervisor.supervisord", "-c", _configuration_file(state)),
+            env={MARKER: str(state.root)},
+        )
+        wait_for("supervisord answers", lambda: _silent(state), deadline_s=15)
+    elif wanted != before:
+        _apply(state)
+    _start_stopped(state)
+
+
+def states(state: State) -> dict[str, str]:
+    """Return the state of each program in supervisor's words, for example RUNNING; empty without supervisord."""
+    if process_id(state) is None:
+        return {}
+    try:
+        answer = _server(state).supervisor.getAllProcessInfo()
+    except (OSError, Fault):
+        return {}
+    assert isinstance(answer, list)
+    return {str(info["name"]): str(info["statename"]) for info in answer}
+
+
+def stop(state: State) -> None:
+    """End supervisord and the programs it runs; nothing happens when it is not there.
+
+    Raises:
+        TimeoutError: it did not end.
+    """
+    pid = process_id(state)
+    if pid is None:
+        return
+    try:
+        _server(state).supervisor.shutdown()
+    except (OSError, Fault):
+        # It does not answer: it is killed, and its children die with it.
+        os.kill(pid, 9)
+    wait_for("supervisord ends", lambda: None if process_id(state) is None else f"pid {pid} is there", deadline_s=60)
+
+
+def _server(state: State) -> ServerProxy:
+    # The address is not used: the transport goes to the unix socket.
+    return ServerProxy("http://127.0.0.1", transport=SupervisorTransport(None, None, f"unix://{_socket(state)}"))
+
+
+def _silent(state: State) -> str | None:
+    try:
+        _server(state).supervisor.getState()
+    except (OSError, Fault) as error:
+        return str(error)
+    return None
+
+
+def _apply(state: State) -> None:
+    server = _server(state).supervisor
+    answer = server.reloadConfig()
+    assert isinstance(answer, list)
+    added, changed, removed = answer[0]
+    for name in [*changed, *removed]:
+        server.stopProcessGroup(name)
+        server.removeProcessGroup(name)
+    for name in [*added, *changed]:
+        server.addProcessGroup(name)
+
+
+def _start_stopped(state: State) -> None:
+    server = _server(state).supervisor
+    for name, current in states(state).items():
+        if current in {"FATAL", "STOPPED", "EXITED"}:
+            server.startProcess(name, False)
+
+
+def _configuration(state: State, programs: list[Program]) -> str:
+    log = state.logs / "supervisord.log"
+    variables = ",".join(f'{name}="{value}"' for name, value in environment().items())
+    head = f"""\
+[unix_http_server]
+file={_socket(state)}
+chmod=0700
+[supervisord]
+logfile={log}
+pidfile={state.root}/supervisord.pid
+childlogdir={state.logs}
+directory={state.root}
+umask=022
+minfds=16384
+environment={variables}
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+"""
+    return head + "".join(_section(state, program, number) for number, program in enumerate(programs))
+
+
+def _section(state: State, program: Program, number: int) -> str:
+    # With a killed supervisord its children die too, so a new one meets free ports.
+    command = shlex.join(["setpriv", "--pdeathsig", "KILL", *program.command]).replace("%", "%%")
+    return f"""\
+[program:{program.name}]
+command={command}
+priority={number}
+autorestart=true
+startsecs=1
+startretries=1000
+stopwaitsecs={program.stop_s}
+redirect_stderr=true
+stdout_logfile={state.logs}/{program.name}.log
+stdout_logfile_maxbytes=20MB
+stdout_logfile_backups=1
+"""

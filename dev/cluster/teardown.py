@@ -1,0 +1,82 @@
+"""Take the cluster away completely, whatever state a crash left it in."""
+
+import shutil
+from pathlib import Path
+
+from dev import mounts
+from dev.cluster import host, processes, supervise
+from dev.cluster.layout import NODES, State
+from dev.shell import Clock, run
+from dev.tools.build import BuildError, binary
+
+TASKS = "run/io.containerd.runtime.v2.task"
+
+
+def down(state: State, clock: Clock) -> None:
+    """End every process and undo every change outside the cache; the state folder goes too.
+
+    Raises:
+        CommandError: a change cannot be undone.
+        TimeoutError: a process does not end.
+    """
+    supervise.stop(state)
+    killed = processes.kill_everything(state)
+    clock.say(f"ended supervisord and its programs, killed {killed} processes of pods and their shims")
+    shim_sockets = _shim_sockets(state)
+    unmounted = mounts.remove_below(state.root)
+    for socket in shim_sockets:
+        socket.unlink(missing_ok=True)
+    clock.say(f"removed {unmounted} mounts, {len(shim_sockets)} sockets")
+    _clean_iptables(clock)
+    record = host.read_record()
+    _clean_folders(state, record.folders if record else [])
+    for line in host.restore():
+        clock.say(f"undone: {line}")
+    processes.remove_cgroups()
+    if mounts.below(state.root):
+        raise RuntimeError(f"{state.root} still has mounts: {mounts.below(state.root)}")
+    if state.root.exists():
+        shutil.rmtree(state.root)
+    clock.say(f"removed {state.root}")
+
+
+def _shim_sockets(state: State) -> list[Path]:
+    """Sockets of container shims lie in a folder that every containerd of the machine shares."""
+    found: list[Path] = []
+    for node in NODES:
+        files = (state.node(node) / TASKS).glob("*/*/address")
+        found += [Path(file.read_text().strip().removeprefix("unix://")) for file in files]
+    return found
+
+
+def _clean_iptables(clock: Clock) -> None:
+    tables = [run("iptables", "-w", "-t", table, "-S") for table in ("nat", "filter", "mangle")]
+    if not any("-N KUBE-" in rules for rules in tables):
+        return
+    try:
+        run(binary("kube-proxy"), "--cleanup")
+    except BuildError as error:
+        raise RuntimeError(f"kube-proxy's iptables rules are there and its binary is not: {error}") from error
+    clock.say("undone: iptables chains of kube-proxy")
+
+
+def _clean_folders(state: State, made: list[str]) -> None:
+    for node in NODES:
+        for cached in Path("/var/lib/cni/results").glob(f"{node.network_name}-*"):
+            cached.unlink()
+    for link in Path("/var/log/containers").glob("*"):
+        if link.is_symlink() and state.root in link.readlink().parents:
+            link.unlink()
+    for folder in made:
+        _remove_empty(Path(folder))
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder that the cluster made, with its empty folders; what others put there meanwhile stays."""
+    if not folder.is_dir():
+        return
+    for child in folder.iterdir():
+        if child.is_dir() and not child.is_symlink():
+            _remove_empty(child)
+    if not any(folder.iterdir()):
+        folder.rmdir()

@@ -1,0 +1,62 @@
+"""Bring built images into the local cluster's nodes, or to a registry, moving only layers that are not there yet."""
+
+from pathlib import Path
+
+from dev import packages
+from dev.cluster.layout import NODES, REGISTRY, Node, State
+from dev.images import store
+from dev.images.build import IMAGES
+from dev.shell import Clock, run
+
+TRANSFER_S = 600.0
+
+
+def load(name: str, state: State, clock: Clock) -> None:
+    """Bring one image into both nodes' container runtime under its local name; nothing moves where it is there already.
+
+    Raises:
+        CommandError: the image was not built, or the cluster is not up.
+    """
+    image = IMAGES[name]
+    started = clock.elapsed_s
+    reference = f"{REGISTRY}/{name}:local"
+    digest = push(name, reference)
+    stale = [node for node in NODES if _digest_on(state, node, image.tag) != digest]
+    for node in stale:
+        _ctr(state, node, "pull", "--plain-http", reference)
+        _ctr(state, node, "tag", "--force", reference, image.tag)
+        _ctr(state, node, "remove", reference)
+    where = f"into {', '.join(node.name for node in stale)}" if stale else "is on every node already"
+    clock.say(f"{image.tag} {where} ({clock.elapsed_s - started:.1f} s)")
+
+
+def push(name: str, reference: str) -> str:
+    """Push one built image to a registry and return its digest there.
+
+    Args:
+        name: key of `IMAGES`.
+        reference: registry/repository:tag. A registry on this machine's loopback is spoken to without TLS, and gets
+            layers uncompressed: there is no network to save.
+    """
+    host = reference.split("/")[0].split(":")[0]
+    local = host in {"localhost", "127.0.0.1"}
+    digest_file = store.folder() / f"{name}.digest"
+    options = ["--tls-verify=false", "--disable-compression"] if local else ["--disable-compression=false"]
+    source = IMAGES[name].tag
+    store.buildah(
+        "push", "--quiet", "--format", "oci", *options, "--digestfile", digest_file, source, f"docker://{reference}"
+    )
+    return digest_file.read_text().strip()
+
+
+def _digest_on(state: State, node: Node, tag: str) -> str | None:
+    for line in _ctr(state, node, "ls", f"name=={tag}").splitlines()[1:]:
+        words = line.split()
+        if words[0] == tag:
+            return words[2]
+    return None
+
+
+def _ctr(state: State, node: Node, *arguments: str | Path) -> str:
+    socket = state.containerd_socket(node)
+    return run(packages.program("ctr"), "-a", socket, "-n", "k8s.io", "images", *arguments, timeout_s=TRANSFER_S)
