@@ -1,0 +1,80 @@
+"""Every object that the builders make, in full, against committed YAML. Rewrite with `--update-golden` and read the
+diff.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pdpool_operator.api.names import Role
+from pdpool_operator.build import pool as pool_objects
+from pdpool_operator.build import router
+
+from tests.unit.operator.plan.makers import SETTINGS, make_pool, make_service
+
+GOLDEN = Path(__file__).parent / "golden"
+
+RICH_TEMPLATE: dict[str, Any] = {
+    "metadata": {"labels": {"team": "chat"}, "annotations": {"example.com/note": "kept"}},
+    "spec": {
+        "nodeSelector": {"gpu": "a100"},
+        "securityContext": {"fsGroup": 1000},
+        "volumes": [
+            {"name": "models", "persistentVolumeClaim": {"claimName": "models"}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
+        ],
+        "initContainers": [{"name": "fetch", "image": "registry.example/fetch:1"}],
+        "containers": [
+            {"name": "logger", "image": "registry.example/logger:1"},
+            {
+                "name": "engine",
+                "image": "registry.example/engine:2",
+                "args": ["--kv-pages=512"],
+                "env": [{"name": "UCX_MODULES", "value": "all"}, {"name": "OMP_NUM_THREADS", "value": "1"}],
+                "ports": [{"name": "debug", "containerPort": 5678}],
+                "volumeMounts": [{"name": "models", "mountPath": "/models", "readOnly": True}],
+                "resources": {"limits": {"memory": "2Gi"}},
+                "readinessProbe": {"httpGet": {"path": "/ready", "port": "http"}},
+                "lifecycle": {"postStart": {"exec": {"command": ["true"]}}},
+            },
+        ],
+    },
+}
+
+RICH = make_pool(
+    Role.DECODE,
+    "big",
+    replicas=3,
+    model={"path": "/models/qwen3", "servedName": "qwen"},
+    transfer={"backend": "Local"},
+    drainTimeoutSeconds=600,
+    template=RICH_TEMPLATE,
+)
+
+CASES: dict[str, list[dict[str, Any]]] = {
+    "prefill_defaults": [
+        pool_objects.instance_stateful_set(make_pool(), 0, SETTINGS),
+        *pool_objects.pool_objects(make_pool()),
+    ],
+    "decode_with_template": [
+        pool_objects.instance_stateful_set(RICH, 2, SETTINGS),
+        *pool_objects.pool_objects(RICH),
+    ],
+    "router": [
+        router.router_key_secret(make_service(), "0123456789abcdef"),
+        router.worker_list_config_map(make_service(), router.workers_json({"10.0.1.1"}, {"10.0.2.2", "fd00::1"})),
+        router.router_deployment(make_service(), SETTINGS),
+        router.router_service(make_service(router={"port": 9000})),
+        router.router_disruption_budget(make_service()),
+    ],
+}
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_built_objects_are_as_committed(case: str, request: pytest.FixtureRequest) -> None:
+    path = GOLDEN / f"{case}.yaml"
+    text = yaml.safe_dump_all(CASES[case], sort_keys=True, width=120)
+    if request.config.getoption("--update-golden", default=False):
+        path.write_text(text, "utf-8")
+    assert text == path.read_text("utf-8"), f"{path.name} differs; if that is wanted, run pytest with --update-golden"
