@@ -9,6 +9,7 @@ import asyncio
 import random
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,11 @@ BOUNDARY_LENGTHS = (15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65)
 """Prompt lengths in tokens around the ends of pages of 16."""
 LONG_LENGTHS = (120, 200, 255, 256, 257, 300, 400, 513)
 """Over many pages; the engine computes prompts in chunks of 256."""
-WORDS = ["the", "of", "a", "to", "in", "is", "that", "it", "was", "for", "on", "are", "with", "as", "his", "they", "be", "at", "one", "have", "this", "from", "or", "had", "by", "hot", "word", "but", "what", "some", "we", "can", "out", "other", "were", "all", "there", "when", "up", "use", "your", "how", "said", "an", "each", "she", "river", "stone", "seven", "copper", "lantern", "market", "winter", "engine", "garden", "paper", "signal", "mountain", "harbour", "letter", "music", "shadow", "question", "number", "forest", "window"]
+WORDS = """
+the of a to in is that it was for on are with as his they be at one have this from or had by hot word but what some we
+can out other were all there when up use your how said an each she river stone seven copper lantern market winter engine
+garden paper signal mountain harbour letter music shadow question number forest window
+"""
 QUESTIONS = (
     "What is the capital of France?",
     "Name three colours.",
@@ -44,12 +49,20 @@ class Prompt:
     body: dict[str, Any]
 
 
-def make_prompts(encode: Any, count: int, seed: int = 0) -> list[Prompt]:
+@dataclass(frozen=True)
+class Answer:
+    """What came back: whether it is an answer at all, and the parts that must agree."""
+
+    ok: bool
+    parts: tuple[Any, ...]
+
+
+def make_prompts(encode: Callable[[str], list[int]], count: int, seed: int = 0) -> list[Prompt]:
     """`count` prompts, the same ones every time. `encode`: text -> tokens."""
     rng = random.Random(seed)
 
     def tokens(length: int) -> list[int]:
-        return list(encode(" ".join(rng.choices(WORDS, k=length))))[:length]
+        return list(encode(" ".join(rng.choices(WORDS.split(), k=length))))[:length]
 
     common = tokens(40)
     repeated = tokens(24)
@@ -60,7 +73,7 @@ def make_prompts(encode: Any, count: int, seed: int = 0) -> list[Prompt]:
         *[lambda n=n: _generate("common beginning", common + tokens(n)) for n in (1, 8, 9, 30)],
         lambda: _generate("repeated", repeated),
         *[lambda q=q: _chat(q) for q in QUESTIONS],
-        lambda: _complete(" ".join(rng.choices(WORDS, k=20))),
+        lambda: _complete(" ".join(rng.choices(WORDS.split(), k=20))),
     ]
     ordered = [makers[i % len(makers)]() for i in range(count)]
     rng.shuffle(ordered)
@@ -82,35 +95,36 @@ def _complete(text: str) -> Prompt:
     return Prompt("completion", "/v1/completions", body)
 
 
-async def ask_all(url: str, prompts: list[Prompt]) -> list[Any]:
-    """The part of each answer that must agree; an error is an answer that agrees with nothing."""
+async def ask_all(url: str, prompts: list[Prompt]) -> list[Answer]:
+    """The part of each answer that must agree; an error agrees with nothing."""
     slots = asyncio.Semaphore(CONCURRENT)
     timeout = aiohttp.ClientTimeout(total=ANSWER_S)
     async with aiohttp.ClientSession(url, timeout=timeout) as session:
 
-        async def ask(prompt: Prompt) -> Any:
+        async def ask(prompt: Prompt) -> Answer:
             async with slots, session.post(prompt.path, json=prompt.body) as response:
                 answer = await response.json()
-                return _essence(answer) if response.status == 200 else {"status": response.status, **answer}
+                return _essence(answer) if response.status == 200 else Answer(False, (response.status, answer))
 
         return list(await asyncio.gather(*[ask(prompt) for prompt in prompts]))
 
 
-def _essence(answer: dict[str, Any]) -> Any:
+def _essence(answer: dict[str, Any]) -> Answer:
     if "output_ids" in answer:
-        return answer["output_ids"], answer["meta_info"]["finish_reason"]["type"]
+        return Answer(True, (answer["output_ids"], answer["meta_info"]["finish_reason"]["type"]))
     choice = answer["choices"][0]
-    return choice.get("text") or choice["message"]["content"], choice["finish_reason"], answer["usage"]
+    text = choice["text"] if "text" in choice else choice["message"]["content"]
+    return Answer(True, (text, choice["finish_reason"], answer["usage"]))
 
 
-def compare(prompts: list[Prompt], unified: list[Any], split: list[Any]) -> int:
+def compare(prompts: list[Prompt], unified: list[Answer], split: list[Answer]) -> int:
     """Print where the two differ. Returns how many agree."""
     identical = 0
     for number, (prompt, expected, got) in enumerate(zip(prompts, unified, split, strict=True)):
-        if expected == got and not isinstance(expected, dict):
+        if expected == got and expected.ok:
             identical += 1
         else:
-            print(f"prompt {number} ({prompt.kind}):\n  unified       {expected}\n  disaggregated {got}")
+            print(f"prompt {number} ({prompt.kind}):\n  unified       {expected.parts}\n  disaggregated {got.parts}")
     return identical
 
 

@@ -3,6 +3,7 @@
 import sys
 
 import click
+
 from pdpool_connector.reference.options import engine_options, make_options
 
 

@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 import msgspec
+
 from pdpool_connector.protocol.frames import Accepted, Ack, Done, Drained, Failed, Frame, Sending
 from pdpool_connector.reference.request_body import decode_body
 from pdpool_connector.reference.scheduler import Scheduler

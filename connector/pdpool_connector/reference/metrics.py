@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
-from pdpool_connector.reference.scheduler_report import Report
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from pdpool_connector.reference.scheduler_report import Report
 
 LABELS = ("model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank")
 """SGLang's labels of every series."""

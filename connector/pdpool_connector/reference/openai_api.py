@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
+
 from pdpool_connector.reference.request import Finish, RequestError, SamplingParams, Tokens
 from pdpool_connector.reference.request_body import (
     HandoffFields,
@@ -16,12 +17,14 @@ from pdpool_connector.reference.request_body import (
     Seed,
     Temperature,
     Token,
+    TopK,
     TopP,
     check_tokens,
     make_job,
     refuse_unsupported,
     stop_strings,
 )
+from pdpool_connector.reference.tokenizer import ChatTemplateError
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for `/v1/completions`."""
@@ -52,6 +55,7 @@ class _Common(HandoffFields):
     max_tokens: NewTokens | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
+    top_k: TopK | None = None
     n: Samples | None = None
     seed: Seed | None = None
     stop: str | list[str] | None = None
@@ -139,7 +143,11 @@ def chat_job(body: ChatBody, tokenizer: Tokenizer, vocab: int, request_id: str, 
         "continue_final_message": False,
     }
     refuse_unsupported(body, harmless)
-    prompt = check_tokens(tuple(tokenizer.chat([message.plain() for message in body.messages])), vocab, "messages")
+    try:
+        tokens = tokenizer.chat([message.plain() for message in body.messages])
+    except ChatTemplateError as error:
+        raise RequestError(f"messages: {error}", param="messages") from None
+    prompt = check_tokens(tuple(tokens), vocab, "messages")
     asked = body.max_completion_tokens or body.max_tokens
     sampling = _sampling(body, asked or max(1, min(DEFAULT_CHAT_TOKENS, room_for - len(prompt))))
     return make_job(
@@ -167,6 +175,7 @@ def _sampling(body: _Common, max_new_tokens: int) -> SamplingParams:
         max_new_tokens=max_new_tokens,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(0, body.top_k or 0),
         seed=body.seed,
         stop=stop_strings(body.stop),
         stop_token_ids=frozenset(body.stop_token_ids or ()),

@@ -12,13 +12,14 @@ DEFAULT_DEADLINE_S = 300.0
 class SamplingParams:
     """How the tokens of one sequence are chosen and when they end.
 
-    `temperature` 0 is greedy. With a `seed` the tokens depend on nothing but the model, the prompt, the seed and their
-    position; without one a seed is drawn for each sequence.
+    `temperature` 0 is greedy, `top_k` 0 is no bound. With a `seed` the tokens depend on nothing but the model, the
+    prompt, the seed and their position; without one a seed is drawn for each sequence.
     """
 
     max_new_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()

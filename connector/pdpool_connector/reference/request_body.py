@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 
 import msgspec
+
 from pdpool_connector.reference.request import Handoff, RequestError, SamplingParams
 
 MAX_SEQUENCES = 128
@@ -15,6 +16,8 @@ MAX_STOP_CHARS = 256
 
 Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=2.0)]
 TopP = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
+TopK = Annotated[int, msgspec.Meta(ge=-1)]
+"""How many of the likeliest tokens may be drawn; 0 and -1 are all."""
 Samples = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQUENCES)]
 NewTokens = Annotated[int, msgspec.Meta(ge=1)]
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 from pdpool_connector.reference.kv import PAGE_TOKENS
@@ -88,13 +89,13 @@ class Scheduler:
                 )
                 raise RequestError(message, status=503, code="queue_full")
             self._open += len(requests)
-            self._commands.extend((lambda core, r=r: core.submit(r, time.monotonic())) for r in requests)
+            self._commands.extend(partial(_submit, request) for request in requests)
             self._cond.notify()
 
     def abort(self, requests: Sequence[GenerationRequest]) -> None:
         """End these sequences, if they have not ended yet."""
         with self._cond:
-            self._commands.extend((lambda core, r=r: core.abort(r, time.monotonic())) for r in requests)
+            self._commands.extend(partial(_abort, request) for request in requests)
             self._cond.notify()
 
     def call(self, what: Callable[[Core], T]) -> "Future[T]":
@@ -227,3 +228,11 @@ class Scheduler:
             decode_transfer=queues.count(State.TRANSFER),
             held=len(core.held),
         )
+
+
+def _submit(request: GenerationRequest, core: Core) -> None:
+    core.submit(request, time.monotonic())
+
+
+def _abort(request: GenerationRequest, core: Core) -> None:
+    core.abort(request, time.monotonic())

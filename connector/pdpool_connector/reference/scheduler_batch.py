@@ -2,6 +2,7 @@
 
 import numpy as np
 from numpy.typing import NDArray
+
 from pdpool_connector.reference.kv import PAGE_TOKENS
 from pdpool_connector.reference.model import Model, Step
 from pdpool_connector.reference.sampling import sample
@@ -38,7 +39,12 @@ def choose(seq: Sequence, logits: NDArray[np.float32]) -> int:
     """The next token of a sequence, from the logits (vocab,) of its last one."""
     sampling = seq.request.sampling
     return sample(
-        logits, temperature=sampling.temperature, top_p=sampling.top_p, seed=sampling.seed, position=len(seq.output)
+        logits,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        position=len(seq.output),
     )
 
 

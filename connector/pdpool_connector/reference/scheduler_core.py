@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
 from pdpool_connector import DecodeTransfer, PrefillTransfer
 from pdpool_connector.reference.kv import PAGE_TOKENS, PageAllocator
 from pdpool_connector.reference.metrics import Counters

@@ -1,11 +1,11 @@
 """The sequences that an engine holds, and the one queue that each of them stands in."""
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
+
 from pdpool_connector import DecodeTransfer, PrefillTransfer
 from pdpool_connector.reference.request import GenerationRequest
 from pdpool_connector.reference.scheduler_text import TextStream
@@ -71,11 +71,11 @@ class Queues:
         if to is not None:
             self._of[to][seq] = None
 
-    def of(self, state: State) -> Seq[Sequence]:
+    def of(self, state: State) -> list[Sequence]:
         """The sequences of one queue, first come first; a copy, so that they may be moved on the way through."""
         return [seq for seq in self._of[state] if not seq.leaked]
 
-    def all(self) -> Seq[Sequence]:
+    def all(self) -> list[Sequence]:
         """All sequences; a copy."""
         return [seq for queue in self._of.values() for seq in queue if not seq.leaked]
 

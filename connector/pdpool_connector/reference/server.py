@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from aiohttp import web
+from prometheus_client import generate_latest
+
 from pdpool_connector.reference.faults import apply_faults
 from pdpool_connector.reference.openai_api import (
     ChatBody,
@@ -28,7 +30,6 @@ from pdpool_connector.reference.scheduler_report import Report
 from pdpool_connector.reference.server_engine import Engine
 from pdpool_connector.reference.server_generate import STREAMING, GenerationError, check_length, check_rooms, respond
 from pdpool_connector.reference.sglang_api import AbortBody, GenerateBody, GenerateReply, generate_job
-from prometheus_client import generate_latest
 
 MAX_BODY_BYTES = 16 << 20
 LOADS_S = 2.0

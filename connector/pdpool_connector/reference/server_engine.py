@@ -5,6 +5,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from pdpool_connector import ConnectorConfig, DecodeConnector, PrefillConnector
 from pdpool_connector.reference import tokenizer as tokenizers
 from pdpool_connector.reference import weights
@@ -16,7 +18,6 @@ from pdpool_connector.reference.model import Model
 from pdpool_connector.reference.options import EngineOptions
 from pdpool_connector.reference.scheduler import Scheduler
 from pdpool_connector.reference.scheduler_core import Core, Limits, Side
-from prometheus_client import CollectorRegistry
 
 SCHEDULER_SILENT_S = 20.0
 CONNECTOR_SILENT_S = 5.0

@@ -6,8 +6,10 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 
 from aiohttp import web
+
 from pdpool_connector.reference.openai_api import Reply, Result, error_body
 from pdpool_connector.reference.request import (
     DEFAULT_DEADLINE_S,
@@ -80,10 +82,10 @@ async def respond(request: web.Request, scheduler: Scheduler, job: Job, reply: R
 def _sinks(outputs: asyncio.Queue[tuple[int, Output]], count: int) -> list[Callable[[Output], None]]:
     loop = asyncio.get_running_loop()
 
-    def sink(index: int) -> Callable[[Output], None]:
-        return lambda output: loop.call_soon_threadsafe(outputs.put_nowait, (index, output)) and None
+    def put(index: int, output: Output) -> None:
+        loop.call_soon_threadsafe(outputs.put_nowait, (index, output))
 
-    return [sink(i) for i in range(count)]
+    return [partial(put, i) for i in range(count)]
 
 
 def _sequences(job: Job, mode: str, sinks: list[Callable[[Output], None]]) -> list[GenerationRequest]:

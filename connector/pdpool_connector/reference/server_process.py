@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from aiohttp import web
+
 from pdpool_connector.reference.options import EngineOptions
 from pdpool_connector.reference.server import Api, admin_app, ready_line
 from pdpool_connector.reference.server_engine import Engine

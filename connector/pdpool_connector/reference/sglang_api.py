@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import msgspec
+
 from pdpool_connector.reference.openai_api import Event, Result, Tokenizer
 from pdpool_connector.reference.request import Finish, RequestError, SamplingParams, Tokens
 from pdpool_connector.reference.request_body import (
@@ -14,6 +15,7 @@ from pdpool_connector.reference.request_body import (
     Seed,
     Temperature,
     Token,
+    TopK,
     TopP,
     check_tokens,
     make_job,
@@ -28,7 +30,7 @@ class SamplingBody(msgspec.Struct):
     max_new_tokens: NewTokens = 128
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
-    top_k: int = -1
+    top_k: TopK = -1
     min_p: float = 0.0
     n: Samples = 1
     sampling_seed: Seed | None = None
@@ -63,7 +65,6 @@ class AbortBody(msgspec.Struct):
 
 
 _HARMLESS: dict[str, object] = {
-    "top_k": -1,
     "min_p": 0,
     "min_new_tokens": 0,
     "frequency_penalty": 0,
@@ -119,6 +120,7 @@ def _sampling(body: SamplingBody) -> SamplingParams:
         max_new_tokens=body.max_new_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
+        top_k=max(0, body.top_k),
         seed=body.sampling_seed,
         stop=stop_strings(body.stop, "sampling_params.stop"),
         stop_token_ids=frozenset(body.stop_token_ids or ()),

@@ -9,6 +9,7 @@ from pdpool_connector.reference.request_body import decode_body
 from pdpool_connector.reference.sglang_api import GenerateBody, generate_job
 
 VOCAB = 300
+IMAGE = {"type": "image_url", "text": "a"}
 
 
 class Bytes:
@@ -84,7 +85,7 @@ REFUSED = [
     (generate, {"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
     (generate, {"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, "sampling_params.n"),
     (generate, {"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
-    (generate, {"text": "a", "sampling_params": {"top_k": 5}}, "sampling_params.top_k"),
+    (generate, {"text": "a", "sampling_params": {"min_p": 0.1}}, "sampling_params.min_p"),
     (generate, {"text": "a", "sampling_params": {"regex": "a+"}}, "sampling_params.regex"),
     (generate, {"text": "a", "return_logprob": True}, "return_logprob"),
 ]

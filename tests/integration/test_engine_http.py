@@ -1,0 +1,367 @@
+"""One unified engine as a process, asked by the official OpenAI client and by raw HTTP."""
+
+import http.client
+import json
+import signal
+import threading
+import time
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+from pdpool_connector.demo.launch import Children
+
+PAGES = 64
+"""1024 tokens: small enough to be filled by a test."""
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Children() as children:
+        extra = ["--kv-pages", str(PAGES), "--enable-faults", "--served-model-name", "small"]
+        yield children.engine("unified", model_path="tiny", extra=extra)
+
+
+@pytest.fixture(scope="module")
+def client(engine):
+    with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def call(engine, method, path, body=None, *, raw=None, timeout=30):
+    """Status and parsed body of one request."""
+    connection = http.client.HTTPConnection(urlsplit(engine.url).netloc, timeout=timeout)
+    try:
+        payload = raw if raw is not None else None if body is None else json.dumps(body)
+        connection.request(method, path, payload, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        text = response.read().decode()
+        try:
+            return response.status, json.loads(text)
+        except ValueError:
+            return response.status, text
+    finally:
+        connection.close()
+
+
+def load_of(engine):
+    status, body = call(engine, "GET", "/v1/loads?include=all")
+    assert status == 200
+    return body["loads"][0]
+
+
+def until(condition, seconds=20.0):
+    """Poll another process's state until it is as wanted."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that in time"
+        time.sleep(0.02)
+
+
+def chat(client, text="hello", **options):
+    return client.chat.completions.create(
+        model="small", messages=[{"role": "user", "content": text}], **{"temperature": 0, "max_tokens": 8, **options}
+    )
+
+
+# ---------------------------------------------------------------------- OpenAI's client
+
+
+def test_a_chat_is_answered_with_usage(client):
+    answer = chat(client)
+    assert answer.object == "chat.completion"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason in ("stop", "length")
+    assert 1 <= answer.usage.completion_tokens <= 8
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_stream_has_the_text_of_the_whole_answer(client):
+    whole = chat(client).choices[0].message.content
+    chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] is not None
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens >= 1
+
+
+def test_greedy_samples_of_one_prompt_are_equal_and_drawn_ones_differ(client):
+    greedy = chat(client, n=3)
+    assert [choice.index for choice in greedy.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in greedy.choices}) == 1
+    drawn = chat(client, n=3, temperature=1.5, seed=1, max_tokens=16)
+    assert len({choice.message.content for choice in drawn.choices}) == 3
+
+
+def test_a_seed_repeats_the_draw(client):
+    texts = {chat(client, temperature=1.0, seed=7, max_tokens=16).choices[0].message.content for _ in range(3)}
+    assert len(texts) == 1
+
+
+def test_a_stop_string_ends_the_answer_before_itself(client):
+    ignoring = {"extra_body": {"ignore_eos": True}}
+    text = (
+        client.completions.create(model="small", prompt="abc", temperature=0, max_tokens=24, **ignoring).choices[0].text
+    )
+    stop = text[6:8]
+    answer = client.completions.create(
+        model="small", prompt="abc", temperature=0, max_tokens=24, stop=[stop], **ignoring
+    )
+    assert answer.choices[0].text == text[: text.index(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_max_tokens_bounds_the_answer(client):
+    answer = client.completions.create(
+        model="small", prompt="abc", temperature=0, max_tokens=3, extra_body={"ignore_eos": True}
+    )
+    assert answer.usage.completion_tokens == 3
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_lists_of_prompts_and_of_tokens_are_answered_in_order(client):
+    both = client.completions.create(model="small", prompt=["abc", "xyz"], temperature=0)
+    alone = [
+        client.completions.create(model="small", prompt=text, temperature=0).choices[0].text for text in ("abc", "xyz")
+    ]
+    assert [choice.text for choice in both.choices] == alone
+    tokens = client.completions.create(model="small", prompt=[[97, 98, 99], [120, 121, 122]], temperature=0)
+    assert [choice.text for choice in tokens.choices] == alone
+
+
+def test_many_at_once_get_the_answers_that_each_gets_alone(client):
+    prompts = [f"{'word ' * (i % 7)}{i}" for i in range(24)]
+    alone = [client.completions.create(model="small", prompt=text, temperature=0).choices[0].text for text in prompts]
+    together = client.completions.create(model="small", prompt=prompts, temperature=0)
+    assert [choice.text for choice in together.choices] == alone
+
+
+def test_models_are_listed(client):
+    assert [model.id for model in client.models.list()] == ["small"]
+
+
+# ---------------------------------------------------------------------- bad requests
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "a", "max_tokens": -1}, "max_tokens"),
+        ("/v1/completions", {}, "prompt"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 5000}, "max_tokens"),
+        ("/v1/completions", {"prompt": "word " * 400}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ("/v1/chat/completions", {}, "messages"),
+        ("/generate", {"text": "a", "sampling_params": {"temperature": "hot"}}, "sampling_params.temperature"),
+        ("/abort_request", {}, "rid"),
+    ],
+)
+def test_a_bad_request_gets_400_and_the_name_of_the_field(engine, path, body, param):
+    status, answer = call(engine, "POST", path, body)
+    assert status == 400
+    assert answer["error"]["type"] == "invalid_request_error"
+    assert answer["error"]["param"] == param
+    assert param in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("raw", ["{", "", "[]", '{"prompt": 1}', '{"prompt":"a"} x'])
+def test_what_is_no_request_gets_400(engine, raw):
+    status, answer = call(engine, "POST", "/v1/completions", raw=raw)
+    assert status == 400
+    assert answer["error"]["message"]
+
+
+def test_unknown_paths_and_methods_get_an_error_body(engine):
+    assert call(engine, "GET", "/v2/nothing")[0] == 404
+    status, answer = call(engine, "GET", "/v1/completions")
+    assert status == 405
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+def test_a_full_engine_answers_503_so_that_the_router_asks_another(engine):
+    freeze(engine, frozen=True)
+    waiting = [threading.Thread(target=call, args=(engine, "POST", "/generate", batch(64))) for _ in range(4)]
+    try:
+        for thread in waiting:
+            thread.start()
+        until(lambda: call(engine, "POST", "/generate", batch(128))[0] == 503)
+        status, answer = call(engine, "POST", "/generate", batch(128))
+        assert (status, answer["error"]["code"]) == (503, "queue_full")
+    finally:
+        freeze(engine, frozen=False)
+        for thread in waiting:
+            thread.join(60)
+
+
+def batch(count):
+    return {"input_ids": [[97, 98]] * count, "sampling_params": {"max_new_tokens": 1}}
+
+
+# ---------------------------------------------------------------------- aborts
+
+
+LONG = {"text": "abc", "sampling_params": {"temperature": 0, "max_new_tokens": 1000, "ignore_eos": True}}
+
+
+def test_a_client_that_leaves_frees_its_pages(engine):
+    connection = http.client.HTTPConnection(urlsplit(engine.url).netloc, timeout=30)
+    connection.request("POST", "/generate", json.dumps(LONG | {"stream": True}))
+    response = connection.getresponse()
+    response.readline()
+    assert load_of(engine)["num_used_tokens"] > 0
+    response.close()
+    connection.close()
+    until(lambda: load_of(engine)["num_used_tokens"] == 0)
+    assert load_of(engine)["num_running_reqs"] == 0
+
+
+def test_an_abort_ends_the_request_of_exactly_that_id(engine):
+    answers = {}
+
+    def ask(rid):
+        answers[rid] = call(engine, "POST", "/generate", {**LONG, "rid": rid, "sampling_params": SHORTER})
+
+    freeze(engine, frozen=True)
+    asking = [threading.Thread(target=ask, args=(rid,)) for rid in ("req-1", "req-10")]
+    for thread in asking:
+        thread.start()
+    freeze(engine, frozen=False)
+    until(lambda: call(engine, "POST", "/abort_request", {"rid": "req-1"})[1]["aborted"] == 1 or "req-1" in answers)
+    for thread in asking:
+        thread.join(60)
+    assert answers["req-1"][1]["meta_info"]["finish_reason"]["type"] == "abort"
+    assert answers["req-10"][1]["meta_info"]["finish_reason"]["type"] == "length"
+
+
+SHORTER = {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True}
+
+
+def test_abort_all_ends_everything(engine):
+    asking = threading.Thread(target=call, args=(engine, "POST", "/generate", LONG))
+    asking.start()
+    until(lambda: load_of(engine)["num_running_reqs"] == 1)
+    assert call(engine, "POST", "/abort_request", {"abort_all": True}) == (200, {"aborted": 1})
+    asking.join(30)
+    assert load_of(engine)["num_running_reqs"] == 0
+
+
+# ---------------------------------------------------------------------- state and faults
+
+
+def freeze(engine, *, frozen):
+    assert call(engine, "POST", "/faults", {"freeze_scheduler": frozen})[0] == 200
+
+
+def test_an_idle_engine_is_healthy_ready_and_empty(engine):
+    for path in ("/health", "/health_generate", "/ready", "/flush_cache", "/model_info", "/server_info", "/get_load"):
+        assert call(engine, "GET", path)[0] == 200, path
+    load = load_of(engine)
+    assert load["max_total_num_tokens"] == PAGES * 16
+    assert load["disaggregation"]["prefill_bootstrap_queue_reqs"] == 0
+
+
+def test_metrics_carry_sglangs_names_and_labels(engine):
+    call(engine, "POST", "/generate", {"text": "abc", "sampling_params": {"max_new_tokens": 2, "ignore_eos": True}})
+    status, text = call(engine, "GET", "/metrics")
+    assert status == 200
+    labels = '{engine_type="unified",model_name="small",moe_ep_rank="0",pp_rank="0",tp_rank="0"}'
+    for name in (
+        "num_prefill_bootstrap_queue_reqs",
+        "num_prefill_inflight_queue_reqs",
+        "num_decode_prealloc_queue_reqs",
+        "num_decode_transfer_queue_reqs",
+        "num_running_reqs",
+        "num_queue_reqs",
+        "token_usage",
+        "num_bootstrap_failed_reqs_total",
+        "num_transfer_failed_reqs_total",
+    ):
+        assert f"sglang:{name}{labels} 0.0" in text, name
+    assert f"sglang:generation_tokens_total{labels} 0.0" not in text
+
+
+def test_a_frozen_scheduler_gives_no_numbers_rather_than_old_ones(engine):
+    freeze(engine, frozen=True)
+    try:
+        status, answer = call(engine, "GET", "/v1/loads")
+        assert (status, answer["error"]["code"]) == (503, "scheduler_silent")
+        assert call(engine, "GET", "/v1/models")[0] == 200, "the HTTP side lives on"
+    finally:
+        freeze(engine, frozen=False)
+    until(lambda: call(engine, "GET", "/v1/loads")[0] == 200)
+
+
+def test_a_leaked_request_stays_in_its_queue_until_it_is_let_go(engine):
+    call(engine, "POST", "/faults", {"leak_request": True})
+    assert call(engine, "POST", "/generate", batch(1))[0] == 200
+    assert load_of(engine)["num_running_reqs"] == 1
+    assert load_of(engine)["num_used_tokens"] > 0
+    call(engine, "POST", "/faults", {"leak_request": False})
+    assert load_of(engine)["num_running_reqs"] == 0
+    assert load_of(engine)["num_used_tokens"] == 0
+
+
+def test_frozen_gauges_keep_their_values(engine):
+    name = 'sglang:num_running_reqs{engine_type="unified"'
+    call(engine, "POST", "/faults", {"freeze_gauges": True})
+    call(engine, "POST", "/faults", {"leak_request": True})
+    try:
+        call(engine, "POST", "/generate", batch(1))
+        assert load_of(engine)["num_running_reqs"] == 1
+        line = next(line for line in call(engine, "GET", "/metrics")[1].splitlines() if line.startswith(name))
+        assert line.endswith(" 0.0")
+    finally:
+        call(engine, "POST", "/faults", {"freeze_gauges": False, "leak_request": False})
+
+
+@pytest.mark.parametrize("body", [{"melt": True}, {"freeze_scheduler": 1}, {"delay_handoff_s": -1}])
+def test_an_unknown_fault_is_refused(engine, body):
+    status, answer = call(engine, "POST", "/faults", body)
+    assert status == 400
+    assert next(iter(body)) in answer["error"]["message"]
+
+
+def test_faults_are_off_unless_the_command_line_says_so():
+    with Children() as children:
+        plain = children.engine("unified", model_path="tiny", extra=["--kv-pages", "16"])
+        status, answer = call(plain, "POST", "/faults", {"freeze_scheduler": True})
+        assert status == 404
+        assert "--enable-faults" in answer["error"]["message"]
+
+
+# ---------------------------------------------------------------------- end
+
+
+def test_sigterm_lets_a_running_request_end_and_takes_no_new_one():
+    with Children() as children:
+        engine = children.engine("unified", model_path="tiny", extra=["--kv-pages", "128", "--shutdown-grace", "60"])
+        answers = []
+        body = {**LONG, "sampling_params": {**LONG["sampling_params"], "max_new_tokens": 1500}}
+        asking = threading.Thread(target=lambda: answers.append(call(engine, "POST", "/generate", body, timeout=60)))
+        asking.start()
+        until(lambda: load_of(engine)["num_running_reqs"] == 1)
+        engine.process.send_signal(signal.SIGTERM)
+        until(lambda: call(engine, "GET", "/health")[0] == 503)
+        assert call(engine, "POST", "/generate", LONG)[0] == 503
+        asking.join(60)
+        assert answers[0][0] == 200
+        assert answers[0][1]["meta_info"]["completion_tokens"] == 1500
+        assert engine.process.wait(20) == 0
+
+
+def test_a_second_sigterm_ends_at_once_and_the_request_is_told():
+    with Children() as children:
+        engine = children.engine("unified", model_path="tiny", extra=["--enable-faults", "--shutdown-grace", "60"])
+        answers = []
+        asking = threading.Thread(target=lambda: answers.append(call(engine, "POST", "/generate", LONG)))
+        asking.start()
+        until(lambda: load_of(engine)["num_running_reqs"] == 1)
+        freeze(engine, frozen=True)
+        engine.process.send_signal(signal.SIGTERM)
+        until(lambda: call(engine, "GET", "/health")[0] == 503)
+        engine.process.send_signal(signal.SIGTERM)
+        assert engine.process.wait(20) == 0
+        asking.join(20)
+        assert answers[0][0] == 503
+        assert answers[0][1]["error"]["code"] == "shutting_down"
