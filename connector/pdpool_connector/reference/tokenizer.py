@@ -10,7 +10,7 @@ import jinja2
 import jinja2.sandbox
 import tokenizers
 
-from pdpool_connector.reference.weights import ModelError
+from pdpool_connector.reference.weights import WeightsError
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 TEMPLATE_FILE: Final = "chat_template.jinja"
@@ -128,13 +128,13 @@ class _Bytes:
 
 
 def load(model_path: str | Path) -> Tokenizer:
-    """The tokenizer of a model directory, or of the tiny model for `tiny`. Raises ModelError."""
+    """The tokenizer of a model directory, or of the tiny model for `tiny`. Raises WeightsError."""
     if str(model_path) == TINY:
         return Tokenizer(_Bytes(), _TINY_TEMPLATE)
     directory = Path(model_path)
     for file in (TOKENIZER_FILE, TEMPLATE_FILE):
         if not (directory / file).is_file():
-            raise ModelError(f"{directory} holds no {file}: convert the model again")
+            raise WeightsError(f"{directory} holds no {file}: convert the model again")
     return Tokenizer(_Bpe(directory / TOKENIZER_FILE), (directory / TEMPLATE_FILE).read_text(encoding="utf-8"))
 
 

@@ -70,7 +70,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     tensors: dict[str, Placement]
 
 
-class ModelError(Exception):
+class WeightsError(Exception):
     """A model directory that is missing, incomplete or of another version."""
 
 
@@ -80,42 +80,44 @@ def layer_tensor(index: int, field: str) -> str:
 
 
 def read_model_file(directory: Path) -> ModelFile:
-    """The `model.json` of a directory. Raises ModelError."""
+    """The `model.json` of a directory. Raises WeightsError."""
     path = directory / MODEL_FILE
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ModelError(
+        raise WeightsError(
             f"no model at {directory}: {error.strerror}; make one with `python -m pdpool_connector.reference.convert`"
         ) from error
     try:
         found = msgspec.json.decode(content, type=ModelFile)
     except (msgspec.DecodeError, ValueError) as error:
-        raise ModelError(f"{path} is not a model description of format {FORMAT}: {error}") from error
+        raise WeightsError(f"{path} is not a model description of format {FORMAT}: {error}") from error
     if found.format != FORMAT:
-        raise ModelError(f"{path} has format {found.format}, must have {FORMAT}: convert the model again")
+        raise WeightsError(f"{path} has format {found.format}, must have {FORMAT}: convert the model again")
     return found
 
 
 def load(directory: str | Path) -> tuple[ModelConfig, Weights]:
-    """Map a model directory. Takes milliseconds; pages are read when first used. Raises ModelError."""
+    """Map a model directory. Takes milliseconds; pages are read when first used. Raises WeightsError."""
     directory = Path(directory)
     described = read_model_file(directory)
     path = directory / WEIGHTS_FILE
     try:
         mapped = np.memmap(path, np.float32, mode="r").view(np.ndarray)
     except (OSError, ValueError) as error:
-        raise ModelError(f"cannot map {path}: {error}") from error
+        raise WeightsError(f"cannot map {path}: {error}") from error
 
     def tensor(name: str) -> Floats:
         try:
             placed = described.tensors[name]
         except KeyError:
-            raise ModelError(f"{directory / MODEL_FILE} does not place tensor {name}") from None
+            raise WeightsError(f"{directory / MODEL_FILE} does not place tensor {name}") from None
         start = placed.offset // 4
         part = mapped[start : start + int(np.prod(placed.shape))]
         if part.size != np.prod(placed.shape):
-            raise ModelError(f"{path} has {mapped.nbytes} bytes, too few for {name} at {placed.offset}: convert again")
+            raise WeightsError(
+                f"{path} has {mapped.nbytes} bytes, too few for {name}: convert again"
+            )
         return part.reshape(placed.shape)
 
     layers = tuple(
