@@ -8,6 +8,7 @@ import errno
 from typing import Any
 
 import aiohttp
+from pydantic import ValidationError
 
 BODY_LIMIT = 1 << 20
 """Bytes of an answer that are read; a longer one counts as no answer."""
@@ -20,6 +21,13 @@ class Unanswered(Exception):  # noqa: N818 - not an error of ours: the state of 
     def outcome(self) -> str:
         """The first word, from a small fixed set: a metric label."""
         return str(self).split(":", 1)[0].split(" ", 1)[0]
+
+
+def invalid(error: ValidationError) -> str:
+    """The reason for an Unanswered: the first field that is not as it should be, without its value."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"invalid: {where}: {first['msg']}"[:200]
 
 
 def session(connections: int) -> aiohttp.ClientSession:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Annotated
 
 import aiohttp
-import msgspec
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..api.names import Role, router_url
-from .http import Unanswered, request
+from .http import Unanswered, invalid, request
 from .model import RouterWorker
 
 TIMEOUT_S = 2.0
@@ -23,19 +23,22 @@ POLL_S = (0.0, 0.01, 0.03, 0.1, 0.25, 0.5, 1.0)
 for its health, model and server information."""
 
 
-class _Worker(msgspec.Struct):
-    id: Annotated[str, msgspec.Meta(max_length=128)]
-    url: Annotated[str, msgspec.Meta(max_length=512)]
+class _Worker(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    id: Annotated[str, Field(max_length=128, pattern="^[A-Za-z0-9._-]+$")]
+    url: Annotated[str, Field(max_length=512)]
     worker_type: str
     is_healthy: bool = False
     bootstrap_port: int | None = None
 
 
-class _Workers(msgspec.Struct):
-    workers: Annotated[list[_Worker], msgspec.Meta(max_length=10_000)]
+class _Workers(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    workers: Annotated[list[_Worker], Field(max_length=10_000)]
 
 
-_WORKERS = msgspec.json.Decoder(_Workers)
 _ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE}
 
 
@@ -96,9 +99,9 @@ def parse_workers(body: bytes) -> tuple[RouterWorker, ...]:
     A worker of a type that has no place in PD mode is given the role `router`, which matches no engine: it is to go.
     """
     try:
-        listed = _WORKERS.decode(body).workers
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Unanswered(f"invalid: {error}"[:200]) from error
+        listed = _Workers.model_validate_json(body).workers
+    except ValidationError as error:
+        raise Unanswered(invalid(error)) from error
     return tuple(
         RouterWorker(w.id, w.url, _ROLES.get(w.worker_type, Role.ROUTER), w.bootstrap_port, w.is_healthy)
         for w in listed

@@ -10,13 +10,13 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import aiohttp
-import msgspec
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..api.names import Role, admin_url, engine_url
-from .http import Unanswered, request
+from .http import Unanswered, invalid, request
 from .model import ConnectorSample, EngineSample, PeerSample, QueueSample, RankSample
 
 INTERVAL_S = 3.0
@@ -24,48 +24,49 @@ JITTER = 0.2
 TIMEOUT_S = 2.0
 CONCURRENCY = 32
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
-Name = Annotated[str, msgspec.Meta(max_length=64)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(max_length=64)]
 
 
-class _Queue(msgspec.Struct):
+class _Answer(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class _Queue(_Answer):
     reqs: Count
     oldest_s: Seconds | None = None
     moved_total: Count | None = None
 
 
-class _Peer(msgspec.Struct):
+class _Peer(_Answer):
     incarnation: Name
-    control: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    control: Annotated[str, Field(max_length=256)] = ""
     last_seen_s: Seconds = 0.0
     waiting: Count = 0
 
 
-class _State(msgspec.Struct):
+class _State(_Answer):
     incarnation: Name
     uptime_s: Seconds
     loop_lag_s: Seconds
     engine_beat_age_s: Seconds
     draining: bool
-    queues: Annotated[dict[Name, _Queue], msgspec.Meta(max_length=16)]
+    queues: Annotated[dict[Name, _Queue], Field(max_length=16)]
     holds: Count = 0
-    peers: Annotated[list[_Peer], msgspec.Meta(max_length=4096)] = msgspec.field(default_factory=list)
+    peers: Annotated[list[_Peer], Field(max_length=4096)] = []
 
 
-class _Load(msgspec.Struct):
+class _Load(_Answer):
     dp_rank: int = 0
     num_running_reqs: Count = 0
     num_waiting_reqs: Count = 0
-    disaggregation: dict[str, int | str | float | bool | None] | None = None
+    disaggregation: dict[str, Any] | None = None
 
 
-class _Loads(msgspec.Struct):
-    loads: Annotated[list[_Load], msgspec.Meta(max_length=4096)]
+class _Loads(_Answer):
+    loads: Annotated[list[_Load], Field(max_length=4096)]
 
-
-_STATE = msgspec.json.Decoder(_State)
-_LOADS = msgspec.json.Decoder(_Loads)
 
 _SUFFIX = "_queue_reqs"
 
@@ -222,9 +223,9 @@ class Sampler:
 def parse_state(body: bytes) -> ConnectorSample:
     """Read the answer of a connector's `/v1/state`; raises Unanswered if it is not one."""
     try:
-        state = _STATE.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Unanswered(f"invalid: {error}"[:200]) from error
+        state = _State.model_validate_json(body)
+    except ValidationError as error:
+        raise Unanswered(invalid(error)) from error
     return ConnectorSample(
         incarnation=state.incarnation,
         uptime_s=state.uptime_s,
@@ -243,9 +244,9 @@ def parse_loads(body: bytes, role: Role) -> dict[int, EngineSample]:
     Only queues of the engine's own role are taken: SGLang names those of the other role too, always 0.
     """
     try:
-        loads = _LOADS.decode(body).loads
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Unanswered(f"invalid: {error}"[:200]) from error
+        loads = _Loads.model_validate_json(body).loads
+    except ValidationError as error:
+        raise Unanswered(invalid(error)) from error
     return {
         load.dp_rank: EngineSample(
             running=load.num_running_reqs,
