@@ -69,6 +69,9 @@ class UnifiedSide:
     def beat(self, now: float) -> None:
         """See Side."""
 
+    def drain(self) -> None:
+        """See Side."""
+
 
 class PrefillSide:
     """Computes prompts and sends their pages.
@@ -90,9 +93,13 @@ class PrefillSide:
         """See Side."""
         request, handoff = seq.request, seq.request.handoff
         assert handoff is not None, "the server refuses requests without a room"
-        seq.transfer = self._connector.open(
-            handoff.room, request.rid, sibling=handoff.sibling, deadline_s=remaining_s(request, now)
-        )
+        try:
+            seq.transfer = self._connector.open(
+                handoff.room, request.rid, sibling=handoff.sibling, deadline_s=remaining_s(request, now)
+            )
+        except ValueError as error:
+            self._core.fail(seq, Failure(400, "invalid_handoff", str(error)), now)
+            return
         self._core.queues.move(seq, State.BOOTSTRAP, now)
 
     def advance(self, now: float) -> None:
@@ -137,6 +144,10 @@ class PrefillSide:
         del now
         self._connector.beat()
 
+    def drain(self) -> None:
+        """See Side. A sequence's hand-off is opened when it enters, so that all are open by now."""
+        self._connector.drain()
+
     def _transfer_of(self, seq: Sequence) -> PrefillTransfer:
         assert isinstance(seq.transfer, PrefillTransfer), "opened when the sequence entered"
         return seq.transfer
@@ -156,6 +167,7 @@ class DecodeSide:
         self._connector = connector
         self._kv = kv
         self._reported: tuple[int, float | None, int] | None = None
+        self._draining = False
 
     def enter(self, seq: Sequence, now: float) -> None:
         """See Side."""
@@ -171,7 +183,10 @@ class DecodeSide:
                 self._landed(seq, now)
         for seq in self._core.queues.of(State.PREALLOC):
             if not self._open(seq, now):
-                break
+                return
+        if self._draining:
+            self._draining = False
+            self._connector.drain()
 
     def chunk_computed(self, seq: Sequence) -> None:
         """See Side."""
@@ -204,6 +219,10 @@ class DecodeSide:
             self._reported = report
             self._connector.set_queue(State.PREALLOC.value, *report)
 
+    def drain(self) -> None:
+        """See Side. Sequences that still wait for pages open theirs before the connector takes no more."""
+        self._draining = True
+
     def _open(self, seq: Sequence, now: float) -> bool:
         """Name the destination to prefill. False when pages are short."""
         running = self._core.queues.count(State.TRANSFER, State.RUNNING)
@@ -213,15 +232,19 @@ class DecodeSide:
         assert handoff is not None, "the server refuses requests without a room"
         assert seq.aux_slot is not None, "taken together with the pages"
         self._kv.clear_aux(seq.aux_slot)
-        seq.transfer = self._connector.open(
-            handoff.prefill,
-            handoff.room,
-            request.rid,
-            pages=seq.pages[: -(-len(request.prompt) // PAGE_TOKENS)],
-            aux_slot=seq.aux_slot,
-            sibling=handoff.sibling,
-            deadline_s=remaining_s(request, now),
-        )
+        try:
+            seq.transfer = self._connector.open(
+                handoff.prefill,
+                handoff.room,
+                request.rid,
+                pages=seq.pages[: -(-len(request.prompt) // PAGE_TOKENS)],
+                aux_slot=seq.aux_slot,
+                sibling=handoff.sibling,
+                deadline_s=remaining_s(request, now),
+            )
+        except ValueError as error:
+            self._core.fail(seq, Failure(400, "invalid_handoff", str(error)), now)
+            return True
         self._core.queues.move(seq, State.TRANSFER, now)
         return True
 

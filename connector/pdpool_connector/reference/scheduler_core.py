@@ -61,6 +61,10 @@ class Side(Protocol):
         """Tell the connector that the scheduler lives."""
         ...
 
+    def drain(self) -> None:
+        """Open no hand-offs but those of sequences that are here already."""
+        ...
+
 
 @dataclass(slots=True)
 class _Held:

@@ -77,11 +77,11 @@ class Engine:
 
     def drain(self) -> None:
         """Take no new requests from now on."""
-        if not self.draining:
-            log.info("draining: no new requests are taken")
+        if self.draining:
+            return
+        log.info("draining: no new requests are taken")
         self.draining = True
-        if self.connector is not None:
-            self.connector.drain()
+        self.scheduler.call(lambda core: core.side.drain())
         self._changed()
 
     def drain_state(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Engine:
             frame_filter=self.frame_faults if options.enable_faults else None,
         )
         kind = PrefillConnector if options.mode == "prefill" else DecodeConnector
-        return kind(config, self._kv.memory, self._handoff_changed)
+        return kind(config, self._kv.memory, self._handoff_changed, self.registry)
 
     def _handoff_changed(self) -> None:
         self.scheduler.wake()

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
-
 from pdpool_connector.reference import tokenizer as tokenizers
 from pdpool_connector.reference import weights
 from pdpool_connector.reference.disaggregation import UnifiedSide
@@ -14,6 +12,7 @@ from pdpool_connector.reference.request import Failure, Finish, GenerationReques
 from pdpool_connector.reference.scheduler_batch import admit, compute
 from pdpool_connector.reference.scheduler_core import Core, Limits
 from pdpool_connector.reference.scheduler_queues import State
+from prometheus_client import CollectorRegistry
 
 TOKENIZER = tokenizers.load("tiny")
 
