@@ -223,7 +223,7 @@ class _Side:
 
 def main() -> None:
     # UCX logs to stdout, so the answers get a descriptor of their own.
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.dup(1)
     os.dup2(2, 1)
     side = _Side()
     for line in sys.stdin:
@@ -232,8 +232,7 @@ def main() -> None:
             answer = getattr(side, arguments.pop("command"))(**arguments)
         except EngineError as error:
             answer = {"error": type(error).__name__, "message": str(error)}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+        os.write(answers, json.dumps(answer).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ class LocalEngine:
         try:
             plan = PairPlan(self._memory, remote.memory)
             location = msgspec.msgpack.decode(remote.descriptor, type=ArenaLocation)
-        except (LayoutError, msgspec.DecodeError) as error:
+        except (LayoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise IncompatiblePeerError(str(error)) from error
         for region in (*remote.memory.kv, remote.memory.aux):
             if region.address < location.address or region.end > location.address + location.nbytes:

@@ -68,9 +68,13 @@ class HostArena:
         self._token = secrets.token_hex(16)
         self._fd = os.memfd_create(_memfd_name(self._token), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._release = weakref.finalize(self, os.close, self._fd)
-        os.ftruncate(self._fd, nbytes)
-        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
-        self._bytes: NDArray[np.uint8] | None = np.frombuffer(mmap.mmap(self._fd, nbytes), np.uint8)
+        try:
+            os.ftruncate(self._fd, nbytes)
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+            self._bytes: NDArray[np.uint8] | None = np.frombuffer(mmap.mmap(self._fd, nbytes), np.uint8)
+        except BaseException:
+            self._release()
+            raise
         self.address: int = self._bytes.ctypes.data
         with _live_lock:
             _live.add(self)
@@ -159,7 +163,11 @@ class MappedArena:
             raise ArenaError(f"the arena's owner, process {location.pid}, is not running: {error}") from error
         self._release = weakref.finalize(self, os.close, self._pidfd)
         # The pidfd comes first: what is mapped then belongs to the process that the pidfd watches, or mapping fails.
-        self.view: NDArray[np.uint8] = _map(location)
+        try:
+            self.view: NDArray[np.uint8] = _map(location)
+        except BaseException:
+            self._release()
+            raise
 
     def owner_alive(self) -> bool:
         """Whether the owning process still runs; a stopped process does."""

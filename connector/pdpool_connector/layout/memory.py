@@ -165,5 +165,5 @@ def decode_remote(data: bytes) -> RemoteMemory:
         raise LayoutError(f"encoded memory has {len(data)} bytes, must have at most {MAX_ENCODED_BYTES}")
     try:
         return _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # msgspec lets the latter through
         raise LayoutError(f"encoded memory is not valid: {error}") from error

@@ -1,0 +1,151 @@
+"""What may be registered, and what a peer's description of its memory may say."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pdpool_connector.layout.memory import (
+    MAX_ADDRESS,
+    MAX_DESCRIPTOR_BYTES,
+    MAX_ENCODED_BYTES,
+    MAX_ITEMS,
+    KVMemory,
+    LayoutError,
+    Region,
+    RemoteMemory,
+    decode_remote,
+    encode_remote,
+)
+
+
+def memory(**changes):
+    fields = {
+        "kv": tuple(Region(0x1000 + index * 0x1000, 64, 8) for index in range(4)),
+        "aux": Region(0x100000, 32, 4),
+        "page_tokens": 16,
+        "layers": 2,
+        "kv_heads": 1,
+        "head_dim": 1,
+        "dtype": "float32",
+        "model": "m",
+    }
+    return KVMemory(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ((0, 1, 1), "region.address is 0, must be 1.."),
+        ((-4096, 1, 1), "region.address is -4096"),
+        ((4096, 0, 1), "region.item_bytes is 0"),
+        ((4096, -1, 1), "region.item_bytes is -1"),
+        ((4096, 2**32 + 1, 1), "region.item_bytes is 4294967297"),
+        ((4096, 1, 0), "region.items is 0"),
+        ((4096, 1, MAX_ITEMS + 1), "region.items is 2147483648"),
+        ((MAX_ADDRESS, 1, 1), "region end"),
+        ((MAX_ADDRESS - 10, 4, 3), "region end"),
+        ((4096, 2.0, 1), "region.item_bytes is 2.0 (float), must be a plain int"),
+        ((True, 1, 1), "must be a plain int"),
+    ],
+)
+def test_an_impossible_region_is_refused_by_field_and_value(fields, message):
+    with pytest.raises(LayoutError) as caught:
+        Region(*fields)
+    assert message in str(caught.value)
+
+
+def test_a_region_knows_its_bytes_and_end():
+    region = Region(4096, 100, 7)
+    assert (region.nbytes, region.end) == (700, 4796)
+    assert Region(MAX_ADDRESS - 12, 4, 3).end == MAX_ADDRESS
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": 3}, "kv has 4 regions, must have 2 * layers = 6"),
+        ({"layers": 0}, "layers is 0, must be 1..2048"),
+        ({"page_tokens": 0}, "page_tokens is 0"),
+        ({"kv_heads": -1}, "kv_heads is -1"),
+        ({"head_dim": 2**40}, "head_dim is"),
+        ({"dtype": ""}, "dtype has 0 characters"),
+        ({"model": "m" * 257}, "model has 257 characters, must have 1..256"),
+        ({"kv": (Region(0x1000, 64, 8), Region(0x2000, 64, 9)), "layers": 1}, "kv regions hold [8, 9] pages"),
+        ({"aux": Region(0x4010, 32, 4)}, "region at 0x4000 with 512 bytes overlaps the region at 0x4010"),
+        ({"kv": tuple(Region(0x1000 + index * 2**31, 1, 2**30) for index in range(4))}, "items of all regions"),
+    ],
+)
+def test_regions_that_do_not_fit_together_are_refused(changes, message):
+    with pytest.raises(LayoutError) as caught:
+        memory(**changes)
+    assert message in str(caught.value)
+
+
+def test_regions_that_touch_are_accepted():
+    assert memory(aux=Region(0x4200, 32, 4)).aux_rows == 4
+
+
+def test_a_memory_knows_its_pages():
+    described = memory()
+    assert (described.pages, described.aux_rows, described.page_bytes) == (8, 4, 256)
+
+
+def test_encoding_a_remote_memory_keeps_every_field():
+    remote = RemoteMemory(engine="local", memory=memory(), descriptor=b"\0\xff" * 100)
+    assert decode_remote(encode_remote(remote)) == remote
+
+
+def test_an_unknown_field_of_a_newer_peer_is_ignored():
+    remote = RemoteMemory(engine="local", memory=memory(), descriptor=b"x")
+    fields = msgspec.msgpack.decode(encode_remote(remote))
+    fields["memory"]["tensor_parallel"] = 2
+    assert decode_remote(msgspec.msgpack.encode({**fields, "later": [1]})) == remote
+
+
+def change(path, value):
+    fields = msgspec.msgpack.decode(
+        encode_remote(RemoteMemory(engine="local", memory=memory(), descriptor=b"x")), type=dict
+    )
+    inner = fields
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return msgspec.msgpack.encode(fields)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"not msgpack",
+        change(["engine"], ""),
+        change(["engine"], 7),
+        change(["descriptor"], "text that is not bytes"),
+        change(["descriptor"], b"x" * (MAX_DESCRIPTOR_BYTES + 1)),
+        change(["memory", "layers"], 2**62),
+        change(["memory", "layers"], "2"),
+        change(["memory", "kv"], []),
+        change(["memory", "kv", 1], [0x2000, 64]),
+        change(["memory", "kv", 1], [0x2000, 64, -8]),
+        change(["memory", "kv", 1], [2**64 - 1, 2**32, 2**31]),
+        change(["memory", "kv"], [[0x1000 + index, 1, 1] for index in range(5000)]),
+        change(["memory", "aux"], None),
+        b"\0" * (MAX_ENCODED_BYTES + 1),
+    ],
+)
+def test_what_is_no_remote_memory_is_refused(data):
+    with pytest.raises(LayoutError):
+        decode_remote(data)
+
+
+@settings(deadline=None, derandomize=True, max_examples=500)
+@given(st.binary(max_size=200), st.integers(0, 200))
+def test_damaged_bytes_are_refused_or_valid_but_never_anything_else(junk, at):
+    whole = encode_remote(RemoteMemory(engine="local", memory=memory(), descriptor=b"x" * 20))
+    damaged = whole[:at] + junk + whole[at + len(junk) :]
+    try:
+        remote = decode_remote(damaged)
+    except LayoutError:
+        return
+    assert decode_remote(encode_remote(remote)) == remote
