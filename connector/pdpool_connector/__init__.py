@@ -1,7 +1,25 @@
 """pdpool's connector: moves the KV cache of a request from a prefill engine to a decode engine."""
 
+from pdpool_connector.layout.arena import HostArena
+from pdpool_connector.layout.memory import KVMemory, Region
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.runtime.config import ConnectorConfig
+from pdpool_connector.runtime.decode import DecodeConnector
+from pdpool_connector.runtime.prefill import PrefillConnector
 from pdpool_connector.runtime.stats import ConnectorStats
+from pdpool_connector.runtime.transfer import DecodeTransfer, PrefillTransfer
 
-__all__ = ["Cause", "ConnectorConfig", "ConnectorStats", "Phase", "TransferStatus"]
+__all__ = [
+    "Cause",
+    "ConnectorConfig",
+    "ConnectorStats",
+    "DecodeConnector",
+    "DecodeTransfer",
+    "HostArena",
+    "KVMemory",
+    "Phase",
+    "PrefillConnector",
+    "PrefillTransfer",
+    "Region",
+    "TransferStatus",
+]

@@ -68,6 +68,11 @@ class Attempt:
         return self.wish.sibling
 
     @property
+    def pages(self) -> int:
+        """How many pages it was given to be written to."""
+        return len(self.wish.pages) // f.PAGE_ID_BYTES
+
+    @property
     def loud(self) -> tuple[str, ...]:
         """Writers that may still write, as far as is proved."""
         return tuple(writer for writer in self.writers if writer not in self.done and writer not in self.drained)
@@ -103,6 +108,11 @@ class DecodeMachine(Machine[DecodeState]):
     def rows(self) -> int:
         """Everything this machine keeps about hand-offs; 0 when nothing is left behind."""
         return len(self._attempts)
+
+    @property
+    def tombstones(self) -> int:
+        """None are needed here; see the module's docstring."""
+        return 0
 
     def attempts_of(self, peer: str) -> list[Attempt]:
         """What is under way with a peer, ends not yet proved quiet included."""

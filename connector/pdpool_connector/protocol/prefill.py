@@ -80,6 +80,11 @@ class Exchange:
         return self.offer.attempt
 
     @property
+    def pages(self) -> int:
+        """How many pages decode has asked for, and so how many of ours are read for it."""
+        return len(self.offer.pages) // PAGE_ID_BYTES if self.offer is not None else 0
+
+    @property
     def quiet(self) -> bool:
         """True when none of its writes can be under way."""
         return not self.in_flight and not self.unsettled

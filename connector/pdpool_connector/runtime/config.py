@@ -2,10 +2,11 @@
 
 import ipaddress
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pdpool_connector.protocol.frames import Frame
+from pdpool_connector.protocol.timing import Timing
 
 PRIVATE_NETWORKS = (
     "127.0.0.0/8",
@@ -33,7 +34,7 @@ class ConnectorConfig:
     wildcard of the advertised address's family. `request_deadline_s`: life of an attempt that names no deadline of its
     own. `connect_deadline_s`: how long decode tries to reach a prefill before it fails what waits for it.
     `allowed_networks`: CIDR blocks in which a bootstrap host may lie. `frame_filter`: fault injection for tests and for
-    the reference engine's fault knobs.
+    the reference engine's fault knobs. `timing`: intervals and bounds of the protocol.
 
     Raises ValueError, naming field and value, for what cannot work.
     """
@@ -49,6 +50,7 @@ class ConnectorConfig:
     rank: int = 0
     bind_host: str | None = None
     frame_filter: FrameFilter | None = None
+    timing: Timing = field(default_factory=Timing)
 
     def __post_init__(self) -> None:
         """Check every field."""

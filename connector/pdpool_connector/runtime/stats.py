@@ -45,6 +45,7 @@ class ConnectorStats:
     held_oldest_s: float | None
     bytes_moved_total: int
     tombstones: int
+    faults: int
     peers: tuple[PeerStats, ...]
 
     @property

@@ -1,0 +1,372 @@
+"""What prefill's and decode's connector share: life cycle, the owner thread around the machine, stats, admin."""
+
+import logging
+import secrets
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import Any, Generic, TypeVar
+
+import zmq
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from pdpool_connector.engines import open_engine
+from pdpool_connector.layout.memory import KVMemory, RemoteMemory, encode_remote
+from pdpool_connector.protocol.decode import DecodeMachine
+from pdpool_connector.protocol.events import (
+    AbortTransfer,
+    Drain,
+    Effect,
+    Event,
+    Fenced,
+    Ignored,
+    Report,
+    Send,
+    Shutdown,
+    Tick,
+)
+from pdpool_connector.protocol.frames import Frame
+from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
+from pdpool_connector.protocol.prefill import PrefillMachine
+from pdpool_connector.runtime.config import ConnectorConfig
+from pdpool_connector.runtime.metrics import ConnectorCollector, state_json
+from pdpool_connector.runtime.reactor import Reactor
+from pdpool_connector.runtime.stats import ConnectorStats, PeerStats, QueueStats
+from pdpool_connector.runtime.transfer import Transfer
+from pdpool_connector.transport.address import Address
+from pdpool_connector.transport.control import ControlServer
+from pdpool_connector.transport.drops import Drops
+from pdpool_connector.transport.http import HttpServer, Page
+
+log = logging.getLogger(__name__)
+
+SNAPSHOT_S = 0.1
+"""A busy connector publishes its state this often; an idle one each time it wakes."""
+
+AnyTransfer = TypeVar("AnyTransfer", bound=Transfer)
+
+
+class Connector(ABC, Generic[AnyTransfer]):
+    """One engine rank's end of all its hand-offs.
+
+    `memory` is what peers may write to (decode) or we write from (prefill); it must stay mapped until `close` has
+    returned. `on_change` is called from the owner thread when the status of some transfer has changed: it must only
+    wake the scheduler. `registry`, when given, gets the `pdpool_connector_*` metrics.
+    """
+
+    role: str
+
+    def __init__(
+        self,
+        config: ConnectorConfig,
+        memory: KVMemory,
+        on_change: Callable[[], None],
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self.config = config
+        self.memory = memory
+        self.incarnation = secrets.token_hex(16)
+        self._on_change = on_change
+        self._registry = registry
+        self._collector = ConnectorCollector(self.stats)
+        self._engine = open_engine(config.backend, self.incarnation, target=self.role == "decode")
+        self._machine: PrefillMachine | DecodeMachine = self._make_machine()
+        self._drops = Drops()
+        self._reactor = Reactor(f"pdpool-{self.role}", self._after_turn, self._at_end)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._http: HttpServer | None = None
+        self._handles = count(1)
+        self._delayed = count()
+        self._transfers: dict[int, AnyTransfer] = {}
+        self._outcomes: Counter[str] = Counter({"done": 0, "failed": 0, "aborted": 0})
+        self._causes: Counter[str] = Counter()
+        self._bytes_moved = 0
+        self._queues: dict[str, QueueStats] = {}
+        self._changed = False
+        self._born = time.monotonic()
+        self._engine_beat: float | None = None
+        self._closed = False
+        self._shutting_down = False
+        self._settled = threading.Event()
+        self._snapshot_at = 0.0
+        self._snapshot = self._take_snapshot(self._born)
+
+    # --- Life cycle ---
+
+    def start(self) -> None:
+        """Register the memory, listen, and begin to work. Blocks shortly.
+
+        Raises OSError or zmq.ZMQError when a port cannot be bound, EngineError when the data plane will not start.
+        """
+        host = self.config.listen_host
+        descriptor = self._engine.register(self.memory)
+        self._remote_form = encode_remote(
+            RemoteMemory(engine=self._engine.name, memory=self.memory, descriptor=descriptor)
+        )
+        self._server = ControlServer(self._context, host, self.config.control_port, self._drops)
+        self._reactor.watch(self._server.socket, self._on_server)
+        self._reactor.watch(self._server.monitor, self._on_server)
+        self._http = HttpServer(host)
+        if self.config.admin_port is not None:
+            self._admin_port = self._http.serve(self.config.admin_port, self._admin_pages())
+        self._serve_more(self._http)
+        if self._registry is not None:
+            self._registry.register(self._collector)
+        self._reactor.start()
+        log.warning(
+            "%s connector %s listens on %s; its control channel is open to whoever reaches that port",
+            self.role,
+            self.incarnation,
+            self.control_address,
+        )
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Fail what is under way, tell peers, let writes in flight end, and stop all threads; within `timeout_s`.
+
+        Idempotent. What cannot be ended in time is logged and left to the end of the process.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        deadline = time.monotonic() + timeout_s
+        if self._http is not None:
+            self._reactor.post(self._begin_shutdown)
+            self._settled.wait(timeout_s / 2)
+            self._reactor.post(self._say_goodbye)
+            workers_ended = self._join_workers(deadline)
+            stopped = self._reactor.stop(max(deadline - time.monotonic(), 0.5))
+            self._http.close()
+            if self._registry is not None:
+                self._registry.unregister(self._collector)
+            if not (workers_ended and stopped):
+                log.error("a thread of the connector did not end within %.1f s and is left behind", timeout_s)
+                return
+        self._engine.close()
+        self._context.term()
+
+    def drain(self) -> None:
+        """Take no new hand-offs (they fail with Cause.REFUSED); those under way go on. `stats().drained` tells when."""
+        self._post(Drain())
+
+    def fence(self, incarnation: str, proof: str) -> None:
+        """Release what is held because of `incarnation`: there is proof that it can touch our memory no more.
+
+        The caller vouches for it; `proof` says who saw what, and is logged. Silence, NotReady, or a pod object that is
+        gone are no proof: a node that is cut off goes on writing.
+        """
+        log.warning("fence of %s: %s", incarnation, proof)
+        self._post(Fenced(incarnation, proof))
+
+    def beat(self) -> None:
+        """The engine's scheduler loop is alive; to be called in each of its turns."""
+        self._engine_beat = time.monotonic()
+
+    # --- What can be asked ---
+
+    @property
+    def control_address(self) -> str:
+        """Address of the control channel, "host:port"."""
+        return str(Address(self.config.advertise_host, self._server.port))
+
+    @property
+    def admin_address(self) -> str | None:
+        """Address of the admin endpoint, "host:port"; None when there is none."""
+        if self.config.admin_port is None:
+            return None
+        return str(Address(self.config.advertise_host, self._admin_port))
+
+    def stats(self) -> ConnectorStats:
+        """State as of a fraction of a second ago. From any thread; never waits for the owner thread."""
+        snapshot, now = self._snapshot, time.monotonic()
+        beat = self._engine_beat
+        return replace(
+            snapshot,
+            uptime_s=now - self._born,
+            loop_lag_s=self._reactor.lag(),
+            engine_beat_age_s=None if beat is None else now - beat,
+            queues={**snapshot.queues, **self._queues},
+        )
+
+    def set_queue(self, name: str, reqs: int, oldest_s: float | None, moved_total: int) -> None:
+        """Show a queue of the engine's own beside the connector's in `stats()`; from any thread."""
+        self._queues = self._queues | {name: QueueStats(reqs, oldest_s, moved_total)}
+
+    # --- For the two sides ---
+
+    @abstractmethod
+    def _make_machine(self) -> PrefillMachine | DecodeMachine: ...
+
+    @abstractmethod
+    def _on_server(self) -> None: ...
+
+    @abstractmethod
+    def _transmit(self, peer: str, frame: Frame) -> None: ...
+
+    @abstractmethod
+    def _perform(self, effect: Effect) -> None: ...
+
+    @abstractmethod
+    def _peer_stats(self, now: float) -> tuple[PeerStats, ...]: ...
+
+    @abstractmethod
+    def _held_pages(self) -> int: ...
+
+    @abstractmethod
+    def _say_goodbye(self) -> None: ...
+
+    def _serve_more(self, http: HttpServer) -> None:
+        """Serve what only one side serves."""
+
+    def _join_workers(self, deadline: float) -> bool:
+        """Wait for threads of the data plane; True when all have ended."""
+        return time.monotonic() <= deadline
+
+    def _open(self, transfer: AnyTransfer, event: Event) -> AnyTransfer:
+        if self._http is None:
+            raise RuntimeError(f"open() on a {self.role} connector that was not started")
+        handle = transfer._handle
+        self._transfers[handle] = transfer
+        self._post(event)
+        if self._closed:
+            self._transfers.pop(handle, None)
+            transfer.status = TransferStatus(
+                Phase.FAILED, Cause.SHUTDOWN, f"the {self.role} connector is closed", releasable=True
+            )
+        return transfer
+
+    def _post(self, event: Event) -> None:
+        if not self._closed:
+            self._reactor.post(lambda: self._drive(event))
+
+    # --- Owner thread ---
+
+    def _drive(self, event: Event) -> None:
+        """Run the machine, perform what it says, and keep a fault within the attempt that met it."""
+        try:
+            effects = self._machine.handle(event, time.monotonic())
+        except Exception:
+            self._reactor.faults += 1
+            log.exception("the %s machine failed on %s", self.role, type(event).__name__)
+            effects = self._give_up_after_fault(event)
+        for effect in effects:
+            self._reactor.guard(partial(self._apply, effect))
+        if (due := self._machine.next_deadline) is not None:
+            self._reactor.at("machine", due, lambda: self._drive(Tick()))
+
+    def _give_up_after_fault(self, event: Event) -> list[Effect]:
+        handle = getattr(event, "handle", None)
+        if not isinstance(handle, int) or isinstance(event, AbortTransfer):
+            return []
+        abort = AbortTransfer(handle, "a fault in the connector; see its log", Cause.INTERNAL)
+        try:
+            return self._machine.handle(abort, time.monotonic())
+        except Exception:
+            log.exception("the %s machine failed on the abort, too", self.role)
+            return []
+
+    def _apply(self, effect: Effect) -> None:
+        match effect:
+            case Send(peer, frame):
+                self._filtered(frame, lambda: self._transmit(peer, frame))
+            case Report(handle, status):
+                self._publish(handle, status)
+            case Ignored(reason, detail):
+                self._drops.note(reason, detail)
+            case _:
+                self._perform(effect)
+
+    def _filtered(self, frame: Frame, send: Callable[[], None]) -> None:
+        delay = self.config.frame_filter(frame) if self.config.frame_filter is not None else 0.0
+        if delay is None:
+            self._drops.note("filtered", type(frame).__name__)
+        elif delay > 0:
+            self._reactor.at(("delayed", next(self._delayed)), time.monotonic() + delay, send)
+        else:
+            send()
+
+    def _publish(self, handle: int, status: TransferStatus) -> None:
+        transfer = self._transfers.get(handle)
+        if transfer is None:
+            return
+        if status.ended and not transfer.status.ended:
+            self._count_end(status)
+        transfer.status = status
+        self._changed = True
+        if status.ended and status.releasable:
+            del self._transfers[handle]
+
+    def _count_end(self, status: TransferStatus) -> None:
+        if status.cause is None:
+            self._outcomes["done"] += 1
+            return
+        aborted = status.cause in (Cause.ABORTED, Cause.PEER_ABORTED)
+        self._outcomes["aborted" if aborted else "failed"] += 1
+        self._causes[status.cause.value] += 1
+
+    def _after_turn(self) -> None:
+        now = time.monotonic()
+        if self._shutting_down and not self._unsettled():
+            self._settled.set()
+        if now - self._snapshot_at >= SNAPSHOT_S:
+            self._snapshot_at = now
+            self._snapshot = self._take_snapshot(now)
+        if self._changed:
+            self._changed = False
+            self._on_change()
+
+    def _unsettled(self) -> int:
+        """How many failed hand-offs still wait for writes of ours to end."""
+        return 0
+
+    def _begin_shutdown(self) -> None:
+        self._shutting_down = True
+        self._drive(Shutdown())
+
+    def _at_end(self) -> None:
+        self._server.close()
+
+    def _take_snapshot(self, now: float) -> ConnectorStats:
+        census = self._machine.census
+        counts = {
+            label: QueueStats(
+                census.count(label),
+                None if (since := census.oldest(label)) is None else now - since,
+                census.left(label),
+            )
+            for label in census.labels
+        }
+        return ConnectorStats(
+            role=self.role,
+            rank=self.config.rank,
+            incarnation=self.incarnation,
+            uptime_s=now - self._born,
+            loop_lag_s=0.0,
+            engine_beat_age_s=None,
+            draining=self._machine.draining,
+            queues={label: queue for label, queue in counts.items() if "_" in label},
+            attempts={label: queue for label, queue in counts.items() if "_" not in label},
+            outcomes=dict(self._outcomes),
+            causes=dict(self._causes),
+            drops=self._drops.counts(),
+            holds=counts["held"].reqs,
+            held_bytes=self._held_pages() * self.memory.page_bytes if counts["held"].reqs else 0,
+            held_oldest_s=counts["held"].oldest_s,
+            bytes_moved_total=self._bytes_moved,
+            tombstones=self._machine.tombstones,
+            faults=self._reactor.faults,
+            peers=self._peer_stats(now),
+        )
+
+    def _admin_pages(self) -> dict[str, Page]:
+        metrics = CollectorRegistry()
+        metrics.register(self._collector)
+        return {
+            "/v1/state": Page("application/json", lambda: state_json(self.stats())),
+            "/metrics": Page(CONTENT_TYPE_LATEST, lambda: generate_latest(metrics)),
+        }

@@ -1,0 +1,83 @@
+"""A connector's state as Prometheus metrics and as JSON, both made from one snapshot when somebody asks."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pdpool_connector.runtime.stats import ConnectorStats
+
+PREFIX = "pdpool_connector_"
+
+
+class ConnectorCollector(Collector):
+    """Register it with a `CollectorRegistry`; it reads the snapshot at each scrape."""
+
+    def __init__(self, stats: Callable[[], ConnectorStats]) -> None:
+        self._stats = stats
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: names and labels are known at a scrape only."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics of this connector."""
+        stats = self._stats()
+        yield from _attempts(stats)
+        yield from _gauges(stats)
+        yield _counter("ended", "Hand-offs that have ended, by outcome.", "outcome", stats.outcomes)
+        yield _counter("failures", "Hand-offs that have failed, by root cause.", "cause", stats.causes)
+        yield _counter("drops", "Frames that changed nothing, by reason.", "reason", stats.drops)
+        moved = CounterMetricFamily(PREFIX + "bytes_moved", "Bytes of KV cache known to have landed.")
+        moved.add_metric([], stats.bytes_moved_total)
+        yield moved
+        faults = CounterMetricFamily(PREFIX + "faults", "Faults inside the connector; each is logged. Stays 0.")
+        faults.add_metric([], stats.faults)
+        yield faults
+
+
+def state_json(stats: ConnectorStats) -> bytes:
+    """The body of `GET /v1/state`."""
+    document = {"version": 1} | {
+        name: value for name, value in msgspec.to_builtins(stats).items() if name not in ("attempts", "causes")
+    }
+    return msgspec.json.encode(document)
+
+
+def _attempts(stats: ConnectorStats) -> Iterable[Metric]:
+    live = GaugeMetricFamily(PREFIX + "attempts", "Hand-offs in each state.", labels=["state"])
+    oldest = GaugeMetricFamily(
+        PREFIX + "attempt_oldest_seconds",
+        "Time that the oldest hand-off has been in it; 0: none.",
+        labels=["state"],
+    )
+    for state, queue in stats.attempts.items():
+        live.add_metric([state], queue.reqs)
+        oldest.add_metric([state], queue.oldest_s or 0.0)
+    yield live
+    yield oldest
+
+
+def _gauges(stats: ConnectorStats) -> Iterable[Metric]:
+    for name, help_text, value in (
+        ("holds", "Failed hand-offs whose pages nobody has proved quiet.", stats.holds),
+        ("held_bytes", "Memory that they keep back.", stats.held_bytes),
+        ("held_oldest_seconds", "Age of the oldest of them; 0: none.", stats.held_oldest_s or 0.0),
+        (
+            "loop_lag_seconds",
+            "Longest recent turn of the loop, or how long it is stuck.",
+            stats.loop_lag_s,
+        ),
+        ("peers", "Paired processes.", len(stats.peers)),
+        ("tombstones", "Ended attempts that are remembered for late frames.", stats.tombstones),
+        ("draining", "1 when no new work is taken.", int(stats.draining)),
+    ):
+        yield GaugeMetricFamily(PREFIX + name, help_text, value=value)
+
+
+def _counter(name: str, help_text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(PREFIX + name, help_text, labels=[label])
+    for key, count in sorted(counts.items()):
+        family.add_metric([key], count)
+    return family

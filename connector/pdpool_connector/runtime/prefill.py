@@ -1,0 +1,319 @@
+"""Prefill's connector: takes pairings from decodes, writes pages into their memory."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from pdpool_connector.engines.base import EngineError, IncompatiblePeerError
+from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, decode_remote
+from pdpool_connector.layout.plan import compatible
+from pdpool_connector.protocol import frames as f
+from pdpool_connector.protocol.events import (
+    Effect,
+    OpenRequest,
+    PeerLost,
+    PeerReady,
+    Received,
+    StopWriting,
+    Write,
+    WriteEnded,
+    WriteResult,
+)
+from pdpool_connector.protocol.prefill import PrefillMachine
+from pdpool_connector.protocol.states import PrefillState as S
+from pdpool_connector.runtime.config import ConnectorConfig
+from pdpool_connector.runtime.connector import Connector
+from pdpool_connector.runtime.stats import PeerStats
+from pdpool_connector.runtime.transfer import PrefillTransfer, check_request
+from pdpool_connector.runtime.worker import PeerWorker
+from pdpool_connector.transport.address import Address
+from pdpool_connector.transport.bootstrap import BOOTSTRAP_PATH, BootstrapInfo, RankInfo
+from pdpool_connector.transport.control import Arrival
+from pdpool_connector.transport.http import HttpServer, Page
+
+log = logging.getLogger(__name__)
+
+MAX_PEERS = 256
+"""Each costs a thread; more decodes than this are told to try again later."""
+GRACE_S = 1.0
+"""A connection that ended is evidence of death unless the same process is back within this time."""
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """One decode process that has said hello."""
+
+    incarnation: str
+    address: str
+    version: int
+    route: bytes
+    connection: int
+    worker: PeerWorker
+    last_seen: float
+    paired: bool = False
+    """Its memory is connected."""
+    present: bool = True
+    """Its connection has not ended for longer than the grace."""
+    refusal: str = ""
+
+
+class PrefillConnector(Connector[PrefillTransfer]):
+    """Prefill's end: `open` a request, `send` its pages as they are computed. See `Connector` for the life cycle."""
+
+    role = "prefill"
+
+    def __init__(
+        self,
+        config: ConnectorConfig,
+        memory: KVMemory,
+        on_change: Callable[[], None],
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self._peers: dict[str, Peer] = {}
+        self._by_connection: dict[int, Peer] = {}
+        self._writes: dict[f.AttemptId, set[int]] = {}
+        super().__init__(config, memory, on_change, registry)
+
+    @property
+    def bootstrap_address(self) -> str:
+        """Address of the bootstrap registry, "host:port": what decode is given."""
+        return str(Address(self.config.advertise_host, self._bootstrap_port))
+
+    def open(self, room: int, request_id: str, *, sibling: int = 0, deadline_s: float | None = None) -> PrefillTransfer:
+        """Announce a request whose cache some decode will fetch under `room`; returns at once.
+
+        `sibling`: index of the request among those that share the room. `deadline_s`: life of the hand-off, by default
+        `config.request_deadline_s`. Raises ValueError for values out of range.
+        """
+        life = self.config.request_deadline_s if deadline_s is None else deadline_s
+        check_request(room, request_id, sibling, life)
+        handle = next(self._handles)
+        transfer = PrefillTransfer(handle, room, request_id, self._post, self.memory)
+        return self._open(transfer, OpenRequest(handle, room, sibling, request_id, life))
+
+    # --- Set-up ---
+
+    def _make_machine(self) -> PrefillMachine:
+        self._prefill = PrefillMachine(self.incarnation, self.config.timing)
+        return self._prefill
+
+    def _serve_more(self, http: HttpServer) -> None:
+        pages = {
+            BOOTSTRAP_PATH: Page("application/json", lambda: msgspec.json.encode(self._bootstrap_info())),
+            "/health": Page("text/plain", lambda: b"ok\n"),
+        }
+        self._bootstrap_port = http.serve(self.config.bootstrap_port, pages)
+
+    def _bootstrap_info(self) -> BootstrapInfo:
+        memory = self.memory
+        return BootstrapInfo(
+            protocol=(f.VERSION_MIN, f.VERSION_MAX),
+            incarnation=self.incarnation,
+            ranks=(RankInfo(rank=self.config.rank, control=self.control_address),),
+            geometry={
+                "model": memory.model,
+                "dtype": memory.dtype,
+                "page_tokens": memory.page_tokens,
+                "layers": memory.layers,
+                "kv_heads": memory.kv_heads,
+                "head_dim": memory.head_dim,
+            },
+        )
+
+    # --- What comes in ---
+
+    def _on_server(self) -> None:
+        for arrival in self._server.receive():
+            self._reactor.guard(partial(self._on_arrival, arrival))
+        for connection in self._server.ended():
+            self._on_connection_ended(connection)
+
+    def _on_arrival(self, arrival: Arrival) -> None:
+        frame = arrival.frame
+        if isinstance(frame, f.Hello):
+            self._on_hello(frame, arrival)
+            return
+        peer = self._peers.get(frame.sender)
+        if peer is None or peer.route != arrival.route or not peer.paired:
+            self._drops.note("unpaired", f"{type(frame).__name__} from {frame.sender[:8]}, which is not paired here")
+            return
+        peer.last_seen = time.monotonic()
+        if isinstance(frame, f.Goodbye):
+            self._lose(peer, f"decode {peer.address} has shut down: {frame.reason}")
+        elif isinstance(frame, f.AttemptFrame):
+            self._drive(Received(frame))
+        else:
+            self._drops.note("direction", f"{type(frame).__name__} is not for prefill")
+
+    def _on_hello(self, hello: f.Hello, arrival: Arrival) -> None:
+        peer = self._peers.get(hello.sender)
+        if peer is not None and not peer.present:
+            self._refuse(arrival.route, "what you left behind is still being cleaned up", retry=True)
+        elif peer is not None:
+            self._rebind(peer, arrival)
+        else:
+            self._pair(hello, arrival)
+
+    def _pair(self, hello: f.Hello, arrival: Arrival) -> None:
+        version = min(hello.version, f.VERSION_MAX)
+        if version < max(hello.oldest_version, f.VERSION_MIN):
+            theirs, ours = f"{hello.oldest_version}..{hello.version}", f"{f.VERSION_MIN}..{f.VERSION_MAX}"
+            self._refuse(arrival.route, f"protocol version is {ours} at prefill and {theirs} at decode", retry=False)
+            return
+        try:
+            remote = decode_remote(hello.memory)
+        except LayoutError as error:
+            self._refuse(arrival.route, f"decode's memory is not valid: {error}", retry=False)
+            return
+        if (mismatch := self._mismatch(remote)) is not None:
+            self._refuse(arrival.route, mismatch, retry=False)
+            return
+        if len(self._peers) >= MAX_PEERS:
+            self._refuse(arrival.route, f"prefill has {MAX_PEERS} peers, which is its limit", retry=True)
+            return
+        self._replace(hello)
+        incarnation = hello.sender
+        worker = PeerWorker(
+            self._engine,
+            self.memory,
+            incarnation,
+            remote,
+            connected=lambda error: self._reactor.post(partial(self._on_connected, incarnation, error)),
+            ended=lambda event: self._reactor.post(partial(self._on_write_ended, event)),
+            gone=lambda: self._reactor.post(partial(self._on_worker_gone, incarnation)),
+        )
+        peer = Peer(incarnation, hello.address, version, arrival.route, arrival.connection, worker, time.monotonic())
+        self._peers[incarnation] = peer
+        self._by_connection[arrival.connection] = peer
+
+    def _mismatch(self, remote: RemoteMemory) -> str | None:
+        if remote.engine != self._engine.name:
+            return f"engine is {self._engine.name!r} at prefill and {remote.engine!r} at decode"
+        differences = compatible(self.memory, remote.memory)
+        return "prefill will not pair: " + "; ".join(differences) if differences else None
+
+    def _replace(self, hello: f.Hello) -> None:
+        """A new process at an address means that the old one there is no more."""
+        for old in list(self._peers.values()):
+            if old.address == hello.address and old.present:
+                self._lose(old, f"decode {old.address} was replaced by process {hello.sender[:8]}")
+
+    def _rebind(self, peer: Peer, arrival: Arrival) -> None:
+        """The same process says hello again: its first answer was lost, or its connection."""
+        self._by_connection.pop(peer.connection, None)
+        peer.route, peer.connection = arrival.route, arrival.connection
+        self._by_connection[arrival.connection] = peer
+        self._reactor.cancel(("grace", peer.incarnation))
+        if peer.paired:
+            self._welcome(peer)
+
+    def _on_connected(self, incarnation: str, error: EngineError | None) -> None:
+        peer = self._peers.get(incarnation)
+        if peer is None or not peer.present:
+            return
+        if error is None:
+            peer.paired = True
+            self._welcome(peer)
+            log.info("paired with decode %s (%s)", peer.address, incarnation)
+        else:
+            message = f"prefill's engine cannot reach decode's memory: {error}"
+            self._refuse(peer.route, message, retry=not isinstance(error, IncompatiblePeerError))
+            peer.present = False
+
+    def _welcome(self, peer: Peer) -> None:
+        self._drive(PeerReady(peer.incarnation, peer.version))
+        answer = f.HelloOk(version=peer.version, sender=self.incarnation, memory=self._remote_form)
+        self._filtered(answer, partial(self._server.send, peer.route, answer))
+
+    def _refuse(self, route: bytes, reason: str, *, retry: bool) -> None:
+        refusal = f.HelloRefused(
+            version=f.VERSION_MIN, sender=self.incarnation, reason=reason[: f.MAX_TEXT], retry=retry
+        )
+        self._filtered(refusal, partial(self._server.send, route, refusal))
+
+    # --- The end of a peer ---
+
+    def _on_connection_ended(self, connection: int) -> None:
+        peer = self._by_connection.pop(connection, None)
+        if peer is not None and peer.present:
+            message = f"the connection of decode {peer.address} ended, and it did not come back"
+            self._reactor.at(
+                ("grace", peer.incarnation), time.monotonic() + GRACE_S, partial(self._lose, peer, message)
+            )
+
+    def _lose(self, peer: Peer, message: str) -> None:
+        peer.present = peer.paired = False
+        self._reactor.cancel(("grace", peer.incarnation))
+        self._by_connection.pop(peer.connection, None)
+        self._drive(PeerLost(peer.incarnation, message))
+        peer.worker.close()
+        log.warning("%s", message)
+
+    def _on_worker_gone(self, incarnation: str) -> None:
+        peer = self._peers.pop(incarnation)
+        self._by_connection.pop(peer.connection, None)
+        if peer.present:
+            self._drive(PeerLost(incarnation, "the thread that writes to it has failed"))
+
+    # --- What goes out ---
+
+    def _transmit(self, peer: str, frame: f.Frame) -> None:
+        known = self._peers.get(peer)
+        if known is not None and known.paired:
+            self._server.send(known.route, frame)
+
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, Write):
+            peer = self._peers.get(effect.peer)
+            if peer is None or not peer.paired:
+                gone = WriteEnded(effect.attempt, effect.write, WriteResult.FAILED, 0, "decode is gone")
+                self._reactor.post(partial(self._drive, gone))
+                return
+            self._writes.setdefault(effect.attempt, set()).add(effect.write)
+            peer.worker.submit(effect)
+        elif isinstance(effect, StopWriting) and (peer := self._peers.get(effect.peer)) is not None:
+            peer.worker.stop(self._writes.get(effect.attempt, set()))
+
+    def _on_write_ended(self, event: WriteEnded) -> None:
+        writes = self._writes.get(event.attempt)
+        if writes is not None:
+            writes.discard(event.write)
+            if not writes:
+                del self._writes[event.attempt]
+        if (peer := self._peers.get(event.attempt.decode)) is not None:
+            peer.worker.forget(event.write)
+        self._bytes_moved += event.bytes_moved
+        self._drive(event)
+
+    # --- Stats and shutdown ---
+
+    def _peer_stats(self, now: float) -> tuple[PeerStats, ...]:
+        rows = []
+        for peer in self._peers.values():
+            exchanges = self._prefill.exchanges_of(peer.incarnation)
+            waiting = sum(exchange.state in (S.PARKED, S.READY) for exchange in exchanges)
+            rows.append(PeerStats(peer.incarnation, peer.address, now - peer.last_seen, len(exchanges), waiting))
+        return tuple(rows)
+
+    def _held_pages(self) -> int:
+        return sum(exchange.pages for exchange in self._prefill.held())
+
+    def _unsettled(self) -> int:
+        return self._machine.census.count("draining")
+
+    def _say_goodbye(self) -> None:
+        for peer in self._peers.values():
+            if peer.paired:
+                bye = f.Goodbye(version=peer.version, sender=self.incarnation, reason="prefill is shutting down")
+                self._server.send(peer.route, bye)
+            peer.worker.close()
+
+    def _join_workers(self, deadline: float) -> bool:
+        workers = [peer.worker for peer in list(self._peers.values())]
+        ended = [worker.join(max(deadline - time.monotonic(), 0.1)) for worker in workers]
+        return all(ended)

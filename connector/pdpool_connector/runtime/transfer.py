@@ -1,0 +1,93 @@
+"""What an engine holds of one hand-off."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdpool_connector.layout.memory import KVMemory
+from pdpool_connector.protocol.events import AbortTransfer, Event, SendPages
+from pdpool_connector.protocol.outcome import Phase, TransferStatus
+
+Post = Callable[[Event], None]
+MAX_REQUEST_ID = 256
+
+
+class Transfer:
+    """One hand-off. `status` is an immutable snapshot, read without a lock; every method returns at once."""
+
+    def __init__(self, handle: int, room: int, request_id: str, post: Post) -> None:
+        self._handle = handle
+        self._post = post
+        self.room = room
+        self.request_id = request_id
+        self.status = TransferStatus(phase=Phase.WAITING)
+
+    def abort(self, message: str = "") -> None:
+        """Give it up, at any time and as often as you like; an ended hand-off stays as it ended.
+
+        The pages may be given back only when `status.releasable` says so.
+        """
+        self._post(AbortTransfer(self._handle, message))
+
+    def __repr__(self) -> str:
+        """For logs."""
+        return f"<{type(self).__name__} room={self.room} request_id={self.request_id!r} {self.status.phase}>"
+
+
+class PrefillTransfer(Transfer):
+    """Prefill's end of a hand-off: pages go out by `send`."""
+
+    def __init__(self, handle: int, room: int, request_id: str, post: Post, memory: KVMemory) -> None:
+        super().__init__(handle, room, request_id, post)
+        self._memory = memory
+
+    def send(self, pages: NDArray[np.int32], *, start: int, last: bool = False, aux_slot: int | None = None) -> None:
+        """Send logical pages `start` .. `start + len(pages)` of the request, which lie in `pages` (int32 page ids).
+
+        Sends follow each other without gaps. They may begin before decode is known; they then wait. Pages that decode
+        holds already (`status.prefix_pages`) may be sent or left out. The last send carries the aux row and ends where
+        decode's pages end; it may be empty. The content must not change until the status is releasable.
+
+        Raises ValueError for ids outside the memory, and for an aux slot without `last`.
+        """
+        if start < 0:
+            raise ValueError(f"start={start} is negative")
+        if aux_slot is not None and not last:
+            raise ValueError(f"aux_slot={aux_slot} is given without last=True: the aux row goes with the last pages")
+        if aux_slot is not None:
+            check_slot(aux_slot, self._memory)
+        self._post(SendPages(self._handle, pack_pages(pages, self._memory), start, last, aux_slot))
+
+
+class DecodeTransfer(Transfer):
+    """Decode's end of a hand-off: pages arrive, and the status says when."""
+
+
+def pack_pages(pages: NDArray[np.int32], memory: KVMemory) -> bytes:
+    """Page ids as the protocol carries them. Raises ValueError for what is no list of int32 ids within the memory."""
+    array = np.asarray(pages)
+    if array.ndim != 1 or (array.dtype != np.int32 and array.size):
+        raise ValueError(f"pages is a {array.ndim}-dimensional array of {array.dtype}: give one dimension of int32")
+    if array.size and (array.min() < 0 or array.max() >= memory.pages):
+        worst = int(array.min()) if array.min() < 0 else int(array.max())
+        raise ValueError(f"pages holds {worst}, the memory has pages 0..{memory.pages - 1}")
+    return array.astype("<i4").tobytes()
+
+
+def check_slot(slot: int, memory: KVMemory) -> None:
+    """Raise ValueError for an aux slot outside the memory."""
+    if not 0 <= slot < memory.aux_rows:
+        raise ValueError(f"aux_slot={slot}, the memory has aux rows 0..{memory.aux_rows - 1}")
+
+
+def check_request(room: int, request_id: str, sibling: int, deadline_s: float) -> None:
+    """Raise ValueError, naming the field, for what no frame can carry."""
+    if not 0 <= room < 2**63:
+        raise ValueError(f"room={room} is out of range: give 0 to 2**63 - 1")
+    if len(request_id) > MAX_REQUEST_ID:
+        raise ValueError(f"request_id has {len(request_id)} characters, at most {MAX_REQUEST_ID} are carried")
+    if not 0 <= sibling < 2**31:
+        raise ValueError(f"sibling={sibling} is out of range: give 0 to 2**31 - 1")
+    if not 0 < deadline_s <= 86400:
+        raise ValueError(f"deadline_s={deadline_s} is out of range: give more than 0 and at most 86400 seconds")

@@ -1,0 +1,194 @@
+"""One thread for each peer that makes the engine calls which may block, so that a frozen peer delays only itself."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+import numpy as np
+
+from pdpool_connector.engines.base import Chunk, Engine, EngineError, Handle, InvalidChunkError, Poll, cut
+from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
+from pdpool_connector.protocol.events import Write, WriteEnded, WriteResult
+
+log = logging.getLogger(__name__)
+
+IN_FLIGHT = 2
+"""Chunks under way at a time: the next is ready when one ends, and an abort waits for no more than these."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One `Write` on its way: the chunks still to be submitted, and what became of the others."""
+
+    write: Write
+    stopped: bool = False
+    chunks: deque[Chunk] = field(default_factory=deque)
+    in_flight: int = 0
+    bytes_moved: int = 0
+    result: WriteResult = WriteResult.LANDED
+    message: str = ""
+
+    def fail(self, result: WriteResult, message: str) -> None:
+        """Submit no more. An unsettled chunk outweighs every other outcome, and otherwise the first one counts."""
+        self.chunks.clear()
+        if self.result is WriteResult.LANDED or result is WriteResult.UNSETTLED:
+            self.result, self.message = result, message
+
+
+class PeerWorker:
+    """Connects to one peer, then writes to it, chunks of different jobs in turn, until closed.
+
+    `connected` is called once, from this thread, with an error or None; `ended` for each write; `gone` once, last.
+    `submit`, `stop` and `close` are for the owner thread.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        memory: KVMemory,
+        peer: str,
+        remote: RemoteMemory,
+        *,
+        connected: Callable[[EngineError | None], None],
+        ended: Callable[[WriteEnded], None],
+        gone: Callable[[], None],
+    ) -> None:
+        self._engine, self._memory, self._peer, self._remote = engine, memory, peer, remote
+        self._connected, self._ended, self._gone = connected, ended, gone
+        self._inbox: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: deque[Job] = deque()
+        self._flight: deque[tuple[Job, Chunk, Handle]] = deque()
+        self._closing = False
+        self._owned: dict[int, Job] = {}
+        self._thread = threading.Thread(target=self._run, name=f"pdpool-peer-{peer[:8]}", daemon=True)
+        self._thread.start()
+
+    def submit(self, write: Write) -> None:
+        """Queue a write."""
+        job = Job(write)
+        self._owned[write.write] = job
+        self._inbox.put(job)
+
+    def stop(self, writes: set[int]) -> None:
+        """Submit no further chunk of these writes; each still ends."""
+        for write in writes:
+            if (job := self._owned.get(write)) is not None:
+                job.stopped = True
+
+    def forget(self, write: int) -> None:
+        """The owner has taken note of a write's end."""
+        self._owned.pop(write, None)
+
+    def close(self) -> None:
+        """End once everything in flight has settled; what has not begun is cut short."""
+        self.stop(set(self._owned))
+        self._inbox.put(None)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread; True when it has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            error = self._connect()
+            self._connected(error)
+            if error is None:
+                self._work()
+                self._engine.disconnect(self._peer)
+        except Exception:
+            log.exception("the worker of peer %s failed", self._peer[:8])
+        finally:
+            self._gone()
+
+    def _connect(self) -> EngineError | None:
+        try:
+            self._engine.connect(self._peer, self._remote)
+        except EngineError as error:
+            return error
+        except Exception as error:
+            log.exception("engine %s failed to connect peer %s", self._engine.name, self._peer[:8])
+            return EngineError(f"{type(error).__name__}: {error}")
+        return None
+
+    def _work(self) -> None:
+        while not (self._closing and not self._jobs and not self._flight):
+            self._take()
+            if self._jobs and len(self._flight) < IN_FLIGHT:
+                self._advance(self._jobs.popleft())
+            elif self._flight:
+                self._poll(*self._flight.popleft())
+
+    def _take(self) -> None:
+        """Read the inbox; sleep on it only when there is nothing else to do."""
+        idle = not self._jobs and not self._flight
+        while (idle and not self._closing) or not self._inbox.empty():
+            job = self._inbox.get()
+            idle = False
+            if job is None:
+                self._closing = True
+            else:
+                self._prepare(job)
+
+    def _prepare(self, job: Job) -> None:
+        write = job.write
+        try:
+            source = np.frombuffer(write.source, dtype="<i4").astype(np.int32, copy=False)
+            target = np.frombuffer(write.target, dtype="<i4").astype(np.int32, copy=False)
+            job.chunks = deque(cut(self._memory, source, target, write.aux))
+        except LayoutError as error:
+            job.fail(WriteResult.INVALID, str(error))
+        self._jobs.append(job)
+
+    def _advance(self, job: Job) -> None:
+        """Submit the job's next chunk and let the next job have its turn."""
+        if job.stopped:
+            job.fail(WriteResult.STOPPED, "stopped on request")
+        if job.chunks:
+            chunk = job.chunks.popleft()
+            try:
+                handle = self._engine.submit(self._peer, chunk)
+            except InvalidChunkError as error:
+                job.fail(WriteResult.INVALID, str(error))
+            except EngineError as error:
+                job.fail(WriteResult.FAILED, str(error))
+            except Exception as error:
+                log.exception("engine %s failed to submit", self._engine.name)
+                job.fail(WriteResult.UNSETTLED, f"{type(error).__name__}: {error}")
+            else:
+                job.in_flight += 1
+                self._flight.append((job, chunk, handle))
+        if job.chunks:
+            self._jobs.append(job)
+        else:
+            self._end_if_over(job)
+
+    def _poll(self, job: Job, chunk: Chunk, handle: Handle) -> None:
+        try:
+            outcome, why = self._engine.poll(handle), handle.failure
+        except Exception as error:
+            log.exception("engine %s failed to poll", self._engine.name)
+            outcome, why = Poll.FAILED_UNSETTLED, f"{type(error).__name__}: {error}"
+        if outcome is Poll.PENDING:
+            self._flight.append((job, chunk, handle))
+            return
+        job.in_flight -= 1
+        if outcome is Poll.DONE:
+            job.bytes_moved += self._nbytes(chunk)
+        elif outcome is Poll.FAILED_SETTLED:
+            job.fail(WriteResult.FAILED, why)
+        else:
+            job.fail(WriteResult.UNSETTLED, why)
+        self._end_if_over(job)
+
+    def _end_if_over(self, job: Job) -> None:
+        if not job.chunks and not job.in_flight and job not in self._jobs:
+            write = job.write
+            self._ended(WriteEnded(write.attempt, write.write, job.result, job.bytes_moved, job.message))
+
+    def _nbytes(self, chunk: Chunk) -> int:
+        aux = self._memory.aux.item_bytes if chunk.aux is not None else 0
+        return len(chunk.local_pages) * self._memory.page_bytes + aux

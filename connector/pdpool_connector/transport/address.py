@@ -1,0 +1,47 @@
+"""Addresses as "host:port" and "[v6]:port", and which of them may be contacted."""
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class AddressError(ValueError):
+    """A text that is no address, or an address that must not be contacted; the message says which and why."""
+
+
+class Address(NamedTuple):
+    """A host (name or IP, without brackets) and a TCP port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """As it is written in URLs: an IPv6 host in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Read "host:port" or "[v6]:port". Raises AddressError."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise AddressError(f"{text!r}: write an IPv6 host in brackets, as in [::1]:8998")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) <= 65535:
+        raise AddressError(f"{text!r} is no address: give host:port")
+    return Address(host, int(port))
+
+
+def resolve_allowed(address: Address, networks: Sequence[str]) -> Address:
+    """Look the host up and return the first IP that lies in an allowed network; it alone is to be contacted.
+
+    Blocks for as long as the resolver does. Raises AddressError when nothing allowed is found, OSError from the lookup.
+    """
+    allowed = [ipaddress.ip_network(network) for network in networks]
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    ips = [str(entry[4][0]) for entry in found]
+    for ip in ips:
+        if any(ipaddress.ip_address(ip.partition("%")[0]) in network for network in allowed):
+            return Address(ip, address.port)
+    raise AddressError(f"{address} ({', '.join(ips)}) is in none of the allowed networks {', '.join(networks)}")
