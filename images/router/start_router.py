@@ -16,6 +16,7 @@ PORT = 8000
 METRICS_PORT = 29000
 ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - a pod serves other pods
 KEY_ID = "operator"
+NOWHERE = "http://127.0.0.1:9"
 
 FLAGS = (
     # Round robin on both sides would form fixed pairs; power_of_two does not start with fewer than two workers.
@@ -56,6 +57,8 @@ def main() -> None:
     sys.stderr.write(
         f"router starts with {len(workers.get('prefill', []))} prefill, {len(workers.get('decode', []))} decode\n"
     )
+    # It would ask a public model hub for the tokenizer of each model that an engine names, and needs none in this mode.
+    os.environ.setdefault("HF_ENDPOINT", NOWHERE)
     os.execv(sys.executable, [*command(workers, key), *sys.argv[1:]])  # noqa: S606 - our own interpreter
 
 

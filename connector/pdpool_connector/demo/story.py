@@ -10,6 +10,7 @@ from rich.console import Console
 
 from pdpool_connector.demo.launch import Child, Children, LaunchError, get_json, pick_backend
 from pdpool_connector.reference import weights_fetch
+from pdpool_connector.reference.weights import WeightsError
 
 ANSWER_TOKENS = 64
 ANSWER_S = 120.0
@@ -21,7 +22,7 @@ def run_demo(question: str, *, model_path: str | None, backend: str, port: int, 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _Story(console).tell(question, model_path=model_path, backend=pick_backend(backend), port=port, once=once)
-    except (LaunchError, weights_fetch.WeightsError, OSError) as error:
+    except (LaunchError, WeightsError, OSError) as error:
         console.print(f"failed: {error}", style="red", markup=False)
         return 1
     except KeyboardInterrupt:
@@ -37,8 +38,8 @@ class _Story:
 
     def tell(self, question: str, *, model_path: str | None, backend: str, port: int, once: bool) -> None:
         if model_path is None:
-            self._say("model: SmolLM2-135M-Instruct (fetched and converted once, then cached)")
-            model_path = str(weights_fetch.smollm2_dir())
+            self._say("model: SmolLM2-135M-Instruct")
+            model_path = str(weights_fetch.smollm2_dir(self._say))
         with Children(self._say) as children:
             self._say(f"starting a prefill and a decode engine; the cache moves over {backend}")
             prefill = children.engine("prefill", model_path=model_path, backend=backend)

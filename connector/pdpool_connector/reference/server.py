@@ -180,11 +180,10 @@ class Api:
         return web.json_response({**info, "served_model_name": options.served_model_name, "model_type": "llama"})
 
     async def server_info(self, request: web.Request) -> web.Response:
-        """`GET /server_info`."""
+        """`GET /server_info`. Names no model path: the router would look it up at a public model hub."""
         del request
         engine, options = self._engine, self._engine.options
         info = {
-            "model_path": options.model_path,
             "served_model_name": options.served_model_name,
             "disaggregation_mode": "null" if options.mode == "unified" else options.mode,
             "disaggregation_transfer_backend": options.transfer_backend,

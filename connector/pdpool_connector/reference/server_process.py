@@ -36,6 +36,7 @@ def _without_bytes(record: logging.LogRecord) -> bool:
     if record.exc_info and record.exc_info[1].__class__.__module__ == "aiohttp.http_exceptions":
         record.exc_info = None
         record.msg, record.args = "a malformed HTTP request was refused", ()
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
     return True
 
 
