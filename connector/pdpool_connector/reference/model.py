@@ -53,7 +53,7 @@ class Model:
         self._weights = weights
         self._kv = kv
         matrices = [tensor for _, tensor in weights.tensors() if tensor.ndim == 4]
-        self._tiles = choose_tiles(sorted({matrix.shape[2] for matrix in matrices}))
+        self._tiles = choose_tiles(tuple(sorted({matrix.shape[2] for matrix in matrices})))
         self._cos, self._sin = _rotary(config)
 
     def forward(self, steps: Sequence[Step]) -> Floats:
