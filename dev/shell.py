@@ -1,9 +1,11 @@
 """Run commands and wait for conditions, with errors that say what happened."""
 
+import fcntl
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -62,6 +64,24 @@ class Clock:
     def say(self, text: str) -> None:
         """Print one line."""
         print(f"{self._label} [{self.elapsed_s:6.1f} s] {text}", flush=True)
+
+
+@contextmanager
+def exclusively(lock: Path, what: str) -> Iterator[None]:
+    """Hold a lock file; another process that holds it is waited for, and that is said.
+
+    Args:
+        lock: the file; the kernel releases it when its holder ends, however that ends.
+        what: what the holder does, for the message.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"another process is {what} ({lock}); waiting for it", flush=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def wait_for(what: str, unmet: Callable[[], str | None], *, deadline_s: float, interval_s: float = 0.3) -> None:

@@ -1,18 +1,15 @@
 """`python -m dev.cluster up | down | status | kubeconfig | env`."""
 
-import fcntl
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from dev.cluster import bringup, host, teardown
 from dev.cluster.layout import State, state_at
-from dev.shell import Clock, CommandError
+from dev.shell import Clock, CommandError, exclusively
 from dev.tools.build import BuildError
 
 LOCK = Path("/run/lock/pdpool-cluster.lock")
@@ -35,7 +32,7 @@ def up(state: State, kwok_nodes: int | None) -> None:
     """Bring the cluster up, or complete it."""
     _need_root()
     clock = Clock("cluster")
-    with _lock():
+    with exclusively(LOCK, "changing the cluster"):
         bringup.up(state, kwok_nodes, clock)
     click.echo(f"kubeconfig: {state.kubeconfig}\nbinaries:   {state.bin} (kubectl, helm, ctr, promtool)")
 
@@ -45,7 +42,7 @@ def up(state: State, kwok_nodes: int | None) -> None:
 def down(state: State) -> None:
     """End the cluster and undo what it changed on this machine."""
     _need_root()
-    with _lock():
+    with exclusively(LOCK, "changing the cluster"):
         if host.read_record() is None and not state.summary.exists():
             click.echo("cluster: there is none")
             return
@@ -89,18 +86,6 @@ def env(state: State) -> None:
 def _need_root() -> None:
     if os.geteuid() != 0:
         raise PermissionError("the cluster makes network bridges, mounts and cgroups: run this as root")
-
-
-@contextmanager
-def _lock() -> Iterator[None]:
-    LOCK.parent.mkdir(parents=True, exist_ok=True)
-    with LOCK.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            click.echo("cluster: another up or down is running; waiting for it")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 try:

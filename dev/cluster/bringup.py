@@ -1,5 +1,6 @@
 """Bring the cluster up, and say how it is. Steps make only what is missing, so any earlier state is a good start."""
 
+import hashlib
 import json
 import urllib.error
 import urllib.request
@@ -46,11 +47,17 @@ def up(state: State, simulated_nodes: int | None, clock: Clock) -> None:
         strays = processes.kill_strays(state)
         if strays:
             clock.say(f"ended {len(strays)} processes that an earlier supervisord left")
+    before = _stored(state)
     running = supervise.states(state)
-    write_text(state.summary, json.dumps(summary(state, count), indent=2))
+    # Complete only at the end, so that an interrupted start is not taken for a finished one.
+    write_text(state.summary, json.dumps(summary(state, count) | {"services_version": ""}, indent=2))
     supervise.converge(state, programs(state, count))
     now = supervise.states(state)
     started = [name for name in now if running.get(name) != supervise.RUNNING]
+    if not started and before == summary(state, count) and _unready(state, count) is None:
+        write_text(state.summary, json.dumps(before, indent=2))
+        clock.say(f"all {len(now)} processes are running already, {len(NODES)} nodes and DNS are ready")
+        return
     clock.say(f"started: {', '.join(started)}" if started else f"all {len(now)} processes are running already")
     for name in SYSTEM_IMAGES:
         build(name, clock)
@@ -60,6 +67,7 @@ def up(state: State, simulated_nodes: int | None, clock: Clock) -> None:
     _apply_manifests(state)
     simulated.converge(state, count)
     wait_for("nodes and DNS are ready", lambda: _unready(state, count), deadline_s=START_S)
+    write_text(state.summary, json.dumps(summary(state, count), indent=2))
     clock.say(f"{len(NODES)} nodes and DNS are ready" + (f", {count} simulated nodes" if count else ""))
 
 
@@ -68,9 +76,9 @@ def status(state: State) -> dict[str, Any] | None:
 
     The keys of `summary`, and `processes` (name -> state), `ready` (bool), `reason` (why it is not).
     """
-    if not state.summary.exists():
+    stored = _stored(state)
+    if stored is None:
         return None
-    stored: dict[str, Any] = json.loads(state.summary.read_text())
     reason = _api_unready(state) or _unready(state, stored["simulated_nodes"])
     return stored | {"processes": supervise.states(state), "ready": reason is None, "reason": reason}
 
@@ -86,6 +94,7 @@ def summary(state: State, simulated_nodes: int) -> dict[str, Any]:
         "registry": layout.REGISTRY,
         "nodes": [{"name": n.name, "address": n.address, "containerd": str(state.containerd_socket(n))} for n in NODES],
         "simulated_nodes": simulated_nodes,
+        "services_version": _services_version(),
     }
 
 
@@ -99,9 +108,23 @@ def kubectl(state: State, *arguments: str | Path, stdin: str | None = None) -> s
 
 
 def _simulated_before(state: State) -> int:
+    stored = _stored(state)
+    return int(stored["simulated_nodes"]) if stored else 0
+
+
+def _stored(state: State) -> dict[str, Any] | None:
     if not state.summary.exists():
-        return 0
-    return int(json.loads(state.summary.read_text())["simulated_nodes"])
+        return None
+    found: dict[str, Any] = json.loads(state.summary.read_text())
+    return found
+
+
+def _services_version() -> str:
+    """Return a hash of what is applied and loaded once the API server is there, so that a change of it is noticed."""
+    digest = hashlib.sha256(repr([str(binary(name)) for name in SYSTEM_IMAGES]).encode())
+    for manifest in sorted(MANIFESTS.iterdir()):
+        digest.update(manifest.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _link_binaries(state: State) -> None:

@@ -14,8 +14,6 @@ from dev.cluster.processes import marked
 from dev.shell import run, wait_for
 
 RUNNING = "RUNNING"
-# Supervisor's answer when a socket is there but the daemon is going down.
-SHUTTING_DOWN = 6
 
 
 def _socket(state: State) -> Path:
@@ -62,7 +60,8 @@ def states(state: State) -> dict[str, str]:
     if process_id(state) is None:
         return {}
     try:
-        answer = _server(state).supervisor.getAllProcessInfo()
+        with _server(state) as server:
+            answer = server.supervisor.getAllProcessInfo()
     except (OSError, Fault):
         return {}
     assert isinstance(answer, list)
@@ -79,7 +78,8 @@ def stop(state: State) -> None:
     if pid is None:
         return
     try:
-        _server(state).supervisor.shutdown()
+        with _server(state) as server:
+            server.supervisor.shutdown()
     except (OSError, Fault):
         # It does not answer: it is killed, and its children die with it.
         os.kill(pid, 9)
@@ -93,29 +93,30 @@ def _server(state: State) -> ServerProxy:
 
 def _silent(state: State) -> str | None:
     try:
-        _server(state).supervisor.getState()
+        with _server(state) as server:
+            server.supervisor.getState()
     except (OSError, Fault) as error:
         return str(error)
     return None
 
 
 def _apply(state: State) -> None:
-    server = _server(state).supervisor
-    answer = server.reloadConfig()
-    assert isinstance(answer, list)
-    added, changed, removed = answer[0]
-    for name in [*changed, *removed]:
-        server.stopProcessGroup(name)
-        server.removeProcessGroup(name)
-    for name in [*added, *changed]:
-        server.addProcessGroup(name)
+    with _server(state) as server:
+        answer = server.supervisor.reloadConfig()
+        assert isinstance(answer, list)
+        added, changed, removed = answer[0]
+        for name in [*changed, *removed]:
+            server.supervisor.stopProcessGroup(name)
+            server.supervisor.removeProcessGroup(name)
+        for name in [*added, *changed]:
+            server.supervisor.addProcessGroup(name)
 
 
 def _start_stopped(state: State) -> None:
-    server = _server(state).supervisor
-    for name, current in states(state).items():
-        if current in {"FATAL", "STOPPED", "EXITED"}:
-            server.startProcess(name, False)
+    stopped = [name for name, current in states(state).items() if current in {"FATAL", "STOPPED", "EXITED"}]
+    with _server(state) as server:
+        for name in stopped:
+            server.supervisor.startProcess(name, False)
 
 
 def _configuration(state: State, programs: list[Program]) -> str:

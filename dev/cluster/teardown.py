@@ -6,6 +6,7 @@ from pathlib import Path
 from dev import mounts
 from dev.cluster import host, processes, supervise
 from dev.cluster.layout import NODES, State
+from dev.images import store
 from dev.shell import Clock, run
 from dev.tools.build import BuildError, binary
 
@@ -69,6 +70,8 @@ def _clean_folders(state: State, made: list[str]) -> None:
             link.unlink()
     for folder in made:
         _remove_empty(Path(folder))
+    # Mount point of image builds.
+    _remove_empty(Path(store.SYSTEM_FOLDER))
 
 
 def _remove_empty(folder: Path) -> None:

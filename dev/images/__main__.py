@@ -1,4 +1,4 @@
-"""`python -m dev.images build | load | push | names`."""
+"""`python -m dev.images model | build | load | push`."""
 
 import sys
 
@@ -9,6 +9,7 @@ from dev.cluster import host
 from dev.cluster.layout import state_at
 from dev.images.build import IMAGES, PRODUCT_IMAGES, build
 from dev.images.load import load, push
+from dev.images.model import prepare_model
 from dev.shell import Clock, CommandError
 from dev.tools.build import BuildError
 
@@ -28,6 +29,12 @@ def build_command(names: tuple[str, ...]) -> None:
     packages.ensure(clock)
     for name in names or PRODUCT_IMAGES:
         build(name, clock)
+
+
+@main.command("model")
+def model_command() -> None:
+    """Put the converted model where the engine's Dockerfile copies it from."""
+    prepare_model(Clock("images"))
 
 
 @main.command("load")

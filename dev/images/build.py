@@ -11,7 +11,7 @@ from dev.images import store
 from dev.images.base import base_image
 from dev.images.model import prepare_model
 from dev.paths import CHECKOUT
-from dev.shell import Clock
+from dev.shell import Clock, exclusively
 from dev.tools.build import binary
 
 HERE = Path(__file__).parent
@@ -77,7 +77,11 @@ def build(name: str, clock: Clock) -> None:
     Raises:
         CommandError: the build failed; its output is part of the message.
     """
-    image = IMAGES[name]
+    with exclusively(store.folder() / ".lock", "building images"):
+        _build(IMAGES[name], clock)
+
+
+def _build(image: Image, clock: Clock) -> None:
     image.prepare(clock)
     clock.say(f"building {image.tag}")
     started = clock.elapsed_s

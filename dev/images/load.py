@@ -1,5 +1,6 @@
 """Bring built images into the local cluster's nodes, or to a registry, moving only layers that are not there yet."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dev import packages
@@ -22,12 +23,17 @@ def load(name: str, state: State, clock: Clock) -> None:
     reference = f"{REGISTRY}/{name}:local"
     digest = push(name, reference)
     stale = [node for node in NODES if _digest_on(state, node, image.tag) != digest]
-    for node in stale:
-        _ctr(state, node, "pull", "--plain-http", reference)
-        _ctr(state, node, "tag", "--force", reference, image.tag)
-        _ctr(state, node, "remove", reference)
+    with ThreadPoolExecutor() as both:
+        # Results are read so that a failure on either node is raised.
+        list(both.map(lambda node: _pull(state, node, reference, image.tag), stale))
     where = f"into {', '.join(node.name for node in stale)}" if stale else "is on every node already"
     clock.say(f"{image.tag} {where} ({clock.elapsed_s - started:.1f} s)")
+
+
+def _pull(state: State, node: Node, reference: str, tag: str) -> None:
+    _ctr(state, node, "pull", "--plain-http", reference)
+    _ctr(state, node, "tag", "--force", reference, tag)
+    _ctr(state, node, "remove", reference)
 
 
 def push(name: str, reference: str) -> str:
@@ -36,16 +42,14 @@ def push(name: str, reference: str) -> str:
     Args:
         name: key of `IMAGES`.
         reference: registry/repository:tag. A registry on this machine's loopback is spoken to without TLS, and gets
-            layers uncompressed: there is no network to save.
+            layers compressed for speed: there is no network to save.
     """
     host = reference.split("/")[0].split(":")[0]
     local = host in {"localhost", "127.0.0.1"}
     digest_file = store.folder() / f"{name}.digest"
-    options = ["--tls-verify=false", "--disable-compression"] if local else ["--disable-compression=false"]
-    source = IMAGES[name].tag
-    store.buildah(
-        "push", "--quiet", "--format", "oci", *options, "--digestfile", digest_file, source, f"docker://{reference}"
-    )
+    options = ["--tls-verify=false", "--compression-format=zstd", "--compression-level=1"] if local else []
+    options += ["--quiet", "--format=oci", f"--digestfile={digest_file}"]
+    store.buildah("push", *options, IMAGES[name].tag, f"docker://{reference}")
     return digest_file.read_text().strip()
 
 

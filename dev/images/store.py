@@ -5,6 +5,7 @@ from pathlib import Path
 from dev.paths import cache_dir
 from dev.shell import CommandError, run
 
+SYSTEM_FOLDER = "/var/lib/containers"
 BUILD_S = 1800.0
 
 
@@ -19,8 +20,13 @@ def buildah(*arguments: str | Path, timeout_s: float = BUILD_S) -> str:
     Raises:
         CommandError: it failed.
     """
-    root, volatile = folder() / "storage", folder() / "run"
-    return run("buildah", "--root", root, "--runroot", volatile, *arguments, timeout_s=timeout_s)
+    root, volatile, remembered = folder() / "storage", folder() / "run", folder() / "blobs"
+    remembered.mkdir(parents=True, exist_ok=True)
+    command = ("buildah", "--root", root, "--runroot", volatile, *arguments)
+    # In a mount namespace of its own: a killed build leaves no mounts, and what buildah remembers of pushed layers, for
+    # which it has no option, goes into our folder.
+    script = f'mkdir -p {SYSTEM_FOLDER} && mount --bind "$1" {SYSTEM_FOLDER} && shift && exec "$@"'
+    return run("unshare", "--mount", "sh", "-c", script, "sh", remembered, *command, timeout_s=timeout_s)
 
 
 def exists(image: str) -> bool:

@@ -1,17 +1,15 @@
 """Build the Go modules into the cache, only those whose inputs changed."""
 
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 from dev.paths import cache_dir
+from dev.shell import exclusively
 from dev.tools.modules import MODULES, Module
 
 OLDEST_GO = (1, 24)
@@ -71,7 +69,7 @@ def build_all() -> None:
         BuildError: a build failed; the compiler's output is part of the message.
     """
     version = go_version()
-    with _lock():
+    with exclusively(cache_dir() / "tools/.lock", "building tools"):
         missing = [m for m in MODULES if not destination(m).exists()]
         print(f"tools: {len(MODULES) - len(missing)} of {len(MODULES)} modules are built in {cache_dir() / 'tools'}")
         for number, module in enumerate(missing, start=1):
@@ -126,16 +124,3 @@ def _arguments(module: Module) -> list[str]:
 def _environment() -> dict[str, str]:
     # The toolchain is the installed one: no other compiler is fetched behind the user's back.
     return os.environ | {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"}
-
-
-@contextmanager
-def _lock() -> Iterator[None]:
-    path = cache_dir() / "tools" / ".lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print("tools: another build is running; waiting for it", flush=True)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield

@@ -177,7 +177,7 @@ def _dropped() -> int:
 
 def test_audit_log_names_the_requests_of_this_test(state: State, pods: Pods) -> None:
     namespace, _ = pods
-    events = (json.loads(line) for line in state.audit_log.open())
+    events = [json.loads(line) for line in state.audit_log.read_text().splitlines()]
     verbs = {e["verb"] for e in events if e.get("objectRef", {}).get("name") == namespace}
     assert "create" in verbs
 
