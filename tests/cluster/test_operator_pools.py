@@ -1,0 +1,200 @@
+"""The operator against a real API server: what it makes of pools, and how it says what is wrong with them."""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS
+from pdpool_operator.runtime.api import DISRUPTION_BUDGETS, PODS, SERVICES, STATEFUL_SETS
+
+from tests.cluster.operator_harness import NOBODY, Bench, bench, eventually
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
+]
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench(tmp_path) as one:
+        yield one
+
+
+async def test_pools_become_workloads_and_ready_only_when_their_engines_are(here: Bench):
+    await here.operator().start()
+    await here.pool("PrefillPool", replicas=2)
+    await here.pool("DecodePool")
+    for name in ("chat-prefill-0", "chat-prefill-1", "chat-decode-0"):
+        sts = await eventually(lambda name=name: here.see(STATEFUL_SETS, name))
+        assert sts["spec"]["updateStrategy"]["type"] == "OnDelete"
+        assert sts["metadata"]["ownerReferences"][0]["controller"] is True
+    for name in ("chat-prefill", "chat-decode"):
+        assert (await eventually(lambda name=name: here.see(SERVICES, name)))["spec"]["clusterIP"] == "None"
+        assert await eventually(lambda name=name: here.see(DISRUPTION_BUDGETS, name))
+    await here.until("PrefillPool", "Ready", status="False")
+    await here.run_pod("chat-prefill-0-0")
+    await here.run_pod("chat-decode-0-0")
+    await here.until("DecodePool", "Ready", status="True", reason="Ready")
+    ready = await here.until("PrefillPool", "Ready", status="False")
+    assert "chat-prefill-1" in ready["message"]
+    await here.run_pod("chat-prefill-1-0")
+    await here.until("PrefillPool", "Ready", status="True")
+    await here.until("PrefillPool", "Progressing", status="False", reason="Complete")
+    await here.until("PrefillPool", "QueuesHealthy", status="True", within_s=15)
+    status = (await here.see(PREFILL_POOLS, "chat"))["status"]
+    assert (status["replicas"], status["readyReplicas"], status["updatedReplicas"]) == (2, 2, 2)
+    await here.set_ready("chat-prefill-1-0", False)
+    await here.until("PrefillPool", "Ready", status="False")
+
+
+async def test_queue_lengths_are_exported_while_known_and_vanish_when_unknown(here: Bench):
+    operator = await here.operator().start()
+    await here.pool("PrefillPool")
+    await here.run_pod("chat-prefill-0-0")
+    here.engines["chat-prefill-0-0"].queues = {"prefill_bootstrap": 7}
+
+    def series(name: str):
+        async def find() -> list[str]:
+            lines = (await operator.get("/metrics")).splitlines()
+            return [line for line in lines if line.startswith(name + "{") and here.namespace in line]
+
+        return find
+
+    (line,) = await eventually(series("pdpool_queue_reqs"), within_s=15)
+    assert 'queue="prefill_bootstrap"' in line
+    assert line.endswith(" 7.0")
+    await here.engines["chat-prefill-0-0"].stop()
+
+    async def unknown() -> bool:
+        return not await series("pdpool_queue_reqs")() and bool(await series("pdpool_instance_verdict")())
+
+    await eventually(unknown, within_s=15)
+    await here.admin.drop(PREFILL_POOLS, here.namespace, "chat")
+
+    async def gone() -> bool:
+        return not await series("pdpool_instance_verdict")()
+
+    await eventually(gone, within_s=15)
+
+
+async def test_a_foreign_object_under_our_name_is_left_alone_and_named(here: Bench):
+    labels = {"app": "somebody-elses"}
+    foreign = {
+        "metadata": {"name": "chat-prefill-0", "namespace": here.namespace},
+        "spec": {
+            "replicas": 0,
+            "serviceName": "x",
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "i"}]}},
+        },
+    }
+    before = await here.admin.make(STATEFUL_SETS, foreign)
+    await here.operator().start()
+    await here.pool("PrefillPool")
+    ready = await here.until("PrefillPool", "Ready", status="False", reason="NameConflict")
+    assert "chat-prefill-0" in ready["message"]
+    after = await here.see(STATEFUL_SETS, "chat-prefill-0")
+    assert after["spec"] == before["spec"]
+    assert "ownerReferences" not in after["metadata"]
+    await here.admin.drop(STATEFUL_SETS, here.namespace, "chat-prefill-0")
+    await here.run_pod("chat-prefill-0-0")
+    await here.until("PrefillPool", "Ready", status="True", within_s=40)
+
+
+async def test_a_fault_in_the_template_is_told_in_the_api_servers_words_and_mended_by_an_edit(here: Bench):
+    operator = await here.operator().start()
+    bad = {
+        "spec": {"schedulerName": NOBODY, "containers": [{"name": "engine", "resources": {"limits": {"cpu": "-1"}}}]}
+    }
+    await here.pool("PrefillPool", template=bad)
+    ready = await here.until("PrefillPool", "Ready", status="False", reason="TemplateInvalid")
+    assert "must be greater than or equal to 0" in ready["message"]
+    assert await here.see(STATEFUL_SETS, "chat-prefill-0") is None
+    calls = await operator.calls()
+    good = {"spec": {"template": {"spec": {"containers": None}}}}
+    await here.admin.edit(PREFILL_POOLS, here.namespace, "chat", good)
+    await here.run_pod("chat-prefill-0-0")
+    await here.until("PrefillPool", "Ready", status="True")
+    assert calls["patch", "statefulsets"] < 25, "refused again and again without back-off"
+
+
+async def test_a_bad_edit_disturbs_no_running_pod(here: Bench):
+    await here.operator().start()
+    await here.pool("PrefillPool")
+    await here.run_pod("chat-prefill-0-0")
+    await here.until("PrefillPool", "Ready", status="True")
+    pod = await here.see(PODS, "chat-prefill-0-0")
+    bad = {"spec": {"template": {"spec": {"containers": [{"name": "engine", "resources": {"limits": {"cpu": "-1"}}}]}}}}
+    await here.admin.edit(PREFILL_POOLS, here.namespace, "chat", bad)
+    await here.until("PrefillPool", "Ready", status="False", reason="TemplateInvalid")
+    same = await here.see(PODS, "chat-prefill-0-0")
+    assert same["metadata"]["uid"] == pod["metadata"]["uid"]
+    sts = await here.see(STATEFUL_SETS, "chat-prefill-0")
+    assert "pdpool.dev/drain-started" not in sts["metadata"].get("annotations", {})
+
+
+async def test_an_update_drains_first_and_then_replaces_one_pod_at_a_time(here: Bench):
+    operator = await here.operator().start()
+    await here.pool("PrefillPool", replicas=2)
+    for name in ("chat-prefill-0-0", "chat-prefill-1-0"):
+        await here.run_pod(name)
+    await here.until("PrefillPool", "Ready", status="True")
+    uids = {name: (await here.see(PODS, name))["metadata"]["uid"] for name in ("chat-prefill-0-0", "chat-prefill-1-0")}
+    busy = here.engines["chat-prefill-1-0"]
+    busy.running = 1
+    await here.admin.edit(PREFILL_POOLS, here.namespace, "chat", {"spec": {"model": {"servedName": "another"}}})
+
+    async def draining() -> bool:
+        sts = await here.see(STATEFUL_SETS, "chat-prefill-1")
+        return "pdpool.dev/drain-started" in sts["metadata"]["annotations"]
+
+    await eventually(draining)
+    await here.until("PrefillPool", "Progressing", status="True", reason="Draining", within_s=15)
+    looked = await operator.reconciles()
+
+    async def looked_again() -> bool:
+        return await operator.reconciles() >= looked + 4
+
+    await eventually(looked_again)
+    assert (await here.see(PODS, "chat-prefill-1-0"))["metadata"]["uid"] == uids["chat-prefill-1-0"]
+    busy.running = 0
+    await here.run_pod("chat-prefill-1-0", but_not=uids["chat-prefill-1-0"])
+    await here.run_pod("chat-prefill-0-0", but_not=uids["chat-prefill-0-0"])
+    await here.until("PrefillPool", "Ready", status="True")
+    for name in uids:
+        args = (await here.see(PODS, name))["spec"]["containers"][0]["args"]
+        assert "--served-model-name=another" in args
+
+
+async def test_deleting_a_pool_removes_what_it_made_also_with_the_operator_away(here: Bench):
+    operator = await here.operator().start()
+    await here.pool("PrefillPool", replicas=2)
+    await here.run_pod("chat-prefill-0-0")
+    await eventually(lambda: here.see(STATEFUL_SETS, "chat-prefill-1"))
+    await operator.stop()
+    await here.admin.drop(PREFILL_POOLS, here.namespace, "chat", propagationPolicy="Background")
+
+    async def gone() -> bool:
+        kinds = (STATEFUL_SETS, PODS, DISRUPTION_BUDGETS, SERVICES)
+        return not any([await here.admin.all(kind, here.namespace) for kind in kinds])
+
+    await eventually(gone, within_s=60)
+
+
+async def test_scaling_down_removes_the_highest_instance_only(here: Bench):
+    await here.operator().start()
+    await here.pool("DecodePool", replicas=3)
+    for i in range(3):
+        await here.run_pod(f"chat-decode-{i}-0")
+    await here.until("DecodePool", "Ready", status="True")
+    await here.admin.edit(DECODE_POOLS, here.namespace, "chat", {"spec": {"replicas": 2}}, "scale")
+
+    async def two() -> bool:
+        sets = await here.admin.all(STATEFUL_SETS, here.namespace)
+        return sorted(s["metadata"]["name"] for s in sets) == ["chat-decode-0", "chat-decode-1"]
+
+    await eventually(two, within_s=40)
+    await here.until("DecodePool", "Progressing", status="False", reason="Complete")
