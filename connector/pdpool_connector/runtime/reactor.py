@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -37,6 +38,8 @@ class Reactor:
         self._at_end = at_end
         self._posted: deque[Call] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Whoever still posts may do so after the thread has ended, so the descriptor lives as long as this object.
+        weakref.finalize(self, os.close, self._wake)
         self._poller = zmq.Poller()
         self._poller.register(self._wake, zmq.POLLIN)
         self._readers: dict[Readable, Call] = {}
@@ -108,7 +111,6 @@ class Reactor:
             self.guard(self._after_turn)
             self._note_turn(begun)
         self.guard(self._at_end)
-        os.close(self._wake)
 
     def guard(self, call: Call) -> None:
         """Run a call; its exception is counted and logged, and ends nothing else."""

@@ -1,0 +1,309 @@
+"""One connector in a process of its own: obeys one JSON command a line on stdin, answers one on stdout.
+
+Run as a script by `Side`, which the tests hold. Tests look into both arenas themselves, so no answer of a process under
+test is believed about bytes.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory, PrefillConnector
+from pdpool_connector.engines.base import Poll
+from pdpool_connector.layout.arena import ArenaLocation, MappedArena
+from pdpool_connector.protocol.timing import Timing
+
+ANSWER_S = 30.0
+LAYERS, PAGES, AUX_ROWS, AUX_BYTES = 2, 64, 16, 64
+PAGE_BYTES = 16 * 2 * 4 * 4  # tokens, heads, head_dim, float32
+
+
+class Side:
+    """A process with one connector. Every answer has a deadline; `signal` is real."""
+
+    def __init__(self, role: str, backend: str, **options) -> None:
+        root = Path(__file__).resolve().parents[2]
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={
+                **os.environ,
+                "UCX_MODULES": "^ib",
+                "UCX_NET_DEVICES": "lo",
+                "PYTHONPATH": f"{root / 'connector'}",
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
+        )
+        self._buffer = b""
+        facts = self.call("start", role=role, backend=backend, options=options)
+        self.facts = facts
+        self.incarnation: str = facts["incarnation"]
+        self.bootstrap: str = facts["bootstrap"]
+        self.control: str = facts["control"]
+        self.admin: str = facts["admin"]
+        self._arena = MappedArena(msgspec.json.decode(facts["location"], type=ArenaLocation))
+        pages = 2 * LAYERS * PAGES * PAGE_BYTES
+        self.pages = self._arena.view[:pages].reshape(2 * LAYERS, PAGES, PAGE_BYTES)
+        self.aux = self._arena.view[pages : pages + AUX_ROWS * AUX_BYTES].reshape(AUX_ROWS, AUX_BYTES)
+
+    def call(self, command: str, *, answer_s: float = ANSWER_S, **arguments):
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"command": command, **arguments}).encode() + b"\n")
+        self.process.stdin.flush()
+        return self._answer(answer_s)
+
+    def _answer(self, answer_s: float):
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + answer_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                left = deadline - time.monotonic()
+                assert left > 0, f"process {self.process.pid} did not answer within {answer_s} s"
+                if selector.select(left):
+                    piece = os.read(self.process.stdout.fileno(), 1 << 20)
+                    assert piece, f"process {self.process.pid} ended with {self.process.wait(5)}"
+                    self._buffer += piece
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        answer = json.loads(line)
+        assert "error" not in answer, answer["error"]
+        return answer
+
+    def open(self, name: str, room: int, **arguments) -> None:
+        self.call("open", name=name, room=room, **arguments)
+
+    def send(self, name: str, pages, *, start: int = 0, last: bool = True, aux_slot: int | None = 0) -> None:
+        self.call("send", name=name, pages=list(pages), start=start, last=last, aux_slot=aux_slot if last else None)
+
+    def abort(self, name: str) -> None:
+        self.call("abort", name=name)
+
+    def status(self, name: str) -> dict:
+        return self.call("status", name=name)
+
+    def until(self, name: str, what: str, within_s: float = 10.0) -> dict:
+        """Wait for a phase, or `ended`, or `releasable`; fail when it does not come in time."""
+        status = self.call("until", name=name, what=what, within_s=within_s, answer_s=within_s + 5)
+        assert status["met"], f"{name} is not {what} after {within_s} s: {status}"
+        return status
+
+    def stats(self) -> dict:
+        return self.call("stats")
+
+    def settle(self, check, within_s: float = 10.0) -> dict:
+        """Wait until `check(stats)` holds."""
+        deadline = time.monotonic() + within_s
+        while not check(stats := self.stats()):
+            assert time.monotonic() < deadline, f"not so after {within_s} s: {stats}"
+            time.sleep(0.05)
+        return stats
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def end(self) -> int:
+        """Close the connector and let the process exit by itself; kill it if it does not."""
+        self.pages = self.aux = None
+        self._arena.close()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            return self.process.wait(15)
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait(10)
+            self.process.stdout.close()
+
+
+class _Gate:
+    """An engine whose writes can be held back after they were submitted: then they land late, as real ones may."""
+
+    def __init__(self, engine) -> None:
+        self._engine = engine
+        self.open = threading.Event()
+        self.open.set()
+        self.held = 0
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def submit(self, peer, chunk):
+        if self.open.is_set():
+            return self._engine.submit(peer, chunk)
+        self.held += 1
+        return _Late(peer, chunk)
+
+    def poll(self, handle):
+        if not isinstance(handle, _Late):
+            return self._engine.poll(handle)
+        if handle.inner is None:
+            if not self.open.wait(0.002):
+                return Poll.PENDING
+            handle.inner = self._engine.submit(handle.peer, handle.chunk)
+        outcome = self._engine.poll(handle.inner)
+        handle.failure = handle.inner.failure
+        return outcome
+
+
+class _Late:
+    def __init__(self, peer, chunk) -> None:
+        self.peer, self.chunk, self.inner, self.failure = peer, chunk, None, ""
+
+
+class _Connector:
+    """What the process holds."""
+
+    def start(self, role, backend, options):
+        size = 2 * LAYERS * PAGES * PAGE_BYTES
+        self.arena = HostArena(size + AUX_ROWS * AUX_BYTES)
+        model = options.pop("model", "m")
+        memory = KVMemory(
+            kv=tuple(self.arena.region(i * PAGES * PAGE_BYTES, PAGE_BYTES, PAGES) for i in range(2 * LAYERS)),
+            aux=self.arena.region(size, AUX_BYTES, AUX_ROWS),
+            page_tokens=16,
+            layers=LAYERS,
+            kv_heads=2,
+            head_dim=4,
+            dtype="float32",
+            model=model,
+        )
+        self.changed = threading.Event()
+        self.delays: dict[str, float | None] = {}
+        self.transfers = {}
+        host = options.pop("host", "127.0.0.1")
+        config = ConnectorConfig(
+            host,
+            admin_port=0,
+            backend=backend,
+            timing=Timing(**options.pop("timing", {})),
+            frame_filter=lambda frame: self.delays.get(type(frame).__name__, 0.0),
+            allowed_networks=tuple(options.pop("networks", ["127.0.0.0/8", "::1/128"])),
+            **options,
+        )
+        make = PrefillConnector if role == "prefill" else DecodeConnector
+        self.connector = make(config, memory, self.changed.set)
+        self.gate = self.connector._engine = _Gate(self.connector._engine)
+        self.connector.start()
+        return {
+            "incarnation": self.connector.incarnation,
+            "bootstrap": self.connector.bootstrap_address if role == "prefill" else "",
+            "control": self.connector.control_address,
+            "admin": self.connector.admin_address,
+            "location": msgspec.json.encode(self.arena.location()).decode(),
+        }
+
+    def open(self, name, room, pages=None, **arguments):
+        if pages is not None:
+            arguments["pages"] = np.array(pages, np.int32)
+        opener = self.connector.open
+        if "prefill" in arguments:
+            transfer = opener(arguments.pop("prefill"), room, arguments.pop("rid", name), **arguments)
+        else:
+            transfer = opener(room, arguments.pop("rid", name), **arguments)
+        self.transfers[name] = transfer
+        return {}
+
+    def send(self, name, pages, start, last, aux_slot):
+        self.transfers[name].send(np.array(pages, np.int32), start=start, last=last, aux_slot=aux_slot)
+        return {}
+
+    def abort(self, name):
+        self.transfers[name].abort("test")
+        return {}
+
+    def drain(self):
+        self.connector.drain()
+        return {}
+
+    def fence(self, incarnation):
+        self.connector.fence(incarnation, "the test saw its process exit")
+        return {}
+
+    def status(self, name):
+        return msgspec.to_builtins(self.transfers[name].status)
+
+    def until(self, name, what, within_s):
+        deadline = time.monotonic() + within_s
+        while not (met := self._met(self.transfers[name].status, what)) and time.monotonic() < deadline:
+            self.changed.wait(min(0.5, max(deadline - time.monotonic(), 0)))
+            self.changed.clear()
+        return {"met": met, **self.status(name)}
+
+    def _met(self, status, what):
+        match what:
+            case "ended":
+                return status.ended
+            case "releasable":
+                return status.releasable
+            case phase:
+                return status.phase.value == phase
+
+    def stats(self):
+        return msgspec.to_builtins(self.connector.stats()) | {
+            "rows": self.connector._machine.rows,
+            "kept": len(self.connector._transfers),
+            "held_writes": self.gate.held,
+            "drained": self.connector.stats().drained,
+            "fds": len(list(Path("/proc/self/fd").iterdir())),
+            "threads": threading.active_count(),
+        }
+
+    def faults(self, delays):
+        """Frames by name: seconds of delay, or None to drop them."""
+        self.delays = delays
+        return {}
+
+    def hold_writes(self):
+        self.gate.held = 0
+        self.gate.open.clear()
+        return {}
+
+    def release_writes(self):
+        self.gate.open.set()
+        return {}
+
+    def load(self, prefill, rooms):
+        """Open many at once: half-way work for a close under load."""
+        for room in range(rooms):
+            self.open(f"load{room}", room, pages=[room % PAGES], prefill=prefill, aux_slot=0)
+        return {}
+
+    def close(self):
+        begun = time.monotonic()
+        self.connector.close()
+        return {"seconds": time.monotonic() - begun, "threads": threading.active_count()}
+
+
+def _serve() -> None:
+    side = _Connector()
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = getattr(side, request.pop("command"))(**request)
+        except Exception as error:  # noqa: BLE001 - every fault is the test's to judge
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    side.gate.open.set()
+    side.connector.close()
+
+
+if __name__ == "__main__":
+    _serve()
