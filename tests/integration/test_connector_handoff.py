@@ -406,6 +406,9 @@ def test_garbage_on_the_control_port_is_counted_and_stops_nobody(local_pair) -> 
         raw = socket.create_connection(tuple(prefill.control.rsplit(":", 1)))
         raw.sendall(os.urandom(4096))
         raw.close()
+        with socket.create_connection(tuple(prefill.control.rsplit(":", 1))) as ancient:  # ZMTP 1.0: no greeting
+            ancient.sendall(b"\x01\x00" + b"\x05\x00junk" * 20)
+            prefill.settle(lambda stats: stats["drops"].get("malformed", 0) >= 80)  # 60 of them from zmq peers
         wanted = {"malformed", "version", "unpaired", "oversized"}
         stats = prefill.settle(lambda stats: wanted <= stats["drops"].keys())
     assert stats["drops"]["unpaired"] == 20
@@ -446,7 +449,8 @@ def test_state_and_metrics_are_served_over_http(local_pair) -> None:
     prefill, decode = local_pair
     meet(prefill, decode, 7)
     prefill.until("r", "ready")
-    prefill.settle(lambda stats: stats["queues"]["prefill_bootstrap"]["reqs"] == 1)
+    prefill.settle(lambda stats: stats["attempts"]["ready"]["reqs"] == 1)
+    decode.settle(lambda stats: stats["attempts"]["accepted"]["reqs"] == 1)
     state = ask(prefill.admin, "/v1/state")
     assert state["role"] == "prefill"
     assert state["incarnation"] == prefill.incarnation

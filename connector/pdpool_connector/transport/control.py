@@ -67,9 +67,17 @@ class ControlServer:
                 continue
             # Read before the frame is judged: what the monitor knows by now happened before, or makes it moot.
             self._watch()
-            connection = int(parts[1].get(zmq.SRCFD))
-            if (frame := _checked(parts[1], self._drops)) is not None and connection in self._open:
+            connection = self._connection(parts[1])
+            if connection in self._open and (frame := _checked(parts[1], self._drops)) is not None:
                 yield Arrival(frame, parts[0].bytes, connection)
+
+    def _connection(self, message: zmq.Frame) -> int:
+        """Descriptor of the connection that a message came by; -1 for peers so old that zmq keeps none."""
+        try:
+            return int(message.get(zmq.SRCFD))
+        except zmq.ZMQError:
+            self._drops.note("malformed", "message by a ZMTP 1.0 peer")
+            return -1
 
     def send(self, route: bytes, frame: Frame) -> None:
         """Queue a frame; one that cannot be queued is counted and dropped."""
