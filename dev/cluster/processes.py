@@ -101,18 +101,21 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _cgroups() -> Iterator[Path]:
-    for hierarchy in _hierarchies():
+    # In hybrid mode the runtime makes groups in the unified hierarchy too.
+    for hierarchy in _mounted("cgroup") + _mounted("cgroup2"):
         for node in NODES:
             if (hierarchy / node.cgroup).is_dir():
                 yield hierarchy / node.cgroup
 
 
 def _hierarchies() -> list[Path]:
+    # Where both exist the unified one has no controllers.
+    return _mounted("cgroup") or _mounted("cgroup2")
+
+
+def _mounted(kind: str) -> list[Path]:
     lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    older = [Path(words[1]) for words in lines if words[2] == "cgroup"]
-    unified = [Path(words[1]) for words in lines if words[2] == "cgroup2"]
-    # Where both exist the unified one has no controllers, and the runtime does not use it.
-    return sorted(set(older or unified))
+    return sorted({Path(words[1]) for words in lines if words[2] == kind})
 
 
 def _kill(pids: set[int] | list[int]) -> None:

@@ -1,5 +1,7 @@
 """Take the cluster away completely, whatever state a crash left it in."""
 
+import itertools
+import shlex
 import shutil
 from pathlib import Path
 
@@ -8,7 +10,6 @@ from dev.cluster import host, processes, supervise
 from dev.cluster.layout import NODES, State
 from dev.images import store
 from dev.shell import Clock, run
-from dev.tools.build import BuildError, binary
 
 TASKS = "run/io.containerd.runtime.v2.task"
 
@@ -37,6 +38,7 @@ def down(state: State, clock: Clock) -> None:
     if mounts.below(state.root):
         raise RuntimeError(f"{state.root} still has mounts: {mounts.below(state.root)}")
     if state.root.exists():
+        clock.say(f"removing {state.root} with the nodes' copies of the images")
         shutil.rmtree(state.root)
     clock.say(f"removed {state.root}")
 
@@ -51,23 +53,30 @@ def _shim_sockets(state: State) -> list[Path]:
 
 
 def _clean_iptables(clock: Clock) -> None:
-    tables = [run("iptables", "-w", "-t", table, "-S") for table in ("nat", "filter", "mangle")]
-    if not any("-N KUBE-" in rules for rules in tables):
-        return
-    try:
-        run(binary("kube-proxy"), "--cleanup")
-    except BuildError as error:
-        raise RuntimeError(f"kube-proxy's iptables rules are there and its binary is not: {error}") from error
-    clock.say("undone: iptables chains of kube-proxy")
+    """Remove kube-proxy's chains; `kube-proxy --cleanup` leaves some, and its binary may be gone."""
+    for command, table in itertools.product(("iptables", "ip6tables"), ("nat", "filter", "mangle")):
+        rules = [shlex.split(line) for line in run(command, "-w", "-t", table, "-S").splitlines()]
+        chains = [words[1] for words in rules if words[0] == "-N" and words[1].startswith("KUBE-")]
+        jumps = [words for words in rules if words[0] == "-A" and words[1] not in chains and words[-1] in chains]
+        if chains:
+            changes = [shlex.join(["-D", *words[1:]]) for words in jumps]
+            changes += [f"-F {chain}" for chain in chains] + [f"-X {chain}" for chain in chains]
+            run(f"{command}-restore", "--noflush", stdin="\n".join([f"*{table}", *changes, "COMMIT", ""]))
+            clock.say(f"undone: {len(chains)} chains of kube-proxy in {command}'s table {table}")
 
 
 def _clean_folders(state: State, made: list[str]) -> None:
     for node in NODES:
-        for cached in Path("/var/lib/cni/results").glob(f"{node.network_name}-*"):
-            cached.unlink()
+        for sandbox in (state.node(node) / "containerd/io.containerd.grpc.v1.cri/sandboxes").glob("*"):
+            for cached in Path("/var/lib/cni/results").glob(f"*-{sandbox.name}-*"):
+                cached.unlink()
     for link in Path("/var/log/containers").glob("*"):
         if link.is_symlink() and state.root in link.readlink().parents:
             link.unlink()
+    # Device plugins talk to kubelets here; no other kubelet runs on this machine.
+    for file in Path("/var/lib/kubelet/device-plugins").glob("*"):
+        if "/var/lib/kubelet" in made:
+            file.unlink()
     for folder in made:
         _remove_empty(Path(folder))
     # Mount point of image builds.
