@@ -97,8 +97,10 @@ class PairPlan:
 
     def runs(self, local_pages: Pages, remote_pages: Pages, aux: Aux) -> Runs:
         """Byte ranges of a checked chunk; pages that follow each other on both sides are one range for each region."""
-        first = np.concatenate(([0], _breaks(local_pages, remote_pages)))[: len(local_pages)].astype(np.int64)
-        count = np.diff(first, append=len(local_pages))
+        bounds = np.concatenate(([0], _breaks(local_pages, remote_pages), [len(local_pages)]))
+        first, count = bounds[:-1], bounds[1:] - bounds[:-1]
+        if not len(local_pages):
+            first = count = first[:0]
         local = (self._local_address + local_pages[first] * self._item_bytes).ravel()
         remote = (self._remote_address + remote_pages[first] * self._item_bytes).ravel()
         nbytes = (count * self._item_bytes).ravel()
@@ -137,7 +139,9 @@ def split(memory: KVMemory, local_pages: Pages, remote_pages: Pages) -> Iterator
 
 def _breaks(local_pages: Pages, remote_pages: Pages) -> NDArray[np.intp]:
     """Positions at which a new run begins, the first (0) left out."""
-    return np.flatnonzero((np.diff(local_pages) != 1) | (np.diff(remote_pages) != 1)) + 1
+    local_steps = local_pages[1:] - local_pages[:-1]
+    remote_steps = remote_pages[1:] - remote_pages[:-1]
+    return np.flatnonzero((local_steps != 1) | (remote_steps != 1)) + 1
 
 
 def _unpaired(local_pages: Pages, remote_pages: Pages) -> str:
