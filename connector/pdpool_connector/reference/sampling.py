@@ -49,4 +49,4 @@ def sample(
 def _generator(seed: int | None, position: int) -> np.random.Generator:
     if seed is None:
         return np.random.default_rng()
-    return np.random.Generator(np.random.Philox(key=[seed & _SEED_MASK, position]))
+    return np.random.Generator(np.random.Philox(key=np.array([seed & _SEED_MASK, position], np.uint64)))

@@ -73,8 +73,11 @@ class Tokenizer:
         self._template = environment.from_string(template)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text; the names of special tokens in it become those tokens."""
-        return self._vocabulary.encode(text)
+        """Tokens of a text; the names of special tokens in it become those tokens.
+
+        A lone surrogate, which JSON can carry, has no UTF-8 form and counts as `?`.
+        """
+        return self._vocabulary.encode(text.encode("utf-8", errors="replace").decode("utf-8"))
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of tokens, special ones left out."""
@@ -169,8 +172,7 @@ def _with_specials(text: str, specials: Sequence[str]) -> Iterable[int]:
     while text:
         found = [(at, name) for name in specials if (at := text.find(name)) >= 0]
         at, name = min(found, default=(len(text), ""))
-        # A lone surrogate, which JSON can carry, has no UTF-8 form.
-        yield from text[:at].encode("utf-8", errors="replace")
+        yield from text[:at].encode()
         if name:
             yield 256 + specials.index(name)
         text = text[at + len(name) :]
