@@ -89,6 +89,7 @@ def test_operator_gets_its_environment_from_values(render: Render) -> None:
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "registry.example:5000/team/pdpool-operator:dev"
     assert environment(deployment) == {
+        "POD_ID": None,
         "PDPOOL_NAMESPACE": None,
         "PDPOOL_WATCH_NAMESPACES": "a,b",
         "PDPOOL_ENGINE_IMAGE": "registry.example:5000/team/my/engine:dev",
