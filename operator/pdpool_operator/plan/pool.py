@@ -16,10 +16,10 @@ anywhere goes on where it was.
 4. Go on with drains: when the instance is drained, or its time is over, remove it (surplus) or replace it (outdated:
    apply the new template, then delete the pod by its UID).
 5. If nothing drains, begin with one: the highest surplus instance, else the highest outdated one. Those with no work to
-   lose need no drain and go first.
+   lose need no drain and go first, then those that are not available anyway.
 
-Step 5 replaces an outdated instance only while no other instance is on its way (an instance of H that is not available:
-just replaced, just created, or failing), and drains a serving one only if all others are available. Hence at most one
+Step 5 takes an outdated instance only while no other instance is on its way (an instance of H that is not available:
+just replaced, just created, or failing). So a serving one is taken only if all others are available, at most one
 instance at a time is unavailable because of us, and a spec that does not come up stops at the first instance.
 
 A change of what the builders render under an unchanged H (another operator version) is no step: see `UpdateAvailable`.
@@ -184,11 +184,6 @@ def _begin(context: _Context) -> Plan:
     chosen = outdated[0]
     if not has_work_to_lose(chosen):
         return _replace(context, chosen, given_up=False)
-    others = [instance for instance in context.present if instance is not chosen]
-    unavailable = [instance.name for instance in others if not available(instance)]
-    if unavailable:
-        message = f"{chosen.name} keeps serving the earlier spec until {', '.join(unavailable)} is Ready"
-        return Plan(progress=Progress(Reason.UPDATING, message), requeue_after_s=HOLD_POLL_S)
     return replace(_drain(context, chosen, DrainReason.UPDATE), verify=(context.wanted[chosen.index],))
 
 
@@ -212,8 +207,11 @@ def _comes_back(context: _Context, instance: ObservedInstance) -> bool:
     return available(instance) or (context.cancelled(instance) and available(replace(instance, drain_started=None)))
 
 
-def _idle_first(instance: ObservedInstance) -> tuple[bool, int]:
-    return has_work_to_lose(instance), -instance.index
+def _idle_first(instance: ObservedInstance) -> tuple[bool, bool, int]:
+    """Order in which instances are taken out: those with nothing to lose, those that serve nobody new, then the
+    rest.
+    """
+    return has_work_to_lose(instance), available(instance), -instance.index
 
 
 def _drain(context: _Context, instance: ObservedInstance, reason: DrainReason) -> Plan:

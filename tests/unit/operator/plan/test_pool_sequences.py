@@ -137,6 +137,29 @@ def test_instances_that_serve_nobody_are_removed_without_a_drain() -> None:
     assert world.trace == ["remove 3", "remove 2", "drain 1", "remove 1"]
 
 
+def test_broken_instances_are_mended_one_after_the_other() -> None:
+    world = settled(3)
+    for sts in world.sets.values():
+        assert sts.pod is not None
+        sts.pod.failing, sts.pod.load = True, 0
+    world.want(model={"path": BAD_MODEL})
+    for _ in range(50):
+        world.carry_out(world.plan())
+        world.tick()
+    assert world.trace == ["update 2", "kill 2"]
+
+
+def test_an_instance_that_is_not_ready_but_has_work_is_drained_before_any_that_serves() -> None:
+    world = settled(3)
+    pod = world.sets["chat-prefill-1"].pod
+    assert pod is not None
+    pod.failing, pod.load = True, 10**6
+    world.want(model={"path": "/models/next"})
+    world.carry_out(world.plan())
+    world.tick()
+    assert world.trace == ["drain 1"]
+
+
 def test_no_serving_instance_is_drained_for_an_update_while_another_is_down() -> None:
     world = settled(2)
     pod = world.sets["chat-prefill-0"].pod
