@@ -22,7 +22,7 @@ BLOCK: Final = 192
 """Columns of one call; 64 to 192 were equally fast for one row, 192 the fastest for many."""
 MAX_DEPTH: Final = 288
 """OpenBLAS 0.3.31 sums up to 320 (AVX-512) or 384 (AVX2) products in one go."""
-LADDERS: Final[tuple[Tiles, ...]] = ((4, 12, 24, 48, 96), (4, 8), (4,), (2,))
+LADDERS: Final[tuple[Tiles, ...]] = ((2, 4, 12, 24, 48, 96), (4, 8), (4,), (2,))
 """Sets of tiles to try, fastest first. With AVX-512 the first one holds; OpenBLAS' AVX2 kernels give the rows of a call
 of more than 8 different orders, there the second one holds."""
 
