@@ -49,7 +49,7 @@ async def eventually(what: Callable[[], Awaitable[Any]], *, within_s: float = 30
                 try:
                     if last := await what():
                         return last
-                except (ApiError, AssertionError, KeyError) as error:
+                except (ApiError, AssertionError, KeyError, aiohttp.ClientError) as error:
                     last = error
                 await asyncio.sleep(every_s)
     except TimeoutError:
@@ -351,9 +351,30 @@ class Bench:
         pod = await self.pod(name, but_not)
         ip = next(ADDRESSES)
         if engine:
+            if name in self.engines:
+                await self.engines[name].stop()
             self.engines[name] = await Engine(ip).start()
         await self.set_ready(pod["metadata"]["name"], ready, ip)
         return ip
+
+    @contextlib.asynccontextmanager
+    async def kubelet(self) -> AsyncIterator[None]:
+        """Run every pod of an engine that appears, at once, with a stand-in engine."""
+
+        async def keep_running() -> None:
+            while True:
+                for pod in await self.admin.all(PODS, self.namespace, "pdpool.dev/instance"):
+                    if "podIP" not in pod["status"] and "deletionTimestamp" not in pod["metadata"]:
+                        with contextlib.suppress(ApiError, AssertionError):
+                            await self.run_pod(pod["metadata"]["name"])
+                await asyncio.sleep(0.2)
+
+        task = asyncio.create_task(keep_running())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
     async def set_ready(self, name: str, ready: bool, ip: str | None = None) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

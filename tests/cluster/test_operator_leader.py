@@ -1,0 +1,168 @@
+"""Starts, stops, crashes and successions of operators against a real API server."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from pdpool_operator.observe.cluster import PREFILL_POOLS
+from pdpool_operator.runtime.api import DISRUPTION_BUDGETS, LEASES, PODS, SERVICES, STATEFUL_SETS
+
+from tests.cluster.operator_harness import Bench, bench, eventually
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
+]
+
+WRITES = {"create", "update", "patch", "delete"}
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench(tmp_path) as one:
+        yield one
+
+
+async def holder(here: Bench) -> str:
+    lease = await here.see(LEASES, "pdpool-operator")
+    return lease["spec"]["holderIdentity"] if lease else ""
+
+
+async def writes(operator) -> float:
+    """Writes that an operator has sent, its Lease aside."""
+    return sum(n for (verb, what), n in (await operator.calls()).items() if verb in WRITES and what != "leases")
+
+
+async def made(here: Bench) -> dict[str, str]:
+    """What exists, by name, with the hash of what was rendered."""
+    return {
+        f"{kind.kind}/{obj['metadata']['name']}": obj["metadata"]["annotations"]["pdpool.dev/build-hash"]
+        for kind in (STATEFUL_SETS, SERVICES, DISRUPTION_BUDGETS)
+        for obj in await here.admin.all(kind, here.namespace)
+    }
+
+
+async def test_of_two_operators_started_together_only_the_leader_writes_and_the_other_takes_over(here: Bench):
+    one, two = here.operator(), here.operator()
+    await asyncio.gather(one.start(ready=False), two.start(ready=False))
+
+    async def settled() -> tuple[str, ...] | None:
+        states = [(await operator.get("/readyz")).strip() for operator in (one, two)]
+        return tuple(states) if sorted(states) == ["leader", "standby"] else None
+
+    states = await eventually(settled)
+    leader, standby = (one, two) if states[0] == "leader" else (two, one)
+    await here.pool("PrefillPool", replicas=3)
+    await eventually(lambda: here.see(STATEFUL_SETS, "chat-prefill-2"))
+    assert await writes(leader) > 0
+    assert await writes(standby) == 0
+    assert (await standby.calls()).keys() <= {("get", "leases"), ("create", "leases"), ("update", "leases")}
+    took = await leader.stop(signal.SIGTERM)
+    assert took < 5, f"SIGTERM took {took:.1f} s"
+    assert leader.process.returncode == 0
+    started = time.monotonic()
+    await standby.until("leader")
+    assert time.monotonic() - started < 10, "a released lease is to be taken at once"
+    await here.admin.drop(STATEFUL_SETS, here.namespace, "chat-prefill-1")
+    await eventually(lambda: here.see(STATEFUL_SETS, "chat-prefill-1"))
+
+
+async def test_a_leader_that_is_frozen_writes_nothing_after_its_lease_ran_out(here: Bench):
+    first = await here.operator().start()
+    await here.pool("PrefillPool")
+    await eventually(lambda: here.see(STATEFUL_SETS, "chat-prefill-0"))
+    old = await holder(here)
+    second = await here.operator().start(ready=False)
+    first.send(signal.SIGSTOP)
+    try:
+        await second.until("leader", within_s=40)
+        assert await holder(here) != old
+        await here.admin.edit(PREFILL_POOLS, here.namespace, "chat", {"spec": {"replicas": 2}})
+        await eventually(lambda: here.see(STATEFUL_SETS, "chat-prefill-1"))
+    finally:
+        first.send(signal.SIGCONT)
+    async with asyncio.timeout(20):
+        assert await first.process.wait() == 1
+    assert "no longer the leader" in first.logged()
+    assert await holder(here) not in {old, ""}
+
+
+@pytest.mark.parametrize("moment", ["first object", "half the instances", "during an update"])
+async def test_an_operator_killed_in_the_middle_is_followed_by_the_same_end_state(here: Bench, moment: str):
+    operator = await here.operator().start()
+    async with here.kubelet():
+        await here.pool("PrefillPool", replicas=4)
+        if moment == "during an update":
+            await here.until("PrefillPool", "Ready", status="True", within_s=60)
+            await here.admin.edit(PREFILL_POOLS, here.namespace, "chat", {"spec": {"model": {"servedName": "another"}}})
+            await eventually(lambda: updated(here, 1), within_s=60, every_s=0.01)
+        elif moment == "first object":
+            await eventually(lambda: here.see(SERVICES, "chat-prefill"), every_s=0.01)
+        else:
+            await eventually(lambda: here.see(STATEFUL_SETS, "chat-prefill-1"), every_s=0.01)
+        await operator.stop(signal.SIGKILL)
+        await here.operator().start(ready=False)
+        if moment == "during an update":
+            await eventually(lambda: updated(here, 4), within_s=90)
+        await here.until("PrefillPool", "Progressing", status="False", reason="Complete", within_s=90)
+        await here.until("PrefillPool", "Ready", status="True")
+    assert sorted(await made(here)) == [
+        "PodDisruptionBudget/chat-prefill",
+        "Service/chat-prefill",
+        *(f"StatefulSet/chat-prefill-{i}" for i in range(4)),
+    ]
+    for sts in await here.admin.all(STATEFUL_SETS, here.namespace):
+        assert "pdpool.dev/drain-started" not in sts["metadata"]["annotations"]
+
+
+async def updated(here: Bench, count: int) -> bool:
+    """Whether so many pods run the new spec."""
+    pods = await here.admin.all(PODS, here.namespace)
+    return sum("--served-model-name=another" in pod["spec"]["containers"][0]["args"] for pod in pods) >= count
+
+
+async def test_at_rest_few_calls_are_made_and_nothing_is_written(here: Bench):
+    operator = await here.operator().start()
+    await here.pool("PrefillPool")
+    await here.pool("DecodePool")
+    await here.run_pod("chat-prefill-0-0")
+    await here.run_pod("chat-decode-0-0")
+    await here.until("PrefillPool", "QueuesHealthy", status="True")
+    await here.until("DecodePool", "QueuesHealthy", status="True")
+    await here.service(router={"enabled": False})
+    await here.until("DisaggregatedService", "Ready", status="True")
+    quiet = await quiet_reconciles(operator)
+    before, wrote = await operator.calls(), await writes(operator)
+    await asyncio.sleep(20)  # the time over which calls are counted
+    after = await operator.calls()
+    per_minute = 3 * sum(n - before.get(key, 0) for key, n in after.items() if key[1] != "leases" and key[0] != "watch")
+    assert await writes(operator) == wrote
+    assert per_minute <= 60, f"{per_minute:.0f} calls a minute, {quiet:.0f} reconciles before"
+
+
+async def quiet_reconciles(operator) -> float:
+    """Wait until two looks, 2 s apart, see no further reconcile."""
+    last = -1.0
+
+    async def same() -> bool:
+        nonlocal last
+        now = await operator.reconciles()
+        quiet, last = now == last, now
+        return quiet
+
+    await eventually(same, every_s=2.0, within_s=60)
+    return last
+
+
+async def test_without_the_crds_rights_or_seed_it_says_so(here: Bench, tmp_path: Path):
+    (tmp_path / "short").write_text("short")
+    operator = await here.operator(PDPOOL_ROUTER_SEED_FILE=str(tmp_path / "short")).start(ready=False)
+    async with asyncio.timeout(20):
+        assert await operator.process.wait() == 1
+    assert "PDPOOL_ROUTER_SEED_FILE" in operator.logged()
+    assert "at least 32" in operator.logged()
