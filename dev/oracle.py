@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -21,11 +22,11 @@ from pdpool_connector.reference import weights_fetch
 
 NEW_TOKENS = 8
 CONCURRENT = 8
-ANSWER_S = 180.0
+ANSWER_S = 280.0
 BOUNDARY_LENGTHS = (15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65)
 """Prompt lengths in tokens around the ends of pages of 16."""
-LONG_LENGTHS = (120, 200, 255, 256, 257, 300, 400, 513)
-"""Over many pages; the engine computes prompts in chunks of 256."""
+LONG_LENGTHS = (130, 200, 255, 256, 257, 400)
+"""Over many pages, once each; the engine computes prompts in chunks of 256."""
 WORDS = """
 the of a to in is that it was for on are with as his they be at one have this from or had by hot word but what some we
 can out other were all there when up use your how said an each she river stone seven copper lantern market winter engine
@@ -66,16 +67,17 @@ def make_prompts(encode: Callable[[str], list[int]], count: int, seed: int = 0) 
 
     common = tokens(40)
     repeated = tokens(24)
-    makers = [
-        *[lambda n=n: _generate(f"boundary {n}", tokens(n)) for n in BOUNDARY_LENGTHS],
-        *[lambda n=n: _generate(f"long {n}", tokens(n)) for n in LONG_LENGTHS],
-        *[lambda n=n: _generate(f"short {n}", tokens(n)) for n in (1, 2, 3, 7, 11)],
-        *[lambda n=n: _generate("common beginning", common + tokens(n)) for n in (1, 8, 9, 30)],
+    once = [_generate(f"long {n}", tokens(n)) for n in LONG_LENGTHS]
+    makers: list[Callable[[], Prompt]] = [
+        *[partial(lambda n: _generate(f"boundary {n}", tokens(n)), n) for n in BOUNDARY_LENGTHS],
+        *[partial(lambda n: _generate(f"short {n}", tokens(n)), n) for n in (1, 2, 3, 7, 11)],
+        *[partial(lambda n: _generate("common beginning", common + tokens(n)), n) for n in (1, 8, 9, 30)],
         lambda: _generate("repeated", repeated),
-        *[lambda q=q: _chat(q) for q in QUESTIONS],
+        *[partial(_chat, question) for question in QUESTIONS],
         lambda: _complete(" ".join(rng.choices(WORDS.split(), k=20))),
     ]
-    ordered = [makers[i % len(makers)]() for i in range(count)]
+    ordered = once + [makers[i % len(makers)]() for i in range(count)]
+    del ordered[count:]
     rng.shuffle(ordered)
     return ordered
 
@@ -109,6 +111,10 @@ async def ask_all(url: str, prompts: list[Prompt]) -> list[Answer]:
         return list(await asyncio.gather(*[ask(prompt) for prompt in prompts]))
 
 
+async def _ask_both(unified: str, router: str, prompts: list[Prompt]) -> list[list[Answer]]:
+    return list(await asyncio.gather(ask_all(unified, prompts), ask_all(router, prompts)))
+
+
 def _essence(answer: dict[str, Any]) -> Answer:
     if "output_ids" in answer:
         return Answer(True, (answer["output_ids"], answer["meta_info"]["finish_reason"]["type"]))
@@ -136,11 +142,10 @@ def run(model_path: str, backend: str, count: int) -> bool:
         prefill = children.engine("prefill", model_path=model_path, backend=backend)
         decode = children.engine("decode", model_path=model_path, backend=backend)
         router = children.router([prefill], [decode])
-        answers = []
-        for name, url in (("unified", unified.url), (f"disaggregated over {backend}", router.url)):
-            began = time.monotonic()
-            answers.append(asyncio.run(ask_all(url, prompts)))
-            print(f"{name}: {count} prompts in {time.monotonic() - began:.1f} s, {CONCURRENT} at a time")
+        print(f"asking {count} prompts on both ways, {CONCURRENT} at a time on each")
+        began = time.monotonic()
+        answers = asyncio.run(_ask_both(unified.url, router.url, prompts))
+        print(f"answered in {time.monotonic() - began:.1f} s")
         moved = get_json(f"http://{decode.addresses['admin']}/v1/state")["bytes_moved_total"]
     print(f"{moved:,} bytes of KV cache moved")
     identical = compare(prompts, *answers)
