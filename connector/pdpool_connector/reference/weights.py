@@ -115,9 +115,7 @@ def load(directory: str | Path) -> tuple[ModelConfig, Weights]:
         start = placed.offset // 4
         part = mapped[start : start + int(np.prod(placed.shape))]
         if part.size != np.prod(placed.shape):
-            raise WeightsError(
-                f"{path} has {mapped.nbytes} bytes, too few for {name}: convert again"
-            )
+            raise WeightsError(f"{path} has {mapped.nbytes} bytes, too few for {name}: convert again")
         return part.reshape(placed.shape)
 
     layers = tuple(
