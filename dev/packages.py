@@ -27,7 +27,7 @@ COMMANDS = {
     "buildah": "buildah",
 }
 # runc links against it.
-LIBRARIES = {"/usr/lib/x86_64-linux-gnu/libseccomp.so.2": "libseccomp2"}
+LIBRARIES = {"libseccomp.so.2": "libseccomp2"}
 # Package -> files of it that are used, relative to the root.
 UNPACKED = {
     "containerd": ("usr/bin/containerd", "usr/bin/containerd-shim-runc-v2", "usr/bin/ctr"),
@@ -66,7 +66,7 @@ def ensure(clock: Clock) -> None:
     """
     search = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     wanted = [package for command, package in COMMANDS.items() if shutil.which(command, path=search) is None]
-    wanted += [package for file, package in LIBRARIES.items() if not Path(file).exists()]
+    wanted += [package for file, package in LIBRARIES.items() if not any(Path("/usr/lib").glob(f"*/{file}"))]
     missing = [p for p, files in UNPACKED.items() if not all((unpacked(p) / f).exists() for f in files)]
     if not wanted and not missing:
         return

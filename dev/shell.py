@@ -1,4 +1,4 @@
-"""Run commands and wait for conditions, with errors that say what happened."""
+"""Run commands, write files, wait for conditions; errors say what happened."""
 
 import fcntl
 import os
@@ -47,6 +47,14 @@ def run(
     if done.returncode:
         raise CommandError(f"`{' '.join(words)}` ended with {done.returncode}: {(done.stderr or done.stdout)[-3000:]}")
     return done.stdout
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that readers see the old or the new content, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    partial.rename(path)
 
 
 class Clock:

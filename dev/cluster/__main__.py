@@ -44,6 +44,7 @@ def down(state: State) -> None:
     _need_root()
     with exclusively(LOCK, "changing the cluster"):
         if host.read_record() is None and not state.summary.exists():
+            teardown.remove_leftover(state)
             click.echo("cluster: there is none")
             return
         teardown.down(state, Clock("cluster"))

@@ -11,12 +11,14 @@ from typing import Any
 from dev import packages
 from dev.cluster import host, layout, processes, simulated, supervise
 from dev.cluster.certs import write_pki
-from dev.cluster.components import programs, write_configuration, write_text
+from dev.cluster.components import programs
+from dev.cluster.configuration import write_configuration
 from dev.cluster.layout import NODES, Node, State
 from dev.images.build import build
 from dev.images.load import load
-from dev.shell import Clock, CommandError, run, wait_for
-from dev.tools.build import binary, build_all
+from dev.shell import Clock, CommandError, run, wait_for, write_text
+from dev.tools.build import binary
+from dev.tools.build import build as build_tools
 
 MANIFESTS = Path(__file__).parent / "manifests"
 START_S = 120.0
@@ -35,7 +37,7 @@ def up(state: State, simulated_nodes: int | None, clock: Clock) -> None:
         CommandError, RuntimeError, TimeoutError, BuildError: with what failed and why.
     """
     packages.ensure(clock)
-    build_all()
+    build_tools()
     count = simulated_nodes if simulated_nodes is not None else _simulated_before(state)
     clock.say(f"cluster state: {state.root} (one cluster per machine, shared by all checkouts)")
     host.prepare(state)
@@ -48,17 +50,15 @@ def up(state: State, simulated_nodes: int | None, clock: Clock) -> None:
         if strays:
             clock.say(f"ended {len(strays)} processes that an earlier supervisord left")
     before = _stored(state)
-    running = supervise.states(state)
     # Complete only at the end, so that an interrupted start is not taken for a finished one.
     write_text(state.summary, json.dumps(summary(state, count) | {"services_version": ""}, indent=2))
-    supervise.converge(state, programs(state, count))
-    now = supervise.states(state)
-    started = [name for name in now if running.get(name) != supervise.RUNNING]
+    wanted = programs(state, count)
+    started = supervise.converge(state, wanted)
     if not started and before == summary(state, count) and _unready(state, count) is None:
         write_text(state.summary, json.dumps(before, indent=2))
-        clock.say(f"all {len(now)} processes are running already, {len(NODES)} nodes and DNS are ready")
+        clock.say(f"all {len(wanted)} processes are running already, {len(NODES)} nodes and DNS are ready")
         return
-    clock.say(f"started: {', '.join(started)}" if started else f"all {len(now)} processes are running already")
+    clock.say(f"started: {', '.join(started)}" if started else f"all {len(wanted)} processes are running already")
     for name in SYSTEM_IMAGES:
         build(name, clock)
     _load_system_images(state, clock)

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from dev.cluster import layout
-from dev.cluster.components import write_text
 from dev.cluster.layout import NODES, State
-from dev.shell import run
+from dev.shell import run, write_text
 
 # Where a reboot forgets it together with the changes it describes.
 RECORD = Path("/run/pdpool-cluster.json")
@@ -62,6 +61,20 @@ def read_record() -> Record | None:
     return record if record.boot == _boot() else None
 
 
+def own_record(state: State) -> Record | None:
+    """Return the record of this boot's changes, None if nothing was changed.
+
+    Raises:
+        RuntimeError: the changes belong to a cluster with another state folder.
+    """
+    record = read_record()
+    if record and record.state != str(state.root):
+        raise RuntimeError(
+            f"this machine's cluster has its state in {record.state}; end it with `--state-dir {record.state} down`"
+        )
+    return record
+
+
 def prepare(state: State) -> list[str]:
     """Make the changes that are missing; print each before it is made.
 
@@ -69,16 +82,12 @@ def prepare(state: State) -> list[str]:
         RuntimeError: another cluster uses this machine.
         CommandError: a change was refused.
     """
-    record = read_record()
+    record = own_record(state)
     if record is None:
         _refuse_foreign_cluster()
         missing = [folder for folder in FOLDERS if not Path(folder).exists()]
         record = Record(_boot(), str(state.root), folders=missing)
         _save(record)
-    elif record.state != str(state.root):
-        raise RuntimeError(
-            f"this machine's cluster has its state in {record.state}; end it with `--state-dir {record.state} down`"
-        )
     done = []
     for module in MODULES:
         if not Path(f"/sys/module/{module}").exists() and _has_module(module):

@@ -1,5 +1,6 @@
 """Run the cluster's programs under supervisord, apart from the shell that started it."""
 
+import hashlib
 import os
 import shlex
 import sys
@@ -8,12 +9,10 @@ from xmlrpc.client import Fault, ServerProxy
 
 from supervisor.xmlrpc import SupervisorTransport
 
-from dev.cluster.components import Program, environment, write_text
+from dev.cluster.components import Program, environment
 from dev.cluster.layout import MARKER, State
 from dev.cluster.processes import marked
-from dev.shell import run, wait_for
-
-RUNNING = "RUNNING"
+from dev.shell import run, wait_for, write_text
 
 
 def _socket(state: State) -> Path:
@@ -32,8 +31,10 @@ def process_id(state: State) -> int | None:
     return None
 
 
-def converge(state: State, programs: list[Program]) -> None:
-    """Make supervisord run exactly these programs; those that run with the same command are left alone.
+def converge(state: State, programs: list[Program]) -> list[str]:
+    """Make supervisord run exactly these programs and return the names of those it had to start.
+
+    Those that run with the same command and configuration files are left alone.
 
     Raises:
         CommandError: supervisord cannot start.
@@ -45,14 +46,14 @@ def converge(state: State, programs: list[Program]) -> None:
     state.logs.mkdir(parents=True, exist_ok=True)
     if process_id(state) is None:
         _socket(state).unlink(missing_ok=True)
-        run(
-            *(sys.executable, "-m", "supervisor.supervisord", "-c", _configuration_file(state)),
-            env={MARKER: str(state.root)},
-        )
+        variables = environment() | {MARKER: str(state.root)}
+        # Nothing of the shell that happens to start the cluster goes into it.
+        clean = ("env", "--ignore-environment", *(f"{name}={value}" for name, value in variables.items()))
+        run(*clean, sys.executable, "-m", "supervisor.supervisord", "-c", _configuration_file(state))
         wait_for("supervisord answers", lambda: _silent(state), deadline_s=15)
-    elif wanted != before:
-        _apply(state)
-    _start_stopped(state)
+        return [program.name for program in programs]
+    replaced = _apply(state) if wanted != before else []
+    return replaced + _start_stopped(state)
 
 
 def states(state: State) -> dict[str, str]:
@@ -100,7 +101,7 @@ def _silent(state: State) -> str | None:
     return None
 
 
-def _apply(state: State) -> None:
+def _apply(state: State) -> list[str]:
     with _server(state) as server:
         answer = server.supervisor.reloadConfig()
         assert isinstance(answer, list)
@@ -110,18 +111,19 @@ def _apply(state: State) -> None:
             server.supervisor.removeProcessGroup(name)
         for name in [*added, *changed]:
             server.supervisor.addProcessGroup(name)
+    return [*added, *changed]
 
 
-def _start_stopped(state: State) -> None:
+def _start_stopped(state: State) -> list[str]:
     stopped = [name for name, current in states(state).items() if current in {"FATAL", "STOPPED", "EXITED"}]
     with _server(state) as server:
         for name in stopped:
             server.supervisor.startProcess(name, False)
+    return stopped
 
 
 def _configuration(state: State, programs: list[Program]) -> str:
     log = state.logs / "supervisord.log"
-    variables = ",".join(f'{name}="{value}"' for name, value in environment().items())
     head = f"""\
 [unix_http_server]
 file={_socket(state)}
@@ -133,7 +135,6 @@ childlogdir={state.logs}
 directory={state.root}
 umask=022
 minfds=16384
-environment={variables}
 [rpcinterface:supervisor]
 supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 """
@@ -143,9 +144,12 @@ supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 def _section(state: State, program: Program, number: int) -> str:
     # With a killed supervisord its children die too, so a new one meets free ports.
     command = shlex.join(["setpriv", "--pdeathsig", "KILL", *program.command]).replace("%", "%%")
+    # Supervisor compares its own configuration only: this makes a changed file of a program a changed program.
+    content = hashlib.sha256(b"".join(path.read_bytes() for path in program.reads)).hexdigest()[:16]
     return f"""\
 [program:{program.name}]
 command={command}
+environment=PDPOOL_CONFIGURATION="{content}"
 priority={number}
 autorestart=true
 startsecs=1

@@ -19,8 +19,10 @@ def down(state: State, clock: Clock) -> None:
 
     Raises:
         CommandError: a change cannot be undone.
+        RuntimeError: the machine's cluster is another one.
         TimeoutError: a process does not end.
     """
+    record = host.own_record(state)
     supervise.stop(state)
     killed = processes.kill_everything(state)
     clock.say(f"ended supervisord and its programs, killed {killed} processes of pods and their shims")
@@ -30,7 +32,6 @@ def down(state: State, clock: Clock) -> None:
         socket.unlink(missing_ok=True)
     clock.say(f"removed {unmounted} mounts, {len(shim_sockets)} sockets")
     _clean_iptables(clock)
-    record = host.read_record()
     _clean_folders(state, record.folders if record else [])
     for line in host.restore():
         clock.say(f"undone: {line}")
@@ -38,9 +39,22 @@ def down(state: State, clock: Clock) -> None:
     if mounts.below(state.root):
         raise RuntimeError(f"{state.root} still has mounts: {mounts.below(state.root)}")
     if state.root.exists():
-        clock.say(f"removing {state.root} with the nodes' copies of the images")
-        shutil.rmtree(state.root)
-    clock.say(f"removed {state.root}")
+        # Set aside first: half a state would be taken for a cluster to go on with.
+        remove_leftover(state)
+        state.root.rename(_set_aside(state))
+    clock.say(f"removing {state.root} with the nodes' copies of the images")
+    remove_leftover(state)
+    clock.say("the cluster is gone")
+
+
+def remove_leftover(state: State) -> None:
+    """Remove what an interrupted `down` had set aside."""
+    if _set_aside(state).exists():
+        shutil.rmtree(_set_aside(state))
+
+
+def _set_aside(state: State) -> Path:
+    return state.root.with_name(f".{state.root.name}.removed")
 
 
 def _shim_sockets(state: State) -> list[Path]:

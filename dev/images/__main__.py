@@ -38,14 +38,18 @@ def model_command() -> None:
 
 
 @main.command("load")
+@click.option("--built", is_flag=True, help="They are built already, and nothing has changed since.")
 @NAMES
-def load_command(names: tuple[str, ...]) -> None:
-    """Bring built images into the nodes of the local cluster."""
+def load_command(built: bool, names: tuple[str, ...]) -> None:
+    """Build images and bring them into the nodes of the local cluster."""
     clock = Clock("images")
+    packages.ensure(clock)
     state = state_at(None)
     if host.read_record() is None:
         raise RuntimeError("there is no local cluster; `python -m dev.cluster up` makes one")
     for name in names or PRODUCT_IMAGES:
+        if not built:
+            build(name, clock)
         load(name, state, clock)
 
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -47,35 +48,50 @@ def destination(module: Module) -> Path:
     return cache_dir() / "tools" / f"{module.name}-{digest.hexdigest()[:16]}"
 
 
+def module_of(name: str) -> Module:
+    """Return the module that gives a binary, for example `kubectl`.
+
+    Raises:
+        BuildError: none does.
+    """
+    for module in MODULES:
+        if name in module.binaries:
+            return module
+    raise BuildError(f"no module under dev/tools gives a binary {name!r}; they give {', '.join(_all_binaries())}")
+
+
 def binary(name: str) -> Path:
-    """Return the path of one built binary, for example `kubectl`.
+    """Return the path of one built binary.
 
     Raises:
         BuildError: no module gives that binary, or it has not been built yet.
     """
-    for module in MODULES:
-        if name in module.binaries:
-            path = destination(module) / "bin" / name
-            if not path.exists():
-                raise BuildError(f"{name} is not built yet; run `python -m dev.tools build`")
-            return path
-    raise BuildError(f"no module under dev/tools gives a binary {name!r}")
+    path = destination(module_of(name)) / "bin" / name
+    if not path.exists():
+        raise BuildError(f"{name} is not built yet; run `python -m dev.tools build`")
+    return path
 
 
-def build_all() -> None:
-    """Build every module that is not in the cache yet, printing progress.
+def build(modules: Sequence[Module] = MODULES) -> None:
+    """Build those of the modules that are not in the cache yet, printing progress.
 
     Raises:
         BuildError: a build failed; the compiler's output is part of the message.
     """
+    if all(destination(module).exists() for module in modules):
+        return
     version = go_version()
     with exclusively(cache_dir() / "tools/.lock", "building tools"):
-        missing = [m for m in MODULES if not destination(m).exists()]
-        print(f"tools: {len(MODULES) - len(missing)} of {len(MODULES)} modules are built in {cache_dir() / 'tools'}")
+        missing = [module for module in modules if not destination(module).exists()]
+        print(f"tools: {len(missing)} of {len(modules)} Go modules are to be built into {cache_dir() / 'tools'}")
         for number, module in enumerate(missing, start=1):
             label = f"tools: [{number}/{len(missing)}] {module.name}"
             print(f"{label}: building {', '.join(module.binaries)} with {version}", flush=True)
             _build(module, label)
+
+
+def _all_binaries() -> list[str]:
+    return [name for module in MODULES for name in module.binaries]
 
 
 def _build(module: Module, label: str) -> None:
