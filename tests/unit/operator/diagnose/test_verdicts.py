@@ -1,0 +1,261 @@
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pdpool_operator.api.names import Role
+from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict, worst
+from pdpool_operator.diagnose.pools import diagnose, subjects
+from pdpool_operator.diagnose.rank import STALE_S
+from pdpool_operator.diagnose.track import follow, follow_all
+
+from tests.unit.operator.plan.makers import (
+    T0,
+    make_instance,
+    make_observed,
+    make_pod,
+    make_pool,
+    make_sample,
+    seconds,
+)
+
+STUCK_AFTER_S = 30
+BOOTSTRAP, INFLIGHT, PREALLOC, TRANSFER = "prefill_bootstrap", "prefill_inflight", "decode_prealloc", "decode_transfer"
+
+
+def subject(role: Role, index: int = 0, *, since: float = 0.0, at: float = 0.0, **sample: Any) -> Subject:
+    """An instance that was looked at twice with the same counters: `since` and `at`, in seconds after T0."""
+    name = f"chat-{role}-{index}-0"
+    uid = f"uid-of-{name}"
+    looks = [make_sample(T0 + seconds(moment), pod_uid=uid, **sample) for moment in (since, at)]
+    track = follow_all(looks)
+    assert track is not None
+    return Subject("chat", role, index, make_pod(name), leaving=False, tracks=(track,))
+
+
+def prefill(**kwargs: Any) -> Subject:
+    return subject(Role.PREFILL, **kwargs)
+
+
+def decode(index: int = 0, **kwargs: Any) -> Subject:
+    return subject(Role.DECODE, index, **kwargs)
+
+
+def judge(own: Subject, *others: Subject, at: float = 0.0) -> Diagnosis:
+    (diagnosis,) = diagnose([own], others, stuck_after_s=STUCK_AFTER_S, now=T0 + seconds(at))
+    return diagnosis
+
+
+def test_an_empty_engine_is_idle() -> None:
+    diagnosis = judge(prefill(queues={BOOTSTRAP: (0, None, 5)}))
+    assert diagnosis.verdict is Verdict.IDLE
+    assert diagnosis.waiting_since is None
+
+
+def test_running_requests_or_short_waits_are_flowing() -> None:
+    assert judge(decode(running=4)).verdict is Verdict.FLOWING
+    waits = judge(prefill(at=29.9, queues={BOOTSTRAP: (3, 29.9, 5)}), decode(at=29.9), at=29.9)
+    assert waits.verdict is Verdict.FLOWING
+    assert waits.waiting_since == T0
+
+
+def test_long_waits_in_a_queue_that_moves_are_saturated() -> None:
+    moving = prefill(since=20, at=40, queues={BOOTSTRAP: (50, 35.0, 5)})
+    assert judge(moving, decode(at=40), at=40).verdict is Verdict.SATURATED
+
+
+def test_the_story_of_the_frozen_decode_names_it_in_the_words_of_the_design() -> None:
+    waiting = prefill(at=92, queues={BOOTSTRAP: (14, 92.0, 5)})
+    frozen, fine = decode(1, at=92, beat_age_s=88.0), decode(0, at=92)
+    blocked = judge(waiting, fine, frozen, at=92)
+    assert blocked.verdict is Verdict.BLOCKED
+    assert blocked.blames == ("chat-decode-1",)
+    assert blocked.message == (
+        "prefill chat-prefill-0 rank 0: 14 requests wait 92 s for bootstrap; "
+        "chat-decode-1 engine loop silent for 88 s while its connector answers"
+    )
+    at_fault = judge(frozen, waiting, at=92)
+    assert at_fault.verdict is Verdict.STUCK
+    assert at_fault.message == "decode chat-decode-1 rank 0: engine loop silent for 88 s while its connector answers"
+    assert judge(fine, waiting, at=92).verdict is Verdict.IDLE
+
+
+def test_one_frozen_decode_blocks_its_requests_even_while_others_move() -> None:
+    waiting = prefill(since=35, at=40, queues={BOOTSTRAP: (2, 31.0, 5)})
+    diagnosis = judge(waiting, decode(0, at=40), decode(1, at=40, beat_age_s=33.0), at=40)
+    assert diagnosis.verdict is Verdict.BLOCKED
+    assert diagnosis.blames == ("chat-decode-1",)
+
+
+@pytest.mark.parametrize(
+    ("oldest_s", "still_s", "verdict"),
+    [
+        (29.999, 29.999, Verdict.FLOWING),
+        (30.0, 29.999, Verdict.SATURATED),
+        (30.0, 30.0, Verdict.STUCK),
+        (29.999, 30.0, Verdict.FLOWING),
+        (None, 29.999, Verdict.FLOWING),
+        (None, 30.0, Verdict.STUCK),
+    ],
+)
+def test_the_threshold_holds_to_the_millisecond_for_age_and_for_stillness(
+    oldest_s: float | None, still_s: float, verdict: Verdict
+) -> None:
+    waiting = prefill(at=still_s, queues={BOOTSTRAP: (1, oldest_s, 5)})
+    assert judge(waiting, decode(at=still_s), at=still_s).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("overdue", "beat_age_s", "verdict"),
+    [
+        (False, 29.999, Verdict.IDLE),
+        (False, 30.0, Verdict.STUCK),
+        (True, 14.999, Verdict.IDLE),
+        (True, 15.0, Verdict.STUCK),
+    ],
+)
+def test_a_silent_loop_counts_sooner_once_requests_are_overdue(
+    overdue: bool, beat_age_s: float, verdict: Verdict
+) -> None:
+    waiting = prefill(at=40, queues={BOOTSTRAP: (1, 40.0 if overdue else 1.0, 5)})
+    assert judge(decode(at=40, beat_age_s=beat_age_s), waiting, at=40).verdict is verdict
+
+
+def test_prefill_is_stuck_itself_when_its_own_loop_is_silent() -> None:
+    waiting = prefill(at=40, queues={BOOTSTRAP: (3, 40.0, 5)}, beat_age_s=38.0)
+    diagnosis = judge(waiting, decode(at=40), at=40)
+    assert diagnosis.verdict is Verdict.STUCK
+    assert diagnosis.blames == ()
+    assert "engine loop silent for 38 s" in diagnosis.message
+    assert "3 requests wait 40 s for bootstrap" in diagnosis.message
+
+
+def test_prefill_is_stuck_when_nothing_moves_and_the_other_side_is_fine() -> None:
+    diagnosis = judge(prefill(at=40, queues={BOOTSTRAP: (1, 40.0, 5)}), decode(at=40), at=40)
+    assert diagnosis.verdict is Verdict.STUCK
+    assert "1 request waits 40 s for bootstrap; nothing moved for 40 s" in diagnosis.message
+
+
+def test_without_any_decode_engine_prefill_is_blocked() -> None:
+    waiting = prefill(at=40, queues={BOOTSTRAP: (3, 40.0, 5)})
+    diagnosis = judge(waiting, at=40)
+    assert diagnosis.verdict is Verdict.BLOCKED
+    assert "there is no decode engine" in diagnosis.message
+    assert judge(waiting, replace(decode(at=40), leaving=True), at=40).verdict is Verdict.BLOCKED
+
+
+def test_a_decode_engine_that_cannot_be_asked_is_suspected_and_not_condemned() -> None:
+    waiting = prefill(at=40, queues={BOOTSTRAP: (3, 40.0, 5)})
+    unseen = decode(1, at=40, connector_error="timeout")
+    diagnosis = judge(waiting, decode(0, at=40), unseen, at=40)
+    assert diagnosis.verdict is Verdict.BLOCKED
+    assert diagnosis.blames == ("chat-decode-1",)
+    assert "chat-decode-1 cannot be asked" in diagnosis.message
+    assert judge(unseen, waiting, at=40).verdict is Verdict.UNKNOWN
+
+
+def test_prefill_waits_for_a_decode_engine_that_has_no_memory_left() -> None:
+    waiting = prefill(at=40, queues={BOOTSTRAP: (3, 40.0, 5)})
+    full = decode(at=40, queues={PREALLOC: (5, 40.0, 9)}, running=8)
+    blocked, saturated = judge(waiting, full, at=40), judge(full, waiting, at=40)
+    assert blocked.verdict is Verdict.BLOCKED
+    assert blocked.blames == ("chat-decode-0",)
+    assert saturated.verdict is Verdict.SATURATED
+    assert "5 requests wait 40 s for memory that 8 running requests hold" in saturated.message
+
+
+def test_decode_waits_for_a_silent_prefill() -> None:
+    waiting = decode(at=40, queues={TRANSFER: (2, 40.0, 5)})
+    frozen = prefill(at=40, beat_age_s=39.0)
+    assert judge(waiting, frozen, at=40).blames == ("chat-prefill-0",)
+    assert judge(waiting, frozen, at=40).verdict is Verdict.BLOCKED
+
+
+def test_two_sides_that_wait_for_each_other_are_both_stuck() -> None:
+    one = prefill(at=40, queues={BOOTSTRAP: (2, 40.0, 5)})
+    other = decode(at=40, queues={TRANSFER: (2, 40.0, 5)})
+    assert judge(one, other, at=40).verdict is Verdict.STUCK
+    assert judge(other, one, at=40).verdict is Verdict.STUCK
+
+
+def test_a_transfer_that_stands_still_is_stuck() -> None:
+    diagnosis = judge(prefill(at=40, queues={INFLIGHT: (2, 40.0, 5)}), decode(at=40), at=40)
+    assert diagnosis.verdict is Verdict.STUCK
+    assert "2 requests wait 40 s for their transfer; nothing moved for 40 s" in diagnosis.message
+
+
+def test_a_level_without_a_counter_is_no_evidence() -> None:
+    assert judge(decode(at=400, queues={PREALLOC: (9, 400.0, None)}), at=400).verdict is Verdict.IDLE
+
+
+def test_no_answer_is_unknown_and_never_zero() -> None:
+    diagnosis = judge(prefill(connector_error="timeout"))
+    assert diagnosis.verdict is Verdict.UNKNOWN
+    assert diagnosis.waiting_since is None
+    assert diagnosis.message == "prefill chat-prefill-0 rank 0: connector does not answer (timeout)"
+
+
+@pytest.mark.parametrize(("age_s", "verdict"), [(STALE_S, Verdict.IDLE), (STALE_S + 0.001, Verdict.UNKNOWN)])
+def test_an_old_look_says_nothing_about_now(age_s: float, verdict: Verdict) -> None:
+    assert judge(decode(), at=age_s).verdict is verdict
+
+
+def test_a_silent_beat_of_an_old_look_blames_nobody() -> None:
+    waiting = prefill(since=0, at=60, queues={BOOTSTRAP: (3, 60.0, 5)})
+    diagnosis = judge(waiting, decode(at=60 - STALE_S - 1, beat_age_s=50.0), at=60)
+    assert "cannot be asked" in diagnosis.message
+
+
+def test_the_worst_rank_stands_for_the_instance() -> None:
+    fine = decode(at=40)
+    silent = follow(None, make_sample(T0 + seconds(40), pod_uid="uid-of-chat-decode-0-0", rank=1, beat_age_s=39.0))
+    diagnosis = judge(replace(fine, tracks=(*fine.tracks, silent)), at=40)
+    assert diagnosis.verdict is Verdict.STUCK
+    assert "rank 1" in diagnosis.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"leaving": True}, Verdict.DRAINING),
+        ({"pod": make_pod(terminating=True)}, Verdict.DRAINING),
+        ({"pod": None, "tracks": ()}, Verdict.STARTING),
+        ({"pod": make_pod(phase="Failed", ready=False)}, Verdict.GONE),
+        ({"pod": make_pod(phase="Pending", ready=False), "tracks": ()}, Verdict.STARTING),
+        ({"pod": make_pod(ready=False)}, Verdict.STARTING),
+        ({"tracks": ()}, Verdict.UNKNOWN),
+    ],
+)
+def test_what_kubernetes_says_outranks_the_queues(changes: dict[str, Any], verdict: Verdict) -> None:
+    assert judge(replace(prefill(), **changes)).verdict is verdict
+
+
+def test_a_frozen_engine_stays_stuck_when_its_pod_turns_unready() -> None:
+    frozen = replace(decode(at=40, beat_age_s=39.0), pod=make_pod(ready=False))
+    assert judge(frozen, at=40).verdict is Verdict.STUCK
+
+
+def test_an_engine_that_never_answered_and_is_not_ready_starts() -> None:
+    silent = replace(decode(connector_error="refused", running=None), pod=make_pod(ready=False))
+    assert judge(silent).verdict is Verdict.STARTING
+
+
+def test_subjects_take_the_tracks_of_the_present_pod_of_our_own_instances() -> None:
+    pool = make_pool(replicas=3)
+    ours, foreign = make_instance(pool), make_instance(pool, 1, controller_uid="somebody-else")
+    draining = make_instance(pool, 2, drain_started=T0)
+    track = follow(None, make_sample())
+    tracks = {("uid-of-chat-prefill-0-0", 0): track, ("an earlier pod", 0): track}
+    found = subjects(make_observed(pool, ours, foreign, draining), tracks)
+    assert [(s.index, s.leaving, s.tracks) for s in found] == [(0, False, (track,)), (2, True, ())]
+
+
+def test_the_worst_of_several_is_the_most_severe_and_then_the_lowest() -> None:
+    def having(verdict: Verdict, index: int) -> Diagnosis:
+        return Diagnosis(decode(index), verdict, "")
+
+    several: Sequence[Diagnosis] = [having(Verdict.IDLE, 0), having(Verdict.STUCK, 2), having(Verdict.STUCK, 1)]
+    top = worst(several)
+    assert top is not None
+    assert (top.verdict, top.subject.index) == (Verdict.STUCK, 1)
+    assert worst([]) is None
