@@ -1,0 +1,329 @@
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pdpool_operator.api.base import Condition, ConditionStatus
+from pdpool_operator.api.models import Pool, PoolStatus
+from pdpool_operator.api.reasons import Reason
+from pdpool_operator.build.settings import BuildSettings
+from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
+from pdpool_operator.observe.model import ObservedInstance
+from pdpool_operator.plan.model import Fault, Plan
+from pdpool_operator.plan.pool import plan_pool
+from pdpool_operator.status.chain import find
+from pdpool_operator.status.pool import PoolFacts, pool_status
+
+from tests.unit.operator.plan.makers import (
+    SETTINGS,
+    T0,
+    make_instance,
+    make_observed,
+    make_pod,
+    make_pool,
+    make_sample,
+    seconds,
+)
+
+
+def diagnosis(
+    index: int = 0, verdict: Verdict = Verdict.IDLE, message: str = "nothing waits", **changes: Any
+) -> Diagnosis:
+    subject = Subject("chat", make_pool().role, index, make_pod(), leaving=False, tracks=())
+    return replace(Diagnosis(subject, verdict, message), **changes)
+
+
+def status_of(
+    pool: Pool,
+    *instances: ObservedInstance,
+    diagnoses: Sequence[Diagnosis] | None = None,
+    plan: Plan | None = None,
+    faults: tuple[Fault, ...] = (),
+    settings: BuildSettings = SETTINGS,
+    at: float = 0.0,
+) -> PoolStatus:
+    observed = make_observed(pool, *instances)
+    plan = plan or plan_pool(observed, settings, T0)
+    found = tuple(diagnosis(i.index) for i in instances) if diagnoses is None else tuple(diagnoses)
+    return pool_status(PoolFacts(observed, plan, found, faults), T0 + seconds(at))
+
+
+def condition(status: PoolStatus, kind: str) -> Condition:
+    found = find(status.conditions, kind)
+    assert found is not None
+    return found
+
+
+def outcome(status: PoolStatus, kind: str = "Ready") -> tuple[str, str]:
+    found = condition(status, kind)
+    return str(found.status), found.reason
+
+
+def with_pod(instance: ObservedInstance, **changes: Any) -> ObservedInstance:
+    assert instance.pod is not None
+    return replace(instance, pod=replace(instance.pod, **changes))
+
+
+def test_at_the_goal_everything_is_good_and_belongs_to_the_generation() -> None:
+    pool = make_pool(replicas=2)
+    status = status_of(pool, make_instance(pool), make_instance(pool, 1))
+    assert outcome(status) == ("True", "Ready")
+    assert outcome(status, "Progressing") == ("False", "Complete")
+    assert outcome(status, "QueuesHealthy") == ("True", "QueuesFlowing")
+    assert status.observed_generation == pool.metadata.generation
+    assert {c.observed_generation for c in status.conditions} == {pool.metadata.generation}
+    assert (status.replicas, status.ready_replicas, status.updated_replicas, status.ready) == (2, 2, 2, "2/2")
+    assert status.selector == "pdpool.dev/pool=chat,pdpool.dev/role=prefill"
+    assert status.queues == "Idle"
+
+
+def test_a_new_pool_has_no_pods_and_progresses() -> None:
+    status = status_of(make_pool(replicas=2))
+    assert outcome(status) == ("False", "NoPods")
+    assert outcome(status, "Progressing") == ("True", "ScalingUp")
+    assert status.ready == "0/2"
+
+
+def test_a_pool_scaled_to_zero_is_ready() -> None:
+    status = status_of(make_pool(replicas=0))
+    assert outcome(status) == ("True", "ScaledToZero")
+    assert outcome(status, "QueuesHealthy") == ("True", "ScaledToZero")
+
+
+@pytest.mark.parametrize(("verdict", "reason"), [(Verdict.STARTING, "Starting"), (Verdict.UNKNOWN, "EnginesNotReady")])
+def test_engines_that_cannot_serve_are_starting_or_not_ready(verdict: Verdict, reason: str) -> None:
+    pool = make_pool()
+    status = status_of(pool, make_instance(pool, ready=False), diagnoses=[diagnosis(verdict=verdict)])
+    assert outcome(status) == ("False", reason)
+    assert "chat-prefill-0" in condition(status, "Ready").message
+
+
+@pytest.mark.parametrize(
+    ("pod", "reason", "words"),
+    [
+        (
+            {"waiting_reason": "ImagePullBackOff", "waiting_message": 'Back-off pulling image "x:1"'},
+            "ImagePullFailed",
+            'ImagePullBackOff: Back-off pulling image "x:1"',
+        ),
+        (
+            {"waiting_reason": "CreateContainerConfigError", "waiting_message": 'secret "hf-token" not found'},
+            "MissingSecret",
+            "Secret hf-token does not exist",
+        ),
+        (
+            {"warnings": ('MountVolume.SetUp failed for volume "k" : secret "tls" not found',)},
+            "MissingSecret",
+            "Secret tls does not exist",
+        ),
+        (
+            {"waiting_reason": "CreateContainerConfigError", "waiting_message": 'configmap "cfg" not found'},
+            "MissingReference",
+            "ConfigMap cfg does not exist",
+        ),
+        (
+            {"unschedulable": '0/2 nodes are available: persistentvolumeclaim "models" not found.'},
+            "MissingReference",
+            "PersistentVolumeClaim models does not exist",
+        ),
+        (
+            {"waiting_reason": "CreateContainerConfigError", "waiting_message": "container has runAsNonRoot"},
+            "ContainerConfigInvalid",
+            "runAsNonRoot",
+        ),
+        ({"waiting_reason": "CrashLoopBackOff", "restarts": 4}, "CrashLoop", "4 restarts"),
+        ({"unschedulable": "0/2 nodes are available: 2 Insufficient cpu."}, "Unschedulable", "Insufficient cpu"),
+    ],
+)
+def test_why_a_pod_does_not_come_up_is_named(pod: dict[str, Any], reason: str, words: str) -> None:
+    pool = make_pool()
+    status = status_of(pool, with_pod(make_instance(pool, ready=False), **pod))
+    assert outcome(status) == ("False", reason)
+    assert words in condition(status, "Ready").message
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ('pods "chat-prefill-0-0" is forbidden: violates PodSecurity "restricted:latest"', "PodRejected"),
+        (
+            'pods "x" is forbidden: error looking up service account llm/a: serviceaccount "a" not found',
+            "MissingReference",
+        ),
+    ],
+)
+def test_why_a_pod_cannot_be_created_is_named(error: str, reason: str) -> None:
+    pool = make_pool()
+    status = status_of(pool, make_instance(pool, pod=None, create_error=error))
+    assert outcome(status) == ("False", reason)
+
+
+def test_the_past_troubles_of_a_pod_that_is_ready_do_not_count() -> None:
+    pool = make_pool()
+    assert outcome(status_of(pool, with_pod(make_instance(pool), waiting_reason="CrashLoopBackOff"))) == (
+        "True",
+        "Ready",
+    )
+
+
+def test_troubles_of_a_surplus_instance_do_not_count() -> None:
+    pool = make_pool()
+    surplus = with_pod(make_instance(pool, 1, ready=False), waiting_reason="ImagePullBackOff")
+    assert outcome(status_of(pool, make_instance(pool), surplus)) == ("True", "Ready")
+
+
+def test_a_fault_comes_before_everything_and_stops_progress() -> None:
+    pool = make_pool(template={"spec": {"containers": "x"}})
+    status = status_of(pool)
+    assert outcome(status) == ("False", "TemplateInvalid")
+    assert outcome(status, "Progressing") == ("False", "TemplateInvalid")
+    assert "spec.template.spec.containers" in condition(status, "Ready").message
+
+
+def test_the_words_of_the_api_server_are_shown() -> None:
+    pool = make_pool()
+    words = 'spec.template.spec.containers[0].resources.limits: Invalid value: "x"'
+    status = status_of(pool, make_instance(pool), faults=(Fault(Reason.TEMPLATE_INVALID, words),))
+    assert outcome(status) == ("False", "TemplateInvalid")
+    assert condition(status, "Ready").message == words
+
+
+def test_an_update_is_not_ready_before_every_instance_runs_the_new_spec() -> None:
+    before, after = make_pool(replicas=2), make_pool(replicas=2, model={"path": "/models/next"})
+    instances = [replace(make_instance(before, index), controller_uid=after.metadata.uid) for index in (0, 1)]
+    status = status_of(after, *instances)
+    assert outcome(status) == ("False", "Updating")
+    assert "chat-prefill-1" in condition(status, "Ready").message
+    assert outcome(status, "Progressing") == ("True", "Draining")
+    assert (status.ready_replicas, status.updated_replicas) == (2, 0)
+    assert [instance.updated for instance in status.instances] == [False, False]
+
+
+def test_another_build_keeps_the_pool_ready_and_says_how_to_adopt_it() -> None:
+    pool = make_pool()
+    status = status_of(pool, make_instance(pool), settings=BuildSettings(engine_image="other", router_image=""))
+    assert outcome(status) == ("True", "Ready")
+    assert outcome(status, "Progressing") == ("False", "UpdateAvailable")
+    assert "pdpool.dev/restarted-at" in condition(status, "Progressing").message
+
+
+@pytest.mark.parametrize(
+    ("verdict", "expected"),
+    [
+        (Verdict.STUCK, ("False", "QueuesStuck")),
+        (Verdict.BLOCKED, ("False", "QueuesBlocked")),
+        (Verdict.UNKNOWN, ("Unknown", "QueuesUnknown")),
+        (Verdict.GONE, ("Unknown", "QueuesUnknown")),
+        (Verdict.STARTING, ("Unknown", "Starting")),
+        (Verdict.DRAINING, ("Unknown", "Draining")),
+        (Verdict.SATURATED, ("True", "QueuesSaturated")),
+        (Verdict.FLOWING, ("True", "QueuesFlowing")),
+        (Verdict.IDLE, ("True", "QueuesFlowing")),
+    ],
+)
+def test_queues_are_as_healthy_as_the_worst_verdict(verdict: Verdict, expected: tuple[str, str]) -> None:
+    pool = make_pool()
+    status = status_of(pool, make_instance(pool), diagnoses=[diagnosis(verdict=verdict, message="evidence")])
+    assert outcome(status, "QueuesHealthy") == expected
+
+
+def test_instances_on_their_way_in_do_not_hide_that_the_others_are_fine() -> None:
+    pool = make_pool(replicas=2)
+    found = [diagnosis(0), diagnosis(1, Verdict.STARTING)]
+    status = status_of(pool, make_instance(pool), make_instance(pool, 1), diagnoses=found)
+    assert outcome(status, "QueuesHealthy") == ("True", "QueuesFlowing")
+    assert status.queues == "Starting (instance 1)"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "column"),
+    [
+        (Verdict.IDLE, "Idle"),
+        (Verdict.FLOWING, "Flowing"),
+        (Verdict.BLOCKED, "Blocked (decode)"),
+        (Verdict.STUCK, "Stuck (instance 0)"),
+    ],
+)
+def test_the_queue_column_says_it_in_a_word(verdict: Verdict, column: str) -> None:
+    pool = make_pool()
+    assert status_of(pool, make_instance(pool), diagnoses=[diagnosis(verdict=verdict)]).queues == column
+
+
+def test_a_condition_keeps_its_time_until_its_status_flips() -> None:
+    pool = make_pool()
+    ready, waiting = make_instance(pool), make_instance(pool, ready=False)
+    first = status_of(pool, waiting)
+    pool = pool.model_copy(update={"status": first})
+    still = status_of(pool, with_pod(waiting, waiting_reason="ImagePullBackOff"), at=60)
+    assert condition(still, "Ready").reason == "ImagePullFailed"
+    assert condition(still, "Ready").last_transition_time == T0
+    flipped = status_of(pool, ready, at=60)
+    assert condition(flipped, "Ready").last_transition_time == T0 + seconds(60)
+
+
+def test_the_same_facts_give_the_same_status_at_another_time() -> None:
+    pool = make_pool()
+    first = status_of(pool, make_instance(pool))
+    assert status_of(pool.model_copy(update={"status": first}), make_instance(pool), at=3600) == first
+
+
+def test_queue_lengths_come_from_whoever_answered_and_are_absent_when_nobody_did() -> None:
+    pool = make_pool()
+    instance = make_instance(pool)
+    known = {0: make_sample(queues={"prefill_bootstrap": (3, 1.0, 9)})}
+    shown = status_of(pool, replace(instance, ranks=known)).instances[0].queues
+    assert [(queue.rank, queue.name, queue.reqs) for queue in shown] == [(0, "prefill_bootstrap", 3)]
+    unknown = {0: make_sample(connector_error="timeout", running=None)}
+    assert status_of(pool, replace(instance, ranks=unknown)).instances[0].queues == ()
+
+
+def test_the_moment_of_waiting_does_not_tremble_with_the_samples() -> None:
+    pool = make_pool()
+    since = T0 - seconds(10)
+    first = status_of(pool, make_instance(pool), diagnoses=[diagnosis(waiting_since=since)])
+    assert first.oldest_waiting_since == since
+    later = pool.model_copy(update={"status": first})
+    trembling = status_of(later, make_instance(pool), diagnoses=[diagnosis(waiting_since=since + seconds(1.9))])
+    moved = status_of(later, make_instance(pool), diagnoses=[diagnosis(waiting_since=since + seconds(2))])
+    gone = status_of(later, make_instance(pool))
+    assert trembling.oldest_waiting_since == since
+    assert moved.oldest_waiting_since == since + seconds(2)
+    assert gone.oldest_waiting_since is None
+
+
+def test_a_message_that_is_too_long_for_the_schema_is_cut() -> None:
+    pool = make_pool()
+    status = status_of(
+        pool,
+        make_instance(pool),
+        diagnoses=[diagnosis(verdict=Verdict.STUCK, message="x" * 5000)],
+        faults=(Fault(Reason.TEMPLATE_INVALID, "y" * 5000),),
+    )
+    assert PoolStatus.model_validate(status.to_dict()) == status
+
+
+def test_objects_of_somebody_else_are_not_counted() -> None:
+    pool = make_pool()
+    status = status_of(pool, make_instance(pool, controller_uid="somebody-else"))
+    assert outcome(status) == ("False", "NameConflict")
+    assert (status.replicas, status.ready_replicas, status.instances) == (0, 0, ())
+
+
+def test_a_pool_that_is_being_deleted_says_so() -> None:
+    pool = make_pool()
+    meta = pool.metadata.model_copy(update={"deletion_timestamp": T0})
+    deleted = pool.model_copy(update={"metadata": meta})
+    assert outcome(status_of(deleted, make_instance(deleted))) == ("False", "Deleting")
+
+
+def test_conditions_have_the_shape_that_kubectl_wait_reads() -> None:
+    pool = make_pool()
+    (ready, *_) = status_of(pool, make_instance(pool)).to_dict()["conditions"]
+    assert ready == {
+        "type": "Ready",
+        "status": str(ConditionStatus.TRUE),
+        "reason": "Ready",
+        "message": "1 of 1 instances can serve",
+        "lastTransitionTime": "2026-11-21T12:00:00Z",
+        "observedGeneration": 1,
+    }

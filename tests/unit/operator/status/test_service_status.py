@@ -1,0 +1,116 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pdpool_operator.api.models import DisaggregatedServiceStatus
+from pdpool_operator.api.names import Role
+from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
+from pdpool_operator.observe.model import ObservedRouter, ObservedService
+from pdpool_operator.plan.service import plan_service
+from pdpool_operator.status.chain import find
+from pdpool_operator.status.service import ServiceFacts, service_status
+
+from tests.unit.operator.plan.makers import SETTINGS, T0, make_pod, make_service
+from tests.unit.operator.plan.test_service import KEY, decode_instance, deployment, observe, router_pod, unready
+
+
+def status_of(observed: ObservedService, diagnoses: tuple[Diagnosis, ...] = ()) -> DisaggregatedServiceStatus:
+    return service_status(ServiceFacts(observed, plan_service(observed, SETTINGS, KEY), diagnoses), T0)
+
+
+def outcome(status: DisaggregatedServiceStatus, kind: str = "Ready") -> tuple[str, str, str]:
+    found = find(status.conditions, kind)
+    assert found is not None
+    return str(found.status), found.reason, found.message
+
+
+def test_at_the_goal_requests_can_be_served() -> None:
+    status = status_of(observe())
+    assert outcome(status)[:2] == ("True", "Ready")
+    assert outcome(status, "Progressing")[:2] == ("False", "Complete")
+    assert outcome(status, "RouterReady")[:2] == ("True", "Ready")
+    assert status.url == "http://chat-router.llm.svc:8000"
+    assert status.ready == "1/1 prefill, 2/2 decode"
+    assert status.router_replicas == 1
+
+
+def test_a_missing_pool_is_named() -> None:
+    status = status_of(replace(observe(), decode=None))
+    assert outcome(status) == ("False", "PoolNotFound", "DecodePool chat not found in this namespace")
+    assert status.ready == "1/1 prefill, no decode"
+
+
+def test_one_engine_of_each_side_is_enough_to_serve() -> None:
+    one_down = status_of(observe(decode=(decode_instance(0), unready(decode_instance(1)))))
+    all_down = status_of(observe(decode=(unready(decode_instance(0)), unready(decode_instance(1)))))
+    assert outcome(one_down)[:2] == ("True", "Ready")
+    assert outcome(all_down) == ("False", "PoolsNotReady", "No instance of DecodePool chat can serve yet")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "words"),
+    [
+        ({"deployment": None}, "RouterNotReady", "still to be created"),
+        ({"deployment": deployment(make_service(), ready_replicas=0)}, "RouterNotReady", "0 of 1 routers are Ready"),
+        ({"deployment": deployment(make_service(), failure="quota")}, "PodRejected", "chat-router: quota"),
+        (
+            {"routers": (ObservedRouter(router_pod(ready=False, waiting_reason="ErrImagePull"), None),)},
+            "ImagePullFailed",
+            "ErrImagePull",
+        ),
+        (
+            {
+                "routers": (
+                    ObservedRouter(
+                        make_pod(
+                            "chat-router-0",
+                            ready=False,
+                            waiting_reason="CreateContainerConfigError",
+                            waiting_message='secret "chat-router-key" not found',
+                        ),
+                        None,
+                    ),
+                )
+            },
+            "MissingSecret",
+            "Secret chat-router-key does not exist",
+        ),
+    ],
+)
+def test_why_routers_are_not_ready_is_named(changes: dict[str, Any], reason: str, words: str) -> None:
+    status = status_of(observe(**changes))
+    for kind in ("Ready", "RouterReady"):
+        assert outcome(status, kind)[:2] == ("False", reason)
+        assert words in outcome(status, kind)[2]
+
+
+def test_without_a_router_the_service_is_ready_when_its_pools_are() -> None:
+    service = make_service(router={"enabled": False})
+    status = status_of(observe(service=service, deployment=None, objects=(), routers=()))
+    assert outcome(status)[:2] == ("True", "Ready")
+    assert outcome(status, "RouterReady")[:2] == ("True", "RouterDisabled")
+    assert status.url == ""
+
+
+def test_queues_of_both_sides_count() -> None:
+    subject = Subject("chat", Role.DECODE, 1, None, leaving=False, tracks=())
+    stuck = Diagnosis(subject, Verdict.STUCK, "decode chat-decode-1 rank 0: engine loop silent")
+    status = status_of(observe(), (stuck,))
+    assert outcome(status, "QueuesHealthy") == ("False", "QueuesStuck", stuck.message)
+    assert status.queues == "Stuck (decode 1)"
+    assert outcome(status)[:2] == ("True", "Ready")
+
+
+def test_a_worker_list_that_is_to_be_changed_is_progress() -> None:
+    status = status_of(observe(workers=()))
+    assert outcome(status, "Progressing")[:2] == ("True", "RouterListOutdated")
+
+
+def test_a_conflict_of_names_is_named() -> None:
+    status = status_of(observe(deployment=deployment(make_service(), controller_uid="")))
+    assert outcome(status)[:2] == ("False", "NameConflict")
+
+
+def test_the_status_fits_its_schema_when_written() -> None:
+    status = status_of(observe())
+    assert DisaggregatedServiceStatus.model_validate(status.to_dict()) == status
