@@ -98,25 +98,37 @@ class Operator:
             enqueue=self.queue.add,
             now=_now,
         )
-        self.state: str | None = "standby"
+        self.watching = asyncio.Event()
+        self.listed = asyncio.Event()
+
+    def state(self) -> str | None:
+        """What this process is: `leader` once it watches and has listed all, `standby` while another one leads."""
+        if self.watching.is_set() and self.listed.is_set():
+            return "leader"
+        record = self.elector.view.record
+        return "standby" if record is not None and record.holder not in {"", self.config.identity} else None
 
     def health(self) -> web.Application:
         """The HTTP endpoints."""
-        return health.application(self.metrics.registry, stalled_s=self.queue.stalled_s, state=lambda: self.state)
+        return health.application(self.metrics.registry, stalled_s=self.queue.stalled_s, state=self.state)
 
     async def lead(self, stop: asyncio.Event) -> None:
         """Work as the leader until `stop`; raises what ended a part of it otherwise."""
-        self.state = None
         await self._wait_for_kinds(stop)
         # kopf cancels at its end whatever was started after it: our own parts come first.
         ours = [asyncio.create_task(part, name=name) for name, part in self._parts()]
-        kopf_stop, kopf_ready, handlers = asyncio.Event(), asyncio.Event(), _Signals(stop)
-        kopf = asyncio.create_task(
-            app.watch(self._nudge, self.config.watch_namespaces, stop=kopf_stop, ready=kopf_ready), name="kopf"
+        kopf_stop, handlers = asyncio.Event(), _Signals(stop)
+        watch = app.watch(
+            self._nudge,
+            self.config.watch_namespaces,
+            identity=self.config.identity,
+            stop=kopf_stop,
+            ready=self.watching,
         )
+        kopf = asyncio.create_task(watch, name="kopf")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         everything = [*ours, kopf, stopping]
-        ready = asyncio.create_task(kopf_ready.wait())
+        ready = asyncio.create_task(self.watching.wait())
         await asyncio.wait([ready, *everything], return_when=asyncio.FIRST_COMPLETED)
         handlers.install()  # kopf has put its own in their place
         done, _ = await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
@@ -146,7 +158,7 @@ class Operator:
             try:
                 async for key in self._keys():
                     self.queue.add(key)
-                self.state = "leader"
+                self.listed.set()
             except ApiError as error:
                 log.warning("resync failed, again soon: %s", error)
                 await asyncio.sleep(NOT_SERVED_AGAIN_S)

@@ -6,7 +6,7 @@ is not trusted (a reconcile reads for itself), and what kopf misses is made good
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import kopf
 
@@ -63,9 +63,17 @@ def _selector(resource: Resource) -> tuple[str, str] | tuple[str, str, str]:
 
 
 async def watch(
-    nudge: Callable[[Mapping[str, Any]], None], namespaces: Iterable[str], *, stop: asyncio.Event, ready: asyncio.Event
+    nudge: Callable[[Mapping[str, Any]], None],
+    namespaces: Iterable[str],
+    *,
+    identity: str,
+    stop: asyncio.Event,
+    ready: asyncio.Event,
 ) -> None:
-    """Watch until `stop`; `nudge` is called with the body of every object that appears, changes or goes."""
+    """Watch until `stop`; `nudge` is called with the body of every object that appears, changes or goes.
+
+    `identity` is only given because kopf asks for the name of the user otherwise, which a container need not have.
+    """
     wanted = list(namespaces)
     await kopf.operator(
         registry=_registry(nudge),
@@ -73,6 +81,7 @@ async def watch(
         clusterwide=not wanted,
         namespaces=wanted,
         standalone=True,
+        identity=cast("Any", identity),  # a NewType of str that kopf does not export
         stop_flag=stop,
         ready_flag=ready,
     )

@@ -24,7 +24,7 @@ from .observe.sampler import Sampler
 from .plan.model import EventType, Plan
 from .plan.pool import plan_pool
 from .plan.service import plan_service
-from .runtime.api import Api, Resource
+from .runtime.api import SECRETS, Api, Resource
 from .runtime.manager import Result
 from .runtime.recorder import Recorder
 from .status.chain import ConditionWriter
@@ -106,6 +106,9 @@ class Controller:
         outcome = await carry_out(plan, key.namespace, self.api, self.routers, router_key)
         for secret in outcome.secrets:
             self.cluster.secret_applied(key.namespace, secret)
+        for gone in plan.delete:
+            if gone.kind == SECRETS.kind:
+                self.cluster.secret_deleted(key.namespace, gone.name)
         diagnoses = tuple(d for pool in sorted(self.bindings.pools(key)) for d in self.judge.judge(pool))
         status = service_status(ServiceFacts(observed, plan, diagnoses, outcome.faults), self.now())
         pending = await self._write_status(key, SERVICES_PD, body, service.status, status)

@@ -66,6 +66,10 @@ class Cluster:
         seen = parse.observed_object({**secret, "kind": "Secret"})
         self._secrets[f"{namespace}/{seen.name}"] = (self._now(), seen)
 
+    def secret_deleted(self, namespace: str, name: str) -> None:
+        """Forget a Secret."""
+        self._secrets.pop(f"{namespace}/{name}", None)
+
     async def pool(self, pool: Pool) -> ObservedPool:
         """The pool with its instances, and with what the routers of its services list."""
         services = [s for s in await self._services(pool.metadata.namespace) if _binds(s, pool)]

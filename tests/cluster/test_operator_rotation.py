@@ -1,0 +1,259 @@
+"""Rotation against real routers: who is in their lists, what takes an engine out, and that it is out before it ends."""
+
+import asyncio
+import base64
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from pdpool_operator.api.names import Role
+from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS, SERVICES_PD
+from pdpool_operator.observe.http import Unanswered, session
+from pdpool_operator.observe.model import RouterWorker
+from pdpool_operator.observe.routers import RouterClient
+from pdpool_operator.runtime.api import CONFIG_MAPS, DEPLOYMENTS, EVENTS, PODS, SECRETS, SERVICES, STATEFUL_SETS
+
+from tests.cluster.operator_harness import NOBODY, QUOTAS, ROOT, Bench, bench, eventually
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
+]
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench(tmp_path) as one:
+        # The Deployment's own router pods (they request resources) are kept away: the tests run routers themselves.
+        quota = {"hard": {"pods": "0"}, "scopes": ["NotBestEffort"]}
+        await one.admin.make(QUOTAS, {"metadata": {"name": "no-routers", "namespace": one.namespace}, "spec": quota})
+        yield one
+
+
+class Routers:
+    """Real routers in the place of the Deployment's pods."""
+
+    def __init__(self, here: Bench, http: aiohttp.ClientSession) -> None:
+        self.here = here
+        self.client = RouterClient(http)
+        self.ips: dict[str, str] = {}
+
+    async def key(self) -> str:
+        secret = await eventually(lambda: self.here.see(SECRETS, "chat-router-key"))
+        return base64.b64decode(secret["data"]["key"]).decode()
+
+    async def start(self, name: str) -> str:
+        """A router pod as the Deployment would make it, with the image's entry point running at its address."""
+        labels = {
+            "app.kubernetes.io/managed-by": "pdpool",
+            "app.kubernetes.io/part-of": "chat",
+            "pdpool.dev/service": "chat",
+            "pdpool.dev/role": "router",
+        }
+        spec = {"schedulerName": NOBODY, "containers": [{"name": "router", "image": "none"}]}
+        meta = {"name": name, "namespace": self.here.namespace, "labels": labels}
+        await self.here.admin.make(PODS, {"metadata": meta, "spec": spec})
+        config = await eventually(lambda: self.here.see(CONFIG_MAPS, "chat-router"))
+        file = self.here.folder / f"{name}.json"
+        file.write_text(config["data"]["workers.json"])
+        ip = await self.here.run_pod(name, engine=False, ready=False)
+        env = {"PATH": os.environ["PATH"], "PDPOOL_ROUTER_KEY": await self.key(), "PDPOOL_ROUTER_WORKERS": str(file)}
+        with (self.here.folder / f"{name}.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                str(ROOT / "images/router/start_router.py"),
+                *("--host", ip, "--prometheus-host", ip),
+                env=env,
+                stdout=log,
+                stderr=log,
+            )
+        self.here.processes.append(process)
+        self.ips[name] = ip
+        return ip
+
+    async def listed(self, name: str) -> tuple[RouterWorker, ...]:
+        try:
+            return await self.client.workers(self.ips[name], await self.key())
+        except Unanswered as silence:
+            raise AssertionError(str(silence)) from silence
+
+    async def until(self, name: str, *engines: str, within_s: float = 30.0) -> float:
+        """Wait until this router lists exactly these pods' engines; returns the seconds."""
+        started = time.monotonic()
+        wanted = {f"http://{self.here.engines[engine].ip}:30000" for engine in engines}
+
+        async def same() -> bool:
+            listed = {worker.url for worker in await self.listed(name)}
+            assert listed == wanted, (sorted(listed), sorted(wanted))
+            return True
+
+        await eventually(same, within_s=within_s, every_s=0.02)
+        return time.monotonic() - started
+
+
+@pytest.fixture
+async def routers(here: Bench) -> AsyncIterator[Routers]:
+    async with session(8) as http:
+        yield Routers(here, http)
+
+
+P0, P1, D0 = "chat-prefill-0-0", "chat-prefill-1-0", "chat-decode-0-0"
+
+
+async def start(here: Bench) -> None:
+    await here.operator().start()
+    await here.pool("PrefillPool", replicas=2)
+    await here.pool("DecodePool")
+    await here.service()
+    for pod in (P0, P1, D0):
+        await here.run_pod(pod)
+
+
+async def test_every_router_gets_the_ready_engines_and_loses_them_before_anything_else_happens(here, routers):
+    await start(here)
+    for name in ("router-a", "router-b"):
+        await routers.start(name)
+    for name in routers.ips:
+        await routers.until(name, P0, P1, D0)
+    roles = {worker.url: worker for worker in await routers.listed("router-a")}
+    prefill = roles[f"http://{here.engines[P0].ip}:30000"]
+    assert (prefill.role, prefill.bootstrap_port) == (Role.PREFILL, 8998)
+    assert roles[f"http://{here.engines[D0].ip}:30000"].role is Role.DECODE
+
+    await here.set_ready(P1, False)
+    took = [await routers.until(name, P0, D0) for name in routers.ips]
+    assert max(took) < 5, took
+    await here.set_ready(P1, True)
+    for name in routers.ips:
+        await routers.until(name, P0, P1, D0)
+
+    # Terminating, held back by a finalizer as a long drain would hold it.
+    await here.admin.edit(PODS, here.namespace, P1, {"metadata": {"finalizers": ["pdpool.dev/test"]}})
+    await here.admin.drop(PODS, here.namespace, P1)
+    for name in routers.ips:
+        await routers.until(name, P0, D0)
+    await here.admin.edit(PODS, here.namespace, P1, {"metadata": {"finalizers": None}})
+
+
+async def test_an_instance_that_is_scaled_away_leaves_rotation_before_it_is_deleted(here, routers):
+    await start(here)
+    await routers.start("router-a")
+    await routers.until("router-a", P0, P1, D0)
+    here.engines[P1].running = 1
+    await here.admin.edit(PREFILL_POOLS, here.namespace, "chat", {"spec": {"replicas": 1}})
+    await routers.until("router-a", P0, D0)
+    assert await here.see(STATEFUL_SETS, "chat-prefill-1")
+    assert await here.see(PODS, P1)
+    here.engines[P1].running = 0
+
+    async def gone() -> bool:
+        return await here.see(STATEFUL_SETS, "chat-prefill-1") is None
+
+    await eventually(gone)
+
+
+async def test_what_others_change_in_a_router_is_put_right(here, routers):
+    await start(here)
+    await routers.start("router-a")
+    await routers.until("router-a", P0, P1, D0)
+    key, ip = await routers.key(), routers.ips["router-a"]
+    first = (await routers.listed("router-a"))[0]
+    assert await routers.client.remove(ip, key, first.id)
+    # The service is looked at every minute; an event about any of its objects makes it at once.
+    await here.admin.edit(SERVICES_PD, here.namespace, "chat", {"metadata": {"labels": {"look": "again"}}})
+    await routers.until("router-a", P0, P1, D0)
+
+
+async def test_an_address_that_changes_sides_changes_its_role(here, routers):
+    await start(here)
+    ip = await routers.start("router-a")
+    await routers.until("router-a", P0, P1, D0)
+    key = await routers.key()
+    url = f"http://{here.engines[D0].ip}:30000"
+    (decode,) = [worker for worker in await routers.listed("router-a") if worker.url == url]
+    assert await routers.client.remove(ip, key, decode.id)
+    assert await routers.client.add(ip, key, url, Role.PREFILL, 8998)
+    await here.admin.edit(SERVICES_PD, here.namespace, "chat", {"metadata": {"labels": {"look": "again"}}})
+
+    async def decode_again() -> bool:
+        (worker,) = [worker for worker in await routers.listed("router-a") if worker.url == url]
+        return worker.role is Role.DECODE
+
+    await eventually(decode_again)
+
+
+async def test_a_router_that_starts_while_the_operator_is_away_knows_the_engines_at_once(here, routers):
+    await start(here)
+    await routers.start("router-a")
+    await routers.until("router-a", P0, P1, D0)
+
+    async def written() -> bool:
+        config = await here.see(CONFIG_MAPS, "chat-router")
+        return all(here.engines[pod].ip in config["data"]["workers.json"] for pod in (P0, P1, D0))
+
+    await eventually(written)
+    await here.operators[0].stop()
+    await routers.start("router-b")
+    await routers.until("router-b", P0, P1, D0)
+
+
+async def test_a_router_that_hangs_holds_up_neither_the_others_nor_the_engines(here, routers):
+    await start(here)
+    await routers.start("router-a")
+    await routers.start("router-b")
+    for name in routers.ips:
+        await routers.until(name, P0, P1, D0)
+    hung = here.processes[0]
+    hung.send_signal(19)  # SIGSTOP
+    try:
+        await here.set_ready(P1, False)
+        took = await routers.until("router-b", P0, D0)
+        assert took < 8
+    finally:
+        hung.send_signal(18)  # SIGCONT
+    await routers.until("router-a", P0, D0)
+
+
+async def test_turning_the_router_off_removes_its_objects_and_turning_it_on_makes_them_anew(here, routers):
+    await start(here)
+    await eventually(lambda: here.see(DEPLOYMENTS, "chat-router"))
+    await routers.key()
+    await here.admin.edit(SERVICES_PD, here.namespace, "chat", {"spec": {"router": {"enabled": False}}})
+
+    async def gone() -> bool:
+        kinds = ((DEPLOYMENTS, ""), (SERVICES, ""), (CONFIG_MAPS, ""), (SECRETS, "-key"))
+        return not any([await here.see(kind, f"chat-router{suffix}") for kind, suffix in kinds])
+
+    await eventually(gone)
+    await here.until("DisaggregatedService", "Ready", status="True")
+    await here.admin.edit(SERVICES_PD, here.namespace, "chat", {"spec": {"router": {"enabled": True}}})
+    await eventually(lambda: here.see(DEPLOYMENTS, "chat-router"))
+    await routers.key()
+
+
+async def test_a_service_without_its_pools_says_which_is_missing(here):
+    await here.operator().start()
+    await here.pool("PrefillPool")
+    await here.service()
+    ready = await here.until("DisaggregatedService", "Ready", status="False", reason="PoolNotFound")
+    assert "DecodePool chat" in ready["message"]
+    await here.pool("DecodePool")
+    await here.until("DisaggregatedService", "Ready", status="False", reason="PoolsNotReady")
+    assert await here.see(DECODE_POOLS, "chat")
+
+
+async def test_no_key_shows_in_logs_events_or_status(here, routers):
+    await start(here)
+    await routers.start("router-a")
+    await routers.until("router-a", P0, P1, D0)
+    key = await routers.key()
+    seed = (here.folder / "seed").read_text()
+    told = [str(event) for event in await here.admin.all(EVENTS, here.namespace)]
+    told += [str(body) for kind in (PREFILL_POOLS, SERVICES_PD) for body in await here.admin.all(kind, here.namespace)]
+    told += [here.operators[0].logged(), await here.operators[0].get("/metrics")]
+    assert not any(secret in text for text in told for secret in (key, seed))
