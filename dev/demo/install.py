@@ -23,8 +23,9 @@ GONE_S = 180.0
 
 # Short, so that the story does not take minutes: Prometheus scrapes every 3 s here. A chart's defaults suit real pools.
 WINDOWS = {"noProgress": "12s", "bootstrapQueueStuck": "15s"}
-STUCK_AFTER_S = 10
+STUCK_AFTER_S = 20
 FAULTS = "--enable-faults"
+MADE_KINDS = "pods,statefulsets,deployments,services,configmaps,secrets,poddisruptionbudgets"
 
 
 def namespaces(screen: Screen, target: Target) -> None:
@@ -117,13 +118,13 @@ def remove_pools(screen: Screen, target: Target) -> None:
         return
     screen.say("pools of an earlier run are there: removing them first")
     target.kubectl("delete", kinds, "--all", "-n", POOLS, "--wait=false")
-    target.kubectl("delete", "pod", "--all", "-n", POOLS, "--wait=false")
 
     def left() -> str | None:
-        names = [pod["metadata"]["name"] for pod in target.get("pods", "-n", POOLS)["items"]]
+        found = target.get(MADE_KINDS, "-n", POOLS, "-l", "app.kubernetes.io/managed-by=pdpool")["items"]
+        names = [f"{one['kind']}/{one['metadata']['name']}" for one in found]
         return f"{', '.join(names)} still there" if names else None
 
-    screen.wait("their pods to end", left, GONE_S)
+    screen.wait("all that was made for them to be gone", left, GONE_S)
 
 
 def pools(screen: Screen, target: Target) -> float:

@@ -35,15 +35,15 @@ class Figures:
     def rows(self) -> list[tuple[str, str]]:
         """Names and values for the table."""
         return [
-            ("pools applied until Ready", f"{self.apply_to_ready_s:.1f} s"),
-            ("time to the first token, through router, prefill and decode", f"{self.ttft_ms:.0f} ms"),
-            ("concurrent answers equal to the unified engine's", f"{self.requests} of {self.asked}"),
-            ("KV cache moved from prefill to decode", f"{self.kv_bytes / 2**20:.1f} MiB"),
-            ("engine frozen until the alert fired", f"{self.freeze.fire_s:.1f} s"),
-            ("engine unfrozen until the alert was resolved", f"{self.freeze.resolve_s:.1f} s"),
+            ("apply until Ready", f"{self.apply_to_ready_s:.1f} s"),
+            ("first token of the first answer", f"{self.ttft_ms:.0f} ms"),
+            ("concurrent answers as unified", f"{self.requests} of {self.asked}"),
+            ("KV cache moved", f"{self.kv_bytes / 2**20:.1f} MiB"),
+            ("frozen until the alert fired", f"{self.freeze.fire_s:.1f} s"),
+            ("unfrozen until it was resolved", f"{self.freeze.resolve_s:.1f} s"),
             (
                 "requests that met the freeze",
-                f"{self.freeze.completed} completed, {len(self.freeze.failed)} failed with an error, 0 hang",
+                f"{self.freeze.completed} completed, {len(self.freeze.failed)} failed, 0 hang",
             ),
         ]
 
