@@ -23,6 +23,11 @@ def report(screen: Screen, target: Target, error: Exception) -> None:
     """Print what failed and what the cluster says now."""
     screen.console.print(f"\n[bold red]demo failed[/] while: {screen.doing}", highlight=False)
     screen.console.print(f"{type(error).__name__}: {error}", style="red", markup=False)
+    try:
+        target.kubectl("get", "--raw", "/readyz", timeout_s=15)
+    except CommandError as second:
+        screen.say(f"The cluster does not answer: {str(second).splitlines()[-1]}")
+        return
     for arguments in LOOK_AT:
         screen.command("kubectl " + " ".join(arguments))
         try:
