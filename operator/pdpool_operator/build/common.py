@@ -28,8 +28,7 @@ def spec_hash(owner: Resource, spec: Model, *, without: frozenset[str]) -> str:
     restarts nothing. The annotation `pdpool.dev/restarted-at` counts, so that users can ask for new pods without
     another change.
     """
-    dumped = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=set(without))
-    wanted = {key: value for key, value in dumped.items() if value != {}}
+    wanted = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=set(without))
     restarted_at = owner.metadata.annotations.get(names.ANNOTATION_RESTARTED_AT)
     return content_hash([wanted, restarted_at] if restarted_at else [wanted])
 

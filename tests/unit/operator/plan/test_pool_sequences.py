@@ -5,6 +5,7 @@ from dataclasses import replace
 from pdpool_operator.api import names
 from pdpool_operator.api.reasons import Reason
 from pdpool_operator.build.settings import BuildSettings
+from pdpool_operator.plan.pool import plan_pool
 
 from tests.unit.operator.plan.makers import SETTINGS, T0, seconds
 from tests.unit.operator.plan.world import BAD_MODEL, World, settled
@@ -111,6 +112,31 @@ def test_a_scale_down_taken_back_during_the_drain_brings_the_instance_back() -> 
     assert [event.reason for event in plan.events] == [Reason.DRAIN_CANCELLED]
     world.settle()
     assert world.trace == ["drain 1", "undrain 1"]
+
+
+def test_a_scale_down_taken_back_ends_the_drain_even_if_the_instance_is_to_be_updated() -> None:
+    world = settled(2)
+    world.want(replicas=1)
+    world.carry_out(world.plan())
+    world.tick()
+    pod = world.sets["chat-prefill-0"].pod
+    assert pod is not None
+    pod.failing, pod.load = True, 0
+    world.want(replicas=2, model={"path": "/models/next"})
+    world.settle()
+    assert world.trace[:4] == ["drain 1", "update 0", "undrain 1", "kill 0"]
+    assert world.trace[4:] == ["drain 1", "update 1", "kill 1", "undrain 1"]
+
+
+def test_nothing_is_drained_for_an_update_while_an_instance_is_on_its_way_out() -> None:
+    world = settled(2)
+    world.want(model={"path": "/models/next"})
+    observed = world.observe()
+    leaving = replace(observed.instances[1], index=2, name="chat-prefill-2", deleting=True)
+    plan = plan_pool(replace(observed, instances=(*observed.instances, leaving)), SETTINGS, T0)
+    assert not plan.acts
+    assert plan.progress is not None
+    assert plan.progress.reason is Reason.SCALING_DOWN
 
 
 def test_a_pod_that_has_the_wanted_spec_again_is_kept_and_only_the_template_is_mended() -> None:
