@@ -46,8 +46,9 @@ class EngineSpec(Model):
 
 
 def _rule(rule: str, message: str) -> dict[str, Any]:
-    """JSON-schema extra that carries one CEL rule with its message."""
-    return {"x-kubernetes-validations": [{"rule": rule, "message": message}]}
+    """JSON-schema extra that carries one CEL rule on a string; the message is shown with the value."""
+    expression = f'"{message}, not \'" + self + "\'"'
+    return {"x-kubernetes-validations": [{"rule": rule, "message": message, "messageExpression": expression}]}
 
 
 class ModelSpec(Model):
