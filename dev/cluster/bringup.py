@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dev import packages
-from dev.cluster import host, layout, processes, simulated, supervise
+from dev.cluster import cgroups, host, layout, processes, simulated, supervise
 from dev.cluster.certs import write_pki
 from dev.cluster.components import programs
 from dev.cluster.configuration import write_configuration
@@ -41,7 +41,7 @@ def up(state: State, simulated_nodes: int | None, clock: Clock) -> None:
     count = simulated_nodes if simulated_nodes is not None else _simulated_before(state)
     clock.say(f"cluster state: {state.root} (one cluster per machine, shared by all checkouts)")
     host.prepare(state)
-    processes.make_cgroups()
+    cgroups.make()
     write_pki(state)
     write_configuration(state)
     _link_binaries(state)

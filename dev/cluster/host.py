@@ -5,7 +5,7 @@ import subprocess
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from dev.cluster import layout
+from dev.cluster import cgroups, layout
 from dev.cluster.layout import NODES, State
 from dev.shell import run, write_text
 
@@ -44,12 +44,14 @@ class Record:
         state: state folder of the cluster that made them.
         parameters: kernel parameter -> value before.
         folders: folders that were not there before.
+        controllers: cgroup controllers given to the groups below the root.
     """
 
     boot: str
     state: str
     parameters: dict[str, str] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
+    controllers: list[str] = field(default_factory=list)
 
 
 def read_record() -> Record | None:
@@ -75,7 +77,7 @@ def own_record(state: State) -> Record | None:
     return record
 
 
-def prepare(state: State) -> list[str]:
+def prepare(state: State) -> None:
     """Make the changes that are missing; print each before it is made.
 
     Raises:
@@ -88,25 +90,28 @@ def prepare(state: State) -> list[str]:
         missing = [folder for folder in FOLDERS if not Path(folder).exists()]
         record = Record(_boot(), str(state.root), folders=missing)
         _save(record)
-    done = []
     for module in MODULES:
         if not Path(f"/sys/module/{module}").exists() and _has_module(module):
-            done.append(_announce(f"load kernel module {module}"))
+            _announce(f"load kernel module {module}")
             run("modprobe", module)
     for name, value in _wanted_parameters().items():
-        done.append(_announce(f"sysctl {name}: {_parameter(name).read_text().strip()} -> {value}"))
+        _announce(f"sysctl {name}: {_parameter(name).read_text().strip()} -> {value}")
         record.parameters.setdefault(name, _parameter(name).read_text().strip())
         _save(record)
         _parameter(name).write_text(value)
+    if controllers := cgroups.missing_controllers():
+        _announce(f"cgroup controllers for groups below the root: {', '.join(controllers)}")
+        record.controllers += controllers
+        _save(record)
+        cgroups.switch_controllers(controllers, "+")
     present = run("ip", "-o", "-4", "address", "show", "dev", "lo")
     for node in NODES:
         if f" {node.address}/32 " not in present:
-            done.append(_announce(f"address {node.address}/32 on lo ({node.name})"))
+            _announce(f"address {node.address}/32 on lo ({node.name})")
             run("ip", "address", "add", f"{node.address}/32", "dev", "lo")
     for rule in _missing_rules():
-        done.append(_announce(f"iptables {' '.join(rule)}"))
+        _announce(f"iptables {' '.join(rule)}")
         run("iptables", "-w", *rule)
-    return done
 
 
 def restore() -> list[str]:
@@ -135,6 +140,9 @@ def restore() -> list[str]:
     for name, value in (record.parameters if record else {}).items():
         _parameter(name).write_text(value)
         undone.append(f"sysctl {name} = {value}")
+    if record and record.controllers:
+        cgroups.switch_controllers(record.controllers, "-")
+        undone.append(f"cgroup controllers {', '.join(record.controllers)}")
     RECORD.unlink(missing_ok=True)
     return undone
 
@@ -173,9 +181,8 @@ def _refuse_foreign_cluster() -> None:
         )
 
 
-def _announce(text: str) -> str:
+def _announce(text: str) -> None:
     print(f"  host: {text}", flush=True)
-    return text
 
 
 def _parameter(name: str) -> Path:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dev.cluster.layout import MARKER, NODES, State
+from dev.cluster import cgroups
+from dev.cluster.layout import MARKER, State
 from dev.shell import wait_for
 
 SHIM = "containerd-shim-runc-v2"
@@ -68,54 +69,13 @@ def kill_everything(state: State) -> int:
 
 def pod_processes() -> Iterator[int]:
     """Yield the processes in the pods' cgroups."""
-    for folder in _cgroups():
+    for folder in cgroups.present():
         for file in folder.rglob("cgroup.procs"):
             try:
                 yield from (int(line) for line in file.read_text().split())
             except OSError:
                 # The group was removed meanwhile, or is a threaded one, whose processes its parent lists.
                 continue
-
-
-def make_cgroups() -> None:
-    """Make the root cgroup of each node in every hierarchy."""
-    for hierarchy in _hierarchies():
-        for node in NODES:
-            group = hierarchy / node.cgroup
-            group.mkdir(exist_ok=True)
-            # A cpuset of the older hierarchy starts empty and then takes no process.
-            for name in ("cpuset.cpus", "cpuset.mems"):
-                if (group / name).exists() and not (group / name).read_text().strip():
-                    (group / name).write_text((hierarchy / name).read_text())
-
-
-def remove_cgroups() -> None:
-    """Remove the nodes' cgroups; their processes must be gone."""
-    for root in _cgroups():
-        for folder in sorted(_folders(root), key=lambda path: len(path.parts), reverse=True):
-            folder.rmdir()
-
-
-def _folders(root: Path) -> list[Path]:
-    return [root, *(path for path in root.rglob("*") if path.is_dir())]
-
-
-def _cgroups() -> Iterator[Path]:
-    # In hybrid mode the runtime makes groups in the unified hierarchy too.
-    for hierarchy in _mounted("cgroup") + _mounted("cgroup2"):
-        for node in NODES:
-            if (hierarchy / node.cgroup).is_dir():
-                yield hierarchy / node.cgroup
-
-
-def _hierarchies() -> list[Path]:
-    # Where both exist the unified one has no controllers.
-    return _mounted("cgroup") or _mounted("cgroup2")
-
-
-def _mounted(kind: str) -> list[Path]:
-    lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    return sorted({Path(words[1]) for words in lines if words[2] == kind})
 
 
 def _kill(pids: set[int] | list[int]) -> None:

@@ -1,12 +1,11 @@
 """Take the cluster away completely, whatever state a crash left it in."""
 
 import itertools
-import shlex
 import shutil
 from pathlib import Path
 
 from dev import mounts
-from dev.cluster import host, processes, supervise
+from dev.cluster import cgroups, host, processes, supervise
 from dev.cluster.layout import NODES, State
 from dev.images import store
 from dev.shell import Clock, run
@@ -23,6 +22,7 @@ def down(state: State, clock: Clock) -> None:
         TimeoutError: a process does not end.
     """
     record = host.own_record(state)
+    clock.say("ending the cluster's processes")
     supervise.stop(state)
     killed = processes.kill_everything(state)
     clock.say(f"ended supervisord and its programs, killed {killed} processes of pods and their shims")
@@ -33,9 +33,9 @@ def down(state: State, clock: Clock) -> None:
     clock.say(f"removed {unmounted} mounts, {len(shim_sockets)} sockets")
     _clean_iptables(clock)
     _clean_folders(state, record.folders if record else [])
+    cgroups.remove()
     for line in host.restore():
         clock.say(f"undone: {line}")
-    processes.remove_cgroups()
     if mounts.below(state.root):
         raise RuntimeError(f"{state.root} still has mounts: {mounts.below(state.root)}")
     if state.root.exists():
@@ -69,11 +69,11 @@ def _shim_sockets(state: State) -> list[Path]:
 def _clean_iptables(clock: Clock) -> None:
     """Remove kube-proxy's chains; `kube-proxy --cleanup` leaves some, and its binary may be gone."""
     for command, table in itertools.product(("iptables", "ip6tables"), ("nat", "filter", "mangle")):
-        rules = [shlex.split(line) for line in run(command, "-w", "-t", table, "-S").splitlines()]
-        chains = [words[1] for words in rules if words[0] == "-N" and words[1].startswith("KUBE-")]
-        jumps = [words for words in rules if words[0] == "-A" and words[1] not in chains and words[-1] in chains]
+        rules = run(command, "-w", "-t", table, "-S").splitlines()
+        chains = [rule.split()[1] for rule in rules if rule.startswith("-N KUBE-")]
+        jumps = [r for r in rules if r.startswith("-A ") and not r.startswith("-A KUBE-") and r.split()[-1] in chains]
         if chains:
-            changes = [shlex.join(["-D", *words[1:]]) for words in jumps]
+            changes = [rule.replace("-A", "-D", 1) for rule in jumps]
             changes += [f"-F {chain}" for chain in chains] + [f"-X {chain}" for chain in chains]
             run(f"{command}-restore", "--noflush", stdin="\n".join([f"*{table}", *changes, "COMMIT", ""]))
             clock.say(f"undone: {len(chains)} chains of kube-proxy in {command}'s table {table}")
