@@ -48,6 +48,8 @@ class Attempt:
     wish: OpenAttempt
     deadline: float
     state: DecodeState | None = None
+    offered: bool = False
+    """Somebody may know our pages."""
     writers: tuple[str, ...] = ()
     accepted: set[str] = field(default_factory=set)
     done: set[str] = field(default_factory=set)
@@ -118,12 +120,18 @@ class DecodeMachine(Machine[DecodeState]):
         """What is under way with a peer, ends not yet proved quiet included."""
         return list(self._of_peer.get(peer, {}).values())
 
-    def waiting_for(self, prefill: str) -> int:
-        """How many attempts wait for the bootstrap address `prefill` to be paired."""
-        return len(self._by_prefill.get(prefill, ()))
+    def waits_for(self, prefill: str) -> bool:
+        """True while attempts wait for the bootstrap address `prefill` to be paired."""
+        return prefill in self._by_prefill
+
+    def holds_for(self, prefill: str) -> bool:
+        """True while pages are held back that a process behind `prefill` could prove quiet, were it heard."""
+        return any(attempt.wish.prefill == prefill for attempt in self.held())
 
     def held(self) -> list[Attempt]:
         """Attempts whose pages stay back until a proof of quiet."""
+        if not self.census.count("held"):
+            return []
         return [attempt for attempt in self._attempts.values() if attempt.state is S.HELD]
 
     # --- Opening ---
@@ -151,25 +159,29 @@ class DecodeMachine(Machine[DecodeState]):
 
     def _on_linked(self, event: Linked) -> None:
         self._links[event.prefill] = event.writers
+        # A connection that was rebuilt may have swallowed frames: everything with these writers is asked after at once.
+        known = {attempt: None for writer in event.writers for attempt in self.attempts_of(writer)}
+        for attempt in known:
+            attempt.retry_s = self.timing.retry_first_s
+            self._nudge(attempt)
         for attempt in self._by_prefill.pop(event.prefill, {}).values():
             self._offer(attempt, event.writers)
-        # A connection that was rebuilt may have swallowed frames: everything with these writers is asked after at once.
-        for writer in event.writers:
-            for attempt in self.attempts_of(writer):
-                attempt.retry_s = self.timing.retry_first_s
-                self._nudge(attempt)
 
     def _offer(self, attempt: Attempt, writers: tuple[str, ...]) -> None:
+        """Tell the writers of an attempt: of its pages, or, when it has failed before they could be told, of that."""
         attempt.writers = writers
         attempt.retry_s = self.timing.retry_first_s
         for writer in writers:
             self._of_peer.setdefault(writer, {})[attempt.attempt] = attempt
-        self._move(attempt, Cue.LINKED)
+        if attempt.state is S.CONNECTING:
+            attempt.offered = True
+            self._move(attempt, Cue.LINKED)
         self._nudge(attempt)
 
     def _on_unreachable(self, event: Unreachable) -> None:
         for attempt in list(self._by_prefill.get(event.prefill, {}).values()):
-            self._fail(attempt, event.cause, event.message)
+            self._fail(attempt, event.cause, event.message, tell=False)
+            self._give_up_telling(attempt)
 
     # --- What writers say ---
 
@@ -246,12 +258,15 @@ class DecodeMachine(Machine[DecodeState]):
 
     # --- Ends ---
 
-    def _fail(self, attempt: Attempt, cause: Cause, message: str) -> None:
-        """The one way into failure. The first cause stays; later ones find the attempt not live any more."""
+    def _fail(self, attempt: Attempt, cause: Cause, message: str, *, tell: bool = True) -> None:
+        """The one way into failure. The first cause stays; later ones find the attempt not live any more.
+
+        Prefill is told even of an attempt that it has never seen, for its own half may be waiting.
+        """
         if attempt.state not in LIVE:
             return
         attempt.cause, attempt.message = cause, message[: f.MAX_TEXT]
-        if not attempt.loud:
+        if not attempt.loud and (attempt.offered or not tell):
             self._move(attempt, Cue.ENDED)
             self._finalize(attempt)
             return
@@ -265,9 +280,19 @@ class DecodeMachine(Machine[DecodeState]):
 
     def _hold_if_unheard(self, attempt: Attempt) -> None:
         """When no writer that may still write is connected, there is nothing to wait for within any deadline."""
-        if attempt.state is S.ABORTING and not any(writer in self._versions for writer in attempt.loud):
+        if attempt.state is not S.ABORTING or any(writer in self._versions for writer in attempt.loud):
+            return
+        if attempt.offered:
             self._move(attempt, Cue.UNPROVEN)
             self._timers.cancel(("abort", attempt))
+        elif attempt.writers:
+            self._give_up_telling(attempt)
+
+    def _give_up_telling(self, attempt: Attempt) -> None:
+        """A failed attempt that was never offered holds nothing back; it stays only to be told."""
+        if attempt.state is S.ABORTING and not attempt.offered:
+            self._move(attempt, Cue.QUIET)
+            self._finalize(attempt)
 
     def _finalize(self, attempt: Attempt) -> None:
         """Take an ended attempt out of every table and tell the engine. Once for each attempt."""
@@ -283,7 +308,10 @@ class DecodeMachine(Machine[DecodeState]):
         self._fail(attempt, Cause.TIMED_OUT, f"deadline passed at decode while it was {attempt.state}")
 
     def _on_abort_over(self, attempt: Attempt) -> None:
-        self._move(attempt, Cue.UNPROVEN)
+        if attempt.offered:
+            self._move(attempt, Cue.UNPROVEN)
+        else:
+            self._give_up_telling(attempt)
 
     def _on_abort_transfer(self, event: AbortTransfer) -> None:
         attempt = self._attempts.get(AttemptId(self.incarnation, event.handle))
@@ -293,7 +321,8 @@ class DecodeMachine(Machine[DecodeState]):
     def _on_shutdown(self, _: Shutdown) -> None:
         self.draining = True
         for attempt in list(self._attempts.values()):
-            self._fail(attempt, Cause.SHUTDOWN, "decode is shutting down")
+            self._fail(attempt, Cause.SHUTDOWN, "decode is shutting down", tell=attempt.offered)
+            self._give_up_telling(attempt)
 
     # --- Peers ---
 
@@ -360,7 +389,7 @@ class DecodeMachine(Machine[DecodeState]):
             message=attempt.message,
             prefix_pages=attempt.wish.prefix_pages,
             bytes_moved=attempt.bytes_moved,
-            releasable=attempt.state in (S.DONE, S.FAILED),
+            releasable=attempt.state in (S.DONE, S.FAILED) or (attempt.state is S.ABORTING and not attempt.offered),
         )
         self._effects.append(Report(attempt.wish.handle, status))
 

@@ -112,19 +112,16 @@ class MissedHalves:
             self._rows.setdefault(key, deque()).append(missed)
             self._expiry.append((missed.expires, key))
 
-    def meet(self, key: tuple[int, int], request_id: str, *, same_id_only: bool, now: float) -> Missed | None:
+    def meet(self, key: tuple[int, int], request_id: str, *, now: float) -> Missed | None:
         """Take the half that the newcomer `request_id` belongs to, if one has ended."""
         self.expire(now)
         rows = self._rows.get(key)
         if rows is None:
             return None
-        found = next((row for row in rows if row.request_id == request_id), None)
-        if found is None and not same_id_only:
-            found = rows[0]
-        if found is not None:
-            rows.remove(found)
-            if not rows:
-                del self._rows[key]
+        found = next((row for row in rows if row.request_id == request_id), rows[0])
+        rows.remove(found)
+        if not rows:
+            del self._rows[key]
         return found
 
     def expire(self, now: float) -> None:

@@ -140,6 +140,8 @@ class PrefillMachine(Machine[PrefillState]):
 
     def held(self) -> list[Exchange]:
         """Exchanges whose source pages stay back until a proof of quiet."""
+        if not self.census.count("held"):
+            return []
         return [exchange for exchange in self._by_attempt.values() if exchange.state is S.HELD]
 
     def _on_received(self, event: Received) -> None:
@@ -160,7 +162,7 @@ class PrefillMachine(Machine[PrefillState]):
         there = self._by_key.get(key)
         parked = there if there is not None and there.state is S.PARKED else None
         same = parked is not None and parked.offer is not None and parked.offer.request_id == event.request_id
-        missed = None if same else self._missed_attempts.meet(key, event.request_id, same_id_only=False, now=self._now)
+        missed = None if same else self._missed_attempts.meet(key, event.request_id, now=self._now)
         if self.draining:
             self._refuse_request(event, Cause.REFUSED, "prefill is draining and takes no new requests")
         elif len(self._by_handle) >= self.timing.max_attempts:
@@ -206,14 +208,18 @@ class PrefillMachine(Machine[PrefillState]):
         if (refusal := self._refusal(offer, there)) is not None:
             self._bury(offer, Cause.REFUSED, refusal)
             return
-        waiting_id = there.request.request_id if there is not None and there.request is not None else None
-        key = (offer.room, offer.sibling)
-        if waiting_id != offer.request_id and (
-            missed := self._missed_requests.meet(key, offer.request_id, same_id_only=False, now=self._now)
-        ):
+        if (missed := self._met_missed_request(offer)) is not None:
             self._bury(offer, missed.cause, missed.message)
             return
         self._take(offer, there)
+
+    def _met_missed_request(self, frame: f.Open | f.Abort) -> Missed | None:
+        """The request that this attempt belongs to, if that has ended already."""
+        key = (frame.room, frame.sibling)
+        there = self._by_key.get(key)
+        if there is not None and there.request is not None and there.request.request_id == frame.request_id:
+            return None
+        return self._missed_requests.meet(key, frame.request_id, now=self._now)
 
     def _take(self, offer: f.Open, waiting: Exchange | None) -> None:
         exchange = waiting or Exchange(next(self._serials), offer.room, offer.sibling)
@@ -462,6 +468,8 @@ class PrefillMachine(Machine[PrefillState]):
     def _abort_unseen(self, frame: f.Abort, cause: Cause) -> None:
         """The abort has overtaken its attempt. It ends the engine's request, or will when that comes."""
         self._bury(frame, cause, frame.message)
+        if self._met_missed_request(frame) is not None:
+            return
         waiting = self._by_key.get((frame.room, frame.sibling))
         if waiting is not None and waiting.state is S.WAITING:
             self._fail(waiting, cause, frame.message)

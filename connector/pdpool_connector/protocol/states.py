@@ -42,7 +42,7 @@ class DecodeState(StrEnum):
     RECEIVING = "receiving"
     """A writer has said that it began, and that more follows."""
     ABORTING = "aborting"
-    """It has failed; not every writer has said that it is quiet."""
+    """It has failed; not every writer has said that it is quiet, or, where no pages were offered, that it knows."""
     HELD = "held"
     """It has failed, and a writer cannot be heard: the pages stay back until it says drained, or is fenced."""
     DONE = "done"
@@ -67,9 +67,9 @@ class Cue(StrEnum):
     ENDED = "ended"
     """It failed, and nobody touches the pages."""
     BROKEN = "broken"
-    """It failed while somebody may still touch the pages."""
+    """It failed while somebody may still touch the pages, or has yet to be told."""
     QUIET = "quiet"
-    """The last one who might touch the pages said, or was proved, to have stopped."""
+    """The last one who might touch the pages, or was to be told, has stopped, by its word or by proof."""
     UNPROVEN = "unproven"
     """No proof of quiet came in time, or none can come on this way."""
 
@@ -101,6 +101,7 @@ DECODE_TRANSITIONS: Mapping[tuple[DecodeState | None, Cue], DecodeState] = Mappi
         (None, C.REQUESTED): D.CONNECTING,
         (D.CONNECTING, C.LINKED): D.OPENING,
         (D.CONNECTING, C.ENDED): D.FAILED,
+        (D.CONNECTING, C.BROKEN): D.ABORTING,
         (D.OPENING, C.ACCEPTED): D.ACCEPTED,
         (D.OPENING, C.SUBMITTED): D.RECEIVING,
         (D.OPENING, C.COMPLETED): D.DONE,

@@ -103,7 +103,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
 
     def link_failed(self, link: Link, cause: Cause, message: str) -> None:
         """See `LinkOwner`."""
-        if self._links.get(link.prefill) is link:
+        if link.stage is Stage.CLOSED:
             del self._links[link.prefill]
         self._drive(Unreachable(link.prefill, cause, message))
 
@@ -114,7 +114,11 @@ class DecodeConnector(Connector[DecodeTransfer]):
 
     def link_wanted(self, link: Link) -> bool:
         """See `LinkOwner`."""
-        return self._decode.waiting_for(link.prefill) > 0
+        return self._decode.waits_for(link.prefill)
+
+    def link_owed(self, link: Link) -> bool:
+        """See `LinkOwner`."""
+        return self._decode.holds_for(link.prefill)
 
     # --- Hooks of the base ---
 

@@ -33,6 +33,8 @@ GRACE_S = 1.0
 """A connection that ended is evidence of death unless the same process answers again within this time."""
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
+OWED_S = 10.0
+"""Pause between attempts to hear again of a process whose silence holds pages back; there is no end to these."""
 
 
 class LinkOwner(Protocol):
@@ -45,13 +47,16 @@ class LinkOwner(Protocol):
         """There is evidence that the process that was paired is gone."""
 
     def link_failed(self, link: "Link", cause: Cause, message: str) -> None:
-        """The address could not be paired; the link is closed."""
+        """The address could not be paired; the link is closed, or, while it is owed something, tries on slowly."""
 
     def link_frame(self, link: "Link", frame: f.AttemptFrame) -> None:
         """The paired process said something about an attempt."""
 
     def link_wanted(self, link: "Link") -> bool:
         """True while attempts wait for this address."""
+
+    def link_owed(self, link: "Link") -> bool:
+        """True while pages are held that only a word of the process there can free."""
 
 
 class Stage(Enum):
@@ -199,7 +204,7 @@ class Link:
 
     def _on_grace_over(self, message: str) -> None:
         self._lose(message)
-        if not self._owner.link_wanted(self):
+        if not self._owner.link_wanted(self) and not self._owner.link_owed(self):
             self._fail(Cause.PEER_LOST, message)
 
     def _lose(self, message: str) -> None:
@@ -214,12 +219,18 @@ class Link:
         """Try once more after a pause, unless that is pointless (`final`), too late, or nobody wants it any more."""
         now = time.monotonic()
         wanted = self.peer is not None or self._owner.link_wanted(self)
-        if final is not None or now >= self._give_up or not wanted:
-            self._fail(final or Cause.PEER_LOST, message)
-            return
         self.stage = Stage.PAUSING
-        self._reactor.at(("pause", self), now + self._backoff, self._ask)
-        self._backoff = min(2 * self._backoff, BACKOFF_MAX_S)
+        if final is None and wanted and now < self._give_up:
+            self._reactor.at(("pause", self), now + self._backoff, self._ask)
+            self._backoff = min(2 * self._backoff, BACKOFF_MAX_S)
+        elif self._owner.link_owed(self):
+            if self.peer is not None:
+                self._lose(message)
+            self._owner.link_failed(self, final or Cause.PEER_LOST, message)
+            self._give_up = now + OWED_S + self._connect_s
+            self._reactor.at(("pause", self), now + OWED_S, self._ask)
+        else:
+            self._fail(final or Cause.PEER_LOST, message)
 
     def _fail(self, cause: Cause, message: str) -> None:
         if self.peer is not None:
