@@ -15,7 +15,7 @@ from dev.cluster.processes import marked
 from dev.images.build import IMAGES, build
 from dev.images.load import load
 from dev.paths import CHECKOUT
-from dev.shell import Clock
+from dev.shell import Clock, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -182,18 +182,57 @@ def test_audit_log_names_the_requests_of_this_test(state: State, pods: Pods) -> 
     assert "create" in verbs
 
 
+@pytest.fixture
+def two_simulated_nodes(state: State) -> Iterator[None]:
+    found = status(state)
+    assert found is not None
+    before = found["simulated_nodes"]
+    _up("--kwok-nodes", "2")
+    yield
+    _up("--kwok-nodes", str(before))
+
+
+def test_scheduler_hands_out_the_accelerators_of_simulated_nodes(
+    state: State, pods: Pods, two_simulated_nodes: None
+) -> None:
+    namespace, _ = pods
+    # Each takes all eight accelerators of a node: two fit, the third has to wait.
+    things = [_accelerated_pod(namespace, f"accelerated-{number}") for number in range(3)]
+    kubectl(state, "apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": things}))
+
+    def unmet() -> str | None:
+        items = json.loads(kubectl(state, "-n", namespace, "get", "pods", "-l", "app=accelerated", "-o", "json"))[
+            "items"
+        ]
+        running = {p["spec"].get("nodeName") for p in items if p["status"]["phase"] == "Running"}
+        refused = [c for p in items for c in p["status"].get("conditions", []) if c.get("reason") == "Unschedulable"]
+        if running == {"sim-0", "sim-1"} and len(refused) == 1 and "nvidia.com/gpu" in refused[0]["message"]:
+            return None
+        return f"running on {running}, refused {refused}"
+
+    wait_for("two of three pods are placed", unmet, deadline_s=60)
+    kubectl(state, "-n", namespace, "delete", "pods", "-l", "app=accelerated", "--wait=true", "--request-timeout=60s")
+
+
+def _accelerated_pod(namespace: str, name: str) -> dict:
+    pod = _pod(namespace, "", IMAGES["prometheus"].tag)
+    pod["metadata"] = {"name": name, "namespace": namespace, "labels": {"app": "accelerated"}}
+    del pod["spec"]["nodeName"]
+    pod["spec"]["nodeSelector"] = {"type": "kwok"}
+    pod["spec"]["tolerations"] = [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}]
+    pod["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "8", "rdma/ib": "8"}}
+    return pod
+
+
 def test_up_again_restarts_nothing(state: State) -> None:
     before = _process_ids(state)
-    result = subprocess.run(
-        [sys.executable, "-m", "dev.cluster", "up"],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert "are running already" in result.stdout
+    assert "are running already" in _up()
     assert _process_ids(state) == before
+
+
+def _up(*arguments: str) -> str:
+    command = [sys.executable, "-m", "dev.cluster", "up", *arguments]
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=180, check=True).stdout
 
 
 def _process_ids(state: State) -> dict[int, str]:
