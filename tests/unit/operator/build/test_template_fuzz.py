@@ -1,0 +1,78 @@
+"""Users may write anything into a field without a schema: it is merged, or refused by name, and never a crash."""
+
+import copy
+import json
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+from pdpool_operator.api import names
+from pdpool_operator.build.pool import instance_stateful_set
+from pdpool_operator.build.template import TemplateInvalid
+
+from tests.unit.operator.plan.makers import SETTINGS, make_pool
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-5, 5), st.sampled_from(["", "engine", "x", "--port=1", "http"])
+)
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2),
+        st.dictionaries(st.sampled_from(["name", "mountPath", "value", "preStop", "x"]), inner, max_size=2),
+    ),
+    max_leaves=5,
+)
+
+
+def likely(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """An object with some of these fields, or anything at all."""
+    return st.one_of(
+        st.fixed_dictionaries({}, optional={name: st.one_of(f, ANYTHING) for name, f in fields.items()}), ANYTHING
+    )
+
+
+NAMED = likely(name=st.sampled_from(["engine", "http", "tmp", "PDPOOL_ROLE", "x"]), mountPath=st.just("/tmp"))
+CONTAINER = likely(
+    name=st.just("engine"),
+    args=st.lists(SCALARS, max_size=2),
+    env=st.lists(NAMED, max_size=2),
+    ports=st.lists(NAMED, max_size=2),
+    volumeMounts=st.lists(NAMED, max_size=2),
+    lifecycle=ANYTHING,
+    securityContext=ANYTHING,
+    image=ANYTHING,
+)
+SPEC = likely(
+    containers=st.lists(CONTAINER, max_size=2),
+    initContainers=st.lists(NAMED, max_size=2),
+    volumes=st.lists(NAMED, max_size=2),
+    securityContext=ANYTHING,
+)
+LABELS = st.dictionaries(st.sampled_from(["a", "pdpool.dev/role", "app.kubernetes.io/part-of"]), SCALARS, max_size=2)
+TEMPLATE = st.fixed_dictionaries(
+    {}, optional={"metadata": likely(labels=LABELS, annotations=LABELS), "spec": SPEC, "x": SCALARS}
+)
+
+
+def build(template: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    try:
+        return instance_stateful_set(make_pool(template=template), 0, SETTINGS), ""
+    except TemplateInvalid as refused:
+        return None, str(refused)
+
+
+@settings(max_examples=300, derandomize=True, deadline=None)
+@given(TEMPLATE)
+def test_any_template_is_merged_or_refused_by_field(template: dict[str, Any]) -> None:
+    before = copy.deepcopy(template)
+    built, refusal = build(template)
+    assert template == before
+    if built is None:
+        assert refusal.startswith("spec.template")
+        return
+    json.dumps(built)
+    pod = built["spec"]["template"]
+    assert pod["spec"]["containers"][0]["name"] == names.ENGINE_CONTAINER
+    assert built["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert pod["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][3] == "drain"
