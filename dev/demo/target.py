@@ -136,7 +136,7 @@ class LocalCluster(Target):
     def bring_images(self) -> Images:
         self.screen.command("make images")
         fingerprint = self._build()
-        stream_module("dev.images", "load", *DEMO_IMAGES)
+        stream_module("dev.images", "load", "--built", *DEMO_IMAGES)
         return Images("localhost", "dev", IMAGES["prometheus"].tag, fingerprint)
 
     @contextlib.contextmanager
