@@ -58,10 +58,16 @@ generate: $(READY) ## Write the CRDs from the models, and the chart's copies of 
 	$(PY) -m pdpool_operator.api.crd crds
 	$(PY) -m dev.sync_chart
 
+# What every lock has in common; the images' locks are for one platform and agree with the developers' lock.
+COMPILE := $(VENV)/bin/uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-annotate
+FOR_IMAGES := --python-version 3.11 --python-platform x86_64-manylinux_2_28
+
 .PHONY: lock
-lock: $(READY) ## Pin the newest versions that pyproject.toml allows
-	$(VENV)/bin/uv pip compile -q pyproject.toml --all-extras --group dev --universal -p 3.11 --generate-hashes \
-	  --no-emit-index-url --no-header --no-annotate --upgrade -o requirements/dev.lock
+lock: $(READY) ## Pin the newest versions that pyproject.toml and the images' lists allow
+	$(COMPILE) pyproject.toml --all-extras --group dev --universal -p 3.11 --upgrade -o requirements/dev.lock
+	for image in operator engine router; do \
+	  $(COMPILE) requirements/$$image.in -c requirements/dev.lock $(FOR_IMAGES) -o requirements/$$image.lock; done
+	grep nixl requirements/nodeps.txt | $(COMPILE) - --no-deps $(FOR_IMAGES) -o requirements/engine-nodeps.lock
 
 .PHONY: test test-unit test-integration test-cluster
 test: check cluster images ## Everything: static checks, then unit, integration, chart and cluster tests in one run
@@ -86,6 +92,7 @@ dist: $(READY) ## Build the wheel and the source distribution into dist/
 	$(VENV)/bin/uv build -q --out-dir dist
 
 .PHONY: clean
-clean: ## Stop the cluster, undo everything outside the checkout, remove what was built in it
-	@if [ -x $(PY) ]; then $(PY) -m dev.cluster down; fi
+clean: $(READY) ## Stop the cluster, undo what it changed on the host, remove what was built in the checkout
+	@$(PY) -m dev.cluster down
+	@echo "built tools, images and the model stay in $${PDPOOL_CACHE:-$${XDG_CACHE_HOME:-~/.cache}/pdpool}: delete it to start from nothing"
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
