@@ -6,9 +6,9 @@ from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol import prefill as prefill_module
 from pdpool_connector.protocol.decode import Attempt, DecodeMachine
 from pdpool_connector.protocol.events import Fenced, PeerLost, Report, WriteResult
-from pdpool_connector.protocol.memory import Graveyard
 from pdpool_connector.protocol.prefill import Exchange, PrefillMachine
 from pdpool_connector.protocol.states import Cue, DecodeState, PrefillState
+from pdpool_connector.protocol.verdicts import Graveyard
 
 MUTANTS: dict[str, tuple[type[PrefillMachine], type[DecodeMachine]]] = {}
 

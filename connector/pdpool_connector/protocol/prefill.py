@@ -6,8 +6,6 @@ handle, by attempt, and, while its other half may still come, by room and siblin
 which every end passes through once. What remains is a tombstone that answers late frames.
 """
 
-from collections import deque
-from dataclasses import dataclass, field
 from itertools import count
 
 from pdpool_connector.protocol import frames as f
@@ -26,12 +24,14 @@ from pdpool_connector.protocol.events import (
     WriteEnded,
     WriteResult,
 )
-from pdpool_connector.protocol.frames import PAGE_ID_BYTES, AttemptId
+from pdpool_connector.protocol.exchange import Exchange, InvalidSendError, Piece
+from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.machine import Machine
-from pdpool_connector.protocol.memory import Graveyard, Missed, MissedHalves, Tombstone
+from pdpool_connector.protocol.missed import Missed, MissedHalves
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus, told_by_peer
 from pdpool_connector.protocol.states import PREFILL_PHASES, PREFILL_TRANSITIONS, Cue, PrefillState, TransitionError
 from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.verdicts import Tombstone, Verdicts, forgotten
 
 S = PrefillState
 PREFILL_LABELS = {
@@ -48,48 +48,6 @@ LIVE = frozenset({S.WAITING, S.PARKED, S.READY, S.SENDING})
 _WRITE_CAUSES = {WriteResult.INVALID: Cause.INVALID}
 
 
-@dataclass(slots=True, eq=False)
-class Exchange:
-    """One hand-off: the engine's `request`, decode's `offer`, or both."""
-
-    serial: int
-    room: int
-    sibling: int
-    state: PrefillState | None = None
-    request: OpenRequest | None = None
-    offer: f.Open | None = None
-    sends: deque[SendPages] = field(default_factory=deque)
-    next_page: int | None = None
-    all_submitted: bool = False
-    in_flight: set[int] = field(default_factory=set)
-    unsettled: bool = False
-    bytes_moved: int = 0
-    cause: Cause | None = None
-    message: str = ""
-    retry_s: float = 0.0
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """Room and sibling, by which the halves find each other."""
-        return (self.room, self.sibling)
-
-    @property
-    def attempt(self) -> AttemptId:
-        """The attempt that has claimed it; only asked of exchanges that have one."""
-        assert self.offer is not None
-        return self.offer.attempt
-
-    @property
-    def pages(self) -> int:
-        """How many pages decode has asked for, and so how many of ours are read for it."""
-        return len(self.offer.pages) // PAGE_ID_BYTES if self.offer is not None else 0
-
-    @property
-    def quiet(self) -> bool:
-        """True when none of its writes can be under way."""
-        return not self.in_flight and not self.unsettled
-
-
 class PrefillMachine(Machine[PrefillState]):
     """Hand-offs of one prefill process; see `Machine` for how it is driven."""
 
@@ -101,9 +59,10 @@ class PrefillMachine(Machine[PrefillState]):
         self._by_attempt: dict[AttemptId, Exchange] = {}
         self._by_key: dict[tuple[int, int], Exchange] = {}
         self._of_peer: dict[str, dict[AttemptId, Exchange]] = {}
-        self._graves = Graveyard(self.timing.max_tombstones)
-        self._missed_requests = MissedHalves(self.timing.max_attempts)
-        self._missed_attempts = MissedHalves(self.timing.max_attempts)
+        self._verdicts = Verdicts(self.timing, self._timers, self._send)
+        self._graves = self._verdicts.graves
+        self._missed_requests = MissedHalves(self.timing.max_attempts, self.timing.verdict_s, self._timers)
+        self._missed_attempts = MissedHalves(self.timing.max_attempts, self.timing.verdict_s, self._timers)
         self._on_event |= {
             OpenRequest: self._on_request,
             SendPages: self._on_send_pages,
@@ -117,9 +76,9 @@ class PrefillMachine(Machine[PrefillState]):
             "life": self._on_life_over,
             "drain": self._on_drain_over,
             "told": self._tell_failed,
-            "verdict": self._tell_verdict,
-            "grave": self._on_grave_due,
-            "missed": lambda _: self._expire_missed(),
+            "verdict": lambda attempt: self._verdicts.tell(attempt, self._now),
+            "grave": self._verdicts.forget,
+            "missed": lambda table: table.expire(self._now),
             "peer": self._on_peer_long_gone,
         }
 
@@ -162,7 +121,7 @@ class PrefillMachine(Machine[PrefillState]):
         there = self._by_key.get(key)
         parked = there if there is not None and there.state is S.PARKED else None
         same = parked is not None and parked.offer is not None and parked.offer.request_id == event.request_id
-        missed = None if same else self._missed_attempts.meet(key, event.request_id, now=self._now)
+        missed = None if same else self._missed_attempts.meet(key, event.request_id)
         if self.draining:
             self._refuse_request(event, Cause.REFUSED, "prefill is draining and takes no new requests")
         elif len(self._by_handle) >= self.timing.max_attempts:
@@ -199,7 +158,7 @@ class PrefillMachine(Machine[PrefillState]):
             self._answer(known)
             return
         if self._graves.get(offer.attempt) is not None:
-            self._tell_verdict(offer.attempt)
+            self._verdicts.tell(offer.attempt, self._now)
             return
         there = self._by_key.get((offer.room, offer.sibling))
         if there is not None and there.offer is not None and _supersedes(offer, there.offer):
@@ -219,7 +178,7 @@ class PrefillMachine(Machine[PrefillState]):
         there = self._by_key.get(key)
         if there is not None and there.request is not None and there.request.request_id == frame.request_id:
             return None
-        return self._missed_requests.meet(key, frame.request_id, now=self._now)
+        return self._missed_requests.meet(key, frame.request_id)
 
     def _take(self, offer: f.Open, waiting: Exchange | None) -> None:
         exchange = waiting or Exchange(next(self._serials), offer.room, offer.sibling)
@@ -260,55 +219,34 @@ class PrefillMachine(Machine[PrefillState]):
         exchange = self._by_handle.get(event.handle)
         if exchange is None or exchange.state not in LIVE:
             return
-        expected = exchange.next_page
-        if exchange.all_submitted or (exchange.sends and exchange.sends[-1].last):
-            self._fail(exchange, Cause.INVALID, "pages were sent after the last")
-        elif expected is not None and event.start != expected:
-            self._fail(
-                exchange, Cause.INVALID, f"send starts at page {event.start}, the one before ended at {expected}"
-            )
-        else:
-            exchange.next_page = event.start + len(event.pages) // PAGE_ID_BYTES
-            exchange.sends.append(event)
-            if exchange.offer is not None:
-                self._pump(exchange)
+        try:
+            exchange.queue(event)
+        except InvalidSendError as error:
+            self._fail(exchange, Cause.INVALID, str(error))
+            return
+        if exchange.offer is not None:
+            self._pump(exchange)
 
     def _pump(self, exchange: Exchange) -> None:
         """Turn queued sends into writes, now that the destination is known."""
-        offer = exchange.offer
-        assert offer is not None
-        first, end = offer.prefix_pages, offer.prefix_pages + len(offer.pages) // PAGE_ID_BYTES
-        while exchange.sends and exchange.state in LIVE:
-            send = exchange.sends.popleft()
-            stop = send.start + len(send.pages) // PAGE_ID_BYTES
-            if stop > end or (send.last and stop != end):
-                sent = f"up to {stop}{', the last' if send.last else ''}"
-                self._fail(exchange, Cause.INVALID, f"prefill sends pages {sent}; decode offered {first}..{end}")
-                return
-            self._submit(exchange, offer, send, first)
+        try:
+            for piece in exchange.cut():
+                if piece.source or piece.aux is not None:
+                    self._write(exchange, piece)
+        except InvalidSendError as error:
+            self._fail(exchange, Cause.INVALID, str(error))
         self._complete_if_landed(exchange)
 
-    def _submit(self, exchange: Exchange, offer: f.Open, send: SendPages, first: int) -> None:
-        skip = min(max(first - send.start, 0), len(send.pages) // PAGE_ID_BYTES) * PAGE_ID_BYTES
-        at = max(send.start - first, 0) * PAGE_ID_BYTES
-        source = send.pages[skip:]
-        if at and exchange.state is S.READY:
-            missing = f"first send starts at page {send.start}, decode holds only the first {first}"
-            self._fail(exchange, Cause.INVALID, missing)
-            return
-        exchange.all_submitted = send.last
-        aux = (send.aux_slot, offer.aux_slot) if send.aux_slot is not None else None
-        if not source and aux is None:
-            return
+    def _write(self, exchange: Exchange, piece: Piece) -> None:
+        peer = exchange.attempt.decode
         if exchange.state is S.READY:
             self._move(exchange, Cue.SUBMITTED)
             self._report(exchange)
-            if not send.last:
-                self._send(offer.sender, f.Sending, offer)
+            if not piece.last:
+                self._answer(exchange)
         write = next(self._writes)
         exchange.in_flight.add(write)
-        target = offer.pages[at : at + len(source)]
-        self._effects.append(Write(offer.attempt, write, offer.sender, source, target, aux))
+        self._effects.append(Write(exchange.attempt, write, peer, piece.source, piece.target, piece.aux))
 
     def _on_write_ended(self, event: WriteEnded) -> None:
         exchange = self._by_attempt.get(event.attempt)
@@ -327,7 +265,7 @@ class PrefillMachine(Machine[PrefillState]):
             self._settle(exchange)
 
     def _complete_if_landed(self, exchange: Exchange) -> None:
-        if exchange.state in LIVE and exchange.all_submitted and exchange.quiet:
+        if exchange.state in LIVE and exchange.closed and exchange.quiet:
             self._move(exchange, Cue.COMPLETED)
             self._finalize(exchange)
 
@@ -384,30 +322,13 @@ class PrefillMachine(Machine[PrefillState]):
 
     def _remember_missed(self, exchange: Exchange) -> None:
         """Half a hand-off has failed: its other half, should it come, is told so. A superseded one has a successor."""
-        if exchange.cause is None or exchange.cause is Cause.SUPERSEDED:
+        request, offer, cause = exchange.request, exchange.offer, exchange.cause
+        if cause is None or cause is Cause.SUPERSEDED:
             return
-        if exchange.request is not None and exchange.offer is not None:
-            return
-        if exchange.request is not None:
-            self._miss(self._missed_requests, exchange, exchange.request.request_id, exchange.cause, exchange.message)
-        elif exchange.offer is not None:
-            self._miss(self._missed_attempts, exchange, exchange.offer.request_id, exchange.cause, exchange.message)
-
-    def _miss(
-        self, table: MissedHalves, about: Exchange | f.Abort, request_id: str, cause: Cause, message: str
-    ) -> None:
-        expires = self._now + self.timing.verdict_s
-        table.remember((about.room, about.sibling), Missed(request_id, cause, message, expires))
-        self._expire_missed()
-
-    def _expire_missed(self) -> None:
-        due = []
-        for table in (self._missed_requests, self._missed_attempts):
-            table.expire(self._now)
-            if table.next_expiry is not None:
-                due.append(table.next_expiry)
-        if due:
-            self._timers.set(("missed", None), min(due))
+        if request is not None and offer is None:
+            self._missed_requests.remember(exchange.key, request.request_id, cause, exchange.message, self._now)
+        elif offer is not None and request is None:
+            self._missed_attempts.remember(exchange.key, offer.request_id, cause, exchange.message, self._now)
 
     def _on_life_over(self, exchange: Exchange) -> None:
         waited = "the request never came" if exchange.request is None else f"it was {exchange.state}"
@@ -458,11 +379,7 @@ class PrefillMachine(Machine[PrefillState]):
         exchange = self._by_attempt.get(frame.attempt)
         if exchange is not None:
             self._fail(exchange, cause, frame.message)
-        elif self._graves.get(frame.attempt) is not None:
-            self._tell_verdict(frame.attempt)
-        elif self._graves.stale(frame.attempt):
-            self._send(frame.sender, f.Drained, frame, cause=Cause.FORGOTTEN, message="prefill knows nothing of it")
-        else:
+        elif not self._verdicts.answer(frame, self._now):
             self._abort_unseen(frame, cause)
 
     def _abort_unseen(self, frame: f.Abort, cause: Cause) -> None:
@@ -474,27 +391,19 @@ class PrefillMachine(Machine[PrefillState]):
         if waiting is not None and waiting.state is S.WAITING:
             self._fail(waiting, cause, frame.message)
         else:
-            self._miss(self._missed_attempts, frame, frame.request_id, cause, frame.message)
+            key = (frame.room, frame.sibling)
+            self._missed_attempts.remember(key, frame.request_id, cause, frame.message, self._now)
 
     def _on_query(self, frame: f.Query) -> None:
         exchange = self._by_attempt.get(frame.attempt)
         if exchange is not None:
             self._answer(exchange)
-        elif self._graves.get(frame.attempt) is not None:
-            self._tell_verdict(frame.attempt)
-        elif self._graves.stale(frame.attempt):
-            self._send(frame.sender, f.Drained, frame, cause=Cause.FORGOTTEN, message="prefill knows nothing of it")
-        else:
-            self._bury(frame, Cause.FORGOTTEN, "prefill knows nothing of it")
+        elif not self._verdicts.answer(frame, self._now):
+            self._verdicts.reach(forgotten(frame), self._now)
 
     def _on_ack(self, frame: f.Ack) -> None:
-        tombstone = self._graves.get(frame.attempt)
-        if tombstone is None:
+        if not self._verdicts.acknowledge(frame.attempt, self._now):
             self._ignore("stale", f"Ack for attempt {frame.attempt}, which has not ended here")
-        elif not tombstone.acknowledged:
-            tombstone.acknowledged = True
-            self._timers.cancel(("verdict", frame.attempt))
-            self._timers.set(("grave", frame.attempt), self._now + self.timing.acked_s)
 
     def _answer(self, exchange: Exchange) -> None:
         """Say how a known attempt stands."""
@@ -517,35 +426,9 @@ class PrefillMachine(Machine[PrefillState]):
             self._timers.set(("told", exchange), self._now + exchange.retry_s)
             exchange.retry_s = min(2 * exchange.retry_s, self.timing.retry_max_s)
 
-    def _bury(self, about: f.Open | f.Abort | f.Query, cause: Cause | None, message: str, bytes_moved: int = 0) -> None:
-        """Remember how an attempt ended, and say so until decode acknowledges it."""
-        first = self.timing.retry_first_s
-        tombstone = Tombstone(about.attempt, about.room, about.sibling, cause, message, bytes_moved, first)
-        if self._graves.bury(tombstone):
-            self._timers.set(("grave", about.attempt), self._now + self.timing.verdict_s)
-            self._tell_verdict(about.attempt)
-        else:
-            self._send_verdict(tombstone)
-
-    def _tell_verdict(self, attempt: AttemptId) -> None:
-        tombstone = self._graves.get(attempt)
-        if tombstone is None:
-            return
-        self._send_verdict(tombstone)
-        if not tombstone.acknowledged:
-            self._timers.set(("verdict", attempt), self._now + tombstone.retry_s)
-            tombstone.retry_s = min(2 * tombstone.retry_s, self.timing.retry_max_s)
-
-    def _send_verdict(self, tombstone: Tombstone) -> None:
-        peer = tombstone.attempt.decode
-        if tombstone.cause is None:
-            self._send(peer, f.Done, tombstone, bytes_moved=tombstone.bytes_moved)
-        else:
-            self._send(peer, f.Drained, tombstone, cause=tombstone.cause, message=tombstone.message)
-
-    def _on_grave_due(self, attempt: AttemptId) -> None:
-        self._timers.cancel(("verdict", attempt))
-        self._graves.forget(attempt)
+    def _bury(self, about: f.Open | f.Abort, cause: Cause | None, message: str, bytes_moved: int = 0) -> None:
+        tombstone = Tombstone(about.attempt, about.room, about.sibling, cause, message, bytes_moved)
+        self._verdicts.reach(tombstone, self._now)
 
     # --- Small change ---
 
