@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from dev.paths import CHECKOUT, cache_dir
+from dev.paths import CHECKOUT
 from dev.shell import Clock, run
 
 # Below the checkout, so that `docker build .` finds it too.
@@ -18,7 +18,7 @@ def prepare_model(clock: Clock) -> None:
     Raises:
         CommandError: it cannot be fetched or converted.
     """
-    fetch = (sys.executable, "-m", "pdpool_connector.reference.weights_fetch", cache_dir() / "models")
+    fetch = (sys.executable, "-m", "pdpool_connector.reference.weights_fetch")
     source = Path(run(*fetch, timeout_s=1200).splitlines()[-1])
     MODEL.mkdir(parents=True, exist_ok=True)
     for stale in MODEL.iterdir():

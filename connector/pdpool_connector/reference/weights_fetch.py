@@ -31,9 +31,10 @@ log = logging.getLogger(__name__)
 
 
 def smollm2_dir(say: Say = log.info) -> Path:
-    """The model directory in the user's cache: `ensure` below `$XDG_CACHE_HOME/pdpool`. Raises WeightsError."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return ensure(Path(base) / "pdpool", say)
+    """`ensure` in the user's cache: `$PDPOOL_CACHE`, else `$XDG_CACHE_HOME/pdpool`, else `~/.cache/pdpool`, `/models`."""
+    override = os.environ.get("PDPOOL_CACHE")
+    cache = Path(override) if override else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pdpool"
+    return ensure(cache / "models", say)
 
 
 def ensure(cache_dir: Path, say: Say = log.info) -> Path:
