@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def smollm2_dir(say: Say = log.info) -> Path:
-    """`ensure` in the user's cache: `$PDPOOL_CACHE`, else `$XDG_CACHE_HOME/pdpool`, else `~/.cache/pdpool`, `/models`."""
+    """`ensure` in the user's cache: `models` in `$PDPOOL_CACHE`, `$XDG_CACHE_HOME/pdpool` or `~/.cache/pdpool`."""
     override = os.environ.get("PDPOOL_CACHE")
     cache = Path(override) if override else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pdpool"
     return ensure(cache / "models", say)
