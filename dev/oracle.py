@@ -138,9 +138,9 @@ def run(model_path: str, backend: str, count: int) -> bool:
     """Start the engines, ask all prompts on both ways, compare. Returns whether all are identical."""
     prompts = make_prompts(tokenizers.load(model_path).encode, count)
     with Children(print) as children:
-        unified = children.engine("unified", model_path=model_path)
-        prefill = children.engine("prefill", model_path=model_path, backend=backend)
-        decode = children.engine("decode", model_path=model_path, backend=backend)
+        modes = ("unified", "prefill", "decode")
+        begun = [children.begin_engine(mode, model_path=model_path, backend=backend) for mode in modes]
+        unified, prefill, decode = [children.listening(child) for child in begun]
         router = children.router([prefill], [decode])
         print(f"asking {count} prompts on both ways, {CONCURRENT} at a time on each")
         began = time.monotonic()

@@ -71,9 +71,9 @@ def until(condition, seconds=30.0):
 
 def start(backend, children):
     extra = ["--kv-pages", str(PAGES), "--enable-faults", "--served-model-name", "small"]
-    unified = children.engine("unified", model_path="tiny", extra=extra)
-    prefill = children.engine("prefill", model_path="tiny", backend=backend, extra=extra)
-    decode = children.engine("decode", model_path="tiny", backend=backend, extra=extra)
+    modes = ("unified", "prefill", "decode")
+    begun = [children.begin_engine(mode, model_path="tiny", backend=backend, extra=extra) for mode in modes]
+    unified, prefill, decode = [children.listening(child) for child in begun]
     return Pair(children, prefill, decode, children.router([prefill], [decode]), unified)
 
 
@@ -89,8 +89,8 @@ def doomed():
     """A prefill and a decode engine for a test that kills one."""
     with Children() as children:
         extra = ["--kv-pages", str(PAGES), "--enable-faults"]
-        prefill = children.engine("prefill", model_path="tiny", extra=extra)
-        decode = children.engine("decode", model_path="tiny", extra=extra)
+        begun = [children.begin_engine(mode, model_path="tiny", extra=extra) for mode in ("prefill", "decode")]
+        prefill, decode = [children.listening(child) for child in begun]
         yield Pair(children, prefill, decode, router=None, unified=None)
 
 
@@ -337,3 +337,15 @@ def test_a_host_outside_the_allowed_networks_is_not_contacted(doomed):
     response = doomed.post(doomed.decode, "/generate", body)
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "refused"
+
+
+def test_a_prefill_that_ends_tells_the_decode_that_waits_for_it(doomed):
+    body = {"input_ids": tokens(16), "sampling_params": GREEDY, **doomed.room()}
+    with ThreadPoolExecutor(1) as pool:
+        decode = pool.submit(doomed.post, doomed.decode, "/generate", body)
+        admin = f"http://{doomed.prefill.addresses['admin']}/v1/state"
+        until(lambda: [peer["attempts"] for peer in get_json(admin)["peers"]] == [1])
+        doomed.prefill.process.send_signal(signal.SIGTERM)
+        response = decode.result(30)
+    assert response.status_code in (502, 503)
+    assert doomed.prefill.process.wait(20) == 0

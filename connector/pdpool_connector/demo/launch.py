@@ -114,11 +114,20 @@ class Children:
         self, mode: str, *, model_path: str, backend: str = "local", name: str | None = None, extra: Sequence[str] = ()
     ) -> Child:
         """Start an engine on free ports and wait until it listens. Raises LaunchError."""
+        return self.listening(self.begin_engine(mode, model_path=model_path, backend=backend, name=name, extra=extra))
+
+    def begin_engine(
+        self, mode: str, *, model_path: str, backend: str = "local", name: str | None = None, extra: Sequence[str] = ()
+    ) -> Child:
+        """Start an engine on free ports; it is of use when `listening` has returned."""
         command = [sys.executable, "-m", "pdpool_connector.reference", "--mode", mode, "--model-path", model_path]
         command += ["--host", HOST, "--advertise-host", HOST, "--transfer-backend", backend]
         for port in ("--port", "--bootstrap-port", "--control-port", "--admin-port"):
             command += [port, "0"]
-        child = self._spawn(name or mode, [*command, *extra], {"UCX_NET_DEVICES": "lo", "UCX_MODULES": "^ib"})
+        return self._spawn(name or mode, [*command, *extra], {"UCX_NET_DEVICES": "lo", "UCX_MODULES": "^ib"})
+
+    def listening(self, child: Child) -> Child:
+        """Wait until an engine listens. Returns it. Raises LaunchError."""
         child.addresses = self._ready_line(child)
         self._say(f"{child.name} engine listens on {child.url}")
         return child
@@ -209,6 +218,16 @@ def get_json(url: str) -> dict[str, Any]:
     with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 - a loopback URL made here
         body: dict[str, Any] = json.load(response)
         return body
+
+
+def check_free(port: int) -> None:
+    """Raises LaunchError when nothing can listen on this port; 0 is always free."""
+    with contextlib.closing(socket.socket()) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, port))
+        except OSError as error:
+            raise LaunchError(f"port {port} cannot be used: {error.strerror}; choose another one") from error
 
 
 def free_port() -> int:

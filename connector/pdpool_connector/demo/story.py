@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from pdpool_connector.demo.launch import Child, Children, LaunchError, get_json, pick_backend
+from pdpool_connector.demo.launch import Child, Children, LaunchError, check_free, get_json, pick_backend
 from pdpool_connector.reference import weights_fetch
 from pdpool_connector.reference.weights import WeightsError
 
@@ -37,13 +37,15 @@ class _Story:
         self._began = time.monotonic()
 
     def tell(self, question: str, *, model_path: str | None, backend: str, port: int, once: bool) -> None:
+        check_free(port)
         if model_path is None:
             self._say("model: SmolLM2-135M-Instruct")
             model_path = str(weights_fetch.smollm2_dir(self._say))
         with Children(self._say) as children:
             self._say(f"starting a prefill and a decode engine; the cache moves over {backend}")
-            prefill = children.engine("prefill", model_path=model_path, backend=backend)
-            decode = children.engine("decode", model_path=model_path, backend=backend)
+            modes = ("prefill", "decode")
+            begun = [children.begin_engine(mode, model_path=model_path, backend=backend) for mode in modes]
+            prefill, decode = [children.listening(child) for child in begun]
             router = children.router([prefill], [decode], port=port)
             self._ask(router, decode, question)
             if not once:

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from pdpool_connector import ConnectorConfig, DecodeConnector, PrefillConnector
+from pdpool_connector import ConnectorConfig, ConnectorStats, DecodeConnector, PrefillConnector
+from pdpool_connector.protocol.states import PrefillState
 from pdpool_connector.reference import tokenizer as tokenizers
 from pdpool_connector.reference import weights
 from pdpool_connector.reference.disaggregation import DecodeSide, PrefillSide, UnifiedSide
@@ -23,6 +25,8 @@ SCHEDULER_SILENT_S = 20.0
 CONNECTOR_SILENT_S = 5.0
 """A loop that has not turned for so long makes /health say 503."""
 STOP_S = 10.0
+DRAIN_POLL_S = 0.05
+"""The connector's state is a snapshot that nobody announces, so that a drain looks at it again and again."""
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +36,10 @@ class Engine:
 
     Args:
         options: the command line.
-        changed: called from any thread when a sequence ended or a hand-off changed.
         crashed: called on the scheduler's thread when it raised.
     """
 
-    def __init__(self, options: EngineOptions, changed: Callable[[], None], crashed: Callable[[], None]) -> None:
+    def __init__(self, options: EngineOptions, crashed: Callable[[], None]) -> None:
         self.options = options
         self.draining = False
         self.frame_faults = FrameFaults()
@@ -44,7 +47,6 @@ class Engine:
         self.tokenizer = tokenizers.load(options.model_path)
         self.registry = CollectorRegistry()
         self._kv = PagedKV(self.config, options.kv_pages)
-        self._changed = changed
         self.connector = self._make_connector()
         limits = Limits()
         self.scheduler = Scheduler(
@@ -82,20 +84,21 @@ class Engine:
         log.info("draining: no new requests are taken")
         self.draining = True
         self.scheduler.call(lambda core: core.side.drain())
-        self._changed()
+        if self.connector is not None and self.scheduler.open_sequences == 0:
+            self.connector.drain()
 
     def drain_state(self) -> dict[str, Any]:
         """How far the drain is. Drained: no sequence anywhere, and no page that a peer may still touch."""
         report = self.scheduler.report
         running = self.scheduler.open_sequences
-        holds = self.connector.stats().holds if self.connector is not None else 0
-        quiet = running == 0 and holds == 0 and report.held == 0
+        connector = self.connector.stats() if self.connector is not None else None
+        quiet = running == 0 and report.held == 0 and (connector is None or _settled(connector))
         return {
             "draining": self.draining,
             "drained": self.draining and quiet,
             "running": running,
             "queues": report.queues(),
-            "holds": max(holds, report.held),
+            "holds": max(connector.holds if connector is not None else 0, report.held),
         }
 
     def unwell(self) -> str | None:
@@ -122,17 +125,9 @@ class Engine:
             frame_filter=self.frame_faults if options.enable_faults else None,
         )
         kind = PrefillConnector if options.mode == "prefill" else DecodeConnector
-        return kind(config, self._kv.memory, self._handoff_changed, self.registry)
-
-    def _handoff_changed(self) -> None:
-        self.scheduler.wake()
-        self._changed()
+        return kind(config, self._kv.memory, lambda: self.scheduler.wake(), self.registry)
 
     def _make_core(self, limits: Limits, on_end: Callable[[], None]) -> Core:
-        def ended() -> None:
-            on_end()
-            self._changed()
-
         return Core(
             pages=PageAllocator(self.options.kv_pages),
             aux=PageAllocator(self._kv.memory.aux_rows),
@@ -140,7 +135,7 @@ class Engine:
             eos_ids=frozenset(self.config.eos_ids),
             limits=limits,
             counters=Counters(self.registry, self.options.served_model_name, self.options.mode),
-            on_end=ended,
+            on_end=on_end,
             side=self._make_side,
         )
 
@@ -153,14 +148,18 @@ class Engine:
             case _:
                 return UnifiedSide(core)
 
-    async def when_drained(self, changed: asyncio.Event, timeout_s: float) -> bool:
-        """Wait until drained. Returns whether it came to that in time. `changed` is set by the `changed` callback."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not self.drain_state()["drained"]:
-                    changed.clear()
-                    if not self.drain_state()["drained"]:
-                        await changed.wait()
-        except TimeoutError:
-            return False
-        return True
+    async def when_drained(self, timeout_s: float) -> bool:
+        """Wait until drained. Returns whether it came to that in time."""
+        deadline = time.monotonic() + timeout_s
+        while not (drained := self.drain_state()["drained"]) and time.monotonic() < deadline:  # noqa: ASYNC110 - see DRAIN_POLL_S
+            await asyncio.sleep(DRAIN_POLL_S)
+        return bool(drained)
+
+
+def _settled(stats: ConnectorStats) -> bool:
+    """Whether a draining connector owes nobody anything.
+
+    What only a peer waits for (a decode whose request never came to this prefill) is told when the connector closes.
+    """
+    under_way = sum(queue.reqs for state, queue in stats.attempts.items() if state != PrefillState.PARKED)
+    return stats.draining and not stats.holds and not under_way

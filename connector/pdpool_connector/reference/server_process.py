@@ -43,7 +43,6 @@ def _without_bytes(record: logging.LogRecord) -> bool:
 class _Process:
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
-        self._changed = asyncio.Event()
         self._stop = asyncio.Event()
         self._impatient = asyncio.Event()
         self._crashed = False
@@ -53,7 +52,7 @@ class _Process:
         self._loop = loop
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        engine = Engine(self._options, changed=lambda: self._post(self._changed), crashed=self._on_crash)
+        engine = Engine(self._options, crashed=self._on_crash)
         engine.start()
         runners: list[web.AppRunner] = []
         try:
@@ -95,7 +94,7 @@ class _Process:
     async def _drain(self, engine: Engine) -> None:
         """Let requests end, up to the grace; a second signal cuts it short."""
         engine.drain()
-        drained = asyncio.create_task(engine.when_drained(self._changed, self._options.shutdown_grace_s))
+        drained = asyncio.create_task(engine.when_drained(self._options.shutdown_grace_s))
         impatient = asyncio.create_task(self._impatient.wait())
         await asyncio.wait((drained, impatient), return_when=asyncio.FIRST_COMPLETED)
         if not drained.done():

@@ -1,0 +1,100 @@
+"""`pdpool demo` on this machine: an answer, a URL, and no process left however it ends."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+
+COMMAND = [sys.executable, "-m", "pdpool_connector.cli", "demo", "--model", "tiny", "--transfer-backend", "local"]
+START_S = 120
+
+
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def demo():
+    """A demo that has answered and stays. Its process, the URL that it printed, and its children."""
+    with subprocess.Popen([*COMMAND], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            seen = ""
+            while "Ctrl-C ends all of it." not in seen:
+                line = process.stdout.readline()
+                assert line, f"the demo ended early:\n{seen}"
+                seen += line
+            url = re.search(r"OpenAI-compatible URL: (\S+)", seen)[1]
+            children = children_of(process.pid)
+            assert len(children) == 3
+            yield process, url, children
+        finally:
+            process.kill()
+
+
+def test_it_answers_once_and_ends():
+    done = subprocess.run(
+        [*COMMAND, "--once", "Are you there?"], capture_output=True, text=True, timeout=START_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "> Are you there?" in done.stdout
+    moved = re.search(r"([\d,]+) bytes of KV cache moved", done.stdout)
+    assert int(moved[1].replace(",", "")) > 0
+    assert "all processes have ended" in done.stdout
+
+
+def test_it_stays_serves_and_ends_by_ctrl_c(demo):
+    process, url, children = demo
+    body = {"model": "any", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+    assert httpx.post(url + "/chat/completions", json=body, timeout=30).status_code == 200
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert not any(alive(child) for child in children)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_child_survives_it(demo, number):
+    process, _, children = demo
+    process.send_signal(number)
+    process.wait(30)
+    until(lambda: not any(alive(child) for child in children))
+
+
+def test_it_ends_with_the_log_of_a_child_that_ends(demo):
+    process, _, children = demo
+    os.kill(children[1], signal.SIGKILL)
+    rest = process.stdout.read()
+    assert process.wait(30) == 1
+    assert "decode ended with code -9" in rest
+    assert not any(alive(child) for child in children)
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [*COMMAND, "--once", "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
+    assert done.returncode == 1
+    assert f"port {port} cannot be used: Address already in use" in done.stdout

@@ -1,0 +1,331 @@
+"""The hand-off turn by turn, with a connector whose statuses the test sets."""
+
+from types import SimpleNamespace
+
+import pytest
+from pdpool_connector import Cause, DecodeTransfer, Phase, PrefillTransfer, TransferStatus
+from pdpool_connector.reference import tokenizer as tokenizers
+from pdpool_connector.reference import weights
+from pdpool_connector.reference.disaggregation import FAILURES, DecodeSide, PrefillSide
+from pdpool_connector.reference.kv import AuxRow, PageAllocator, PagedKV
+from pdpool_connector.reference.metrics import Counters
+from pdpool_connector.reference.model import Model
+from pdpool_connector.reference.request import Failure, Finish, GenerationRequest, Handoff, SamplingParams
+from pdpool_connector.reference.scheduler_batch import admit, compute
+from pdpool_connector.reference.scheduler_core import Core, Limits
+from pdpool_connector.reference.scheduler_queues import State
+from prometheus_client import CollectorRegistry
+
+TOKENIZER = tokenizers.load("tiny")
+WAITING, READY = TransferStatus(Phase.WAITING), TransferStatus(Phase.READY)
+DONE = TransferStatus(Phase.DONE, releasable=True)
+
+
+class ScriptedPrefill(PrefillTransfer):
+    """A transfer that notes what it is told; the test sets its status."""
+
+    def __init__(self):
+        self.status, self.sends, self.aborts = WAITING, [], []
+
+    def send(self, pages, *, start, last=False, aux_slot=None):
+        self.sends.append((start, list(pages), last, aux_slot))
+
+    def abort(self, message=""):
+        self.aborts.append(message)
+
+
+class ScriptedDecode(DecodeTransfer):
+    def __init__(self, pages, aux_slot):
+        self.status, self.pages, self.aux_slot, self.aborts = WAITING, list(pages), aux_slot, []
+
+    def abort(self, message=""):
+        self.aborts.append(message)
+
+
+class Scripted:
+    """A connector of either side."""
+
+    def __init__(self):
+        self.transfers, self.opened, self.queues, self.drained, self.refuse = [], [], {}, 0, None
+
+    def open(self, *where, pages=None, aux_slot=None, **options):
+        if self.refuse:
+            raise ValueError(self.refuse)
+        transfer = ScriptedPrefill() if pages is None else ScriptedDecode(pages, aux_slot)
+        self.transfers.append(transfer)
+        self.opened.append((where, options))
+        return transfer
+
+    def set_queue(self, name, reqs, oldest_s, moved_total):
+        self.queues[name] = (reqs, oldest_s, moved_total)
+
+    def beat(self):
+        pass
+
+    def drain(self):
+        self.drained += 1
+
+
+class Bench:
+    def __init__(self, side, pages=64, **limits):
+        config, loaded = weights.tiny()
+        self.kv = PagedKV(config, pages)
+        self.model = Model(config, loaded, self.kv)
+        self.connector = Scripted()
+        self.pages, self.aux = PageAllocator(pages), PageAllocator(4)
+        self.registry = CollectorRegistry()
+        self.now = 1000.0
+        self.core = Core(
+            pages=self.pages,
+            aux=self.aux,
+            detokenizer=TOKENIZER.stream,
+            eos_ids=frozenset(config.eos_ids),
+            limits=Limits(**limits),
+            counters=Counters(self.registry, "tiny", "x"),
+            on_end=lambda: None,
+            side=lambda core: side(core, self.connector, self.kv),
+        )
+
+    def ask(self, tokens, max_new_tokens=1, sibling=0):
+        outputs = []
+        sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, ignore_eos=True)
+        handoff = Handoff("10.0.0.1:8998", 77, sibling)
+        request = GenerationRequest("rid", tuple(range(tokens)), sampling, outputs.append, handoff, self.now + 100)
+        self.core.submit(request, self.now)
+        return SimpleNamespace(request=request, outputs=outputs)
+
+    def turn(self):
+        self.core.advance(self.now)
+        admit(self.core, self.now)
+        worked = compute(self.core, self.model, self.now)
+        self.core.side.beat(self.now)
+        return worked
+
+    def counts(self):
+        return {state: self.core.queues.count(state) for state in State if self.core.queues.count(state)}
+
+    def metric(self, name):
+        return self.registry.get_sample_value(f"sglang:{name}", dict(zip(LABELS, LABEL_VALUES, strict=True)))
+
+
+LABELS = ("model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank")
+LABEL_VALUES = ("tiny", "x", "0", "0", "0")
+
+
+def failed(cause, *, releasable):
+    return TransferStatus(Phase.FAILED, cause, "because", releasable=releasable)
+
+
+# ---------------------------------------------------------------------- prefill
+
+
+def test_prefill_computes_nothing_and_holds_no_page_before_decode_is_there():
+    bench = Bench(PrefillSide)
+    bench.ask(40, sibling=3)
+    assert not bench.turn()
+    assert bench.counts() == {State.BOOTSTRAP: 1}
+    assert bench.pages.available == 64
+    assert bench.connector.opened == [((77, "rid"), {"sibling": 3, "deadline_s": 100.0})]
+
+
+def test_prefill_sends_whole_pages_chunk_by_chunk_and_the_rest_with_the_aux_row():
+    bench = Bench(PrefillSide, chunk_tokens=32)
+    asked = bench.ask(70)
+    transfer = bench.connector.transfers[0]
+    transfer.status = READY
+    while bench.turn():
+        pass
+    starts = [(start, len(pages), last) for start, pages, last, _ in transfer.sends]
+    assert starts == [(0, 2, False), (2, 2, False), (4, 1, True)]
+    slot = transfer.sends[-1][3]
+    row = bench.kv.read_aux(slot)
+    assert row.prompt_tokens == 70
+    assert bench.counts() == {State.INFLIGHT: 1}
+    assert asked.outputs == [], "nothing is answered before all has arrived"
+    transfer.status = DONE
+    bench.turn()
+    assert asked.outputs[-1].ids == (row.first_token,)
+    assert asked.outputs[-1].finish == Finish("length")
+    assert (bench.pages.available, bench.aux.available) == (64, 4)
+    assert transfer.aborts == [], "what has ended is not aborted"
+
+
+def test_pages_of_a_failed_request_come_back_only_when_the_connector_lets_go():
+    bench = Bench(PrefillSide)
+    asked = bench.ask(40)
+    transfer = bench.connector.transfers[0]
+    transfer.status = READY
+    bench.turn()
+    transfer.status = failed(Cause.PEER_LOST, releasable=False)
+    bench.turn()
+    assert asked.outputs[-1].status == 502
+    assert bench.counts() == {}
+    assert len(bench.core.held) == 1
+    assert (bench.pages.available, bench.aux.available) == (61, 3)
+    assert bench.core.used_pages() == 3
+    transfer.status = failed(Cause.PEER_LOST, releasable=True)
+    bench.turn()
+    assert bench.core.held == []
+    assert (bench.pages.available, bench.aux.available) == (64, 4)
+
+
+@pytest.mark.parametrize("state", [State.BOOTSTRAP, State.WAITING, State.INFLIGHT])
+def test_an_abort_reaches_the_connector_from_every_queue(state):
+    bench = Bench(PrefillSide, max_running=0 if state is State.WAITING else 8)
+    asked = bench.ask(40)
+    transfer = bench.connector.transfers[0]
+    if state is not State.BOOTSTRAP:
+        transfer.status = READY
+    bench.turn()
+    bench.turn()
+    assert bench.counts() == {state: 1}
+    bench.core.abort(asked.request, bench.now)
+    assert len(transfer.aborts) == 1
+    assert asked.outputs[-1].finish == Finish("abort")
+    transfer.status = failed(Cause.ABORTED, releasable=True)
+    bench.turn()
+    assert bench.pages.available == 64
+
+
+def test_failures_before_and_after_the_sides_met_are_counted_apart():
+    bench = Bench(PrefillSide)
+    bench.ask(8)
+    bench.connector.transfers[0].status = failed(Cause.TIMED_OUT, releasable=True)
+    bench.turn()
+    assert bench.metric("num_bootstrap_failed_reqs_total") == 1
+    assert bench.metric("num_transfer_failed_reqs_total") == 0
+    bench.ask(8)
+    bench.connector.transfers[1].status = READY
+    bench.turn()
+    bench.connector.transfers[1].status = failed(Cause.TRANSFER_FAILED, releasable=True)
+    bench.turn()
+    assert bench.metric("num_transfer_failed_reqs_total") == 1
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+def test_every_cause_has_a_status_and_keeps_its_message(cause):
+    bench = Bench(PrefillSide)
+    asked = bench.ask(8)
+    bench.connector.transfers[0].status = failed(cause, releasable=True)
+    bench.turn()
+    failure = asked.outputs[-1]
+    assert (failure.status, failure.code) == FAILURES[cause]
+    assert failure.status >= 400
+    assert "because" in failure.message
+
+
+def test_what_the_connector_will_not_open_is_a_bad_request():
+    for side in (PrefillSide, DecodeSide):
+        bench = Bench(side)
+        bench.connector.refuse = "room=-1 is out of range"
+        asked = bench.ask(8)
+        bench.turn()
+        assert asked.outputs == [Failure(400, "invalid_handoff", "room=-1 is out of range")]
+        assert bench.pages.available == 64
+        assert bench.counts() == {}
+
+
+# ---------------------------------------------------------------------- decode
+
+
+def land(bench, number, first_token, prompt_tokens):
+    transfer = bench.connector.transfers[number]
+    bench.kv.write_aux(transfer.aux_slot, AuxRow(first_token, prompt_tokens))
+    transfer.status = DONE
+
+
+def test_decode_offers_the_prompts_pages_and_runs_from_the_first_token():
+    bench = Bench(DecodeSide)
+    asked = bench.ask(33, max_new_tokens=3, sibling=1)
+    bench.turn()
+    assert bench.counts() == {State.TRANSFER: 1}
+    transfer = bench.connector.transfers[0]
+    assert len(transfer.pages) == 3
+    assert bench.connector.opened == [(("10.0.0.1:8998", 77, "rid"), {"sibling": 1, "deadline_s": 100.0})]
+    land(bench, 0, first_token=65, prompt_tokens=33)
+    while bench.turn():
+        pass
+    assert asked.outputs[0].ids == (65,)
+    assert sum(len(output.ids) for output in asked.outputs) == 3
+    assert (bench.pages.available, bench.aux.available) == (64, 4)
+
+
+def test_decode_waits_in_prealloc_while_pages_are_short_and_says_so():
+    bench = Bench(DecodeSide, pages=4)
+    bench.ask(40, max_new_tokens=9)
+    bench.ask(40, max_new_tokens=9)
+    bench.now += 2
+    bench.turn()
+    bench.now += 3
+    bench.turn()
+    assert bench.counts() == {State.TRANSFER: 1, State.PREALLOC: 1}
+    assert bench.connector.queues["decode_prealloc"] == (1, 5.0, 1)
+    land(bench, 0, 65, 40)
+    while bench.turn():
+        pass
+    bench.turn()
+    assert bench.counts() == {State.TRANSFER: 1}
+    assert bench.connector.queues["decode_prealloc"] == (0, None, 2)
+
+
+def test_a_cache_of_another_prompt_is_refused():
+    bench = Bench(DecodeSide)
+    asked = bench.ask(33, max_new_tokens=3)
+    bench.turn()
+    land(bench, 0, 65, prompt_tokens=34)
+    bench.turn()
+    assert (asked.outputs[-1].status, asked.outputs[-1].code) == (502, "wrong_handoff")
+    assert bench.pages.available == 64
+
+
+def test_a_row_of_the_slots_former_owner_is_not_taken_for_a_new_one():
+    bench = Bench(DecodeSide)
+    for slot in range(4):
+        bench.kv.write_aux(slot, AuxRow(65, 33))
+    asked = bench.ask(33, max_new_tokens=3)
+    bench.turn()
+    bench.connector.transfers[0].status = DONE
+    bench.turn()
+    assert asked.outputs[-1].code == "wrong_handoff"
+
+
+def test_pages_that_prefill_may_still_write_are_not_given_to_the_next_request():
+    bench = Bench(DecodeSide, pages=4)
+    first = bench.ask(40, max_new_tokens=9)
+    bench.turn()
+    bench.core.abort(first.request, bench.now)
+    transfer = bench.connector.transfers[0]
+    transfer.status = failed(Cause.ABORTED, releasable=False)
+    bench.ask(40, max_new_tokens=9)
+    bench.turn()
+    assert bench.counts() == {State.PREALLOC: 1}
+    transfer.status = failed(Cause.ABORTED, releasable=True)
+    bench.turn()
+    assert bench.counts() == {State.TRANSFER: 1}
+
+
+def test_a_request_that_waits_for_its_cache_beyond_its_deadline_fails_and_keeps_its_pages_back():
+    bench = Bench(DecodeSide)
+    asked = bench.ask(33, max_new_tokens=3)
+    bench.turn()
+    bench.now += 100
+    bench.turn()
+    assert asked.outputs[-1].status == 504
+    assert len(bench.connector.transfers[0].aborts) == 1
+    assert bench.pages.available < 64
+
+
+def test_a_drain_opens_what_waits_before_the_connector_takes_no_more():
+    bench = Bench(DecodeSide, pages=4)
+    bench.ask(40, max_new_tokens=9)
+    bench.ask(40, max_new_tokens=9)
+    bench.turn()
+    bench.core.side.drain()
+    bench.turn()
+    assert bench.connector.drained == 0
+    land(bench, 0, 65, 40)
+    while bench.turn():
+        pass
+    bench.turn()
+    assert bench.connector.drained == 1
+    assert bench.counts() == {State.TRANSFER: 1}
