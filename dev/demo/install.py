@@ -19,6 +19,8 @@ OURS = "pdpool.dev/demo"
 RELEASE = "pdpool"
 SERVICE = "chat"
 READY_S = 240.0
+SEEN_S = 45.0
+"""Within that the operator has sampled the queues of new engines."""
 GONE_S = 180.0
 
 # Short, so that the story does not take minutes: Prometheus scrapes every 3 s here. A chart's defaults suit real pools.
@@ -145,6 +147,7 @@ def pools(screen: Screen, target: Target) -> float:
     except CommandError as error:
         raise TimeoutError(f"{SERVICE} did not get Ready within {READY_S:.0f} s: {error}") from error
     seconds = time.monotonic() - began
+    target.kubectl("wait", "-n", POOLS, "--for=condition=QueuesHealthy", f"pdsvc/{SERVICE}", f"--timeout={SEEN_S:.0f}s")
     screen.command(f"kubectl get pd -n {POOLS}")
     screen.block(target.kubectl("get", "pd", "-n", POOLS))
     screen.block(target.kubectl("get", "pods", "-n", POOLS, "-o", "wide"))
