@@ -50,10 +50,12 @@ class View:
     def seen(self, record: Record | None, now: float) -> "View":
         """The view after reading `record` at `now`.
 
-        A Lease that somebody deleted keeps its holder in our eyes (with no version): the holder may not know yet.
+        A Lease that somebody deleted is held in our eyes (with no version) until it has run out: whoever held it last
+        may not know yet.
         """
         if record is None and self.record is not None:
-            record = replace(self.record, version="")
+            holder = self.record.holder or "an unknown holder"
+            record = replace(self.record, holder=holder, duration_s=LEASE_DURATION_S, version="")
         if record is not None and self.record is not None and record.version == self.record.version:
             return self
         return replace(self, record=record, since=now)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 from aiohttp import web
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.observe.http import BODY_LIMIT, Unanswered, session
@@ -311,6 +311,7 @@ async def test_all_looks_together_are_bounded(http, serve, running):
     assert pod.most_at_once <= 2
 
 
+@settings(deadline=None, derandomize=True)
 @given(
     st.binary(max_size=200)
     | st.builds(

@@ -216,7 +216,7 @@ class Candidate:
         return 1000.0 * self.life + true * self.rate
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400, deadline=None, derandomize=True)
 @given(
     rates=st.lists(st.floats(0.97, 1.03), min_size=CANDIDATES, max_size=CANDIDATES),
     steps=st.lists(STEP, min_size=20, max_size=150),
@@ -231,12 +231,14 @@ def test_two_never_lead_at_once_under_any_interleaving(rates, steps):
         one = candidates[index]
         now = one.now(true)
         if what == "delete lease":
-            # Not claimed: a candidate that never saw the deleted Lease cannot know of its holder.
-            if all(c.view.record for c in candidates):
+            # Not claimed: a candidate that never saw the deleted Lease cannot know of its holder, nor can one that
+            # slept while it was deleted, made anew and deleted again.
+            if all(c.view.record and c.view.record.version for c in candidates):
                 stored, deleted_at = None, true
         elif what == "restart" and true - deleted_at > LEASE_DURATION_S:
             one.restart()
         elif what == "read":
+            one.pending = None  # a step that writes has ended before the next one reads
             one.view = one.view.seen(stored, now)
             action = decide(one.view, now, one.me)
             if isinstance(action, Lost):

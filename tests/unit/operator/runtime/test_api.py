@@ -1,0 +1,225 @@
+"""The API client: whose objects it touches, what it sends, when it may not write, and which errors it tells apart."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client import ApiClient, Configuration
+from pdpool_operator.runtime.api import (
+    PODS,
+    SECRETS,
+    STATEFUL_SETS,
+    Api,
+    ApiError,
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NameConflictError,
+    NotFoundError,
+    NotLeaderError,
+    Resource,
+    UnavailableError,
+)
+
+OURS = {"kind": "PrefillPool", "name": "chat", "uid": "owner-1", "controller": True}
+PATH = "/apis/apps/v1/namespaces/llm/statefulsets/x"
+
+
+def child(**meta: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": "x", "namespace": "llm", "ownerReferences": [OURS], **meta},
+        "spec": {"replicas": 1},
+    }
+
+
+class Server:
+    """Answers by (method, path); remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[str, str], tuple[int, Any]] = {}
+        self.asked: list[tuple[str, str, dict[str, str], Any, str]] = []
+        self.hang = asyncio.Event()
+        self.hang.set()
+
+    async def handle(self, request: web.Request) -> web.Response:
+        text = await request.text()
+        body = json.loads(text) if text else None
+        self.asked.append((request.method, request.path, dict(request.query), body, request.content_type))
+        await self.hang.wait()
+        status, answer = self.answers.get(
+            (request.method, request.path), (404, {"reason": "NotFound", "message": "no"})
+        )
+        return web.json_response(answer(request) if callable(answer) else answer, status=status)
+
+    def writes(self) -> list[tuple[str, str, dict[str, str], Any, str]]:
+        return [asked for asked in self.asked if asked[0] != "GET"]
+
+
+@pytest.fixture
+async def server():
+    one = Server()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", one.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    one.port = site._server.sockets[0].getsockname()[1]
+    yield one
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def connect(server):
+    clients = []
+
+    def make(**options: Any) -> Api:
+        client = ApiClient(Configuration(host=f"http://127.0.0.1:{server.port}"))
+        clients.append(client)
+        return Api(client, **options)
+
+    yield make
+    for client in clients:
+        await client.close()
+
+
+async def test_a_child_that_does_not_exist_is_created_without_force(server, connect):
+    server.answers["PATCH", PATH] = 201, child(uid="new")
+    stored = await connect().apply(STATEFUL_SETS, child())
+    assert stored["metadata"]["uid"] == "new"
+    ((_, _, query, body, content),) = server.writes()
+    assert query == {"fieldManager": "pdpool", "force": "false"}
+    assert content == "application/apply-patch+yaml"
+    assert "uid" not in body["metadata"]
+
+
+async def test_a_child_of_ours_is_applied_with_force_and_its_uid(server, connect):
+    server.answers["GET", PATH] = 200, child(uid="u7")
+    server.answers["PATCH", PATH] = 200, child(uid="u7")
+    await connect().apply(STATEFUL_SETS, child(), dry_run=True)
+    ((_, _, query, body, _),) = server.writes()
+    assert query == {"fieldManager": "pdpool", "force": "true", "dryRun": "All"}
+    assert body["metadata"]["uid"] == "u7"
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        pytest.param([], id="nobody"),
+        pytest.param([OURS | {"uid": "another"}], id="another controller"),
+        pytest.param([OURS | {"controller": False}], id="ours, but not the controller"),
+    ],
+)
+async def test_somebody_elses_object_is_not_touched(server, connect, owners):
+    server.answers["GET", PATH] = 200, child(uid="u7", ownerReferences=owners)
+    with pytest.raises(NameConflictError, match="StatefulSet x exists"):
+        await connect().apply(STATEFUL_SETS, child())
+    assert server.writes() == []
+
+
+async def test_a_secret_is_written_without_ever_being_read(server, connect):
+    path = "/api/v1/namespaces/llm/secrets/x"
+    fields = {"f:data": {"f:key": {}}}
+    mine = child(uid="u1", managedFields=[{"manager": "pdpool", "fieldsV1": fields}])
+    server.answers["PATCH", path] = 200, mine
+    await connect().apply_unread(SECRETS, child())
+    assert [asked[0] for asked in server.asked] == ["PATCH", "PATCH"]
+    assert server.asked[0][2]["dryRun"] == "All"
+    assert "dryRun" not in server.asked[1][2]
+    theirs = child(uid="u1", managedFields=[{"manager": "kubectl", "fieldsV1": fields}])
+    server.answers["PATCH", path] = 200, theirs
+    server.asked.clear()
+    with pytest.raises(NameConflictError, match="kubectl"):
+        await connect().apply_unread(SECRETS, child())
+    assert len(server.asked) == 1
+
+
+async def test_who_may_not_write_sends_nothing_and_may_still_read(server, connect):
+    server.answers["GET", PATH] = 200, child(uid="u7")
+    api = connect(write_budget=lambda: 0.0)
+    for write in (
+        api.apply(STATEFUL_SETS, child()),
+        api.apply_unread(SECRETS, child()),
+        api.apply_status(STATEFUL_SETS, child(uid="u7"), {}),
+        api.delete(STATEFUL_SETS, "llm", "x", "u7"),
+        api.create(STATEFUL_SETS, child()),
+        api.replace(STATEFUL_SETS, child()),
+        api.merge(STATEFUL_SETS, "llm", "x", {}),
+    ):
+        with pytest.raises(NotLeaderError):
+            await write
+    assert server.writes() == []
+    assert await api.get(STATEFUL_SETS, "llm", "x")
+
+
+async def test_a_write_ends_within_the_time_that_is_left_to_the_leader(server, connect):
+    server.hang.clear()
+    api = connect(write_budget=lambda: 0.2)
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(UnavailableError, match=r"no answer within 0\.2 s"):
+        await api.merge(STATEFUL_SETS, "llm", "x", {})
+    assert asyncio.get_running_loop().time() - started < 2
+
+
+async def test_lists_come_page_by_page_with_their_kind(server, connect):
+    def page(request: web.Request) -> dict[str, Any]:
+        first = "continue" not in request.query
+        meta = {"continue": "more"} if first else {}
+        return {"metadata": meta, "items": [{"metadata": {"name": "a" if first else "b"}}]}
+
+    server.answers["GET", "/api/v1/namespaces/llm/pods"] = 200, page
+    found = [pod async for pod in connect().list(PODS, "llm", "app=x", "spec.nodeName=n")]
+    assert [(pod["kind"], pod["metadata"]["name"]) for pod in found] == [("Pod", "a"), ("Pod", "b")]
+    assert [asked[2].get("continue") for asked in server.asked] == [None, "more"]
+    assert all(asked[2]["labelSelector"] == "app=x" for asked in server.asked)
+    assert all(asked[2]["fieldSelector"] == "spec.nodeName=n" for asked in server.asked)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, InvalidError),
+        (401, ForbiddenError),
+        (403, ForbiddenError),
+        (404, NotFoundError),
+        (409, ConflictError),
+        (418, ApiError),
+        (422, InvalidError),
+        (429, UnavailableError),
+        (500, UnavailableError),
+        (504, UnavailableError),
+    ],
+)
+async def test_errors_carry_the_servers_own_words(server, connect, status, error):
+    server.answers["PUT", PATH] = status, {"reason": "R", "message": "spec.x: Invalid value"}
+    with pytest.raises(error) as caught:
+        await connect().replace(STATEFUL_SETS, child())
+    assert caught.value.message == "spec.x: Invalid value"
+    assert caught.value.reason == "R"
+    assert "update /apis/apps" in str(caught.value)
+
+
+async def test_a_delete_names_the_uid_and_is_content_when_the_object_is_gone(server, connect):
+    await connect().delete(PODS, "llm", "x", "u7", grace_period_s=30)
+    ((method, path, _, body, _),) = server.asked
+    assert (method, path) == ("DELETE", "/api/v1/namespaces/llm/pods/x")
+    assert body["preconditions"] == {"uid": "u7"}
+    assert body["gracePeriodSeconds"] == 30
+
+
+async def test_nobody_there_is_unavailable_and_every_call_is_counted(server, connect):
+    calls: list[tuple[str, str, int]] = []
+    api = connect(on_call=lambda verb, plural, status, _: calls.append((verb, plural, status)))
+    assert await api.get(PODS, "llm", "x") is None
+    server.port = 1
+    with pytest.raises(UnavailableError):
+        await connect(on_call=lambda verb, plural, status, _: calls.append((verb, plural, status))).get(PODS, "a", "b")
+    assert calls == [("get", "pods", 404), ("get", "pods", 0)]
+
+
+def test_names_cannot_break_out_of_their_path():
+    assert Resource("", "v1", "pods", "Pod").path("a/b", "../c") == "/api/v1/namespaces/a%2Fb/pods/..%2Fc"
