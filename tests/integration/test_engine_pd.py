@@ -81,7 +81,9 @@ def start(backend, children):
 def pair(request):
     """One deployment for all tests that leave it whole."""
     with Children() as children:
-        yield start(request.param, children)
+        made = start(request.param, children)
+        yield made
+        assert [child.stop(20) for child in (made.prefill, made.decode)] == [0, 0], "both end by themselves, in order"
 
 
 @pytest.fixture

@@ -150,6 +150,18 @@ def test_prefill_sends_whole_pages_chunk_by_chunk_and_the_rest_with_the_aux_row(
     assert transfer.aborts == [], "what has ended is not aborted"
 
 
+def test_a_chunk_that_shares_a_turn_still_ends_at_a_page():
+    bench = Bench(PrefillSide, chunk_tokens=32)
+    bench.ask(20)
+    bench.ask(100)
+    for transfer in bench.connector.transfers:
+        transfer.status = READY
+    while bench.turn():
+        pass
+    sends = [(start, len(pages)) for start, pages, _, _ in bench.connector.transfers[1].sends]
+    assert sends == [(0, 2), (2, 2), (4, 2), (6, 1)]
+
+
 def test_pages_of_a_failed_request_come_back_only_when_the_connector_lets_go():
     bench = Bench(PrefillSide)
     asked = bench.ask(40)
