@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from pdpool_connector.protocol import frames as f
-from pdpool_connector.protocol import prefill as prefill_module
 from pdpool_connector.protocol.decode import Attempt, DecodeMachine
 from pdpool_connector.protocol.events import Fenced, PeerLost, Report, WriteResult
-from pdpool_connector.protocol.prefill import Exchange, PrefillMachine
+from pdpool_connector.protocol.exchange import Exchange, Piece
+from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.states import Cue, DecodeState, PrefillState
 from pdpool_connector.protocol.verdicts import Graveyard
 
@@ -113,7 +113,7 @@ class PrefillIsDoneWithTheLastWrite(PrefillMachine):
     """The last write landing is taken for all writes having landed."""
 
     def _complete_if_landed(self, exchange: Exchange) -> None:
-        if exchange.all_submitted and exchange.state is PrefillState.SENDING and exchange.in_flight:
+        if exchange.closed and exchange.state is PrefillState.SENDING and exchange.in_flight:
             self._move(exchange, Cue.COMPLETED)
             self._finalize(exchange)
         else:
@@ -126,7 +126,7 @@ class PrefillResurrects(PrefillMachine):
 
     def __init__(self, *arguments) -> None:
         super().__init__(*arguments)
-        self._graves = _NoGraves(1000)
+        self._graves = self._verdicts.graves = _NoGraves(1000)
 
 
 class _NoGraves(Graveyard):
@@ -182,8 +182,6 @@ class PrefillIgnoresFences(PrefillMachine):
 class PrefillMixesTargets(PrefillMachine):
     """A second send starts again at the first page of decode's."""
 
-    def _submit(self, exchange: Exchange, offer: f.Open, send, first: int) -> None:
-        super()._submit(exchange, offer, send, first)
-        last = self._effects[-1] if self._effects else None
-        if isinstance(last, prefill_module.Write):
-            self._effects[-1] = replace(last, target=offer.pages[: len(last.source)])
+    def _write(self, exchange: Exchange, piece: Piece) -> None:
+        assert exchange.offer is not None
+        super()._write(exchange, piece._replace(target=exchange.offer.pages[: len(piece.source)]))

@@ -35,6 +35,7 @@ from pdpool_connector.protocol.events import (
 from pdpool_connector.protocol.frames import Frame, decode, encode
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.protocol.prefill import PrefillMachine
+from pdpool_connector.protocol.states import TransitionError
 from pdpool_connector.protocol.timing import Timing
 
 TIMING = Timing(
@@ -166,7 +167,7 @@ class World:
             return
         try:
             effects = process.machine.handle(event, self.now)
-        except Exception as error:
+        except (TransitionError, LookupError) as error:  # others are faults of a test's own and surface as such
             raise ViolationError(f"the machine raised {error!r} on {event} (seed {self.seed})") from error
         for effect in effects:
             match effect:

@@ -1,5 +1,6 @@
 """What prefill's and decode's connector share: life cycle, the owner thread around the machine, stats, admin."""
 
+import contextlib
 import logging
 import secrets
 import threading
@@ -80,7 +81,7 @@ class Connector(ABC, Generic[AnyTransfer]):
         self._drops = Drops()
         self._reactor = Reactor(f"pdpool-{self.role}", self._after_turn, self._at_end)
         self._context: zmq.Context[Any] = zmq.Context()
-        self._http: HttpServer | None = None
+        self._started = False
         self._handles = count(1)
         self._delayed = count()
         self._transfers: dict[int, AnyTransfer] = {}
@@ -102,20 +103,16 @@ class Connector(ABC, Generic[AnyTransfer]):
     def start(self) -> None:
         """Register the memory, listen, and begin to work. Blocks shortly.
 
-        Raises OSError or zmq.ZMQError when a port cannot be bound, EngineError when the data plane will not start.
+        Raises OSError when a port cannot be bound, EngineError when the data plane will not start.
         """
-        host = self.config.listen_host
         descriptor = self._engine.register(self.memory)
         self._remote_form = encode_remote(
             RemoteMemory(engine=self._engine.name, memory=self.memory, descriptor=descriptor)
         )
-        self._server = ControlServer(self._context, host, self.config.control_port, self._drops)
-        self._reactor.watch(self._server.socket, self._on_server)
-        self._reactor.watch(self._server.monitor, self._on_server)
-        self._http = HttpServer(host)
-        if self.config.admin_port is not None:
-            self._admin_port = self._http.serve(self.config.admin_port, self._admin_pages())
-        self._serve_more(self._http)
+        with contextlib.ExitStack() as undo:
+            self._listen(undo)
+            undo.pop_all()
+        self._started = True
         if self._registry is not None:
             self._registry.register(self._collector)
         self._reactor.start()
@@ -126,6 +123,18 @@ class Connector(ABC, Generic[AnyTransfer]):
             self.control_address,
         )
 
+    def _listen(self, undo: contextlib.ExitStack) -> None:
+        host, port = self.config.listen_host, self.config.control_port
+        self._server = ControlServer(self._context, host, port, self._drops)
+        undo.callback(self._server.close)
+        self._reactor.watch(self._server.socket, self._on_server)
+        self._reactor.watch(self._server.monitor, self._on_server)
+        self._http = HttpServer(host)
+        undo.callback(self._http.close)
+        if self.config.admin_port is not None:
+            self._admin_port = self._http.serve(self.config.admin_port, self._admin_pages())
+        self._serve_more(self._http)
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Fail what is under way, tell peers, let writes in flight end, and stop all threads; within `timeout_s`.
 
@@ -135,7 +144,7 @@ class Connector(ABC, Generic[AnyTransfer]):
             return
         self._closed = True
         deadline = time.monotonic() + timeout_s
-        if self._http is not None:
+        if self._started:
             self._reactor.post(self._begin_shutdown)
             self._settled.wait(timeout_s / 2)
             self._reactor.post(self._say_goodbye)
@@ -228,7 +237,7 @@ class Connector(ABC, Generic[AnyTransfer]):
         return time.monotonic() <= deadline
 
     def _open(self, transfer: AnyTransfer, event: Event) -> AnyTransfer:
-        if self._http is None:
+        if not self._started:
             raise RuntimeError(f"open() on a {self.role} connector that was not started")
         handle = transfer._handle
         self._transfers[handle] = transfer

@@ -36,7 +36,7 @@ class ControlServer:
     """Listens on one port. `route` in `send` is what an `Arrival` carried."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str, port: int, drops: Drops) -> None:
-        """Raises zmq.ZMQError when the port cannot be bound."""
+        """Raises OSError when the port cannot be bound."""
         self._drops = drops
         self.socket = context.socket(zmq.ROUTER)
         _tune(self.socket)
@@ -48,9 +48,9 @@ class ControlServer:
             self.socket.bind(
                 f"tcp://{Address(host, port)}" if port else f"tcp://{Address(host, 0)}".replace(":0", ":*")
             )
-        except zmq.ZMQError:
+        except zmq.ZMQError as error:
             self.close()
-            raise
+            raise OSError(error.errno, f"control port {Address(host, port)} cannot be bound: {error}") from error
         self.port = int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._open: set[int] = set()
         self._ended: list[int] = []

@@ -1,0 +1,110 @@
+"""Frames: what goes out comes back, and nothing else comes in."""
+
+import contextlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pdpool_connector.protocol import frames as f
+from pdpool_connector.protocol.outcome import Cause, told_by_peer
+
+from tests.unit.protocol.sides import abort_frame, about, open_frame
+
+EVERY = [
+    f.Hello(version=1, oldest_version=1, sender="a" * 32, address="10.0.0.1:8999", memory=b"m"),
+    f.HelloOk(version=1, sender="a" * 32, memory=b"m"),
+    f.HelloRefused(version=1, sender="a" * 32, reason="page_tokens is 16 here and 32 at the peer", retry=False),
+    f.Goodbye(version=1, sender="a" * 32, reason="bye"),
+    open_frame(),
+    f.Accepted(**about()),
+    f.Sending(**about()),
+    f.Done(**about(), bytes_moved=1),
+    f.Failed(**about(), cause="timed_out", message="m"),
+    f.Drained(**about(), cause="timed_out", message="m"),
+    f.Ack(**about()),
+    abort_frame(),
+    f.Query(**about()),
+]
+
+
+@pytest.mark.parametrize("frame", EVERY, ids=lambda frame: type(frame).__name__)
+def test_every_frame_comes_back_as_it_went(frame: f.Frame) -> None:
+    assert f.decode(f.encode(frame)) == frame
+
+
+def test_every_frame_type_is_covered_here() -> None:
+    leaves = {cls for cls in f.Frame.__subclasses__() if cls is not f.AttemptFrame} | set(
+        f.AttemptFrame.__subclasses__()
+    )
+    assert {type(frame) for frame in EVERY} == leaves
+
+
+@pytest.mark.parametrize("frame", EVERY, ids=lambda frame: type(frame).__name__)
+def test_a_newer_peer_may_append_fields(frame: f.Frame) -> None:
+    longer = [*msgspec.msgpack.decode(f.encode(frame)), "a field of tomorrow"]
+    assert f.decode(msgspec.msgpack.encode(longer)) == frame
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused_and_nothing_else(data: bytes) -> None:
+    with pytest.raises(f.MalformedFrameError):
+        f.decode(data)
+
+
+@given(st.sampled_from(EVERY), st.data())
+def test_damaged_frames_are_refused_or_are_other_frames(frame: f.Frame, data: st.DataObject) -> None:
+    raw = bytearray(f.encode(frame))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(raw)))
+    with contextlib.suppress(f.MalformedFrameError):
+        assert isinstance(f.decode(bytes(raw[:cut])), f.Frame)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"version": 2}, "version"),
+        ({"version": 0}, "version"),
+        ({"room": -1}, "malformed"),
+        ({"room": 2**63}, "malformed"),
+        ({"sender": "a" * 31}, "malformed"),
+        ({"sender": "A" * 32}, "malformed"),
+        ({"sibling": 2**31}, "malformed"),
+        ({"pages": b"123"}, "malformed"),
+        ({"pages": "text"}, "malformed"),
+        ({"request_id": "x" * 257}, "malformed"),
+        ({"deadline_s": float("nan")}, "malformed"),
+        ({"deadline_s": -1.0}, "malformed"),
+        ({"attempt": ["d" * 32, -1]}, "malformed"),
+    ],
+)
+def test_values_out_of_range_are_refused(changes: dict[str, object], reason: str) -> None:
+    frame = msgspec.structs.replace(open_frame(), **changes)
+    with pytest.raises(f.MalformedFrameError) as caught:
+        f.decode(msgspec.msgpack.encode(frame))
+    assert caught.value.reason == reason
+
+
+def test_oversized_frames_are_refused_before_they_are_read() -> None:
+    with pytest.raises(f.MalformedFrameError, match="oversized"):
+        f.decode(b"\xc1" * (f.MAX_FRAME_BYTES + 1))
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(f.MalformedFrameError):
+        f.decode(b"\x91" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("aborted", Cause.PEER_ABORTED),
+        ("shutdown", Cause.PEER_LOST),
+        ("timed_out", Cause.TIMED_OUT),
+        ("new", Cause.INTERNAL),
+    ],
+)
+def test_causes_are_told_in_the_words_of_this_side(text: str, seen: Cause) -> None:
+    assert told_by_peer(text, Cause.INTERNAL) is seen

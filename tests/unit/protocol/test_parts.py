@@ -1,0 +1,70 @@
+"""Timers, census, graveyard: the small parts of the machines."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pdpool_connector.protocol.census import Census
+from pdpool_connector.protocol.frames import AttemptId
+from pdpool_connector.protocol.outcome import Cause
+from pdpool_connector.protocol.timers import Timers
+from pdpool_connector.protocol.verdicts import Graveyard, Tombstone
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.floats(0, 100)))))
+def test_timers_agree_with_a_plain_dictionary(steps: list[tuple[int, float | None]]) -> None:
+    timers: Timers[int] = Timers()
+    plain: dict[int, float] = {}
+    for key, when in steps:
+        if when is None:
+            timers.cancel(key)
+            plain.pop(key, None)
+        else:
+            timers.set(key, when)
+            plain[key] = when
+        assert timers.next() == min(plain.values(), default=None)
+    order = []
+    while (key := timers.pop_due(50.0)) is not None:
+        order.append(plain.pop(key))
+    assert order == sorted(order)
+    assert all(when > 50.0 for when in plain.values())
+    assert len(timers) == len(plain)
+
+
+def test_a_timer_that_is_moved_for_ever_takes_no_more_room() -> None:
+    timers: Timers[str] = Timers()
+    for step in range(10_000):
+        timers.set("a", step)
+    assert len(timers._heap) < 100
+
+
+def test_census_keeps_the_age_of_a_queue_across_its_states() -> None:
+    census: Census[str] = Census(
+        {"waiting": ("waiting", "queue"), "ready": ("ready", "queue"), "sending": ("sending",)}
+    )
+    census.move(1, None, "waiting", 10.0)
+    census.move(2, None, "waiting", 11.0)
+    census.move(1, "waiting", "ready", 15.0)
+    assert (census.count("queue"), census.oldest("queue"), census.oldest("ready")) == (2, 10.0, 15.0)
+    assert (census.left("queue"), census.left("waiting")) == (0, 1)
+    census.move(1, "ready", "sending", 16.0)
+    assert (census.count("queue"), census.oldest("queue"), census.left("queue")) == (1, 11.0, 1)
+    census.move(1, "sending", "done", 17.0)
+    assert (census.count("sending"), census.oldest("sending"), census.left("sending")) == (0, None, 1)
+
+
+def test_a_graveyard_forgets_by_deadline_and_raises_nobody() -> None:
+    graves = Graveyard(4)
+    peer = "d" * 32
+    attempts = [AttemptId(peer, number) for number in range(5)]
+    assert [graves.bury(Tombstone(a, 1, 0, Cause.ABORTED, "")) for a in attempts[:3]] == [True, True, False]
+    assert graves.stale(attempts[2])
+    assert not graves.stale(attempts[3])
+    graves.forget(attempts[0])
+    assert graves.get(attempts[0]) is None
+    assert graves.stale(attempts[0])
+    other = AttemptId("e" * 32, 0)
+    assert graves.bury(Tombstone(other, 1, 0, None, ""))
+    assert not graves.forget_peer("e" * 32)
+    graves.forget(other)
+    assert graves.stale(other)
+    assert graves.forget_peer("e" * 32)
+    assert not graves.stale(other)

@@ -1,0 +1,195 @@
+"""What the API refuses at once, with words that help."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from pdpool_connector import (
+    Cause,
+    ConnectorConfig,
+    DecodeConnector,
+    HostArena,
+    KVMemory,
+    PrefillConnector,
+)
+from prometheus_client import CollectorRegistry
+
+
+@pytest.fixture
+def memory() -> Iterator[KVMemory]:
+    with HostArena(2 * 8 * 256 + 4 * 64) as arena:
+        yield KVMemory(
+            kv=(arena.region(0, 256, 8), arena.region(8 * 256, 256, 8)),
+            aux=arena.region(2 * 8 * 256, 64, 4),
+            page_tokens=16,
+            layers=1,
+            kv_heads=1,
+            head_dim=4,
+            dtype="float32",
+            model="m",
+        )
+
+
+@pytest.fixture
+def prefill(memory: KVMemory) -> Iterator[PrefillConnector]:
+    connector = PrefillConnector(ConnectorConfig("127.0.0.1"), memory, lambda: None)
+    connector.start()
+    yield connector
+    connector.close()
+
+
+@pytest.fixture
+def decode(memory: KVMemory) -> Iterator[DecodeConnector]:
+    connector = DecodeConnector(ConnectorConfig("127.0.0.1"), memory, lambda: None)
+    connector.start()
+    yield connector
+    connector.close()
+
+
+def pages(*ids: int) -> np.ndarray:
+    return np.array(ids, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"advertise_host": ""}, "advertise_host"),
+        ({"control_port": 70000}, "control_port"),
+        ({"admin_port": -1}, "admin_port"),
+        ({"request_deadline_s": 0}, "request_deadline_s"),
+        ({"backend": "carrier pigeon"}, "backend"),
+        ({"allowed_networks": ("10.0.0.1/8",)}, "allowed_networks"),
+        ({"rank": -1}, "rank"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_by_field(changes: dict[str, object], field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        ConnectorConfig(**({"advertise_host": "127.0.0.1"} | changes))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"room": -1}, "room"),
+        ({"room": 2**63}, "room"),
+        ({"request_id": "x" * 257}, "request_id"),
+        ({"sibling": -1}, "sibling"),
+        ({"deadline_s": 0}, "deadline_s"),
+    ],
+)
+def test_open_refuses_what_no_frame_can_carry(prefill: PrefillConnector, arguments: dict, field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        prefill.open(**({"room": 1, "request_id": "r"} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("send", "word"),
+    [
+        ({"pages": pages(8)}, "pages"),
+        ({"pages": pages(-1)}, "pages"),
+        ({"pages": np.array([1.0])}, "pages"),
+        ({"pages": pages(1)[None]}, "pages"),
+        ({"start": -1}, "start"),
+        ({"aux_slot": 1}, "last"),
+        ({"aux_slot": 4, "last": True}, "aux_slot"),
+    ],
+)
+def test_send_refuses_what_lies_outside_the_memory(prefill: PrefillConnector, send: dict, word: str) -> None:
+    transfer = prefill.open(1, "r")
+    with pytest.raises(ValueError, match=word):
+        transfer.send(**({"pages": pages(1), "start": 0} | send))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"prefill": "nowhere"}, "address"),
+        ({"pages": pages(99)}, "pages"),
+        ({"aux_slot": -1}, "aux_slot"),
+        ({"prefix_pages": -1}, "prefix_pages"),
+    ],
+)
+def test_decode_open_refuses_what_cannot_be(decode: DecodeConnector, changes: dict, word: str) -> None:
+    arguments = {"prefill": "127.0.0.1:1", "room": 1, "request_id": "r", "pages": pages(1), "aux_slot": 0}
+    with pytest.raises(ValueError, match=word):
+        decode.open(**(arguments | changes))
+
+
+def test_open_before_start_says_so(memory: KVMemory) -> None:
+    connector = PrefillConnector(ConnectorConfig("127.0.0.1"), memory, lambda: None)
+    with pytest.raises(RuntimeError, match="not started"):
+        connector.open(1, "r")
+    connector.close()
+
+
+def test_after_close_nothing_opens_and_nothing_hangs(memory: KVMemory) -> None:
+    connector = PrefillConnector(ConnectorConfig("127.0.0.1"), memory, lambda: None)
+    connector.start()
+    waiting = connector.open(1, "r")
+    connector.close()
+    connector.close()
+    assert (waiting.status.cause, waiting.status.releasable) == (Cause.SHUTDOWN, True)
+    late = connector.open(2, "r")
+    assert (late.status.cause, late.status.releasable) == (Cause.SHUTDOWN, True)
+    late.abort()
+    connector.beat()
+    assert connector.stats().outcomes["failed"] == 1
+
+
+def test_a_taken_port_is_an_error_that_leaves_nothing_behind(memory: KVMemory, prefill: PrefillConnector) -> None:
+    before = threading.active_count()
+    taken = int(prefill.control_address.rpartition(":")[2])
+    other = PrefillConnector(ConnectorConfig("127.0.0.1", control_port=taken), memory, lambda: None)
+    with pytest.raises(OSError, match="in use"):
+        other.start()
+    other.close()
+    assert threading.active_count() == before
+
+
+def test_a_change_wakes_the_engine(memory: KVMemory) -> None:
+    changed = threading.Event()
+    connector = PrefillConnector(ConnectorConfig("127.0.0.1"), memory, changed.set)
+    connector.start()
+    transfer = connector.open(1, "r")
+    transfer.abort()
+    deadline = time.monotonic() + 5
+    while not transfer.status.ended:
+        assert changed.wait(deadline - time.monotonic())
+        changed.clear()
+    assert transfer.status.cause is Cause.ABORTED
+    connector.close()
+
+
+def test_a_callback_that_raises_ends_nothing(memory: KVMemory) -> None:
+    def raises() -> None:
+        raise RuntimeError("the engine's own fault")
+
+    connector = PrefillConnector(ConnectorConfig("127.0.0.1"), memory, raises)
+    connector.start()
+    for room in range(3):
+        transfer = connector.open(room, "r")
+        transfer.abort()
+        _wait(lambda transfer=transfer: transfer.status.ended)
+    _wait(lambda: connector.stats().faults >= 3)
+    connector.close()
+
+
+def test_metrics_are_registered_and_taken_back(memory: KVMemory) -> None:
+    registry = CollectorRegistry()
+    connector = PrefillConnector(ConnectorConfig("127.0.0.1"), memory, lambda: None, registry)
+    connector.start()
+    connector.open(1, "r")
+    _wait(lambda: registry.get_sample_value("pdpool_connector_attempts", {"state": "waiting"}) == 1.0)
+    connector.set_queue("decode_prealloc", 3, 1.5, 7)
+    assert connector.stats().queues["decode_prealloc"].reqs == 3
+    connector.close()
+    assert registry.get_sample_value("pdpool_connector_attempts", {"state": "waiting"}) is None
+
+
+def _wait(holds) -> None:
+    deadline = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

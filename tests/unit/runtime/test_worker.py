@@ -1,0 +1,215 @@
+"""A peer's worker: chunks in turn, stops between them, and never calls unsettled what is settled or the reverse."""
+
+import threading
+from collections.abc import Callable
+from queue import Queue
+
+import numpy as np
+import pytest
+from pdpool_connector.engines.base import Chunk, EngineError, InvalidChunkError, Poll
+from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
+from pdpool_connector.protocol.events import Write, WriteEnded, WriteResult
+from pdpool_connector.protocol.frames import AttemptId
+from pdpool_connector.runtime.worker import IN_FLIGHT, PeerWorker
+
+PAGE = (4 << 20) - 64  # so that four pages and an aux row make a chunk
+MEMORY = KVMemory(
+    kv=(Region(1 << 30, PAGE // 2, 256), Region(1 << 34, PAGE // 2, 256)),
+    aux=Region(1 << 20, 64, 16),
+    page_tokens=16,
+    layers=1,
+    kv_heads=1,
+    head_dim=1,
+    dtype="float32",
+    model="m",
+)
+
+
+class Transfer:
+    def __init__(self, chunk: Chunk) -> None:
+        self.chunk = chunk
+        self.outcome = Poll.PENDING
+        self.failure = ""
+
+
+class ScriptedEngine:
+    """Submits go into a list; the test decides when and how each ends."""
+
+    name = "scripted"
+
+    def __init__(self) -> None:
+        self.submitted: Queue[Transfer] = Queue()
+        self.refusals: dict[int, Exception] = {}
+        self.count = 0
+        self.poked = threading.Event()
+        self.connect_error: Exception | None = None
+        self.disconnected = threading.Event()
+
+    def connect(self, *_) -> None:
+        if self.connect_error is not None:
+            raise self.connect_error
+
+    def submit(self, _, chunk) -> Transfer:
+        self.count += 1
+        if self.count in self.refusals:
+            raise self.refusals[self.count]
+        transfer = Transfer(chunk)
+        self.submitted.put(transfer)
+        return transfer
+
+    def poll(self, handle: Transfer) -> Poll:
+        if handle.outcome is Poll.PENDING:
+            self.poked.wait(0.002)
+        return handle.outcome
+
+    def disconnect(self, _) -> None:
+        self.disconnected.set()
+
+
+class Bench:
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self.engine = engine
+        self.connected: Queue[EngineError | None] = Queue()
+        self.ended: Queue[WriteEnded] = Queue()
+        self.gone = threading.Event()
+        remote = RemoteMemory(engine="scripted", memory=MEMORY, descriptor=b"")
+        self.worker = PeerWorker(
+            engine, MEMORY, "d" * 32, remote, connected=self.connected.put, ended=self.ended.put, gone=self.gone.set
+        )
+
+    def write(self, number: int, pages: int, *, aux: bool = False) -> None:
+        ids = (32 * number + np.arange(pages, dtype="<i4")).tobytes()
+        attempt = AttemptId("d" * 32, number)
+        self.worker.submit(Write(attempt, number, "d" * 32, ids, ids, (1, 2) if aux else None))
+
+    def next_submit(self) -> Transfer:
+        return self.engine.submitted.get(timeout=5)
+
+    def next_end(self) -> WriteEnded:
+        return self.ended.get(timeout=5)
+
+
+@pytest.fixture
+def bench():
+    made: list[Bench] = []
+
+    def make(prepare: Callable[[ScriptedEngine], None] = lambda _: None) -> Bench:
+        engine = ScriptedEngine()
+        prepare(engine)
+        made.append(Bench(engine))
+        assert made[-1].connected.get(timeout=5) is engine.connect_error
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.worker.close()
+        while not one.worker.join(0.05):
+            while not one.engine.submitted.empty():
+                one.engine.submitted.get().outcome = Poll.DONE
+        assert one.gone.is_set()
+
+
+def test_a_write_is_cut_and_ends_once_with_all_its_bytes(bench) -> None:
+    one = bench()
+    one.write(1, 10, aux=True)
+    sizes = []
+    for _ in range(3):
+        transfer = one.next_submit()
+        sizes.append(len(transfer.chunk.local_pages))
+        transfer.outcome = Poll.DONE
+    end = one.next_end()
+    assert sum(sizes) == 10
+    assert (end.result, end.bytes_moved) == (WriteResult.LANDED, 10 * PAGE + 64)
+    assert one.ended.empty()
+
+
+def test_no_more_chunks_are_in_flight_than_told_and_jobs_take_turns(bench) -> None:
+    one = bench()
+    one.write(1, 16)
+    first, second = one.next_submit(), one.next_submit()
+    one.write(2, 16)
+    assert one.engine.submitted.empty()
+    assert IN_FLIGHT == 2
+    order = []
+    for transfer in (first, second):
+        transfer.outcome = Poll.DONE
+    for _ in range(6):
+        transfer = one.next_submit()
+        transfer.outcome = Poll.DONE
+        order.append(int(transfer.chunk.local_pages[0]) // 32)
+    assert order == [1, 2, 1, 2, 2, 2]
+    assert [one.next_end().write, one.next_end().write] == [1, 2]
+
+
+def test_stop_cuts_at_the_next_chunk_and_waits_for_what_is_in_flight(bench) -> None:
+    one = bench()
+    one.write(1, 40)
+    flying = [one.next_submit(), one.next_submit()]
+    one.worker.stop({1})
+    assert one.ended.empty()
+    flying[0].outcome = Poll.DONE
+    flying[1].outcome = Poll.DONE
+    end = one.next_end()
+    assert end.result is WriteResult.STOPPED
+    assert end.bytes_moved == 8 * PAGE
+    assert one.engine.submitted.empty()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "result"),
+    [(Poll.FAILED_SETTLED, WriteResult.FAILED), (Poll.FAILED_UNSETTLED, WriteResult.UNSETTLED)],
+)
+def test_a_failure_ends_the_write_after_its_other_chunks_settled(bench, outcome: Poll, result: WriteResult) -> None:
+    one = bench()
+    one.write(1, 40)
+    first, second = one.next_submit(), one.next_submit()
+    first.failure = "link down"
+    first.outcome = outcome
+    assert one.ended.empty()
+    second.outcome = Poll.DONE
+    end = one.next_end()
+    assert (end.result, end.message) == (result, "link down")
+    assert one.ended.empty()
+
+
+def test_unsettled_outweighs_an_earlier_settled_failure(bench) -> None:
+    one = bench()
+    one.write(1, 8)
+    first, second = one.next_submit(), one.next_submit()
+    first.outcome = Poll.FAILED_SETTLED
+    second.outcome = Poll.FAILED_UNSETTLED
+    assert one.next_end().result is WriteResult.UNSETTLED
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (InvalidChunkError("page 999"), WriteResult.INVALID),
+        (EngineError("not connected"), WriteResult.FAILED),
+        (RuntimeError("a bug"), WriteResult.UNSETTLED),
+    ],
+)
+def test_what_submit_raises_ends_the_write_and_not_the_worker(bench, error: Exception, result: WriteResult) -> None:
+    one = bench(lambda engine: engine.refusals.update({1: error}))
+    one.write(1, 1)
+    assert one.next_end().result is result
+    one.write(2, 1)
+    one.next_submit().outcome = Poll.DONE
+    assert one.next_end().result is WriteResult.LANDED
+
+
+def test_a_failed_connection_is_told_and_ends_the_worker(bench) -> None:
+    one = bench(lambda engine: setattr(engine, "connect_error", EngineError("no route")))
+    assert one.gone.wait(5)
+
+
+def test_close_waits_for_what_is_in_flight_and_then_disconnects(bench) -> None:
+    one = bench()
+    one.write(1, 40)
+    flying = [one.next_submit(), one.next_submit()]
+    one.worker.close()
+    assert not one.engine.disconnected.wait(0.1)
+    for transfer in flying:
+        transfer.outcome = Poll.DONE
+    assert one.next_end().result is WriteResult.STOPPED
+    assert one.engine.disconnected.wait(5)

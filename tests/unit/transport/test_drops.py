@@ -1,0 +1,19 @@
+"""Counting what was dropped, without filling the log."""
+
+import logging
+
+from pdpool_connector.transport.drops import LOG_EVERY_S, Drops
+
+
+def test_everything_is_counted_and_little_is_logged(caplog) -> None:
+    now = 0.0
+    drops = Drops(lambda: now)
+    with caplog.at_level(logging.INFO):
+        for _ in range(1000):
+            drops.note("malformed", "x" * 10_000)
+        drops.note("stale", "late")
+        now = LOG_EVERY_S
+        drops.note("malformed", "again")
+    assert drops.counts() == {"malformed": 1001, "stale": 1}
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
+    assert max(len(record.getMessage()) for record in caplog.records) < 300
