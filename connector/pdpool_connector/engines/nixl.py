@@ -172,7 +172,11 @@ class NixlEngine:
         return handle.outcome
 
     def disconnect(self, peer: str) -> None:
-        """As `Engine.disconnect`."""
+        """As `Engine.disconnect`.
+
+        UCX keeps one socket on both sides of a connection to a peer that lives on, until either process exits: pair
+        once for a peer's life, not once for each request.
+        """
         state = self._peers.pop(peer, None)
         if state is None:
             return
