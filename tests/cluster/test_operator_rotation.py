@@ -236,6 +236,23 @@ async def test_turning_the_router_off_removes_its_objects_and_turning_it_on_make
     await routers.key()
 
 
+async def test_a_service_that_is_deleted_and_made_anew_at_once_gets_a_key_of_its_own(here, routers):
+    await start(here)
+    first = await routers.key()
+    await eventually(lambda: here.see(DEPLOYMENTS, "chat-router"))
+    await here.admin.drop(SERVICES_PD, here.namespace, "chat", propagationPolicy="Background")
+    again = await here.service()
+
+    async def new_key() -> bool:
+        secret = await here.see(SECRETS, "chat-router-key")
+        owners = [owner["uid"] for owner in secret["metadata"]["ownerReferences"]] if secret else []
+        return owners == [again["metadata"]["uid"]] and await routers.key() != first
+
+    await eventually(new_key)
+    deployment = await eventually(lambda: here.see(DEPLOYMENTS, "chat-router"))
+    assert deployment["metadata"]["ownerReferences"][0]["uid"] == again["metadata"]["uid"]
+
+
 async def test_a_service_without_its_pools_says_which_is_missing(here):
     await here.operator().start()
     await here.pool("PrefillPool")

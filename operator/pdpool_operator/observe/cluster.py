@@ -94,7 +94,7 @@ class Cluster:
             self._api.get(DISRUPTION_BUDGETS, namespace, router),
         )
         seen = [parse.observed_object(obj) for obj in (config, *objects) if obj is not None]
-        secret = self._secret(namespace, names.router_secret(service.metadata.name), routers)
+        secret = self._secret(service, routers)
         stuck_after = float(service.spec.stuck_after_seconds)
         return ObservedService(
             service=service,
@@ -227,12 +227,15 @@ class Cluster:
         except Unanswered as error:
             return ObservedRouter(pod, None, str(error))
 
-    def _secret(self, namespace: str, name: str, routers: Iterable[ObservedRouter]) -> ObservedObject | None:
-        """The Secret as we applied it, while there is no reason to doubt that it is there."""
-        at, secret = self._secrets.get(f"{namespace}/{name}", (None, None))
+    def _secret(self, service: DisaggregatedService, routers: Iterable[ObservedRouter]) -> ObservedObject | None:
+        """The Secret as we applied it for this very service, while there is no reason to doubt that it is there."""
+        where = f"{service.metadata.namespace}/{names.router_secret(service.metadata.name)}"
+        at, secret = self._secrets.get(where, (None, None))
         doubt = any(router.pod.waiting_reason == "CreateContainerConfigError" for router in routers)
-        if at is None or doubt or self._now() - at > SECRET_TRUST:
-            self._secrets.pop(f"{namespace}/{name}", None)
+        if secret is None or at is None:
+            return None
+        if doubt or self._now() - at > SECRET_TRUST or secret.controller_uid != service.metadata.uid:
+            del self._secrets[where]
             return None
         return secret
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from .api import ApiError, ConflictError, NotLeaderError
+from .api import ApiError, ConflictError, NotFoundError, NotLeaderError
 from .metrics import Metrics
 from .queue import WorkQueue
 
@@ -66,8 +66,8 @@ async def _once(queue: WorkQueue[K], key: K, reconcile: Callable[[K], Awaitable[
     try:
         async with asyncio.timeout(RECONCILE_TIMEOUT_S):
             result = await reconcile(key)
-    except ConflictError as conflict:
-        log.info("somebody else was faster, looking again: %s", conflict, extra=where)
+    except (ConflictError, NotFoundError) as faster:
+        log.info("somebody else was faster, looking again: %s", faster, extra=where)
         queue.add_after(key, CONFLICT_RETRY_S)
         return "conflict"
     except (ApiError, NotLeaderError, TimeoutError) as error:
