@@ -205,6 +205,7 @@ LONG = {"text": "abc", "sampling_params": {"temperature": 0, "max_new_tokens": 1
 
 
 def test_a_client_that_leaves_frees_its_pages(engine):
+    before = aborted(engine)
     connection = http.client.HTTPConnection(urlsplit(engine.url).netloc, timeout=30)
     connection.request("POST", "/generate", json.dumps(LONG | {"stream": True}))
     response = connection.getresponse()
@@ -214,6 +215,13 @@ def test_a_client_that_leaves_frees_its_pages(engine):
     connection.close()
     until(lambda: load_of(engine)["num_used_tokens"] == 0)
     assert load_of(engine)["num_running_reqs"] == 0
+    assert aborted(engine) == before + 1, "it did not just run to its end"
+
+
+def aborted(engine):
+    name = "sglang:num_aborted_requests_total{"
+    text = call(engine, "GET", "/metrics")[1]
+    return float(next(line for line in text.splitlines() if line.startswith(name)).rpartition(" ")[2])
 
 
 def test_an_abort_ends_the_request_of_exactly_that_id(engine):

@@ -51,6 +51,11 @@ class Pair:
         port = self.prefill.addresses["bootstrap_port"]
         return {"bootstrap_host": "127.0.0.1", "bootstrap_port": port, "bootstrap_room": next(ROOMS)}
 
+    def aborted(self, child):
+        name = "sglang:num_aborted_requests_total{"
+        lines = httpx.get(child.url + "/metrics").text.splitlines()
+        return float(next(line for line in lines if line.startswith(name)).rpartition(" ")[2])
+
     def quiet(self):
         """Both engines hold nothing: no request in any queue, no page in use."""
         for child in (self.prefill, self.decode):
@@ -224,11 +229,13 @@ LONG = {"temperature": 0, "max_new_tokens": 1000, "ignore_eos": True}
 
 
 def test_a_client_that_leaves_empties_both_engines(pair):
+    before = pair.aborted(pair.decode)
     body = {"input_ids": tokens(64), "sampling_params": LONG, "stream": True}
     with httpx.stream("POST", pair.router.url + "/generate", json=body, timeout=60) as response:
         next(response.iter_lines())
         assert pair.load(pair.decode)["num_used_tokens"] > 0
     until(pair.quiet)
+    assert pair.aborted(pair.decode) == before + 1, "it did not just run to its end"
 
 
 def test_a_client_that_leaves_while_decode_waits_empties_both_engines(pair):

@@ -90,11 +90,11 @@ class Message(msgspec.Struct):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | list[TextPart] | None
 
     def plain(self) -> dict[str, str]:
         """The message as the chat template takes it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
@@ -143,6 +143,10 @@ def chat_job(body: ChatBody, tokenizer: Tokenizer, vocab: int, request_id: str, 
         "continue_final_message": False,
     }
     refuse_unsupported(body, harmless)
+    for number, message in enumerate(body.messages):
+        if message.content is None and message.role != "assistant":
+            param = f"messages[{number}].content"
+            raise RequestError(f"{param}: null; a text or a list of text parts is right", param=param)
     try:
         tokens = tokenizer.chat([message.plain() for message in body.messages])
     except ChatTemplateError as error:

@@ -168,8 +168,10 @@ class Scheduler:
             log.exception("the scheduler crashed")
             with self._cond:
                 self._stopping = True
-            self._fail_all(Failure(500, "engine_crashed", "the engine's scheduler crashed"))
-            self._on_crash()
+            try:
+                self._fail_all(Failure(500, "engine_crashed", "the engine's scheduler crashed"))
+            finally:
+                self._on_crash()
         else:
             self._fail_all(Failure(503, "shutting_down", "the engine is shutting down"))
 

@@ -99,12 +99,14 @@ class Api:
         return app
 
     # ------------------------------------------------------------------ generation
+    # Texts become tokens on other threads: a long one would hold up every other request.
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
         body = decode_body(await self._take(request), CompletionBody)
         request_id = new_request_id()
-        job = completion_job(body, self._engine.tokenizer, self._engine.config.vocab, request_id)
+        engine = self._engine
+        job = await asyncio.to_thread(completion_job, body, engine.tokenizer, engine.config.vocab, request_id)
         return await self._answer(request, job, self._reply(CompletionReply, body, job, request_id))
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -112,13 +114,15 @@ class Api:
         body = decode_body(await self._take(request), ChatBody)
         request_id = new_request_id()
         engine = self._engine
-        job = chat_job(body, engine.tokenizer, engine.config.vocab, request_id, engine.max_tokens)
+        vocab, room_for = engine.config.vocab, engine.max_tokens
+        job = await asyncio.to_thread(chat_job, body, engine.tokenizer, vocab, request_id, room_for)
         return await self._answer(request, job, self._reply(ChatReply, body, job, request_id))
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """`POST /generate`."""
         body = decode_body(await self._take(request), GenerateBody)
-        job = generate_job(body, self._engine.tokenizer, self._engine.config.vocab, new_request_id())
+        engine = self._engine
+        job = await asyncio.to_thread(generate_job, body, engine.tokenizer, engine.config.vocab, new_request_id())
         return await self._answer(request, job, GenerateReply(job.rids))
 
     async def _take(self, request: web.Request) -> bytes:

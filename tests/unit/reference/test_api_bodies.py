@@ -68,6 +68,7 @@ REFUSED = [
     (chat, {"messages": []}, "messages"),
     (chat, {"messages": "hello"}, "messages"),
     (chat, {"messages": [{"role": "user"}]}, "messages[0].content"),
+    (chat, {"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     (chat, {"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
     (chat, {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
     (chat, {"tools": [{"type": "function"}]}, "tools"),
@@ -136,6 +137,11 @@ def test_defaults_are_those_of_the_api():
     assert chat().sampling[0].temperature == 1.0
     assert chat(max_tokens=7).sampling[0].max_new_tokens == 7
     assert chat(max_tokens=7, max_completion_tokens=8).sampling[0].max_new_tokens == 8
+
+
+def test_an_assistants_message_may_be_empty():
+    said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": None}]
+    assert chat(messages=said).prompts == chat().prompts
 
 
 def test_content_in_parts_is_joined():

@@ -1,0 +1,165 @@
+"""The scheduler's thread: commands in, futures out, idle without spinning, and what happens when it fails."""
+
+import threading
+import time
+
+import pytest
+from pdpool_connector.reference import tokenizer as tokenizers
+from pdpool_connector.reference import weights
+from pdpool_connector.reference.disaggregation import UnifiedSide
+from pdpool_connector.reference.kv import PageAllocator, PagedKV
+from pdpool_connector.reference.metrics import Counters
+from pdpool_connector.reference.model import Model
+from pdpool_connector.reference.request import Failure, GenerationRequest, RequestError, SamplingParams
+from pdpool_connector.reference.scheduler import IDLE_BEAT_S, Scheduler
+from pdpool_connector.reference.scheduler_core import Core, Limits
+from prometheus_client import CollectorRegistry
+
+TOKENIZER = tokenizers.load("tiny")
+PAGES = 64
+WAIT_S = 20.0
+
+
+class CountingSide(UnifiedSide):
+    beats = 0
+
+    def beat(self, now):
+        self.beats += 1
+
+
+class Bench:
+    def __init__(self, max_queued=8):
+        config, loaded = weights.tiny()
+        kv = PagedKV(config, PAGES)
+        self.model = Model(config, loaded, kv)
+        self.crashed = threading.Event()
+
+        def make_core(on_end):
+            core = Core(
+                pages=PageAllocator(PAGES),
+                aux=PageAllocator(4),
+                detokenizer=TOKENIZER.stream,
+                eos_ids=frozenset(),
+                limits=Limits(),
+                counters=Counters(CollectorRegistry(), "tiny", "unified"),
+                on_end=on_end,
+                side=CountingSide,
+            )
+            self.side = core.side
+            return core
+
+        self.scheduler = Scheduler(
+            mode="unified",
+            model=self.model,
+            total_pages=PAGES,
+            max_queued=max_queued,
+            make_core=make_core,
+            on_crash=self.crashed.set,
+        )
+
+    def request(self, max_new_tokens=3):
+        ended, outputs = threading.Event(), []
+
+        def sink(output):
+            outputs.append(output)
+            if isinstance(output, Failure) or output.finish is not None:
+                ended.set()
+
+        params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0)
+        request = GenerationRequest("r", (1, 2, 3), params, sink, None, time.monotonic() + 100)
+        return request, ended, outputs
+
+
+@pytest.fixture
+def bench():
+    made = Bench()
+    made.scheduler.start()
+    yield made
+    assert made.scheduler.stop(WAIT_S)
+
+
+def test_a_submitted_request_runs_and_frees_its_place(bench):
+    for _ in range(20):
+        request, ended, outputs = bench.request()
+        bench.scheduler.submit([request])
+        assert ended.wait(WAIT_S)
+    assert outputs[-1].finish.reason == "length"
+    assert bench.scheduler.open_sequences == 0
+
+
+def test_all_sequences_of_a_request_are_taken_or_none(bench):
+    bench.scheduler.freeze(True)
+    bench.scheduler.submit([bench.request()[0] for _ in range(5)])
+    with pytest.raises(RequestError, match="holds 5 sequences; 4 more would exceed 8") as caught:
+        bench.scheduler.submit([bench.request()[0] for _ in range(4)])
+    assert caught.value.status == 503
+    assert bench.scheduler.open_sequences == 5
+    bench.scheduler.submit([bench.request()[0] for _ in range(3)])
+
+
+def test_an_idle_scheduler_beats_and_does_not_spin(bench):
+    bench.scheduler.loads().result(WAIT_S)
+    before = bench.side.beats
+    time.sleep(3 * IDLE_BEAT_S)
+    assert 1 <= bench.side.beats - before <= 5
+    assert bench.scheduler.beat_age_s() < 10 * IDLE_BEAT_S
+
+
+def test_a_wake_makes_it_turn_at_once(bench):
+    bench.scheduler.loads().result(WAIT_S)
+    before = bench.side.beats
+    bench.scheduler.wake()
+    deadline = time.monotonic() + IDLE_BEAT_S / 2
+    while bench.side.beats == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_frozen_scheduler_answers_nothing_until_it_is_let_go(bench):
+    bench.scheduler.freeze(True)
+    answer = bench.scheduler.loads()
+    with pytest.raises(TimeoutError):
+        answer.result(0.3)
+    bench.scheduler.freeze(False)
+    assert answer.result(WAIT_S).running == 0
+
+
+def test_a_question_that_nobody_waits_for_any_more_is_not_computed(bench):
+    bench.scheduler.freeze(True)
+    computed = []
+    assert bench.scheduler.call(lambda core: computed.append(core)).cancel()
+    bench.scheduler.freeze(False)
+    bench.scheduler.loads().result(WAIT_S)
+    assert computed == []
+
+
+def test_a_stop_fails_what_is_left_also_when_frozen():
+    bench = Bench()
+    bench.scheduler.start()
+    bench.scheduler.freeze(True)
+    request, ended, outputs = bench.request()
+    bench.scheduler.submit([request])
+    assert bench.scheduler.stop(WAIT_S)
+    assert ended.is_set()
+    assert (outputs[-1].status, outputs[-1].code) == (503, "shutting_down")
+    assert not bench.crashed.is_set()
+    with pytest.raises(RequestError, match="shutting down"):
+        bench.scheduler.submit([bench.request()[0]])
+
+
+def test_a_crash_fails_every_request_and_is_told(caplog):
+    bench = Bench()
+
+    def broken(steps):
+        raise ZeroDivisionError("a fault in the model")
+
+    bench.model.forward = broken
+    bench.scheduler.start()
+    request, ended, outputs = bench.request()
+    bench.scheduler.submit([request])
+    assert ended.wait(WAIT_S)
+    assert (outputs[-1].status, outputs[-1].code) == (500, "engine_crashed")
+    assert bench.crashed.wait(WAIT_S)
+    assert "a fault in the model" in caplog.text
+    with pytest.raises(RequestError):
+        bench.scheduler.submit([bench.request()[0]])
