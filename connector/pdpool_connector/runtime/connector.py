@@ -138,7 +138,8 @@ class Connector(ABC, Generic[AnyTransfer]):
     def close(self, timeout_s: float = 5.0) -> None:
         """Fail what is under way, tell peers, let writes in flight end, and stop all threads; within `timeout_s`.
 
-        Idempotent. What cannot be ended in time is logged and left to the end of the process.
+        Idempotent. What cannot be ended in time is logged and left to the end of the process. Pages that are not
+        releasable by then may still be touched afterwards: end the process rather than use them again.
         """
         if self._closed:
             return
@@ -156,6 +157,9 @@ class Connector(ABC, Generic[AnyTransfer]):
             if not (workers_ended and stopped):
                 log.error("a thread of the connector did not end within %.1f s and is left behind", timeout_s)
                 return
+            held = [transfer for transfer in self._transfers.values() if not transfer.status.releasable]
+            if held:
+                log.error("closed with %d hand-offs whose pages may still be touched", len(held))
         self._engine.close()
         self._context.term()
 

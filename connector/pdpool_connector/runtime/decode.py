@@ -157,6 +157,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
             effect.prefill,
             self._hello,
             self,
+            filtered=self._filtered,
             reactor=self._reactor,
             context=self._context,
             pool=self._pool,
@@ -176,7 +177,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
         for peer, link in self._by_peer.items():
             attempts = self._decode.attempts_of(peer)
             waiting = sum(attempt.state in (DecodeState.OPENING, DecodeState.ACCEPTED) for attempt in attempts)
-            rows.append(PeerStats(peer, link.prefill, now - link.last_seen, len(attempts), waiting))
+            rows.append(PeerStats(peer, link.control, now - link.last_seen, len(attempts), waiting))
         return tuple(rows)
 
     def _held_pages(self) -> int:

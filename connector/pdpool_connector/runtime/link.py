@@ -17,10 +17,10 @@ import zmq
 
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.outcome import Cause
-from pdpool_connector.runtime.reactor import Reactor
+from pdpool_connector.runtime.reactor import Call, Reactor
 from pdpool_connector.transport.address import parse_address
 from pdpool_connector.transport.bootstrap import BootstrapError, BootstrapInfo, ask_bootstrap
-from pdpool_connector.transport.control import ControlLink
+from pdpool_connector.transport.control import BATCH, ControlLink
 from pdpool_connector.transport.drops import Drops
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,7 @@ class Link:
         hello: Callable[[], f.Hello],
         owner: LinkOwner,
         *,
+        filtered: Callable[[f.Frame, Call], None],
         reactor: Reactor,
         context: zmq.Context[Any],
         pool: ThreadPoolExecutor,
@@ -90,6 +91,8 @@ class Link:
         self.peer: str | None = None
         self.version = f.VERSION_MIN
         self.last_seen = time.monotonic()
+        self.control = ""
+        self._filtered = filtered
         self._hello, self._owner, self._reactor, self._context = hello, owner, reactor, context
         self._pool, self._drops, self._networks, self._connect_s = pool, drops, networks, connect_s
         self._control: ControlLink | None = None
@@ -141,11 +144,17 @@ class Link:
             self._lose(f"prefill {self.prefill} was restarted")
         self._expected = info.incarnation
         self.stage = Stage.GREETING
-        self._control = ControlLink(self._context, parse_address(info.ranks[0].control), self._drops)
+        self.control = info.ranks[0].control
+        self._control = ControlLink(self._context, parse_address(self.control), self._drops)
         self._reactor.watch(self._control.socket, self._on_readable)
         self._reactor.watch(self._control.monitor, self._on_readable)
-        self._control.send(self._hello())
+        hello = self._hello()
+        self._filtered(hello, partial(self._greet, hello, self._control))
         self._reactor.at(("hello", self), time.monotonic() + HELLO_S, self._on_hello_over)
+
+    def _greet(self, hello: f.Hello, control: ControlLink) -> None:
+        if self._control is control:
+            control.send(hello)
 
     def _on_hello_over(self) -> None:
         self._disconnect()
@@ -155,11 +164,13 @@ class Link:
         control = self._control
         if control is None:
             return
+        received = 0
         for frame in control.receive():
+            received += 1
             self._on_frame(frame)
             if self._control is not control:
                 return
-        if control.ended():
+        if received < BATCH and control.ended():
             self._on_ended()
 
     def _on_frame(self, frame: f.AnyFrame) -> None:

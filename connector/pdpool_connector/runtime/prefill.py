@@ -136,7 +136,8 @@ class PrefillConnector(Connector[PrefillTransfer]):
     def _on_arrival(self, arrival: Arrival) -> None:
         frame = arrival.frame
         if isinstance(frame, f.Hello):
-            self._on_hello(frame, arrival)
+            if self._server.connected(arrival.connection):
+                self._on_hello(frame, arrival)
             return
         peer = self._peers.get(frame.sender)
         if peer is None or peer.route != arrival.route or not peer.paired:

@@ -47,21 +47,24 @@ _decoder = msgspec.json.Decoder(BootstrapInfo)
 def ask_bootstrap(prefill: str, networks: Sequence[str], timeout_s: float) -> BootstrapInfo:
     """Ask the registry at `prefill` ("host:port"), and check that it and its control channels may be contacted.
 
+    The control addresses in the answer are IP addresses: those that were checked.
+
     Blocks for about `timeout_s` at most (name lookup apart): for worker threads. Raises BootstrapError.
     """
     deadline = time.monotonic() + timeout_s
     try:
         target = resolve_allowed(parse_address(prefill), networks)
         info = _decoder.decode(_get(target, deadline))
-        for rank in info.ranks:
-            resolve_allowed(parse_address(rank.control), networks)
+        ranks = [
+            RankInfo(rank.rank, str(resolve_allowed(parse_address(rank.control), networks))) for rank in info.ranks
+        ]
     except AddressError as error:
         raise BootstrapError(f"bootstrap {prefill}: {error}", final=True) from None
     except msgspec.DecodeError as error:
         raise BootstrapError(f"bootstrap {prefill} answered with something else: {error}") from None
     except (OSError, http.client.HTTPException) as error:
         raise BootstrapError(f"bootstrap {prefill} cannot be reached: {error or type(error).__name__}") from None
-    return info
+    return msgspec.structs.replace(info, ranks=ranks)
 
 
 def _get(target: Address, deadline: float) -> bytes:

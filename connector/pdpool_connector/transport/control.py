@@ -68,7 +68,7 @@ class ControlServer:
             # Read before the frame is judged: what the monitor knows by now happened before, or makes it moot.
             self._watch()
             connection = self._connection(parts[1])
-            if connection in self._open and (frame := _checked(parts[1], self._drops)) is not None:
+            if connection >= 0 and (frame := _checked(parts[1], self._drops)) is not None:
                 yield Arrival(frame, parts[0].bytes, connection)
 
     def _connection(self, message: zmq.Frame) -> int:
@@ -78,6 +78,10 @@ class ControlServer:
         except zmq.ZMQError:
             self._drops.note("malformed", "message by a ZMTP 1.0 peer")
             return -1
+
+    def connected(self, connection: int) -> bool:
+        """False when a connection has ended since its frame was sent."""
+        return connection in self._open
 
     def send(self, route: bytes, frame: Frame) -> None:
         """Queue a frame; one that cannot be queued is counted and dropped."""
@@ -139,7 +143,10 @@ class ControlLink:
             self._drops.note("unsent", f"{type(frame).__name__}: {error}")
 
     def ended(self) -> bool:
-        """True once the connection was refused, reset or closed by the other side."""
+        """True, once, after the connection was refused, reset or closed by the other side.
+
+        What had arrived before can still be received, so ask only when `receive` has yielded less than a batch.
+        """
         over = False
         while self.monitor.poll(0):
             self.monitor.recv_multipart()
