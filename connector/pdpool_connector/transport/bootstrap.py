@@ -55,9 +55,9 @@ def ask_bootstrap(prefill: str, networks: Sequence[str], timeout_s: float) -> Bo
     try:
         target = resolve_allowed(parse_address(prefill), networks)
         info = _decoder.decode(_get(target, deadline))
-        ranks = [
+        ranks = tuple(
             RankInfo(rank.rank, str(resolve_allowed(parse_address(rank.control), networks))) for rank in info.ranks
-        ]
+        )
     except AddressError as error:
         raise BootstrapError(f"bootstrap {prefill}: {error}", final=True) from None
     except msgspec.DecodeError as error:
