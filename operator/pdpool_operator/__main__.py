@@ -139,8 +139,7 @@ class Operator:
         kopf_stop.set()
         await asyncio.wait([kopf], timeout=STOP_WITHIN_S)
         for task in done - {stopping}:
-            if not task.cancelled() and (error := task.exception()):
-                raise error
+            raise RuntimeError(f"{task.get_name()} ended by itself") from task.exception()
 
     def _parts(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
         workers = [(f"worker {i}", work(self.queue, self.controller.reconcile, self.metrics)) for i in range(WORKERS)]

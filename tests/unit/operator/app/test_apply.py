@@ -1,0 +1,132 @@
+"""Carrying out a plan: its order, what a refusal keeps from happening, and what it does not."""
+
+from typing import Any
+
+import pytest
+from pdpool_operator.api.names import Role
+from pdpool_operator.api.reasons import Reason
+from pdpool_operator.controller_apply import carry_out
+from pdpool_operator.observe.http import Unanswered
+from pdpool_operator.plan.model import Delete, Patch, Plan, WorkerAction, WorkerChange
+from pdpool_operator.runtime.api import ForbiddenError, InvalidError, NameConflictError, UnavailableError
+
+
+def obj(kind: str, name: str) -> dict[str, Any]:
+    return {"kind": kind, "metadata": {"name": name, "namespace": "llm"}}
+
+
+class Api:
+    def __init__(self, **refusals: Exception) -> None:
+        self.done: list[str] = []
+        self.refusals = refusals
+
+    async def apply(self, resource, body, *, dry_run=False):
+        name = body["metadata"]["name"]
+        if name in self.refusals:
+            raise self.refusals[name]
+        self.done.append(f"{'dry-run' if dry_run else 'apply'} {resource.kind} {name}")
+        return body
+
+    async def apply_unread(self, resource, body):
+        self.done.append(f"unread {resource.kind} {body['metadata']['name']}")
+        return {"stored": True}
+
+    async def merge(self, resource, namespace, name, patch):
+        assert (namespace, patch) == ("llm", {})
+        self.done.append(f"patch {resource.kind} {name}")
+
+    async def delete(self, resource, namespace, name, uid, grace_period_s=None):
+        assert namespace == "llm"
+        self.done.append(f"delete {resource.kind} {name} {uid} {grace_period_s}")
+
+
+class Routers:
+    def __init__(self, done: list[str], *, silent: str = "", slow: str = "") -> None:
+        self.done, self.silent, self.slow = done, silent, slow
+
+    async def add(self, ip, key, url, role, port):
+        assert (role, port) == (Role.DECODE, None)
+        return await self._do("add", ip, url, key)
+
+    async def remove(self, ip, key, worker_id):
+        return await self._do("remove", ip, worker_id, key)
+
+    async def _do(self, what: str, ip: str, whom: str, key: str) -> bool:
+        assert key == "k"
+        if ip == self.silent:
+            raise Unanswered("timeout")
+        self.done.append(f"{what} {ip} {whom}")
+        return ip != self.slow
+
+
+ADD = WorkerChange("r1", "10.1", WorkerAction.ADD, "new", Role.DECODE)
+REMOVE = WorkerChange("r1", "10.1", WorkerAction.REMOVE, "old", Role.DECODE, worker_id="w")
+PLAN = Plan(
+    verify=(obj("StatefulSet", "next"),),
+    apply=(obj("Service", "s"), obj("StatefulSet", "a"), obj("Secret", "k")),
+    patch=(Patch("StatefulSet", "b", {}),),
+    delete=(Delete("Pod", "c", "u1", 30),),
+    workers=(ADD, REMOVE),
+)
+
+
+async def run(plan: Plan, api: Api, **routers: str):
+    return await carry_out(plan, "llm", api, Routers(api.done, **routers), "k")
+
+
+async def test_everything_is_done_in_the_plans_order_and_removals_before_additions():
+    api = Api()
+    outcome = await run(PLAN, api)
+    assert api.done == [
+        "dry-run StatefulSet next",
+        "apply Service s",
+        "apply StatefulSet a",
+        "unread Secret k",
+        "patch StatefulSet b",
+        "delete Pod c u1 30",
+        "remove 10.1 w",
+        "add 10.1 new",
+    ]
+    assert outcome.faults == outcome.unsettled == ()
+    assert outcome.secrets == ({"stored": True},)
+
+
+async def test_a_refused_dry_run_stops_all_but_the_rotation():
+    api = Api(next=InvalidError(422, "Invalid", "spec.x: bad", "patch"))
+    outcome = await run(PLAN, api)
+    assert api.done == ["remove 10.1 w", "add 10.1 new"]
+    (fault,) = outcome.faults
+    assert fault.reason is Reason.TEMPLATE_INVALID
+    assert fault.message == "StatefulSet next is refused: spec.x: bad"
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "reason"),
+    [
+        ("a", InvalidError(422, "Invalid", "bad", ""), Reason.TEMPLATE_INVALID),
+        ("s", InvalidError(422, "Invalid", "bad", ""), Reason.APPLY_FAILED),
+        ("s", ForbiddenError(403, "Forbidden", "exceeded quota", ""), Reason.APPLY_FAILED),
+        ("s", NameConflictError("Service", "s", "nobody"), Reason.NAME_CONFLICT),
+    ],
+)
+async def test_a_refused_object_keeps_others_applied_and_nothing_deleted(name, error, reason):
+    api = Api(**{name: error})
+    outcome = await run(PLAN, api)
+    assert [fault.reason for fault in outcome.faults] == [reason]
+    assert "unread Secret k" in api.done
+    assert not any(done.startswith(("patch", "delete")) for done in api.done)
+
+
+async def test_an_error_that_may_pass_is_raised():
+    with pytest.raises(UnavailableError):
+        await run(PLAN, Api(s=UnavailableError(503, "", "busy", "")))
+
+
+async def test_a_router_that_is_silent_or_slow_is_told_and_holds_up_no_other():
+    api = Api()
+    other = WorkerChange("r2", "10.2", WorkerAction.ADD, "new", Role.DECODE)
+    outcome = await run(Plan(workers=(ADD, other)), api, silent="10.1")
+    assert api.done == ["add 10.2 new"]
+    assert outcome.unsettled == ("r1: add decode new: timeout",)
+    outcome = await run(Plan(workers=(ADD, other)), api, slow="10.2")
+    assert outcome.unsettled == ("r2: add decode new: does not show yet",)

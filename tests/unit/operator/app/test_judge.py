@@ -1,0 +1,136 @@
+"""Continuous judging: a pool is reconciled when its status no longer says what is so, and not otherwise."""
+
+import itertools
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pdpool_operator.api.models import DecodePool, PrefillPool
+from pdpool_operator.api.names import Role
+from pdpool_operator.controller_judge import REFRESH, Judge
+from pdpool_operator.observe.keys import Bindings, Key
+from pdpool_operator.observe.model import (
+    ConnectorSample,
+    EngineSample,
+    ObservedInstance,
+    ObservedPod,
+    ObservedPool,
+    QueueSample,
+    RankSample,
+)
+from pdpool_operator.observe.sampler import Target
+
+START = datetime(2026, 1, 2, tzinfo=UTC)
+SERVICE = Key("DisaggregatedService", "llm", "svc")
+PREFILL, DECODE = Key("PrefillPool", "llm", "chat"), Key("DecodePool", "llm", "chat")
+
+
+class World:
+    def __init__(self) -> None:
+        self.now = START
+        self.asked: list[Key] = []
+        bindings = Bindings()
+        bindings.bind(SERVICE, "chat", "chat")
+        self.judge = Judge(bindings, lambda: self.now, self.asked.append)
+
+    def observe(self, key: Key) -> None:
+        kind = PrefillPool if key is PREFILL else DecodePool
+        meta = {"name": "chat", "namespace": "llm", "uid": key.kind}
+        pod = ObservedPod(
+            f"chat-{kind.role}-0-0", f"pod-{kind.role}", "127.0.0.1", "Running", True, False, "h", "b", START
+        )
+        instance = ObservedInstance(
+            0, f"chat-{kind.role}-0", "sts", key.kind, False, "h", "b", 1, None, "", pod, listed_by=()
+        )
+        self.judge.observed(key, ObservedPool(kind.parse({"metadata": meta}), (instance,), ()))
+
+    def reconcile(self, key: Key) -> None:
+        self.observe(key)
+        self.judge.shown(key, self.judge.judge(key))
+
+    def sample(self, role: Role, queues: dict[str, tuple[int, float | None, int]] | None) -> None:
+        connector = (
+            queues
+            if queues is None
+            else ConnectorSample("life", 10.0, 0.0, 0.0, False, {n: QueueSample(*q) for n, q in queues.items()}, 0)
+        )
+        engine = None if queues is None else EngineSample(0, 0, {})
+        sample = RankSample(0, f"pod-{role}", self.now, connector, engine, "" if queues is not None else "timeout")
+        self.judge.on_samples(Target("llm", "chat", role, 0, f"pod-{role}", "127.0.0.1"), [sample])
+
+    def verdict(self, key: Key) -> str:
+        return str(self.judge.judge(key)[0].verdict)
+
+
+@pytest.fixture
+def world() -> World:
+    one = World()
+    one.sample(Role.PREFILL, {"prefill_bootstrap": (0, None, 5)})
+    one.sample(Role.DECODE, {"decode_transfer": (0, None, 5)})
+    one.observe(PREFILL)
+    one.sample(Role.PREFILL, {"prefill_bootstrap": (0, None, 5)})
+    one.reconcile(PREFILL)
+    one.observe(DECODE)
+    one.sample(Role.DECODE, {"decode_transfer": (0, None, 5)})
+    one.reconcile(DECODE)
+    one.judge.tick()
+    one.asked.clear()
+    return one
+
+
+def test_nothing_is_asked_for_while_nothing_changes(world):
+    for _ in range(100):
+        world.now += timedelta(seconds=1)
+        world.sample(Role.PREFILL, {"prefill_bootstrap": (0, None, 5)})
+        world.sample(Role.DECODE, {"decode_transfer": (0, None, 5)})
+        world.judge.tick()
+    assert world.asked == []
+
+
+def test_a_verdict_that_changes_asks_for_the_pool_and_its_services(world):
+    before = world.verdict(PREFILL)
+    for _ in range(40):
+        world.now += timedelta(seconds=1)
+        world.sample(Role.PREFILL, {"prefill_bootstrap": (3, (world.now - START).total_seconds(), 5)})
+        world.sample(Role.DECODE, {"decode_transfer": (0, None, 5)})
+        world.judge.tick()
+    assert world.verdict(PREFILL) != before
+    assert {PREFILL, SERVICE} <= set(world.asked)
+
+
+def test_silence_alone_asks_too(world):
+    for _ in range(60):
+        world.now += timedelta(seconds=1)
+        world.sample(Role.PREFILL, None)
+        world.judge.tick()
+    assert PREFILL in world.asked
+    assert world.verdict(PREFILL) == "Unknown"
+
+
+def test_lengths_that_change_are_shown_every_half_minute_and_not_more_often(world):
+    asked_at = []
+    for second in range(1, 91):
+        world.now += timedelta(seconds=1)
+        world.sample(Role.PREFILL, {"prefill_bootstrap": (second % 3 + 1, 0.5, 5 + second)})
+        world.sample(Role.DECODE, {"decode_transfer": (0, None, 5)})
+        world.asked.clear()
+        world.judge.tick()
+        if PREFILL in world.asked:
+            asked_at.append(second)
+            world.reconcile(PREFILL)
+    assert 2 <= len(asked_at) <= 5
+    gaps = [after - before for before, after in itertools.pairwise(asked_at[1:])]
+    assert all(gap >= REFRESH.total_seconds() for gap in gaps)
+
+
+def test_readings_are_of_what_answers_and_vanish_with_the_pool(world):
+    (reading,) = [r for r in world.judge.readings() if r.labels[2] == "prefill"]
+    assert reading.labels == ("llm", "chat", "prefill", "0", "0", "prefill_bootstrap")
+    assert (reading.reqs, reading.oldest_s, reading.moved_total) == (0, None, 5)
+    world.sample(Role.PREFILL, None)
+    assert [r for r in world.judge.readings() if r.labels[2] == "prefill"] == []
+    assert ("llm", "chat", "prefill", "0") in world.judge.verdicts()
+    world.judge.gone(PREFILL)
+    assert ("llm", "chat", "prefill", "0") not in world.judge.verdicts()
+    world.judge.gone(DECODE)
+    assert world.judge.readings() == []
+    assert world.judge._tracks == {}

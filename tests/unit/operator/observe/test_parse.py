@@ -1,0 +1,59 @@
+"""Objects of the API server, as they come, with what they leave out."""
+
+from datetime import UTC, datetime
+
+from pdpool_operator.observe import parse
+
+META = {"name": "chat-prefill-0-0", "uid": "u1", "creationTimestamp": "2026-01-02T03:04:05Z"}
+
+
+def test_a_pod_that_was_just_created_has_nothing_to_say_yet():
+    pod = parse.observed_pod({"metadata": META, "status": {"phase": "Pending"}})
+    assert (pod.ip, pod.ready, pod.terminating, pod.restarts, pod.waiting_reason) == (None, False, False, 0, "")
+    assert pod.created_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def test_a_pod_says_why_it_waits_init_containers_first():
+    waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}, "restartCount": 2}
+    config = {"state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no secret"}}, "restartCount": 3}
+    status = {"phase": "Pending", "initContainerStatuses": [config], "containerStatuses": [waiting]}
+    pod = parse.observed_pod({"metadata": META, "status": status})
+    assert (pod.waiting_reason, pod.waiting_message, pod.restarts) == ("CreateContainerConfigError", "no secret", 5)
+
+
+def test_a_pod_that_no_node_takes_says_so_only_while_it_is_so():
+    condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
+    pod = parse.observed_pod({"metadata": META, "status": {"conditions": [condition]}})
+    assert pod.unschedulable == "0/3 nodes are available"
+    placed = parse.observed_pod({"metadata": META, "status": {"conditions": [condition | {"status": "True"}]}})
+    assert placed.unschedulable == ""
+
+
+def test_a_pod_on_its_way_out_is_terminating_and_may_still_be_ready():
+    meta = META | {"deletionTimestamp": "2026-01-02T03:05:00Z"}
+    status = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+    pod = parse.observed_pod({"metadata": meta, "status": status})
+    assert (pod.ready, pod.terminating, pod.ip) == (True, True, "10.0.0.1")
+
+
+def test_warnings_come_newest_first_each_once_whoever_wrote_them():
+    def event(note: str, **times: object) -> dict:
+        return {"type": "Warning", "reason": "FailedMount", "note": note, "metadata": {}, **times}
+
+    events = [
+        event("old", deprecatedLastTimestamp="2026-01-01T00:00:00Z"),
+        event("newest", eventTime="2026-01-01T00:00:00.000000Z", series={"lastObservedTime": "2026-01-03T00:00:00.5Z"}),
+        event("middle", eventTime="2026-01-02T00:00:00.123456Z"),
+        event("old", deprecatedLastTimestamp="2026-01-01T00:00:01Z"),
+        event("never"),
+        {"type": "Normal", "reason": "Pulled", "note": "fine", "metadata": {}},
+    ]
+    assert parse.warnings(events) == ("newest", "middle", "old", "never")
+    assert parse.warnings(events, "FailedCreate") == ()
+    assert len(parse.warnings([event(str(i)) for i in range(9)])) == parse.MAX_WARNINGS
+
+
+def test_a_deployment_is_read_with_its_defaults():
+    deployment = parse.observed_deployment({"metadata": {"name": "d", "uid": "u", "generation": 2}, "spec": {}})
+    assert (deployment.replicas, deployment.ready_replicas, deployment.failure) == (1, 0, "")
+    assert deployment.observed_generation < deployment.generation

@@ -1,0 +1,230 @@
+"""What the operator tells over HTTP, in events and logs; how workers treat failures; what it refuses to start with."""
+
+import asyncio
+import json
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from pdpool_operator.observe.keys import Key
+from pdpool_operator.runtime import health, logs
+from pdpool_operator.runtime.api import PODS, ConflictError, ForbiddenError, NotFoundError, UnavailableError
+from pdpool_operator.runtime.config import ConfigInvalidError, load
+from pdpool_operator.runtime.manager import Result, work
+from pdpool_operator.runtime.metrics import Metrics, QueueReading
+from pdpool_operator.runtime.queue import WorkQueue
+from pdpool_operator.runtime.recorder import NOTE_LIMIT, Recorder
+
+READING = QueueReading(("llm", "chat", "prefill", "0", "0", "prefill_bootstrap"), 3, None, 17)
+
+
+@pytest.fixture
+def world() -> SimpleNamespace:
+    return SimpleNamespace(
+        queues=[READING], verdicts={("llm", "chat", "prefill", "0"): "Stuck"}, stalled=0.0, state=None
+    )
+
+
+@pytest.fixture
+def metrics(world) -> Metrics:
+    return Metrics(
+        queues=lambda: world.queues, verdicts=lambda: world.verdicts, leading=lambda: True, waiting_keys=lambda: 2
+    )
+
+
+@pytest.fixture
+async def client(world, metrics):
+    app = health.application(metrics.registry, stalled_s=lambda: world.stalled, state=lambda: world.state)
+    async with TestClient(TestServer(app)) as one:
+        yield one
+
+
+async def get(client: TestClient, path: str) -> tuple[int, str]:
+    answer = await client.get(path)
+    return answer.status, await answer.text()
+
+
+async def test_it_is_ready_as_leader_or_standby_and_healthy_while_work_goes_on(world, client):
+    assert (await get(client, "/readyz"))[0] == 503
+    for state in ("standby", "leader"):
+        world.state = state
+        assert await get(client, "/readyz") == (200, f"{state}\n")
+    assert (await get(client, "/healthz"))[0] == 200
+    world.stalled = 1000.0
+    assert await get(client, "/healthz") == (503, "no reconcile has ended for 1000 s\n")
+
+
+async def test_series_of_what_vanished_or_is_unknown_are_absent_and_not_zero(world, client):
+    labels = '{instance="0",namespace="llm",pool="chat",queue="prefill_bootstrap",rank="0",role="prefill"}'
+    status, text = await get(client, "/metrics")
+    assert status == 200
+    assert f"pdpool_queue_reqs{labels} 3.0" in text
+    assert f"pdpool_queue_moved_total{labels} 17.0" in text
+    assert "# TYPE pdpool_queue_moved_total counter" in text
+    assert "pdpool_queue_oldest_seconds{" not in text
+    assert 'verdict="Stuck"} 1.0' in text
+    assert "pdpool_leader 1.0" in text
+    world.queues, world.verdicts = [], {}
+    _, text = await get(client, "/metrics")
+    assert "pdpool_queue_reqs{" not in text
+    assert "pdpool_instance_verdict{" not in text
+
+
+class Events:
+    """An API that keeps events."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, dict[str, Any]] = {}
+        self.error: Exception | None = None
+
+    async def create(self, _, body):
+        if self.error:
+            raise self.error
+        name = body["metadata"]["name"]
+        if name in self.kept:
+            raise ConflictError(409, "AlreadyExists", "", "")
+        self.kept[name] = body
+
+    async def merge(self, _, namespace, name, patch):
+        assert namespace == "llm"
+        if name not in self.kept:
+            raise NotFoundError(404, "NotFound", "", "")
+        self.kept[name] |= patch
+
+
+OBJECT = {"metadata": {"name": "chat", "namespace": "llm", "uid": "u1"}}
+
+
+def recorder(events: Events) -> Recorder:
+    return Recorder(events, "me", lambda: datetime(2026, 1, 2, tzinfo=UTC))
+
+
+async def test_an_event_that_happens_again_is_counted_also_by_the_next_operator():
+    events = Events()
+    one = recorder(events)
+    for _ in range(3):
+        await one.emit(PODS, OBJECT, "Normal", "Ready", "is ready")
+    ((name, event),) = events.kept.items()
+    assert event["series"]["count"] == 3
+    assert event["eventTime"] == "2026-01-02T00:00:00.000000Z"
+    assert event["regarding"]["uid"] == "u1"
+    await recorder(events).emit(PODS, OBJECT, "Normal", "Ready", "is ready")
+    assert list(events.kept) == [name]
+    await one.emit(PODS, OBJECT, "Normal", "Ready", "is ready again")
+    assert len(events.kept) == 2
+
+
+async def test_an_event_that_the_server_forgot_is_told_anew_and_long_ones_are_cut():
+    events = Events()
+    one = recorder(events)
+    await one.emit(PODS, OBJECT, "Normal", "Ready", "ä" * 2000)
+    events.kept.clear()
+    await one.emit(PODS, OBJECT, "Normal", "Ready", "ä" * 2000)
+    ((_, event),) = events.kept.items()
+    assert "series" not in event
+    assert len(event["note"].encode()) <= NOTE_LIMIT
+
+
+async def test_an_event_that_cannot_be_written_costs_nothing_else(caplog):
+    events = Events()
+    events.error = ForbiddenError(403, "Forbidden", "no", "")
+    await recorder(events).emit(PODS, OBJECT, "Normal", "Ready", "x")
+    assert "event not recorded" in caplog.text
+
+
+KEY = Key("PrefillPool", "llm", "chat")
+
+
+async def run_worker(metrics: Metrics, *outcomes: Result | Exception) -> tuple[WorkQueue[Key], int]:
+    """Let a worker meet these outcomes one after the other; the queue afterwards, and how often it was called."""
+    queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop().time)
+    left = list(outcomes)
+    done = asyncio.Event()
+
+    async def reconcile(key: Key) -> Result:
+        assert key == KEY
+        outcome = left.pop(0)
+        if not left:
+            done.set()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    worker = asyncio.create_task(work(queue, reconcile, metrics))
+    queue.add(KEY)
+    await asyncio.wait_for(done.wait(), 10)
+    await asyncio.sleep(0)
+    worker.cancel()
+    await asyncio.wait([worker])
+    return queue, len(outcomes) - len(left)
+
+
+@pytest.mark.parametrize(
+    ("failure", "outcome"),
+    [
+        (UnavailableError(503, "", "busy", ""), "error"),
+        (ConflictError(409, "", "other", ""), "conflict"),
+        (NotFoundError(404, "", "gone", ""), "conflict"),
+        (ZeroDivisionError("a fault of ours"), "error"),
+        (Result(failed=True), "refused"),
+    ],
+)
+async def test_after_any_failure_the_object_is_looked_at_again(metrics, failure, outcome):
+    _, calls = await run_worker(metrics, failure, Result())
+    assert calls == 2
+    assert metrics.registry.get_sample_value("pdpool_reconcile_total", {"kind": "PrefillPool", "outcome": outcome}) == 1
+
+
+async def test_a_reconcile_that_wants_to_look_again_is_delayed_and_one_that_is_done_is_not(metrics):
+    queue, _ = await run_worker(metrics, Result(again_s=60.0))
+    assert (len(queue), queue.delayed) == (0, 1)
+    queue, _ = await run_worker(metrics, Result())
+    assert (len(queue), queue.delayed) == (0, 0)
+
+
+def test_a_log_line_is_json_with_the_object_and_no_more():
+    record = logging.LogRecord("x", logging.WARNING, "f", 1, "no %s", ("luck",), None)
+    record.namespace, record.object, record.secret = "llm", "chat", "hush"
+    line = json.loads(logs.JsonFormatter().format(record))
+    assert line["message"] == "no luck"
+    assert (line["level"], line["namespace"], line["object"]) == ("warning", "llm", "chat")
+    assert "secret" not in line
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "seed").write_text("s" * 32)
+    return {
+        "PDPOOL_NAMESPACE": "pdpool-system",
+        "PDPOOL_ENGINE_IMAGE": "e",
+        "PDPOOL_ROUTER_IMAGE": "r",
+        "PDPOOL_ROUTER_SEED_FILE": str(tmp_path / "seed"),
+        "PDPOOL_WATCH_NAMESPACES": "a, b,",
+    }
+
+
+def test_the_environment_is_read(env):
+    config = load(env)
+    assert config.watch_namespaces == ("a", "b")
+    assert (config.namespace, config.port, config.log_level) == ("pdpool-system", 8080, "INFO")
+    assert load(env).identity != config.identity
+    assert load(env | {"PDPOOL_WATCH_NAMESPACES": ""}).watch_namespaces == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("PDPOOL_NAMESPACE", "", "PDPOOL_NAMESPACE is not set"),
+        ("PDPOOL_ENGINE_IMAGE", " ", "PDPOOL_ENGINE_IMAGE is not set"),
+        ("PDPOOL_LOG_LEVEL", "LOUD", "PDPOOL_LOG_LEVEL is 'LOUD'; it must be one of DEBUG"),
+        ("PDPOOL_LISTEN", "8080x", "PDPOOL_LISTEN is '8080x'"),
+        ("PDPOOL_ROUTER_SEED_FILE", "/nowhere", "PDPOOL_ROUTER_SEED_FILE /nowhere cannot be read"),
+    ],
+)
+def test_a_wrong_environment_is_refused_with_its_name(env, name, value, words):
+    with pytest.raises(ConfigInvalidError, match=words):
+        load(env | {name: value})
