@@ -1,6 +1,8 @@
 """`pdpool`: run an engine, or look at the whole thing on one machine."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -35,6 +37,16 @@ def demo(model_path: str | None, transfer_backend: str, port: int, *, once: bool
     from pdpool_connector.demo.story import run_demo
 
     sys.exit(run_demo(question, model_path=model_path, backend=transfer_backend, port=port, once=once))
+
+
+@contextmanager
+def _extra_named() -> Iterator[None]:
+    """Say what to install when a package of the extra is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        message = f"{error.name} is not installed; `pip install 'pdpool[demo]'` brings all that this command needs"
+        raise click.ClickException(message) from error
 
 
 if __name__ == "__main__":

@@ -373,3 +373,19 @@ def test_a_second_sigterm_ends_at_once_and_the_request_is_told():
         asking.join(20)
         assert answers[0][0] == 503
         assert answers[0][1]["error"]["code"] == "shutting_down"
+
+
+def test_a_stream_that_fails_ends_in_an_error_event_and_does_not_look_whole():
+    with Children() as children:
+        engine = children.engine("unified", model_path="tiny", extra=["--enable-faults", "--shutdown-grace", "0"])
+        connection = http.client.HTTPConnection(urlsplit(engine.url).netloc, timeout=30)
+        connection.request("POST", "/generate", json.dumps({**LONG, "stream": True}))
+        response = connection.getresponse()
+        response.readline()
+        freeze(engine, frozen=True)
+        engine.process.send_signal(signal.SIGTERM)
+        events = [line for line in response.read().decode().splitlines() if line.startswith("data: ")]
+        assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
+        assert "data: [DONE]" not in events
+        assert engine.process.wait(20) == 0
+        connection.close()

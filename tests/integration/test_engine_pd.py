@@ -1,6 +1,7 @@
 """Prefill, decode and router as processes over a real data plane: the same tokens as one engine, and clean ends."""
 
 import itertools
+import random
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -248,6 +249,28 @@ def test_a_client_that_leaves_while_decode_waits_empties_both_engines(pair):
     finally:
         pair.fault(pair.prefill, freeze_scheduler=False)
     until(pair.quiet)
+
+
+def test_a_storm_of_clients_that_leave_spoils_no_answer_and_leaves_nothing(pair):
+    rng = random.Random(5)
+    bodies = {n: {"input_ids": tokens(n), "sampling_params": GREEDY} for n in (3, 16, 40, 200)}
+    right = {n: pair.generate(pair.unified, **body)["output_ids"] for n, body in bodies.items()}
+    calls = [(rng.choice(list(bodies)), rng.choice([None, 0.005, 0.02, 0.05])) for _ in range(150)]
+
+    def ask(length, patience):
+        try:
+            response = pair.post(pair.router, "/generate", bodies[length], timeout=patience or 60)
+        except httpx.TimeoutException:
+            return patience is not None
+        return response.status_code == 200 and response.json()["output_ids"] == right[length]
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(lambda call: ask(*call), calls))
+    until(pair.quiet)
+    for child in (pair.prefill, pair.decode):
+        state = get_json(f"http://{child.addresses['admin']}/v1/state")
+        assert state["holds"] == 0
+        assert state["faults"] == 0
 
 
 def test_an_abort_at_prefill_ends_decodes_request_with_a_reason(pair):

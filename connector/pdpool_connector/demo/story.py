@@ -1,5 +1,6 @@
 """`pdpool demo`: a question answered over a hand-off, on this machine, without root and without a cluster."""
 
+import importlib.util
 import json
 import signal
 import time
@@ -37,6 +38,8 @@ class _Story:
         self._began = time.monotonic()
 
     def tell(self, question: str, *, model_path: str | None, backend: str, port: int, once: bool) -> None:
+        if importlib.util.find_spec("sglang_router") is None:
+            raise LaunchError("sglang-router is not installed; `pip install 'pdpool[demo]'` brings it")
         check_free(port)
         if model_path is None:
             self._say("model: SmolLM2-135M-Instruct")

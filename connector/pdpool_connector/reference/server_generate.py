@@ -125,8 +125,31 @@ async def _arriving(
 async def _stream(
     request: web.Request, arriving: AsyncIterator[tuple[int, Tokens]], reply: Reply, results: list[Result]
 ) -> web.StreamResponse:
-    """Headers go out with the first token, so that a failure before it still has its own status."""
+    """Answer with server-sent events. Raises GenerationError while nothing has been sent."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    try:
+        await _write_events(request, response, arriving, reply, results)
+        await response.write_eof()
+    except TimeoutError:
+        log.warning("a client accepted nothing for %.0f s; its connection is cut", WRITE_S)
+        if request.transport is not None:
+            request.transport.abort()
+    except ConnectionResetError:
+        log.debug("a client has left its stream")
+    return response
+
+
+async def _write_events(
+    request: web.Request,
+    response: web.StreamResponse,
+    arriving: AsyncIterator[tuple[int, Tokens]],
+    reply: Reply,
+    results: list[Result],
+) -> None:
+    """Headers go out with the first token, so that a failure before it still has a status of its own.
+
+    A later one is an event, and no `[DONE]` follows it: the stream must not look whole.
+    """
     try:
         async for index, tokens in arriving:
             if not response.prepared:
@@ -136,20 +159,14 @@ async def _stream(
             event = reply.delta(index, tokens, results[index])
             if event is not None:
                 await _send(response, event)
-        await _send(response, *reply.closing(results))
-        await response.write(b"data: [DONE]\n\n")
     except GenerationError as error:
         if not response.prepared:
             raise
         failure = error.failure
         await _send(response, error_body(failure.message, status=failure.status, code=failure.code))
-    except TimeoutError:
-        log.warning("a client accepted nothing for %.0f s; its connection is cut", WRITE_S)
-        if request.transport is not None:
-            request.transport.abort()
-        return response
-    await response.write_eof()
-    return response
+        return
+    await _send(response, *reply.closing(results))
+    await response.write(b"data: [DONE]\n\n")
 
 
 async def _send(response: web.StreamResponse, *events: object) -> None:
