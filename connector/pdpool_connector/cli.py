@@ -19,8 +19,8 @@ def main() -> None:
 def engine(**values: object) -> None:
     """Run a reference engine: a small real model on the CPU, behind SGLang's HTTP interface."""
     options = make_options(values)
-    from pdpool_connector.reference.server_process import run_engine
-
+    with _extra_named():
+        from pdpool_connector.reference.server_process import run_engine
     sys.exit(run_engine(options))
 
 
@@ -34,8 +34,8 @@ def engine(**values: object) -> None:
 @click.argument("question", default="What is the capital of France?")
 def demo(model_path: str | None, transfer_backend: str, port: int, *, once: bool, question: str) -> None:
     """Prefill, decode and router as processes of this machine: no root, no cluster. Ctrl-C ends all of it."""
-    from pdpool_connector.demo.story import run_demo
-
+    with _extra_named():
+        from pdpool_connector.demo.story import run_demo
     sys.exit(run_demo(question, model_path=model_path, backend=transfer_backend, port=port, once=once))
 
 
