@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory, PrefillConnector
 from pdpool_connector.engines.base import Poll
+from pdpool_connector.layout import plan
 from pdpool_connector.layout.arena import ArenaLocation, MappedArena
 from pdpool_connector.protocol.timing import Timing
 
@@ -188,6 +189,7 @@ class _Connector:
         self.delays: dict[str, float | None] = {}
         self.transfers = {}
         host = options.pop("host", "127.0.0.1")
+        plan.MAX_CHUNK_BYTES = options.pop("chunk_bytes", plan.MAX_CHUNK_BYTES)
         config = ConnectorConfig(
             host,
             admin_port=0,

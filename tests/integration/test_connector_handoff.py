@@ -1,8 +1,10 @@
 """Two real processes, real zmq, real data planes: what arrives, and what an abort or a death leaves behind."""
 
+import contextlib
 import json
 import signal
 import socket
+import threading
 import time
 import urllib.request
 
@@ -10,6 +12,8 @@ import numpy as np
 import pytest
 import zmq
 from pdpool_connector.protocol import frames as f
+from pdpool_connector.transport.bootstrap import BOOTSTRAP_PATH
+from pdpool_connector.transport.http import HttpServer, Page
 
 from tests.integration.connector_peer import PAGES, Side
 
@@ -208,6 +212,116 @@ def test_a_write_that_lands_after_an_abort_finds_its_pages_still_held(local_pair
             break
     assert decode.pages[:, 8].any(), "the late bytes came after the pages were called releasable"
     decode.until("r", "releasable")
+
+
+def test_an_abort_stops_the_writer_between_chunks(sides, backend) -> None:
+    prefill, decode = sides("prefill", backend, chunk_bytes=4 * 512), sides("decode", backend)
+    fill(prefill, 1)
+    meet(prefill, decode, 7, pages=range(40))
+    prefill.until("r", "ready")
+    prefill.call("hold_writes")
+    prefill.send("r", range(40), aux_slot=None)
+    prefill.settle(lambda stats: stats["held_writes"] == 2)
+    decode.abort("r")
+    prefill.until("r", "ended")
+    prefill.call("release_writes")
+    decode.until("r", "releasable")
+    assert np.count_nonzero(decode.pages.any(axis=(0, 2))) == 2
+
+
+class Cable:
+    """A TCP connection to a prefill's control port that can be cut, and the bootstrap registry that leads to it."""
+
+    def __init__(self, prefill: Side) -> None:
+        self.target = tuple(prefill.control.rsplit(":", 1))
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.sockets: list[socket.socket] = []
+        self.plugged = True
+        info = ask(prefill.bootstrap, BOOTSTRAP_PATH)
+        info["ranks"][0]["control"] = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.http = HttpServer("127.0.0.1")
+        page = Page("application/json", json.dumps(info).encode)
+        self.bootstrap = f"127.0.0.1:{self.http.serve(0, {BOOTSTRAP_PATH: page})}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return
+            if not self.plugged:
+                near.close()
+                continue
+            far = socket.create_connection(self.target)
+            self.sockets += [near, far]
+            for ends in ((near, far), (far, near)):
+                threading.Thread(target=self._pump, args=ends, daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        for end in self.sockets:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.cut()
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        for end in self.sockets:
+            end.close()
+        self.http.close()
+
+
+@pytest.fixture
+def cable(sides):
+    prefill, decode = sides("prefill"), sides("decode")
+    fill(prefill, 1)
+    cable = Cable(prefill)
+    yield prefill, decode, cable
+    cable.close()
+
+
+def test_a_connection_that_breaks_and_comes_back_costs_nothing(cable) -> None:
+    prefill, decode, wire = cable
+    prefill.open("r", 7)
+    decode.open("r", 7, prefill=wire.bootstrap, pages=[8, 3], aux_slot=5)
+    prefill.send("r", [1], last=False)
+    decode.until("r", "transferring")
+    for _ in range(3):
+        wire.cut()
+    prefill.send("r", [2], start=1)
+    decode.until("r", "done")
+    prefill.until("r", "done")
+    assert (decode.pages[:, [8, 3]] == prefill.pages[:, [1, 2]]).all()
+    decode.settle(lambda stats: stats["outcomes"] == {"done": 1, "failed": 0, "aborted": 0})
+
+
+def test_a_hold_after_a_partition_ends_when_both_sides_meet_again(cable) -> None:
+    prefill, decode, wire = cable
+    prefill.open("r", 7)
+    decode.open("r", 7, prefill=wire.bootstrap, pages=[8, 3], aux_slot=5)
+    prefill.until("r", "ready")
+    wire.plugged = False
+    wire.cut()
+    assert decode.until("r", "ended", within_s=4)["cause"] == "peer_lost"
+    assert prefill.until("r", "ended", within_s=4)["cause"] == "peer_lost"
+    assert prefill.status("r")["releasable"]
+    decode.settle(lambda stats: stats["holds"] == 1)
+    wire.plugged = True
+    prefill.open("again", 8)
+    decode.open("again", 8, prefill=wire.bootstrap, pages=[20], aux_slot=6)
+    prefill.send("again", [5])
+    decode.until("again", "done")
+    assert decode.until("r", "releasable")["cause"] == "peer_lost"
 
 
 def test_a_killed_prefill_fails_its_attempts_at_once_holds_their_pages_and_is_served_when_it_is_back(

@@ -147,7 +147,10 @@ class DecodeConnector(Connector[DecodeTransfer]):
             link.send(frame)
 
     def _perform(self, effect: Effect) -> None:
-        if not isinstance(effect, Connect) or effect.prefill in self._links:
+        if not isinstance(effect, Connect):
+            return
+        if (link := self._links.get(effect.prefill)) is not None:
+            link.hurry()
             return
         if len(self._links) >= MAX_LINKS:
             why = f"decode knows {MAX_LINKS} prefills, which is its limit"

@@ -98,8 +98,18 @@ class Link:
         self._control: ControlLink | None = None
         self._expected: str | None = None
         self._backoff = BACKOFF_FIRST_S
+        self._slow = False
         self._give_up = time.monotonic() + connect_s
         self._ask()
+
+    def hurry(self) -> None:
+        """Somebody waits for it again: do not sit out the long pause between attempts to hear of a lost process."""
+        if self._slow and self.stage is Stage.PAUSING:
+            self._slow = False
+            self._backoff = BACKOFF_FIRST_S
+            self._give_up = time.monotonic() + self._connect_s
+            self._reactor.cancel(("pause", self))
+            self._ask()
 
     def send(self, frame: f.Frame) -> None:
         """Send to the paired process; dropped and counted when there is none."""
@@ -238,6 +248,7 @@ class Link:
             if self.peer is not None:
                 self._lose(message)
             self._owner.link_failed(self, final or Cause.PEER_LOST, message)
+            self._slow = True
             self._give_up = now + OWED_S + self._connect_s
             self._reactor.at(("pause", self), now + OWED_S, self._ask)
         else:

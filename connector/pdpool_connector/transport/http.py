@@ -60,7 +60,15 @@ class HttpServer:
 
     async def _stop(self) -> None:
         for runner in self._runners:
+            for site in list(runner.sites):
+                await site.stop()
+        # A connection that was accepted at the last moment is handed over in the next turns of the loop; cleaning up
+        # before that would miss it.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for runner in self._runners:
             await runner.cleanup()
+        await asyncio.sleep(0)
 
 
 def _handler(page: Page) -> Callable[[web.Request], Awaitable[web.Response]]:
