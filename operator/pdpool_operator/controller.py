@@ -17,8 +17,9 @@ from .api.reasons import Reason
 from .build.settings import BuildSettings
 from .controller_apply import Outcome, carry_out
 from .controller_judge import REFRESH, Judge
-from .observe.cluster import POOL_RESOURCES, SERVICES_PD, Cluster
+from .observe.cluster import EVENTS_AFTER, POOL_RESOURCES, SERVICES_PD, Cluster
 from .observe.keys import Bindings, Key
+from .observe.model import ObservedPool
 from .observe.routers import RouterClient
 from .observe.sampler import Sampler
 from .plan.model import EventType, Plan
@@ -36,6 +37,9 @@ Object = dict[str, Any]
 
 SERVICE_RESYNC_S = 60.0
 UNSETTLED_AGAIN_S = 5.0
+EVENTS_FIRST_S = EVENTS_AFTER.total_seconds() + 0.5
+EVENTS_LAST_S = 60.0
+NO_POD_AGAIN_S = 10.0
 KINDS: dict[str, type[Pool]] = {"PrefillPool": PrefillPool, "DecodePool": DecodePool}
 
 log = logging.getLogger(__name__)
@@ -84,7 +88,7 @@ class Controller:
         pending = await self._write_status(key, resource, body, pool.status, status)
         self.judge.shown(key, diagnoses)
         await self._tell(resource, body, plan, outcome, pool.status, status)
-        return self._result(plan, outcome, pending)
+        return self._result(plan, outcome, pending, _ask_events_again_s(observed, self.now()))
 
     async def reconcile_service(self, key: Key) -> Result:
         """One service."""
@@ -115,7 +119,7 @@ class Controller:
         await self._tell(SERVICES_PD, body, plan, outcome, service.status, status)
         for words in outcome.unsettled:
             log.info("worker list: %s", words, extra={"kind": key.kind, "namespace": key.namespace, "object": key.name})
-        return self._result(plan, outcome, pending or SERVICE_RESYNC_S * self.rng.uniform(0.9, 1.1))
+        return self._result(plan, outcome, pending, SERVICE_RESYNC_S * self.rng.uniform(0.9, 1.1))
 
     async def _write_status(
         self, key: Key, resource: Resource, body: Object, before: Status, after: Status
@@ -135,12 +139,12 @@ class Controller:
         for event in (*done, *transition_events(before.conditions, after.conditions)):
             await self.recorder.emit(resource, body, str(event.type), str(event.reason), event.message)
 
-    def _result(self, plan: Plan, outcome: Outcome, at_latest_s: float | None) -> Result:
+    def _result(self, plan: Plan, outcome: Outcome, *at_latest_s: float | None) -> Result:
         if outcome.faults or plan.faults:
             return Result(failed=True)
         if outcome.unsettled:
             return Result(UNSETTLED_AGAIN_S)
-        return Result(min((s for s in (plan.requeue_after_s, at_latest_s) if s is not None), default=None))
+        return Result(min((s for s in (plan.requeue_after_s, *at_latest_s) if s is not None), default=None))
 
     def _forget_pool(self, key: Key, kind: type[Pool]) -> Result:
         """Owner references clean up what the pool owned; here only memory is left to be cleaned."""
@@ -165,6 +169,18 @@ class Controller:
             await self.api.apply_status(resource, body, status)
             await self.recorder.emit(resource, body, str(EventType.WARNING), str(Reason.SPEC_INVALID), message)
         return Result()
+
+
+def _ask_events_again_s(observed: ObservedPool, now: datetime) -> float | None:
+    """When to look again at instances that are not Ready: a mount that fails, or a pod that is refused, is told by an
+    event alone, which wakes nobody. A pod is asked at ages that double.
+    """
+    seconds = [
+        min(max((now - i.pod.created_at).total_seconds(), EVENTS_FIRST_S), EVENTS_LAST_S) if i.pod else NO_POD_AGAIN_S
+        for i in observed.instances
+        if not i.deleting and not (i.pod and i.pod.ready)
+    ]
+    return min(seconds, default=None)
 
 
 def _readable(conditions: Iterable[Object]) -> Iterable[Condition]:

@@ -145,6 +145,19 @@ class Operator:
         lines = (await self.get("/metrics")).splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("pdpool_reconcile_total{"))
 
+    async def quiet_reconciles(self) -> float:
+        """Reconciles so far, once two looks, 2 s apart, see no further one."""
+        last = -1.0
+
+        async def same() -> bool:
+            nonlocal last
+            now = await self.reconciles()
+            quiet, last = now == last, now
+            return quiet
+
+        await eventually(same, every_s=2.0, within_s=60)
+        return last
+
     def send(self, number: int) -> None:
         assert self.process is not None
         self.process.send_signal(number)

@@ -136,7 +136,7 @@ async def test_at_rest_few_calls_are_made_and_nothing_is_written(here: Bench):
     await here.until("DecodePool", "QueuesHealthy", status="True")
     await here.service(router={"enabled": False})
     await here.until("DisaggregatedService", "Ready", status="True")
-    quiet = await quiet_reconciles(operator)
+    quiet = await operator.quiet_reconciles()
     before, wrote = await operator.calls(), await writes(operator)
     await asyncio.sleep(20)  # the time over which calls are counted
     after = await operator.calls()
@@ -145,21 +145,7 @@ async def test_at_rest_few_calls_are_made_and_nothing_is_written(here: Bench):
     assert per_minute <= 60, f"{per_minute:.0f} calls a minute, {quiet:.0f} reconciles before"
 
 
-async def quiet_reconciles(operator) -> float:
-    """Wait until two looks, 2 s apart, see no further reconcile."""
-    last = -1.0
-
-    async def same() -> bool:
-        nonlocal last
-        now = await operator.reconciles()
-        quiet, last = now == last, now
-        return quiet
-
-    await eventually(same, every_s=2.0, within_s=60)
-    return last
-
-
-async def test_without_the_crds_rights_or_seed_it_says_so(here: Bench, tmp_path: Path):
+async def test_without_a_seed_it_does_not_start_and_says_why(here: Bench, tmp_path: Path):
     (tmp_path / "short").write_text("short")
     operator = await here.operator(PDPOOL_ROUTER_SEED_FILE=str(tmp_path / "short")).start(ready=False)
     async with asyncio.timeout(20):

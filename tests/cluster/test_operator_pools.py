@@ -1,14 +1,16 @@
 """The operator against a real API server: what it makes of pools, and how it says what is wrong with them."""
 
+import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS
-from pdpool_operator.runtime.api import DISRUPTION_BUDGETS, PODS, SERVICES, STATEFUL_SETS
+from pdpool_operator.runtime.api import DISRUPTION_BUDGETS, PODS, SERVICES, STATEFUL_SETS, Resource
 
-from tests.cluster.operator_harness import NOBODY, Bench, bench, eventually
+from tests.cluster.operator_harness import NOBODY, QUOTAS, Bench, bench, eventually
 
 pytestmark = [
     pytest.mark.cluster,
@@ -198,3 +200,71 @@ async def test_scaling_down_removes_the_highest_instance_only(here: Bench):
 
     await eventually(two, within_s=40)
     await here.until("DecodePool", "Progressing", status="False", reason="Complete")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "named"),
+    [
+        pytest.param(
+            {"reason": "CreateContainerConfigError", "message": 'secret "hf-token" not found'},
+            "MissingSecret",
+            "hf-token",
+            id="secret",
+        ),
+        pytest.param(
+            {"reason": "CreateContainerConfigError", "message": 'configmap "prompts" not found'},
+            "MissingReference",
+            "prompts",
+            id="configmap",
+        ),
+        pytest.param(
+            {"reason": "ImagePullBackOff", "message": "Back-off pulling image no.such/engine:1"},
+            "ImagePullFailed",
+            "no.such/engine:1",
+            id="image",
+        ),
+    ],
+)
+async def test_what_a_pod_misses_is_named_and_not_asked_for_again_and_again(here: Bench, state, reason, named):
+    operator = await here.operator().start()
+    await here.pool("PrefillPool")
+    await here.pod("chat-prefill-0-0")
+    container = {"name": "engine", "state": {"waiting": state}, "ready": False, "restartCount": 0, "image": "x"}
+    status = {"phase": "Pending", "containerStatuses": [container | {"imageID": ""}]}
+    await here.admin.edit(PODS, here.namespace, "chat-prefill-0-0", {"status": status}, "status")
+    ready = await here.until("PrefillPool", "Ready", status="False", reason=reason)
+    assert named in ready["message"]
+    before = await operator.quiet_reconciles()
+    calls = await operator.calls()
+    await asyncio.sleep(10)  # the time over which calls are counted
+    assert await operator.reconciles() - before <= 2
+    assert sum((await operator.calls()).values()) - sum(calls.values()) <= 40, "the lease takes 10 of them"
+
+
+async def test_a_mount_that_fails_is_told_in_the_kubelets_words(here: Bench):
+    await here.operator().start()
+    await here.pool("PrefillPool")
+    pod = await here.pod("chat-prefill-0-0")
+    meta = pod["metadata"]
+    event = {
+        "metadata": {"name": f"{meta['name']}.mount", "namespace": here.namespace},
+        "involvedObject": {"kind": "Pod", "name": meta["name"], "namespace": here.namespace, "uid": meta["uid"]},
+        "type": "Warning",
+        "reason": "FailedMount",
+        "message": 'MountVolume.SetUp failed for volume "m" : persistentvolumeclaims "models" not found',
+        "lastTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "count": 1,
+        "source": {"component": "kubelet"},
+    }
+    await here.admin.make(Resource("", "v1", "events", "Event"), event)
+    ready = await here.until("PrefillPool", "Ready", status="False", reason="MissingReference")
+    assert "PersistentVolumeClaim models" in ready["message"]
+
+
+async def test_a_pod_that_quota_or_policy_refuses_is_told_in_the_servers_words(here: Bench):
+    meta = {"name": "none", "namespace": here.namespace}
+    await here.admin.make(QUOTAS, {"metadata": meta, "spec": {"hard": {"pods": "0"}}})
+    await here.operator().start()
+    await here.pool("PrefillPool")
+    ready = await here.until("PrefillPool", "Ready", status="False", reason="PodRejected", within_s=60)
+    assert "exceeded quota: none" in ready["message"]
