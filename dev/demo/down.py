@@ -1,6 +1,9 @@
 """Remove what the demo made."""
 
-from dev.demo.install import OURS, POOLS, RELEASE, SYSTEM
+from typing import Any
+
+from dev.demo import install
+from dev.demo.install import OURS, RELEASE, SYSTEM
 from dev.demo.screen import Screen
 from dev.demo.target import Target
 from dev.shell import CommandError
@@ -21,12 +24,18 @@ def remove(screen: Screen, target: Target) -> None:
     if not namespaces:
         screen.say("no demo is installed")
         return
+    crds = {crd["metadata"]["name"] for crd in target.get("crds")["items"]}
+    others: list[str] = []
+    if crds.issuperset(f"{kind}.pdpool.dev" for kind in KINDS):
+        # Before their namespace: its controller looks again only after the longest grace period of a pod.
+        install.remove_pools(screen, target)
+        others = [f"{one['namespace']}/{one['name']}" for one in _pools(target)]
     commands = [
         ("helm", "uninstall", RELEASE, "-n", SYSTEM, "--ignore-not-found", "--wait"),
         ("kubectl", "delete", "namespaces", "-l", OURS, f"--timeout={GONE_S:.0f}s"),
         ("kubectl", "delete", "clusterrole,clusterrolebinding", "pdpool-dev-prometheus", "--ignore-not-found"),
     ]
-    if others := _pools_elsewhere(target):
+    if others:
         screen.say(f"the CRDs stay, for there are pools that are not the demo's: {', '.join(others)}")
     else:
         commands.append(("kubectl", "delete", "crd", *(f"{kind}.pdpool.dev" for kind in KINDS), "--ignore-not-found"))
@@ -36,12 +45,8 @@ def remove(screen: Screen, target: Target) -> None:
         screen.block(run(*arguments, timeout_s=GONE_S + 10))
 
 
-def _pools_elsewhere(target: Target) -> list[str]:
-    crds = target.get("crds")["items"]
-    if not {f"{kind}.pdpool.dev" for kind in KINDS} <= {crd["metadata"]["name"] for crd in crds}:
-        return []
-    found = [item["metadata"] for item in target.get(",".join(KINDS), "-A")["items"]]
-    return [f"{one['namespace']}/{one['name']}" for one in found if one["namespace"] != POOLS]
+def _pools(target: Target) -> list[dict[str, Any]]:
+    return [item["metadata"] for item in target.get(",".join(KINDS), "-A")["items"]]
 
 
 def everything(screen: Screen, target: Target, *, stops: bool) -> None:

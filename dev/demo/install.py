@@ -114,11 +114,11 @@ def demo_objects(text: str) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def remove_pools(screen: Screen, target: Target) -> None:
-    """Remove the pools of an earlier run, if there are any, so that every run tells the same story."""
+    """Remove the demo's pools, if there are any, and wait until all that was made for them is gone."""
     kinds = "prefillpools,decodepools,disaggregatedservices"
     if not target.get(kinds, "-n", POOLS)["items"]:
         return
-    screen.say("pools of an earlier run are there: removing them first")
+    screen.say("removing the pools of an earlier run")
     target.kubectl("delete", kinds, "--all", "-n", POOLS, "--wait=false")
 
     def left() -> str | None:
