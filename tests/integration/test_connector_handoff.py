@@ -546,6 +546,22 @@ def test_garbage_on_the_control_port_is_counted_and_stops_nobody(local_pair) -> 
     decode.until("r", "done")
 
 
+def test_an_impostor_who_knows_every_name_ends_nothing(sides) -> None:
+    prefill, decode = sides("prefill"), sides("decode")
+    fill(prefill, 1)
+    meet(prefill, decode, 7)
+    prefill.until("r", "ready")
+    header = {"version": 1, "sender": decode.incarnation, "attempt": f.AttemptId(decode.incarnation, 1), "room": 7}
+    abort = f.Abort(**header, sibling=0, request_id="r", cause="aborted", message="I am decode")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 1000
+        dealer.connect(f"tcp://{prefill.control}")
+        dealer.send(f.encode(abort))
+        prefill.settle(lambda stats: stats["drops"].get("unpaired", 0) == 1)
+    prefill.send("r", [1, 2])
+    decode.until("r", "done")
+
+
 def test_close_under_load_returns_and_tells_the_peer(sides, backend) -> None:
     prefill, decode = sides("prefill", backend), sides("decode", backend)
     decode.call("load", prefill=prefill.bootstrap, rooms=500)
