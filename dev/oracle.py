@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 import click
-from pdpool_connector.demo.launch import Children, LaunchError, get_json
+from pdpool_connector.demo.launch import Children, LaunchError, bytes_moved
 from pdpool_connector.reference import tokenizer as tokenizers
 from pdpool_connector.reference import weights_fetch
 
@@ -146,7 +146,7 @@ def run(model_path: str, backend: str, count: int) -> bool:
         began = time.monotonic()
         answers = asyncio.run(_ask_both(unified.url, router.url, prompts))
         print(f"answered in {time.monotonic() - began:.1f} s")
-        moved = get_json(f"http://{decode.addresses['admin']}/v1/state")["bytes_moved_total"]
+        moved = bytes_moved(decode)
     print(f"{moved:,} bytes of KV cache moved")
     identical = compare(prompts, *answers)
     print(f"oracle: {identical}/{count} identical")

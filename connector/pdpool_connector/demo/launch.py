@@ -25,6 +25,8 @@ START_S = 60.0
 STOP_S = 10.0
 PROBE_S = 0.1
 LOG_TAIL_BYTES = 4000
+SNAPSHOT_S = 3.0
+"""Longest time after which a connector's state shows what has happened."""
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -218,6 +220,16 @@ def get_json(url: str) -> dict[str, Any]:
     with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 - a loopback URL made here
         body: dict[str, Any] = json.load(response)
         return body
+
+
+def bytes_moved(decode: Child) -> int:
+    """Bytes of KV cache that a decode engine has received; 0 if none have come shortly after its first answer."""
+    deadline = time.monotonic() + SNAPSHOT_S
+    while True:
+        moved: int = get_json(f"http://{decode.addresses['admin']}/v1/state")["bytes_moved_total"]
+        if moved or time.monotonic() > deadline:
+            return moved
+        time.sleep(PROBE_S)
 
 
 def check_free(port: int) -> None:

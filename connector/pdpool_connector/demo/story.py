@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from pdpool_connector.demo.launch import Child, Children, LaunchError, check_free, get_json, pick_backend
+from pdpool_connector.demo.launch import Child, Children, LaunchError, bytes_moved, check_free, pick_backend
 from pdpool_connector.reference import weights_fetch
 from pdpool_connector.reference.weights import WeightsError
 
@@ -65,8 +65,9 @@ class _Story:
         self._console.print("\n")
         if first is None:
             raise LaunchError("the model gave no answer")
-        moved = get_json(f"http://{decode.addresses['admin']}/v1/state")["bytes_moved_total"]
-        self._say(f"first token after {1000 * (first - began):.0f} ms; {moved:,} bytes of KV cache moved to decode")
+        self._say(
+            f"first token after {1000 * (first - began):.0f} ms; {bytes_moved(decode):,} bytes of KV cache moved to decode"
+        )
 
     def _invite(self, router: Child, prefill: Child, decode: Child) -> None:
         self._console.print(f"\nOpenAI-compatible URL: [bold]{router.url}/v1[/bold]")

@@ -1,0 +1,100 @@
+"""The router image's entrypoint, run for real before two engines."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+from pdpool_connector.demo.launch import HOST, Children, free_port, get_status
+
+SCRIPT = Path(__file__).parents[2] / "images" / "router" / "start_router.py"
+KEY = "0123456789abcdef"
+ADMIN = {"Authorization": f"Bearer {KEY}"}
+BODY = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 2}}
+
+
+@pytest.fixture(scope="module")
+def engines():
+    with Children() as children:
+        yield [children.engine(mode, model_path="tiny") for mode in ("prefill", "decode")]
+
+
+@contextlib.contextmanager
+def router(tmp_path, workers):
+    """The entrypoint with this worker list. Yields process, URL and log file."""
+    (tmp_path / "workers.json").write_text(json.dumps(workers))
+    port, metrics_port = free_port(), free_port()
+    addresses = ["--host", HOST, "--port", str(port), "--prometheus-host", HOST, "--prometheus-port", str(metrics_port)]
+    env = {**os.environ, "PDPOOL_ROUTER_KEY": KEY, "PDPOOL_ROUTER_WORKERS": str(tmp_path / "workers.json")}
+    log = tmp_path / "router.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen([sys.executable, str(SCRIPT), *addresses], env=env, stdout=output, stderr=output)
+    try:
+        yield process, f"http://{HOST}:{port}", log
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def until(condition, seconds=40.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that in time"
+        time.sleep(0.05)
+
+
+def listed(url):
+    return httpx.get(url + "/workers", headers=ADMIN).json()["workers"]
+
+
+def as_workers(engines):
+    prefill, decode = engines
+    return {
+        "prefill": [{"url": prefill.url, "bootstrap_port": prefill.addresses["bootstrap_port"]}],
+        "decode": [{"url": decode.url}],
+    }
+
+
+def test_it_serves_at_once_from_the_last_known_list(engines, tmp_path):
+    with router(tmp_path, as_workers(engines)) as (process, url, log):
+        until(lambda: get_status(url + "/readiness") == 200)
+        assert httpx.post(url + "/generate", json=BODY, timeout=30).status_code == 200
+        assert sorted(worker["url"] for worker in listed(url)) == sorted(engine.url for engine in engines)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        text = log.read_text()
+        assert KEY not in text
+        assert "huggingface" not in text.lower()
+
+
+def test_an_empty_list_is_filled_and_emptied_with_the_key_only(engines, tmp_path):
+    with router(tmp_path, {"prefill": [], "decode": []}) as (_, url, _):
+        until(lambda: get_status(url + "/liveness") == 200)
+        assert get_status(url + "/readiness") == 503
+        prefill, decode = as_workers(engines)["prefill"][0], as_workers(engines)["decode"][0]
+        adds = [{**prefill, "worker_type": "prefill"}, {**decode, "worker_type": "decode"}]
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            assert httpx.get(url + "/workers", headers=headers).status_code in (401, 403)
+            assert httpx.post(url + "/workers", json=adds[0], headers=headers).status_code in (401, 403)
+        assert [httpx.post(url + "/workers", json=add, headers=ADMIN).status_code for add in adds] == [202, 202]
+        until(lambda: len(listed(url)) == 2 and get_status(url + "/readiness") == 200)
+        assert httpx.post(url + "/generate", json=BODY, timeout=30).status_code == 200
+        gone = next(worker["id"] for worker in listed(url) if worker["worker_type"] == "decode")
+        assert httpx.delete(f"{url}/workers/{gone}").status_code in (401, 403)
+        assert httpx.delete(f"{url}/workers/{gone}", headers=ADMIN).status_code == 202
+        until(lambda: [worker["worker_type"] for worker in listed(url)] == ["prefill"])
+
+
+def test_it_does_not_start_without_a_key(tmp_path):
+    env = {name: value for name, value in os.environ.items() if name != "PDPOOL_ROUTER_KEY"}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)], env=env, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 1
+    assert "PDPOOL_ROUTER_KEY" in done.stderr

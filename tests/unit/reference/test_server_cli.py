@@ -1,0 +1,65 @@
+"""The command lines: defaults that depend on others, what is refused, what to install."""
+
+import sys
+
+import pytest
+from click.testing import CliRunner
+from pdpool_connector.cli import main
+from pdpool_connector.reference.options import engine_options, make_options
+
+
+def parse(*arguments, env=None):
+    """Options that a command line gives, or the result of the refusal."""
+    import click
+
+    made = []
+
+    @click.command()
+    @engine_options
+    def command(**values):
+        made.append(make_options(values))
+
+    result = CliRunner().invoke(command, arguments, env=env)
+    return made[0] if made else result
+
+
+def test_the_name_is_that_of_the_directory_unless_given():
+    assert parse("--model-path", "/models/smollm2").served_model_name == "smollm2"
+    assert parse("--model-path", "/models/smollm2", "--served-model-name", "x").served_model_name == "x"
+
+
+def test_role_and_address_come_from_the_pod():
+    options = parse(
+        "--model-path", "tiny", "--host", "0.0.0.0", env={"PDPOOL_ROLE": "decode", "PDPOOL_POD_IP": "10.0.0.7"}
+    )
+    assert (options.mode, options.advertise_host, options.host) == ("decode", "10.0.0.7", "0.0.0.0")
+
+
+def test_an_address_that_peers_cannot_use_is_refused():
+    result = parse("--model-path", "tiny", "--mode", "prefill", "--host", "0.0.0.0")
+    assert result.exit_code == 2
+    assert "--advertise-host" in result.output
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--port", "70000"], ["--mode", "both"], ["--kv-pages", "0"], ["--transfer-backend", "pigeon"], []]
+)
+def test_values_that_cannot_work_are_refused(wrong):
+    model = ["--model-path", "tiny"] if wrong else []
+    result = parse(*model, *wrong)
+    assert result.exit_code == 2
+    assert (wrong or ["--model-path"])[0] in result.output
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        (["demo"], "pdpool_connector.demo.story"),
+        (["engine", "--model-path", "tiny"], "pdpool_connector.reference.server_process"),
+    ],
+)
+def test_a_missing_extra_is_named(monkeypatch, command, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 1
+    assert "pip install 'pdpool[demo]'" in result.output
