@@ -65,9 +65,8 @@ class _Story:
         self._console.print("\n")
         if first is None:
             raise LaunchError("the model gave no answer")
-        self._say(
-            f"first token after {1000 * (first - began):.0f} ms; {bytes_moved(decode):,} bytes of KV cache moved to decode"
-        )
+        moved = bytes_moved(decode)
+        self._say(f"first token after {1000 * (first - began):.0f} ms; {moved:,} bytes of KV cache moved to decode")
 
     def _invite(self, router: Child, prefill: Child, decode: Child) -> None:
         self._console.print(f"\nOpenAI-compatible URL: [bold]{router.url}/v1[/bold]")
