@@ -74,7 +74,7 @@ class Controller:
         resource = POOL_RESOURCES[kind]
         body = await self.api.get(resource, key.namespace, key.name)
         if body is None:
-            return self._forget_pool(key, kind)
+            return await self._forget_pool(key, kind)
         try:
             pool = kind.parse(body)
         except SpecInvalid as invalid:
@@ -146,10 +146,10 @@ class Controller:
             return Result(UNSETTLED_AGAIN_S)
         return Result(min((s for s in (plan.requeue_after_s, *at_latest_s) if s is not None), default=None))
 
-    def _forget_pool(self, key: Key, kind: type[Pool]) -> Result:
+    async def _forget_pool(self, key: Key, kind: type[Pool]) -> Result:
         """Owner references clean up what the pool owned; here only memory is left to be cleaned."""
         self.judge.gone(key)
-        self.sampler.watch(key.namespace, key.name, kind.role, ())
+        await self.sampler.watch(key.namespace, key.name, kind.role, ())
         self.written.pop(key, None)
         return Result()
 

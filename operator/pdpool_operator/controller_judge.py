@@ -50,14 +50,15 @@ class Judge:
 
     def observed(self, key: Key, pool: ObservedPool) -> None:
         """The pool is like this now."""
+        gone = _pods(self._pools.get(key)) - _pods(pool)
         self._pools[key] = pool
-        self._prune()
+        self._forget(gone)
 
     def gone(self, key: Key) -> None:
         """There is no such pool any more."""
-        for known in (self._pools, self._shown, self._diagnoses):
-            known.pop(key, None)
-        self._prune()
+        self._forget(_pods(self._pools.pop(key, None)))
+        self._shown.pop(key, None)
+        self._diagnoses.pop(key, None)
 
     def judge(self, key: Key) -> tuple[Diagnosis, ...]:
         """The judgement on each instance of a pool, given the pools that services bind to it."""
@@ -117,10 +118,13 @@ class Judge:
         pools = {pool for service in self._bindings.services(key) for pool in self._bindings.pools(service)}
         return {pool for pool in pools if pool.kind != key.kind}
 
-    def _prune(self) -> None:
-        alive = {i.pod.uid for pool in self._pools.values() for i in pool.instances if i.pod is not None}
-        for uid, rank in [key for key in self._tracks if key[0] not in alive]:
+    def _forget(self, pods: set[str]) -> None:
+        for uid, rank in [key for key in self._tracks if key[0] in pods]:
             del self._tracks[uid, rank]
+
+
+def _pods(pool: ObservedPool | None) -> set[str]:
+    return {i.pod.uid for i in pool.instances if i.pod is not None} if pool else set()
 
 
 def _verdicts(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, str, tuple[str, ...]], ...]:

@@ -11,7 +11,7 @@ import pytest
 from pdpool_operator.observe.cluster import PREFILL_POOLS
 from pdpool_operator.runtime.api import DISRUPTION_BUDGETS, LEASES, PODS, SERVICES, STATEFUL_SETS
 
-from tests.cluster.operator_harness import Bench, bench, eventually
+from tests.cluster.operator_harness import POOLS, Bench, bench, eventually
 
 pytestmark = [
     pytest.mark.cluster,
@@ -143,6 +143,30 @@ async def test_at_rest_few_calls_are_made_and_nothing_is_written(here: Bench):
     per_minute = 3 * sum(n - before.get(key, 0) for key, n in after.items() if key[1] != "leases" and key[0] != "watch")
     assert await writes(operator) == wrote
     assert per_minute <= 60, f"{per_minute:.0f} calls a minute, {quiet:.0f} reconciles before"
+
+
+async def test_an_operator_that_is_replaced_writes_nothing_where_all_is_as_it_was(here: Bench):
+    first = await here.operator().start()
+    await here.pool("PrefillPool")
+    await here.pool("DecodePool")
+    await here.run_pod("chat-prefill-0-0")
+    await here.run_pod("chat-decode-0-0")
+    await here.service(router={"enabled": False})
+    for kind in POOLS:
+        await here.until(kind, "Ready", status="True")
+        await here.until(kind, "QueuesHealthy", status="True")
+    await first.quiet_reconciles()
+    before = {kind: await here.see(resource, "chat") for kind, resource in POOLS.items()}
+    await first.stop()
+    second = await here.operator().start()
+
+    async def looked_at_all() -> bool:
+        return await second.reconciles() >= len(POOLS)
+
+    await eventually(looked_at_all)
+    await second.quiet_reconciles()
+    assert await writes(second) == 0
+    assert {kind: await here.see(resource, "chat") for kind, resource in POOLS.items()} == before
 
 
 async def test_without_a_seed_it_does_not_start_and_says_why(here: Bench, tmp_path: Path):

@@ -135,7 +135,8 @@ class Cluster:
         )
         by_owner = {parse.controller_uid(pod): pod for pod in sorted(pods, key=_age)}
         instances = [self._instance(index, sts, by_owner) for index, sts in stateful_sets]
-        self._watch(pool, instances)
+        await self._watch(pool, instances)
+        instances = [replace(i, ranks=self._sampler.newest(i.pod.uid)) if i.pod else i for i in instances]
         instances = await self._with_events(
             namespace, instances, {sts["metadata"]["uid"]: sts for _, sts in stateful_sets}
         )
@@ -177,17 +178,16 @@ class Cluster:
             drain_started=parse.moment(parse.annotation(sts, names.ANNOTATION_DRAIN_STARTED)),
             drain_reason=parse.annotation(sts, names.ANNOTATION_DRAIN_REASON),
             pod=pod,
-            ranks=self._sampler.newest(pod.uid) if pod else {},
         )
 
-    def _watch(self, pool: Pool, instances: Iterable[ObservedInstance]) -> None:
+    async def _watch(self, pool: Pool, instances: Iterable[ObservedInstance]) -> None:
         meta = pool.metadata
         targets = [
             Target(meta.namespace, meta.name, pool.role, instance.index, pod.uid, pod.ip)
             for instance in instances
             if instance.controller_uid == meta.uid and (pod := instance.pod) and pod.ip and pod.phase == "Running"
         ]
-        self._sampler.watch(meta.namespace, meta.name, pool.role, targets)
+        await self._sampler.watch(meta.namespace, meta.name, pool.role, targets)
 
     async def _with_events(
         self, namespace: str, instances: list[ObservedInstance], bodies: dict[str, Object]

@@ -125,20 +125,29 @@ class Sampler:
         self._targets: dict[str, Target] = {}
         self._due: dict[str, float] = {}
         self._looking: set[str] = set()
+        self._looked: dict[str, asyncio.Event] = {}
         self._newest: dict[str, dict[int, RankSample]] = {}
         self._changed = asyncio.Event()
 
-    def watch(self, namespace: str, pool: str, role: Role, targets: Iterable[Target]) -> None:
-        """From now on these are the pods of the pool; others of it are forgotten with all that was seen of them."""
+    async def watch(self, namespace: str, pool: str, role: Role, targets: Iterable[Target]) -> None:
+        """From now on these are the pods of the pool; others of it are forgotten with all that was seen of them.
+
+        New ones are looked at before this returns, so that an operator that just started does not call them unknown.
+        """
         wanted = {target.pod_uid: target for target in targets}
         for uid, target in list(self._targets.items()):
             if (target.namespace, target.pool, target.role) == (namespace, pool, role) and wanted.get(uid) != target:
                 self._forget(uid)
-        for uid, target in wanted.items():
-            if uid not in self._targets:
-                self._targets[uid] = target
-                self._due[uid] = self._clock() + self._rng.random() * JITTER * self._interval_s
+        new = {uid: target for uid, target in wanted.items() if uid not in self._targets}
+        for uid, target in new.items():
+            self._targets[uid] = target
+            self._due[uid] = self._clock() + self._interval_s * (1 + JITTER * self._rng.random())
+            self._looking.add(uid)
+            self._looked[uid] = asyncio.Event()
         self._changed.set()
+        # Somebody else's reconcile may be taking the first look just now.
+        under_way = [self._looked[uid].wait() for uid in wanted if uid not in new]
+        await asyncio.gather(*(self._look(target) for target in new.values()), *under_way)
 
     def targets(self) -> Iterable[Target]:
         """The pods that are looked at."""
@@ -173,6 +182,8 @@ class Sampler:
                 samples = await self.sample(target)
         finally:
             self._looking.discard(target.pod_uid)
+            if looked := self._looked.get(target.pod_uid):
+                looked.set()
         if self._targets.get(target.pod_uid) != target:
             return  # it vanished while we looked
         self._newest[target.pod_uid] = {sample.rank: sample for sample in samples}
@@ -180,9 +191,10 @@ class Sampler:
 
     async def sample(self, target: Target) -> list[RankSample]:
         """One look at each rank of one pod; never raises for what the pod does."""
-        engine_task = asyncio.create_task(self._ask_engine(target))
-        connectors = await asyncio.gather(*(self._ask_connector(target, rank) for rank in range(target.ranks)))
-        engines, engine_error = await engine_task
+        (engines, engine_error), connectors = await asyncio.gather(
+            self._ask_engine(target),
+            asyncio.gather(*(self._ask_connector(target, rank) for rank in range(target.ranks))),
+        )
         at = self._now()
         return [
             RankSample(
@@ -217,6 +229,7 @@ class Sampler:
 
     def _forget(self, uid: str) -> None:
         del self._targets[uid], self._due[uid]
+        self._looked.pop(uid).set()
         self._newest.pop(uid, None)
 
 

@@ -265,12 +265,12 @@ async def test_a_pod_is_looked_at_again_and_again_and_forgotten_when_it_vanishes
     pod = await serve(Pod())
     pod.state, pod.loads = STATE, LOADS
     one = running(sampler(http, interval_s=0.05))
-    one.watch("llm", "chat", Role.PREFILL, [target(pod)])
+    await one.watch("llm", "chat", Role.PREFILL, [target(pod)])
     await eventually(lambda: len(one.seen.get("u1", [])) >= 3)
     assert one.newest("u1")[0].connector is not None
-    one.watch("llm", "chat", Role.DECODE, [])
+    await one.watch("llm", "chat", Role.DECODE, [])
     assert one.newest("u1")
-    one.watch("llm", "chat", Role.PREFILL, [])
+    await one.watch("llm", "chat", Role.PREFILL, [])
     assert one.newest("u1") == {}
     assert list(one.targets()) == []
 
@@ -280,33 +280,47 @@ async def test_a_pod_that_hangs_is_asked_once_at_a_time_and_does_not_hold_up_oth
     slow.hold.clear()
     quick.state, quick.loads = STATE, LOADS
     one = running(sampler(http, interval_s=0.02, timeout_s=0.5))
-    one.watch("llm", "chat", Role.PREFILL, [target(slow, "slow"), target(quick, "quick")])
+    await one.watch("llm", "chat", Role.PREFILL, [target(slow, "slow"), target(quick, "quick")])
     await eventually(lambda: len(one.seen.get("slow", [])) >= 2)
     assert slow.most_at_once == 1
     assert len(one.seen["quick"]) > 5
     assert all(sample.connector_error == "timeout" for sample in one.seen["slow"])
 
 
-async def test_what_is_seen_of_a_pod_after_it_was_forgotten_is_dropped(http, serve, running):
+async def test_what_is_seen_of_a_pod_after_it_was_forgotten_is_dropped(http, serve):
     pod = await serve(Pod())
     pod.state, pod.loads = STATE, LOADS
     pod.hold.clear()
-    one = running(sampler(http, interval_s=0.02))
-    one.watch("llm", "chat", Role.PREFILL, [target(pod)])
+    one = sampler(http)
+    watching = asyncio.create_task(one.watch("llm", "chat", Role.PREFILL, [target(pod)]))
     await eventually(lambda: pod.asked >= 2)
-    one.watch("llm", "chat", Role.PREFILL, [])
+    await one.watch("llm", "chat", Role.PREFILL, [])
     pod.hold.set()
-    await eventually(lambda: pod.at_once == 0)
-    await asyncio.sleep(0.05)
+    await asyncio.wait_for(watching, 5)
     assert one.seen == {}
     assert one.newest("u1") == {}
+
+
+async def test_a_new_pod_is_known_when_watch_returns_to_whoever_asked(http, serve):
+    pod = await serve(Pod())
+    pod.state, pod.loads = STATE, LOADS
+    pod.hold.clear()
+    one = sampler(http)
+    both = [asyncio.create_task(one.watch("llm", "chat", Role.PREFILL, [target(pod)])) for _ in range(2)]
+    await eventually(lambda: pod.asked >= 2)
+    assert not any(task.done() for task in both)
+    pod.hold.set()
+    for task in both:
+        await asyncio.wait_for(task, 5)
+        assert one.newest("u1")[0].connector is not None
+    assert pod.asked == 2
 
 
 async def test_all_looks_together_are_bounded(http, serve, running):
     pod = await serve(Pod(), engine=False)
     pod.hold.clear()
     one = running(sampler(http, interval_s=0.01, timeout_s=0.3, concurrency=2))
-    one.watch("llm", "chat", Role.PREFILL, [target(pod, f"u{i}") for i in range(6)])
+    await one.watch("llm", "chat", Role.PREFILL, [target(pod, f"u{i}") for i in range(6)])
     await eventually(lambda: len(one.seen) == 6)
     assert pod.most_at_once <= 2
 
