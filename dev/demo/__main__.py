@@ -71,10 +71,14 @@ def up(cluster: str, registry: str | None) -> None:
 
 @main.command()
 @click.option("--cluster", type=click.Choice(("local", "current")), default="local", show_default=True)
-def down(cluster: str) -> None:
+@click.option("--keep-cluster", is_flag=True, help="Do not stop the local cluster.")
+def down(cluster: str, keep_cluster: bool) -> None:
     """Remove what the demo made; stop the local cluster."""
     screen = Screen()
-    removal.everything(screen, choose(screen, cluster, "unused"), stops=cluster == "local")
+    try:
+        removal.everything(screen, choose(screen, cluster, "unused"), stops=cluster == "local" and not keep_cluster)
+    except FAILURES as error:
+        sys.exit(f"demo: {error}")
 
 
 main()

@@ -27,6 +27,7 @@ GONE_S = 180.0
 WINDOWS = {"noProgress": "12s", "bootstrapQueueStuck": "15s"}
 STUCK_AFTER_S = 20
 FAULTS = "--enable-faults"
+TAKE = "--take-ownership"
 MADE_KINDS = "pods,statefulsets,deployments,services,configmaps,secrets,poddisruptionbudgets"
 
 
@@ -69,10 +70,11 @@ def operator(screen: Screen, target: Target, images: Images) -> None:
     screen.command(f"helm upgrade --install {RELEASE} charts/pdpool --namespace {SYSTEM} --wait --values - <<EOF")
     screen.block(values + "EOF")
     chart = str(CHECKOUT / "charts" / "pdpool")
-    target.helm(
-        *("upgrade", "--install", RELEASE, chart, "--namespace", SYSTEM, "--wait", "--timeout", "3m", "--values", "-"),
-        stdin=values,
-    )
+    flags = ["--namespace", SYSTEM, "--wait", "--timeout", "3m", "--values", "-"]
+    if TAKE in target.helm("upgrade", "--help"):
+        # CRDs outlive a release, and another one's name (of the cluster tests, for example) stays written on them.
+        flags.append(TAKE)
+    target.helm("upgrade", "--install", RELEASE, chart, *flags, stdin=values)
     screen.block(target.kubectl("get", "deployment", "-n", SYSTEM))
 
 
