@@ -14,6 +14,10 @@ MUTANTS: dict[str, tuple[type[PrefillMachine], type[DecodeMachine]]] = {}
 
 
 def mutant(cls: type) -> type:
+    overridden = [name for name in vars(cls) if not name.startswith("__")]
+    assert all(hasattr(cls.__base__, name) for name in overridden), (
+        f"{cls.__name__} overrides nothing: it proves nothing"
+    )
     both = (cls, DecodeMachine) if issubclass(cls, PrefillMachine) else (PrefillMachine, cls)
     MUTANTS[cls.__name__] = both
     return cls
@@ -61,16 +65,6 @@ class DecodeTakesFailedForDrained(DecodeMachine):
 
     def _on_failed(self, frame: f.Failed) -> None:
         self._on_drained(frame)
-
-
-@mutant
-class DecodeSaysAbortOnce(DecodeMachine):
-    """A lost abort is not repeated."""
-
-    def _nudge(self, attempt: Attempt) -> None:
-        super()._nudge(attempt)
-        if attempt.cause is not None:
-            self._timers.cancel(("nudge", attempt))
 
 
 @mutant
@@ -166,8 +160,9 @@ class PrefillLeavesTheRoom(PrefillMachine):
 class PrefillKeepsAcknowledgedTombstones(PrefillMachine):
     """Tombstones have no deadline."""
 
-    def _on_grave_due(self, attempt) -> None:
-        pass
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
+        self._on_timer["grave"] = lambda _: None
 
 
 @mutant

@@ -405,7 +405,8 @@ class World:
             self.step()
         self.faulty = False
         end = self.now + DEADLINE_S + TIMING.drain_s + 5
-        while self.now < end or self.network:
+        self.pace = 5.0
+        while self.now < end or self.network or any(not flight.reported for flight in self.flights):
             self.step()
         for process in self.processes:
             if not process.alive:
