@@ -342,6 +342,7 @@ class Connector(ABC, Generic[AnyTransfer]):
         self._drive(Shutdown())
 
     def _at_end(self) -> None:
+        self._snapshot = self._take_snapshot(time.monotonic())
         self._server.close()
 
     def _take_snapshot(self, now: float) -> ConnectorStats:
