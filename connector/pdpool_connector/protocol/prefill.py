@@ -11,6 +11,7 @@ from itertools import count
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import (
     AbortTransfer,
+    Drain,
     Fenced,
     OpenRequest,
     PeerLost,
@@ -342,6 +343,13 @@ class PrefillMachine(Machine[PrefillState]):
         exchange = self._by_handle.get(event.handle)
         if exchange is not None:
             self._fail(exchange, event.cause, event.message or "aborted by the engine of prefill")
+
+    def _on_drain(self, event: Drain) -> None:
+        """An attempt that waits for its request waits in vain from now on: decode is told, instead of at its deadline."""
+        super()._on_drain(event)
+        for exchange in list(self._by_attempt.values()):
+            if exchange.state is S.PARKED:
+                self._fail(exchange, Cause.REFUSED, "prefill is draining and takes no new requests")
 
     def _on_shutdown(self, _: Shutdown) -> None:
         self.draining = True

@@ -236,6 +236,16 @@ def test_a_request_aborted_before_its_attempt_fails_that_attempt() -> None:
     assert side.status[2].phase is Phase.READY
 
 
+def test_draining_refuses_attempts_whose_request_can_come_no_more_and_finishes_the_others() -> None:
+    side = Prefill()
+    side.opened(1, room=7)
+    side.request(2, room=8, rid="b")
+    side.opened(2, room=8, request_id="b")
+    (drained,) = sent(side.do(Drain()), f.Drained)
+    assert (drained.room, drained.cause) == (7, Cause.REFUSED)
+    assert names(side.landed(writes(side.send(2))[0])) == ["Done"]
+
+
 def test_a_late_open_of_a_concluded_attempt_changes_nothing() -> None:
     side = Prefill()
     side.request()
