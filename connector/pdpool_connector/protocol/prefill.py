@@ -345,7 +345,7 @@ class PrefillMachine(Machine[PrefillState]):
             self._fail(exchange, event.cause, event.message or "aborted by the engine of prefill")
 
     def _on_drain(self, event: Drain) -> None:
-        """An attempt that waits for its request waits in vain from now on: decode is told, instead of at its deadline."""
+        """What waits for its request waits in vain from now on: decode is told now, not at its deadline."""
         super()._on_drain(event)
         for exchange in list(self._by_attempt.values()):
             if exchange.state is S.PARKED:
