@@ -114,9 +114,10 @@ class Operator:
 
     async def lead(self, stop: asyncio.Event) -> None:
         """Work as the leader until `stop`; raises what ended a part of it otherwise."""
+        holding = asyncio.create_task(self.elector.hold(), name="lease")
         await self._wait_for_kinds(stop)
         # kopf cancels at its end whatever was started after it: our own parts come first.
-        ours = [asyncio.create_task(part, name=name) for name, part in self._parts()]
+        ours = [holding, *(asyncio.create_task(part, name=name) for name, part in self._parts())]
         kopf_stop, handlers = asyncio.Event(), _Signals(stop)
         watch = app.watch(
             self._nudge,
@@ -134,8 +135,9 @@ class Operator:
         done, _ = await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
         for task in (ready, stopping, *ours):
             task.cancel()
-        await asyncio.wait(ours)  # from here on nothing of ours writes
-        await self.elector.release()
+        _, still_writing = await asyncio.wait(ours, timeout=STOP_WITHIN_S)
+        if not still_writing:
+            await self.elector.release()
         kopf_stop.set()
         await asyncio.wait([kopf], timeout=STOP_WITHIN_S)
         for task in done - {stopping}:
@@ -144,7 +146,6 @@ class Operator:
     def _parts(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
         workers = [(f"worker {i}", work(self.queue, self.controller.reconcile, self.metrics)) for i in range(WORKERS)]
         return [
-            ("lease", self.elector.hold()),
             ("sampler", self.sampler.run()),
             ("judge", self.judge.run()),
             ("resync", self._resync()),

@@ -79,23 +79,22 @@ class Admin(Api):
         return [item async for item in self.list(resource, namespace, labels)]
 
 
-_checked: list[bool] = []
+async def _renewed_leases(admin: Admin) -> dict[str, str]:
+    """Version of each Lease that an operator holds, by namespace."""
+    return {
+        lease["metadata"]["namespace"]: lease["metadata"]["resourceVersion"]
+        for lease in await admin.all(LEASES, None)
+        if lease["metadata"]["name"] == "pdpool-operator" and (lease.get("spec") or {}).get("holderIdentity")
+    }
 
 
-async def _alone(admin: Admin) -> None:
-    """Fail, once a session, if an operator of somebody else leads: it may serve all namespaces, and write on ours."""
-    if _checked:
-        return
-    versions: dict[str, set[str]] = {}
-    for _ in range(2):
-        for lease in await admin.all(LEASES, None):
-            meta = lease["metadata"]
-            if meta["name"] == "pdpool-operator" and (lease.get("spec") or {}).get("holderIdentity"):
-                versions.setdefault(meta["namespace"], set()).add(meta["resourceVersion"])
-        await asyncio.sleep(2.5)
-    strangers = [namespace for namespace, seen in versions.items() if len(seen) > 1]
-    assert not strangers, f"an operator leads in {strangers} and would write on the tests' objects: uninstall it"
-    _checked.append(True)
+async def _alone(admin: Admin, before: dict[str, str], ours: str) -> None:
+    """Fail if an operator of somebody else leads: it may serve all namespaces, and write on ours."""
+    now = await _renewed_leases(admin)
+    strangers = [
+        namespace for namespace, version in now.items() if namespace != ours and before.get(namespace) != version
+    ]
+    assert not strangers, f"an operator leads in {strangers} and may write on the tests' objects: uninstall it"
 
 
 @dataclass
@@ -404,11 +403,14 @@ async def bench(folder: Path) -> AsyncIterator[Bench]:
     client = await connect()
     try:
         one = Bench(Admin(client), folder)
-        await _alone(one.admin)
+        leases = await _renewed_leases(one.admin)
         try:
             await one.set_up()
             yield one
         finally:
-            await one.tear_down()
+            try:
+                await _alone(one.admin, leases, one.namespace)
+            finally:
+                await one.tear_down()
     finally:
         await client.close()

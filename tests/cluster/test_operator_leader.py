@@ -92,7 +92,7 @@ async def test_a_leader_that_is_frozen_writes_nothing_after_its_lease_ran_out(he
     assert await holder(here) not in {old, ""}
 
 
-@pytest.mark.parametrize("moment", ["first object", "half the instances", "during an update"])
+@pytest.mark.parametrize("moment", ["half the instances", "during an update"])
 async def test_an_operator_killed_in_the_middle_is_followed_by_the_same_end_state(here: Bench, moment: str):
     operator = await here.operator().start()
     async with here.kubelet():
@@ -101,8 +101,6 @@ async def test_an_operator_killed_in_the_middle_is_followed_by_the_same_end_stat
             await here.until("PrefillPool", "Ready", status="True", within_s=60)
             await here.admin.edit(PREFILL_POOLS, here.namespace, "chat", {"spec": {"model": {"servedName": "another"}}})
             await eventually(lambda: updated(here, 1), within_s=60, every_s=0.01)
-        elif moment == "first object":
-            await eventually(lambda: here.see(SERVICES, "chat-prefill"), every_s=0.01)
         else:
             await eventually(lambda: here.see(STATEFUL_SETS, "chat-prefill-1"), every_s=0.01)
         await operator.stop(signal.SIGKILL)

@@ -89,7 +89,8 @@ class Routers:
 
         async def same() -> bool:
             listed = {worker.url for worker in await self.listed(name)}
-            assert listed == wanted, (sorted(listed), sorted(wanted))
+            progress = await self.here.condition("DisaggregatedService", "Progressing")
+            assert listed == wanted, (sorted(listed), sorted(wanted), progress)
             return True
 
         await eventually(same, within_s=within_s, every_s=0.02)
