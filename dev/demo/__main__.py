@@ -1,7 +1,9 @@
 """`python -m dev.demo [up | down] [--cluster local | current] [--registry R]`."""
 
+import fcntl
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -11,6 +13,7 @@ from dev.demo import down as removal
 from dev.demo import story, trouble
 from dev.demo.screen import DemoError, Screen
 from dev.demo.target import Target, target
+from dev.paths import cache_dir
 from dev.shell import CommandError
 
 FAILURES = (CommandError, DemoError, TimeoutError, openai.OpenAIError, OSError, KeyError)
@@ -32,6 +35,19 @@ def choose(screen: Screen, cluster: str, registry: str | None) -> Target:
         return target(cluster, registry, screen)
     except (CommandError, DemoError) as error:
         raise click.ClickException(str(error)) from error
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let one demo run at a time on this machine: two would remove each other's pools."""
+    path = cache_dir() / "demo.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise click.ClickException(f"another demo is running on this machine (it holds {path})") from None
+        yield
 
 
 def tell(screen: Screen, cluster: Target) -> None:
@@ -66,7 +82,8 @@ def main(context: click.Context, cluster: str, registry: str | None) -> None:
 def up(cluster: str, registry: str | None) -> None:
     """Tell the whole story; the cluster stays up."""
     screen = Screen()
-    tell(screen, choose(screen, cluster, registry))
+    with alone():
+        tell(screen, choose(screen, cluster, registry))
 
 
 @main.command()
@@ -75,10 +92,11 @@ def up(cluster: str, registry: str | None) -> None:
 def down(cluster: str, keep_cluster: bool) -> None:
     """Remove what the demo made; stop the local cluster."""
     screen = Screen()
-    try:
-        removal.everything(screen, choose(screen, cluster, "unused"), stops=cluster == "local" and not keep_cluster)
-    except FAILURES as error:
-        sys.exit(f"demo: {error}")
+    with alone():
+        try:
+            removal.everything(screen, choose(screen, cluster, "unused"), stops=cluster == "local" and not keep_cluster)
+        except FAILURES as error:
+            sys.exit(f"demo: {error}")
 
 
 main()
