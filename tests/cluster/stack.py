@@ -1,0 +1,270 @@
+"""What the tests of the whole stack stand on: the chart's release with the real images, and one service of the tiny
+model in a namespace of its own, on the local cluster, where pods and Services are reached directly.
+"""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dev.paths import CHECKOUT
+from dev.shell import CommandError, run, wait_for
+from dev.tools.build import binary
+
+CHART = CHECKOUT / "charts" / "pdpool"
+RELEASE, OPERATOR = "pdpool", "pdpool-operator"
+SYSTEM, POOLS = "stack-system", "stack-pools"
+OURS = "pdpool.dev/stack-tests"
+"""Label of the namespaces that these tests made, and may therefore remove."""
+KINDS = "prefillpools,decodepools,disaggregatedservices"
+CRDS = tuple(f"{kind}.pdpool.dev" for kind in KINDS.split(","))
+ADMIN_PORT, HTTP_PORT, ROUTER_PORT = 9400, 30000, 8000
+MADE = "app.kubernetes.io/managed-by=pdpool"
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted", OURS: ""}
+
+Object = dict[str, Any]
+
+
+def pool(kind: str, replicas: int, name: str = "chat", **spec: Any) -> Object:
+    """A pool of the tiny model."""
+    spec = {"replicas": replicas, "model": {"path": "tiny"}, **spec}
+    return {"apiVersion": "pdpool.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def service(name: str = "chat", **spec: Any) -> Object:
+    """A service over the pools `chat`."""
+    refs = {side: {"poolRef": {"name": "chat"}} for side in ("prefill", "decode")}
+    body = {"apiVersion": "pdpool.dev/v1alpha1", "kind": "DisaggregatedService", "metadata": {"name": name}}
+    return body | {"spec": refs | spec}
+
+
+def namespace(name: str) -> Object:
+    """A namespace of these tests, under the restricted profile."""
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}}
+
+
+def now() -> str:
+    """The time as the audit log writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def ask(url: str, body: Object | None = None, *, method: str = "", key: str = "", timeout_s: float = 60.0) -> Any:
+    """One HTTP request; the decoded answer. Raises urllib.error.HTTPError for 4xx and 5xx, OSError for silence."""
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, headers, method=method or None)
+    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        text = answer.read()
+    return json.loads(text) if text else None
+
+
+def refused_with(url: str, body: Object | None = None, *, method: str = "", key: str = "") -> int:
+    """The status with which a request is refused; 200 if it is not."""
+    try:
+        ask(url, body, method=method, key=key)
+    except urllib.error.HTTPError as error:
+        return error.code
+    return 200
+
+
+def condition(body: Object, type_: str) -> Object:
+    """One condition of an object; empty if it has none of that type."""
+    found = (c for c in body.get("status", {}).get("conditions", []) if c["type"] == type_)
+    return next(found, {})
+
+
+class Stack:
+    """The release, and hands in the cluster."""
+
+    def __init__(self, audit_log: Path, nodes: dict[str, str]) -> None:
+        self.audit_log = audit_log
+        self.nodes = nodes
+        """containerd's socket of each node."""
+        self.began = now()
+        self.uninstalls: list[tuple[str, str]] = []
+        """When `helm uninstall` ran, from and until."""
+
+    # ------------------------------------------------------------------ tools
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 60.0) -> str:
+        return run(binary("kubectl"), *arguments, stdin=stdin, timeout_s=timeout_s)
+
+    def helm(self, *arguments: str, stdin: str | None = None) -> str:
+        return run(binary("helm"), *arguments, "--namespace", SYSTEM, stdin=stdin, timeout_s=200)
+
+    def ctr(self, node: str, *arguments: str) -> str:
+        return run(binary("ctr"), "--address", self.nodes[node], "--namespace", "k8s.io", *arguments)
+
+    def get(self, kind: str, *arguments: str, within: str = POOLS) -> Any:
+        return json.loads(self.kubectl("get", kind, *arguments, "-n", within, "-o", "json"))
+
+    def apply(self, *objects: Object, within: str = POOLS) -> None:
+        text = yaml.safe_dump_all(objects)
+        flags = ("--server-side", "--force-conflicts", "--field-manager=stack-tests")
+        self.kubectl("apply", "-n", within, *flags, "-f", "-", stdin=text)
+
+    def patch(self, kind: str, spec: Object, name: str = "chat") -> None:
+        self.kubectl("patch", kind, name, "-n", POOLS, "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    def until(
+        self, kind: str, type_: str, *, name: str = "chat", within: str = POOLS, deadline_s: float = 60.0, **wanted: str
+    ) -> Object:
+        """Wait until a condition has these fields and belongs to the newest spec; returns it."""
+        found: Object = {}
+
+        def unmet() -> str | None:
+            body = self.get(kind, name, within=within)
+            found.clear()
+            found.update(condition(body, type_))
+            same = all(found.get(key) == value for key, value in wanted.items())
+            return None if same and found.get("observedGeneration") == body["metadata"]["generation"] else str(found)
+
+        words = ", ".join(f"{key} {value}" for key, value in wanted.items())
+        wait_for(f"{type_} of {kind}/{name} with {words}", unmet, deadline_s=deadline_s)
+        return found
+
+    # ------------------------------------------------------------------ release
+
+    def install(self, chart: Path = CHART, *flags: str, **values: Any) -> None:
+        """Install the release, or upgrade it to exactly these values."""
+        whole = {
+            "image": {"registry": "localhost", "tag": "dev"},
+            "networkPolicy": {"engineNamespaces": [POOLS]},
+            "test": {"router": {"service": "chat-router", "namespace": POOLS}},
+        } | values
+        wait = ("--install", "--wait", "--timeout", "2m", "--values", "-")
+        self.helm("upgrade", RELEASE, str(chart), *wait, *flags, stdin=yaml.safe_dump(whole))
+
+    def uninstall(self) -> None:
+        began = now()
+        self.helm("uninstall", RELEASE, "--wait", "--timeout", "2m", "--ignore-not-found")
+        wait_for("the operator's pods to be gone", self._operator_pods, deadline_s=60)
+        self.uninstalls.append((began, now()))
+
+    def scale_operator(self, replicas: int) -> None:
+        """Take the operator away, or bring it back; returns when that is so."""
+        self.kubectl("scale", f"deployment/{OPERATOR}", "-n", SYSTEM, f"--replicas={replicas}")
+        if replicas:
+            self.kubectl("rollout", "status", f"deployment/{OPERATOR}", "-n", SYSTEM, "--timeout=60s", timeout_s=70)
+        else:
+            wait_for("the operator's pods to be gone", self._operator_pods, deadline_s=60)
+
+    def operator_log(self) -> str:
+        return self.kubectl("logs", "-n", SYSTEM, f"deployment/{OPERATOR}", "--tail=-1")
+
+    def _operator_pods(self) -> str | None:
+        labels = "app.kubernetes.io/component=operator"
+        return self.kubectl("get", "pods", "-n", SYSTEM, "-l", labels, "-o", "name").strip() or None
+
+    # ------------------------------------------------------------------ the service
+
+    def serve(self, *, prefill: int = 1, decode: int = 2, routers: int = 1) -> None:
+        """The service with so many pods, Ready and at rest."""
+        objects = (pool("PrefillPool", prefill), pool("DecodePool", decode), service(router={"replicas": routers}))
+        self.apply(*objects)
+        self.settle()
+
+    def settle(self, deadline_s: float = 150.0) -> None:
+        """Wait until both pools and the service are Ready and nothing is under way."""
+        for kind in ("ppool", "dpool", "pdsvc"):
+            self.until(kind, "Ready", deadline_s=deadline_s, status="True")
+            self.until(kind, "Progressing", deadline_s=deadline_s, status="False")
+
+    def pods(self, *roles: str, within: str = POOLS) -> list[Object]:
+        """The pods of these roles that do not terminate, by name."""
+        found = self.get("pods", "-l", f"{MADE},pdpool.dev/role in ({','.join(roles)})", within=within)["items"]
+        living = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+        return sorted(living, key=lambda pod: pod["metadata"]["name"])
+
+    def uids(self) -> dict[str, str]:
+        """UID of each pod that the operator made."""
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods("prefill", "decode", "router")}
+
+    def engine_urls(self) -> set[str]:
+        """URLs of the engines that are Ready."""
+        ready = [pod for pod in self.pods("prefill", "decode") if condition(pod, "Ready").get("status") == "True"]
+        return {f"http://{pod['status']['podIP']}:{HTTP_PORT}" for pod in ready}
+
+    def router_url(self) -> str:
+        """Base URL of the router's Service."""
+        return f"http://{self.get('service', 'chat-router')['spec']['clusterIP']}:{ROUTER_PORT}"
+
+    def router_key(self) -> str:
+        template = "-o=go-template={{.data.key | base64decode}}"
+        return self.kubectl("get", "secret", "chat-router-key", "-n", POOLS, template)
+
+    def lists(self, key: str) -> dict[str, set[str]]:
+        """URLs in the worker list of each router pod that is Ready, by pod."""
+        ready = [pod for pod in self.pods("router") if condition(pod, "Ready").get("status") == "True"]
+        return {pod["metadata"]["name"]: listed(pod["status"]["podIP"], key) for pod in ready}
+
+    def until_listed(self, routers: int, deadline_s: float = 30.0) -> None:
+        """Wait until so many routers hold exactly the engines that are Ready."""
+        key = self.router_key()
+
+        def unmet() -> str | None:
+            lists, engines = self.lists(key), self.engine_urls()
+            right = len(lists) == routers and all(urls == engines for urls in lists.values())
+            return None if right else f"{lists} beside the engines {engines}"
+
+        wait_for(f"{routers} routers to list the engines that are Ready", unmet, deadline_s=deadline_s)
+
+    def work_left(self) -> str | None:
+        """What engines still have in their queues or hold, in words; None when all is empty."""
+        left = []
+        for pod in self.pods("prefill", "decode"):
+            try:
+                state = ask(f"http://{pod['status']['podIP']}:{ADMIN_PORT}/v1/state", timeout_s=5)
+            except OSError as error:
+                left.append(f"{pod['metadata']['name']}: {error}")
+                continue
+            work = {name: queue["reqs"] for name, queue in state["queues"].items()} | {"held": state["holds"]}
+            if any(work.values()):
+                left.append(f"{pod['metadata']['name']}: {work}")
+        return "; ".join(left) or None
+
+    # ------------------------------------------------------------------ after a failure
+
+    def report(self) -> str:
+        """What a person would look at first."""
+        conditions = (
+            "-o=jsonpath={range .items[*]}{.metadata.namespace}/{.kind}/{.metadata.name}{'\\n'}"
+            "{range .status.conditions[*]}  {.type}={.status} {.reason}: {.message}{'\\n'}{end}{end}"
+        )
+        looks: tuple[tuple[str, ...], ...] = (
+            ("get", "pods", "-A", "-o", "wide"),
+            ("get", KINDS, "-A", conditions),
+            ("get", "events", "-n", POOLS, "--sort-by=.metadata.creationTimestamp"),
+            ("logs", "-n", SYSTEM, f"deployment/{OPERATOR}", "--tail=40"),
+        )
+        return "\n".join(f"$ kubectl {' '.join(look)}\n{self._tail(look)}" for look in looks)
+
+    def _tail(self, look: tuple[str, ...], lines: int = 40) -> str:
+        try:
+            found = self.kubectl(*look)
+        except CommandError as error:
+            found = str(error)
+        return "\n".join(found.rstrip().splitlines()[-lines:])
+
+
+def listed(router_ip: str, key: str) -> set[str]:
+    """URLs in the worker list of one router."""
+    return {worker["url"] for worker in ask(f"http://{router_ip}:{ROUTER_PORT}/workers", key=key)["workers"]}
+
+
+def audited(stack: Stack) -> Iterator[Object]:
+    """What the release's operator asked of the API server in this session, request by request."""
+    user = f"system:serviceaccount:{SYSTEM}:{OPERATOR}"
+    # A log that grew too long goes on under the same name, and has its old part beside it.
+    for file in sorted(stack.audit_log.parent.glob(f"{stack.audit_log.stem}*{stack.audit_log.suffix}")):
+        with file.open() as lines:
+            for line in lines:
+                if user in line:
+                    event = json.loads(line)
+                    if event["user"]["username"] == user and event["requestReceivedTimestamp"] >= stack.began:
+                        yield event

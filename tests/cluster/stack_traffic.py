@@ -1,0 +1,110 @@
+"""Requests without a pause, each answer compared with what one engine that does both phases says."""
+
+import threading
+import time
+import urllib.error
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from dev.shell import wait_for
+from tests.cluster.stack import ask
+
+NEW_TOKENS = 6
+PROMPTS = tuple(tuple(range(3, 3 + length)) for length in (1, 5, 16, 17, 33, 64))
+"""Token ids: below, at and above the ends of pages of 16."""
+WORKERS = 3
+PAUSE_S = 0.05
+LONGEST_S = 280.0
+ANSWER_S = 60.0
+
+
+def generate(url: str, prompt: tuple[int, ...], timeout_s: float = ANSWER_S) -> tuple[int, ...]:
+    """Greedy tokens after a prompt."""
+    sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    body = {"input_ids": list(prompt), "sampling_params": sampling}
+    return tuple(ask(f"{url}/generate", body, timeout_s=timeout_s)["output_ids"])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one request ended; without an error it was answered with the right tokens."""
+
+    seconds: float
+    error: str = ""
+
+
+class Traffic:
+    """Asks while the block runs. `expected`: prompt -> tokens."""
+
+    def __init__(self, url: str, expected: dict[tuple[int, ...], tuple[int, ...]]) -> None:
+        self._url = url
+        self._expected = expected
+        self._stop = threading.Event()
+        self._until = time.monotonic() + LONGEST_S
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(WORKERS)]
+        self.outcomes: list[Outcome] = []
+
+    @property
+    def errors(self) -> list[str]:
+        """What went wrong, so far."""
+        return [outcome.error for outcome in self.outcomes if outcome.error]
+
+    @property
+    def slowest_s(self) -> float:
+        """The longest that a request took, however it ended."""
+        return max(outcome.seconds for outcome in self.outcomes)
+
+    def more(self, answers: int = 30) -> None:
+        """Wait until so many more requests are answered rightly."""
+
+        def right() -> int:
+            return sum(not outcome.error for outcome in self.outcomes)
+
+        wanted = right() + answers
+        wait_for(
+            f"{answers} more right answers",
+            lambda: None if right() >= wanted else f"{right()} of {wanted}; last errors {self.errors[-3:]}",
+            deadline_s=60,
+        )
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        try:
+            self.more()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(ANSWER_S + 10)
+        assert not any(thread.is_alive() for thread in self._threads), "a request neither ended nor timed out"
+        assert time.monotonic() < self._until, f"the traffic ended by itself after {LONGEST_S:.0f} s"
+
+    def _run(self, number: int) -> None:
+        prompts = list(self._expected)
+        while not self._stop.wait(PAUSE_S) and time.monotonic() < self._until:
+            number += 1
+            self.outcomes.append(self._ask(prompts[number % len(prompts)]))
+
+    def _ask(self, prompt: tuple[int, ...]) -> Outcome:
+        began = time.monotonic()
+        error = ""
+        try:
+            tokens = generate(self._url, prompt)
+            if tokens != self._expected[prompt]:
+                error = f"{len(prompt)} tokens: {tokens} instead of {self._expected[prompt]}"
+        except urllib.error.HTTPError as answer:
+            error = f"HTTP {answer.code}: {answer.read()[:300]!r}"
+        except (OSError, ValueError, LookupError) as failure:
+            error = repr(failure)
+        return Outcome(time.monotonic() - began, error and f"{time.strftime('%H:%M:%S', time.gmtime())} {error}")
