@@ -1,4 +1,4 @@
-"""How many hand-offs are in each state and queue, since when the oldest, and how many have left: in constant time."""
+"""How many hand-offs are in each state and queue, since when the oldest, and how many went on: in constant time."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,16 +17,19 @@ class Census(Generic[State]):
     def __init__(self, labels: Mapping[State, tuple[str, ...]]) -> None:
         self._labels = labels
         self._since: dict[str, dict[int, float]] = {label: {} for labels in labels.values() for label in labels}
-        self._left: Counter[str] = Counter()
+        self._went_on: Counter[str] = Counter()
 
-    def move(self, who: int, before: State | None, after: State, now: float) -> None:
-        """Note that `who` goes from `before` (None: it is new) to `after`; a state without labels is the end."""
+    def move(self, who: int, before: State | None, after: State, now: float, *, progress: bool) -> None:
+        """Note that `who` goes from `before` (None: it is new) to `after`; a state without labels is the end.
+
+        `progress`: it went on. A failure is none, or a queue in which requests only expire would look as if it moved.
+        """
         old = self._labels.get(before, ()) if before is not None else ()
         new = self._labels.get(after, ())
         for label in old:
             if label not in new:
                 del self._since[label][who]
-                self._left[label] += 1
+                self._went_on[label] += progress
         for label in new:
             if label not in old:
                 self._since[label][who] = now
@@ -44,6 +47,6 @@ class Census(Generic[State]):
         """When the oldest that bears `label` got it; None when there is none."""
         return next(iter(self._since[label].values()), None)
 
-    def left(self, label: str) -> int:
-        """How many have lost `label` so far."""
-        return self._left[label]
+    def went_on(self, label: str) -> int:
+        """How many have left `label` so far by going on, not by failing."""
+        return self._went_on[label]

@@ -23,7 +23,14 @@ from pdpool_connector.protocol.events import (
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.machine import Machine
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus, told_by_peer
-from pdpool_connector.protocol.states import DECODE_PHASES, DECODE_TRANSITIONS, Cue, DecodeState, TransitionError
+from pdpool_connector.protocol.states import (
+    DECODE_PHASES,
+    DECODE_TRANSITIONS,
+    FAILURES,
+    Cue,
+    DecodeState,
+    TransitionError,
+)
 from pdpool_connector.protocol.timing import Timing
 
 S = DecodeState
@@ -378,7 +385,7 @@ class DecodeMachine(Machine[DecodeState]):
         after = DECODE_TRANSITIONS.get((before, cue))
         if after is None:
             raise TransitionError(f"decode has no transition for {cue} in {before}")
-        self.census.move(attempt.wish.handle, before, after, self._now)
+        self.census.move(attempt.wish.handle, before, after, self._now, progress=cue not in FAILURES)
         attempt.state = after
 
     def _report(self, attempt: Attempt) -> None:

@@ -30,7 +30,14 @@ from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.machine import Machine
 from pdpool_connector.protocol.missed import Missed, MissedHalves
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus, told_by_peer
-from pdpool_connector.protocol.states import PREFILL_PHASES, PREFILL_TRANSITIONS, Cue, PrefillState, TransitionError
+from pdpool_connector.protocol.states import (
+    FAILURES,
+    PREFILL_PHASES,
+    PREFILL_TRANSITIONS,
+    Cue,
+    PrefillState,
+    TransitionError,
+)
 from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.protocol.verdicts import Tombstone, Verdicts, forgotten
 
@@ -445,7 +452,7 @@ class PrefillMachine(Machine[PrefillState]):
         after = PREFILL_TRANSITIONS.get((before, cue))
         if after is None:
             raise TransitionError(f"prefill has no transition for {cue} in {before}")
-        self.census.move(exchange.serial, before, after, self._now)
+        self.census.move(exchange.serial, before, after, self._now, progress=cue not in FAILURES)
         exchange.state = after
 
     def _report(self, exchange: Exchange) -> None:

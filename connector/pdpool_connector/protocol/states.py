@@ -74,6 +74,9 @@ class Cue(StrEnum):
     """No proof of quiet came in time, or none can come on this way."""
 
 
+FAILURES = frozenset({Cue.ENDED, Cue.BROKEN, Cue.QUIET, Cue.UNPROVEN})
+"""Cues by which a hand-off does not go on."""
+
 P, D, C = PrefillState, DecodeState, Cue
 
 PREFILL_TRANSITIONS: Mapping[tuple[PrefillState | None, Cue], PrefillState] = MappingProxyType(

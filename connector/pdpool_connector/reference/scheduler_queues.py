@@ -66,7 +66,7 @@ class Queues:
         """Put a sequence at the end of another queue, or take it out."""
         if seq.state is not None:
             del self._of[seq.state][seq]
-            self._moved[seq.state] += 1
+            self._moved[seq.state] += to is not None
         seq.state, seq.since = to, now
         if to is not None:
             self._of[to][seq] = None
@@ -88,5 +88,5 @@ class Queues:
         return next((max(0.0, now - seq.since) for seq in self._of[state]), None)
 
     def moved_total(self, state: State) -> int:
-        """How many have left this queue since the engine started."""
+        """How many went on from this queue to another since the engine started; those that ended in it do not count."""
         return self._moved[state]

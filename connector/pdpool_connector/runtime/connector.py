@@ -351,7 +351,7 @@ class Connector(ABC, Generic[AnyTransfer]):
             label: QueueStats(
                 census.count(label),
                 None if (since := census.oldest(label)) is None else now - since,
-                census.left(label),
+                census.went_on(label),
             )
             for label in census.labels
         }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """One queue: requests in it, age in seconds of the oldest (None when empty), and how many have left it so far."""
+    """One queue: requests in it, age of the oldest in seconds (None when empty), how many went on from it so far."""
 
     reqs: int
     oldest_s: float | None

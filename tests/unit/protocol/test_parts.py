@@ -40,15 +40,19 @@ def test_census_keeps_the_age_of_a_queue_across_its_states() -> None:
     census: Census[str] = Census(
         {"waiting": ("waiting", "queue"), "ready": ("ready", "queue"), "sending": ("sending",)}
     )
-    census.move(1, None, "waiting", 10.0)
-    census.move(2, None, "waiting", 11.0)
-    census.move(1, "waiting", "ready", 15.0)
+    census.move(1, None, "waiting", 10.0, progress=True)
+    census.move(2, None, "waiting", 11.0, progress=True)
+    census.move(1, "waiting", "ready", 15.0, progress=True)
     assert (census.count("queue"), census.oldest("queue"), census.oldest("ready")) == (2, 10.0, 15.0)
-    assert (census.left("queue"), census.left("waiting")) == (0, 1)
-    census.move(1, "ready", "sending", 16.0)
-    assert (census.count("queue"), census.oldest("queue"), census.left("queue")) == (1, 11.0, 1)
-    census.move(1, "sending", "done", 17.0)
-    assert (census.count("sending"), census.oldest("sending"), census.left("sending")) == (0, None, 1)
+    assert (census.went_on("queue"), census.went_on("waiting")) == (0, 1)
+    census.move(1, "ready", "sending", 16.0, progress=True)
+    assert (census.count("queue"), census.oldest("queue"), census.went_on("queue")) == (1, 11.0, 1)
+    census.move(1, "sending", "done", 17.0, progress=True)
+    assert (census.count("sending"), census.oldest("sending"), census.went_on("sending")) == (0, None, 1)
+    census.move(2, "waiting", "failed", 18.0, progress=False)
+    assert (census.count("queue"), census.went_on("queue")) == (0, 1), (
+        "a queue in which requests only fail does not move"
+    )
 
 
 def test_a_graveyard_forgets_by_deadline_and_raises_nobody() -> None:

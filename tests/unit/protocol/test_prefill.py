@@ -236,6 +236,17 @@ def test_a_request_aborted_before_its_attempt_fails_that_attempt() -> None:
     assert side.status[2].phase is Phase.READY
 
 
+def test_requests_that_only_expire_are_no_progress() -> None:
+    side = Prefill()
+    side.request(1, room=7, deadline_s=5)
+    side.request(2, room=8, rid="b")
+    side.opened(2, room=8, request_id="b")
+    side.wait(6)
+    assert side.machine.census.went_on("prefill_bootstrap") == 0
+    side.send(2)
+    assert side.machine.census.went_on("prefill_bootstrap") == 1
+
+
 def test_draining_refuses_attempts_whose_request_can_come_no_more_and_finishes_the_others() -> None:
     side = Prefill()
     side.opened(1, room=7)
