@@ -9,7 +9,8 @@ With  still(q)   = time since anything moved in the queue q, and
     overdue and not stalled                       Saturated, or Blocked if an engine of the other side is silent
     stalled, and own engine loop silent           Stuck
     stalled, and an engine it waits for silent    Blocked by that one
-    stalled, and the other side busy or unseen    Blocked
+    stalled, and the other side busy, unseen,
+        or silent until less than stuckAfter ago  Blocked
     stalled, and the other side fine              Stuck
 
 An engine is *silent* when its connector answers but its scheduler loop has not run for stuckAfter; for half of that,
@@ -167,6 +168,9 @@ def _judge_wait_for_others(wait: _Wait, around: Surroundings, *, moving: bool) -
     unseen = [s.name for s in candidates if not _answers(s, around)]
     if unseen:
         return Finding(Verdict.BLOCKED, f"{still}; {', '.join(unseen)} cannot be asked", tuple(unseen))
+    resumed = [s.name for s in candidates if any(_has_just_resumed(track, around) for track in s.tracks)]
+    if resumed:
+        return Finding(Verdict.BLOCKED, f"{still}; {', '.join(resumed)} runs again since a moment", tuple(resumed))
     busy = [s.name for s in candidates if any(_is_busy(track, around) for track in s.tracks)]
     if busy:
         return Finding(Verdict.BLOCKED, f"{still}; {', '.join(busy)} has requests that wait as long", tuple(busy))
@@ -176,6 +180,10 @@ def _judge_wait_for_others(wait: _Wait, around: Surroundings, *, moving: bool) -
 def _silence(subject: Subject, around: Surroundings) -> timedelta | None:
     silences = [silent_for(track, around.now, around.silent_after) for track in subject.tracks]
     return max((silence for silence in silences if silence is not None), default=None)
+
+
+def _has_just_resumed(track: RankTrack, around: Surroundings) -> bool:
+    return track.resumed_at is not None and around.now - track.resumed_at < around.stuck_after
 
 
 def _is_busy(track: RankTrack, around: Surroundings) -> bool:

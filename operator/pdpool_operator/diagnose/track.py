@@ -3,6 +3,9 @@
 A queue is *still* since the last look at which it was empty, had another `moved_total` than before, or belonged to
 another incarnation. Looks that got no answer change nothing: the next answer shows by its counter whether something
 moved meanwhile.
+
+An engine's loop is seen to *resume* when it runs after it had not for `GAP_S` or longer: whoever waited for it is not at
+fault before it has had time to catch up.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,6 +13,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ..observe.model import ConnectorSample, RankSample
+
+GAP_S = 5.0
+"""Silence of an engine's loop that is no ordinary step; half of the least `stuckAfterSeconds` would be shorter than one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,10 @@ class RankTrack:
     incarnation: str = ""
     """Of the last answer of the connector; empty when it never answered."""
     queues: Mapping[str, QueueTrack] = field(default_factory=dict)
+    beat_age_s: float = 0.0
+    """Of the last answer of the connector."""
+    resumed_at: datetime | None = None
+    """The look at which the engine's loop was last seen to run again after a gap."""
 
 
 def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
@@ -37,8 +47,15 @@ def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
         track = RankTrack(sample)
     if sample.connector is None:
         return replace(track, latest=sample)
-    before = track.queues if track.incarnation == sample.connector.incarnation else {}
-    return RankTrack(sample, sample.connector.incarnation, _progress(before, sample.connector, sample.at))
+    same = track.incarnation == sample.connector.incarnation
+    beat_age_s = sample.connector.beat_age_s
+    return RankTrack(
+        latest=sample,
+        incarnation=sample.connector.incarnation,
+        queues=_progress(track.queues if same else {}, sample.connector, sample.at),
+        beat_age_s=beat_age_s,
+        resumed_at=sample.at if same and beat_age_s < GAP_S <= track.beat_age_s else track.resumed_at,
+    )
 
 
 def follow_all(samples: Iterable[RankSample]) -> RankTrack | None:

@@ -136,6 +136,23 @@ def test_prefill_is_stuck_when_nothing_moves_and_the_other_side_is_fine() -> Non
     assert "1 request waits 40 s for bootstrap; nothing moved for 40 s" in diagnosis.message
 
 
+@pytest.mark.parametrize(
+    ("since_resumed_s", "verdict"), [(0, Verdict.BLOCKED), (29, Verdict.BLOCKED), (30, Verdict.STUCK)]
+)
+def test_prefill_is_not_at_fault_before_a_decode_that_was_frozen_had_time_to_catch_up(
+    since_resumed_s: float, verdict: Verdict
+) -> None:
+    now = 92.0 + since_resumed_s
+    thawed = decode(1, since=91, at=91, beat_age_s=88.0)
+    (track,) = thawed.tracks
+    for moment in (92.0, now):
+        track = follow(track, make_sample(T0 + seconds(moment), pod_uid=track.latest.pod_uid, beat_age_s=0.1))
+    waiting = prefill(at=now, queues={BOOTSTRAP: (5, now, 5)})
+    diagnosis = judge(waiting, decode(0, at=now), replace(thawed, tracks=(track,)), at=now)
+    assert diagnosis.verdict is verdict
+    assert diagnosis.blames == (("chat-decode-1",) if verdict is Verdict.BLOCKED else ())
+
+
 def test_without_any_decode_engine_prefill_is_blocked() -> None:
     waiting = prefill(at=40, queues={BOOTSTRAP: (3, 40.0, 5)})
     diagnosis = judge(waiting, at=40)
