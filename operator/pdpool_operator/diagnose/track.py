@@ -4,8 +4,8 @@ A queue is *still* since the last look at which it was empty, had another `moved
 another incarnation. Looks that got no answer change nothing: the next answer shows by its counter whether something
 moved meanwhile.
 
-An engine's loop is seen to *resume* when it runs after it had not for `GAP_S` or longer: whoever waited for it is not at
-fault before it has had time to catch up.
+An engine's loop is seen to *resume* when it runs after it had not for `GAP_S` or longer: whoever waited for it is not
+at fault before it has had time to catch up.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from datetime import datetime
 from ..observe.model import ConnectorSample, RankSample
 
 GAP_S = 5.0
-"""Silence of an engine's loop that is no ordinary step; half of the least `stuckAfterSeconds` would be shorter than one."""
+"""Seconds of silence of an engine's loop that no ordinary step explains."""
 
 
 @dataclass(frozen=True, slots=True)
