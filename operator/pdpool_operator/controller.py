@@ -104,7 +104,10 @@ class Controller:
         if self.bindings.bind(key, service.spec.prefill.pool_ref.name, service.spec.decode.pool_ref.name):
             for pool in self.bindings.pools(key):
                 self.enqueue(pool)
-        observed = await self.cluster.service(service)
+        try:
+            observed = await self.cluster.service(service)
+        except SpecInvalid as invalid:
+            return await self._refuse(SERVICES_PD, body, str(invalid))
         router_key = self.router_key(service)
         plan = plan_service(observed, self.settings, router_key)
         outcome = await carry_out(plan, key.namespace, self.api, self.routers, router_key)

@@ -80,7 +80,11 @@ class Cluster:
         return _with_routers(replace(listed, stuck_after_s=stuck_after), [r for some in routers for r in some])
 
     async def service(self, service: DisaggregatedService) -> ObservedService:
-        """The service with both pools, its router's objects, and the list of each router replica."""
+        """The service with both pools, its router's objects, and the list of each router replica.
+
+        Raises:
+            SpecInvalid: one of the pools does not fit its model; the message names it.
+        """
         namespace, router = service.metadata.namespace, names.router(service.metadata.name)
         prefill, decode, routers = await asyncio.gather(
             self._side(PrefillPool, namespace, service.spec.prefill.pool_ref.name),
@@ -112,8 +116,9 @@ class Cluster:
             return None
         try:
             return await self._pool(kind.parse(body))
-        except SpecInvalid:
-            return None  # the pool's own status says so
+        except SpecInvalid as invalid:
+            # Not the same as no pool: what runs of it must stay in rotation.
+            raise SpecInvalid(f"{kind.kind} {name}: {invalid}") from invalid
 
     async def _services(self, namespace: str) -> list[DisaggregatedService]:
         services = []
