@@ -52,6 +52,8 @@ def decode_body(raw: bytes, shape: type[Body]) -> Body:
         raise RequestError(f"{param or 'body'}: {what}", param=param) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise RequestError("the body nests too deeply to be read", code="invalid_json") from None
 
 
 def refuse_unsupported(body: msgspec.Struct, harmless: dict[str, object], prefix: str = "") -> None:

@@ -110,6 +110,12 @@ def test_what_is_not_json_is_refused(raw):
     assert caught.value.status == 400
 
 
+def test_json_that_nests_too_deeply_is_refused_even_in_a_field_that_nobody_reads():
+    with pytest.raises(RequestError, match="too deeply") as caught:
+        decode_body(b'{"unknown": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", CompletionBody)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
 @pytest.mark.parametrize("raw", [b"[]", b"null", b'"text"', b"3"])
 def test_json_that_is_no_object_is_refused(raw):
     with pytest.raises(RequestError, match="body: Expected `object`"):
