@@ -105,7 +105,8 @@ class _Bpe:
         self._specials = {token for token, added in self._tokenizer.get_added_tokens_decoder().items() if added.special}
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        # Only the calls for batches let other threads run meanwhile.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def bytes_of(self, token: int) -> bytes:

@@ -1,5 +1,7 @@
 """Text survives tokens and back, comes out in whole characters, and chats as the model was trained to."""
 
+import threading
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,6 +92,18 @@ def test_bpe_merges_within_words_keeps_digits_apart_and_knows_control_tokens(tmp
     one = 1 + ord("1")
     assert bpe.encode("he he11<|end|>") == [257, 258, one, one, 0]
     assert bpe.decode([257, 258, one, one, 0]) == "he he11"
+
+
+def test_other_threads_run_while_a_long_text_becomes_tokens(tmp_path):
+    bpe = small_bpe(tmp_path)
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: (bpe.encode("he " * 300_000), done.set()))
+    thread.start()
+    turns = 0
+    while not done.wait(0.001):
+        turns += 1
+    thread.join()
+    assert turns > 20
 
 
 def test_bpe_streams_characters_that_are_spread_over_tokens(tmp_path):
