@@ -33,7 +33,8 @@ def sample(
         return int(np.argmax(logits))
     scaled = logits.astype(np.float64)
     # The largest first: a tiny temperature would otherwise overflow.
-    scaled = (scaled - scaled.max()) / temperature
+    with np.errstate(over="ignore"):  # of the smallest temperatures: minus infinity then, a weight of 0
+        scaled = (scaled - scaled.max()) / temperature
     weights = np.exp(scaled)
     tokens = np.arange(len(weights))
     if top_p < 1 or 0 < top_k < len(weights):

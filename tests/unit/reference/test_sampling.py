@@ -55,8 +55,9 @@ def test_any_integer_is_a_seed(seed):
     assert 0 <= sample(LOGITS, temperature=1.0, seed=seed) < 4
 
 
-def test_a_tiny_temperature_is_greedy_and_does_not_overflow():
-    assert sample(np.array([900, -900, 901], np.float32), temperature=1e-8, seed=1) == 2
+@pytest.mark.parametrize("temperature", [1e-8, 5e-324])
+def test_a_tiny_temperature_is_greedy_and_does_not_overflow(temperature):
+    assert sample(np.array([900, -900, 901], np.float32), temperature=temperature, seed=1) == 2
 
 
 @pytest.mark.parametrize(
