@@ -13,6 +13,7 @@ from aiohttp import web
 from pdpool_connector.reference.options import EngineOptions
 from pdpool_connector.reference.server import Api, admin_app, ready_line
 from pdpool_connector.reference.server_engine import Engine
+from pdpool_connector.reference.weights import WeightsError
 
 IMPATIENT_GRACE_S = 1.0
 """What is left of the grace after a second SIGTERM."""
@@ -28,6 +29,12 @@ def run_engine(options: EngineOptions) -> int:
     # libucx is loaded when NIXL is imported, later than this; its InfiniBand module crashes at exit.
     os.environ.setdefault("UCX_MODULES", "^ib")
     return asyncio.run(_Process(options).run())
+
+
+def _cannot_start(error: Exception) -> int:
+    """What the command line asks for is not to be had (a port, a model): say it in one line. Returns the exit code."""
+    log.error("the engine cannot start: %s", error)
+    return 1
 
 
 def _without_bytes(record: logging.LogRecord) -> bool:
@@ -52,11 +59,17 @@ class _Process:
         self._loop = loop
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        engine = Engine(self._options, crashed=self._on_crash)
-        engine.start()
+        try:
+            engine = Engine(self._options, crashed=self._on_crash)
+            engine.start()
+        except (OSError, WeightsError) as error:
+            return _cannot_start(error)
         runners: list[web.AppRunner] = []
         try:
-            await self._listen(engine, runners)
+            try:
+                await self._listen(engine, runners)
+            except OSError as error:
+                return _cannot_start(error)
             await self._stop.wait()
             if not self._crashed:
                 await self._drain(engine)

@@ -1,11 +1,13 @@
 """The command lines: defaults that depend on others, what is refused, what to install."""
 
+import socket
 import sys
 
 import pytest
 from click.testing import CliRunner
 from pdpool_connector.cli import main
 from pdpool_connector.reference.options import engine_options, make_options
+from pdpool_connector.reference.server_process import run_engine
 
 
 def parse(*arguments, env=None):
@@ -63,3 +65,19 @@ def test_a_missing_extra_is_named(monkeypatch, command, module):
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 1
     assert "pip install 'pdpool[demo]'" in result.output
+
+
+def test_an_engine_without_its_model_says_so_in_one_line(caplog):
+    assert run_engine(parse("--model-path", "/no/such/model")) == 1
+    (error,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert error.message.startswith("the engine cannot start: no model at /no/such/model: No such file or directory")
+    assert not error.exc_info
+
+
+def test_an_engine_whose_port_is_taken_names_the_port_and_ends(caplog):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert run_engine(parse("--model-path", "tiny", "--port", str(port))) == 1
+    (error,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert str(port) in error.message
+    assert not error.exc_info
