@@ -1,9 +1,13 @@
 """Addresses as "host:port" and "[v6]:port", and which of them may be contacted."""
 
 import ipaddress
+import re
 import socket
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*\.?")
+"""Host names as DNS has them, underscores allowed; IPv4 addresses are of this form too."""
 
 
 class AddressError(ValueError):
@@ -28,9 +32,20 @@ def parse_address(text: str) -> Address:
         host = host[1:-1]
     elif ":" in host:
         raise AddressError(f"{text!r}: write an IPv6 host in brackets, as in [::1]:8998")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) <= 65535:
-        raise AddressError(f"{text!r} is no address: give host:port")
+    if not colon or not _is_host(host) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) <= 65535:
+        raise AddressError(f"{text[:300]!r} is no address: give host:port")
     return Address(host, int(port))
+
+
+def _is_host(text: str) -> bool:
+    """Whether it can be looked up at all: a name, an IPv4 or an IPv6 address."""
+    if ":" not in text:
+        return _NAME.fullmatch(text) is not None
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def resolve_allowed(address: Address, networks: Sequence[str]) -> Address:

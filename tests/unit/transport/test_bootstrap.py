@@ -123,6 +123,15 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         parse_address(text)
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["a b", "a/b", "user@host", "a\r\nb", "a..b", ".a", "é", "a" * 64, "[http://a]", "[1.2.3.4]x", "[::g]", "[]"],
+)
+def test_a_host_that_nobody_could_look_up_is_no_address(host: str) -> None:
+    with pytest.raises(AddressError, match="is no address"):
+        parse_address(f"{host}:8998")
+
+
 def test_only_allowed_networks_are_resolved() -> None:
     assert resolve_allowed(Address("127.0.0.9", 5), LOOPBACK) == Address("127.0.0.9", 5)
     assert resolve_allowed(Address("::1", 5), LOOPBACK) == Address("::1", 5)
