@@ -30,6 +30,7 @@ from pdpool_connector.reference.scheduler_report import Report
 from pdpool_connector.reference.server_engine import Engine
 from pdpool_connector.reference.server_generate import STREAMING, GenerationError, check_length, check_rooms, respond
 from pdpool_connector.reference.sglang_api import AbortBody, GenerateBody, GenerateReply, generate_job
+from pdpool_connector.reference.tokenizer import TextTooLongError
 
 MAX_BODY_BYTES = 16 << 20
 LOADS_S = 2.0
@@ -99,14 +100,13 @@ class Api:
         return app
 
     # ------------------------------------------------------------------ generation
-    # Texts become tokens on other threads: a long one would hold up every other request.
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
         body = decode_body(await self._take(request), CompletionBody)
         request_id = new_request_id()
         engine = self._engine
-        job = await asyncio.to_thread(completion_job, body, engine.tokenizer, engine.config.vocab, request_id)
+        job = await _tokenised(completion_job, body, engine.tokenizer, engine.config.vocab, request_id)
         return await self._answer(request, job, self._reply(CompletionReply, body, job, request_id))
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -115,14 +115,14 @@ class Api:
         request_id = new_request_id()
         engine = self._engine
         vocab, room_for = engine.config.vocab, engine.max_tokens
-        job = await asyncio.to_thread(chat_job, body, engine.tokenizer, vocab, request_id, room_for)
+        job = await _tokenised(chat_job, body, engine.tokenizer, vocab, request_id, room_for)
         return await self._answer(request, job, self._reply(ChatReply, body, job, request_id))
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """`POST /generate`."""
         body = decode_body(await self._take(request), GenerateBody)
         engine = self._engine
-        job = await asyncio.to_thread(generate_job, body, engine.tokenizer, engine.config.vocab, new_request_id())
+        job = await _tokenised(generate_job, body, engine.tokenizer, engine.config.vocab, new_request_id())
         return await self._answer(request, job, GenerateReply(job.rids))
 
     async def _take(self, request: web.Request) -> bytes:
@@ -255,6 +255,14 @@ class Api:
         except TimeoutError:
             message = f"the scheduler did not answer within {LOADS_S:.0f} s"
             raise RequestError(message, status=503, code="scheduler_silent") from None
+
+
+async def _tokenised(make: Callable[..., Job], *parts: object) -> Job:
+    """Make a job on another thread: a long text would hold up every other request. Raises RequestError."""
+    try:
+        return await asyncio.to_thread(make, *parts)
+    except TextTooLongError as error:
+        raise RequestError(f"prompt: {error}", param="prompt", code="context_length_exceeded") from None
 
 
 def admin_app(engine: Engine) -> web.Application:

@@ -45,6 +45,7 @@ class Engine:
         self.frame_faults = FrameFaults()
         self.config, loaded = weights.tiny() if options.model_path == "tiny" else weights.load(options.model_path)
         self.tokenizer = tokenizers.load(options.model_path)
+        self.tokenizer.limit(self.max_tokens)
         self.registry = CollectorRegistry()
         self._kv = PagedKV(self.config, options.kv_pages)
         self.connector = self._make_connector()

@@ -27,8 +27,15 @@ class ChatTemplateError(ValueError):
     """Messages that the model's chat template refuses."""
 
 
+class TextTooLongError(ValueError):
+    """A text that cannot fit into the tokens there is room for, whatever they are."""
+
+
 class Vocabulary(Protocol):
     """What differs between tokenizers."""
+
+    longest: int
+    """Bytes of text that one token can stand for at most."""
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text; the names of special tokens in it become those tokens."""
@@ -63,6 +70,7 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary, template: str) -> None:
         self._vocabulary = vocabulary
+        self._max_bytes: int | None = None
         # The template is a file of the model: sandboxed. Its output is tokens, not HTML: nothing to escape.
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True,
@@ -72,12 +80,22 @@ class Tokenizer:
         environment.globals["raise_exception"] = _refuse
         self._template = environment.from_string(template)
 
+    def limit(self, max_tokens: int) -> None:
+        """Refuse texts from now on that `max_tokens` tokens cannot hold, before they are looked at.
+
+        Making tokens takes a hundred times the memory of the text.
+        """
+        self._max_bytes = max_tokens * self._vocabulary.longest
+
     def encode(self, text: str) -> list[int]:
         """Tokens of a text; the names of special tokens in it become those tokens.
 
-        A lone surrogate, which JSON can carry, has no UTF-8 form and counts as `?`.
+        A lone surrogate, which JSON can carry, has no UTF-8 form and counts as `?`. Raises TextTooLongError.
         """
-        return self._vocabulary.encode(text.encode("utf-8", errors="replace").decode("utf-8"))
+        data = text.encode("utf-8", errors="replace")
+        if self._max_bytes is not None and len(data) > self._max_bytes:
+            raise TextTooLongError(f"{len(data)} bytes of text; this engine has room for less than {self._max_bytes}")
+        return self._vocabulary.encode(data.decode("utf-8"))
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of tokens, special ones left out."""
@@ -89,7 +107,10 @@ class Tokenizer:
         return Detokenizer(self._vocabulary)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Tokens of a conversation, up to where the assistant's answer begins. Raises ChatTemplateError."""
+        """Tokens of a conversation, up to where the assistant's answer begins.
+
+        Raises ChatTemplateError and TextTooLongError.
+        """
         try:
             text = self._template.render(messages=messages, add_generation_prompt=True)
         except jinja2.TemplateError as error:
@@ -103,6 +124,8 @@ class _Bpe:
     def __init__(self, path: Path) -> None:
         self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         self._specials = {token for token, added in self._tokenizer.get_added_tokens_decoder().items() if added.special}
+        # In the byte alphabet each character of a token's name stands for one byte.
+        self.longest = max(map(len, self._tokenizer.get_vocab()))
 
     def encode(self, text: str) -> list[int]:
         # Only the calls for batches let other threads run meanwhile.
@@ -121,6 +144,8 @@ class _Bpe:
 
 class _Bytes:
     """Token i below 256 is byte i; three special tokens follow."""
+
+    longest = max(map(len, _TINY_SPECIALS))
 
     def encode(self, text: str) -> list[int]:
         return list(_with_specials(text, _TINY_SPECIALS))

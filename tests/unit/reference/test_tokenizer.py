@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pdpool_connector.reference import tokenizer as tokenizers
 from pdpool_connector.reference import weights
-from pdpool_connector.reference.tokenizer import ChatTemplateError, Tokenizer
+from pdpool_connector.reference.tokenizer import ChatTemplateError, TextTooLongError, Tokenizer
 from pdpool_connector.reference.weights import WeightsError
 
 TINY = tokenizers.load("tiny")
@@ -28,6 +28,16 @@ def test_streamed_pieces_are_the_text_and_each_is_whole(tokens):
     pieces = streamed(TINY, tokens)
     assert "".join(pieces) == bytes(token for token in tokens if token < 256).decode("utf-8", errors="replace")
     assert all(piece.encode("utf-8").decode("utf-8") == piece for piece in pieces)
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_looked_at(monkeypatch):
+    limited = tokenizers.load("tiny")
+    limited.limit(max_tokens=10)
+    longest = "<|endoftext|>" * 10
+    assert len(limited.encode(longest)) == 10
+    monkeypatch.setattr(limited, "_vocabulary", None)
+    with pytest.raises(TextTooLongError, match="131 bytes"):
+        limited.encode(longest + "a")
 
 
 def test_a_character_comes_out_with_its_last_byte():
