@@ -98,7 +98,7 @@ def stack(turn: IO[str], crds: None, pytestconfig: pytest.Config) -> Iterator[St
         pytest.skip("not the local cluster: pods could not be reached from here, nor the audit log be read")
     fcntl.flock(turn, fcntl.LOCK_UN)
     _take(turn, fcntl.LOCK_EX)
-    one = Stack(Path(status["audit_log"]), {node["name"]: node["containerd"] for node in status["nodes"]})
+    one = Stack(status)
     _make_room(one, pytestconfig)
     try:
         one.kubectl("delete", "crd", *CRDS, "--ignore-not-found", "--timeout=30s")

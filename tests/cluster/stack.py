@@ -23,6 +23,8 @@ OURS = "pdpool.dev/stack-tests"
 """Label of the namespaces that these tests made, and may therefore remove."""
 KINDS = "prefillpools,decodepools,disaggregatedservices"
 CRDS = tuple(f"{kind}.pdpool.dev" for kind in KINDS.split(","))
+POOL_KINDS = ("PrefillPool", "DecodePool")
+DRAIN_S = 20
 ADMIN_PORT, HTTP_PORT, ROUTER_PORT = 9400, 30000, 8000
 MADE = "app.kubernetes.io/managed-by=pdpool"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted", OURS: ""}
@@ -81,10 +83,12 @@ def condition(body: Object, type_: str) -> Object:
 class Stack:
     """The release, and hands in the cluster."""
 
-    def __init__(self, audit_log: Path, nodes: dict[str, str]) -> None:
-        self.audit_log = audit_log
-        self.nodes = nodes
+    def __init__(self, cluster: Object) -> None:
+        """Take what `python -m dev.cluster status --json` says of the cluster."""
+        self.audit_log = Path(cluster["audit_log"])
+        self.nodes = {node["name"]: node["containerd"] for node in cluster["nodes"]}
         """containerd's socket of each node."""
+        self._ctr = Path(cluster["bin"]) / "ctr"
         self.began = now()
         self.uninstalls: list[tuple[str, str]] = []
         """When `helm uninstall` ran, from and until."""
@@ -98,7 +102,7 @@ class Stack:
         return run(binary("helm"), *arguments, "--namespace", SYSTEM, stdin=stdin, timeout_s=200)
 
     def ctr(self, node: str, *arguments: str) -> str:
-        return run(binary("ctr"), "--address", self.nodes[node], "--namespace", "k8s.io", *arguments)
+        return run(self._ctr, "--address", self.nodes[node], "--namespace", "k8s.io", *arguments)
 
     def get(self, kind: str, *arguments: str, within: str = POOLS) -> Any:
         return json.loads(self.kubectl("get", kind, *arguments, "-n", within, "-o", "json"))
@@ -165,8 +169,10 @@ class Stack:
 
     def serve(self, *, prefill: int = 1, decode: int = 2, routers: int = 1) -> None:
         """The service with so many pods, Ready and at rest."""
-        objects = (pool("PrefillPool", prefill), pool("DecodePool", decode), service(router={"replicas": routers}))
-        self.apply(*objects)
+        pools = [
+            pool(kind, n, drainTimeoutSeconds=DRAIN_S) for kind, n in zip(POOL_KINDS, (prefill, decode), strict=True)
+        ]
+        self.apply(*pools, service(router={"replicas": routers}))
         self.settle()
 
     def settle(self, deadline_s: float = 150.0) -> None:
@@ -214,8 +220,15 @@ class Stack:
 
         wait_for(f"{routers} routers to list the engines that are Ready", unmet, deadline_s=deadline_s)
 
+    def queues_left(self) -> str | None:
+        """What engines still have in their queues, in words; None when all are empty."""
+        return self._left(held=False)
+
     def work_left(self) -> str | None:
         """What engines still have in their queues or hold, in words; None when all is empty."""
+        return self._left(held=True)
+
+    def _left(self, *, held: bool) -> str | None:
         left = []
         for pod in self.pods("prefill", "decode"):
             try:
@@ -223,7 +236,8 @@ class Stack:
             except OSError as error:
                 left.append(f"{pod['metadata']['name']}: {error}")
                 continue
-            work = {name: queue["reqs"] for name, queue in state["queues"].items()} | {"held": state["holds"]}
+            work = {name: queue["reqs"] for name, queue in state["queues"].items()}
+            work |= {"held": state["holds"]} if held else {}
             if any(work.values()):
                 left.append(f"{pod['metadata']['name']}: {work}")
         return "; ".join(left) or None

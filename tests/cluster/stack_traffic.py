@@ -35,11 +35,14 @@ class Outcome:
 
 
 class Traffic:
-    """Asks while the block runs. `expected`: prompt -> tokens."""
+    """Asks while the block runs. `expected`: prompt -> tokens; a client leaves after `patience_s`."""
 
-    def __init__(self, url: str, expected: dict[tuple[int, ...], tuple[int, ...]]) -> None:
+    def __init__(
+        self, url: str, expected: dict[tuple[int, ...], tuple[int, ...]], *, patience_s: float = ANSWER_S
+    ) -> None:
         self._url = url
         self._expected = expected
+        self._patience_s = patience_s
         self._stop = threading.Event()
         self._until = time.monotonic() + LONGEST_S
         self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(WORKERS)]
@@ -49,11 +52,6 @@ class Traffic:
     def errors(self) -> list[str]:
         """What went wrong, so far."""
         return [outcome.error for outcome in self.outcomes if outcome.error]
-
-    @property
-    def slowest_s(self) -> float:
-        """The longest that a request took, however it ended."""
-        return max(outcome.seconds for outcome in self.outcomes)
 
     def more(self, answers: int = 30) -> None:
         """Wait until so many more requests are answered rightly."""
@@ -100,7 +98,7 @@ class Traffic:
         began = time.monotonic()
         error = ""
         try:
-            tokens = generate(self._url, prompt)
+            tokens = generate(self._url, prompt, self._patience_s)
             if tokens != self._expected[prompt]:
                 error = f"{len(prompt)} tokens: {tokens} instead of {self._expected[prompt]}"
         except urllib.error.HTTPError as answer:

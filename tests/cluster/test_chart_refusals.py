@@ -20,7 +20,9 @@ pytestmark = [
 
 BAD = "stack-bad"
 LOOK_S = 20.0
-"""Time over which the operator's calls are counted."""
+"""Time over which the operator's looks at an object are counted."""
+MOST_LOOKS = 10
+"""At the backed-off pace of retries and of the kubelet's own changes of a pod; without a pause it would be hundreds."""
 
 # Path below spec, bad value, words that say what would be right.
 POOL_FIELDS = [
@@ -193,18 +195,17 @@ def test_what_cannot_come_up_says_why_in_a_condition_and_is_not_tried_without_a_
     assert "PrefillPool chat and DecodePool chat" in told["message"]
 
     began = now()
-    time.sleep(LOOK_S)  # the time over which calls are counted
-    calls: Counter[tuple[str, str]] = Counter()
+    time.sleep(LOOK_S)  # the time over which looks are counted
+    looks: Counter[str] = Counter()
     for event in audited(bad):
         reference = event.get("objectRef", {})
         if event["requestReceivedTimestamp"] >= began and reference.get("namespace") == BAD:
-            calls[event["verb"], reference["resource"]] += 1
-    per_minute = sum(calls.values()) * 60 / LOOK_S
-    assert per_minute < 5 * 60, calls
-    assert per_minute > 0, "the operator does not look again: it would not notice what is mended"
+            looks[reference.get("name", "")] += event["verb"] == "get" and reference.get("apiGroup") == "pdpool.dev"
+    assert max(looks.values()) <= MOST_LOOKS, looks
+    assert looks.total() > 0, "the operator does not look again: it would not notice what is mended"
 
     # Mended, it comes up.
-    bad.apply(pool("DecodePool", 1, "template", template={}), within=BAD)
+    bad.apply(pool("DecodePool", 1, "template"), within=BAD)
     bad.kubectl("create", "secret", "generic", "no-such-secret", "-n", BAD, "--from-literal=A=b")
     for name in ("template", "secret"):
         bad.until("dpool", "Ready", name=name, within=BAD, deadline_s=150, status="True")

@@ -1,6 +1,7 @@
 """Two routers, and engines that come and go under traffic: no request notices."""
 
 import os
+import secrets
 import threading
 from types import TracebackType
 from typing import Self
@@ -101,10 +102,10 @@ def test_a_new_spec_replaces_one_engine_of_a_pool_at_a_time_and_fails_no_request
     stack.serve(prefill=2, decode=2, routers=2)
     stack.until_listed(2)
     before = stack.uids()
-    drain_s = stack.get("ppool", "chat")["spec"]["drainTimeoutSeconds"] + 1
+    mark = secrets.token_hex(4)
     with Traffic(stack.router_url(), expected) as traffic, Witness(stack) as witness:
         for kind in ("ppool", "dpool"):
-            stack.patch(kind, {"drainTimeoutSeconds": drain_s})
+            stack.patch(kind, {"template": {"metadata": {"annotations": {"example.com/mark": mark}}}})
         stack.settle(deadline_s=180)
         traffic.more()
     assert traffic.errors == []
@@ -112,7 +113,7 @@ def test_a_new_spec_replaces_one_engine_of_a_pool_at_a_time_and_fails_no_request
     assert witness.most_away == {"prefill": 1, "decode": 1}
     after = stack.uids()
     assert {name for name in before if after.get(name) == before[name]} == {name for name in before if "router" in name}
-    assert {pod["spec"]["terminationGracePeriodSeconds"] for pod in stack.pods("prefill", "decode")} == {drain_s + 30}
+    assert {pod["metadata"]["annotations"]["example.com/mark"] for pod in stack.pods("prefill", "decode")} == {mark}
     stack.until_listed(2)
     wait_for("all queues to be empty and nothing held", stack.work_left, deadline_s=45)
 
