@@ -196,7 +196,7 @@ class PrefillMachine(Machine[PrefillState]):
         self._of_peer.setdefault(offer.attempt.decode, {})[offer.attempt] = exchange
         self._move(exchange, Cue.OPENED)
         if waiting is None:
-            self._timers.set(("life", exchange), self._now + offer.deadline_s)
+            self._timers.set(("life", exchange), self._now + min(offer.deadline_s, self.timing.meet_s))
             self._answer(exchange)
         else:
             self._met(exchange)

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 class Timing:
     """One set for a connector; the defaults suit pods in one cluster.
 
-    `drain_s`: how long a failed hand-off waits for proof of quiet before it is counted as a hold. `retry_first_s`,
-    `retry_max_s`: back-off of frames that want an answer, doubling. `query_s`: how often decode asks after an attempt
-    that it hears nothing of. `verdict_s`: how long the end of an attempt that decode has not acknowledged is remembered
-    and repeated; `acked_s`: how long one that it has. `max_attempts`: live hand-offs. `max_tombstones`: remembered
-    ends; one peer may have half of either.
+    `meet_s`: how long an attempt waits at prefill for the engine's request: the router posts both at once, so one that
+    has not come by then was lost, with a process for example. `drain_s`: how long a failed hand-off waits for proof of
+    quiet before it is counted as a hold. `retry_first_s`, `retry_max_s`: back-off of frames that want an answer,
+    doubling. `query_s`: how often decode asks after an attempt that it hears nothing of. `verdict_s`: how long the end
+    of an attempt that decode has not acknowledged is remembered and repeated; `acked_s`: how long one that it has.
+    `max_attempts`: live hand-offs. `max_tombstones`: remembered ends; one peer may have half of either.
     """
 
+    meet_s: float = 60.0
     drain_s: float = 10.0
     retry_first_s: float = 0.1
     retry_max_s: float = 2.0

@@ -236,6 +236,22 @@ def test_a_request_aborted_before_its_attempt_fails_that_attempt() -> None:
     assert side.status[2].phase is Phase.READY
 
 
+def test_an_attempt_whose_request_never_comes_is_told_so_long_before_its_own_deadline() -> None:
+    side = Prefill()
+    side.opened(deadline_s=300.0)
+    assert not sent(side.wait(TIMING.meet_s - 1), f.Drained)
+    (drained, *_) = sent(side.wait(2), f.Drained)
+    assert (drained.cause, "never came" in drained.message) == (Cause.TIMED_OUT, True)
+
+
+def test_a_request_that_came_in_time_has_its_own_deadline() -> None:
+    side = Prefill()
+    side.opened(deadline_s=300.0)
+    side.request(deadline_s=200.0)
+    side.wait(TIMING.meet_s + 1)
+    assert side.status[1].phase is Phase.READY
+
+
 def test_requests_that_only_expire_are_no_progress() -> None:
     side = Prefill()
     side.request(1, room=7, deadline_s=5)
