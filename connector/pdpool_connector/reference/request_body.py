@@ -99,11 +99,12 @@ def handoffs(fields: HandoffFields, prompts: int, samples: int) -> list[Handoff 
     ports = _spread("bootstrap_port", fields.bootstrap_port, prompts, samples)
     found: list[Handoff | None] = []
     for i, (host, port, room) in enumerate(zip(hosts, ports, rooms, strict=True)):
-        if not isinstance(host, str) or not host or not isinstance(port, int) or not isinstance(room, int):
-            raise RequestError(
-                f"bootstrap_port: {port!r} for sequence {i}, a port number is needed beside the room",
-                param="bootstrap_port",
-            )
+        if not isinstance(host, str) or not host:
+            raise _unfit("bootstrap_host", host, i, "the name or address of a prefill engine")
+        if not isinstance(port, int):
+            raise _unfit("bootstrap_port", port, i, "a port number")
+        if not isinstance(room, int):
+            raise _unfit("bootstrap_room", room, i, "a number")
         found.append(
             Handoff(
                 prefill=f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}",
@@ -112,6 +113,10 @@ def handoffs(fields: HandoffFields, prompts: int, samples: int) -> list[Handoff 
             )
         )
     return found
+
+
+def _unfit(name: str, value: object, sequence: int, right: str) -> RequestError:
+    return RequestError(f"{name}: {value!r} for sequence {sequence}; {right} is needed", param=name)
 
 
 def _spread(name: str, value: object, prompts: int, samples: int) -> Sequence[object]:

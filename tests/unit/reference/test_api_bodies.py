@@ -58,6 +58,7 @@ REFUSED = [
     (completion, {"prompt": "a", "best_of": 3}, "best_of"),
     (completion, {"prompt": "a", "bootstrap_room": 1}, "bootstrap_host"),
     (completion, {"prompt": "a", "bootstrap_room": 1, "bootstrap_host": "h"}, "bootstrap_port"),
+    (completion, {"prompt": "a", "bootstrap_room": 1, "bootstrap_host": "", "bootstrap_port": 1}, "bootstrap_host"),
     (completion, {"prompt": "a", "bootstrap_room": -1}, "bootstrap_room"),
     (completion, {"prompt": "a", "bootstrap_room": 2**63}, "bootstrap_room"),
     (
