@@ -12,7 +12,7 @@ import httpx2 as httpx
 import pytest
 from pdpool_connector.demo.launch import Children, get_status
 
-LONG = {"text": "abc", "sampling_params": {"temperature": 0, "max_new_tokens": 1500, "ignore_eos": True}}
+LONG = {"text": "abc", "sampling_params": {"temperature": 0, "max_new_tokens": 4000, "ignore_eos": True}}
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_a_drain_waits_for_requests_and_takes_no_new_ones(engine, socket_path):
     assert done.returncode == 0, done.stderr
     assert "running=1" in done.stderr
     assert done.stderr.splitlines()[-1] == "drained"
-    asking.join(10)
-    assert answers[0].json()["meta_info"]["completion_tokens"] == 1500
+    asking.join(60)
+    assert answers[0].json()["meta_info"]["completion_tokens"] == 4000
     refused = httpx.post(engine.url + "/generate", json=LONG)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
     assert get_status(engine.url + "/health") == 503

@@ -11,8 +11,8 @@ import openai
 import pytest
 from pdpool_connector.demo.launch import Children
 
-PAGES = 64
-"""1024 tokens: small enough to be filled by a test."""
+PAGES = 256
+"""4096 tokens: more than a second of work for the tiny model, and small enough to be filled by a test."""
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_models_are_listed(client):
         ("/v1/completions", {"prompt": "a", "max_tokens": -1}, "max_tokens"),
         ("/v1/completions", {}, "prompt"),
         ("/v1/completions", {"prompt": "a", "max_tokens": 5000}, "max_tokens"),
-        ("/v1/completions", {"prompt": "word " * 400}, "max_tokens"),
+        ("/v1/completions", {"prompt": "word " * 1000}, "max_tokens"),
         ("/v1/completions", {"prompt": "word " * 40000}, "prompt"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 40000}]}, "prompt"),
         ("/generate", {"text": ["a", "word " * 40000]}, "prompt"),
@@ -204,7 +204,7 @@ def batch(count):
 # ---------------------------------------------------------------------- aborts
 
 
-LONG = {"text": "abc", "sampling_params": {"temperature": 0, "max_new_tokens": 1000, "ignore_eos": True}}
+LONG = {"text": "abc", "sampling_params": {"temperature": 0, "max_new_tokens": 4000, "ignore_eos": True}}
 
 
 def test_a_client_that_leaves_frees_its_pages(engine):

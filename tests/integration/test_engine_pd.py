@@ -12,7 +12,7 @@ import openai
 import pytest
 from pdpool_connector.demo.launch import Child, Children, get_json
 
-PAGES = 96
+PAGES = 512
 ROOMS = itertools.count(1_000_000)
 EMPTY = {
     "prefill_bootstrap_queue_reqs": 0,
@@ -226,14 +226,16 @@ def test_metrics_name_the_side_and_include_the_connectors(pair):
 # ---------------------------------------------------------------------- ends
 
 
-LONG = {"temperature": 0, "max_new_tokens": 1000, "ignore_eos": True}
+LONG = {"temperature": 0, "max_new_tokens": 8000, "ignore_eos": True}
+"""Seconds of work for the tiny model: what a test does meanwhile happens meanwhile on a fast machine too."""
 
 
 def test_a_client_that_leaves_empties_both_engines(pair):
     before = pair.aborted(pair.decode)
     body = {"input_ids": tokens(64), "sampling_params": LONG, "stream": True}
     with httpx.stream("POST", pair.router.url + "/generate", json=body, timeout=60) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept, for the client leaves when the iterator goes
+        next(lines)
         assert pair.load(pair.decode)["num_used_tokens"] > 0
     until(pair.quiet)
     assert pair.aborted(pair.decode) == before + 1, "it did not just run to its end"
