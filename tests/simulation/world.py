@@ -437,6 +437,19 @@ class World:
             self.check(not any(process.owner), "pages are left with an owner")
             self.check(process.machine.rows == 0, f"{process.machine.rows} rows are left on {process.slot}")
 
+    def begin_half(self, process: Process, post: "PostPrefill | PostDecode") -> Half | None:
+        """Give a process its half of a request, with pages of its own; None while it has not enough."""
+        half = Half(post.tag, post.room, [], self.now)
+        pages = process.take_pages(half, post.count)
+        if pages is None:
+            return None
+        half.pages = pages
+        process.handles += 1
+        half.handle = process.handles
+        process.halves[half.handle] = half
+        self.rooms[post.prefill, post.room].append((process, half))
+        return half
+
 
 @dataclass(eq=False)
 class PostPrefill:
@@ -450,15 +463,9 @@ class PostPrefill:
 
     def __call__(self) -> bool:
         process = self.world.slots[self.prefill]
-        half = Half(self.tag, self.room, [], self.world.now)
-        pages = process.take_pages(half, self.count)
-        if pages is None:
+        half = self.world.begin_half(process, self)
+        if half is None:
             return False
-        half.pages = pages
-        process.handles += 1
-        half.handle = process.handles
-        process.halves[half.handle] = half
-        self.world.rooms[self.prefill, self.room].append((process, half))
         event = OpenRequest(half.handle, self.room, 0, f"r{self.tag}", DEADLINE_S)
         self.world.do(process, event)
         return True
@@ -477,15 +484,9 @@ class PostDecode:
 
     def __call__(self) -> bool:
         process = self.world.slots[self.slot]
-        half = Half(self.tag, self.room, [], self.world.now)
-        pages = process.take_pages(half, self.count)
-        if pages is None:
+        half = self.world.begin_half(process, self)
+        if half is None:
             return False
-        half.pages = pages
-        process.handles += 1
-        half.handle = process.handles
-        process.halves[half.handle] = half
-        self.world.rooms[self.prefill, self.room].append((process, half))
-        event = OpenAttempt(half.handle, self.prefill, self.room, 0, f"r{self.tag}", pack(pages), 0, 0, DEADLINE_S)
+        event = OpenAttempt(half.handle, self.prefill, self.room, 0, f"r{self.tag}", pack(half.pages), 0, 0, DEADLINE_S)
         self.world.do(process, event)
         return True
