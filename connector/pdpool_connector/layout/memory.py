@@ -70,10 +70,14 @@ class Region(msgspec.Struct, frozen=True, array_like=True):
 class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
     """The memory that one rank registers, with the identity of the model whose cache it holds.
 
-    kv: two regions for each layer, in the order K of layer 0, V of layer 0, K of layer 1, …; all have the same number
-    of items (pages), their item sizes may differ. aux: one region of aux rows. page_tokens: tokens in one page.
-    layers, kv_heads, head_dim: of the part of the model that this rank holds. dtype: element type by its numpy name
-    (`float32`, `bfloat16`, …). model: name that both sides must agree on.
+    kv: two regions for each layer held, in the order K, V of the first, K, V of the next, …; all have the same number
+    of items (pages). A page is [page_tokens, kv_heads, elements of a head], without padding; K's heads may be longer
+    than V's. aux: one region of aux rows. page_tokens: tokens in one page. head_dim: elements of one head. dtype:
+    element type by its numpy name (`float32`, `bfloat16`, …). model: name that both sides must agree on.
+
+    The part of the model that this rank holds: `layers` layers from `first_layer` on out of `total_layers`, and of each
+    `kv_heads` heads from `first_head` on out of `total_heads`. By default that is all of it: a total of 0 is replaced
+    by what is held. A cache that every tensor-parallel rank has in full (MLA) has one head in total.
 
     Raises LayoutError when counts do not fit together, a field is out of bounds, or regions overlap.
     """
@@ -86,22 +90,51 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     dtype: str
     model: str
+    first_layer: int = 0
+    total_layers: int = 0
+    first_head: int = 0
+    total_heads: int = 0
 
     def __post_init__(self) -> None:
         _within("layers", self.layers, 1, MAX_REGIONS // 2)
         _within("page_tokens", self.page_tokens, 1, 1 << 20)
         _within("kv_heads", self.kv_heads, 1, 1 << 20)
         _within("head_dim", self.head_dim, 1, 1 << 20)
+        self._place("layer", self.layers, MAX_REGIONS // 2)
+        self._place("head", self.kv_heads, 1 << 20)
         _named("dtype", self.dtype)
         _named("model", self.model)
         if len(self.kv) != 2 * self.layers:
             raise LayoutError(f"kv has {len(self.kv)} regions, must have 2 * layers = {2 * self.layers}")
+        self._refuse_indivisible()
         counts = {region.items for region in self.kv}
         if len(counts) != 1:
             raise LayoutError(f"kv regions hold {sorted(counts)} pages, must all hold the same number")
         total = sum(region.items for region in self.kv) + self.aux.items
         _within("items of all regions together", total, 1, MAX_ITEMS)
         _refuse_overlap((*self.kv, self.aux))
+
+    def _place(self, unit: str, held: int, most: int) -> None:
+        """Put what is held in the place of a total that was left out, and check the range."""
+        first_field, total_field = f"first_{unit}", f"total_{unit}s"
+        first, total = getattr(self, first_field), getattr(self, total_field)
+        if total == 0 and type(total) is int:
+            total = held
+            msgspec.structs.force_setattr(self, total_field, total)
+        _within(total_field, total, 1, most)
+        if held > total:
+            raise LayoutError(f"{total_field} is {total}, must be at least the {held} {unit}s held")
+        _within(f"{first_field} (with {held} of {total} {unit}s held)", first, 0, total - held)
+
+    def _refuse_indivisible(self) -> None:
+        """Where only some heads are held, pages may have to be cut between heads."""
+        cells = self.page_tokens * self.kv_heads
+        for index, region in enumerate(self.kv if self.kv_heads < self.total_heads else ()):
+            if region.item_bytes % cells:
+                raise LayoutError(
+                    f"item_bytes of kv region {index} is {region.item_bytes}, must be a multiple of "
+                    f"page_tokens * kv_heads = {cells}"
+                )
 
     @property
     def pages(self) -> int:

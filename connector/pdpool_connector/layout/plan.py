@@ -35,7 +35,10 @@ def compatible(local: KVMemory, remote: KVMemory) -> list[str]:
     """What forbids moving pages from `local` to `remote`, one line for each field that differs; empty if nothing."""
     found = [
         f"{field} is {ours!r} here and {theirs!r} at the peer"
-        for field in ("model", "dtype", "page_tokens", "layers", "kv_heads", "head_dim")
+        for field in (
+            *("model", "dtype", "page_tokens", "head_dim"),
+            *("total_layers", "first_layer", "layers", "total_heads", "first_head", "kv_heads"),
+        )
         if (ours := getattr(local, field)) != (theirs := getattr(remote, field))
     ]
     found += [

@@ -81,6 +81,51 @@ def test_regions_that_do_not_fit_together_are_refused(changes, message):
     assert message in str(caught.value)
 
 
+def test_a_memory_is_of_the_whole_model_unless_it_says_otherwise():
+    whole = memory()
+    assert (whole.first_layer, whole.total_layers, whole.first_head, whole.total_heads) == (0, 2, 0, 1)
+    assert whole == memory(total_layers=2, total_heads=1)
+
+
+def test_a_memory_may_be_any_part_of_the_model():
+    part = memory(kv_heads=2, first_layer=3, total_layers=5, first_head=7, total_heads=9)
+    assert (part.first_layer, part.total_layers, part.first_head, part.total_heads) == (3, 5, 7, 9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"total_layers": 1}, "total_layers is 1, must be at least the 2 layers held"),
+        ({"total_heads": 3, "kv_heads": 4}, "total_heads is 3, must be at least the 4 heads held"),
+        ({"first_layer": 1}, "first_layer (with 2 of 2 layers held) is 1, must be 0..0"),
+        ({"first_layer": -1}, "first_layer (with 2 of 2 layers held) is -1"),
+        ({"first_layer": 9, "total_layers": 10}, "first_layer (with 2 of 10 layers held) is 9, must be 0..8"),
+        ({"first_head": 6, "total_heads": 6}, "first_head (with 1 of 6 heads held) is 6, must be 0..5"),
+        ({"total_layers": -4}, "total_layers is -4, must be 1..2048"),
+        ({"total_layers": False}, "total_layers is False (bool), must be a plain int"),
+        ({"total_layers": 2**62}, "total_layers is"),
+        ({"total_heads": 2**62}, "total_heads is"),
+        (
+            {"kv_heads": 3, "total_heads": 6},
+            "item_bytes of kv region 0 is 64, must be a multiple of page_tokens * kv_heads = 48",
+        ),
+    ],
+)
+def test_an_impossible_part_of_a_model_is_refused(changes, message):
+    with pytest.raises(LayoutError) as caught:
+        memory(**changes)
+    assert message in str(caught.value)
+
+
+def test_a_peer_that_says_nothing_of_its_part_holds_the_whole_model():
+    fields = msgspec.msgpack.decode(
+        encode_remote(RemoteMemory(engine="local", memory=memory(), descriptor=b"x")), type=dict
+    )
+    for field in ("first_layer", "total_layers", "first_head", "total_heads"):
+        del fields["memory"][field]
+    assert decode_remote(msgspec.msgpack.encode(fields)).memory == memory()
+
+
 def test_regions_that_touch_are_accepted():
     assert memory(aux=Region(0x4200, 32, 4)).aux_rows == 4
 
@@ -125,6 +170,10 @@ def change(path, value):
         change(["descriptor"], b"x" * (MAX_DESCRIPTOR_BYTES + 1)),
         change(["memory", "layers"], 2**62),
         change(["memory", "layers"], "2"),
+        change(["memory", "first_layer"], 1),
+        change(["memory", "total_layers"], 2**63),
+        change(["memory", "total_heads"], -1),
+        change(["memory", "first_head"], None),
         change(["memory", "kv"], []),
         change(["memory", "kv", 1], [0x2000, 64]),
         change(["memory", "kv", 1], [0x2000, 64, -8]),

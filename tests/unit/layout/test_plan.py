@@ -173,8 +173,14 @@ def test_equal_shapes_of_different_size_are_compatible():
             {"page_tokens": 32, "head_dim": 2},
             ["page_tokens is 16 here and 32 at", "head_dim is 1 here and 2 at the peer"],
         ),
-        ({"kv_heads": 8}, ["kv_heads is 1 here and 8 at the peer"]),
-        ({"layers": 3}, ["layers is 2 here and 3 at the peer"]),
+        (
+            {"total_heads": 8, "first_head": 3},
+            ["total_heads is 1 here and 8 at the peer", "first_head is 0 here and 3 at the peer"],
+        ),
+        (
+            {"total_layers": 6, "first_layer": 4},
+            ["total_layers is 2 here and 6 at the peer", "first_layer is 0 here and 4 at the peer"],
+        ),
         (
             {"sizes": (64, 16)},
             ["kv region 1 is 32 here and 16 at the peer", "kv region 3 is 32 here and 16 at the peer"],
