@@ -1,0 +1,191 @@
+"""Which ranks of a prefill instance write to which ranks of a decode instance. Pure: both sides would find the same.
+
+The terms: a *rank* is one engine worker process with one connector, an *instance* is the ranks that hold one model
+together, a *part* is the layers and KV heads of the model that one rank holds. A *cell* is one head of one layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from .memory import MAX_REGIONS, LayoutError
+
+MAX_RANKS: Final = 512
+"""Bound on the ranks of one instance: TP 8 x PP 64, and no deployment comes near."""
+MAX_HEADS: Final = 1 << 20
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a model that one rank holds: some layers of it, and some KV heads of those.
+
+    It holds layers `first_layer` .. `first_layer + layers` of `total_layers`, heads likewise.
+    A cache without heads (MLA) has `total_heads` 1. Equal parts in one instance are replicas. Raises LayoutError when
+    a field is out of range.
+    """
+
+    first_layer: int
+    layers: int
+    total_layers: int
+    first_head: int
+    kv_heads: int
+    total_heads: int
+
+    def __post_init__(self) -> None:
+        _fits("layer", "layers", self.first_layer, self.layers, self.total_layers, MAX_REGIONS // 2)
+        _fits("head", "kv_heads", self.first_head, self.kv_heads, self.total_heads, MAX_HEADS)
+
+    @property
+    def layer_end(self) -> int:
+        """First layer behind it."""
+        return self.first_layer + self.layers
+
+    @property
+    def head_end(self) -> int:
+        """First head behind it."""
+        return self.first_head + self.kv_heads
+
+    def overlaps(self, other: Part) -> bool:
+        """Whether both hold some cell."""
+        return (
+            self.first_layer < other.layer_end
+            and other.first_layer < self.layer_end
+            and self.first_head < other.head_end
+            and other.first_head < self.head_end
+        )
+
+
+def _fits(what: str, count: str, first: int, held: int, total: int, most: int) -> None:
+    if not 1 <= total <= most:
+        raise LayoutError(f"total_{what}s is {total}, must be 1..{most}")
+    if not 1 <= held <= total:
+        raise LayoutError(f"{count} is {held}, must be 1..total_{what}s = {total}")
+    if not 0 <= first <= total - held:
+        raise LayoutError(f"first_{what} is {first}, must be 0..{total - held} for {held} of {total} {what}s")
+
+
+def shard_model(layers: Sequence[int], heads: int, *, tp: int = 1) -> tuple[Part, ...]:
+    """The parts of an instance in rank order, rank = pipeline stage * tp + tensor rank, as engines number them.
+
+    `layers`: how many layers each pipeline stage holds. `heads`: KV heads of the model, spread evenly over the `tp`
+    ranks of each stage; when there are fewer than ranks, each head is held by `tp / heads` ranks. Raises LayoutError
+    when they cannot be spread evenly.
+    """
+    if tp < 1 or heads < 1 or (heads % tp and tp % heads):
+        raise LayoutError(f"heads is {heads}, must be a multiple or a divisor of tp = {tp}")
+    held = max(heads // tp, 1)
+    total = sum(layers)
+    return tuple(
+        Part(
+            first_layer=sum(layers[:stage]),
+            layers=count,
+            total_layers=total,
+            first_head=rank * heads // tp,
+            kv_heads=held,
+            total_heads=heads,
+        )
+        for stage, count in enumerate(layers)
+        for rank in range(tp)
+    )
+
+
+class Writer(NamedTuple):
+    """A prefill rank as one decode rank sees it.
+
+    rank: its number in the prefill instance. part, parts: this decode rank is number `part` of the `parts` that it
+    serves. kv: it writes the cells that both hold; otherwise none. aux: it writes the aux row.
+    """
+
+    rank: int
+    part: int
+    parts: int
+    kv: bool
+    aux: bool
+
+
+def check_instance(side: str, parts: Sequence[Part]) -> None:
+    """Raise LayoutError unless the parts make up one whole model: every cell is held, by one rank or by replicas.
+
+    Ranks that hold the same layers form a stage; stages follow each other without gap, and so do the heads within one.
+    """
+    if not 1 <= len(parts) <= MAX_RANKS:
+        raise LayoutError(f"{side} has {len(parts)} ranks, must have 1..{MAX_RANKS}")
+    shapes = {(part.total_layers, part.total_heads) for part in parts}
+    if len(shapes) != 1:
+        raise LayoutError(f"ranks of {side} disagree on (total_layers, total_heads): {sorted(shapes)}")
+    total_layers, total_heads = shapes.pop()
+    stages = sorted({(part.first_layer, part.layer_end) for part in parts})
+    _refuse_gap(f"layers of {side}", stages, total_layers)
+    for first, end in stages:
+        heads = {(part.first_head, part.head_end) for part in parts if part.first_layer == first}
+        _refuse_gap(f"heads of {side} in layers {first}..{end - 1}", sorted(heads), total_heads)
+
+
+def _refuse_gap(what: str, ranges: Sequence[tuple[int, int]], total: int) -> None:
+    reached = 0
+    for first, end in [*ranges, (total, total)]:
+        if first > reached:
+            raise LayoutError(f"{what}: from {reached} to {first - 1} no rank holds them")
+        if first < reached:
+            raise LayoutError(f"{what}: {first} is held by ranks that are no replicas of each other")
+        reached = end
+
+
+def pair(prefill: Sequence[Part], decode: Sequence[Part]) -> tuple[tuple[Writer, ...], ...]:
+    """For each decode rank, in order, the prefill ranks that serve it, in order of rank.
+
+    Each cell of a decode rank has exactly one writer; among replicas its turn decides. Exactly one writer of each
+    decode rank, one that holds the model's last layer, writes aux. A prefill rank that nobody needs serves one decode
+    rank all the same, with nothing to write, so that its half of every hand-off ends as well.
+
+    Raises LayoutError when an instance is not whole, or they are not of one model.
+    """
+    check_instance("prefill", prefill)
+    check_instance("decode", decode)
+    for field in ("total_layers", "total_heads"):
+        ours, theirs = getattr(prefill[0], field), getattr(decode[0], field)
+        if ours != theirs:
+            raise LayoutError(f"{field} is {ours} at prefill and {theirs} at decode")
+    kv = _share_cells(prefill, decode)
+    aux = _share_aux(prefill, kv)
+    idle = set(range(len(prefill))).difference(aux, *kv)
+    serves = [{*writers, aux[rank]} for rank, writers in enumerate(kv)]
+    for rank in idle:
+        serves[rank % len(decode)].add(rank)
+    served = [[at for at, writers in enumerate(serves) if rank in writers] for rank in range(len(prefill))]
+    return tuple(
+        tuple(
+            Writer(rank, served[rank].index(at), len(served[rank]), rank in kv[at], rank == aux[at])
+            for rank in sorted(writers)
+        )
+        for at, writers in enumerate(serves)
+    )
+
+
+def _share_cells(prefill: Sequence[Part], decode: Sequence[Part]) -> list[set[int]]:
+    """For each decode rank, the prefill ranks that write its cells. Replicas take the decode ranks in turn."""
+    writers: list[set[int]] = [set() for _ in decode]
+    for part, ranks in _replicas(prefill):
+        takers = [at for at, held in enumerate(decode) if held.overlaps(part)]
+        for turn, at in enumerate(takers):
+            writers[at].add(ranks[turn % len(ranks)])
+    return writers
+
+
+def _share_aux(prefill: Sequence[Part], kv: Sequence[set[int]]) -> list[int]:
+    """For each decode rank, the prefill rank that writes its aux row: rather one that writes to it anyway."""
+    last = [rank for rank, part in enumerate(prefill) if part.layer_end == part.total_layers]
+    chosen = []
+    for at, writers in enumerate(kv):
+        able = [rank for rank in last if rank in writers] or last
+        chosen.append(able[at % len(able)])
+    return chosen
+
+
+def _replicas(parts: Sequence[Part]) -> Iterator[tuple[Part, list[int]]]:
+    ranks: dict[Part, list[int]] = {}
+    for rank, part in enumerate(parts):
+        ranks.setdefault(part, []).append(rank)
+    yield from ranks.items()
