@@ -70,16 +70,20 @@ lock: $(READY) ## Pin the newest versions that pyproject.toml and the images' li
 	grep nixl requirements/nodeps.txt | $(COMPILE) - --no-deps $(FOR_IMAGES) -o requirements/engine-nodeps.lock
 
 .PHONY: test test-unit test-integration test-cluster
-test: check cluster images ## Everything: static checks, then unit, integration, chart and cluster tests in one run
+test: $(READY) ## Everything: static checks beside the cluster's start, then all tests, those on the cluster beside the others
+	@$(PY) -m dev.tools build
+	@$(MAKE) --no-print-directory -j2 check test-bed
+	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) -n 2 $(ARGS)
+.PHONY: test-bed
+test-bed: cluster
+	@$(MAKE) --no-print-directory images
 	@$(PY) -m dev.demo down --keep-cluster
-	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) $(ARGS)
 test-unit: $(READY) ## Pure functions, simulation and the chart: no root, no cluster
 	@$(PY) -m dev.tools run helm version --short
 	@$(PYTEST) tests/unit tests/simulation tests/chart $(ARGS)
 test-integration: $(READY) ## Real processes, zmq, NIXL over loopback: no root, no cluster
 	@$(PYTEST) tests/integration $(ARGS)
-test-cluster: cluster images ## Tests on the local Kubernetes; what a demo left there is removed first
-	@$(PY) -m dev.demo down --keep-cluster
+test-cluster: test-bed ## Tests on the local Kubernetes; what a demo left there is removed first
 	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) tests/cluster $(ARGS)
 
 .PHONY: oracle bench-model bench-dataplane
