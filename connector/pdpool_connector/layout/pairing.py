@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from .memory import MAX_REGIONS, LayoutError
+from .memory import MAX_REGIONS, KVMemory, LayoutError
 
 MAX_RANKS: Final = 512
 """Bound on the ranks of one instance: TP 8 x PP 64, and no deployment comes near."""
@@ -55,6 +55,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
             and self.first_head < other.head_end
             and other.first_head < self.head_end
         )
+
+
+def part_of(memory: KVMemory) -> Part:
+    """The part of the model that a rank with this memory holds."""
+    return Part(**{field: getattr(memory, field) for field in Part.__struct_fields__})
 
 
 def _fits(what: str, count: str, first: int, held: int, total: int, most: int) -> None:

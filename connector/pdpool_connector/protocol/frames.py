@@ -48,11 +48,15 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True
 
 
 class Hello(Frame, frozen=True, kw_only=True):
-    """Decode asks for pairing: versions it speaks, its memory, and what must match (opaque, judged by `layout`)."""
+    """Decode asks for pairing: versions it speaks, its memory, and what must match (opaque, judged by `layout`).
+
+    `kv`: the sender wants the cells that both hold from this prefill rank, and not from a replica of it.
+    """
 
     oldest_version: Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
     address: Annotated[str, msgspec.Meta(max_length=256)]
     memory: Annotated[bytes, msgspec.Meta(max_length=2**21)]
+    kv: bool = True
 
 
 class HelloOk(Frame, frozen=True, kw_only=True):

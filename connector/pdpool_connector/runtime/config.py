@@ -5,8 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pdpool_connector.layout.pairing import Part, check_instance
 from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.transport.bootstrap import Direction
 
 PRIVATE_NETWORKS = (
     "127.0.0.0/8",
@@ -33,8 +35,14 @@ class ConnectorConfig:
     `admin_port` (None = no admin endpoint): 0 takes any free port. `bind_host`: address to listen on; None is the
     wildcard of the advertised address's family. `request_deadline_s`: life of an attempt that names no deadline of its
     own. `connect_deadline_s`: how long decode tries to reach a prefill before it fails what waits for it.
-    `allowed_networks`: CIDR blocks in which a bootstrap host may lie. `frame_filter`: fault injection for tests and for
-    the reference engine's fault knobs. `timing`: intervals and bounds of the protocol.
+    `allowed_networks`: CIDR blocks in which a bootstrap host may lie, and from which ranks may register.
+    `frame_filter`: fault injection for tests and for the reference engine's fault knobs. `timing`: intervals and bounds
+    of the protocol.
+
+    `instance`: the part of the model that each rank of this instance holds, in the order of ranks (`shard_model` makes
+    it); () means that this rank is all there is. `rank`: which of them this is. `registry`: "host:port" of the
+    bootstrap registry that rank 0 of a prefill instance serves; its other ranks need it. `direction`: who moves the
+    bytes, prefill ("write") or decode ("read"); both sides must have the same.
 
     Raises ValueError, naming field and value, for what cannot work.
     """
@@ -48,6 +56,9 @@ class ConnectorConfig:
     connect_deadline_s: float = 30.0
     allowed_networks: tuple[str, ...] = PRIVATE_NETWORKS
     rank: int = 0
+    instance: tuple[Part, ...] = ()
+    registry: str | None = None
+    direction: Direction = "write"
     bind_host: str | None = None
     frame_filter: FrameFilter | None = None
     timing: Timing = field(default_factory=Timing)
@@ -66,8 +77,12 @@ class ConnectorConfig:
                 raise ValueError(f"{name}={seconds} is out of range: give more than 0 and at most 86400 seconds")
         if self.backend not in ("nixl", "local"):
             raise ValueError(f"backend={self.backend!r} is unknown: give 'nixl' or 'local'")
-        if self.rank < 0:
-            raise ValueError(f"rank={self.rank} is negative")
+        if not 0 <= self.rank < max(len(self.instance), 1):
+            raise ValueError(f"rank={self.rank} is out of range: instance has the parts of {len(self.instance)} ranks")
+        if self.instance:
+            check_instance("this instance", self.instance)
+        if self.direction not in ("write", "read"):
+            raise ValueError(f"direction={self.direction!r} is unknown: give 'write' or 'read'")
         for network in self.allowed_networks:
             try:
                 ipaddress.ip_network(network)

@@ -19,6 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from pdpool_connector.engines import open_engine
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, encode_remote
+from pdpool_connector.layout.pairing import Part, part_of
 from pdpool_connector.protocol.decode import DecodeMachine
 from pdpool_connector.protocol.events import (
     AbortTransfer,
@@ -38,7 +39,7 @@ from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.metrics import ConnectorCollector, state_json
 from pdpool_connector.runtime.reactor import Reactor
-from pdpool_connector.runtime.stats import ConnectorStats, PeerStats, QueueStats
+from pdpool_connector.runtime.stats import ConnectorStats, LinkStats, PeerStats, QueueStats
 from pdpool_connector.runtime.transfer import Transfer
 from pdpool_connector.transport.address import Address
 from pdpool_connector.transport.control import ControlServer
@@ -72,6 +73,7 @@ class Connector(ABC, Generic[AnyTransfer]):
     ) -> None:
         self.config = config
         self.memory = memory
+        self._instance = _instance_of(config, memory)
         self.incarnation = secrets.token_hex(16)
         self._on_change = on_change
         self._registry = registry
@@ -228,6 +230,9 @@ class Connector(ABC, Generic[AnyTransfer]):
     def _peer_stats(self, now: float) -> tuple[PeerStats, ...]: ...
 
     @abstractmethod
+    def _link_stats(self, now: float) -> tuple[LinkStats, ...]: ...
+
+    @abstractmethod
     def _held_pages(self) -> int: ...
 
     @abstractmethod
@@ -375,6 +380,7 @@ class Connector(ABC, Generic[AnyTransfer]):
             tombstones=self._machine.tombstones,
             faults=self._reactor.faults,
             peers=self._peer_stats(now),
+            links=self._link_stats(now),
         )
 
     def _admin_pages(self) -> dict[str, Page]:
@@ -384,3 +390,12 @@ class Connector(ABC, Generic[AnyTransfer]):
             "/v1/state": Page("application/json", lambda: state_json(self.stats())),
             "/metrics": Page(CONTENT_TYPE_LATEST, lambda: generate_latest(metrics)),
         }
+
+
+def _instance_of(config: ConnectorConfig, memory: KVMemory) -> tuple[Part, ...]:
+    """The parts of all ranks. Raises ValueError when the memory is not that of the rank that it is said to be."""
+    own = part_of(memory)
+    instance = config.instance or (own,)
+    if instance[config.rank] != own:
+        raise ValueError(f"memory holds {own}, instance says that rank {config.rank} holds {instance[config.rank]}")
+    return instance

@@ -1,14 +1,15 @@
 """Decode's connector: offers memory to prefills, and says when the cache has landed."""
 
 import logging
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from pdpool_connector.layout.memory import KVMemory
+from pdpool_connector.layout.memory import KVMemory, LayoutError
+from pdpool_connector.layout.pairing import pair
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.decode import DecodeMachine
 from pdpool_connector.protocol.events import (
@@ -25,17 +26,19 @@ from pdpool_connector.protocol.outcome import Cause, TransferStatus
 from pdpool_connector.protocol.states import DecodeState
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
-from pdpool_connector.runtime.link import Link, Stage
-from pdpool_connector.runtime.stats import PeerStats
+from pdpool_connector.runtime.link import Found, InstanceLink, Stage
+from pdpool_connector.runtime.link_rank import Line
+from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import DecodeTransfer, check_request, check_slot, pack_pages
 from pdpool_connector.transport.address import parse_address
+from pdpool_connector.transport.bootstrap import BootstrapClient
 
 log = logging.getLogger(__name__)
 
 MAX_LINKS = 1024
 """Prefills that are known or being tried at a time; bootstrap hosts come from requests, so there must be a bound."""
-ASKERS = 4
-"""Threads that ask bootstrap registries; a silent one keeps its thread for `link.ASK_S`."""
+ASK_S = 2.0
+"""Time for one question to a bootstrap registry."""
 
 
 class DecodeConnector(Connector[DecodeTransfer]):
@@ -50,9 +53,9 @@ class DecodeConnector(Connector[DecodeTransfer]):
         on_change: Callable[[], None],
         registry: CollectorRegistry | None = None,
     ) -> None:
-        self._links: dict[str, Link] = {}
-        self._by_peer: dict[str, Link] = {}
-        self._pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="pdpool-ask")
+        self._links: dict[str, InstanceLink] = {}
+        self._by_peer: dict[str, InstanceLink] = {}
+        self._client = BootstrapClient(config.allowed_networks)
         super().__init__(config, memory, on_change, registry)
 
     def open(
@@ -86,37 +89,75 @@ class DecodeConnector(Connector[DecodeTransfer]):
         wish = OpenAttempt(handle, prefill, room, sibling, request_id, packed, prefix_pages, aux_slot, life)
         return self._open(transfer, wish)
 
-    # --- What links tell ---
+    # --- What links ask and tell ---
 
-    def link_paired(self, link: Link, peer: str, version: int) -> None:
+    def find(self, prefill: str) -> Future[Sequence[Found]]:
+        """See `LinkOwner`."""
+        return self._http.submit(self._find(prefill))
+
+    async def _find(self, prefill: str) -> Sequence[Found]:
+        """In the thread of the HTTP server: pairing large instances takes longer than the owner thread may pause."""
+        ranks = (await self._client.ask(prefill, ASK_S)).ranks
+        directions = {info.direction for info in ranks}
+        if directions != {self.config.direction}:
+            theirs = ", ".join(sorted(directions))
+            raise LayoutError(f"direction is {theirs} at prefill and {self.config.direction} at decode")
+        writers = pair([info.part for info in ranks], self._instance)[self.config.rank]
+        return [Found(ranks[writer.rank], writer) for writer in writers]
+
+    def connect(self, link: InstanceLink, found: Found, name: str) -> Line:
+        """See `LinkOwner`."""
+        hello = f.Hello(
+            version=f.VERSION_MAX,
+            oldest_version=f.VERSION_MIN,
+            sender=self.incarnation,
+            address=self.control_address,
+            memory=self._remote_form,
+            kv=found.writer.kv,
+        )
+        return Line(
+            found.info,
+            name,
+            hello,
+            link,
+            filtered=self._filtered,
+            reactor=self._reactor,
+            context=self._context,
+            drops=self._drops,
+        )
+
+    def link_paired(self, link: InstanceLink, peer: str, version: int) -> None:
         """See `LinkOwner`."""
         self._by_peer[peer] = link
-        log.info("paired with prefill %s (%s)", link.prefill, peer)
         self._drive(PeerReady(peer, version))
-        self._drive(Linked(link.prefill, (peer,)))
 
-    def link_lost(self, link: Link, peer: str, message: str) -> None:
+    def link_whole(self, link: InstanceLink, writers: Sequence[Found]) -> None:
+        """See `LinkOwner`."""
+        named = ", ".join(f"{found.info.rank} ({found.info.incarnation[:8]})" for found in writers)
+        log.info("linked with prefill %s, ranks %s", link.prefill, named)
+        self._drive(Linked(link.prefill, tuple(found.info.incarnation for found in writers)))
+
+    def link_lost(self, link: InstanceLink, peer: str, message: str) -> None:
         """See `LinkOwner`. Another address may lead to the same process; then it is lost by that one only."""
         if self._by_peer.get(peer) is link:
             del self._by_peer[peer]
             self._drive(PeerLost(peer, message))
 
-    def link_failed(self, link: Link, cause: Cause, message: str) -> None:
+    def link_failed(self, link: InstanceLink, cause: Cause, message: str) -> None:
         """See `LinkOwner`."""
         if link.stage is Stage.CLOSED:
             del self._links[link.prefill]
         self._drive(Unreachable(link.prefill, cause, message))
 
-    def link_frame(self, link: Link, frame: f.AttemptFrame) -> None:
+    def link_frame(self, frame: f.AttemptFrame) -> None:
         """See `LinkOwner`."""
-        del link
         self._drive(Received(frame))
 
-    def link_wanted(self, link: Link) -> bool:
+    def link_wanted(self, link: InstanceLink) -> bool:
         """See `LinkOwner`."""
         return self._decode.waits_for(link.prefill)
 
-    def link_owed(self, link: Link) -> bool:
+    def link_owed(self, link: InstanceLink) -> bool:
         """See `LinkOwner`."""
         return self._decode.holds_for(link.prefill)
 
@@ -132,19 +173,13 @@ class DecodeConnector(Connector[DecodeTransfer]):
             self._drops.note("direction", f"{type(arrival.frame).__name__} came to decode's control port")
         self._server.ended()
 
-    def _hello(self) -> f.Hello:
-        return f.Hello(
-            version=f.VERSION_MAX,
-            oldest_version=f.VERSION_MIN,
-            sender=self.incarnation,
-            address=self.control_address,
-            memory=self._remote_form,
-        )
-
     def _transmit(self, peer: str, frame: f.Frame) -> None:
         link = self._by_peer.get(peer)
-        if link is not None and link.stage is Stage.PAIRED:
-            link.send(frame)
+        line = link.line(peer) if link is not None else None
+        if line is None:
+            self._drops.note("unsent", f"{type(frame).__name__}: no connection to {peer[:8]}")
+        else:
+            line.send(frame)
 
     def _perform(self, effect: Effect) -> None:
         if not isinstance(effect, Connect):
@@ -156,17 +191,8 @@ class DecodeConnector(Connector[DecodeTransfer]):
             why = f"decode knows {MAX_LINKS} prefills, which is its limit"
             self._reactor.post(lambda: self._drive(Unreachable(effect.prefill, Cause.REFUSED, why)))
             return
-        self._links[effect.prefill] = Link(
-            effect.prefill,
-            self._hello,
-            self,
-            filtered=self._filtered,
-            reactor=self._reactor,
-            context=self._context,
-            pool=self._pool,
-            drops=self._drops,
-            networks=self.config.allowed_networks,
-            connect_s=self.config.connect_deadline_s,
+        self._links[effect.prefill] = InstanceLink(
+            effect.prefill, self, self._reactor, connect_s=self.config.connect_deadline_s
         )
 
     def _publish(self, handle: int, status: TransferStatus) -> None:
@@ -178,10 +204,15 @@ class DecodeConnector(Connector[DecodeTransfer]):
     def _peer_stats(self, now: float) -> tuple[PeerStats, ...]:
         rows = []
         for peer, link in self._by_peer.items():
+            if (line := link.line(peer)) is None:
+                continue
             attempts = self._decode.attempts_of(peer)
             waiting = sum(attempt.state in (DecodeState.OPENING, DecodeState.ACCEPTED) for attempt in attempts)
-            rows.append(PeerStats(peer, link.control, now - link.last_seen, len(attempts), waiting))
+            rows.append(PeerStats(peer, line.control, now - line.last_seen, len(attempts), waiting))
         return tuple(rows)
+
+    def _link_stats(self, now: float) -> tuple[LinkStats, ...]:
+        return tuple(link.stats(now) for link in self._links.values())
 
     def _held_pages(self) -> int:
         return sum(attempt.pages for attempt in self._decode.held())
@@ -190,14 +221,10 @@ class DecodeConnector(Connector[DecodeTransfer]):
         return self._machine.census.count("aborting")
 
     def _say_goodbye(self) -> None:
-        for link in self._by_peer.values():
-            if link.stage is Stage.PAIRED:
-                bye = f.Goodbye(version=link.version, sender=self.incarnation, reason="decode is shutting down")
-                link.send(bye)
-
-    def _join_workers(self, deadline: float) -> bool:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        return super()._join_workers(deadline)
+        for peer, link in self._by_peer.items():
+            if (line := link.line(peer)) is not None:
+                bye = f.Goodbye(version=line.version, sender=self.incarnation, reason="decode is shutting down")
+                line.send(bye)
 
     def _at_end(self) -> None:
         for link in list(self._links.values()):

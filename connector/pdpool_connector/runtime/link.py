@@ -1,34 +1,31 @@
-"""Decode's connection to one prefill, from bootstrap address to paired process, and again when it ends.
+"""Decode's link to one prefill instance: from its bootstrap address to the ranks that serve this decode rank.
 
-A link asks the bootstrap registry (on a worker thread), connects to the control port, says hello, and is paired when
-prefill has answered. When the connection ends it starts over at once: the same process answering means that nothing was
-lost; another one, or none within the grace, is evidence that the old one is gone. Owner thread only.
+A link asks the bootstrap registry for the ranks, finds out which of them it has to do with, and connects to each; it is
+linked when all of these are paired. When one connection ends, it asks again at once: the same process answering means
+that nothing was lost; another one, or none within the grace, is evidence that the old one is gone, and says nothing of
+the other ranks, whose connections stay. Owner thread only.
 """
 
 import logging
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
-import zmq
-
+from pdpool_connector.layout.memory import LayoutError
+from pdpool_connector.layout.pairing import Writer
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.outcome import Cause
-from pdpool_connector.runtime.reactor import Call, Reactor
-from pdpool_connector.transport.address import parse_address
-from pdpool_connector.transport.bootstrap import BootstrapError, BootstrapInfo, ask_bootstrap
-from pdpool_connector.transport.control import BATCH, ControlLink
-from pdpool_connector.transport.drops import Drops
+from pdpool_connector.runtime.link_rank import Line
+from pdpool_connector.runtime.reactor import Reactor
+from pdpool_connector.runtime.stats import LinkStats
+from pdpool_connector.transport.bootstrap import BootstrapError, RankInfo
 
 log = logging.getLogger(__name__)
 
-ASK_S = 2.0
-"""Time for one question to a bootstrap registry."""
-HELLO_S = 3.0
-"""Time from hello to an answer before both are tried anew; prefill's engine connects meanwhile, and goes on with it."""
 GRACE_S = 1.0
 """A connection that ended is evidence of death unless the same process answers again within this time."""
 BACKOFF_FIRST_S = 0.05
@@ -37,233 +34,265 @@ OWED_S = 10.0
 """Pause between attempts to hear again of a process whose silence holds pages back; there is no end to these."""
 
 
+class Found(NamedTuple):
+    """A prefill rank that serves us, and as what."""
+
+    info: RankInfo
+    writer: Writer
+
+
 class LinkOwner(Protocol):
-    """What a link tells its connector."""
+    """What a link asks of its connector, and tells it."""
 
-    def link_paired(self, link: "Link", peer: str, version: int) -> None:
-        """`peer` is at the other end and has our memory."""
+    def find(self, prefill: str) -> "Future[Sequence[Found]]":
+        """Ask the registry; fails with BootstrapError, or with LayoutError when the instances do not fit."""
 
-    def link_lost(self, link: "Link", peer: str, message: str) -> None:
-        """There is evidence that the process that was paired is gone."""
+    def connect(self, link: "InstanceLink", found: Found, name: str) -> Line:
+        """Connect to a rank and say hello."""
 
-    def link_failed(self, link: "Link", cause: Cause, message: str) -> None:
-        """The address could not be paired; the link is closed, or, while it is owed something, tries on slowly."""
+    def link_paired(self, link: "InstanceLink", peer: str, version: int) -> None:
+        """One of its ranks is paired."""
 
-    def link_frame(self, link: "Link", frame: f.AttemptFrame) -> None:
-        """The paired process said something about an attempt."""
+    def link_whole(self, link: "InstanceLink", writers: Sequence[Found]) -> None:
+        """All of its ranks are paired."""
 
-    def link_wanted(self, link: "Link") -> bool:
+    def link_lost(self, link: "InstanceLink", peer: str, message: str) -> None:
+        """There is evidence that a rank that was paired is gone."""
+
+    def link_failed(self, link: "InstanceLink", cause: Cause, message: str) -> None:
+        """It could not be made whole; it is closed, or rests, or, while it is owed something, tries on slowly."""
+
+    def link_frame(self, frame: f.AttemptFrame) -> None:
+        """A paired rank said something about an attempt."""
+
+    def link_wanted(self, link: "InstanceLink") -> bool:
         """True while attempts wait for this address."""
 
-    def link_owed(self, link: "Link") -> bool:
-        """True while pages are held that only a word of the process there can free."""
+    def link_owed(self, link: "InstanceLink") -> bool:
+        """True while pages are held that only a word of a process there can free."""
 
 
 class Stage(Enum):
     """How far a link has come."""
 
     ASKING = "asking"
-    GREETING = "greeting"
-    PAIRED = "paired"
+    """The registry is asked."""
+    JOINING = "joining"
+    """The ranks are known, and not all of them are paired."""
+    LINKED = "linked"
     PAUSING = "pausing"
+    """Something failed, and is tried again soon."""
+    RESTING = "resting"
+    """Something failed, and nobody needs the ranks that are missing."""
     CLOSED = "closed"
 
 
-class Link:
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One rank that serves us. `known`: it was paired, and there is no evidence yet that it is gone."""
+
+    found: Found
+    line: Line | None = None
+    known: bool = False
+
+    @property
+    def paired(self) -> bool:
+        """Whether it can be spoken to."""
+        return self.line is not None and self.line.paired
+
+
+class InstanceLink:
     """See the module's docstring."""
 
-    def __init__(
-        self,
-        prefill: str,
-        hello: Callable[[], f.Hello],
-        owner: LinkOwner,
-        *,
-        filtered: Callable[[f.Frame, Call], None],
-        reactor: Reactor,
-        context: zmq.Context[Any],
-        pool: ThreadPoolExecutor,
-        drops: Drops,
-        networks: tuple[str, ...],
-        connect_s: float,
-    ) -> None:
+    def __init__(self, prefill: str, owner: LinkOwner, reactor: Reactor, *, connect_s: float) -> None:
         self.prefill = prefill
         self.stage = Stage.PAUSING
-        self.peer: str | None = None
-        self.version = f.VERSION_MIN
-        self.last_seen = time.monotonic()
-        self.control = ""
-        self._filtered = filtered
-        self._hello, self._owner, self._reactor, self._context = hello, owner, reactor, context
-        self._pool, self._drops, self._networks, self._connect_s = pool, drops, networks, connect_s
-        self._control: ControlLink | None = None
-        self._expected: str | None = None
+        self._owner, self._reactor, self._connect_s = owner, reactor, connect_s
+        self._seats: dict[str, Seat] = {}
+        self._failure = ""
+        self._failing_since = 0.0
         self._backoff = BACKOFF_FIRST_S
         self._slow = False
         self._give_up = time.monotonic() + connect_s
         self._ask()
 
     def hurry(self) -> None:
-        """Somebody waits for it again: do not sit out the long pause between attempts to hear of a lost process."""
-        if self._slow and self.stage is Stage.PAUSING:
+        """Somebody waits for it: say what is there, or go on at once where it rests or sits out a long pause."""
+        if self.stage is Stage.LINKED:
+            for peer, seat in self._seats.items():
+                assert seat.line is not None
+                self._owner.link_paired(self, peer, seat.line.version)
+            self._owner.link_whole(self, [seat.found for seat in self._seats.values()])
+        elif self.stage is Stage.RESTING or (self._slow and self.stage is Stage.PAUSING):
             self._slow = False
             self._backoff = BACKOFF_FIRST_S
             self._give_up = time.monotonic() + self._connect_s
-            self._reactor.cancel(("pause", self))
             self._ask()
 
-    def send(self, frame: f.Frame) -> None:
-        """Send to the paired process; dropped and counted when there is none."""
-        if self._control is None:
-            self._drops.note("unsent", f"{type(frame).__name__}: no connection to {self.prefill}")
-        else:
-            self._control.send(frame)
+    def line(self, peer: str) -> Line | None:
+        """The connection to a paired rank; None when there is none."""
+        seat = self._seats.get(peer)
+        return seat.line if seat is not None and seat.paired else None
+
+    def stats(self, now: float) -> LinkStats:
+        """For `ConnectorStats`."""
+        missing = tuple(sorted(seat.found.info.rank for seat in self._seats.values() if not seat.paired))
+        failing_s = now - self._failing_since if self._failure else None
+        return LinkStats(self.prefill, self.stage.value, missing, self._failure, failing_s)
 
     def close(self) -> None:
         """Close for good."""
         self.stage = Stage.CLOSED
-        for timer in ("pause", "hello", "grace"):
-            self._reactor.cancel((timer, self))
-        self._disconnect()
+        self._reactor.cancel(("pause", self))
+        for seat in self._seats.values():
+            self._reactor.cancel(("grace", seat))
+            if seat.line is not None:
+                seat.line.close()
+        self._seats.clear()
+
+    # --- The registry's answer ---
 
     def _ask(self) -> None:
+        self._reactor.cancel(("pause", self))
         self.stage = Stage.ASKING
-        future = self._pool.submit(ask_bootstrap, self.prefill, self._networks, ASK_S)
-        future.add_done_callback(lambda done: self._reactor.post(partial(self._on_answer, done)))
+        self._owner.find(self.prefill).add_done_callback(
+            lambda done: self._reactor.post(partial(self._on_answer, done))
+        )
 
-    def _on_answer(self, answer: "Future[BootstrapInfo]") -> None:
+    def _on_answer(self, answer: "Future[Sequence[Found]]") -> None:
         if self.stage is not Stage.ASKING or answer.cancelled():
             return
         error = answer.exception()
         if isinstance(error, BootstrapError):
             self._again(str(error), final=Cause.REFUSED if error.final else None)
+        elif isinstance(error, LayoutError):
+            self._again(f"prefill {self.prefill} cannot be paired: {error}", final=Cause.INVALID)
         elif error is not None:
             self._again(f"bootstrap {self.prefill}: {type(error).__name__}: {error}")
+        elif (misfit := _misfit(answer.result())) is not None:
+            self._again(f"prefill {self.prefill} cannot be paired: {misfit}", final=Cause.INVALID)
         else:
-            self._connect(answer.result())
+            self._join(answer.result())
 
-    def _connect(self, info: BootstrapInfo) -> None:
-        oldest, newest = info.protocol
-        if newest < f.VERSION_MIN or oldest > f.VERSION_MAX:
-            ours = f"{f.VERSION_MIN}..{f.VERSION_MAX}"
-            self._fail(Cause.INVALID, f"protocol version is {oldest}..{newest} at prefill and {ours} at decode")
+    def _join(self, found: Sequence[Found]) -> None:
+        self.stage = Stage.JOINING
+        serving = {one.info.incarnation: one for one in found}
+        for peer in [peer for peer in self._seats if peer not in serving]:
+            self._lose(peer, f"{self._name(self._seats[peer].found)} was restarted")
+        for peer, one in serving.items():
+            seat = self._seats.setdefault(peer, Seat(one))
+            seat.found = one
+            if seat.line is None:
+                seat.line = self._owner.connect(self, one, self._name(one))
+        self._check_whole()
+
+    def _check_whole(self) -> None:
+        if self.stage is Stage.JOINING and all(seat.paired for seat in self._seats.values()):
+            self.stage = Stage.LINKED
+            self._slow = False
+            self._backoff = BACKOFF_FIRST_S
+            self._failure = ""
+            self._owner.link_whole(self, [seat.found for seat in self._seats.values()])
+
+    # --- What the lines tell ---
+
+    def line_paired(self, peer: str) -> None:
+        """See `LineOwner`."""
+        seat = self._seats[peer]
+        assert seat.line is not None
+        seat.known = True
+        self._reactor.cancel(("grace", seat))
+        self._owner.link_paired(self, peer, seat.line.version)
+        self._check_whole()
+
+    def line_frame(self, frame: f.AttemptFrame) -> None:
+        """See `LineOwner`."""
+        self._owner.link_frame(frame)
+
+    def line_ended(self, peer: str, message: str, *, paired: bool) -> None:
+        """See `LineOwner`."""
+        seat = self._seats[peer]
+        seat.line = None
+        if not paired:
+            self._again(message)
             return
-        if len(info.ranks) != 1:
-            self._fail(Cause.INVALID, f"prefill {self.prefill} has {len(info.ranks)} ranks; this version speaks to one")
-            return
-        if self.peer is not None and self.peer != info.incarnation:
-            self._lose(f"prefill {self.prefill} was restarted")
-        self._expected = info.incarnation
-        self.stage = Stage.GREETING
-        self.control = info.ranks[0].control
-        self._control = ControlLink(self._context, parse_address(self.control), self._drops)
-        self._reactor.watch(self._control.socket, self._on_readable)
-        self._reactor.watch(self._control.monitor, self._on_readable)
-        hello = self._hello()
-        self._filtered(hello, partial(self._greet, hello, self._control))
-        self._reactor.at(("hello", self), time.monotonic() + HELLO_S, self._on_hello_over)
-
-    def _greet(self, hello: f.Hello, control: ControlLink) -> None:
-        if self._control is control:
-            control.send(hello)
-
-    def _on_hello_over(self) -> None:
-        self._disconnect()
-        self._again(f"prefill {self.prefill} did not answer hello within {HELLO_S} s")
-
-    def _on_readable(self) -> None:
-        control = self._control
-        if control is None:
-            return
-        received = 0
-        for frame in control.receive():
-            received += 1
-            self._on_frame(frame)
-            if self._control is not control:
-                return
-        if received < BATCH and control.ended():
-            self._on_ended()
-
-    def _on_frame(self, frame: f.AnyFrame) -> None:
-        self.last_seen = time.monotonic()
-        if frame.sender != self._expected:
-            self._drops.note("stranger", f"{type(frame).__name__} from {frame.sender[:8]}, not from {self.prefill}")
-        elif isinstance(frame, f.HelloOk):
-            self._on_welcome(frame)
-        elif isinstance(frame, f.HelloRefused):
-            self._disconnect()
-            final = None if frame.retry else Cause.INVALID
-            self._again(f"prefill {self.prefill} refused to pair: {frame.reason}", final=final)
-        elif isinstance(frame, f.Goodbye):
-            self._disconnect()
-            self._lose(f"prefill {self.prefill} has shut down: {frame.reason}")
-            self._again(f"prefill {self.prefill} has shut down")
-        elif isinstance(frame, f.AttemptFrame) and self.stage is Stage.PAIRED:
-            self._owner.link_frame(self, frame)
-        else:
-            self._drops.note("direction", f"{type(frame).__name__} is not for decode now")
-
-    def _on_welcome(self, frame: f.HelloOk) -> None:
-        if self.stage is not Stage.GREETING:
-            return
-        self.stage = Stage.PAIRED
-        self.peer, self.version = frame.sender, frame.version
-        self._backoff = BACKOFF_FIRST_S
-        self._reactor.cancel(("hello", self))
-        self._reactor.cancel(("grace", self))
-        self._owner.link_paired(self, frame.sender, frame.version)
-
-    def _on_ended(self) -> None:
-        was_paired = self.stage is Stage.PAIRED
-        self._disconnect()
-        if not was_paired:
-            self._again(f"prefill {self.prefill} closed the control connection before it was paired")
-            return
-        message = f"the connection to prefill {self.prefill} ended, and the same process did not answer again"
-        self._reactor.at(("grace", self), time.monotonic() + GRACE_S, partial(self._on_grace_over, message))
+        lost = f"{message}, and the same process did not answer again"
+        self._reactor.at(("grace", seat), time.monotonic() + GRACE_S, partial(self._on_grace_over, peer, lost))
         self._give_up = time.monotonic() + self._connect_s
-        self._ask()
+        if self.stage is not Stage.ASKING:
+            self._ask()
 
-    def _on_grace_over(self, message: str) -> None:
-        self._lose(message)
-        if not self._owner.link_wanted(self) and not self._owner.link_owed(self):
-            self._fail(Cause.PEER_LOST, message)
+    def line_refused(self, peer: str, message: str, *, retry: bool) -> None:
+        """See `LineOwner`."""
+        self._seats[peer].line = None
+        self._again(message, final=None if retry else Cause.INVALID)
 
-    def _lose(self, message: str) -> None:
-        self._reactor.cancel(("grace", self))
-        peer, self.peer = self.peer, None
+    def line_left(self, peer: str, message: str) -> None:
+        """See `LineOwner`."""
+        self._lose(peer, message)
+        self._again(message)
+
+    # --- Failures ---
+
+    def _on_grace_over(self, peer: str, message: str) -> None:
+        self._lose(peer, message)
+        self._again(message)
+
+    def _lose(self, peer: str, message: str) -> None:
+        """A rank has no seat any more; the connector is told if it had been paired."""
+        seat = self._seats.pop(peer)
+        self._reactor.cancel(("grace", seat))
+        if seat.line is not None:
+            seat.line.close()
         self._give_up = time.monotonic() + self._connect_s
-        if peer is not None:
+        if seat.known:
             log.warning("%s", message)
             self._owner.link_lost(self, peer, message)
 
     def _again(self, message: str, *, final: Cause | None = None) -> None:
         """Try once more after a pause, unless that is pointless (`final`), too late, or nobody wants it any more."""
         now = time.monotonic()
-        wanted = self.peer is not None or self._owner.link_wanted(self)
-        self.stage = Stage.PAUSING
-        if final is None and wanted and now < self._give_up:
+        self._note_failure(message, now)
+        coming_back = any(seat.known and not seat.paired for seat in self._seats.values())
+        if final is None and now < self._give_up and (coming_back or self._owner.link_wanted(self)):
+            self.stage = Stage.PAUSING
             self._reactor.at(("pause", self), now + self._backoff, self._ask)
             self._backoff = min(2 * self._backoff, BACKOFF_MAX_S)
-        elif self._owner.link_owed(self):
-            if self.peer is not None:
-                self._lose(message)
-            self._owner.link_failed(self, final or Cause.PEER_LOST, message)
-            self._slow = True
-            self._give_up = now + OWED_S + self._connect_s
-            self._reactor.at(("pause", self), now + OWED_S, self._ask)
         else:
             self._fail(final or Cause.PEER_LOST, message)
 
     def _fail(self, cause: Cause, message: str) -> None:
-        if self.peer is not None:
-            self._lose(message)
-        self.close()
+        """Give up on the ranks that are missing; those that are there stay, for they may have something to say."""
+        for peer in [peer for peer, seat in self._seats.items() if not seat.paired]:
+            self._lose(peer, message)
+        self._reactor.cancel(("pause", self))
+        if self._owner.link_owed(self):
+            self.stage = Stage.PAUSING
+            self._slow = True
+            now = time.monotonic()
+            self._give_up = now + OWED_S + self._connect_s
+            self._reactor.at(("pause", self), now + OWED_S, self._ask)
+        elif self._seats:
+            self.stage = Stage.RESTING
+        else:
+            self.close()
         self._owner.link_failed(self, cause, message)
 
-    def _disconnect(self) -> None:
-        self._reactor.cancel(("hello", self))
-        if self._control is not None:
-            self._reactor.unwatch(self._control.socket)
-            self._reactor.unwatch(self._control.monitor)
-            self._control.close()
-            self._control = None
+    def _note_failure(self, message: str, now: float) -> None:
+        if not self._failure:
+            self._failing_since = now
+            log.warning("prefill %s is not linked: %s", self.prefill, message)
+        self._failure = message
+
+    def _name(self, found: Found) -> str:
+        return f"rank {found.info.rank} of prefill {self.prefill}"
+
+
+def _misfit(found: Sequence[Found]) -> str | None:
+    """Why these ranks cannot be spoken to, found out before they are."""
+    for info, _ in found:
+        oldest, newest = info.protocol
+        if newest < f.VERSION_MIN or oldest > f.VERSION_MAX:
+            ours = f"{f.VERSION_MIN}..{f.VERSION_MAX}"
+            return f"protocol version is {oldest}..{newest} at rank {info.rank} of prefill and {ours} at decode"
+    return None

@@ -3,10 +3,9 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-import msgspec
 from prometheus_client import CollectorRegistry
 
 from pdpool_connector.engines.base import EngineError, IncompatiblePeerError
@@ -28,13 +27,15 @@ from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.states import PrefillState as S
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
-from pdpool_connector.runtime.stats import PeerStats
+from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import PrefillTransfer, check_request
 from pdpool_connector.runtime.worker import PeerWorker
 from pdpool_connector.transport.address import Address
-from pdpool_connector.transport.bootstrap import BOOTSTRAP_PATH, BootstrapInfo, RankInfo
+from pdpool_connector.transport.bootstrap import BootstrapClient, RankInfo, Refusal, Registration
 from pdpool_connector.transport.control import Arrival
 from pdpool_connector.transport.http import HttpServer, Page
+from pdpool_connector.transport.lease import LeaseKeeper
+from pdpool_connector.transport.registry import Registry, RegistryEndpoint
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ class Peer:
     present: bool = True
     """Its connection has not ended for longer than the grace."""
     refusal: str = ""
+    kv: bool = True
+    """It wants pages from us; otherwise the aux row at most."""
 
 
 class PrefillConnector(Connector[PrefillTransfer]):
@@ -77,11 +80,17 @@ class PrefillConnector(Connector[PrefillTransfer]):
         self._peers: dict[str, Peer] = {}
         self._by_connection: dict[int, Peer] = {}
         self._writes: dict[f.AttemptId, set[int]] = {}
+        self._ranks: Registry | None = None
+        self._lease: LeaseKeeper | None = None
+        if config.rank > 0 and config.registry is None:
+            raise ValueError(f"registry is missing: rank {config.rank} has to register at that of rank 0")
         super().__init__(config, memory, on_change, registry)
 
     @property
     def bootstrap_address(self) -> str:
-        """Address of the bootstrap registry, "host:port": what decode is given."""
+        """Address of the instance's bootstrap registry, "host:port": what decode is given."""
+        if self.config.rank > 0:
+            return self._registry_address()
         return str(Address(self.config.advertise_host, self._bootstrap_port))
 
     def open(self, room: int, request_id: str, *, sibling: int = 0, deadline_s: float | None = None) -> PrefillTransfer:
@@ -103,27 +112,32 @@ class PrefillConnector(Connector[PrefillTransfer]):
         return self._prefill
 
     def _serve_more(self, http: HttpServer) -> None:
-        pages = {
-            BOOTSTRAP_PATH: Page("application/json", lambda: msgspec.json.encode(self._bootstrap_info())),
-            "/health": Page("text/plain", lambda: b"ok\n"),
-        }
-        self._bootstrap_port = http.serve(self.config.bootstrap_port, pages)
-
-    def _bootstrap_info(self) -> BootstrapInfo:
-        memory = self.memory
-        return BootstrapInfo(
-            protocol=(f.VERSION_MIN, f.VERSION_MAX),
+        own = RankInfo(
+            rank=self.config.rank,
             incarnation=self.incarnation,
-            ranks=(RankInfo(rank=self.config.rank, control=self.control_address),),
-            geometry={
-                "model": memory.model,
-                "dtype": memory.dtype,
-                "page_tokens": memory.page_tokens,
-                "layers": memory.layers,
-                "kv_heads": memory.kv_heads,
-                "head_dim": memory.head_dim,
-            },
+            control=self.control_address,
+            part=self._instance[self.config.rank],
+            direction=self.config.direction,
+            protocol=(f.VERSION_MIN, f.VERSION_MAX),
         )
+        if self.config.rank > 0:
+            client = BootstrapClient(self.config.allowed_networks)
+            self._lease = LeaseKeeper(
+                client, self._registry_address(), Registration(info=own, ranks=len(self._instance))
+            )
+            http.submit(self._lease.run())
+            return
+        self._ranks = Registry(self._instance, own)
+        endpoint = RegistryEndpoint(self._ranks, self.config.allowed_networks, self._on_registration_refused)
+        pages = {"/health": Page("text/plain", lambda: b"ok\n")}
+        self._bootstrap_port = http.serve(self.config.bootstrap_port, pages, endpoint.handlers())
+
+    def _registry_address(self) -> str:
+        assert self.config.registry is not None
+        return self.config.registry
+
+    def _on_registration_refused(self, why: str) -> None:
+        self._reactor.post(lambda: self._drops.note("registration", why))
 
     # --- What comes in ---
 
@@ -189,6 +203,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
             gone=lambda: self._reactor.post(partial(self._on_worker_gone, incarnation)),
         )
         peer = Peer(incarnation, hello.address, version, arrival.route, arrival.connection, worker, time.monotonic())
+        peer.kv = hello.kv
         self._peers[incarnation] = peer
         self._by_connection[arrival.connection] = peer
 
@@ -276,7 +291,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
                 self._reactor.post(partial(self._drive, gone))
                 return
             self._writes.setdefault(effect.attempt, set()).add(effect.write)
-            peer.worker.submit(effect)
+            peer.worker.submit(effect if peer.kv else replace(effect, source=b"", target=b""))
         elif isinstance(effect, StopWriting) and (peer := self._peers.get(effect.peer)) is not None:
             peer.worker.stop(self._writes.get(effect.attempt, set()))
 
@@ -300,6 +315,19 @@ class PrefillConnector(Connector[PrefillTransfer]):
             waiting = sum(exchange.state in (S.PARKED, S.READY) for exchange in exchanges)
             rows.append(PeerStats(peer.incarnation, peer.address, now - peer.last_seen, len(exchanges), waiting))
         return tuple(rows)
+
+    def _link_stats(self, now: float) -> tuple[LinkStats, ...]:
+        if self._lease is not None:
+            failure = self._lease.failure
+            state = "registering" if failure else "registered"
+            since = now - self._lease.since if failure else None
+            return (LinkStats(self._lease.registry, state, (), failure, since),)
+        if self._ranks is None:
+            return ()
+        answer = self._ranks.ranks()
+        if isinstance(answer, Refusal):
+            return (LinkStats(self.bootstrap_address, "incomplete", answer.missing, answer.error, None),)
+        return (LinkStats(self.bootstrap_address, "whole", (), "", None),)
 
     def _held_pages(self) -> int:
         return sum(exchange.pages for exchange in self._prefill.held())

@@ -25,6 +25,21 @@ class PeerStats:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkStats:
+    """What this connector has to reach: at decode a prefill instance, at prefill its own, each by its registry.
+
+    `missing`: ranks that are known to be missing. `failure`: what went wrong last, "" when all is well; `failing_s`:
+    for how long (None: all is well).
+    """
+
+    address: str
+    state: str
+    missing: tuple[int, ...]
+    failure: str
+    failing_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectorStats:
     """State of one connector at one moment; all times in seconds, sizes in bytes, totals since the process began."""
 
@@ -47,6 +62,7 @@ class ConnectorStats:
     tombstones: int
     faults: int
     peers: tuple[PeerStats, ...]
+    links: tuple[LinkStats, ...]
 
     @property
     def drained(self) -> bool:

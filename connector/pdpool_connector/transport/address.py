@@ -2,7 +2,6 @@
 
 import ipaddress
 import re
-import socket
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -48,15 +47,19 @@ def _is_host(text: str) -> bool:
     return True
 
 
-def resolve_allowed(address: Address, networks: Sequence[str]) -> Address:
-    """Look the host up and return the first IP that lies in an allowed network; it alone is to be contacted.
+def pick_allowed(address: Address, ips: Sequence[str], networks: Sequence[str]) -> Address:
+    """The first of the addresses that a host has which lies in an allowed network; it alone is to be contacted.
 
-    Blocks for as long as the resolver does. Raises AddressError when nothing allowed is found, OSError from the lookup.
+    Raises AddressError when there is none.
     """
-    allowed = [ipaddress.ip_network(network) for network in networks]
-    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    ips = [str(entry[4][0]) for entry in found]
     for ip in ips:
-        if any(ipaddress.ip_address(ip.partition("%")[0]) in network for network in allowed):
+        if is_allowed(ip, networks):
             return Address(ip, address.port)
     raise AddressError(f"{address} ({', '.join(ips)}) is in none of the allowed networks {', '.join(networks)}")
+
+
+def is_allowed(ip: str, networks: Sequence[str]) -> bool:
+    """Whether an IP address lies in one of the CIDR blocks."""
+    plain = ipaddress.ip_address(ip.partition("%")[0])
+    mapped = plain.ipv4_mapped if isinstance(plain, ipaddress.IPv6Address) else None
+    return any((mapped or plain) in ipaddress.ip_network(network) for network in networks)

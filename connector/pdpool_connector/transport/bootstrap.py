@@ -1,36 +1,74 @@
-"""The bootstrap registry: prefill tells over HTTP who it is and where its ranks listen; decode asks.
+"""What is said to a bootstrap registry, and asked of it: the ranks of a prefill instance, over HTTP, in JSON.
 
-`GET /pdpool/v1/bootstrap` answers with a `BootstrapInfo` as JSON.
+`GET /pdpool/v1/bootstrap` answers with a `BootstrapInfo`, or with status 503 and a `Refusal` while ranks are missing.
+`PUT /pdpool/v1/bootstrap/ranks` takes a `Registration` and answers with a `Lease`.
 """
 
-import http.client
-import time
+import asyncio
 from collections.abc import Sequence
+from typing import Annotated, Final, Literal, TypeVar
 
+import aiohttp
 import msgspec
 
+from pdpool_connector.layout.pairing import MAX_RANKS, Part
 from pdpool_connector.protocol.frames import Incarnation
-from pdpool_connector.transport.address import Address, AddressError, parse_address, resolve_allowed
+from pdpool_connector.transport.address import AddressError, parse_address
+from pdpool_connector.transport.resolve import Resolver
 
-BOOTSTRAP_PATH = "/pdpool/v1/bootstrap"
-MAX_INFO_BYTES = 64 * 1024
-"""Room for some hundred ranks; more is not read."""
+BOOTSTRAP_PATH: Final = "/pdpool/v1/bootstrap"
+RANKS_PATH: Final = BOOTSTRAP_PATH + "/ranks"
+MAX_INFO_BYTES: Final = 512 * 1024
+"""Room for `MAX_RANKS` ranks; more is not read."""
+
+Direction = Literal["write", "read"]
+Version = Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
 
 
-class RankInfo(msgspec.Struct, frozen=True):
-    """One rank of a prefill instance: its number and its control channel's "host:port"."""
+class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of a prefill instance.
 
-    rank: int
-    control: str
+    incarnation: of its process. control: "host:port" of its control channel. part: what of the model it holds.
+    direction: who moves the bytes, prefill ("write") or decode ("read"). protocol: versions [oldest, newest].
+    """
+
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
+    incarnation: Incarnation
+    control: Annotated[str, msgspec.Meta(max_length=300)]
+    part: Part
+    direction: Direction
+    protocol: tuple[Version, Version]
 
 
 class BootstrapInfo(msgspec.Struct, frozen=True):
-    """A prefill process: versions [oldest, newest], incarnation, ranks, and its geometry for people to read."""
+    """A prefill instance: all its ranks, in order."""
 
-    protocol: tuple[int, int]
-    incarnation: Incarnation
-    ranks: tuple[RankInfo, ...]
-    geometry: dict[str, int | str]
+    ranks: Annotated[tuple[RankInfo, ...], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]
+
+    def __post_init__(self) -> None:
+        numbers = [info.rank for info in self.ranks]
+        if numbers != list(range(len(numbers))):
+            raise ValueError(f"ranks are numbered {numbers[:16]}, must be 0 to {len(numbers) - 1} in order")
+
+
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank says of itself to the registry of its instance, which has `ranks` ranks."""
+
+    info: RankInfo
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """The registry's answer to a registration: it holds for `lease_s` seconds unless it is renewed."""
+
+    lease_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why the registry does not do as asked; `missing` are the ranks without which there is nothing to give."""
+
+    error: Annotated[str, msgspec.Meta(max_length=4096)]
+    missing: tuple[int, ...] = ()
 
 
 class BootstrapError(Exception):
@@ -41,53 +79,94 @@ class BootstrapError(Exception):
         self.final = final
 
 
-_decoder = msgspec.json.Decoder(BootstrapInfo)
+_infos = msgspec.json.Decoder(BootstrapInfo)
+_leases = msgspec.json.Decoder(Lease)
+_refusals = msgspec.json.Decoder(Refusal)
+Answer = TypeVar("Answer")
 
 
-def ask_bootstrap(prefill: str, networks: Sequence[str], timeout_s: float) -> BootstrapInfo:
-    """Ask the registry at `prefill` ("host:port"), and check that it and its control channels may be contacted.
+def decode_json(decoder: msgspec.json.Decoder[Answer], body: bytes) -> Answer:
+    """Decode what a stranger sent. Raises msgspec.DecodeError, and nothing else."""
+    try:
+        return decoder.decode(body)
+    except (UnicodeDecodeError, RecursionError) as error:  # msgspec lets these through
+        raise msgspec.DecodeError(str(error)) from None
 
-    The control addresses in the answer are IP addresses: those that were checked.
 
-    Blocks for about `timeout_s` at most (name lookup apart): for worker threads. Raises BootstrapError.
+class BootstrapClient:
+    """Talks to registries. Its coroutines run on one loop, each for its own address: a silent one delays no other.
+
+    networks: CIDR blocks in which a registry and the control channels that it names must lie.
     """
-    deadline = time.monotonic() + timeout_s
+
+    def __init__(self, networks: Sequence[str]) -> None:
+        self._resolver = Resolver(networks)
+
+    async def ask(self, prefill: str, timeout_s: float) -> BootstrapInfo:
+        """Ask the registry at `prefill` ("host:port") for its ranks, within `timeout_s`.
+
+        The control addresses in the answer are IP addresses: those that were checked. Raises BootstrapError.
+        """
+        info = await self._call(prefill, "GET", BOOTSTRAP_PATH, b"", _infos, timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                ranks = [
+                    msgspec.structs.replace(rank, control=await self._checked(rank.control)) for rank in info.ranks
+                ]
+        except AddressError as error:
+            raise BootstrapError(f"bootstrap {prefill}: {error}", final=True) from None
+        except OSError as error:
+            raise BootstrapError(f"bootstrap {prefill} names a control channel that cannot be found: {error}") from None
+        return BootstrapInfo(tuple(ranks))
+
+    async def register(self, registry: str, registration: Registration, timeout_s: float) -> float:
+        """Register with, or renew at, `registry` ("host:port"); return the lease in seconds. Raises BootstrapError."""
+        body = msgspec.json.encode(registration)
+        lease = await self._call(registry, "PUT", RANKS_PATH, body, _leases, timeout_s)
+        return lease.lease_s
+
+    async def _checked(self, control: str) -> str:
+        return str(await self._resolver.resolve(parse_address(control)))
+
+    async def _call(
+        self, where: str, method: str, path: str, body: bytes, answers: msgspec.json.Decoder[Answer], timeout_s: float
+    ) -> Answer:
+        try:
+            async with asyncio.timeout(timeout_s):
+                target = await self._resolver.resolve(parse_address(where))
+                status, answer = await _exchange(method, f"http://{target}{path}", body)
+            if status != 200:
+                raise BootstrapError(f"bootstrap {where} {_why(status, answer)}")
+            return decode_json(answers, answer)
+        except AddressError as error:
+            raise BootstrapError(f"bootstrap {where}: {error}", final=True) from None
+        except msgspec.DecodeError as error:
+            raise BootstrapError(f"bootstrap {where} answered with something else: {error}") from None
+        except TimeoutError:
+            raise BootstrapError(f"bootstrap {where} cannot be reached: no answer within {timeout_s} s") from None
+        except (OSError, aiohttp.ClientError) as error:
+            raise BootstrapError(f"bootstrap {where} cannot be reached: {error or type(error).__name__}") from None
+
+
+async def _exchange(method: str, url: str, body: bytes) -> tuple[int, bytes]:
+    """One request on a connection of its own; no redirect is followed, for it could lead anywhere."""
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with (
+        aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
+        ) as session,
+        session.request(method, url, data=body, allow_redirects=False) as response,
+    ):
+        answer = b""
+        while piece := await response.content.read(MAX_INFO_BYTES):
+            answer += piece
+            if len(answer) > MAX_INFO_BYTES:
+                raise aiohttp.ClientPayloadError(f"more than {MAX_INFO_BYTES} bytes")
+        return response.status, answer
+
+
+def _why(status: int, answer: bytes) -> str:
     try:
-        target = resolve_allowed(parse_address(prefill), networks)
-        info = _decoder.decode(_get(target, deadline))
-        ranks = tuple(
-            RankInfo(rank.rank, str(resolve_allowed(parse_address(rank.control), networks))) for rank in info.ranks
-        )
-    except AddressError as error:
-        raise BootstrapError(f"bootstrap {prefill}: {error}", final=True) from None
-    except msgspec.DecodeError as error:
-        raise BootstrapError(f"bootstrap {prefill} answered with something else: {error}") from None
-    except (OSError, http.client.HTTPException) as error:
-        raise BootstrapError(f"bootstrap {prefill} cannot be reached: {error or type(error).__name__}") from None
-    return msgspec.structs.replace(info, ranks=ranks)
-
-
-def _get(target: Address, deadline: float) -> bytes:
-    connection = http.client.HTTPConnection(target.host, target.port, timeout=_left(deadline))
-    try:
-        connection.request("GET", BOOTSTRAP_PATH)
-        response = connection.getresponse()
-        if response.status != http.client.OK:
-            raise http.client.HTTPException(f"HTTP status {response.status}")
-        body = b""
-        # Piece by piece, because a socket's timeout starts anew with every byte of a slow answer.
-        while (piece := response.read1(MAX_INFO_BYTES)) and len(body) <= MAX_INFO_BYTES:
-            body += piece
-            _left(deadline)
-    finally:
-        connection.close()
-    if len(body) > MAX_INFO_BYTES:
-        raise http.client.HTTPException(f"more than {MAX_INFO_BYTES} bytes")
-    return body
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("no answer in time")
-    return left
+        return f"answered: {decode_json(_refusals, answer).error}"
+    except msgspec.DecodeError:
+        return f"answered with HTTP status {status}"

@@ -1,26 +1,52 @@
-"""Small read-only HTTP servers in a thread of their own: bootstrap registry and admin endpoint."""
+"""HTTP in a thread of its own: serves the bootstrap registry and the admin endpoint, and asks others."""
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 from aiohttp import web
 
 START_S = 5.0
 """How long binding a port may take."""
+BODY_S = 5.0
+"""How long the body of a request may take to arrive."""
+MAX_BODY_BYTES = 16 * 1024
+"""Of a request; a longer one is refused with status 413."""
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a path answers: called in the server's thread for each request, so it must not block."""
+    """What GET of a path answers: called in the server's thread for each request, so it must not block."""
 
     content_type: str
     body: Callable[[], bytes]
 
 
+class Asked(NamedTuple):
+    """A request that is more than a page to read: its whole body, and the IP address that it came from."""
+
+    body: bytes
+    remote: str
+
+
+class Reply(NamedTuple):
+    """An HTTP status, and a body of JSON."""
+
+    status: int
+    body: bytes
+
+
+Handler = Callable[[Asked], Reply]
+"""Called in the server's thread, so it must not block."""
+
+
 class HttpServer:
-    """Serves GET for fixed paths, one set of them on each port; other paths answer 404."""
+    """Serves a set of paths on each port; other paths answer 404, other methods 405. Runs coroutines beside that."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -29,10 +55,16 @@ class HttpServer:
         self._runners: list[web.AppRunner] = []
         self._thread.start()
 
-    def serve(self, port: int, pages: Mapping[str, Page]) -> int:
-        """Listen on `port` (0 = any) and return it. Raises OSError when it cannot be bound."""
-        future = asyncio.run_coroutine_threadsafe(self._serve(port, pages), self._loop)
+    def serve(
+        self, port: int, pages: Mapping[str, Page], handlers: Mapping[tuple[str, str], Handler] | None = None
+    ) -> int:
+        """Listen on `port` (0 = any) and return it; `handlers` by method and path. Raises OSError if it cannot bind."""
+        future = asyncio.run_coroutine_threadsafe(self._serve(port, pages, handlers or {}), self._loop)
         return future.result(START_S)
+
+    def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run a coroutine in the server's thread, from any thread; `close` cancels it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
         """Stop listening and end the thread."""
@@ -47,10 +79,12 @@ class HttpServer:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    async def _serve(self, port: int, pages: Mapping[str, Page]) -> int:
-        app = web.Application()
+    async def _serve(self, port: int, pages: Mapping[str, Page], handlers: Mapping[tuple[str, str], Handler]) -> int:
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
         for path, page in pages.items():
-            app.router.add_get(path, _handler(page))
+            app.router.add_get(path, _show(page))
+        for (method, path), handler in handlers.items():
+            app.router.add_route(method, path, _handle(handler))
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         await runner.setup()
         self._runners.append(runner)
@@ -68,11 +102,28 @@ class HttpServer:
             await asyncio.sleep(0)
         for runner in self._runners:
             await runner.cleanup()
+        rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
         await asyncio.sleep(0)
 
 
-def _handler(page: Page) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _show(page: Page) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=page.body(), headers={"Content-Type": page.content_type})
+
+    return answer
+
+
+def _handle(handler: Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(request: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(BODY_S):
+                body = await request.read()
+        except TimeoutError:
+            raise web.HTTPRequestTimeout from None
+        reply = handler(Asked(body, request.remote or ""))
+        return web.Response(status=reply.status, body=reply.body, headers={"Content-Type": "application/json"})
 
     return answer

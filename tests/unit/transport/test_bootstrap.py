@@ -1,5 +1,6 @@
 """Asking a bootstrap registry: answers, wrong answers, none, and who may be asked at all."""
 
+import asyncio
 import http.server
 import socket
 import threading
@@ -8,17 +9,38 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
-from pdpool_connector.transport.address import Address, AddressError, parse_address, resolve_allowed
-from pdpool_connector.transport.bootstrap import BOOTSTRAP_PATH, BootstrapError, BootstrapInfo, RankInfo, ask_bootstrap
-from pdpool_connector.transport.http import HttpServer, Page
+from pdpool_connector.layout.pairing import shard_model
+from pdpool_connector.transport import resolve
+from pdpool_connector.transport.address import Address, AddressError, is_allowed, parse_address
+from pdpool_connector.transport.bootstrap import (
+    BOOTSTRAP_PATH,
+    MAX_INFO_BYTES,
+    BootstrapClient,
+    BootstrapError,
+    BootstrapInfo,
+    RankInfo,
+)
+from pdpool_connector.transport.http import Asked, HttpServer, Page, Reply
+from pdpool_connector.transport.resolve import Resolver
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
-INFO = BootstrapInfo(
-    protocol=(1, 1),
+RANK = RankInfo(
+    rank=0,
     incarnation="a" * 32,
-    ranks=(RankInfo(rank=0, control="127.0.0.1:8999"),),
-    geometry={"model": "m", "layers": 2},
+    control="127.0.0.1:8999",
+    part=shard_model([2], 4)[0],
+    direction="write",
+    protocol=(1, 1),
 )
+INFO = BootstrapInfo((RANK,))
+
+
+def ask_bootstrap(prefill: str, networks: tuple[str, ...], timeout_s: float) -> BootstrapInfo:
+    return asyncio.run(BootstrapClient(networks).ask(prefill, timeout_s))
+
+
+def resolve_allowed(address: Address, networks: tuple[str, ...]) -> Address:
+    return asyncio.run(Resolver(networks).resolve(address))
 
 
 @pytest.fixture
@@ -42,8 +64,23 @@ def test_an_answer_comes_back_as_it_was_given(serve) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{}", b"[]", b"<html>", msgspec.json.encode(INFO).replace(b"a" * 32, b"a" * 31), b"x" * 100_000],
-    ids=["empty", "object", "list", "html", "incarnation", "huge"],
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"<html>",
+        b'{"ranks":[]}',
+        b'{"ranks":' + b"[" * 100_000,
+        b'{"other":"\xff\xfe"}',
+        msgspec.json.encode(INFO).replace(b"a" * 32, b"a" * 31),
+        msgspec.json.encode(INFO).replace(b'"rank":0', b'"rank":1'),
+        msgspec.json.encode(INFO).replace(b'"layers":2', b'"layers":3'),
+        b"x" * (MAX_INFO_BYTES + 1),
+    ],
+    ids=[
+        *("empty", "object", "list", "html", "no ranks", "deep", "no text"),
+        *("incarnation", "numbering", "part", "huge"),
+    ],
 )
 def test_a_wrong_answer_is_worth_another_try(serve, body: bytes) -> None:
     with pytest.raises(BootstrapError) as caught:
@@ -54,6 +91,40 @@ def test_a_wrong_answer_is_worth_another_try(serve, body: bytes) -> None:
 def test_another_http_server_is_no_registry(serve) -> None:
     with pytest.raises(BootstrapError, match="404"):
         ask_bootstrap(serve(b"", path="/else"), LOOPBACK, 2.0)
+
+
+def test_what_the_registry_says_is_missing_is_passed_on() -> None:
+    server = HttpServer("127.0.0.1")
+    refusal = Reply(503, b'{"error":"of 2 ranks, these are missing: 1 (never registered)","missing":[1]}')
+    port = server.serve(0, {}, {("GET", BOOTSTRAP_PATH): lambda _: refusal})
+    with pytest.raises(BootstrapError, match=r"missing: 1 \(never registered\)") as caught:
+        ask_bootstrap(f"127.0.0.1:{port}", LOOPBACK, 2.0)
+    server.close()
+    assert not caught.value.final
+
+
+def test_a_redirect_is_not_followed() -> None:
+    asked: list[Asked] = []
+    server = HttpServer("127.0.0.1")
+    port = server.serve(0, {}, {("GET", "/else"): lambda request: asked.append(request) or Reply(200, b"{}")})
+
+    class Redirect(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", f"http://127.0.0.1:{port}/else")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Redirect) as other:
+        thread = threading.Thread(target=other.handle_request)
+        thread.start()
+        with pytest.raises(BootstrapError, match="HTTP status 302"):
+            ask_bootstrap(f"127.0.0.1:{other.server_port}", LOOPBACK, 2.0)
+        thread.join(5)
+    server.close()
+    assert not asked
 
 
 def test_a_control_channel_outside_the_allowed_networks_is_refused_for_good(serve) -> None:
@@ -130,6 +201,82 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 def test_a_host_that_nobody_could_look_up_is_no_address(host: str) -> None:
     with pytest.raises(AddressError, match="is no address"):
         parse_address(f"{host}:8998")
+
+
+def test_a_hundred_silent_hosts_delay_nobody_else(serve) -> None:
+    answering = serve(msgspec.json.encode(INFO))
+
+    async def ask_all() -> float:
+        client = BootstrapClient(LOOPBACK)
+        silent = [asyncio.create_task(client.ask(f"127.0.0.1:{port}", 30.0)) for port in ports]
+        await asyncio.sleep(0)
+        begun = time.monotonic()
+        assert await client.ask(answering, 10.0) == INFO
+        took = time.monotonic() - begun
+        assert not any(task.done() for task in silent)
+        for task in silent:
+            task.cancel()
+        await asyncio.gather(*silent, return_exceptions=True)
+        return took
+
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(100)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    assert asyncio.run(ask_all()) < 5.0
+    for listener in listeners:
+        listener.close()
+
+
+def test_a_name_that_nobody_answers_holds_up_no_other_and_one_thread_at_most(monkeypatch) -> None:
+    answer, asked = threading.Event(), []
+
+    def getaddrinfo(host: str, *_: object, **__: object) -> list[object]:
+        asked.append(host)
+        if host == "silent":
+            answer.wait(10)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0))]
+
+    monkeypatch.setattr(resolve.socket, "getaddrinfo", getaddrinfo)
+
+    async def look_up() -> None:
+        resolver = Resolver(LOOPBACK)
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(resolver.resolve(Address("silent", 1)), 0.02)
+        assert await resolver.resolve(Address("quick", 2)) == Address("127.0.0.1", 2)
+        answer.set()
+        assert await resolver.resolve(Address("silent", 1)) == Address("127.0.0.1", 1)
+
+    asyncio.run(look_up())
+    assert asked.count("silent") == 1
+
+
+def test_names_beyond_the_limit_are_refused_until_one_is_answered(monkeypatch) -> None:
+    answer = threading.Event()
+
+    def getaddrinfo(*_: object, **__: object) -> list[object]:
+        answer.wait(10)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(resolve.socket, "getaddrinfo", getaddrinfo)
+
+    async def look_up() -> None:
+        resolver = Resolver(LOOPBACK)
+        tasks = [asyncio.create_task(resolver.resolve(Address(f"host{n}", 1))) for n in range(resolve.MAX_LOOKUPS)]
+        await asyncio.sleep(0)
+        with pytest.raises(OSError, match="limit"):
+            await resolver.resolve(Address("one-more", 1))
+        answer.set()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(outcome, socket.gaierror)
+        with pytest.raises(OSError, match="not known"):
+            await resolver.resolve(Address("one-more", 1))
+
+    asyncio.run(look_up())
+
+
+def test_an_ipv4_peer_of_an_ipv6_socket_is_judged_as_what_it_is() -> None:
+    assert is_allowed("::ffff:127.0.0.1", LOOPBACK)
+    assert not is_allowed("::ffff:192.0.2.1", LOOPBACK)
 
 
 def test_only_allowed_networks_are_resolved() -> None:

@@ -1,0 +1,51 @@
+"""Keeps a rank registered at the registry of its instance, for as long as it lives."""
+
+import asyncio
+import logging
+import time
+
+from pdpool_connector.transport.bootstrap import BootstrapClient, BootstrapError, Registration
+
+log = logging.getLogger(__name__)
+
+ASK_S = 2.0
+"""Time for one registration."""
+RENEWALS = 3
+"""So often a lease is renewed in its own time: two may be lost."""
+RETRY_S = 0.5
+"""Pause after a registration that failed."""
+
+
+class LeaseKeeper:
+    """Registers one rank, renews in time, and tries on when that fails; what is wrong is logged when it begins.
+
+    `failure` may be read from any thread: why the last try failed, or "".
+    """
+
+    def __init__(self, client: BootstrapClient, registry: str, registration: Registration) -> None:
+        self._client, self.registry, self._registration = client, registry, registration
+        self.failure = "not registered yet"
+        self.since = time.monotonic()
+        """When `failure` last became or ceased to be "", on the monotonic clock."""
+
+    async def run(self) -> None:
+        """Never returns; to be cancelled."""
+        while True:
+            try:
+                lease_s = await self._client.register(self.registry, self._registration, ASK_S)
+            except BootstrapError as error:
+                self._note(str(error))
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._note("")
+                await asyncio.sleep(lease_s / RENEWALS)
+
+    def _note(self, failure: str) -> None:
+        rank = self._registration.info.rank
+        if failure and failure != self.failure:
+            log.warning("rank %d is not registered: %s", rank, failure)
+        elif self.failure and not failure:
+            log.info("rank %d is registered at %s", rank, self.registry)
+        if bool(failure) != bool(self.failure):
+            self.since = time.monotonic()
+        self.failure = failure

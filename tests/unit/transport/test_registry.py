@@ -1,0 +1,244 @@
+"""The bootstrap registry: who is registered, for how long, and what decode is told. Time is given by the tests."""
+
+import asyncio
+import json
+import logging
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from pdpool_connector.layout.memory import LayoutError
+from pdpool_connector.layout.pairing import shard_model
+from pdpool_connector.transport import lease
+from pdpool_connector.transport.bootstrap import (
+    BOOTSTRAP_PATH,
+    RANKS_PATH,
+    BootstrapClient,
+    BootstrapError,
+    BootstrapInfo,
+    RankInfo,
+    Refusal,
+    Registration,
+)
+from pdpool_connector.transport.http import MAX_BODY_BYTES, HttpServer
+from pdpool_connector.transport.lease import LeaseKeeper
+from pdpool_connector.transport.registry import LEASE_S, REMEMBERED, RegistrationError, Registry, RegistryEndpoint
+
+LOOPBACK = ("127.0.0.0/8",)
+PARTS = shard_model([2, 1], 4)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def info(rank: int, life: int = 0, **changes) -> RankInfo:
+    whole = {
+        "rank": rank,
+        "incarnation": f"{rank * 100 + life:032x}",
+        "control": f"127.0.0.1:{9000 + rank}",
+        "part": PARTS[min(rank, 1)],
+        "direction": "write",
+        "protocol": (1, 1),
+    }
+    return RankInfo(**whole | changes)
+
+
+def registration(rank: int, life: int = 0, *, ranks: int = 2, **changes) -> Registration:
+    return Registration(info=info(rank, life, **changes), ranks=ranks)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def registry(clock: Clock) -> Registry:
+    return Registry(PARTS, info(0), clock)
+
+
+def test_an_instance_of_one_rank_is_whole_from_the_start() -> None:
+    parts = shard_model([3], 4)
+    alone = info(0, part=parts[0])
+    assert Registry(parts, alone).ranks() == BootstrapInfo((alone,))
+
+
+def test_an_instance_is_told_of_when_every_rank_is_there_and_not_before(registry) -> None:
+    refusal = registry.ranks()
+    assert isinstance(refusal, Refusal)
+    assert (refusal.missing, refusal.error) == ((1,), "of 2 ranks, these are missing: 1 (never registered)")
+    assert registry.register(registration(1)).lease_s == LEASE_S
+    assert registry.ranks() == BootstrapInfo((info(0), info(1)))
+
+
+def test_a_lease_that_is_not_renewed_makes_the_instance_incomplete_again(registry, clock) -> None:
+    registry.register(registration(1))
+    clock.now += LEASE_S - 0.1
+    registry.register(registration(1))
+    clock.now += LEASE_S - 0.1
+    assert isinstance(registry.ranks(), BootstrapInfo)
+    clock.now += 1.1
+    refusal = registry.ranks()
+    assert isinstance(refusal, Refusal)
+    assert (refusal.missing, refusal.error) == ((1,), "of 2 ranks, these are missing: 1 (not renewed for 6.0 s)")
+    registry.register(registration(1))
+    assert isinstance(registry.ranks(), BootstrapInfo)
+
+
+def test_a_new_process_replaces_the_former_one_of_its_rank_at_once(registry) -> None:
+    registry.register(registration(1, life=1))
+    registry.register(registration(1, life=2))
+    assert registry.ranks().ranks[1] == info(1, life=2)
+
+
+def test_a_process_that_was_replaced_does_not_come_back(registry) -> None:
+    for life in range(REMEMBERED + 1):
+        registry.register(registration(1, life))
+    for life in range(REMEMBERED):
+        with pytest.raises(RegistrationError, match="rank 1 was taken over by another process"):
+            registry.register(registration(1, life))
+    assert registry.ranks().ranks[1] == info(1, life=REMEMBERED)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (registration(1, ranks=3), "ranks is 3, this instance has 2"),
+        (registration(0), "rank is 0, must be 1..1"),
+        (registration(2), "rank is 2, must be 1..1"),
+        (registration(1, part=PARTS[0]), "part of rank 1 is"),
+        (registration(1, direction="read"), "direction is 'read', rank 0 has 'write'"),
+    ],
+)
+def test_a_rank_that_is_none_of_the_instance_is_refused(registry, wrong: Registration, why: str) -> None:
+    with pytest.raises(RegistrationError, match=why):
+        registry.register(wrong)
+    assert isinstance(registry.ranks(), Refusal)
+
+
+def test_an_instance_that_is_not_whole_is_refused() -> None:
+    with pytest.raises(LayoutError, match="layers of prefill: from 2 to 2 no rank holds them"):
+        Registry(PARTS[:1], info(0))
+
+
+class Served:
+    """A registry behind real HTTP."""
+
+    def __init__(self, clock: Clock, networks: tuple[str, ...] = LOOPBACK) -> None:
+        self.refused: list[str] = []
+        self.registry = Registry(PARTS, info(0), clock)
+        self.http = HttpServer("127.0.0.1")
+        endpoint = RegistryEndpoint(self.registry, networks, self.refused.append)
+        self.address = f"127.0.0.1:{self.http.serve(0, {}, endpoint.handlers())}"
+
+    def put(self, body: bytes) -> tuple[int, dict]:
+        return self.call("PUT", RANKS_PATH, body)
+
+    def get(self) -> tuple[int, dict]:
+        return self.call("GET", BOOTSTRAP_PATH, None)
+
+    def call(self, method: str, path: str, body: bytes | None) -> tuple[int, dict]:
+        request = urllib.request.Request(f"http://{self.address}{path}", body, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            text = error.read()
+            return error.code, json.loads(text) if text.startswith(b"{") else {}
+
+
+@pytest.fixture
+def served(clock: Clock) -> Iterator[Served]:
+    served = Served(clock)
+    yield served
+    served.http.close()
+
+
+def test_missing_ranks_are_named_with_status_503(served) -> None:
+    assert served.get() == (503, {"error": "of 2 ranks, these are missing: 1 (never registered)", "missing": [1]})
+    assert served.put(msgspec.json.encode(registration(1))) == (200, {"lease_s": LEASE_S})
+    status, answer = served.get()
+    assert (status, [rank["control"] for rank in answer["ranks"]]) == (200, ["127.0.0.1:9000", "127.0.0.1:9001"])
+    assert answer["ranks"][1]["part"]["first_layer"] == 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"{}",
+        b"[" * 10_000,
+        b"\xff\xfe",
+        msgspec.json.encode(registration(1)).replace(b'"rank":1', b'"rank":"1"'),
+        msgspec.json.encode(registration(1)).replace(b'"layers":1', b'"layers":2'),
+        msgspec.json.encode(registration(1)).replace(b"00", b"zz"),
+    ],
+)
+def test_a_body_that_is_no_registration_is_refused_and_changes_nothing(served, body: bytes) -> None:
+    status, answer = served.put(body)
+    assert (status, "not a registration" in answer["error"]) == (400, True)
+    assert served.get()[0] == 503
+    assert len(served.refused) == 1
+
+
+def test_a_body_beyond_the_bound_is_refused_unread(served) -> None:
+    assert served.put(b" " * (MAX_BODY_BYTES + 1))[0] == 413
+    assert served.get()[0] == 503
+
+
+def test_a_registration_from_outside_the_allowed_networks_is_refused(clock) -> None:
+    served = Served(clock, networks=("10.0.0.0/8",))
+    status, answer = served.put(msgspec.json.encode(registration(1)))
+    served.http.close()
+    assert (status, answer["error"]) == (403, "127.0.0.1 is in none of the allowed networks")
+
+
+def test_the_client_registers_and_is_told_why_not(served) -> None:
+    client = BootstrapClient(LOOPBACK)
+    with pytest.raises(BootstrapError, match="ranks is 3, this instance has 2"):
+        asyncio.run(client.register(served.address, registration(1, ranks=3), 2.0))
+    assert asyncio.run(client.register(served.address, registration(1), 2.0)) == LEASE_S
+    assert asyncio.run(client.ask(served.address, 2.0)) == BootstrapInfo((info(0), info(1)))
+
+
+def test_a_rank_keeps_trying_until_its_registry_is_there_and_says_so_once(served, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(lease, "RETRY_S", 0.01)
+    caplog.set_level(logging.INFO)
+    keeper = LeaseKeeper(BootstrapClient(LOOPBACK), served.address, registration(1))
+    served.registry._seats[1].former.append(info(1).incarnation)
+    task = served.http.submit(keeper.run())
+    wait_until(lambda: len(served.refused) >= 3)
+    assert "was taken over" in keeper.failure
+    served.registry._seats[1].former.clear()
+    wait_until(lambda: not keeper.failure)
+    assert isinstance(served.registry.ranks(), BootstrapInfo)
+    task.cancel()
+    messages = [record.message for record in caplog.records if record.name == lease.__name__]
+    assert ["not registered" in message for message in messages] == [True, False]
+
+
+def test_a_lease_is_renewed_before_it_ends(served, clock, monkeypatch) -> None:
+    monkeypatch.setattr(lease, "RENEWALS", LEASE_S / 0.02)
+    keeper = LeaseKeeper(BootstrapClient(LOOPBACK), served.address, registration(1))
+    task = served.http.submit(keeper.run())
+    for _ in range(3):
+        wait_until(lambda: isinstance(served.registry.ranks(), BootstrapInfo))
+        clock.now += LEASE_S + 1
+    wait_until(lambda: isinstance(served.registry.ranks(), BootstrapInfo))
+    task.cancel()
+
+
+def wait_until(condition, within_s: float = 5.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "not so in time"
+        time.sleep(0.005)
