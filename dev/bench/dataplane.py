@@ -24,7 +24,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 from pdpool_connector.engines import open_engine
-from pdpool_connector.engines.base import Chunk, Engine, Poll, cut
+from pdpool_connector.engines.base import Chunk, Engine, Op, Poll, cut
 from pdpool_connector.engines.nixl import NixlEngine
 from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
@@ -124,7 +124,7 @@ class Side:
         local, remote = PairPlan(self.memory, self.peer_memory).indices(local, remote, (0, 0))
         assert self.engine._items is not None
         start = time.perf_counter()
-        transfer = agent.make_write(self.engine._items, local, peer.items, remote)
+        transfer = agent.make(Op.WRITE, self.engine._items, local, peer.items, remote)
         over = agent.start(transfer)
         while not over:
             over = agent.over(transfer)

@@ -13,12 +13,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from pdpool_connector.engines import open_engine
-from pdpool_connector.engines.base import Chunk, EngineError, Poll
+from pdpool_connector.engines.base import Chunk, EngineError, Op, Poll
 from pdpool_connector.engines.nixl import NixlEngine
 from pdpool_connector.layout.arena import ArenaLocation, HostArena, MappedArena
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, decode_remote, encode_remote
@@ -30,10 +31,10 @@ GAP = 4096  # bytes of nobody between two regions
 class Peer:
     """A process with one engine. Every answer has a deadline; `kill` and `stop` are real signals to its pid."""
 
-    def __init__(self, env: dict[str, str]) -> None:
+    def __init__(self, env: dict[str, str], prefix: Sequence[str] = ()) -> None:
         root = Path(__file__).resolve().parents[2]
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", __file__],
+            [*prefix, sys.executable, "-W", "error", __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **env, "PYTHONPATH": str(root / "connector")},
@@ -78,7 +79,10 @@ class Peer:
         self.arena = MappedArena(msgspec.json.decode(answer["location"], type=ArenaLocation))
 
     def connect(self, other: "Peer"):
-        return self.call("connect", peer=other.name, remote=encode_remote(other.remote).hex())
+        return self.call("connect", peer=other.name, remote=other.encoded())
+
+    def encoded(self) -> str:
+        return encode_remote(self.remote).hex()
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -140,9 +144,9 @@ class _Side:
         self.engine.disconnect(peer)
         return {}
 
-    def submit(self, peer, local, remote, aux=None):
+    def submit(self, peer, local, remote, aux=None, op="write"):
         chunk = Chunk(np.array(local, np.int32), np.array(remote, np.int32), tuple(aux) if aux else None)
-        self.handles.append(self.engine.submit(peer, chunk))
+        self.handles.append(self.engine.submit(peer, chunk, Op(op)))
         return {"handle": len(self.handles) - 1}
 
     def poll(self, handle, wait_s=0.0):
@@ -152,22 +156,22 @@ class _Side:
             pass
         return {"outcome": outcome.value, "failure": self.handles[handle].failure, "at": time.monotonic()}
 
-    def stream(self, peer, local, remote, wait_s):
-        """Write the same pages again and again until it fails or `wait_s` have passed."""
+    def stream(self, peer, local, remote, wait_s, op):
+        """Move the same pages again and again until it fails or `wait_s` have passed."""
         chunk = Chunk(np.array(local, np.int32), np.array(remote, np.int32))
         deadline = time.monotonic() + wait_s
         outcome, count = Poll.DONE, 0
         while outcome in (Poll.DONE, Poll.PENDING) and time.monotonic() < deadline:
             if outcome is Poll.DONE:
-                handle, count = self.engine.submit(peer, chunk), count + 1
+                handle, count = self.engine.submit(peer, chunk, Op(op)), count + 1
             outcome = self.engine.poll(handle)
         return {"outcome": outcome.value, "count": count, "at": time.monotonic(), "failure": handle.failure}
 
-    def repeat(self, peer, local, remote, times):
-        """Write the same pages `times` times, one after the other; the outcomes other than done."""
+    def repeat(self, peer, local, remote, times, op):
+        """Move the same pages `times` times, one after the other; the outcomes other than done."""
         failed = []
         for _ in range(times):
-            self.submit(peer, local, remote)
+            self.submit(peer, local, remote, op=op)
             outcome = self.poll(len(self.handles) - 1, 10.0)
             if outcome["outcome"] != "done":
                 failed.append(outcome)
@@ -189,7 +193,7 @@ class _Side:
                 started = time.monotonic()
                 outcome, count = Poll.DONE, 0
                 while outcome is Poll.DONE and count < job["times"]:
-                    handle, count = self.engine.submit(job["peer"], chunk), count + 1
+                    handle, count = self.engine.submit(job["peer"], chunk, Op(job["op"])), count + 1
                     while (outcome := self.engine.poll(handle)) is Poll.PENDING:
                         if time.monotonic() - started > wait_s:
                             break
@@ -203,6 +207,29 @@ class _Side:
         for thread in threads:
             thread.join(60)
         return answers
+
+    def beside_connect(self, stranger, remote, peer):
+        """Connect `stranger` in a thread, and move a page to `peer` again and again until that has ended."""
+        outcome = []
+
+        def connect():
+            try:
+                self.connect(stranger, remote)
+                outcome.append("connected")
+            except Exception as error:  # noqa: BLE001 - told to the test
+                outcome.append(type(error).__name__)
+
+        thread = threading.Thread(target=connect)
+        thread.start()
+        moved, longest_s = 0, 0.0
+        while thread.is_alive():
+            started = time.monotonic()
+            self.submit(peer, [0], [0])
+            if self.poll(len(self.handles) - 1, 20.0)["outcome"] == "done":
+                moved += 1
+            longest_s = max(longest_s, time.monotonic() - started)
+            self.handles.clear()
+        return {"connect": outcome[0], "moved": moved, "longest_s": longest_s}
 
     def usage(self):
         status = Path("/proc/self/status").read_text()

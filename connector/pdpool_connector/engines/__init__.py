@@ -11,7 +11,7 @@ from .nixl import NixlEngine
 
 
 def open_engine(backend: str, incarnation: str, *, target: bool) -> Engine:
-    """The engine named `backend` ("nixl" or "local") for this process; target: whether peers write into our memory.
+    """The engine named `backend` ("nixl" or "local"); target: whether peers write into our memory or read from it.
 
     Raises ValueError for an unknown name and EngineUnavailableError when the engine cannot work here.
     """

@@ -26,6 +26,13 @@ from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.plan import split
 
 
+class Op(Enum):
+    """Which way a transfer moves bytes, seen from the side that starts it."""
+
+    WRITE = "write"
+    READ = "read"
+
+
 class Poll(Enum):
     """State of a transfer; see the module's docstring for what settled means."""
 
@@ -37,9 +44,10 @@ class Poll(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """One bounded WRITE: page `local_pages[i]` goes to page `remote_pages[i]` in every layer, and one aux row too.
+    """One bounded transfer: in every layer page `local_pages[i]` is paired with the peer's page `remote_pages[i]`.
 
-    local_pages, remote_pages: int32 arrays of the same length, which may be 0. aux: (local slot, remote slot) or None.
+    WRITE moves ours to theirs, READ theirs to ours. local_pages, remote_pages: int32 arrays of the same length, which
+    may be 0. aux: one aux row that moves too, (local slot, remote slot), or None.
     """
 
     local_pages: NDArray[np.int32]
@@ -105,7 +113,7 @@ class Engine(Protocol):
         """Name of the engine on the wire and in configuration; both sides of a pair must use the same."""
 
     def register(self, memory: KVMemory) -> bytes:
-        """Make `memory` the source of our writes and, for an engine opened as a target, writable for peers. Once.
+        """Make `memory` our end of all transfers and, for an engine opened as a target, of those peers start. Once.
 
         Returns the descriptor that peers need for `connect` (at most `MAX_DESCRIPTOR_BYTES`). The memory must stay
         mapped until `close`. Raises EngineError.
@@ -118,8 +126,8 @@ class Engine(Protocol):
         EngineError when `peer` is connected already; after any of these the peer is not connected.
         """
 
-    def submit(self, peer: str, chunk: Chunk) -> Handle:
-        """Start one WRITE of ours to the peer. All indices are checked against both memories first.
+    def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
+        """Start one transfer to or from the peer. All indices are checked against both memories first.
 
         May block while it copies (a bounded chunk: milliseconds). Raises InvalidChunkError or UnknownPeerError before
         anything is moved. A failure after that is told by `poll`, never raised.
@@ -136,7 +144,7 @@ class Engine(Protocol):
     def disconnect(self, peer: str) -> None:
         """Forget a peer; no error if it is not connected. Its handles that are still PENDING become FAILED_UNSETTLED.
 
-        Ends no write that is in flight, and is no fence.
+        Ends no transfer that is in flight, and is no fence.
         """
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The data plane of one host: writes straight into the peer's memory, which both processes map.
+"""The data plane of one host: copies to and from the peer's memory, which both processes map.
 
 It needs both memories to lie in a `HostArena`, and both processes to share user, PID namespace and host. A transfer is
 over when `submit` returns, and the copy is made by the calling thread alone, so every outcome is settled.
@@ -13,10 +13,11 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from pdpool_connector.layout.arena import ArenaError, ArenaLocation, HostArena, MappedArena, find_arena
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
-from pdpool_connector.layout.plan import PairPlan, Runs
+from pdpool_connector.layout.plan import PairPlan
 
 from .base import (
     Chunk,
@@ -25,6 +26,7 @@ from .base import (
     Handle,
     IncompatiblePeerError,
     InvalidChunkError,
+    Op,
     PeerUnreachableError,
     Poll,
     UnknownPeerError,
@@ -45,24 +47,26 @@ _process_vm_writev.argtypes = (
 )
 
 
-def _copy(runs: Runs) -> None:
-    """Copy within this process; raises OSError when the kernel finds an address that is not mapped.
+def _copy(source: NDArray[np.int64], target: NDArray[np.int64], nbytes: NDArray[np.int64]) -> None:
+    """Copy `nbytes[i]` bytes from address `source[i]` to `target[i]`, both in this process.
+
+    Raises OSError when the kernel finds an address that is not mapped.
 
     One call of process_vm_writev on ourselves rather than a memcpy for each run: the GIL is given up once, not a
     thousand times, and a bad address is an error instead of a crash.
     """
-    vectors = np.empty((2, len(runs.nbytes), 2), np.uint64)
-    vectors[0, :, 0] = runs.local
-    vectors[1, :, 0] = runs.remote
-    vectors[:, :, 1] = runs.nbytes
-    for start in range(0, len(runs.nbytes), _IOV_MAX):
-        count = min(_IOV_MAX, len(runs.nbytes) - start)
-        source, target = (vectors[side, start:].ctypes.data for side in (0, 1))
-        copied = _process_vm_writev(os.getpid(), source, count, target, count, 0)
+    vectors = np.empty((2, len(nbytes), 2), np.uint64)
+    vectors[0, :, 0] = source
+    vectors[1, :, 0] = target
+    vectors[:, :, 1] = nbytes
+    for start in range(0, len(nbytes), _IOV_MAX):
+        count = min(_IOV_MAX, len(nbytes) - start)
+        sources, targets = (vectors[side, start:].ctypes.data for side in (0, 1))
+        copied = _process_vm_writev(os.getpid(), sources, count, targets, count, 0)
         if copied < 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
-        expected = int(runs.nbytes[start : start + count].sum())
+        expected = int(nbytes[start : start + count].sum())
         if copied != expected:
             raise OSError(f"copied {copied} of {expected} bytes: an address is not mapped")
 
@@ -132,19 +136,21 @@ class LocalEngine:
             raise PeerUnreachableError(str(error)) from error
         self._peers[peer] = _Peer(plan, arena, arena.view.ctypes.data - arena.address)
 
-    def submit(self, peer: str, chunk: Chunk) -> Handle:
+    def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
         """As `Engine.submit`; copies before it returns."""
         state = self._peers.get(peer)
         if state is None:
             raise UnknownPeerError(f"peer {peer} is not connected")
         selected = (chunk.local_pages, chunk.remote_pages, chunk.aux)
         try:
-            state.plan.check(*selected)
+            state.plan.check(*selected, read=op is Op.READ)
         except LayoutError as error:
             raise InvalidChunkError(str(error)) from error
         runs = state.plan.runs(*selected)
+        ends = (runs.local, runs.remote + state.shift)
+        source, target = ends if op is Op.WRITE else reversed(ends)
         try:
-            _copy(runs._replace(remote=runs.remote + state.shift))
+            _copy(source, target, runs.nbytes)
         except OSError as error:
             return _Finished(Poll.FAILED_SETTLED, f"copy failed: {error}")
         # Asked after the copy: a peer that died before the last byte must not be told as done.
@@ -174,6 +180,6 @@ def _probe() -> None:
     pair = np.array([1, 0], np.uint8)
     address = np.array([pair.ctypes.data], np.int64)
     try:
-        _copy(Runs(address, address + 1, np.array([1], np.int64)))
+        _copy(address, address + 1, np.array([1], np.int64))
     except OSError as error:
         raise EngineUnavailableError(f"process_vm_writev does not work here (seccomp?): {error}") from error

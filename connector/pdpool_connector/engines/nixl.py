@@ -6,7 +6,7 @@ Facts about NIXL 1.5.1 that shape this module, all measured:
   asks for its state.
 - Nothing can cancel a transfer. Releasing a handle in flight lets its bytes land, and so does forgetting the peer. A
   connection error does not tell whether bytes are still under way. So every failure after the start is unsettled.
-- Only an agent that peers write to needs a progress thread.
+- Only an agent that peers write to or read from needs a progress thread.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from .base import (
     Handle,
     IncompatiblePeerError,
     InvalidChunkError,
+    Op,
     PeerUnreachableError,
     Poll,
     UnknownPeerError,
@@ -84,8 +85,8 @@ def pause(quiet_s: float) -> float:
 class NixlEngine:
     """`Engine` over NIXL's UCX backend.
 
-    incarnation: ours; peers know our agent by it. target: whether peers may write into our memory (then a progress
-    thread, asleep unless there is traffic, serves them). connect_timeout_s: bound of the warm-up transfer.
+    incarnation: ours; peers know our agent by it. target: whether peers write into our memory or read from it (then a
+    progress thread, asleep unless there is traffic, serves them). connect_timeout_s: bound of the warm-up transfer.
     Raises EngineUnavailableError when NIXL cannot be loaded or started.
 
     Sets the environment variable UCX_MODULES to ^ib if it is not set and the machine has no InfiniBand device.
@@ -146,20 +147,20 @@ class NixlEngine:
             self.disconnect(peer)
             raise
 
-    def submit(self, peer: str, chunk: Chunk) -> Handle:
+    def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
         """As `Engine.submit`; over CMA it copies before it returns."""
         state = self._peers.get(peer)
         if state is None or state.broken:
             raise UnknownPeerError(f"peer {peer} is not connected" + (f": {state.broken}" if state else ""))
         selected = (chunk.local_pages, chunk.remote_pages, chunk.aux)
         try:
-            state.plan.check(*selected)
+            state.plan.check(*selected, read=op is Op.READ)
         except LayoutError as error:
             raise InvalidChunkError(str(error)) from error
         local, remote = state.plan.indices(*selected)
         if not len(local):
             return _Transfer(state, 0, Poll.DONE)
-        return self._start(state, local, remote)
+        return self._start(state, op, local, remote)
 
     def poll(self, handle: Handle) -> Poll:
         """As `Engine.poll`; sleeps 2 ms at most."""
@@ -230,17 +231,17 @@ class NixlEngine:
             for memory in (state.plan.local, state.plan.remote)
         )
         deadline = time.monotonic() + self._connect_timeout_s
-        transfer = self._start(state, local, remote)
+        transfer = self._start(state, Op.WRITE, local, remote)
         while (outcome := self.poll(transfer)) is Poll.PENDING:
             if time.monotonic() > deadline:
                 raise PeerUnreachableError(f"peer {peer} did not answer within {self._connect_timeout_s} s")
         if outcome is not Poll.DONE:
             raise PeerUnreachableError(f"the warm-up transfer to peer {peer} failed: {transfer.failure}")
 
-    def _start(self, peer: _Peer, local: Pages, remote: Pages) -> _Transfer:
+    def _start(self, peer: _Peer, op: Op, local: Pages, remote: Pages) -> _Transfer:
         assert self._items is not None
         try:
-            native = self._agent.make_write(self._items, local, peer.items, remote)
+            native = self._agent.make(op, self._items, local, peer.items, remote)
         except NixlError as error:
             peer.broken = str(error)
             raise UnknownPeerError(f"NIXL cannot make a transfer: {error}") from error

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import EngineUnavailableError
+from .base import EngineUnavailableError, Op
 
 _log = logging.getLogger(__name__)
 
@@ -134,13 +134,13 @@ class NixlAgent:
         with self._calling():
             self._agent.releasedDlistH(prepared)
 
-    def make_write(
-        self, local: int, local_items: NDArray[np.int32], remote: int, remote_items: NDArray[np.int32]
+    def make(
+        self, op: Op, local: int, local_items: NDArray[np.int32], remote: int, remote_items: NDArray[np.int32]
     ) -> int:
-        """Handle of a transfer of our items to the peer's, not yet started; neighbours on both sides are merged."""
+        """Handle of a transfer between our items and the peer's, not yet started; neighbours on both sides merge."""
         with self._calling():
-            write = self._nixl.NIXL_WRITE
-            made = self._agent.makeXferReq(write, local, local_items, remote, remote_items, b"", self._backends, False)
+            native = self._nixl.NIXL_WRITE if op is Op.WRITE else self._nixl.NIXL_READ
+            made = self._agent.makeXferReq(native, local, local_items, remote, remote_items, b"", self._backends, False)
             return int(made)
 
     def start(self, transfer: int) -> bool:

@@ -70,17 +70,21 @@ class PairPlan:
         self._remote_address = _column([region.address for region in remote.kv])
         self._item_bytes = _column([region.item_bytes for region in local.kv])
 
-    def check(self, local_pages: Pages, remote_pages: Pages, aux: Aux) -> None:
-        """Raise LayoutError unless the lists pair up, every id is within its memory and no target page occurs twice."""
+    def check(self, local_pages: Pages, remote_pages: Pages, aux: Aux, *, read: bool = False) -> None:
+        """Raise LayoutError unless the lists pair up, every id is within its memory and no target page occurs twice.
+
+        read: the target is ours, not the peer's.
+        """
         _check_pages("local_pages", local_pages, self.local.pages)
         _check_pages("remote_pages", remote_pages, self.remote.pages)
         if len(local_pages) != len(remote_pages):
             raise LayoutError(_unpaired(local_pages, remote_pages))
         if len(remote_pages) > 1:
-            ordered = np.sort(remote_pages)
+            field, target = ("local_pages", local_pages) if read else ("remote_pages", remote_pages)
+            ordered = np.sort(target)
             twice = ordered[1:][ordered[1:] == ordered[:-1]]
             if len(twice):
-                raise LayoutError(f"remote_pages has page {twice[0]} twice, every target page may be written once")
+                raise LayoutError(f"{field} has page {twice[0]} twice, every target page may be written once")
         if aux is not None:
             _check_slot("local aux slot", aux[0], self.local.aux_rows)
             _check_slot("remote aux slot", aux[1], self.remote.aux_rows)

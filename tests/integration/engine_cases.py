@@ -1,0 +1,114 @@
+"""The data planes under test, and what the tests of engines share: pairs of processes, patterns of bytes, waits."""
+
+import signal
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from pdpool_connector.engines.base import Poll
+
+from tests.integration.engine_peer import Peer
+
+SMALL = {"layers": 3, "pages": 48, "page_bytes": 4096}
+LARGE = {"layers": 2, "pages": 32, "page_bytes": 1 << 20}
+CANARY = 0xA5
+
+
+@dataclass(frozen=True)
+class Plane:
+    """An engine and the environment that makes it use one transport.
+
+    lost: what a failure through a lost peer means. Only an engine that copies with its own hands can call it settled.
+    """
+
+    engine: str
+    env: dict[str, str] = field(default_factory=dict)
+    lost: Poll = Poll.FAILED_UNSETTLED
+
+
+PLANES = {
+    "local": Plane("local", lost=Poll.FAILED_SETTLED),
+    "nixl": Plane("nixl", {"UCX_NET_DEVICES": "lo"}),
+    "nixl-tcp": Plane("nixl", {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}),
+}
+OVER_TCP = ("nixl-tcp",)
+
+
+@contextmanager
+def peers(plane, geometry, *roles, prefixes=()):
+    """Processes with an open engine: an upper-case role is a target. A process the test killed may be killed.
+
+    prefixes: for each process the command words that start it, such as `ip netns exec NAME`.
+    """
+    opened = [Peer(plane.env, prefix) for prefix in (prefixes or [()] * len(roles))]
+    try:
+        for role, peer in zip(roles, opened, strict=True):
+            name = f"{role}-{time.monotonic_ns():x}"
+            peer.post_open(plane.engine, name, target=role.isupper(), **geometry)
+        for peer in opened:
+            peer.opened()
+        yield opened
+    finally:
+        for peer in opened:
+            if peer.process.poll() is None:
+                peer.signal(signal.SIGCONT)
+        codes = [peer.end() for peer in opened]
+    assert set(codes) <= {0, -signal.SIGKILL}, f"exit codes {codes}: a process crashed"
+
+
+def ends(op, initiator, target):
+    """(the process that bytes come from, the one they go to)."""
+    return (initiator, target) if op == "write" else (target, initiator)
+
+
+def fill(source, sink, seed=0):
+    """Random bytes in the whole source arena, canaries in the whole sink arena."""
+    source.arena.view[:] = np.random.default_rng(seed).integers(0, 256, source.arena.nbytes, np.uint8)
+    sink.arena.view[:] = CANARY
+
+
+def item(peer, region, index):
+    """The bytes of one item in the peer's own arena."""
+    start = region.address - peer.arena.address + index * region.item_bytes
+    return peer.arena.view[start : start + region.item_bytes]
+
+
+def expected(source, sink, source_pages, sink_pages, aux=None):
+    """What the sink's arena must hold, by the slow obvious way; aux: (slot in source, slot in sink)."""
+    image = sink.arena.view.copy()
+    ours, theirs = source.remote.memory, sink.remote.memory
+
+    def put(from_region, index, to_region, to):
+        start = to_region.address - sink.arena.address + to * to_region.item_bytes
+        image[start : start + to_region.item_bytes] = item(source, from_region, index)
+
+    for from_region, to_region in zip(ours.kv, theirs.kv, strict=True):
+        for page, to in zip(source_pages, sink_pages, strict=True):
+            put(from_region, page, to_region, to)
+    if aux is not None:
+        put(ours.aux, aux[0], theirs.aux, aux[1])
+    return image
+
+
+def lists(op, source_pages, sink_pages, aux=None):
+    """The same transfer as the initiator names it: local and remote lists."""
+    local, remote = (source_pages, sink_pages) if op == "write" else (sink_pages, source_pages)
+    if aux is not None and op == "read":
+        aux = aux[::-1]
+    return {"op": op, "local": list(local), "remote": list(remote), "aux": aux}
+
+
+def move(initiator, target, op, source_pages, sink_pages, aux=None):
+    """Do one transfer and answer how it ended."""
+    handle = initiator.call("submit", peer=target.name, **lists(op, source_pages, sink_pages, aux))
+    assert "error" not in handle, handle
+    return initiator.call("poll", handle=handle["handle"], wait_s=15.0)
+
+
+def until(condition, timeout_s, what):
+    """Wait for `condition()`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s"
+        time.sleep(0.002)

@@ -1,0 +1,176 @@
+"""What every engine must do when a peer is killed, stopped or restarted; nothing may be called done that is not."""
+
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from tests.integration.engine_cases import (
+    CANARY,
+    LARGE,
+    OVER_TCP,
+    PLANES,
+    SMALL,
+    ends,
+    expected,
+    fill,
+    item,
+    lists,
+    move,
+    peers,
+    until,
+)
+
+WHOLE = list(range(32))  # all pages of LARGE: 128 MiB
+
+
+@pytest.fixture(params=PLANES)
+def plane(request):
+    return PLANES[request.param]
+
+
+@pytest.fixture(params=OVER_TCP)
+def tcp(request):
+    return PLANES[request.param]
+
+
+@pytest.fixture(params=["write", "read"])
+def op(request):
+    return request.param
+
+
+def stream(initiator, target, op):
+    """Let the initiator move all pages again and again, and wait for the first byte."""
+    source, sink = ends(op, initiator, target)
+    fill(source, sink)
+    region = sink.remote.memory.kv[0]
+    initiator.post("stream", peer=target.name, local=WHOLE, remote=WHOLE, wait_s=20.0, op=op)
+    until(lambda: (item(sink, region, 0) != CANARY).any(), 10, "the first byte")
+
+
+def test_a_killed_target_is_a_failure_within_two_seconds_and_only_its_own(plane, op):
+    with peers(plane, LARGE, "i", "A", "B") as (initiator, doomed, other):
+        for target in (doomed, other):
+            assert initiator.connect(target) == {}
+        stream(initiator, doomed, op)
+        killed_at = time.monotonic()
+        doomed.signal(signal.SIGKILL)
+        answer = initiator.answer()
+        assert answer["outcome"] == plane.lost.value, answer
+        assert answer["failure"]
+        assert answer["at"] - killed_at < 2.0
+        assert move(initiator, other, op, [1], [2])["outcome"] == "done"
+        assert initiator.call("disconnect", peer=doomed.name) == {}
+
+
+def test_a_stopped_target_never_gives_a_false_done(plane, op):
+    with peers(plane, LARGE, "i", "T") as (initiator, target):
+        assert initiator.connect(target) == {}
+        source, sink = ends(op, initiator, target)
+        fill(source, sink)
+        wanted = expected(source, sink, WHOLE, WHOLE)
+        target.signal(signal.SIGSTOP)
+        handle = initiator.call("submit", peer=target.name, **lists(op, WHOLE, WHOLE))["handle"]
+        outcome = initiator.call("poll", handle=handle, wait_s=1.5)["outcome"]
+        if outcome == "done":  # where the target's CPU is not needed this is true, and must be
+            assert np.array_equal(sink.arena.view, wanted)
+        else:
+            assert outcome == "pending"
+        target.signal(signal.SIGCONT)
+        assert initiator.call("poll", handle=handle, wait_s=15.0)["outcome"] == "done"
+        assert np.array_equal(sink.arena.view, wanted)
+
+
+def test_over_tcp_a_stopped_target_stays_pending_and_costs_no_cpu(tcp, op):
+    with peers(tcp, LARGE, "i", "T") as (initiator, target):
+        assert initiator.connect(target) == {}
+        target.signal(signal.SIGSTOP)
+        handle = initiator.call("submit", peer=target.name, **lists(op, [0], [0]))["handle"]
+        before = initiator.call("usage")["cpu_s"]
+        assert initiator.call("poll", handle=handle, wait_s=2.0)["outcome"] == "pending"
+        assert initiator.call("usage")["cpu_s"] - before < 0.5, "waiting for a stopped peer must not spin"
+
+
+def test_over_tcp_a_stopped_peer_delays_no_other(tcp, op):
+    with peers(tcp, SMALL, "i", "A", "B") as (initiator, frozen, other):
+        for target in (frozen, other):
+            assert initiator.connect(target) == {}
+        job = lists(op, range(8), range(8))
+        alone = initiator.call("together", jobs=[{**job, "peer": other.name, "times": 300}])
+        frozen.signal(signal.SIGSTOP)
+        jobs = [{**job, "peer": frozen.name, "times": 1}, {**job, "peer": other.name, "times": 300}]
+        beside = initiator.call("together", jobs=jobs, wait_s=5.0)
+        assert [outcome for outcome, _ in beside] == ["pending", "done"]
+        assert beside[1][1] < 3 * alone[0][1] + 0.5
+
+
+def test_over_tcp_connecting_a_stopped_peer_ends_by_its_deadline(tcp):
+    with peers(tcp, {**SMALL, "connect_timeout_s": 1.0}, "i", "A", "B") as (initiator, frozen, other):
+        frozen.signal(signal.SIGSTOP)
+        started = time.monotonic()
+        answer = initiator.connect(frozen)
+        assert answer["error"] == "PeerUnreachableError"
+        assert "did not answer within 1.0 s" in answer["message"]
+        assert time.monotonic() - started < 3.0
+        assert initiator.connect(other) == {}
+        assert move(initiator, other, "write", [1], [2])["outcome"] == "done"
+        frozen.signal(signal.SIGCONT)
+        assert initiator.connect(frozen) == {}
+        assert move(initiator, frozen, "write", [1], [2])["outcome"] == "done"
+
+
+def test_over_tcp_connecting_a_stopped_peer_delays_no_other(tcp):
+    with peers(tcp, {**SMALL, "connect_timeout_s": 2.0}, "i", "A", "B") as (initiator, frozen, other):
+        assert initiator.connect(other) == {}
+        frozen.signal(signal.SIGSTOP)
+        answer = initiator.call("beside_connect", stranger=frozen.name, remote=frozen.encoded(), peer=other.name)
+        assert answer["connect"] == "PeerUnreachableError"
+        assert answer["moved"] > 10, "transfers to another peer that ended during the connect"
+        assert answer["longest_s"] < 0.5
+
+
+def test_a_killed_initiator_leaves_the_target_serving_others(plane, op):
+    with peers(plane, LARGE, "i", "j", "T") as (doomed, other, target):
+        assert doomed.connect(target) == {}
+        stream(doomed, target, op)
+        doomed.process.kill()
+        doomed.process.wait(10)
+        assert other.connect(target) == {}
+        source, sink = ends(op, other, target)
+        source.arena.view[:] = 7
+        assert move(other, target, op, [3], [31])["outcome"] == "done"
+        assert (item(sink, sink.remote.memory.kv[0], 31) == 7).all()
+        assert target.call("usage")["threads"] >= 1
+
+
+def test_a_restarted_peer_is_served_as_a_new_incarnation_and_the_former_is_lost(plane, op):
+    with peers(plane, SMALL, "i", "T", "T") as (initiator, former, latter):
+        assert initiator.connect(former) == {}
+        assert move(initiator, former, op, [1], [1])["outcome"] == "done"
+        former.process.kill()
+        former.process.wait(10)
+        assert move(initiator, former, op, [2], [2])["outcome"] == plane.lost.value
+        assert initiator.call("disconnect", peer=former.name) == {}
+        assert initiator.connect(latter) == {}
+        for _ in range(2):
+            assert initiator.connect(former)["error"] == "PeerUnreachableError"
+        assert initiator.call("submit", peer=former.name, local=[0], remote=[0])["error"] == "UnknownPeerError"
+        source, sink = ends(op, initiator, latter)
+        fill(source, sink)
+        wanted = expected(source, sink, [4], [5])
+        assert move(initiator, latter, op, [4], [5])["outcome"] == "done"
+        assert np.array_equal(sink.arena.view, wanted)
+
+
+def test_a_transfer_open_at_disconnect_is_unsettled(tcp, op):
+    with peers(tcp, LARGE, "i", "T") as (initiator, target):
+        assert initiator.connect(target) == {}
+        target.signal(signal.SIGSTOP)
+        handle = initiator.call("submit", peer=target.name, **lists(op, [0], [0]))["handle"]
+        assert initiator.call("poll", handle=handle)["outcome"] == "pending"
+        assert initiator.call("disconnect", peer=target.name) == {}
+        assert initiator.call("poll", handle=handle)["outcome"] == "failed_unsettled"
+        target.signal(signal.SIGCONT)
+        assert initiator.connect(target) == {}
+        assert move(initiator, target, op, [1], [1])["outcome"] == "done"
