@@ -5,7 +5,7 @@ from dataclasses import replace
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.decode import Attempt, DecodeMachine
 from pdpool_connector.protocol.events import Fenced, PeerLost, Report, WriteResult
-from pdpool_connector.protocol.exchange import Exchange, Piece
+from pdpool_connector.protocol.exchange import Exchange, HandOff, Piece
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.states import Cue, DecodeState, PrefillState
 from pdpool_connector.protocol.verdicts import Graveyard
@@ -87,9 +87,10 @@ class DecodeNeverTellsUnlinkedAborts(DecodeMachine):
 class PrefillDrainsWithoutWaiting(PrefillMachine):
     """`Drained` is said as soon as writing was told to stop."""
 
-    def _fail(self, exchange: Exchange, cause, message) -> None:
-        exchange.in_flight.clear()
-        super()._fail(exchange, cause, message)
+    def _fail(self, handoff: HandOff, cause, message) -> None:
+        for exchange in handoff.all:
+            exchange.in_flight.clear()
+        super()._fail(handoff, cause, message)
 
 
 @mutant
@@ -152,7 +153,7 @@ class PrefillIgnoresAbortsOfTheEnded(PrefillMachine):
 class PrefillLeavesTheRoom(PrefillMachine):
     """A finished hand-off stays in the room, which then is in use for ever."""
 
-    def _leave_room(self, exchange: Exchange) -> None:
+    def _leave_room(self, handoff: HandOff) -> None:
         pass
 
 

@@ -30,6 +30,7 @@ from pdpool_connector.protocol.events import (
     Unreachable,
     Write,
     WriteEnded,
+    Writer,
     WriteResult,
 )
 from pdpool_connector.protocol.frames import Frame, decode, encode
@@ -292,7 +293,7 @@ class World:
                 self.paired.add(link)
                 self.do(process, PeerReady(decode_side.incarnation, 1))
                 self.do(decode_side, PeerReady(process.incarnation, 1))
-                self.do(decode_side, Linked(prefill, (process.incarnation,)))
+                self.do(decode_side, Linked(prefill, (Writer(process.incarnation),)))
 
     def unpair(self, link: tuple[str, str]) -> None:
         self.paired.discard(link)

@@ -19,6 +19,7 @@ from pdpool_connector.protocol.events import (
     Report,
     Shutdown,
     Unreachable,
+    Writer,
 )
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.machine import Machine
@@ -57,7 +58,8 @@ class Attempt:
     state: DecodeState | None = None
     offered: bool = False
     """Somebody may know our pages."""
-    writers: tuple[str, ...] = ()
+    writers: dict[str, Writer] = field(default_factory=dict)
+    """By incarnation."""
     accepted: set[str] = field(default_factory=set)
     done: set[str] = field(default_factory=set)
     drained: set[str] = field(default_factory=set)
@@ -95,7 +97,7 @@ class DecodeMachine(Machine[DecodeState]):
         self._attempts: dict[AttemptId, Attempt] = {}
         self._by_prefill: dict[str, dict[AttemptId, Attempt]] = {}
         self._of_peer: dict[str, dict[AttemptId, Attempt]] = {}
-        self._links: dict[str, tuple[str, ...]] = {}
+        self._links: dict[str, tuple[Writer, ...]] = {}
         self._on_event |= {
             OpenAttempt: self._on_open_attempt,
             AbortTransfer: self._on_abort_transfer,
@@ -167,18 +169,18 @@ class DecodeMachine(Machine[DecodeState]):
     def _on_linked(self, event: Linked) -> None:
         self._links[event.prefill] = event.writers
         # A connection that was rebuilt may have swallowed frames: everything with these writers is asked after at once.
-        known = {attempt: None for writer in event.writers for attempt in self.attempts_of(writer)}
+        known = {attempt: None for writer in event.writers for attempt in self.attempts_of(writer.incarnation)}
         for attempt in known:
             attempt.retry_s = self.timing.retry_first_s
             self._nudge(attempt)
         for attempt in self._by_prefill.pop(event.prefill, {}).values():
             self._offer(attempt, event.writers)
 
-    def _offer(self, attempt: Attempt, writers: tuple[str, ...]) -> None:
+    def _offer(self, attempt: Attempt, writers: tuple[Writer, ...]) -> None:
         """Tell the writers of an attempt: of its pages, or, when it has failed before they could be told, of that."""
-        attempt.writers = writers
+        attempt.writers = {writer.incarnation: writer for writer in writers}
         attempt.retry_s = self.timing.retry_first_s
-        for writer in writers:
+        for writer in attempt.writers:
             self._of_peer.setdefault(writer, {})[attempt.attempt] = attempt
         if attempt.state is S.CONNECTING:
             attempt.offered = True
@@ -335,7 +337,7 @@ class DecodeMachine(Machine[DecodeState]):
 
     def _on_lost(self, event: PeerLost) -> None:
         super()._on_lost(event)
-        for prefill in [name for name, writers in self._links.items() if event.peer in writers]:
+        for prefill in [name for name, writers in self._links.items() if _includes(writers, event.peer)]:
             del self._links[prefill]
         for attempt in self.attempts_of(event.peer):
             if event.peer in attempt.loud:
@@ -355,8 +357,7 @@ class DecodeMachine(Machine[DecodeState]):
         """Say to each writer whatever it has not answered yet; again later, with back-off."""
         for writer in attempt.loud:
             if attempt.cause is not None:
-                fields = {"request_id": attempt.wish.request_id, "cause": attempt.cause, "message": attempt.message}
-                self._send(writer, f.Abort, attempt, **fields)
+                self._send_abort(writer, attempt)
             elif writer in attempt.accepted:
                 self._send(writer, f.Query, attempt)
             else:
@@ -365,8 +366,21 @@ class DecodeMachine(Machine[DecodeState]):
         self._timers.set(("nudge", attempt), self._now + (self.timing.query_s if asking else attempt.retry_s))
         attempt.retry_s = min(2 * attempt.retry_s, self.timing.retry_max_s)
 
+    def _send_abort(self, writer: str, attempt: Attempt) -> None:
+        role = attempt.writers[writer]
+        self._send(
+            writer,
+            f.Abort,
+            attempt,
+            request_id=attempt.wish.request_id,
+            cause=attempt.cause,
+            message=attempt.message,
+            part=role.part,
+            parts=role.parts,
+        )
+
     def _send_open(self, writer: str, attempt: Attempt) -> None:
-        wish = attempt.wish
+        wish, role = attempt.wish, attempt.writers[writer]
         self._send(
             writer,
             f.Open,
@@ -374,8 +388,10 @@ class DecodeMachine(Machine[DecodeState]):
             request_id=wish.request_id,
             pages=wish.pages,
             prefix_pages=wish.prefix_pages,
-            aux_slot=wish.aux_slot,
+            aux_slot=wish.aux_slot if role.writes_aux else f.NO_AUX,
             deadline_s=max(attempt.deadline - self._now, 0.0),
+            part=role.part,
+            parts=role.parts,
         )
 
     # --- Small change ---
@@ -399,6 +415,10 @@ class DecodeMachine(Machine[DecodeState]):
             releasable=attempt.state in (S.DONE, S.FAILED) or (attempt.state is S.ABORTING and not attempt.offered),
         )
         self._effects.append(Report(attempt.wish.handle, status))
+
+
+def _includes(writers: tuple[Writer, ...], peer: str) -> bool:
+    return any(writer.incarnation == peer for writer in writers)
 
 
 def _remove(index: dict[str, dict[AttemptId, Attempt]], key: str, attempt: Attempt) -> None:

@@ -141,11 +141,24 @@ class OpenAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Writer:
+    """A prefill rank that serves this decode rank, which is part `part` of the `parts` that it serves.
+
+    `writes_aux`: it is the one that writes the aux row here.
+    """
+
+    incarnation: str
+    part: int = 0
+    parts: int = 1
+    writes_aux: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Linked:
-    """Every rank behind the bootstrap address `prefill` is paired; `writers` are their incarnations."""
+    """Every rank behind the bootstrap address `prefill` that serves this one is paired."""
 
     prefill: str
-    writers: tuple[str, ...]
+    writers: tuple[Writer, ...]
 
 
 @dataclass(frozen=True, slots=True)

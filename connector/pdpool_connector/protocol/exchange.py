@@ -1,15 +1,18 @@
-"""One hand-off as prefill sees it: the two halves, and the pages on their way from one to the other."""
+"""One hand-off as prefill sees it: the engine's request, and one exchange with each decode rank that asks for it."""
 
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import OpenRequest, SendPages
 from pdpool_connector.protocol.frames import PAGE_ID_BYTES, AttemptId
-from pdpool_connector.protocol.outcome import Cause
-from pdpool_connector.protocol.states import PrefillState
+from pdpool_connector.protocol.outcome import Cause, TransferStatus
+from pdpool_connector.protocol.states import PREFILL_PHASES, PrefillState
+
+S = PrefillState
+ENDED = frozenset({S.DONE, S.FAILED})
+FAILING = frozenset({S.DRAINING, S.HELD, S.FAILED})
 
 
 class InvalidSendError(Exception):
@@ -26,29 +29,27 @@ class Piece(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Exchange:
-    """One hand-off: the engine's `request`, decode's `offer`, or both.
+class HandOff:
+    """The engine's `request`, and the exchanges of its parts. `parts` is 0 until a decode rank has told it.
 
-    `sends` wait for the offer; `next_page` is where the next one has to begin. `begun`, `closed`: the first, the last
-    one has been cut.
+    `exchanges`: claimed ones by part. `unclaimed`: waits for whichever part comes next, while the request is there and
+    some part is not. `came`: parts that need not be waited for, because they have opened or were aborted unseen.
+    `sends`: all of them, for each exchange cuts its own pieces from them, in its own time.
     """
 
     serial: int
     room: int
     sibling: int
-    state: PrefillState | None = None
     request: OpenRequest | None = None
-    offer: f.Open | None = None
-    sends: deque[SendPages] = field(default_factory=deque)
-    next_page: int | None = None
-    begun: bool = False
-    closed: bool = False
-    in_flight: set[int] = field(default_factory=set)
-    unsettled: bool = False
-    bytes_moved: int = 0
+    parts: int = 0
+    exchanges: "dict[int, Exchange]" = field(default_factory=dict)
+    unclaimed: "Exchange | None" = None
+    came: set[int] = field(default_factory=set)
+    sends: list[SendPages] = field(default_factory=list)
+    state: PrefillState | None = None
     cause: Cause | None = None
     message: str = ""
-    retry_s: float = 0.0
+    reported: TransferStatus | None = None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -56,10 +57,85 @@ class Exchange:
         return (self.room, self.sibling)
 
     @property
-    def attempt(self) -> AttemptId:
-        """The attempt that has claimed it; only asked of exchanges that have one."""
+    def all(self) -> "list[Exchange]":
+        """Every exchange, the one that waits for its part included."""
+        return [*self.exchanges.values(), *([self.unclaimed] if self.unclaimed is not None else [])]
+
+    @property
+    def offered_as(self) -> str | None:
+        """The request id that decode's ranks gave; None while none has come."""
+        return next((exchange.open.request_id for exchange in self.exchanges.values()), None)
+
+    @property
+    def incomplete(self) -> bool:
+        """True while some part has not come, or nobody knows how many there are."""
+        return len(self.came) < self.parts or not self.parts
+
+    def awaits(self, frame: f.Open | f.Abort) -> bool:
+        """True when `frame` can be the word of a part that has not come yet."""
+        fits = self.parts in (0, frame.parts) and frame.part not in self.came
+        return fits and self.offered_as in (None, frame.request_id)
+
+    def queue(self, send: SendPages) -> None:
+        """Take a send in. Raises InvalidSendError when it does not continue the one before."""
+        before = self.sends[-1] if self.sends else None
+        if before is not None and before.last:
+            raise InvalidSendError("pages were sent after the last")
+        if before is not None and send.start != (end := before.start + _count(before.pages)):
+            raise InvalidSendError(f"send starts at page {send.start}, the one before ended at {end}")
+        self.sends.append(send)
+
+    def status(self) -> TransferStatus:
+        """What the engine is told of all of it together."""
+        assert self.state is not None
+        offers = [exchange.open for exchange in self.exchanges.values()]
+        return TransferStatus(
+            phase=PREFILL_PHASES[self.state],
+            cause=self.cause,
+            message=self.message,
+            prefix_pages=min((offer.prefix_pages for offer in offers), default=0),
+            bytes_moved=sum(exchange.bytes_moved for exchange in self.exchanges.values()),
+            releasable=self.state in ENDED,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """One part of a hand-off: what one decode rank has offered, and what is on its way there.
+
+    `taken`: how many of the hand-off's sends have been cut for it. `closed`: the last one is among them.
+    """
+
+    handoff: HandOff
+    state: PrefillState | None = None
+    offer: f.Open | None = None
+    taken: int = 0
+    closed: bool = False
+    in_flight: set[int] = field(default_factory=set)
+    unsettled: bool = False
+    bytes_moved: int = 0
+    retry_s: float = 0.0
+
+    @property
+    def open(self) -> f.Open:
+        """Decode's offer; only asked of exchanges that have one."""
         assert self.offer is not None
-        return self.offer.attempt
+        return self.offer
+
+    @property
+    def room(self) -> int:
+        """The hand-off's room."""
+        return self.handoff.room
+
+    @property
+    def sibling(self) -> int:
+        """The hand-off's index among those that share the room."""
+        return self.handoff.sibling
+
+    @property
+    def attempt(self) -> AttemptId:
+        """The attempt that has claimed it."""
+        return self.open.attempt
 
     @property
     def pages(self) -> int:
@@ -71,37 +147,43 @@ class Exchange:
         """True when none of its writes can be under way."""
         return not self.in_flight and not self.unsettled
 
-    def queue(self, send: SendPages) -> None:
-        """Take a send in. Raises InvalidSendError when it does not continue the one before."""
-        if self.closed or (self.sends and self.sends[-1].last):
-            raise InvalidSendError("pages were sent after the last")
-        if self.next_page is not None and send.start != self.next_page:
-            raise InvalidSendError(f"send starts at page {send.start}, the one before ended at {self.next_page}")
-        self.next_page = send.start + _count(send.pages)
-        self.sends.append(send)
-
     def cut(self) -> Iterator[Piece]:
-        """Take the queued sends out, less the pages that decode holds already; the offer must be there.
+        """Take the queued sends that have not been taken, less the pages that decode holds; the offer must be there.
 
         Raises InvalidSendError when a send leaves a gap at the front, or does not end where decode's pages end.
         """
-        assert self.offer is not None
-        first = self.offer.prefix_pages
-        end = first + _count(self.offer.pages)
-        while self.sends:
-            send = self.sends.popleft()
+        offer, sends = self.open, self.handoff.sends
+        first = offer.prefix_pages
+        end = first + _count(offer.pages)
+        while self.taken < len(sends):
+            send = sends[self.taken]
             stop = send.start + _count(send.pages)
             if stop > end or (send.last and stop != end):
                 sent = f"up to {stop}{', the last' if send.last else ''}"
                 raise InvalidSendError(f"prefill sends pages {sent}; decode offered {first}..{end}")
-            if not self.begun and send.start > first:
+            if not self.taken and send.start > first:
                 raise InvalidSendError(f"first send starts at page {send.start}, decode holds only the first {first}")
             skipped = max(first - send.start, 0) * PAGE_ID_BYTES
             at = max(send.start - first, 0) * PAGE_ID_BYTES
             source = send.pages[skipped:]
-            aux = (send.aux_slot, self.offer.aux_slot) if send.aux_slot is not None else None
-            self.begun, self.closed = True, send.last
-            yield Piece(source, self.offer.pages[at : at + len(source)], aux, send.last)
+            aux = (send.aux_slot, offer.aux_slot) if send.aux_slot is not None and offer.aux_slot >= 0 else None
+            self.taken, self.closed = self.taken + 1, send.last
+            yield Piece(source, offer.pages[at : at + len(source)], aux, send.last)
+
+
+def aggregate(states: Iterable[PrefillState]) -> PrefillState:
+    """The state of a hand-off whose exchanges are in `states`: that of the part that is furthest behind.
+
+    One part that has failed outweighs what became of the others, and a part that is done waits for them.
+    """
+    present = frozenset(states)
+    if present & FAILING:
+        return S.HELD if S.HELD in present else S.FAILED if present <= ENDED else S.DRAINING
+    if present == {S.DONE}:
+        return S.DONE
+    if present & {S.WAITING, S.PARKED}:
+        return S.WAITING if S.WAITING in present else S.PARKED
+    return S.SENDING if present & {S.SENDING, S.DONE} else S.READY
 
 
 def _count(pages: bytes) -> int:

@@ -27,6 +27,11 @@ Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Pages = Annotated[bytes, msgspec.Meta(max_length=2**21)]
 """Page ids as int32, little endian; opaque to the protocol but for their number."""
 PAGE_ID_BYTES = 4
+NO_AUX = -1
+AuxSlot = Annotated[int, msgspec.Meta(ge=NO_AUX, lt=2**31)]
+"""Index of a row of the aux region; NO_AUX where the row is not asked of this rank."""
+Parts = Annotated[int, msgspec.Meta(ge=1, le=4096)]
+"""How many ranks of decode one rank of prefill serves; larger instances than this are not known to exist."""
 
 
 class AttemptId(NamedTuple):
@@ -89,14 +94,17 @@ class AttemptFrame(Frame, frozen=True, kw_only=True):
 class Open(AttemptFrame, frozen=True, kw_only=True):
     """Decode offers memory: `pages` take logical pages `prefix_pages` onward, `aux_slot` takes the aux row.
 
-    `deadline_s`: what is left of the attempt's life. Repeated until answered.
+    `deadline_s`: what is left of the attempt's life. `part`: index of this decode rank among the `parts` that ask the
+    same prefill rank for the same request; all of them give the same `request_id`. Repeated until answered.
     """
 
     request_id: Annotated[str, msgspec.Meta(max_length=256)]
     pages: Pages
     prefix_pages: Index
-    aux_slot: Index
+    aux_slot: AuxSlot
     deadline_s: Seconds
+    part: Index = 0
+    parts: Parts = 1
 
 
 class Accepted(AttemptFrame, frozen=True, kw_only=True):
@@ -132,11 +140,16 @@ class Ack(AttemptFrame, frozen=True, kw_only=True):
 
 
 class Abort(AttemptFrame, frozen=True, kw_only=True):
-    """Decode gives up. Repeated until prefill has said `Drained` (or `Done`)."""
+    """Decode gives up. Repeated until prefill has said `Drained` (or `Done`).
+
+    `request_id`, `part` and `parts` tell a prefill that has not seen the attempt which of its requests that ends.
+    """
 
     request_id: Annotated[str, msgspec.Meta(max_length=256)]
     cause: Text
     message: Text
+    part: Index = 0
+    parts: Parts = 1
 
 
 class Query(AttemptFrame, frozen=True, kw_only=True):

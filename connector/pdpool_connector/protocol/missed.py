@@ -1,25 +1,40 @@
 """Halves of hand-offs that ended before their other half came."""
 
 from collections import deque
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 
 from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.timers import Timers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Missed:
-    """Half of a hand-off that ended before its other half came; the half that comes is told why."""
+    """A hand-off that ended while the engine's request (`request`) or some part of it had yet to come.
+
+    Whatever comes is told why. `parts` is 0 while nobody knows how many there are; `came` are those that came.
+    """
 
     request_id: str
     cause: Cause
     message: str
-    expires: float
+    request: bool
+    parts: int = 0
+    came: set[int] = field(default_factory=set)
+    expires: float = 0.0
+
+    def lacks(self, part: int, parts: int) -> bool:
+        """True when part `part` of `parts` may belong to it and has not come."""
+        return self.parts in (0, parts) and part not in self.came
+
+    @property
+    def complete(self) -> bool:
+        """True when nothing more can come."""
+        return not self.request and 0 < self.parts <= len(self.came)
 
 
 class MissedHalves:
-    """Ended halves by room and sibling, oldest first, each to be met once.
+    """Ended hand-offs by room and sibling, oldest first; each half that comes late is met once.
 
     The router posts both halves of a request at the same time, so the halves of one room match in order; an equal
     request id on both sides is better evidence and goes first. Bounded: beyond `limit` an ended half is not remembered,
@@ -34,25 +49,34 @@ class MissedHalves:
     def __len__(self) -> int:
         return sum(len(rows) for rows in self._rows.values())
 
-    def remember(self, key: tuple[int, int], request_id: str, cause: Cause, message: str, now: float) -> None:
-        """Keep an ended half for a while."""
-        if len(self._expiry) >= self._limit:
+    def remember(self, key: tuple[int, int], missed: Missed, now: float) -> None:
+        """Keep an ended hand-off for a while, if anything of it may still come."""
+        if missed.complete or len(self._expiry) >= self._limit:
             return
-        expires = now + self._keep_s
-        self._rows.setdefault(key, deque()).append(Missed(request_id, cause, message, expires))
-        self._expiry.append((expires, key))
+        missed.expires = now + self._keep_s
+        self._rows.setdefault(key, deque()).append(missed)
+        self._expiry.append((missed.expires, key))
         self._timers.set(("missed", self), self._expiry[0][0])
 
-    def meet(self, key: tuple[int, int], request_id: str) -> Missed | None:
-        """Take the half that the newcomer `request_id` belongs to, if one has ended."""
-        rows = self._rows.get(key)
-        if rows is None:
-            return None
-        found = next((row for row in rows if row.request_id == request_id), rows[0])
-        rows.remove(found)
-        if not rows:
-            del self._rows[key]
+    def meet_request(self, key: tuple[int, int], request_id: str) -> Missed | None:
+        """The ended hand-off that the engine's request belongs to, if there is one."""
+        found = self._find(key, request_id, lambda row: row.request)
+        if found is not None:
+            found.request = False
+            self._drop_if_complete(key, found)
         return found
+
+    def meet_part(self, key: tuple[int, int], request_id: str, part: int, parts: int) -> Missed | None:
+        """The ended hand-off that an attempt for part `part` of `parts` belongs to, if there is one."""
+        return self._note_part(key, self._find(key, request_id, lambda row: row.lacks(part, parts)), part, parts)
+
+    def meet_superseded(self, key: tuple[int, int], request_id: str, part: int, parts: int) -> Missed | None:
+        """The same, where a successor of equal request id lives: only what it superseded can still be meant."""
+
+        def fits(row: Missed) -> bool:
+            return row.cause is Cause.SUPERSEDED and row.request_id == request_id and row.lacks(part, parts)
+
+        return self._note_part(key, self._find(key, request_id, fits), part, parts)
 
     def expire(self, now: float) -> None:
         """Forget what is due, and come back for the rest."""
@@ -65,3 +89,21 @@ class MissedHalves:
                     del self._rows[key]
         if self._expiry:
             self._timers.set(("missed", self), self._expiry[0][0])
+
+    def _note_part(self, key: tuple[int, int], found: Missed | None, part: int, parts: int) -> Missed | None:
+        if found is not None:
+            found.parts = parts
+            found.came.add(part)
+            self._drop_if_complete(key, found)
+        return found
+
+    def _find(self, key: tuple[int, int], request_id: str, fits: Callable[[Missed], bool]) -> Missed | None:
+        rows = [row for row in self._rows.get(key, ()) if fits(row)]
+        return next((row for row in rows if row.request_id == request_id), rows[0] if rows else None)
+
+    def _drop_if_complete(self, key: tuple[int, int], row: Missed) -> None:
+        if row.complete:
+            rows = self._rows[key]
+            rows.remove(row)
+            if not rows:
+                del self._rows[key]

@@ -21,6 +21,7 @@ from pdpool_connector.protocol.events import (
     PeerReady,
     Received,
     Unreachable,
+    Writer,
 )
 from pdpool_connector.protocol.outcome import Cause, TransferStatus
 from pdpool_connector.protocol.states import DecodeState
@@ -135,7 +136,10 @@ class DecodeConnector(Connector[DecodeTransfer]):
         """See `LinkOwner`."""
         named = ", ".join(f"{found.info.rank} ({found.info.incarnation[:8]})" for found in writers)
         log.info("linked with prefill %s, ranks %s", link.prefill, named)
-        self._drive(Linked(link.prefill, tuple(found.info.incarnation for found in writers)))
+        serving = tuple(
+            Writer(found.info.incarnation, found.writer.part, found.writer.parts, found.writer.aux) for found in writers
+        )
+        self._drive(Linked(link.prefill, serving))
 
     def link_lost(self, link: InstanceLink, peer: str, message: str) -> None:
         """See `LinkOwner`. Another address may lead to the same process; then it is lost by that one only."""

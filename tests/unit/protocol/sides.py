@@ -19,6 +19,7 @@ from pdpool_connector.protocol.events import (
     Tick,
     Write,
     WriteEnded,
+    Writer,
     WriteResult,
 )
 from pdpool_connector.protocol.outcome import TransferStatus
@@ -99,15 +100,17 @@ class Prefill(Side):
 
 
 class Decode(Side):
-    def __init__(self, timing: Timing = TIMING, writers: tuple[str, ...] = (PREFILL,), *, linked: bool = True) -> None:
+    def __init__(self, timing: Timing = TIMING, writers: tuple[str | Writer, ...] = (PREFILL,), *, linked: bool = True):
         super().__init__(DecodeMachine(DECODE, timing))
-        self.writers = writers
+        self.writers = tuple(
+            one if isinstance(one, Writer) else Writer(one, writes_aux=at == 0) for at, one in enumerate(writers)
+        )
         if linked:
             self.link()
 
     def link(self) -> list[Effect]:
         for writer in self.writers:
-            self.do(PeerReady(writer, 1))
+            self.do(PeerReady(writer.incarnation, 1))
         return self.do(Linked("p:1", self.writers))
 
     def open(self, handle: int = 1, *, room: int = 7, rid: str = "r", pages=(8, 9), prefix: int = 0, deadline_s=30.0):
@@ -134,8 +137,9 @@ def open_frame(number: int = 1, *, peer: str = DECODE, room: int = 7, sibling: i
         "aux_slot": 3,
         "deadline_s": 30.0,
     }
-    return f.Open(**about(number, sender=peer, room=room, sibling=sibling), **(fields | changes))
+    return f.Open(**(about(number, sender=peer, room=room, sibling=sibling) | fields | changes))
 
 
-def abort_frame(number: int = 1, *, rid: str = "r", **header: object) -> f.Abort:
-    return f.Abort(**about(number, **header), request_id=rid, cause="aborted", message="client left")
+def abort_frame(number: int = 1, *, rid: str = "r", part: int = 0, parts: int = 1, **header: object) -> f.Abort:
+    said = {"request_id": rid, "cause": "aborted", "message": "client left", "part": part, "parts": parts}
+    return f.Abort(**about(number, **header), **said)

@@ -91,5 +91,6 @@ def test_a_transition_outside_the_table_is_an_error(make) -> None:
     side.request() if make is Prefill else side.open()
     machine = side.machine
     item = next(iter((machine._by_handle if make is Prefill else machine._attempts).values()))
+    item = item.unclaimed if make is Prefill else item
     with pytest.raises(TransitionError):
         machine._move(item, Cue.QUIET)
