@@ -33,7 +33,7 @@ from pdpool_connector.protocol.events import (
     Writer,
     WriteResult,
 )
-from pdpool_connector.protocol.frames import Frame, decode, encode
+from pdpool_connector.protocol.frames import VERSION_MAX, Frame, decode, encode
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.states import TransitionError
@@ -291,8 +291,8 @@ class World:
                     self.do(decode_side, Unreachable(prefill, Cause.PEER_LOST, "simulated"))
                     continue
                 self.paired.add(link)
-                self.do(process, PeerReady(decode_side.incarnation, 1))
-                self.do(decode_side, PeerReady(process.incarnation, 1))
+                self.do(process, PeerReady(decode_side.incarnation, VERSION_MAX))
+                self.do(decode_side, PeerReady(process.incarnation, VERSION_MAX))
                 self.do(decode_side, Linked(prefill, (Writer(process.incarnation),)))
 
     def unpair(self, link: tuple[str, str]) -> None:

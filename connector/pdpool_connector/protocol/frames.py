@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 VERSION_MIN = 1
-VERSION_MAX = 1
+VERSION_MAX = 2
 """Versions of this protocol that this code speaks; pairing settles on the highest that both sides know."""
 
 MAX_FRAME_BYTES = 4 * 1024 * 1024

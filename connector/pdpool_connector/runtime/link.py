@@ -19,6 +19,7 @@ from pdpool_connector.layout.memory import LayoutError
 from pdpool_connector.layout.pairing import Writer
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.outcome import Cause
+from pdpool_connector.protocol.versions import VersionMismatchError, negotiate
 from pdpool_connector.runtime.link_rank import Line
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.runtime.stats import LinkStats
@@ -290,9 +291,9 @@ class InstanceLink:
 
 def _misfit(found: Sequence[Found]) -> str | None:
     """Why these ranks cannot be spoken to, found out before they are."""
-    for info, _ in found:
-        oldest, newest = info.protocol
-        if newest < f.VERSION_MIN or oldest > f.VERSION_MAX:
-            ours = f"{f.VERSION_MIN}..{f.VERSION_MAX}"
-            return f"protocol version is {oldest}..{newest} at rank {info.rank} of prefill and {ours} at decode"
+    for info, writer in found:
+        try:
+            negotiate(*info.protocol, direction=info.direction, parts=writer.parts)
+        except VersionMismatchError as error:
+            return f"rank {info.rank} of prefill cannot be spoken to: {error}"
     return None

@@ -25,6 +25,7 @@ from pdpool_connector.protocol.events import (
 )
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.states import PrefillState as S
+from pdpool_connector.protocol.versions import VersionMismatchError, negotiate
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
@@ -175,13 +176,12 @@ class PrefillConnector(Connector[PrefillTransfer]):
             self._pair(hello, arrival)
 
     def _pair(self, hello: f.Hello, arrival: Arrival) -> None:
-        version = min(hello.version, f.VERSION_MAX)
-        if version < max(hello.oldest_version, f.VERSION_MIN):
-            theirs, ours = f"{hello.oldest_version}..{hello.version}", f"{f.VERSION_MIN}..{f.VERSION_MAX}"
-            self._refuse(arrival.route, f"protocol version is {ours} at prefill and {theirs} at decode", retry=False)
-            return
         try:
+            version = negotiate(hello.oldest_version, hello.version, direction=self.config.direction)
             remote = decode_remote(hello.memory)
+        except VersionMismatchError as error:
+            self._refuse(arrival.route, str(error), retry=False)
+            return
         except LayoutError as error:
             self._refuse(arrival.route, f"decode's memory is not valid: {error}", retry=False)
             return

@@ -18,6 +18,7 @@ from pdpool_connector.protocol.events import (
     Writer,
     WriteResult,
 )
+from pdpool_connector.protocol.frames import VERSION_MAX
 from pdpool_connector.protocol.prefill import PrefillMachine
 
 from tests.unit.protocol.sides import TIMING, Side, ids
@@ -42,8 +43,8 @@ class Instances:
             linked = []
             for writer, aux in writers:
                 there = self.prefill[writer].machine.incarnation
-                self.do(self.prefill[writer], PeerReady(self.decode[rank].machine.incarnation, 1))
-                self.do(self.decode[rank], PeerReady(there, 1))
+                self.do(self.prefill[writer], PeerReady(self.decode[rank].machine.incarnation, VERSION_MAX))
+                self.do(self.decode[rank], PeerReady(there, VERSION_MAX))
                 linked.append(Writer(there, served[writer].index(rank), len(served[writer]), aux))
             self.do(self.decode[rank], Linked("p:1", tuple(linked)))
 

@@ -84,7 +84,7 @@ class Prefill(Side):
     def __init__(self, timing: Timing = TIMING, *peers: str) -> None:
         super().__init__(PrefillMachine(PREFILL, timing))
         for peer in peers or (DECODE,):
-            self.do(PeerReady(peer, 1))
+            self.do(PeerReady(peer, f.VERSION_MAX))
 
     def request(self, handle: int = 1, *, room: int = 7, sibling: int = 0, rid: str = "r", deadline_s: float = 30.0):
         return self.do(OpenRequest(handle, room, sibling, rid, deadline_s))
@@ -110,7 +110,7 @@ class Decode(Side):
 
     def link(self) -> list[Effect]:
         for writer in self.writers:
-            self.do(PeerReady(writer.incarnation, 1))
+            self.do(PeerReady(writer.incarnation, f.VERSION_MAX))
         return self.do(Linked("p:1", self.writers))
 
     def open(self, handle: int = 1, *, room: int = 7, rid: str = "r", pages=(8, 9), prefix: int = 0, deadline_s=30.0):
@@ -121,7 +121,7 @@ def about(number: int = 1, *, sender: str = DECODE, room: int = 7, sibling: int 
     """Header of a frame about one of DECODE's attempts."""
     decode = sender if sender in (DECODE, DECODE_2) else DECODE
     return {
-        "version": 1,
+        "version": f.VERSION_MAX,
         "sender": sender,
         "attempt": f.AttemptId(decode, number),
         "room": room,

@@ -183,7 +183,7 @@ def test_an_unreachable_prefill_fails_what_waits_for_it() -> None:
 
 def test_a_lost_writer_fails_its_attempts_only_and_holds_their_pages() -> None:
     side = Decode()
-    side.do(PeerReady(PREFILL_2, 1))
+    side.do(PeerReady(PREFILL_2, f.VERSION_MAX))
     side.do(Linked("q:1", (Writer(PREFILL_2),)))
     side.open(1)
     side.do(OpenAttempt(2, "q:1", 7, 0, "r", ids(1), 0, 0, 30.0))
@@ -224,7 +224,7 @@ def test_a_restarted_prefill_does_not_end_the_holds_of_its_former_life() -> None
     side = Decode()
     side.open()
     side.do(PeerLost(PREFILL, "connection ended"))
-    side.do(PeerReady(PREFILL_2, 1))
+    side.do(PeerReady(PREFILL_2, f.VERSION_MAX))
     side.do(Linked("p:1", (Writer(PREFILL_2),)))
     stranger = side.hear(said(f.Drained, sender=PREFILL_2))
     assert [effect.reason for effect in stranger if isinstance(effect, Ignored)] == ["stranger"]

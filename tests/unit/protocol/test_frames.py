@@ -12,10 +12,12 @@ from pdpool_connector.protocol.outcome import Cause, told_by_peer
 from tests.unit.protocol.sides import abort_frame, about, open_frame
 
 EVERY = [
-    f.Hello(version=1, oldest_version=1, sender="a" * 32, address="10.0.0.1:8999", memory=b"m"),
-    f.HelloOk(version=1, sender="a" * 32, memory=b"m"),
-    f.HelloRefused(version=1, sender="a" * 32, reason="page_tokens is 16 here and 32 at the peer", retry=False),
-    f.Goodbye(version=1, sender="a" * 32, reason="bye"),
+    f.Hello(version=f.VERSION_MAX, oldest_version=1, sender="a" * 32, address="10.0.0.1:8999", memory=b"m"),
+    f.HelloOk(version=f.VERSION_MAX, sender="a" * 32, memory=b"m"),
+    f.HelloRefused(
+        version=f.VERSION_MAX, sender="a" * 32, reason="page_tokens is 16 here and 32 at the peer", retry=False
+    ),
+    f.Goodbye(version=f.VERSION_MAX, sender="a" * 32, reason="bye"),
     open_frame(),
     f.Accepted(**about()),
     f.Sending(**about()),
@@ -65,7 +67,7 @@ def test_damaged_frames_are_refused_or_are_other_frames(frame: f.Frame, data: st
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"version": 2}, "version"),
+        ({"version": f.VERSION_MAX + 1}, "version"),
         ({"version": 0}, "version"),
         ({"room": -1}, "malformed"),
         ({"room": 2**63}, "malformed"),

@@ -405,7 +405,7 @@ def test_a_peer_that_comes_back_learns_the_verdict_by_asking() -> None:
     side.opened()
     side.do(PeerLost(DECODE, "connection ended"))
     assert sent(side.hear(query())) == []
-    side.do(PeerReady(DECODE, 1))
+    side.do(PeerReady(DECODE, f.VERSION_MAX))
     (drained,) = sent(side.hear(query()), f.Drained)
     assert drained.cause == Cause.PEER_LOST
 

@@ -388,5 +388,5 @@ def test_peers_that_come_back_hear_the_end_of_their_own_part() -> None:
     side = two_parts()
     side.opened(1, peer=DECODE_2, part=1, parts=2)
     side.do(PeerLost(DECODE, "connection ended"))
-    side.do(PeerReady(DECODE, 1))
+    side.do(PeerReady(DECODE, f.VERSION_MAX))
     assert names(side.hear(f.Query(**about(1)))) == ["Drained"]
