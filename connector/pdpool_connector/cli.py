@@ -6,12 +6,16 @@ from contextlib import contextmanager
 
 import click
 
+from pdpool_connector.console.commands import connector
 from pdpool_connector.reference.options import engine_options, make_options
 
 
 @click.group()
 def main() -> None:
     """Prefill/decode disaggregated LLM serving."""
+
+
+main.add_command(connector)
 
 
 @main.command()

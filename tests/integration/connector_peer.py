@@ -190,8 +190,10 @@ class _Connector:
         self.transfers = {}
         host = options.pop("host", "127.0.0.1")
         plan.MAX_CHUNK_BYTES = options.pop("chunk_bytes", plan.MAX_CHUNK_BYTES)
+        flight_dir = options.pop("flight_dir", None)
         config = ConnectorConfig(
             host,
+            flight_dir=None if flight_dir is None else Path(flight_dir),
             admin_port=0,
             backend=backend,
             timing=Timing(**options.pop("timing", {})),

@@ -40,6 +40,8 @@ class Machine(Generic[State]):
         self.census: Census[State] = Census(labels)
         self.timing = timing
         self.draining = False
+        self.fired: list[tuple[str, Hashable]] = []
+        """Timers that the last tick found due, for whoever records what happened."""
         self._now = 0.0
         self._timers: Timers[tuple[str, Hashable]] = Timers()
         self._effects: list[Effect] = []
@@ -67,8 +69,10 @@ class Machine(Generic[State]):
         return effects
 
     def _on_tick(self, _: Tick) -> None:
+        self.fired = []
         while (due := self._timers.pop_due(self._now)) is not None:
             kind, key = due
+            self.fired.append(due)
             try:
                 self._on_timer[kind](key)
             except Exception:

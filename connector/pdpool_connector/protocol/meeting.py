@@ -176,6 +176,7 @@ class MeetingMachine(Machine[PrefillState], ABC):
             return
         if self._graves.get(offer.attempt) is not None:
             self._verdicts.tell(offer.attempt, self._now)
+            self._ignore("stale", f"Open for attempt {offer.attempt}, which has ended")
             return
         there = self._by_key.get((offer.room, offer.sibling))
         if there is not None and _supersedes(offer, there):
@@ -369,7 +370,9 @@ class MeetingMachine(Machine[PrefillState], ABC):
         exchange = self._by_attempt.get(frame.attempt)
         if exchange is not None:
             self._fail(exchange.handoff, cause, frame.message)
-        elif not self._verdicts.answer(frame, self._now):
+        elif self._verdicts.answer(frame, self._now):
+            self._ignore("stale", f"Abort for attempt {frame.attempt}, which has ended")
+        else:
             self._abort_unseen(frame, cause)
 
     def _abort_unseen(self, frame: f.Abort, cause: Cause) -> None:

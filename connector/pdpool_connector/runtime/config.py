@@ -3,6 +3,7 @@
 import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from pdpool_connector.layout.pairing import Part, check_instance
@@ -37,7 +38,8 @@ class ConnectorConfig:
     own. `connect_deadline_s`: how long decode tries to reach a prefill before it fails what waits for it.
     `allowed_networks`: CIDR blocks in which a bootstrap host may lie, and from which ranks may register.
     `frame_filter`: fault injection for tests and for the reference engine's fault knobs. `timing`: intervals and bounds
-    of the protocol.
+    of the protocol. `flight_dir`: where the stories of failed hand-offs are written (bounds: see `flight.files`); None
+    records nothing.
 
     `instance`: the part of the model that each rank of this instance holds, in the order of ranks (`shard_model` makes
     it); () means that this rank is all there is. `rank`: which of them this is. `registry`: "host:port" of the
@@ -62,6 +64,7 @@ class ConnectorConfig:
     bind_host: str | None = None
     frame_filter: FrameFilter | None = None
     timing: Timing = field(default_factory=Timing)
+    flight_dir: Path | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""

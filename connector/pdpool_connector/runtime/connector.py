@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import zmq
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from pdpool_connector.engines import open_engine
+from pdpool_connector.flight.files import Flight, Speaker
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, encode_remote
 from pdpool_connector.layout.pairing import Part, part_of
 from pdpool_connector.protocol.decode import DecodeMachine
@@ -62,7 +63,7 @@ class Connector(ABC, Generic[AnyTransfer]):
     wake the scheduler. `registry`, when given, gets the `pdpool_connector_*` metrics.
     """
 
-    role: str
+    role: Literal["prefill", "decode"]
 
     def __init__(
         self,
@@ -97,6 +98,7 @@ class Connector(ABC, Generic[AnyTransfer]):
         self._closed = False
         self._shutting_down = False
         self._settled = threading.Event()
+        self._flight = self._open_flight()
         self._snapshot_at = 0.0
         self._snapshot = self._take_snapshot(self._born)
 
@@ -153,6 +155,8 @@ class Connector(ABC, Generic[AnyTransfer]):
             self._reactor.post(self._say_goodbye)
             workers_ended = self._join_workers(deadline)
             stopped = self._reactor.stop(max(deadline - time.monotonic(), 0.5))
+            if self._flight is not None:
+                stopped &= self._flight.close(max(deadline - time.monotonic(), 0.5))
             self._http.close()
             if self._registry is not None:
                 self._registry.unregister(self._collector)
@@ -266,27 +270,37 @@ class Connector(ABC, Generic[AnyTransfer]):
 
     def _drive(self, event: Event) -> None:
         """Run the machine, perform what it says, and keep a fault within the attempt that met it."""
-        try:
-            effects = self._machine.handle(event, time.monotonic())
-        except Exception:
-            self._reactor.faults += 1
-            log.exception("the %s machine failed on %s", self.role, type(event).__name__)
-            effects = self._give_up_after_fault(event)
+        effects = self._handle(event)
         for effect in effects:
             self._reactor.guard(partial(self._apply, effect))
         if (due := self._machine.next_deadline) is not None:
             self._reactor.at("machine", due, lambda: self._drive(Tick()))
 
+    def _handle(self, event: Event) -> list[Effect]:
+        now = time.monotonic()
+        try:
+            effects = self._machine.handle(event, now)
+        except Exception as error:
+            self._reactor.faults += 1
+            log.exception("the %s machine failed on %s", self.role, type(event).__name__)
+            if self._flight is not None:
+                self._flight.note(event, now, (), self._machine.fired, type(error).__name__)
+            return self._give_up_after_fault(event)
+        if self._flight is not None:
+            self._flight.note(event, now, effects, self._machine.fired)
+        return effects
+
     def _give_up_after_fault(self, event: Event) -> list[Effect]:
         handle = getattr(event, "handle", None)
         if not isinstance(handle, int) or isinstance(event, AbortTransfer):
             return []
-        abort = AbortTransfer(handle, "a fault in the connector; see its log", Cause.INTERNAL)
-        try:
-            return self._machine.handle(abort, time.monotonic())
-        except Exception:
-            log.exception("the %s machine failed on the abort, too", self.role)
-            return []
+        return self._handle(AbortTransfer(handle, "a fault in the connector; see its log", Cause.INTERNAL))
+
+    def _open_flight(self) -> Flight | None:
+        if self.config.flight_dir is None:
+            return None
+        speaker = Speaker(self.role, self.config.rank, self.incarnation, self._machine.timing)
+        return Flight(self.config.flight_dir, speaker)
 
     def _apply(self, effect: Effect) -> None:
         match effect:
@@ -312,6 +326,8 @@ class Connector(ABC, Generic[AnyTransfer]):
         transfer = self._transfers.get(handle)
         if transfer is None:
             return
+        if status.ended and self._flight is not None:
+            self._flight.ended(handle, status, time.monotonic())
         if status.ended and not transfer.status.ended:
             self._count_end(status)
         transfer.status = status

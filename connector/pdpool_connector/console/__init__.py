@@ -1,0 +1,1 @@
+"""`pdpool connector …`: what a person asks of connectors, live or after the fact."""

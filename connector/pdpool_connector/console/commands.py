@@ -1,0 +1,44 @@
+"""The commands of `pdpool connector`."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from pdpool_connector.console.story import event_line, story
+from pdpool_connector.flight.record import RecordError, decode_record
+from pdpool_connector.flight.replay import replay as run_again
+
+
+@click.group()
+def connector() -> None:
+    """Look at connectors, live or after the fact."""
+
+
+@connector.command()
+@click.option("--quiet", is_flag=True, help="Print the verdict only.")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def replay(file: Path, *, quiet: bool) -> None:
+    """Tell the story of a failed hand-off from its flight record, and run it through the protocol's machine again.
+
+    A record is written to the connector's `flight_dir` when a hand-off fails. Exit code 0: the machine of this version
+    does what that one did. 1: it does not; the first difference is shown. 2: FILE is no record, or cannot be replayed.
+    """
+    try:
+        record = decode_record(file.read_bytes())
+        if not quiet:
+            for line in story(record):
+                click.echo(line)
+        result = run_again(record)
+    except (OSError, RecordError) as error:
+        click.echo(f"{file}: {error}", err=True)
+        sys.exit(2)
+    counts = f"events={result.events} effects={result.effects}"
+    if (difference := result.difference) is None:
+        click.echo(f"replay ok: {counts} differences=0")
+        return
+    click.echo(f"step {difference.step}, {event_line(difference.event)}")
+    click.echo(f"  recorded: {difference.recorded}")
+    click.echo(f"  replayed: {difference.replayed}")
+    click.echo(f"replay differs: {counts} first difference at step {difference.step}")
+    sys.exit(1)

@@ -1,0 +1,169 @@
+"""Records on their way into a directory, on a thread of their own; bounded in number, bytes and rate."""
+
+import contextlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Full, Queue
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from pdpool_connector.flight.record import SUFFIX, Header, Record, Step, encode_record
+from pdpool_connector.flight.recorder import Noted, Recorder, Telling
+from pdpool_connector.protocol.events import Tick
+from pdpool_connector.protocol.outcome import TransferStatus
+from pdpool_connector.protocol.timing import Timing
+
+log = logging.getLogger(__name__)
+
+MAX_FILES: Final = 256
+MAX_BYTES: Final = 64 << 20
+"""Bounds on all records in the directory; the oldest are removed first."""
+BURST: Final = 32
+PER_SECOND: Final = 4.0
+"""A storm of failures writes this many records at once and then so many a second: the first tell the story."""
+QUEUE: Final = 64
+
+_INCARNATION = re.compile(rb"[0-9a-f]{32}")
+
+
+class Speaker(NamedTuple):
+    """Whose machine it is."""
+
+    role: Literal["prefill", "decode"]
+    rank: int
+    incarnation: str
+    timing: Timing
+
+
+class Flight:
+    """One connector's recorder, and the thread that writes failed stories into `directory` (made if it is not there).
+
+    Raises OSError when the directory cannot be made. `note` and `ended` are for the owner thread.
+    """
+
+    def __init__(self, directory: Path, speaker: Speaker, clock: Callable[[], float] = time.monotonic) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory, self._speaker, self._clock = directory, speaker, clock
+        self._recorder = Recorder(speaker.incarnation, speaker.timing.verdict_s)
+        self.note = self._recorder.note
+        self._tokens, self._filled = float(BURST), clock()
+        self._taken: set[int] = set()
+        self._queue: Queue[tuple[int, Telling, TransferStatus, float] | None] = Queue(QUEUE)
+        self.skipped = 0
+        """Failed hand-offs whose story was not written: too many at a time, or evicted before the end."""
+        self.unwritten = 0
+        """Records that the directory would not take; each is logged."""
+        self._thread = threading.Thread(target=self._run, name="pdpool-flight", daemon=True)
+        self._thread.start()
+
+    def ended(self, handle: int, status: TransferStatus, now: float) -> None:
+        """A hand-off was reported ended: a failed one is written, and once more when its pages become free."""
+        failed = status.cause is not None
+        if failed and self._wanted(handle, releasable=status.releasable):
+            self._queue_up(handle, self._recorder.tell(handle), status, now)
+        self._recorder.ended(handle, now, failed=failed, releasable=status.releasable)
+
+    def close(self, timeout_s: float) -> bool:
+        """Write what is queued and end the thread; True when it has ended within the time."""
+        with contextlib.suppress(Full):
+            self._queue.put(None, timeout=timeout_s)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _queue_up(self, handle: int, telling: Telling | None, status: TransferStatus, now: float) -> None:
+        if telling is None or self._queue.full():
+            self.skipped += 1
+        else:
+            self._queue.put_nowait((handle, telling, status, now))  # nobody else puts
+
+    def _wanted(self, handle: int, *, releasable: bool) -> bool:
+        if handle in self._taken:
+            if releasable:
+                self._taken.discard(handle)
+            return True
+        now = self._clock()
+        self._tokens = min(BURST, self._tokens + (now - self._filled) * PER_SECOND)
+        self._filled = now
+        if self._tokens < 1:
+            self.skipped += 1
+            return False
+        self._tokens -= 1
+        if not releasable:
+            self._taken.add(handle)
+        return True
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                self._write(*item)
+            except Exception:
+                self.unwritten += 1
+                log.exception("a flight record could not be written to %s", self._directory)
+
+    def _write(self, handle: int, telling: Telling, status: TransferStatus, now: float) -> None:
+        data = encode_record(self._record(handle, telling, status, now))
+        name = f"{self._speaker.role}-{self._speaker.incarnation[:8]}-{handle}-room{telling.room}{SUFFIX}"
+        path = self._directory / name
+        unfinished = path.with_suffix(".part")
+        unfinished.write_bytes(data)
+        unfinished.replace(path)
+        prune(self._directory)
+
+    def _record(self, handle: int, telling: Telling, status: TransferStatus, now: float) -> Record:
+        header = Header(
+            **self._speaker._asdict(),
+            room=telling.room,
+            sibling=telling.sibling,
+            request_id=telling.request_id,
+            handle=handle,
+            cause=status.cause.value if status.cause is not None else "",
+            message=status.message,
+            releasable=status.releasable,
+            missing=telling.missing,
+            wall=time.time(),
+            at=now,
+        )
+        return Record(header, merged(telling))
+
+
+def merged(telling: Telling) -> tuple[Step, ...]:
+    """A story's own steps and, of what concerned everybody, that which names a process or a prefill of the story."""
+    own = telling.steps
+    seen = {noted.order for noted in own}
+    text = b"".join(msgspec.json.encode(noted.event) + msgspec.json.encode(noted.effects) for noted in own)
+    prefills = {name for noted in own if (name := getattr(noted.event, "prefill", None)) is not None}
+    linked = [noted for noted in telling.wide if getattr(noted.event, "prefill", None) in prefills]
+    text += b"".join(msgspec.json.encode(noted.event) for noted in linked)
+    processes = {found.decode() for found in _INCARNATION.findall(text)}
+
+    def bears(noted: Noted) -> bool:
+        if isinstance(noted.event, Tick) and own and noted.order < own[0].order:
+            return False
+        peer, prefill = (getattr(noted.event, name, None) for name in ("peer", "prefill"))
+        return (peer is None or peer in processes) and (prefill is None or prefill in prefills)
+
+    wide = [noted for noted in telling.wide if noted.order not in seen and bears(noted)]
+    steps = sorted([*wide, *own], key=lambda noted: noted.order)
+    return tuple(Step(noted.at, noted.event, noted.effects, noted.fault) for noted in steps)
+
+
+def prune(directory: Path, max_files: int = MAX_FILES, max_bytes: int = MAX_BYTES) -> None:
+    """Remove the oldest records until the rest is within both bounds. Others may prune the same directory."""
+    found: list[tuple[int, int, Path]] = []
+    for entry in os.scandir(directory):
+        if entry.name.endswith(SUFFIX):
+            with contextlib.suppress(FileNotFoundError):
+                facts = entry.stat()
+                found.append((facts.st_mtime_ns, facts.st_size, Path(entry.path)))
+    found.sort(reverse=True)
+    total = 0
+    for index, (_, size, path) in enumerate(found):
+        total += size
+        if index >= max_files or total > max_bytes:
+            path.unlink(missing_ok=True)

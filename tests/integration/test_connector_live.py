@@ -1,0 +1,131 @@
+"""What real processes show of themselves: flight records that replay, metrics, logs."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pdpool_connector.cli import main
+from pdpool_connector.flight.record import SUFFIX, Record, decode_record
+
+from tests.integration.connector_peer import Side
+
+TIMING = {"drain_s": 1.0, "retry_first_s": 0.05, "retry_max_s": 0.5, "query_s": 0.5, "verdict_s": 4.0, "acked_s": 0.5}
+
+
+@pytest.fixture
+def sides(tmp_path):
+    """Make sides that record their flights below `tmp_path/role`; all are ended, and must exit cleanly."""
+    made: list[Side] = []
+
+    def make(role: str, **options) -> Side:
+        options = {"timing": TIMING, "request_deadline_s": 20.0, "flight_dir": str(tmp_path / role), **options}
+        made.append(Side(role, "local", **options))
+        return made[-1]
+
+    yield make
+    codes = [side.end() for side in reversed(made)]
+    assert set(codes) <= {0, -signal.SIGKILL}, codes
+
+
+def meet(prefill: Side, decode: Side, room: int, name: str) -> None:
+    prefill.open(name, room)
+    decode.open(name, room, prefill=prefill.bootstrap, pages=[8, 3], aux_slot=5)
+
+
+def records(directory: Path) -> dict[str, Record]:
+    """Records by request id."""
+    found = [decode_record(path.read_bytes()) for path in directory.glob(f"*{SUFFIX}")]
+    return {record.header.request_id: record for record in found}
+
+
+def replayed(directory: Path) -> list[str]:
+    """Output of `pdpool connector replay` for each record."""
+    outputs = []
+    for path in sorted(directory.glob(f"*{SUFFIX}")):
+        result = CliRunner().invoke(main, ["connector", "replay", str(path)])
+        assert result.exit_code == 0, result.output
+        outputs.append(result.output)
+    return outputs
+
+
+def test_failed_and_aborted_hand_offs_are_written_by_both_sides_and_replay_through_the_machines(
+    sides, tmp_path
+) -> None:
+    prefill, decode = sides("prefill"), sides("decode")
+    for room in range(3):
+        meet(prefill, decode, room, f"good{room}")
+        prefill.send(f"good{room}", [1, 2])
+        decode.until(f"good{room}", "done")
+    meet(prefill, decode, 7, "aborted")
+    prefill.until("aborted", "ready")
+    prefill.call("hold_writes")
+    prefill.send("aborted", [1, 2])
+    prefill.settle(lambda stats: stats["held_writes"] == 1)
+    decode.abort("aborted")
+    decode.until("aborted", "ended")
+    prefill.until("aborted", "ended")
+    prefill.call("release_writes")
+    meet(prefill, decode, 8, "invalid")
+    prefill.send("invalid", [1, 2, 3])
+    for side in (prefill, decode):
+        side.until("aborted", "releasable")
+        side.until("invalid", "releasable")
+        assert side.end() == 0
+    for role in ("prefill", "decode"):
+        found = records(tmp_path / role)
+        assert set(found) == {"aborted", "invalid"}
+        assert all(record.header.releasable for record in found.values())
+        outputs = replayed(tmp_path / role)
+        assert all("replay ok: events=" in output and "differences=0" in output for output in outputs)
+    ours, theirs = records(tmp_path / "prefill"), records(tmp_path / "decode")
+    assert (ours["aborted"].header.cause, theirs["aborted"].header.cause) == ("peer_aborted", "aborted")
+    assert ours["invalid"].header.cause == theirs["invalid"].header.cause == "invalid"
+
+
+def test_a_hand_off_whose_peer_dies_is_recorded_while_its_pages_are_held_and_again_when_fenced(sides, tmp_path) -> None:
+    prefill, decode = sides("prefill"), sides("decode")
+    meet(prefill, decode, 7, "orphan")
+    prefill.until("orphan", "ready")
+    prefill.call("hold_writes")
+    prefill.send("orphan", [1, 2])
+    prefill.settle(lambda stats: stats["held_writes"] == 1)
+    prefill.kill()
+    assert decode.until("orphan", "ended")["cause"] == "peer_lost"
+    decode.settle(lambda stats: stats["holds"] == 1)
+    deadline = time.monotonic() + 10
+    while not (found := records(tmp_path / "decode")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not found["orphan"].header.releasable
+    decode.call("fence", incarnation=prefill.incarnation)
+    decode.until("orphan", "releasable")
+    assert decode.end() == 0
+    assert records(tmp_path / "decode")["orphan"].header.releasable
+    (output,) = replayed(tmp_path / "decode")
+    assert "Fenced" in output
+    assert "PeerLost" in output
+
+
+def test_a_record_that_tells_otherwise_than_the_machine_is_shown_with_its_first_difference(sides, tmp_path) -> None:
+    prefill = sides("prefill")
+    prefill.open("alone", 3)
+    prefill.abort("alone")
+    prefill.until("alone", "releasable")
+    assert prefill.end() == 0
+    (path,) = (tmp_path / "prefill").glob(f"*{SUFFIX}")
+    changed = tmp_path / "changed"
+    changed.write_bytes(path.read_bytes().replace(b'"phase":"failed"', b'"phase":"done"'))
+    result = CliRunner().invoke(main, ["connector", "replay", "--quiet", str(changed)])
+    assert result.exit_code == 1
+    assert "first difference at step 2" in result.output
+    assert "Phase.DONE" in result.output
+
+
+def test_a_file_that_is_no_record_is_refused(tmp_path) -> None:
+    path = tmp_path / "x"
+    path.write_text("{}")
+    result = CliRunner().invoke(main, ["connector", "replay", str(path)])
+    assert result.exit_code == 2
+    assert "line 1 is no header" in result.output

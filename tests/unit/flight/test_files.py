@@ -1,0 +1,78 @@
+"""Records leave the process bounded: in rate, in number, in bytes, and without harm when the disk says no."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from pdpool_connector.flight import files
+from pdpool_connector.flight.files import BURST, Flight, Speaker, prune
+from pdpool_connector.flight.record import SUFFIX, decode_record
+from pdpool_connector.protocol.events import OpenRequest
+from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
+from pdpool_connector.protocol.prefill import PrefillMachine
+from pdpool_connector.protocol.timing import Timing
+
+ME = "a" * 32
+FAILED = TransferStatus(Phase.FAILED, Cause.TIMED_OUT, "late", releasable=True)
+
+
+def flight(directory: Path, clock=time.monotonic) -> Flight:
+    return Flight(directory, Speaker("prefill", 0, ME, Timing()), clock)
+
+
+def fail(recorder: Flight, handle: int) -> None:
+    machine = PrefillMachine(ME)
+    event = OpenRequest(handle, handle, 0, f"r{handle}", 9.0)
+    recorder.note(event, 1.0, machine.handle(event, 1.0))
+    recorder.ended(handle, FAILED, 2.0)
+
+
+def test_a_storm_of_failures_writes_a_burst_and_then_a_few_a_second(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(files, "QUEUE", 1000)
+    now = [0.0]
+    recorder = flight(tmp_path, lambda: now[0])
+    for handle in range(BURST + 10):
+        fail(recorder, handle)
+    assert recorder.skipped == 10
+    now[0] += 1.0
+    for handle in range(100, 110):
+        fail(recorder, handle)
+    assert recorder.skipped == 10 + 10 - files.PER_SECOND
+    assert recorder.close(10)
+    assert len(list(tmp_path.glob(f"*{SUFFIX}"))) == BURST + files.PER_SECOND
+
+
+def test_what_is_written_can_be_read_and_no_part_of_a_file_is_left(tmp_path) -> None:
+    recorder = flight(tmp_path / "made" / "for it")
+    fail(recorder, 1)
+    assert recorder.close(10)
+    (path,) = (tmp_path / "made" / "for it").iterdir()
+    header = decode_record(path.read_bytes()).header
+    assert (header.room, header.request_id, header.cause, header.message) == (1, "r1", "timed_out", "late")
+
+
+def test_a_directory_that_takes_nothing_is_counted_and_ends_nothing(tmp_path, caplog) -> None:
+    recorder = flight(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    fail(recorder, 1)
+    assert recorder.close(10)
+    assert recorder.unwritten == 1
+    assert "could not be written" in caplog.text
+
+
+def test_a_directory_that_cannot_be_made_is_an_error_at_the_start(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        flight(tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize(("max_files", "max_bytes"), [(3, 10**6), (100, 30)])
+def test_the_oldest_records_are_removed_first_and_other_files_never(tmp_path, max_files, max_bytes) -> None:
+    (tmp_path / "other").write_bytes(b"x" * 1000)
+    for index in range(6):
+        path = tmp_path / f"{index}{SUFFIX}"
+        path.write_bytes(b"x" * 10)
+        os.utime(path, (index, index))
+    prune(tmp_path, max_files, max_bytes)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*(f"{i}{SUFFIX}" for i in (3, 4, 5)), "other"]
