@@ -94,6 +94,10 @@ bench-model: $(READY) ## Speed of the reference model on this machine
 bench-dataplane: $(READY) ## Data planes beside memcpy and raw NIXL, ratios in one run
 	@$(PY) -m dev.bench.dataplane
 
+.PHONY: soak
+soak: $(READY) ## 100 000 aborted hand-offs over real data planes, every byte watched (ARGS='--aborts 2000')
+	@$(PY) -m dev.soak $(ARGS)
+
 .PHONY: dist
 dist: $(READY) ## Build the wheel and the source distribution into dist/
 	$(VENV)/bin/uv build -q --out-dir dist

@@ -1,0 +1,30 @@
+"""The soak's decode process with a safety mechanism taken out, to see that the soak notices.
+
+`PDPOOL_BREAK` names which: `release` gives pages back when a hand-off ends, whatever is still on its way to them, as
+an engine does that frees on abort; `keep` forgets to forget what has ended.
+"""
+
+import os
+from dataclasses import replace
+
+from pdpool_connector import DecodeConnector
+
+from dev.soak.decode import main
+
+publish = DecodeConnector._publish
+
+
+def release(self, handle, status) -> None:
+    publish(self, handle, replace(status, releasable=True) if status.ended else status)
+
+
+def keep(self, handle, status) -> None:
+    kept = self._transfers.get(handle)
+    publish(self, handle, status)
+    if kept is not None:
+        self._transfers[handle] = kept
+
+
+if __name__ == "__main__":
+    DecodeConnector._publish = {"release": release, "keep": keep}[os.environ["PDPOOL_BREAK"]]
+    main()
