@@ -24,6 +24,7 @@ class Plane:
 
     engine: str
     env: dict[str, str] = field(default_factory=dict)
+    host: str = "127.0.0.1"
     lost: Poll = Poll.FAILED_UNSETTLED
 
 
@@ -31,8 +32,9 @@ PLANES = {
     "local": Plane("local", lost=Poll.FAILED_SETTLED),
     "nixl": Plane("nixl", {"UCX_NET_DEVICES": "lo"}),
     "nixl-tcp": Plane("nixl", {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}),
+    "mooncake": Plane("mooncake"),
 }
-OVER_TCP = ("nixl-tcp",)
+OVER_TCP = ("nixl-tcp", "mooncake")
 
 
 @contextmanager
@@ -45,7 +47,7 @@ def peers(plane, geometry, *roles, prefixes=()):
     try:
         for role, peer in zip(roles, opened, strict=True):
             name = f"{role}-{time.monotonic_ns():x}"
-            peer.post_open(plane.engine, name, target=role.isupper(), **geometry)
+            peer.post_open(plane.engine, name, host=plane.host, target=role.isupper(), **geometry)
         for peer in opened:
             peer.opened()
         yield opened

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 from pdpool_connector.engines import open_engine
 from pdpool_connector.engines.base import Chunk, EngineError, Op, Poll
+from pdpool_connector.engines.mooncake import MooncakeEngine
 from pdpool_connector.engines.nixl import NixlEngine
 from pdpool_connector.layout.arena import ArenaLocation, HostArena, MappedArena
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, decode_remote, encode_remote
@@ -69,9 +70,9 @@ class Peer:
         self.post(command, **arguments)
         return self.answer(timeout_s)
 
-    def post_open(self, engine: str, name: str, *, target: bool, **geometry) -> None:
+    def post_open(self, engine: str, name: str, *, target: bool, host: str, **geometry) -> None:
         self.name = name
-        self.post("open", engine=engine, name=name, target=target, **geometry)
+        self.post("open", engine=engine, name=name, target=target, host=host, **geometry)
 
     def opened(self) -> None:
         answer = self.answer()
@@ -111,11 +112,13 @@ class _Side:
     def __init__(self) -> None:
         self.handles = []
 
-    def open(self, engine, name, target, layers, pages, page_bytes, model="m", connect_timeout_s=None):
+    def open(self, engine, name, host, target, layers, pages, page_bytes, model="m", connect_timeout_s=None):
         if connect_timeout_s is None:
-            self.engine = open_engine(engine, name, target=target)
-        else:
+            self.engine = open_engine(engine, name, target=target, host=host)
+        elif engine == "nixl":
             self.engine = NixlEngine(name, target=target, connect_timeout_s=connect_timeout_s)
+        else:
+            self.engine = MooncakeEngine(name, host=host, connect_timeout_s=connect_timeout_s)
         stride = pages * page_bytes + GAP
         self.arena = HostArena(GAP + (2 * layers + 1) * stride)
         offsets = [GAP + index * stride for index in range(2 * layers + 1)]

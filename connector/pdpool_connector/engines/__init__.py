@@ -5,20 +5,30 @@ Every engine fulfils `base.Engine`; the runtime knows nothing else of them and g
 
 from __future__ import annotations
 
+from typing import Final
+
 from .base import Engine
 from .local import LocalEngine
+from .mooncake import MooncakeEngine
 from .nixl import NixlEngine
 
+BACKENDS: Final = ("nixl", "mooncake", "local")
+"""Names of the engines, as configuration and peers give them."""
 
-def open_engine(backend: str, incarnation: str, *, target: bool) -> Engine:
-    """The engine named `backend` ("nixl" or "local"); target: whether peers write into our memory or read from it.
 
+def open_engine(backend: str, incarnation: str, *, target: bool, host: str = "127.0.0.1") -> Engine:
+    """The engine named `backend`, one of `BACKENDS`.
+
+    incarnation: ours, random for each process. target: whether peers write into our memory or read from it. host:
+    address at which peers reach this process; NIXL finds it out by itself, and `local` needs none.
     Raises ValueError for an unknown name and EngineUnavailableError when the engine cannot work here.
     """
     match backend:
         case "nixl":
             return NixlEngine(incarnation, target=target)
+        case "mooncake":
+            return MooncakeEngine(incarnation, host=host)
         case "local":
             return LocalEngine()
         case _:
-            raise ValueError(f"backend is {backend!r}, must be 'nixl' or 'local'")
+            raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")

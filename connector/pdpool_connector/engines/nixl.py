@@ -36,14 +36,13 @@ from .base import (
     UnknownPeerError,
 )
 from .nixl_agent import Block, NixlAgent, NixlError
+from .pace import pause
 
 _log = logging.getLogger(__name__)
 
 _SCRATCH_BYTES: Final = 64
 _SPIN_S: Final = 100e-6
 """A small transfer over TCP takes about 50 µs, less than the kernel needs to wake a sleeper."""
-_SLEEP_SHARE: Final = 1 / 8
-_SLEEP_MAX_S: Final = 2e-3
 
 
 class _Descriptor(msgspec.Struct, frozen=True):
@@ -73,13 +72,9 @@ class _Transfer:
     failure: str = ""
 
 
-def pause(quiet_s: float) -> float:
-    """Seconds to sleep before a transfer is polled again, when its peer has made no progress for `quiet_s`.
-
-    Nothing at first, then a share of the time waited, so that a long wait costs little CPU and a short one is
-    noticed soon.
-    """
-    return 0.0 if quiet_s < _SPIN_S else min(quiet_s * _SLEEP_SHARE, _SLEEP_MAX_S)
+def _wait(quiet_s: float) -> float:
+    """Seconds to sleep before the next poll; bytes move only in polls, so at first none."""
+    return 0.0 if quiet_s < _SPIN_S else pause(quiet_s, 0.0)
 
 
 class NixlEngine:
@@ -169,7 +164,7 @@ class NixlEngine:
             return handle.outcome
         self._settle(handle, self._agent.over)
         if handle.outcome is Poll.PENDING:
-            time.sleep(pause(time.monotonic() - handle.peer.progress_at))
+            time.sleep(_wait(time.monotonic() - handle.peer.progress_at))
         return handle.outcome
 
     def disconnect(self, peer: str) -> None:

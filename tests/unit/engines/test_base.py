@@ -33,5 +33,5 @@ def test_aux_alone_is_a_chunk_and_nothing_is_none():
 
 
 def test_an_unknown_backend_is_refused_by_name():
-    with pytest.raises(ValueError, match="backend is 'carrier pigeon', must be 'nixl' or 'local'"):
+    with pytest.raises(ValueError, match="backend is 'carrier pigeon', must be one of nixl, mooncake, local"):
         open_engine("carrier pigeon", "me", target=True)

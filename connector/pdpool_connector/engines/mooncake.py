@@ -1,0 +1,314 @@
+"""The data plane over Mooncake's transfer engine (RDMA or TCP).
+
+Facts about Mooncake 0.3.13 that shape this module, all measured or read in its source:
+
+- It has no cancel, and a failure says nothing about bytes under way: those that the kernel holds land later. So every
+  failure after the start is unsettled.
+- Only a batch of one transfer can be asked without waiting. The status of a larger one is a loop that spins until its
+  end. So a chunk goes as one batch that holds all but its last ranges, and those last ones as batches of their own:
+  queued behind the first, they are the marks that say when asking for it costs nothing.
+- Success means that the peer has acknowledged the last byte.
+- A session is an address and a port. Which process answers there is learned by reading its incarnation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import mmap
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pdpool_connector.layout.memory import MAX_ADDRESS, KVMemory, LayoutError, RemoteMemory
+from pdpool_connector.layout.plan import MAX_CHUNK_DESCRIPTORS, PairPlan, Runs
+
+from .base import (
+    Chunk,
+    EngineError,
+    Handle,
+    IncompatiblePeerError,
+    InvalidChunkError,
+    Op,
+    PeerUnreachableError,
+    Poll,
+    UnknownPeerError,
+)
+from .mooncake_session import MooncakeSession
+from .pace import pause, sharpen_sleeps
+
+_log = logging.getLogger(__name__)
+
+_LINE: Final = 64
+_MARKS: Final = 4
+"""As many as Mooncake has connections to a peer by default (MC_TCP_LANES_PER_PEER): one for each that may lag."""
+_SHORTEST_SLEEP_S: Final = 15e-6
+"""A small transfer over TCP takes about 45 µs."""
+_REAP_MARGIN_S: Final = 1.0
+
+
+class _Descriptor(msgspec.Struct, frozen=True):
+    """What `register` tells peers: where we answer, and the address of a line with our identity, before a blank one."""
+
+    session: Annotated[str, msgspec.Meta(min_length=3, max_length=270, pattern=r"^[^\s]+:[0-9]{1,5}$")]
+    scratch: Annotated[int, msgspec.Meta(ge=1, le=MAX_ADDRESS - 2 * _LINE)]
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    plan: PairPlan
+    session: str
+    progress_at: float
+    """When something was last submitted or finished (monotonic seconds)."""
+    waiting: deque[_Transfer] = field(default_factory=deque)
+    """Not begun yet, for want of room."""
+    open: list[_Transfer] = field(default_factory=list)
+    """Under way, oldest first."""
+    descriptors: int = 0
+    """Under way; at most `MAX_CHUNK_DESCRIPTORS`."""
+    broken: str = ""
+    """Why the connection failed; nothing more is begun then."""
+
+
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    peer: _Peer
+    op: Op
+    runs: Runs
+    outcome: Poll = Poll.PENDING
+    failure: str = ""
+    batch: int = 0
+    """All ranges but the last ones; 0 if there is no such batch or it is over."""
+    marks: list[int] = field(default_factory=list)
+    """Batches of one range each, the next to ask at the end."""
+    ripe_at: float = 0.0
+    """From when on Mooncake frees the batch without waiting for it (monotonic seconds)."""
+
+
+class MooncakeEngine:
+    """`Engine` over Mooncake.
+
+    incarnation: ours, told to peers. host: address at which peers reach this process. connect_timeout_s: bound of
+    `connect`. Raises EngineUnavailableError when Mooncake cannot be loaded or started.
+
+    Sets MC_* environment variables that are not set: see `mooncake_session`.
+    """
+
+    name = "mooncake"
+
+    def __init__(self, incarnation: str, *, host: str, connect_timeout_s: float = 10.0) -> None:
+        self._session = MooncakeSession(host)
+        self._connect_timeout_s = connect_timeout_s
+        self._identity = _identity(incarnation)
+        self._scratch = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
+        self._scratch[:_LINE] = np.frombuffer(self._identity, np.uint8)
+        self._memory: KVMemory | None = None
+        self._blocks: list[int] = []
+        self._landings: dict[int, NDArray[np.uint8]] = {}
+        self._peers: dict[str, _Peer] = {}
+        self._abandoned: list[_Transfer] = []
+        self._abandoned_lock = threading.Lock()
+        self._closed = False
+
+    def register(self, memory: KVMemory) -> bytes:
+        """As `Engine.register`."""
+        if self._closed or self._memory is not None:
+            raise EngineError("the engine is closed" if self._closed else "memory is registered already")
+        blocks = {region.address: region.nbytes for region in (*memory.kv, memory.aux)}
+        blocks[self._scratch.ctypes.data] = self._scratch.nbytes
+        self._session.register(list(blocks), list(blocks.values()))
+        self._memory, self._blocks = memory, list(blocks)
+        return msgspec.msgpack.encode(_Descriptor(self._session.name, self._scratch.ctypes.data))
+
+    def connect(self, peer: str, remote: RemoteMemory) -> None:
+        """As `Engine.connect`; makes the calling thread's sleeps precise."""
+        if self._memory is None:
+            raise EngineError("there is no registered memory to connect a peer to")
+        if peer in self._peers:
+            raise EngineError(f"peer {peer} is connected already")
+        if remote.engine != self.name:
+            raise IncompatiblePeerError(f"engine is {self.name!r} here and {remote.engine!r} at the peer")
+        try:
+            plan = PairPlan(self._memory, remote.memory)
+            descriptor = msgspec.msgpack.decode(remote.descriptor, type=_Descriptor)
+        except (LayoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise IncompatiblePeerError(str(error)) from error
+        sharpen_sleeps()
+        self._reap()
+        self._peers[peer] = _Peer(plan, descriptor.session, time.monotonic())
+        try:
+            self._warm_up(peer, descriptor.scratch)
+        except EngineError:
+            self.disconnect(peer)
+            raise
+
+    def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
+        """As `Engine.submit`; only hands the chunk to Mooncake's thread, or queues it behind those under way."""
+        state = self._peers.get(peer)
+        if state is None or state.broken:
+            raise UnknownPeerError(f"peer {peer} is not connected" + (f": {state.broken}" if state else ""))
+        selected = (chunk.local_pages, chunk.remote_pages, chunk.aux)
+        try:
+            state.plan.check(*selected, read=op is Op.READ)
+        except LayoutError as error:
+            raise InvalidChunkError(str(error)) from error
+        return self._begin(state, op, state.plan.runs(*selected))
+
+    def poll(self, handle: Handle) -> Poll:
+        """As `Engine.poll`; sleeps 2 ms at most."""
+        assert isinstance(handle, _Transfer)
+        if handle.outcome is not Poll.PENDING:
+            return handle.outcome
+        peer = handle.peer
+        # Those ahead of it are asked too: one that waits begins when they are over.
+        for transfer in list(peer.open):
+            if transfer.outcome is Poll.PENDING:
+                self._advance(transfer)
+            if transfer is handle:
+                break
+        self._start_what_fits(peer)
+        if handle.outcome is Poll.PENDING:
+            time.sleep(pause(time.monotonic() - peer.progress_at, _SHORTEST_SLEEP_S))
+        return handle.outcome
+
+    def disconnect(self, peer: str) -> None:
+        """As `Engine.disconnect`. Mooncake keeps its connections to a peer that lives on, and uses them again."""
+        state = self._peers.pop(peer, None)
+        if state is not None:
+            self._break(state, "disconnected while in flight")
+
+    def close(self) -> None:
+        """As `Engine.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        for peer in list(self._peers):
+            self.disconnect(peer)
+        try:
+            if self._memory is not None:
+                self._session.deregister([*self._blocks, *self._landings])
+        finally:
+            self._memory = None
+            self._session.close()
+
+    def _warm_up(self, peer: str, scratch: int) -> None:
+        """Read the peer's identity and write a line, both over the connections that chunks will use."""
+        state = self._peers[peer]
+        deadline = time.monotonic() + self._connect_timeout_s
+        late = PeerUnreachableError(f"peer {peer} did not answer within {self._connect_timeout_s} s")
+        answers = self._session.answers(state.session, self._connect_timeout_s)
+        if not answers:
+            raise PeerUnreachableError(f"nobody answers at {state.session}") if answers is False else late
+        # A page of its own for each connect, kept when the read is given up: its bytes may land at any later time.
+        landing = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
+        address = landing.ctypes.data
+        self._session.register([address], [landing.nbytes])
+        self._landings[address] = landing
+        for op, line in ((Op.READ, scratch), (Op.WRITE, scratch + _LINE)):
+            transfer = self._begin(state, op, _one_run(address, line))
+            while (outcome := self.poll(transfer)) is Poll.PENDING:
+                if time.monotonic() > deadline:
+                    raise late
+            if outcome is not Poll.DONE:
+                raise PeerUnreachableError(f"the warm-up transfer to peer {peer} failed: {transfer.failure}")
+        self._session.deregister([address])
+        del self._landings[address]
+        if landing[:_LINE].tobytes() != _identity(peer):
+            raise PeerUnreachableError(f"another process than peer {peer} answers at {state.session}")
+
+    def _begin(self, peer: _Peer, op: Op, runs: Runs) -> _Transfer:
+        transfer = _Transfer(peer, op, runs)
+        if not len(runs.nbytes):
+            transfer.outcome = Poll.DONE
+            return transfer
+        peer.waiting.append(transfer)
+        self._start_what_fits(peer)
+        return transfer
+
+    def _start_what_fits(self, peer: _Peer) -> None:
+        while peer.waiting:
+            count = len(peer.waiting[0].runs.nbytes)
+            if peer.open and peer.descriptors + count > MAX_CHUNK_DESCRIPTORS:
+                return
+            transfer = peer.waiting.popleft()
+            peer.open.append(transfer)
+            peer.descriptors += count
+            peer.progress_at = time.monotonic()
+            if not self._start(transfer):
+                self._break(peer, "Mooncake refused a transfer; its reason is on stderr")
+
+    def _start(self, transfer: _Transfer) -> bool:
+        runs, session = transfer.runs, transfer.peer.session
+        count = len(runs.nbytes)
+        singles = min(count, _MARKS)
+        timeout_s = self._session.batch_timeout_s + int(runs.nbytes.sum()) * 1e-9
+        transfer.ripe_at = time.monotonic() + timeout_s + _REAP_MARGIN_S
+        if count > singles:
+            transfer.batch = self._session.start(session, transfer.op, *(column[:-singles] for column in runs))
+            if not transfer.batch:
+                return False
+        for index in range(count - singles, count):
+            mark = self._session.start(session, transfer.op, *(column[index : index + 1] for column in runs))
+            if not mark:
+                return False
+            transfer.marks.insert(0, mark)
+        return True
+
+    def _advance(self, transfer: _Transfer) -> None:
+        peer = transfer.peer
+        while transfer.marks:
+            over = self._session.over(transfer.marks[-1])
+            if over is None:
+                return
+            transfer.marks.pop()
+            if not over:
+                self._break(peer, "Mooncake reports a failed transfer; its reason is on stderr")
+                return
+        peer.progress_at = time.monotonic()
+        batch, transfer.batch = transfer.batch, 0
+        if batch and not self._session.finish(batch):
+            self._break(peer, "Mooncake reports a failed batch; its reason is on stderr")
+            return
+        peer.open.remove(transfer)
+        peer.descriptors -= len(transfer.runs.nbytes)
+        transfer.outcome = Poll.DONE
+
+    def _break(self, peer: _Peer, why: str) -> None:
+        """End all transfers of a peer: those under way may still land bytes, those that wait have moved none."""
+        peer.broken = why
+        for transfer in peer.open:
+            transfer.outcome, transfer.failure = Poll.FAILED_UNSETTLED, why
+            if transfer.batch or transfer.marks:
+                with self._abandoned_lock:
+                    self._abandoned.append(transfer)
+        for transfer in peer.waiting:
+            transfer.outcome, transfer.failure = Poll.FAILED_SETTLED, f"not begun: {why}"
+        peer.open.clear()
+        peer.waiting.clear()
+        peer.descriptors = 0
+
+    def _reap(self) -> None:
+        """Free what Mooncake keeps for transfers that were given up and have ended since."""
+        now = time.monotonic()
+        with self._abandoned_lock:
+            ripe = [transfer for transfer in self._abandoned if transfer.ripe_at < now]
+            self._abandoned = [transfer for transfer in self._abandoned if transfer.ripe_at >= now]
+        for transfer in ripe:
+            for mark in transfer.marks:
+                self._session.over(mark)
+            if transfer.batch:
+                self._session.finish(transfer.batch)
+
+
+def _identity(incarnation: str) -> bytes:
+    return hashlib.sha512(incarnation.encode()).digest()
+
+
+def _one_run(local: int, remote: int) -> Runs:
+    return Runs(np.array([local], np.int64), np.array([remote], np.int64), np.array([_LINE], np.int64))

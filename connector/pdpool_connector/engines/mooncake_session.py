@@ -1,0 +1,128 @@
+"""Mooncake's transfer engine as this project uses it: loaded lazily, typed, its limits raised, its log kept short.
+
+It stands on the compiled module of `mooncake-transfer-engine-non-cuda` 0.3.13.post1, in which metadata go from peer to
+peer (P2PHANDSHAKE), without a server.
+"""
+
+from __future__ import annotations
+
+import importlib
+import ipaddress
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base import EngineError, EngineUnavailableError, Op
+
+INSTALL: Final = "pip install 'pdpool[mooncake]'"
+
+_ENVIRONMENT: Final = {
+    "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
+    "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER": "65535",
+    "MC_TCP_ADMISSION_TIMEOUT_MS": "60000",
+    "MC_LOG_LEVEL": "ERROR",
+}
+"""Set unless the user set them. With the limits at their defaults a full queue fails transfers and can stop the engine
+for good; at its default level Mooncake writes a line for every batch to stderr."""
+
+Addresses = NDArray[np.int64]
+
+
+class MooncakeSession:
+    """One transfer engine of Mooncake. Safe to call from many threads.
+
+    host: address at which peers reach this process, a name or an IPv4 or IPv6 literal.
+    Raises EngineUnavailableError when Mooncake cannot be loaded or started.
+    """
+
+    def __init__(self, host: str) -> None:
+        _prepare(host)
+        self._native: Any = _load().TransferEngine()
+        # Mooncake chooses RDMA by itself where it finds a NIC; this only names an allocator that is not used here.
+        protocol = "rdma" if Path("/dev/infiniband").exists() else "tcp"
+        if self._native.initialize(host, "P2PHANDSHAKE", protocol, "") != 0:
+            raise EngineUnavailableError(f"Mooncake cannot listen as {host}; its reason is on stderr")
+        self.name = f"{_bracketed(host)}:{self._native.get_rpc_port()}"
+        self.batch_timeout_s = max(5, int(os.environ.get("MC_TRANSFER_TIMEOUT", "30")))
+        """How long `finish` waits at most, and 1 s more for each GB (Mooncake's own rule)."""
+
+    def register(self, addresses: Sequence[int], lengths: Sequence[int]) -> None:
+        """Let peers read and write these blocks. Raises EngineError."""
+        if self._native.batch_register_memory(list(addresses), list(lengths)) != 0:
+            raise EngineError("Mooncake cannot register the memory; its reason is on stderr")
+
+    def deregister(self, addresses: Sequence[int]) -> None:
+        """Undo `register`. Raises EngineError."""
+        if self._native.batch_unregister_memory(list(addresses)) != 0:
+            raise EngineError("Mooncake cannot deregister the memory; its reason is on stderr")
+
+    def answers(self, peer: str, timeout_s: float) -> bool | None:
+        """Whether a peer answers a probe; None if that is not known after `timeout_s`.
+
+        To be asked before the first transfer to a peer: that one holds a lock which all transfers need, for up to 60 s
+        when the peer is frozen. The probe needs no lock, but waits as long, so a thread is left behind for the rest.
+        """
+        outcome: list[bool] = []
+        native = self._native
+
+        def probe() -> None:
+            outcome.append(native.send_probe(peer) == 0)
+
+        thread = threading.Thread(target=probe, name="pdpool-mooncake-probe", daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+        return outcome[0] if outcome else None
+
+    def start(self, peer: str, op: Op, local: Addresses, remote: Addresses, nbytes: Addresses) -> int:
+        """Start one batch of transfers; its id, or 0 when Mooncake refuses it."""
+        call = self._native.batch_transfer_async_write if op is Op.WRITE else self._native.batch_transfer_async_read
+        return int(call(peer, local.tolist(), remote.tolist(), nbytes.tolist()))
+
+    def over(self, single: int) -> bool | None:
+        """Whether a batch of one transfer has ended well (True) or badly (False); None while it runs.
+
+        Once it has ended its id is free: never ask again. Never for a batch of several, which Mooncake misjudges here.
+        """
+        status = self._native.transfer_check_status(single)
+        return None if status == 0 else bool(status == 1)
+
+    def finish(self, batch: int) -> bool:
+        """Wait for a batch and free its id, ended or not; whether all of it has ended well.
+
+        Spins on a core until then: call it when next to nothing is left to wait for.
+        """
+        return bool(self._native.get_batch_transfer_status([batch]) == 0)
+
+    def close(self) -> None:
+        """End the engine, its threads and connections; no call may follow."""
+        self._native = None
+
+
+def _prepare(host: str) -> None:
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        if ipaddress.ip_address(host).version == 6:
+            os.environ.setdefault("MC_USE_IPV6", "1")
+    except ValueError:
+        return  # a name: whoever uses names with IPv6 sets MC_USE_IPV6
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _load() -> ModuleType:
+    try:
+        return importlib.import_module("mooncake.engine")
+    except ImportError as error:
+        raise EngineUnavailableError(
+            f"Mooncake cannot be imported ({error}); it is installed by `{INSTALL}` and needs the system's libibverbs "
+            "(Debian: libibverbs1)"
+        ) from error
