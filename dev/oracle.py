@@ -155,7 +155,9 @@ def run(model_path: str, backend: str, count: int) -> bool:
 
 @click.command()
 @click.option("--model", "model", default="smollm2", show_default=True, help="`smollm2`, `tiny`, or a directory.")
-@click.option("--transfer-backend", "backend", type=click.Choice(("nixl", "local")), default="nixl", show_default=True)
+@click.option(
+    "--transfer-backend", "backend", type=click.Choice(("nixl", "mooncake", "local")), default="nixl", show_default=True
+)
 @click.option("--prompts", "count", type=click.IntRange(1, 1000), default=100, show_default=True)
 def main(model: str, backend: str, count: int) -> None:
     """Compare disaggregated answers with those of a unified engine."""

@@ -22,7 +22,15 @@ if [ ! -x "$dir/bin/uv" ]; then
   "$python" -m venv --clear "$dir"
   "$dir/bin/python" -m pip install -q --disable-pip-version-check "uv==0.13.9"
 fi
-echo "==> installing the locked packages (about 200 MB the first time)"
+if ! "$python" -c 'import ctypes; ctypes.CDLL("libibverbs.so.1")' 2>/dev/null; then
+  if [ "$(id -u)" = 0 ]; then
+    echo "==> installing Debian's libibverbs1 (Mooncake's library is linked against it)"
+    apt-get update -q && apt-get install -q -y --no-install-recommends libibverbs1
+  else
+    echo "    not root: without 'apt-get install libibverbs1' the tests of the engine mooncake fail" >&2
+  fi
+fi
+echo "==> installing the locked packages (about 250 MB the first time)"
 "$dir/bin/uv" pip install -q -p "$dir/bin/python" --require-hashes -r requirements/dev.lock
 "$dir/bin/uv" pip install -q -p "$dir/bin/python" --no-deps -r requirements/nodeps.txt
 "$dir/bin/uv" pip install -q -p "$dir/bin/python" --no-deps -e .

@@ -32,7 +32,9 @@ def engine(**values: object) -> None:
 @click.option(
     "--model", "model_path", default=None, help="Converted model, or `tiny`.  [default: SmolLM2, fetched once]"
 )
-@click.option("--transfer-backend", type=click.Choice(("auto", "nixl", "local")), default="auto", show_default=True)
+@click.option(
+    "--transfer-backend", type=click.Choice(("auto", "nixl", "mooncake", "local")), default="auto", show_default=True
+)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the router.  [default: a free one]")
 @click.option("--once", is_flag=True, help="Exit after the answer.")
 @click.argument("question", default="What is the capital of France?")

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from pdpool_connector.engines import BACKENDS
+
 MODES = ("unified", "prefill", "decode")
-BACKENDS = ("nixl", "local")
 
 
 @dataclass(frozen=True)

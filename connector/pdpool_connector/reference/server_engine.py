@@ -121,7 +121,7 @@ class Engine:
             control_port=options.control_port,
             admin_port=options.admin_port,
             bootstrap_port=options.bootstrap_port,
-            backend="nixl" if options.transfer_backend == "nixl" else "local",
+            backend=options.transfer_backend,
             bind_host=options.host,
             frame_filter=self.frame_faults if options.enable_faults else None,
         )

@@ -4,8 +4,8 @@ import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
+from pdpool_connector.engines import BACKENDS
 from pdpool_connector.layout.pairing import Part, check_instance
 from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.timing import Timing
@@ -53,7 +53,7 @@ class ConnectorConfig:
     control_port: int = 0
     admin_port: int | None = None
     bootstrap_port: int = 0
-    backend: Literal["nixl", "local"] = "local"
+    backend: str = "local"
     request_deadline_s: float = 300.0
     connect_deadline_s: float = 30.0
     allowed_networks: tuple[str, ...] = PRIVATE_NETWORKS
@@ -78,8 +78,8 @@ class ConnectorConfig:
             seconds = getattr(self, name)
             if not 0 < seconds <= 86400:
                 raise ValueError(f"{name}={seconds} is out of range: give more than 0 and at most 86400 seconds")
-        if self.backend not in ("nixl", "local"):
-            raise ValueError(f"backend={self.backend!r} is unknown: give 'nixl' or 'local'")
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend={self.backend!r} is unknown: give one of {', '.join(BACKENDS)}")
         if not 0 <= self.rank < max(len(self.instance), 1):
             raise ValueError(f"rank={self.rank} is out of range: instance has the parts of {len(self.instance)} ranks")
         if self.instance:

@@ -79,7 +79,10 @@ class Connector(ABC, Generic[AnyTransfer]):
         self._on_change = on_change
         self._registry = registry
         self._collector = ConnectorCollector(self.stats)
-        self._engine = open_engine(config.backend, self.incarnation, target=self.role == "decode")
+        target = "decode" if config.direction == "write" else "prefill"
+        self._engine = open_engine(
+            config.backend, self.incarnation, target=self.role == target, host=config.advertise_host
+        )
         self._machine: PrefillMachine | DecodeMachine = self._make_machine()
         self._drops = Drops()
         self._reactor = Reactor(f"pdpool-{self.role}", self._after_turn, self._at_end)
