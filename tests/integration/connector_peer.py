@@ -6,6 +6,7 @@ test is believed about bytes.
 
 import contextlib
 import json
+import logging
 import os
 import selectors
 import signal
@@ -190,6 +191,7 @@ class _Connector:
         self.transfers = {}
         host = options.pop("host", "127.0.0.1")
         plan.MAX_CHUNK_BYTES = options.pop("chunk_bytes", plan.MAX_CHUNK_BYTES)
+        logging.basicConfig(level=options.pop("log", "WARNING"))
         flight_dir = options.pop("flight_dir", None)
         config = ConnectorConfig(
             host,

@@ -129,3 +129,23 @@ def test_a_file_that_is_no_record_is_refused(tmp_path) -> None:
     result = CliRunner().invoke(main, ["connector", "replay", str(path)])
     assert result.exit_code == 2
     assert "line 1 is no header" in result.output
+
+
+def test_one_id_leads_through_the_logs_of_both_sides(sides, capfd) -> None:
+    prefill, decode = sides("prefill", log="INFO"), sides("decode", log="INFO")
+    meet(prefill, decode, 7, "good")
+    prefill.send("good", [1, 2])
+    decode.until("good", "done")
+    meet(prefill, decode, 8, "bad")
+    prefill.until("bad", "ready")
+    decode.abort("bad")
+    prefill.until("bad", "releasable")
+    assert prefill.end() == decode.end() == 0
+    text = capfd.readouterr().err
+    short = decode.incarnation[:8]
+    for room, name, ours, theirs in ((7, "good", "done", "done"), (8, "bad", "aborted", "aborted")):
+        number = room - 6
+        line = f"attempt={short}/{number} room={room} request_id='{name}'"
+        assert text.count(f"prefill rank=0 {line} {ours}") == 1
+        assert text.count(f"decode rank=0 {line} {theirs}") == 1
+    assert "cause=peer_aborted" in text

@@ -55,10 +55,7 @@ class Flight:
         self._tokens, self._filled = float(BURST), clock()
         self._taken: set[int] = set()
         self._queue: Queue[tuple[int, Telling, TransferStatus, float] | None] = Queue(QUEUE)
-        self.skipped = 0
-        """Failed hand-offs whose story was not written: too many at a time, or evicted before the end."""
-        self.unwritten = 0
-        """Records that the directory would not take; each is logged."""
+        self.skipped = self.unwritten = 0
         self._thread = threading.Thread(target=self._run, name="pdpool-flight", daemon=True)
         self._thread.start()
 
@@ -68,6 +65,13 @@ class Flight:
         if failed and self._wanted(handle, releasable=status.releasable):
             self._queue_up(handle, self._recorder.tell(handle), status, now)
         self._recorder.ended(handle, now, failed=failed, releasable=status.releasable)
+
+    def lost(self) -> dict[str, int]:
+        """Failed hand-offs that are not on record, by reason.
+
+        "skipped": too many at a time, or evicted before the end. "unwritten": the directory would not take it (logged).
+        """
+        return {"skipped": self.skipped, "unwritten": self.unwritten}
 
     def close(self, timeout_s: float) -> bool:
         """Write what is queued and end the thread; True when it has ended within the time."""

@@ -210,10 +210,11 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The caller's view of a hand-off has changed."""
+    """The caller's view of a hand-off has changed. `attempts`: those that belong to it as far as is known."""
 
     handle: int
     status: TransferStatus
+    attempts: tuple[AttemptId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

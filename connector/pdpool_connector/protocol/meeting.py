@@ -421,7 +421,8 @@ class MeetingMachine(Machine[PrefillState], ABC):
         """Tell the engine how the whole stands, if that is news."""
         if handoff.request is not None and (status := handoff.status()) != handoff.reported:
             handoff.reported = status
-            self._effects.append(Report(handoff.request.handle, status))
+            attempts = tuple(exchange.attempt for exchange in handoff.exchanges.values())
+            self._effects.append(Report(handoff.request.handle, status, attempts))
 
 
 def _supersedes(newer: f.Open, handoff: HandOff) -> bool:

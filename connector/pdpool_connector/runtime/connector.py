@@ -6,7 +6,6 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -38,6 +37,7 @@ from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.runtime.config import ConnectorConfig
+from pdpool_connector.runtime.ends import Ends
 from pdpool_connector.runtime.metrics import ConnectorCollector, state_json
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.runtime.stats import ConnectorStats, LinkStats, PeerStats, QueueStats
@@ -91,8 +91,7 @@ class Connector(ABC, Generic[AnyTransfer]):
         self._handles = count(1)
         self._delayed = count()
         self._transfers: dict[int, AnyTransfer] = {}
-        self._outcomes: Counter[str] = Counter({"done": 0, "failed": 0, "aborted": 0})
-        self._causes: Counter[str] = Counter()
+        self._ends = Ends(self.role, config.rank)
         self._bytes_moved = 0
         self._queues: dict[str, QueueStats] = {}
         self._changed = False
@@ -309,8 +308,8 @@ class Connector(ABC, Generic[AnyTransfer]):
         match effect:
             case Send(peer, frame):
                 self._filtered(frame, lambda: self._transmit(peer, frame))
-            case Report(handle, status):
-                self._publish(handle, status)
+            case Report():
+                self._publish(effect)
             case Ignored(reason, detail):
                 self._drops.note(reason, detail)
             case _:
@@ -325,26 +324,19 @@ class Connector(ABC, Generic[AnyTransfer]):
         else:
             send()
 
-    def _publish(self, handle: int, status: TransferStatus) -> None:
+    def _publish(self, report: Report) -> None:
+        handle, status = report.handle, report.status
         transfer = self._transfers.get(handle)
         if transfer is None:
             return
         if status.ended and self._flight is not None:
             self._flight.ended(handle, status, time.monotonic())
-        if status.ended and not transfer.status.ended:
-            self._count_end(status)
+        transfer.attempts = report.attempts
+        self._ends.changed(transfer, status)
         transfer.status = status
         self._changed = True
         if status.ended and status.releasable:
             del self._transfers[handle]
-
-    def _count_end(self, status: TransferStatus) -> None:
-        if status.cause is None:
-            self._outcomes["done"] += 1
-            return
-        aborted = status.cause in (Cause.ABORTED, Cause.PEER_ABORTED)
-        self._outcomes["aborted" if aborted else "failed"] += 1
-        self._causes[status.cause.value] += 1
 
     def _after_turn(self) -> None:
         now = time.monotonic()
@@ -371,6 +363,7 @@ class Connector(ABC, Generic[AnyTransfer]):
 
     def _take_snapshot(self, now: float) -> ConnectorStats:
         census = self._machine.census
+        self._ends.held([held.attempt for held in self._machine.held()])
         counts = {
             label: QueueStats(
                 census.count(label),
@@ -389,8 +382,10 @@ class Connector(ABC, Generic[AnyTransfer]):
             draining=self._machine.draining,
             queues={label: queue for label, queue in counts.items() if "_" in label},
             attempts={label: queue for label, queue in counts.items() if "_" not in label},
-            outcomes=dict(self._outcomes),
-            causes=dict(self._causes),
+            outcomes=dict(self._ends.outcomes),
+            causes=dict(self._ends.causes),
+            releases=self._ends.releases,
+            flights_lost=self._flight.lost() if self._flight is not None else {},
             drops=self._drops.counts(),
             holds=counts["held"].reqs,
             held_bytes=self._held_pages() * self.memory.page_bytes if counts["held"].reqs else 0,

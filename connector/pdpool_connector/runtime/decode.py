@@ -20,10 +20,11 @@ from pdpool_connector.protocol.events import (
     PeerLost,
     PeerReady,
     Received,
+    Report,
     Unreachable,
     Writer,
 )
-from pdpool_connector.protocol.outcome import Cause, TransferStatus
+from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.states import DecodeState
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
@@ -199,11 +200,11 @@ class DecodeConnector(Connector[DecodeTransfer]):
             effect.prefill, self, self._reactor, connect_s=self.config.connect_deadline_s
         )
 
-    def _publish(self, handle: int, status: TransferStatus) -> None:
-        known = self._transfers.get(handle)
-        if known is not None and status.ended:
-            self._bytes_moved += status.bytes_moved - known.status.bytes_moved
-        super()._publish(handle, status)
+    def _publish(self, report: Report) -> None:
+        known = self._transfers.get(report.handle)
+        if known is not None and report.status.ended:
+            self._bytes_moved += report.status.bytes_moved - known.status.bytes_moved
+        super()._publish(report)
 
     def _peer_stats(self, now: float) -> tuple[PeerStats, ...]:
         rows = []

@@ -1,9 +1,10 @@
 """A connector's state as Prometheus metrics and as JSON, both made from one snapshot when somebody asks."""
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 
 import msgspec
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pdpool_connector.runtime.stats import ConnectorStats
@@ -27,8 +28,10 @@ class ConnectorCollector(Collector):
         yield from _attempts(stats)
         yield from _gauges(stats)
         yield _counter("ended", "Hand-offs that have ended, by outcome.", "outcome", stats.outcomes)
+        yield _release_times(stats)
         yield _counter("failures", "Hand-offs that have failed, by root cause.", "cause", stats.causes)
         yield _counter("drops", "Frames that changed nothing, by reason.", "reason", stats.drops)
+        yield _counter("flights_lost", "Failed hand-offs without a flight record.", "reason", stats.flights_lost)
         moved = CounterMetricFamily(PREFIX + "bytes_moved", "Bytes of KV cache known to have landed.")
         moved.add_metric([], stats.bytes_moved_total)
         yield moved
@@ -40,7 +43,7 @@ class ConnectorCollector(Collector):
 def state_json(stats: ConnectorStats) -> bytes:
     """The body of `GET /v1/state`."""
     document = {"version": 1} | {
-        name: value for name, value in msgspec.to_builtins(stats).items() if name not in ("attempts", "causes")
+        name: value for name, value in msgspec.to_builtins(stats).items() if name not in ("releases", "flights_lost")
     }
     return msgspec.json.encode(document)
 
@@ -57,6 +60,18 @@ def _attempts(stats: ConnectorStats) -> Iterable[Metric]:
         oldest.add_metric([state], queue.oldest_s or 0.0)
     yield live
     yield oldest
+
+
+def _release_times(stats: ConnectorStats) -> HistogramMetricFamily:
+    """Prometheus counts cumulatively, and ends with +Inf."""
+    releases = stats.releases
+    running = list(accumulate(releases.counts))
+    buckets = [(str(bound), float(count)) for bound, count in zip((*releases.bounds, "+Inf"), running, strict=True)]
+    family = HistogramMetricFamily(
+        PREFIX + "release_seconds", "Time from a hand-off's failure or abort to the release of its pages."
+    )
+    family.add_metric([], buckets, releases.total)
+    return family
 
 
 def _gauges(stats: ConnectorStats) -> Iterable[Metric]:

@@ -40,6 +40,15 @@ class LinkStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Distribution:
+    """A histogram: `counts[i]` values up to `bounds[i]` (the last count: above all), and the sum of all values."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectorStats:
     """State of one connector at one moment; all times in seconds, sizes in bytes, totals since the process began."""
 
@@ -54,6 +63,8 @@ class ConnectorStats:
     attempts: Mapping[str, QueueStats]
     outcomes: Mapping[str, int]
     causes: Mapping[str, int]
+    releases: Distribution
+    flights_lost: Mapping[str, int]
     drops: Mapping[str, int]
     holds: int
     held_bytes: int

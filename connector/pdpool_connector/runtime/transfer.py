@@ -1,5 +1,6 @@
 """What an engine holds of one hand-off."""
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -7,6 +8,7 @@ from numpy.typing import NDArray
 
 from pdpool_connector.layout.memory import KVMemory
 from pdpool_connector.protocol.events import AbortTransfer, Event, SendPages
+from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.outcome import Phase, TransferStatus
 
 Post = Callable[[Event], None]
@@ -14,7 +16,11 @@ MAX_REQUEST_ID = 256
 
 
 class Transfer:
-    """One hand-off. `status` is an immutable snapshot, read without a lock; every method returns at once."""
+    """One hand-off. `status` is an immutable snapshot, read without a lock; every method returns at once.
+
+    `attempts`: the attempts of decode's that it consists of, as far as they are known here: one, or one for each part;
+    their text form finds it in the logs of both sides. `opened_at`, `failed_at`: when, on the monotonic clock.
+    """
 
     def __init__(self, handle: int, room: int, request_id: str, post: Post) -> None:
         self._handle = handle
@@ -22,6 +28,9 @@ class Transfer:
         self.room = room
         self.request_id = request_id
         self.status = TransferStatus(phase=Phase.WAITING)
+        self.attempts: tuple[AttemptId, ...] = ()
+        self.opened_at = time.monotonic()
+        self.failed_at: float | None = None
 
     def abort(self, message: str = "") -> None:
         """Give it up, at any time and as often as you like; an ended hand-off stays as it ended.

@@ -1,0 +1,71 @@
+"""The table of metrics is complete, and nothing in it is made up."""
+
+import re
+from pathlib import Path
+
+import pytest
+from pdpool_connector.runtime.metrics import PREFIX, ConnectorCollector
+from pdpool_connector.runtime.stats import ConnectorStats, Distribution, QueueStats
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+TABLE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+
+
+@pytest.fixture
+def stats() -> ConnectorStats:
+    return ConnectorStats(
+        role="prefill",
+        rank=0,
+        incarnation="a" * 32,
+        uptime_s=1.0,
+        loop_lag_s=0.25,
+        engine_beat_age_s=None,
+        draining=False,
+        queues={},
+        attempts={"waiting": QueueStats(2, 1.5, 7)},
+        outcomes={"done": 3},
+        causes={"aborted": 1},
+        releases=Distribution((0.1, 1.0), (2, 0, 1), 5.5),
+        flights_lost={"skipped": 4},
+        drops={"stale": 5},
+        holds=1,
+        held_bytes=4096,
+        held_oldest_s=9.0,
+        bytes_moved_total=10,
+        tombstones=6,
+        faults=0,
+        peers=(),
+        links=(),
+    )
+
+
+def families(stats: ConnectorStats) -> dict[str, tuple[str, set[str]]]:
+    """Kind and labels by the name that a person would query."""
+    registry = CollectorRegistry()
+    registry.register(ConnectorCollector(lambda: stats))
+    found = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        found[name] = (family.type, labels)
+    return found
+
+
+def test_every_metric_stands_in_the_documented_table_and_no_other(stats) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*?) \|", TABLE.read_text(), re.MULTILINE)
+    documented = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    assert documented == families(stats)
+    assert all(name.startswith(PREFIX) for name in documented)
+
+
+def test_release_times_are_cumulative_as_prometheus_wants_them(stats) -> None:
+    registry = CollectorRegistry()
+    registry.register(ConnectorCollector(lambda: stats))
+
+    def value(suffix: str, labels: dict[str, str] | None = None) -> float | None:
+        return registry.get_sample_value(f"{PREFIX}release_seconds_{suffix}", labels or {})
+
+    assert [value("bucket", {"le": bound}) for bound in ("0.1", "1.0", "+Inf")] == [2, 2, 3]
+    assert value("count") == 3
+    assert value("sum") == 5.5
