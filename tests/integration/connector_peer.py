@@ -22,15 +22,21 @@ from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemo
 from pdpool_connector.engines.base import Poll
 from pdpool_connector.layout import plan
 from pdpool_connector.layout.arena import ArenaLocation, MappedArena
+from pdpool_connector.layout.pairing import Part, shard_model
 from pdpool_connector.protocol.timing import Timing
 
 ANSWER_S = 30.0
-LAYERS, PAGES, AUX_ROWS, AUX_BYTES = 2, 64, 16, 64
-PAGE_BYTES = 16 * 2 * 4 * 4  # tokens, heads, head_dim, float32
+LAYERS, HEADS, PAGES, AUX_ROWS, AUX_BYTES = 2, 2, 64, 16, 64
+TOKENS = 16
+HEAD_BYTES = 4 * 4  # head_dim, float32
 
 
 class Side:
-    """A process with one connector. Every answer has a deadline; `signal` is real."""
+    """A process with one connector. Every answer has a deadline; `signal` is real.
+
+    `pages` (region, page, byte) and `cells` (layer, K or V, page, token, head, byte) look into its memory, `part` says
+    which part of the model that is.
+    """
 
     def __init__(self, role: str, backend: str, **options) -> None:
         root = Path(__file__).resolve().parents[2]
@@ -54,8 +60,11 @@ class Side:
         self.control: str = facts["control"]
         self.admin: str = facts["admin"]
         self._arena = MappedArena(msgspec.json.decode(facts["location"], type=ArenaLocation))
-        pages = 2 * LAYERS * PAGES * PAGE_BYTES
-        self.pages = self._arena.view[:pages].reshape(2 * LAYERS, PAGES, PAGE_BYTES)
+        self.part = msgspec.convert(facts["part"], Part)
+        page_bytes = TOKENS * self.part.kv_heads * HEAD_BYTES
+        pages = 2 * self.part.layers * PAGES * page_bytes
+        self.pages = self._arena.view[:pages].reshape(2 * self.part.layers, PAGES, page_bytes)
+        self.cells = self.pages.reshape(self.part.layers, 2, PAGES, TOKENS, self.part.kv_heads, HEAD_BYTES)
         self.aux = self._arena.view[pages : pages + AUX_ROWS * AUX_BYTES].reshape(AUX_ROWS, AUX_BYTES)
 
     def call(self, command: str, *, answer_s: float = ANSWER_S, **arguments):
@@ -119,7 +128,7 @@ class Side:
 
     def end(self) -> int:
         """Close the connector and let the process exit by itself; kill it if it does not."""
-        self.pages = self.aux = None
+        self.pages = self.cells = self.aux = None
         self._arena.close()
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -173,18 +182,19 @@ class _Connector:
     """What the process holds."""
 
     def start(self, role, backend, options):
-        size = 2 * LAYERS * PAGES * PAGE_BYTES
+        instance = shard_model(**options.pop("shape", {"layers": [LAYERS], "heads": HEADS}))
+        part = instance[options.get("rank", 0)]
+        page_bytes = TOKENS * part.kv_heads * HEAD_BYTES
+        size = 2 * part.layers * PAGES * page_bytes
         self.arena = HostArena(size + AUX_ROWS * AUX_BYTES)
-        model = options.pop("model", "m")
         memory = KVMemory(
-            kv=tuple(self.arena.region(i * PAGES * PAGE_BYTES, PAGE_BYTES, PAGES) for i in range(2 * LAYERS)),
+            kv=tuple(self.arena.region(i * PAGES * page_bytes, page_bytes, PAGES) for i in range(2 * part.layers)),
             aux=self.arena.region(size, AUX_BYTES, AUX_ROWS),
-            page_tokens=16,
-            layers=LAYERS,
-            kv_heads=2,
+            page_tokens=TOKENS,
             head_dim=4,
             dtype="float32",
-            model=model,
+            model=options.pop("model", "m"),
+            **msgspec.structs.asdict(part),
         )
         self.changed = threading.Event()
         self.delays: dict[str, float | None] = {}
@@ -201,6 +211,7 @@ class _Connector:
             timing=Timing(**options.pop("timing", {})),
             frame_filter=lambda frame: self.delays.get(type(frame).__name__, 0.0),
             allowed_networks=tuple(options.pop("networks", ["127.0.0.0/8", "::1/128"])),
+            instance=instance,
             **options,
         )
         make = PrefillConnector if role == "prefill" else DecodeConnector
@@ -212,6 +223,7 @@ class _Connector:
             "bootstrap": self.connector.bootstrap_address if role == "prefill" else "",
             "control": self.connector.control_address,
             "admin": self.connector.admin_address,
+            "part": msgspec.to_builtins(part),
             "location": msgspec.json.encode(self.arena.location()).decode(),
         }
 

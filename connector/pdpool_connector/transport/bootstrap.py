@@ -145,7 +145,8 @@ class BootstrapClient:
         except TimeoutError:
             raise BootstrapError(f"bootstrap {where} cannot be reached: no answer within {timeout_s} s") from None
         except (OSError, aiohttp.ClientError) as error:
-            raise BootstrapError(f"bootstrap {where} cannot be reached: {error or type(error).__name__}") from None
+            reason = getattr(error, "os_error", error)  # aiohttp wraps it in words of its own
+            raise BootstrapError(f"bootstrap {where} cannot be reached: {reason or type(reason).__name__}") from None
 
 
 async def _exchange(method: str, url: str, body: bytes) -> tuple[int, bytes]:
