@@ -392,6 +392,7 @@ class DecodeMachine(Machine[DecodeState]):
             deadline_s=max(attempt.deadline - self._now, 0.0),
             part=role.part,
             parts=role.parts,
+            state=wish.state,
         )
 
     # --- Small change ---

@@ -84,13 +84,17 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class SendPages:
-    """The engine has computed logical pages `start` onward; `pages` hold them. `aux_slot` comes with the last send."""
+    """The engine has computed logical pages `start` onward; `pages` hold them.
+
+    `aux_slot` and `state` (ids of items of the state pool) come with the last send.
+    """
 
     handle: int
     pages: bytes
     start: int
     last: bool
     aux_slot: int | None
+    state: bytes = b""
 
 
 class WriteResult(StrEnum):
@@ -126,6 +130,7 @@ class WriteEnded:
 class OpenAttempt:
     """The engine has memory for the cache of a request. `pages` take logical pages `prefix_pages` onward.
 
+    `state`: ids of the items of its state pool that take the request's state, one for each that prefill will send.
     `handle` grows from attempt to attempt: it becomes the attempt's number.
     """
 
@@ -138,6 +143,7 @@ class OpenAttempt:
     prefix_pages: int
     aux_slot: int
     deadline_s: float
+    state: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +189,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Copy pages `source` (ours) into `target` (the peer's), and the aux row; answer with `WriteEnded`."""
+    """Copy pages `source` (ours) into `target` (the peer's); answer with `WriteEnded`.
+
+    `aux`: our row and the peer's. `state`: our items and the peer's, as many. Both come with the last pages.
+    """
 
     attempt: AttemptId
     write: int
@@ -191,6 +200,7 @@ class Write:
     source: bytes
     target: bytes
     aux: tuple[int, int] | None
+    state: tuple[bytes, bytes] = (b"", b"")
 
 
 @dataclass(frozen=True, slots=True)

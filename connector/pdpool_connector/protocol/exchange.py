@@ -20,12 +20,18 @@ class InvalidSendError(Exception):
 
 
 class Piece(NamedTuple):
-    """Pages of one send that decode wants: page ids of ours and of decode's, as bytes, and the two aux slots."""
+    """What decode wants of one send: ids of our pages and of decode's, aux slots and state items in the same order."""
 
     source: bytes
     target: bytes
     aux: tuple[int, int] | None
+    state: tuple[bytes, bytes]
     last: bool
+
+    @property
+    def empty(self) -> bool:
+        """True when there is nothing to move."""
+        return not self.source and self.aux is None and not self.state[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +87,8 @@ class HandOff:
         before = self.sends[-1] if self.sends else None
         if before is not None and before.last:
             raise InvalidSendError("pages were sent after the last")
+        if send.state and not send.last:
+            raise InvalidSendError("state items were sent before the last pages; they go with them")
         if before is not None and send.start != (end := before.start + _count(before.pages)):
             raise InvalidSendError(f"send starts at page {send.start}, the one before ended at {end}")
         self.sends.append(send)
@@ -150,7 +158,7 @@ class Exchange:
     def cut(self) -> Iterator[Piece]:
         """Take the queued sends that have not been taken, less the pages that decode holds; the offer must be there.
 
-        Raises InvalidSendError when a send leaves a gap at the front, or does not end where decode's pages end.
+        Raises InvalidSendError when a send leaves a gap at the front, or the last ends elsewhere than decode's offer.
         """
         offer, sends = self.open, self.handoff.sends
         first = offer.prefix_pages
@@ -163,12 +171,16 @@ class Exchange:
                 raise InvalidSendError(f"prefill sends pages {sent}; decode offered {first}..{end}")
             if not self.taken and send.start > first:
                 raise InvalidSendError(f"first send starts at page {send.start}, decode holds only the first {first}")
+            if send.last and len(send.state) != len(offer.state):
+                items = f"{_count(send.state)} state items; decode offered {_count(offer.state)}"
+                raise InvalidSendError(f"prefill sends {items}")
             skipped = max(first - send.start, 0) * PAGE_ID_BYTES
             at = max(send.start - first, 0) * PAGE_ID_BYTES
             source = send.pages[skipped:]
             aux = (send.aux_slot, offer.aux_slot) if send.aux_slot is not None and offer.aux_slot >= 0 else None
             self.taken, self.closed = self.taken + 1, send.last
-            yield Piece(source, offer.pages[at : at + len(source)], aux, send.last)
+            state = (send.state, offer.state) if send.last else (b"", b"")
+            yield Piece(source, offer.pages[at : at + len(source)], aux, state, send.last)
 
 
 def aggregate(states: Iterable[PrefillState]) -> PrefillState:

@@ -25,7 +25,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
 MAX_TEXT = 1024
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Pages = Annotated[bytes, msgspec.Meta(max_length=2**21)]
-"""Page ids as int32, little endian; opaque to the protocol but for their number."""
+"""Page ids (or ids of state items) as int32, little endian; opaque to the protocol but for their number."""
 PAGE_ID_BYTES = 4
 NO_AUX = -1
 AuxSlot = Annotated[int, msgspec.Meta(ge=NO_AUX, lt=2**31)]
@@ -95,7 +95,8 @@ class Open(AttemptFrame, frozen=True, kw_only=True):
     """Decode offers memory: `pages` take logical pages `prefix_pages` onward, `aux_slot` takes the aux row.
 
     `deadline_s`: what is left of the attempt's life. `part`: index of this decode rank among the `parts` that ask the
-    same prefill rank for the same request; all of them give the same `request_id`. Repeated until answered.
+    same prefill rank for the same request; all of them give the same `request_id`. `state`: ids of the items of the
+    state pool that take what the request keeps beside pages. Repeated until answered.
     """
 
     request_id: Annotated[str, msgspec.Meta(max_length=256)]
@@ -105,6 +106,7 @@ class Open(AttemptFrame, frozen=True, kw_only=True):
     deadline_s: Seconds
     part: Index = 0
     parts: Parts = 1
+    state: Pages = b""
 
 
 class Accepted(AttemptFrame, frozen=True, kw_only=True):
@@ -189,6 +191,12 @@ def decode(data: bytes) -> AnyFrame:
     if not VERSION_MIN <= frame.version <= VERSION_MAX:
         detail = f"version {frame.version}, this side speaks {VERSION_MIN} to {VERSION_MAX}"
         raise MalformedFrameError("version", detail)
-    if isinstance(frame, Open) and len(frame.pages) % PAGE_ID_BYTES:
-        raise MalformedFrameError("malformed", f"{len(frame.pages)} bytes of pages are no whole number of page ids")
+    if isinstance(frame, Open):
+        _check_ids("pages", frame.pages)
+        _check_ids("state", frame.state)
     return frame
+
+
+def _check_ids(field: str, ids: bytes) -> None:
+    if len(ids) % PAGE_ID_BYTES:
+        raise MalformedFrameError("malformed", f"{len(ids)} bytes of {field} are no whole number of ids")

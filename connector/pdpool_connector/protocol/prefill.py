@@ -31,7 +31,7 @@ class PrefillMachine(MeetingMachine):
             return
         try:
             for piece in exchange.cut():
-                if piece.source or piece.aux is not None:
+                if not piece.empty:
                     self._write(exchange, piece)
         except InvalidSendError as error:
             self._fail(exchange.handoff, Cause.INVALID, str(error))
@@ -46,7 +46,8 @@ class PrefillMachine(MeetingMachine):
                 self._answer(exchange)
         write = next(self._writes)
         exchange.in_flight.add(write)
-        self._effects.append(Write(exchange.attempt, write, peer, piece.source, piece.target, piece.aux))
+        effect = Write(exchange.attempt, write, peer, piece.source, piece.target, piece.aux, piece.state)
+        self._effects.append(effect)
 
     def _on_write_ended(self, event: WriteEnded) -> None:
         exchange = self._by_attempt.get(event.attempt)

@@ -92,8 +92,10 @@ class Prefill(Side):
     def opened(self, number: int = 1, *, peer: str = DECODE, **changes: object) -> list[Effect]:
         return self.hear(open_frame(number, peer=peer, **changes))
 
-    def send(self, handle: int = 1, pages=(4, 5), *, start: int = 0, last: bool = True, aux_slot: int | None = 2):
-        return self.do(SendPages(handle, ids(*pages), start, last, aux_slot if last else None))
+    def send(
+        self, handle: int = 1, pages=(4, 5), *, start: int = 0, last: bool = True, aux_slot: int | None = 2, state=()
+    ):
+        return self.do(SendPages(handle, ids(*pages), start, last, aux_slot if last else None, ids(*state)))
 
     def landed(self, write: Write, result: WriteResult = WriteResult.LANDED, message: str = "") -> list[Effect]:
         return self.do(WriteEnded(write.attempt, write.write, result, len(write.source), message))
@@ -113,8 +115,18 @@ class Decode(Side):
             self.do(PeerReady(writer.incarnation, f.VERSION_MAX))
         return self.do(Linked("p:1", self.writers))
 
-    def open(self, handle: int = 1, *, room: int = 7, rid: str = "r", pages=(8, 9), prefix: int = 0, deadline_s=30.0):
-        return self.do(OpenAttempt(handle, "p:1", room, 0, rid, ids(*pages), prefix, 3, deadline_s))
+    def open(
+        self,
+        handle: int = 1,
+        *,
+        room: int = 7,
+        rid: str = "r",
+        pages=(8, 9),
+        prefix: int = 0,
+        deadline_s=30.0,
+        state=(),
+    ):
+        return self.do(OpenAttempt(handle, "p:1", room, 0, rid, ids(*pages), prefix, 3, deadline_s, ids(*state)))
 
 
 def about(number: int = 1, *, sender: str = DECODE, room: int = 7, sibling: int = 0) -> dict[str, object]:

@@ -51,6 +51,12 @@ def test_pages_are_offered_once_prefill_is_paired() -> None:
     assert (frame.pages, frame.aux_slot, frame.room, frame.request_id) == (ids(8, 9), 3, 7, "r")
 
 
+def test_state_items_are_offered_with_the_pages() -> None:
+    side = Decode()
+    (frame,) = sent(side.open(state=(50, 51)), f.Open)
+    assert frame.state == ids(50, 51)
+
+
 def test_open_is_repeated_with_what_is_left_of_its_life() -> None:
     side = Decode()
     side.open()

@@ -76,6 +76,7 @@ def test_damaged_frames_are_refused_or_are_other_frames(frame: f.Frame, data: st
         ({"sibling": 2**31}, "malformed"),
         ({"pages": b"123"}, "malformed"),
         ({"pages": "text"}, "malformed"),
+        ({"state": b"123"}, "malformed"),
         ({"request_id": "x" * 257}, "malformed"),
         ({"deadline_s": float("nan")}, "malformed"),
         ({"deadline_s": -1.0}, "malformed"),

@@ -97,6 +97,42 @@ def test_a_hand_off_with_nothing_to_send_is_done_at_once() -> None:
     assert side.status[1].phase is Phase.DONE
 
 
+def test_state_items_go_with_the_last_pages() -> None:
+    side = Prefill()
+    side.request()
+    side.opened(state=ids(50, 51))
+    (first,) = writes(side.send(pages=(4,), last=False))
+    (second,) = writes(side.send(pages=(5,), start=1, state=(60, 61)))
+    assert (first.state, second.state) == ((b"", b""), (ids(60, 61), ids(50, 51)))
+
+
+def test_state_alone_is_written_and_waited_for() -> None:
+    side = Prefill()
+    side.request()
+    side.opened(pages=b"", state=ids(50))
+    (write,) = writes(side.send(pages=(), aux_slot=None, state=(60,)))
+    assert names(side.effects) == ["Accepted"]
+    assert names(side.landed(write)) == ["Done"]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [((60,), ids(50, 51)), ((60, 61), b""), ((), ids(50))])
+def test_state_items_that_are_not_as_many_as_offered_end_the_attempt(ours: tuple, theirs: bytes) -> None:
+    side = Prefill()
+    side.request()
+    side.opened(state=theirs)
+    assert writes(side.send(state=ours)) == []
+    assert side.status[1].cause is Cause.INVALID
+    assert f"{len(ours)} state items; decode offered {len(theirs) // 4}" in side.status[1].message
+
+
+def test_state_items_before_the_last_pages_end_the_attempt() -> None:
+    side = Prefill()
+    side.request()
+    side.opened(state=ids(50))
+    side.send(pages=(4,), last=False, state=(60,))
+    assert (side.status[1].cause, "before the last" in side.status[1].message) == (Cause.INVALID, True)
+
+
 @pytest.mark.parametrize(
     ("sends", "why"),
     [
