@@ -24,11 +24,11 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 from pdpool_connector.engines import open_engine
-from pdpool_connector.engines.base import Chunk, Engine, Op, Poll, cut
+from pdpool_connector.engines.base import Engine, Op, Poll
 from pdpool_connector.engines.nixl import NixlEngine
 from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
-from pdpool_connector.layout.plan import PairPlan
+from pdpool_connector.layout.plan import Chunk, PairPlan
 
 PLANES = {
     "local": ("local", {}),
@@ -103,7 +103,7 @@ class Side:
         return f"{os.getpid():x}", self.remote
 
     def connect(self, peer: str, remote: RemoteMemory) -> None:
-        self.peer, self.peer_memory = peer, remote.memory
+        self.peer, self.plan = peer, PairPlan(self.memory, remote.memory)
         self.engine.connect(peer, remote)
 
     def cpu(self) -> float:
@@ -112,7 +112,7 @@ class Side:
     def request(self) -> float:
         local, remote = self.shape.lists()
         start = time.perf_counter()
-        for chunk in cut(self.memory, local, remote, (0, 0)):
+        for chunk in self.plan.cut(local, remote, (0, 0)):
             self._write(chunk)
         return time.perf_counter() - start
 
@@ -121,10 +121,9 @@ class Side:
             return None
         agent, peer = self.engine._agent, self.engine._peers[self.peer]
         local, remote = self.shape.lists()
-        local, remote = PairPlan(self.memory, self.peer_memory).indices(local, remote, (0, 0))
-        assert self.engine._items is not None
+        local, remote = self.plan.indices(Chunk(local, remote, (0, 0)))
         start = time.perf_counter()
-        transfer = agent.make(Op.WRITE, self.engine._items, local, peer.items, remote)
+        transfer = agent.make(Op.WRITE, peer.local, local, peer.remote, remote)
         over = agent.start(transfer)
         while not over:
             over = agent.over(transfer)

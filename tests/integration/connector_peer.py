@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory, PrefillConnector
 from pdpool_connector.engines.base import Poll
-from pdpool_connector.layout import plan
+from pdpool_connector.layout import pool
 from pdpool_connector.layout.arena import ArenaLocation, MappedArena
 from pdpool_connector.layout.pairing import Part, shard_model
 from pdpool_connector.protocol.timing import Timing
@@ -200,7 +200,7 @@ class _Connector:
         self.delays: dict[str, float | None] = {}
         self.transfers = {}
         host = options.pop("host", "127.0.0.1")
-        plan.MAX_CHUNK_BYTES = options.pop("chunk_bytes", plan.MAX_CHUNK_BYTES)
+        pool.MAX_CHUNK_BYTES = options.pop("chunk_bytes", pool.MAX_CHUNK_BYTES)
         logging.basicConfig(level=options.pop("log", "WARNING"))
         flight_dir = options.pop("flight_dir", None)
         config = ConnectorConfig(

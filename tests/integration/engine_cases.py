@@ -93,17 +93,17 @@ def expected(source, sink, source_pages, sink_pages, aux=None):
     return image
 
 
-def lists(op, source_pages, sink_pages, aux=None):
+def lists(op, source_pages, sink_pages, aux=None, state=None, span=None):
     """The same transfer as the initiator names it: local and remote lists."""
     local, remote = (source_pages, sink_pages) if op == "write" else (sink_pages, source_pages)
-    if aux is not None and op == "read":
-        aux = aux[::-1]
-    return {"op": op, "local": list(local), "remote": list(remote), "aux": aux}
+    if op == "read":
+        aux, state = (aux and aux[::-1]), (state and state[::-1])
+    return {"op": op, "local": list(local), "remote": list(remote), "aux": aux, "state": state, "span": span}
 
 
-def move(initiator, target, op, source_pages, sink_pages, aux=None):
+def move(initiator, target, op, source_pages, sink_pages, *more, **others):
     """Do one transfer and answer how it ended."""
-    handle = initiator.call("submit", peer=target.name, **lists(op, source_pages, sink_pages, aux))
+    handle = initiator.call("submit", peer=target.name, **lists(op, source_pages, sink_pages, *more, **others))
     assert "error" not in handle, handle
     return initiator.call("poll", handle=handle["handle"], wait_s=15.0)
 

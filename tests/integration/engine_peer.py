@@ -14,16 +14,18 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from pdpool_connector.engines import open_engine
-from pdpool_connector.engines.base import Chunk, EngineError, Op, Poll
+from pdpool_connector.engines.base import EngineError, Op, Poll
 from pdpool_connector.engines.mooncake import MooncakeEngine
 from pdpool_connector.engines.nixl import NixlEngine
 from pdpool_connector.layout.arena import ArenaLocation, HostArena, MappedArena
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, decode_remote, encode_remote
+from pdpool_connector.layout.plan import Chunk
 
 ANSWER_TIMEOUT_S = 30.0
 GAP = 4096  # bytes of nobody between two regions
@@ -112,25 +114,27 @@ class _Side:
     def __init__(self) -> None:
         self.handles = []
 
-    def open(self, engine, name, host, target, layers, pages, page_bytes, model="m", connect_timeout_s=None):
+    def open(self, engine, name, host, target, layers, pages, page_bytes, connect_timeout_s=None, state=(), **fields):
+        """`page_bytes`: of one region; `state`: item bytes of each state region, which has `pages` items."""
         if connect_timeout_s is None:
             self.engine = open_engine(engine, name, target=target, host=host)
         elif engine == "nixl":
             self.engine = NixlEngine(name, target=target, connect_timeout_s=connect_timeout_s)
         else:
             self.engine = MooncakeEngine(name, host=host, connect_timeout_s=connect_timeout_s)
-        stride = pages * page_bytes + GAP
-        self.arena = HostArena(GAP + (2 * layers + 1) * stride)
-        offsets = [GAP + index * stride for index in range(2 * layers + 1)]
+        shapes = [(page_bytes, pages)] * (2 * layers) + [(size, pages) for size in state] + [(96, 8)]
+        offsets = list(accumulate((size * items + GAP for size, items in shapes), initial=GAP))
+        self.arena = HostArena(offsets[-1])
+        regions = [self.arena.region(offset, *shape) for offset, shape in zip(offsets, shapes, strict=False)]
+        kv_heads = fields.setdefault("kv_heads", 1)
         memory = KVMemory(
-            kv=tuple(self.arena.region(offset, page_bytes, pages) for offset in offsets[:-1]),
-            aux=self.arena.region(offsets[-1], 96, 8),
-            page_tokens=16,
+            kv=tuple(regions[: 2 * layers]),
+            state=tuple(regions[2 * layers : -1]),
+            aux=regions[-1],
             layers=layers,
-            kv_heads=1,
-            head_dim=page_bytes // 64,
+            head_dim=page_bytes // 64 // kv_heads,
             dtype="float32",
-            model=model,
+            **{"model": "m", "page_tokens": 16, **fields},
         )
         descriptor = self.engine.register(memory)
         remote = RemoteMemory(engine=engine, memory=memory, descriptor=descriptor)
@@ -147,8 +151,14 @@ class _Side:
         self.engine.disconnect(peer)
         return {}
 
-    def submit(self, peer, local, remote, aux=None, op="write"):
-        chunk = Chunk(np.array(local, np.int32), np.array(remote, np.int32), tuple(aux) if aux else None)
+    def submit(self, peer, local, remote, aux=None, op="write", state=None, span=None):
+        chunk = Chunk(
+            np.array(local, np.int32),
+            np.array(remote, np.int32),
+            tuple(aux) if aux else None,
+            tuple(np.array(ids, np.int32) for ids in state) if state else None,
+            tuple(span) if span else None,
+        )
         self.handles.append(self.engine.submit(peer, chunk, Op(op)))
         return {"handle": len(self.handles) - 1}
 

@@ -99,7 +99,8 @@ def test_a_peer_of_another_shape_is_refused_with_every_field_named(plane, pair):
         answer = initiator.connect(stranger)
         assert answer["error"] == "IncompatiblePeerError"
         assert "model is 'm' here and 'other' at the peer" in answer["message"]
-        assert "item_bytes of kv region 5 is 4096 here and 8192 at the peer" in answer["message"]
+        assert "head_dim is 64 here and 128 at the peer" in answer["message"]
+        assert "item_bytes of kv region 0 (layer 0) is 4096 here for 1 heads and 8192 at" in answer["message"]
         assert initiator.call("submit", peer=stranger.name, local=[0], remote=[0])["error"] == "UnknownPeerError"
     assert move(initiator, target, "write", [2], [2])["outcome"] == "done"
 

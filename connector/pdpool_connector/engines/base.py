@@ -15,15 +15,11 @@ flight to its end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
-from pdpool_connector.layout.plan import split
+from pdpool_connector.layout.plan import Chunk
 
 
 class Op(Enum):
@@ -40,37 +36,6 @@ class Poll(Enum):
     DONE = "done"
     FAILED_SETTLED = "failed_settled"
     FAILED_UNSETTLED = "failed_unsettled"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Chunk:
-    """One bounded transfer: in every layer page `local_pages[i]` is paired with the peer's page `remote_pages[i]`.
-
-    WRITE moves ours to theirs, READ theirs to ours. local_pages, remote_pages: int32 arrays of the same length, which
-    may be 0. aux: one aux row that moves too, (local slot, remote slot), or None.
-    """
-
-    local_pages: NDArray[np.int32]
-    remote_pages: NDArray[np.int32]
-    aux: tuple[int, int] | None = None
-
-
-def cut(
-    memory: KVMemory,
-    local_pages: NDArray[np.int32],
-    remote_pages: NDArray[np.int32],
-    aux: tuple[int, int] | None = None,
-) -> list[Chunk]:
-    """Cut a page list into bounded chunks (see `layout.plan.split`); the aux row goes with the last of them.
-
-    Without pages there is one chunk if there is an aux row, and none otherwise. Raises LayoutError when the lists have
-    different lengths.
-    """
-    chunks = [Chunk(local, remote) for local, remote in split(memory, local_pages, remote_pages)]
-    if aux is None:
-        return chunks
-    last = chunks.pop() if chunks else Chunk(local_pages, remote_pages)
-    return [*chunks, replace(last, aux=aux)]
 
 
 class Handle(Protocol):

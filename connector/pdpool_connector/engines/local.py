@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from pdpool_connector.layout.arena import ArenaError, ArenaLocation, HostArena, MappedArena, find_arena
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
-from pdpool_connector.layout.plan import PairPlan
+from pdpool_connector.layout.plan import Chunk, PairPlan
 
 from .base import (
-    Chunk,
     EngineError,
     EngineUnavailableError,
     Handle,
@@ -104,9 +103,12 @@ class LocalEngine:
         arena = find_arena(memory.aux)
         if arena is None:
             raise EngineError(f"aux region at {memory.aux.address:#x} is not in a HostArena")
-        for index, region in enumerate(memory.kv):
-            if find_arena(region) is not arena:
-                raise EngineError(f"kv region {index} at {region.address:#x} is not in the HostArena that holds aux")
+        for name, regions in (("kv", memory.kv), ("state", memory.state)):
+            for index, region in enumerate(regions):
+                if find_arena(region) is not arena:
+                    raise EngineError(
+                        f"{name} region {index} at {region.address:#x} is not in the HostArena that holds aux"
+                    )
         _probe()
         self._memory, self._arena = memory, arena
         return msgspec.msgpack.encode(arena.location())
@@ -124,7 +126,7 @@ class LocalEngine:
             location = msgspec.msgpack.decode(remote.descriptor, type=ArenaLocation)
         except (LayoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise IncompatiblePeerError(str(error)) from error
-        for region in (*remote.memory.kv, remote.memory.aux):
+        for region in remote.memory.regions:
             if region.address < location.address or region.end > location.address + location.nbytes:
                 raise IncompatiblePeerError(
                     f"region {region.address:#x}..{region.end:#x} is outside the peer's arena at "
@@ -141,12 +143,11 @@ class LocalEngine:
         state = self._peers.get(peer)
         if state is None:
             raise UnknownPeerError(f"peer {peer} is not connected")
-        selected = (chunk.local_pages, chunk.remote_pages, chunk.aux)
         try:
-            state.plan.check(*selected, read=op is Op.READ)
+            state.plan.check(chunk, read=op is Op.READ)
         except LayoutError as error:
             raise InvalidChunkError(str(error)) from error
-        runs = state.plan.runs(*selected)
+        runs = state.plan.runs(chunk)
         ends = (runs.local, runs.remote + state.shift)
         source, target = ends if op is Op.WRITE else reversed(ends)
         try:

@@ -27,10 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdpool_connector.layout.memory import MAX_ADDRESS, KVMemory, LayoutError, RemoteMemory
-from pdpool_connector.layout.plan import MAX_CHUNK_DESCRIPTORS, PairPlan, Runs
+from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.pool import MAX_CHUNK_DESCRIPTORS, Runs
 
 from .base import (
-    Chunk,
     EngineError,
     Handle,
     IncompatiblePeerError,
@@ -120,7 +120,7 @@ class MooncakeEngine:
         """As `Engine.register`."""
         if self._closed or self._memory is not None:
             raise EngineError("the engine is closed" if self._closed else "memory is registered already")
-        blocks = {region.address: region.nbytes for region in (*memory.kv, memory.aux)}
+        blocks = {region.address: region.nbytes for region in memory.regions}
         blocks[self._scratch.ctypes.data] = self._scratch.nbytes
         self._session.register(list(blocks), list(blocks.values()))
         self._memory, self._blocks = memory, list(blocks)
@@ -153,12 +153,11 @@ class MooncakeEngine:
         state = self._peers.get(peer)
         if state is None or state.broken:
             raise UnknownPeerError(f"peer {peer} is not connected" + (f": {state.broken}" if state else ""))
-        selected = (chunk.local_pages, chunk.remote_pages, chunk.aux)
         try:
-            state.plan.check(*selected, read=op is Op.READ)
+            state.plan.check(chunk, read=op is Op.READ)
         except LayoutError as error:
             raise InvalidChunkError(str(error)) from error
-        return self._begin(state, op, state.plan.runs(*selected))
+        return self._begin(state, op, state.plan.runs(chunk))
 
     def poll(self, handle: Handle) -> Poll:
         """As `Engine.poll`; sleeps 2 ms at most."""

@@ -22,10 +22,10 @@ import msgspec
 import numpy as np
 
 from pdpool_connector.layout.memory import MAX_ADDRESS, KVMemory, LayoutError, RemoteMemory
-from pdpool_connector.layout.plan import Pages, PairPlan
+from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.pool import Ids, Row
 
 from .base import (
-    Chunk,
     EngineError,
     Handle,
     IncompatiblePeerError,
@@ -35,7 +35,7 @@ from .base import (
     Poll,
     UnknownPeerError,
 )
-from .nixl_agent import Block, NixlAgent, NixlError
+from .nixl_agent import NixlAgent, NixlError
 from .pace import pause
 
 _log = logging.getLogger(__name__)
@@ -55,8 +55,10 @@ class _Descriptor(msgspec.Struct, frozen=True):
 @dataclass(slots=True, eq=False)
 class _Peer:
     plan: PairPlan
-    items: int
-    """Handle of the prepared descriptor list of the peer's memory."""
+    local: int
+    """Handle of the prepared list of `plan.local_rows` and our scratch line."""
+    remote: int
+    """Handle of the prepared list of `plan.remote_rows` and the peer's scratch line."""
     progress_at: float
     """When something was last submitted or finished (monotonic seconds)."""
     open: set[_Transfer] = field(default_factory=set)
@@ -95,7 +97,6 @@ class NixlEngine:
         self._scratch = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
         self._memory: KVMemory | None = None
         self._registered: object = None
-        self._items: int | None = None
         self._peers: dict[str, _Peer] = {}
         self._unreleased: list[int] = []
         self._closed = False
@@ -105,10 +106,9 @@ class NixlEngine:
         if self._closed or self._registered is not None:
             raise EngineError("the engine is closed" if self._closed else "memory is registered already")
         scratch = self._scratch.ctypes.data
-        blocks = _blocks(memory, scratch)
+        blocks = [(region.address, region.nbytes) for region in memory.regions]
         try:
-            self._registered = self._agent.register(blocks)
-            self._items = self._agent.prepare(None, blocks)
+            self._registered = self._agent.register([*blocks, (scratch, _SCRATCH_BYTES)])
             descriptor = _Descriptor(self._agent.metadata(), scratch)
         except NixlError as error:
             raise EngineError(f"NIXL cannot register the memory: {error}") from error
@@ -126,16 +126,21 @@ class NixlEngine:
         try:
             plan = PairPlan(self._memory, remote.memory)
             descriptor = msgspec.msgpack.decode(remote.descriptor, type=_Descriptor)
-            blocks = _blocks(remote.memory, descriptor.scratch)
         except (LayoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise IncompatiblePeerError(str(error)) from error
         self._load(peer, descriptor.metadata)
         try:
-            items = self._agent.prepare(peer, blocks)
+            remote_list = self._agent.prepare(peer, [*plan.remote_rows, _scratch_row(descriptor.scratch)])
         except NixlError as error:
             self._forget(peer)
             raise IncompatiblePeerError(f"the peer's memory is not what it registered: {error}") from error
-        self._peers[peer] = _Peer(plan, items, time.monotonic())
+        try:
+            local_list = self._agent.prepare(None, [*plan.local_rows, _scratch_row(self._scratch.ctypes.data)])
+        except NixlError as error:
+            self._release_list(peer, remote_list)
+            self._forget(peer)
+            raise EngineError(f"NIXL cannot prepare our memory for peer {peer}: {error}") from error
+        self._peers[peer] = _Peer(plan, local_list, remote_list, time.monotonic())
         try:
             self._warm_up(peer)
         except EngineError:
@@ -147,12 +152,11 @@ class NixlEngine:
         state = self._peers.get(peer)
         if state is None or state.broken:
             raise UnknownPeerError(f"peer {peer} is not connected" + (f": {state.broken}" if state else ""))
-        selected = (chunk.local_pages, chunk.remote_pages, chunk.aux)
         try:
-            state.plan.check(*selected, read=op is Op.READ)
+            state.plan.check(chunk, read=op is Op.READ)
         except LayoutError as error:
             raise InvalidChunkError(str(error)) from error
-        local, remote = state.plan.indices(*selected)
+        local, remote = state.plan.indices(chunk)
         if not len(local):
             return _Transfer(state, 0, Poll.DONE)
         return self._start(state, op, local, remote)
@@ -178,10 +182,8 @@ class NixlEngine:
             return
         for transfer in list(state.open):
             self._conclude(transfer, Poll.FAILED_UNSETTLED, "disconnected while in flight")
-        try:
-            self._agent.release_prepared(state.items)
-        except NixlError as error:
-            _log.warning("NIXL keeps the descriptor list of peer %s: %s", peer, error)
+        for prepared in (state.local, state.remote):
+            self._release_list(peer, prepared)
         self._forget(peer)
 
     def close(self) -> None:
@@ -193,8 +195,6 @@ class NixlEngine:
             self.disconnect(peer)
         self._unreleased = [native for native in self._unreleased if not self._release(native)]
         try:
-            if self._items is not None:
-                self._agent.release_prepared(self._items)
             if self._registered is not None:
                 self._agent.deregister(self._registered)
         except NixlError as error:
@@ -213,6 +213,12 @@ class NixlEngine:
                 self._forget(name)
             raise IncompatiblePeerError(f"the metadata is of agent {name!r}, must be of peer {peer!r}")
 
+    def _release_list(self, peer: str, prepared: int) -> None:
+        try:
+            self._agent.release_prepared(prepared)
+        except NixlError as error:
+            _log.warning("NIXL keeps a descriptor list of peer %s: %s", peer, error)
+
     def _forget(self, peer: str) -> None:
         try:
             self._agent.forget_peer(peer)
@@ -221,9 +227,10 @@ class NixlEngine:
 
     def _warm_up(self, peer: str) -> None:
         state = self._peers[peer]
+        # The scratch line stands behind the rows of the plan.
         local, remote = (
-            np.array([len(memory.kv) * memory.pages + memory.aux_rows], np.int32)
-            for memory in (state.plan.local, state.plan.remote)
+            np.array([sum(row.pieces for row in rows)], np.int32)
+            for rows in (state.plan.local_rows, state.plan.remote_rows)
         )
         deadline = time.monotonic() + self._connect_timeout_s
         transfer = self._start(state, Op.WRITE, local, remote)
@@ -233,10 +240,9 @@ class NixlEngine:
         if outcome is not Poll.DONE:
             raise PeerUnreachableError(f"the warm-up transfer to peer {peer} failed: {transfer.failure}")
 
-    def _start(self, peer: _Peer, op: Op, local: Pages, remote: Pages) -> _Transfer:
-        assert self._items is not None
+    def _start(self, peer: _Peer, op: Op, local: Ids, remote: Ids) -> _Transfer:
         try:
-            native = self._agent.make(op, self._items, local, peer.items, remote)
+            native = self._agent.make(op, peer.local, local, peer.remote, remote)
         except NixlError as error:
             peer.broken = str(error)
             raise UnknownPeerError(f"NIXL cannot make a transfer: {error}") from error
@@ -272,7 +278,5 @@ class NixlEngine:
         return True
 
 
-def _blocks(memory: KVMemory, scratch: int) -> list[Block]:
-    """All items in the order in which `PairPlan` numbers them, the scratch line behind the last."""
-    blocks = [(region.address, region.item_bytes, region.items) for region in (*memory.kv, memory.aux)]
-    return [*blocks, (scratch, _SCRATCH_BYTES, 1)]
+def _scratch_row(address: int) -> Row:
+    return Row(address, _SCRATCH_BYTES, _SCRATCH_BYTES, 1)

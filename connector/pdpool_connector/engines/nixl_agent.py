@@ -20,6 +20,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from pdpool_connector.layout.pool import Row
+
 from .base import EngineUnavailableError, Op
 
 _log = logging.getLogger(__name__)
@@ -27,9 +29,6 @@ _log = logging.getLogger(__name__)
 _PROGRESS_DELAY_US: Final = 100_000
 """How late the progress thread may find what no file descriptor announced. Measured with traffic the latency is that
 of 1 ms, idle it costs 0.06 % of a core instead of 3.5 %."""
-
-Block = tuple[int, int, int]
-"""A dense array of items: address, bytes of an item, number of items."""
 
 
 class NixlError(Exception):
@@ -93,11 +92,11 @@ class NixlAgent:
         except NixlError as error:
             raise EngineUnavailableError(f"NIXL cannot start its UCX backend: {error}") from error
 
-    def register(self, blocks: Sequence[Block]) -> object:
-        """Register memory; returns what `deregister` takes."""
+    def register(self, blocks: Sequence[tuple[int, int]]) -> object:
+        """Register memory, (address, bytes) each; returns what `deregister` takes."""
         with self._calling():
             listed = self._nixl.nixlRegDList(
-                self._nixl.DRAM_SEG, [(address, size * count, 0, "") for address, size, count in blocks]
+                self._nixl.DRAM_SEG, [(address, nbytes, 0, "") for address, nbytes in blocks]
             )
             self._agent.registerMem(listed, self._backends)
             return listed
@@ -122,12 +121,12 @@ class NixlAgent:
         with self._calling():
             self._agent.invalidateRemoteMD(name)
 
-    def prepare(self, peer: str | None, blocks: Sequence[Block]) -> int:
-        """Handle of a descriptor list over all items of `blocks`, numbered one after the other; peer None: ours."""
-        rows = np.array([(address, size, 0, size, count) for address, size, count in blocks], np.int64)
+    def prepare(self, peer: str | None, rows: Sequence[Row]) -> int:
+        """Handle of a descriptor list over all pieces of `rows`, numbered one after the other; peer None: ours."""
+        strided = np.array([(row.address, row.nbytes, 0, row.stride, row.pieces) for row in rows], np.int64)
         with self._calling():
             owner = self._nixl.NIXL_INIT_AGENT if peer is None else peer
-            return int(self._agent.prepXferDlist(owner, self._nixl.DRAM_SEG, rows, self._backends))
+            return int(self._agent.prepXferDlist(owner, self._nixl.DRAM_SEG, strided, self._backends))
 
     def release_prepared(self, prepared: int) -> None:
         """Undo `prepare`."""

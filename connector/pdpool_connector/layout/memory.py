@@ -1,7 +1,9 @@
 """What a process registers for hand-offs, and how it is told to a peer.
 
 The terms: a *region* is a dense array of equal items; an item of a KV region is one page (of one layer's K or V), an
-item of the aux region is one aux row. A page id selects the same item of every KV region.
+item of the aux region is one aux row, an item of a state region is what one layer keeps of a request beside the cache
+(Mamba) or a page of a sliding window. A page id selects the same item of every KV region, a state id of every state
+region.
 """
 
 from __future__ import annotations
@@ -70,9 +72,10 @@ class Region(msgspec.Struct, frozen=True, array_like=True):
 class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
     """The memory that one rank registers, with the identity of the model whose cache it holds.
 
-    kv: two regions for each layer held, in the order K, V of the first, K, V of the next, …; all have the same number
-    of items (pages). A page is [page_tokens, kv_heads, elements of a head], without padding; K's heads may be longer
-    than V's. aux: one region of aux rows. page_tokens: tokens in one page. head_dim: elements of one head. dtype:
+    kv: two regions for each layer held, in the order K, V of the first, K, V of the next, …, or one where K and V come
+    from the same latent (MLA); all have the same number of items (pages). A page is [page_tokens, kv_heads, elements of
+    a head], without padding; K's heads may be longer than V's. aux: one region of aux rows. state: none, or regions
+    that all have the same number of items. page_tokens: tokens in one page. head_dim: elements of one head. dtype:
     element type by its numpy name (`float32`, `bfloat16`, …). model: name that both sides must agree on.
 
     The part of the model that this rank holds: `layers` layers from `first_layer` on out of `total_layers`, and of each
@@ -94,6 +97,7 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
     total_layers: int = 0
     first_head: int = 0
     total_heads: int = 0
+    state: tuple[Region, ...] = ()
 
     def __post_init__(self) -> None:
         _within("layers", self.layers, 1, MAX_REGIONS // 2)
@@ -104,15 +108,17 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
         self._place("head", self.kv_heads, 1 << 20)
         _named("dtype", self.dtype)
         _named("model", self.model)
-        if len(self.kv) != 2 * self.layers:
-            raise LayoutError(f"kv has {len(self.kv)} regions, must have 2 * layers = {2 * self.layers}")
+        if len(self.kv) not in (self.layers, 2 * self.layers):
+            raise LayoutError(
+                f"kv has {len(self.kv)} regions, must have 2 * layers = {2 * self.layers}, or one for each layer"
+            )
+        _within("number of state regions", len(self.state), 0, MAX_REGIONS)
         self._refuse_indivisible()
-        counts = {region.items for region in self.kv}
-        if len(counts) != 1:
-            raise LayoutError(f"kv regions hold {sorted(counts)} pages, must all hold the same number")
-        total = sum(region.items for region in self.kv) + self.aux.items
+        _refuse_unequal("kv", "pages", self.kv)
+        _refuse_unequal("state", "items", self.state)
+        total = sum(region.items for region in self.regions)
         _within("items of all regions together", total, 1, MAX_ITEMS)
-        _refuse_overlap((*self.kv, self.aux))
+        _refuse_overlap(self.regions)
 
     def _place(self, unit: str, held: int, most: int) -> None:
         """Put what is held in the place of a total that was left out, and check the range."""
@@ -137,9 +143,28 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
     @property
+    def regions(self) -> tuple[Region, ...]:
+        """All memory of this rank that is to be registered."""
+        return (*self.kv, *self.state, self.aux)
+
+    @property
+    def regions_per_layer(self) -> int:
+        """2 where K and V are apart, otherwise 1."""
+        return len(self.kv) // self.layers
+
+    def region_of(self, layer: int, part: int) -> int:
+        """Index in `kv` of a layer that is held, by its number in the whole model; part: 0 is K, 1 is V."""
+        return (layer - self.first_layer) * self.regions_per_layer + part
+
+    @property
     def pages(self) -> int:
         """Number of pages: valid page ids are 0..pages - 1."""
         return self.kv[0].items
+
+    @property
+    def state_items(self) -> int:
+        """Number of items of each state region: valid state ids are 0..state_items - 1."""
+        return self.state[0].items if self.state else 0
 
     @property
     def aux_rows(self) -> int:
@@ -150,6 +175,12 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
     def page_bytes(self) -> int:
         """Bytes of one page over all layers, K and V."""
         return sum(region.item_bytes for region in self.kv)
+
+
+def _refuse_unequal(field: str, unit: str, regions: tuple[Region, ...]) -> None:
+    counts = sorted({region.items for region in regions})
+    if len(counts) > 1:
+        raise LayoutError(f"{field} regions hold {counts} {unit}, must all hold the same number")
 
 
 def _refuse_overlap(regions: tuple[Region, ...]) -> None:

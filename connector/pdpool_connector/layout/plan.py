@@ -1,171 +1,224 @@
-"""Which bytes go where: the pairing check of two memories, and the arrays that describe one chunk.
+"""Which bytes go where between two memories: what a pair of them can move, cut into chunks.
 
-What can be known per pair is computed once, in `PairPlan`; a chunk costs a few vectorised operations on its page ids.
-Every id is checked before any address or index is computed from it.
+What can be known per pair is computed once, in `PairPlan`; a chunk costs a few vectorised operations on its ids. Every
+id is checked before any address or index is computed from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .memory import KVMemory, LayoutError
+from .memory import MAX_ITEMS, KVMemory, LayoutError, Region
+from .overlap import Overlap, compatible, overlap, same_heads
+from .pool import MAX_CHUNK_BYTES, MAX_CHUNK_DESCRIPTORS, Ids, PoolPlan, Row, Runs, Span
 
-MAX_CHUNK_BYTES: Final = 16 << 20
-"""A chunk is what an abort must wait for: a few milliseconds on a slow data plane."""
-MAX_CHUNK_DESCRIPTORS: Final = 1024
-"""What Mooncake's TCP transport takes at once without failing, and far beyond where batching still helps."""
-
-Pages = NDArray[np.int32]
-Aux = tuple[int, int] | None
+_NONE = np.empty(0, np.int32)
 
 
-class Runs(NamedTuple):
-    """Byte ranges of one chunk, int64 arrays of the same length: `nbytes[i]` bytes from `local[i]` to `remote[i]`."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """A bounded part of a request: page `local_pages[i]` goes with page `remote_pages[i]`, and so do state ids.
 
-    local: NDArray[np.int64]
-    remote: NDArray[np.int64]
-    nbytes: NDArray[np.int64]
+    local_pages, remote_pages: int32 arrays of the same length, which may be 0. aux: (local slot, remote slot) or None.
+    state: (local ids, remote ids), int32 arrays of the same length, or None. span: only these regions of the plan's, of
+    pages or of state, whichever the chunk has; None means all.
+    """
 
-
-def compatible(local: KVMemory, remote: KVMemory) -> list[str]:
-    """What forbids moving pages from `local` to `remote`, one line for each field that differs; empty if nothing."""
-    found = [
-        f"{field} is {ours!r} here and {theirs!r} at the peer"
-        for field in (
-            *("model", "dtype", "page_tokens", "head_dim"),
-            *("total_layers", "first_layer", "layers", "total_heads", "first_head", "kv_heads"),
-        )
-        if (ours := getattr(local, field)) != (theirs := getattr(remote, field))
-    ]
-    found += [
-        f"item_bytes of kv region {index} is {ours.item_bytes} here and {theirs.item_bytes} at the peer"
-        for index, (ours, theirs) in enumerate(zip(local.kv, remote.kv, strict=False))
-        if ours.item_bytes != theirs.item_bytes
-    ]
-    if local.aux.item_bytes != remote.aux.item_bytes:
-        found.append(f"item_bytes of aux is {local.aux.item_bytes} here and {remote.aux.item_bytes} at the peer")
-    return found
+    local_pages: Ids
+    remote_pages: Ids
+    aux: tuple[int, int] | None = None
+    state: tuple[Ids, Ids] | None = None
+    span: Span | None = None
 
 
 class PairPlan:
-    """How chunks move from one memory to another. Immutable and thread-safe.
+    """How chunks move between one memory (ours) and another (theirs). Immutable and thread-safe.
 
-    Items of a memory are numbered region by region: item `region * pages + page` of the KV regions, then the aux rows.
+    Of the cache moves what both hold: layers by their number in the model, and of each the heads that both hold. Where
+    both hold the same heads a page moves whole, otherwise as one strip for each token; between memories that have
+    nothing in common only aux rows move. State moves where both hold the same part of the model.
+
+    local_rows, remote_rows: the pieces that `indices` numbers, row after row: KV regions, state regions, aux.
+
     Raises LayoutError when the memories are not `compatible`.
     """
 
     def __init__(self, local: KVMemory, remote: KVMemory) -> None:
         if problems := compatible(local, remote):
             raise LayoutError("memories cannot be paired: " + "; ".join(problems))
-        self.local = local
-        self.remote = remote
-        regions = np.arange(len(local.kv), dtype=np.int32)[:, None]
-        self._local_first = regions * np.int32(local.pages)
-        self._remote_first = regions * np.int32(remote.pages)
-        self._local_address = _column([region.address for region in local.kv])
-        self._remote_address = _column([region.address for region in remote.kv])
-        self._item_bytes = _column([region.item_bytes for region in local.kv])
-
-    def check(self, local_pages: Pages, remote_pages: Pages, aux: Aux, *, read: bool = False) -> None:
-        """Raise LayoutError unless the lists pair up, every id is within its memory and no target page occurs twice.
-
-        read: the target is ours, not the peer's.
-        """
-        _check_pages("local_pages", local_pages, self.local.pages)
-        _check_pages("remote_pages", remote_pages, self.remote.pages)
-        if len(local_pages) != len(remote_pages):
-            raise LayoutError(_unpaired(local_pages, remote_pages))
-        if len(remote_pages) > 1:
-            field, target = ("local_pages", local_pages) if read else ("remote_pages", remote_pages)
-            ordered = np.sort(target)
-            twice = ordered[1:][ordered[1:] == ordered[:-1]]
-            if len(twice):
-                raise LayoutError(f"{field} has page {twice[0]} twice, every target page may be written once")
-        if aux is not None:
-            _check_slot("local aux slot", aux[0], self.local.aux_rows)
-            _check_slot("remote aux slot", aux[1], self.remote.aux_rows)
-
-    def indices(self, local_pages: Pages, remote_pages: Pages, aux: Aux) -> tuple[Pages, Pages]:
-        """Item numbers (int32) of a checked chunk on both sides, region by region, the aux row last.
-
-        Pages that follow each other on both sides follow each other here, so that an engine may merge them.
-        """
-        local = (self._local_first + local_pages).ravel()
-        remote = (self._remote_first + remote_pages).ravel()
-        if aux is None:
-            return local, remote
-        local_aux = np.int32(len(self.local.kv) * self.local.pages + aux[0])
-        remote_aux = np.int32(len(self.remote.kv) * self.remote.pages + aux[1])
-        return np.append(local, local_aux), np.append(remote, remote_aux)
-
-    def runs(self, local_pages: Pages, remote_pages: Pages, aux: Aux) -> Runs:
-        """Byte ranges of a checked chunk; pages that follow each other on both sides are one range for each region."""
-        bounds = np.concatenate(([0], _breaks(local_pages, remote_pages), [len(local_pages)]))
-        first, count = bounds[:-1], bounds[1:] - bounds[:-1]
-        if not len(local_pages):
-            first = count = first[:0]
-        local = (self._local_address + local_pages[first] * self._item_bytes).ravel()
-        remote = (self._remote_address + remote_pages[first] * self._item_bytes).ravel()
-        nbytes = (count * self._item_bytes).ravel()
-        if aux is None:
-            return Runs(local, remote, nbytes)
-        ours, theirs = self.local.aux, self.remote.aux
-        return Runs(
-            np.append(local, ours.address + aux[0] * ours.item_bytes),
-            np.append(remote, theirs.address + aux[1] * theirs.item_bytes),
-            np.append(nbytes, ours.item_bytes),
+        self.local, self.remote = local, remote
+        common = overlap(local, remote)
+        whole = same_heads(local, remote)
+        strips = 1 if whole else local.page_tokens
+        self._pages = PoolPlan(_page_rows(local, common, whole), _page_rows(remote, common, whole), strips)
+        stateful = not common.empty
+        self._state = PoolPlan(
+            [_whole(region) for region in local.state if stateful],
+            [_whole(region) for region in remote.state if stateful],
+            strips=1,
         )
+        self.local_rows = (*self._pages.local_rows, *self._state.local_rows, _whole(local.aux))
+        self.remote_rows = (*self._pages.remote_rows, *self._state.remote_rows, _whole(remote.aux))
+        self._local_first = _firsts(self._pages.local_rows, self._state.local_rows, local.aux)
+        self._remote_first = _firsts(self._pages.remote_rows, self._state.remote_rows, remote.aux)
+
+    def check(self, chunk: Chunk, *, read: bool = False) -> None:
+        """Raise LayoutError unless the lists pair up, every id is within its memory and no target occurs twice.
+
+        read: the target is ours, not theirs.
+        """
+        local, remote = self.local, self.remote
+        _check_pair("pages", chunk.local_pages, chunk.remote_pages, local.pages, remote.pages)
+        _refuse_twice("pages", chunk.local_pages, chunk.remote_pages, read)
+        if chunk.state is not None:
+            _check_pair("state", *chunk.state, local.state_items, remote.state_items)
+            _refuse_twice("state", *chunk.state, read)
+        if chunk.aux is not None:
+            _check_slot("local aux slot", chunk.aux[0], local.aux_rows)
+            _check_slot("remote aux slot", chunk.aux[1], remote.aux_rows)
+        if chunk.span is not None:
+            if len(chunk.local_pages) and chunk.state is not None:
+                raise LayoutError("span is given for pages and state, must be for one of them")
+            regions = self._pages.regions if chunk.state is None else self._state.regions
+            if not 0 <= chunk.span[0] <= chunk.span[1] <= regions:
+                raise LayoutError(f"span is {chunk.span}, must be within 0..{regions}")
+
+    def indices(self, chunk: Chunk) -> tuple[Ids, Ids]:
+        """Numbers of a checked chunk's pieces (int32) in `local_rows` and in `remote_rows`, in the same order.
+
+        Pieces that follow each other in memory on both sides follow each other here, so that an engine may merge them.
+        """
+        local, remote = self._pages.indices(chunk.local_pages, chunk.remote_pages, self._span(self._pages, chunk))
+        if chunk.aux is None and chunk.state is None:
+            return local, remote
+        locals_, remotes = [local], [remote]
+        if chunk.state is not None:
+            local, remote = self._state.indices(*chunk.state, self._span(self._state, chunk))
+            locals_.append(local + self._local_first[0])
+            remotes.append(remote + self._remote_first[0])
+        if chunk.aux is not None:
+            locals_.append(np.array([chunk.aux[0]], np.int32) + self._local_first[1])
+            remotes.append(np.array([chunk.aux[1]], np.int32) + self._remote_first[1])
+        return np.concatenate(locals_), np.concatenate(remotes)
+
+    def runs(self, chunk: Chunk) -> Runs:
+        """Byte ranges of a checked chunk; what follows each other on both sides is one range for each region."""
+        parts = [self._pages.runs(chunk.local_pages, chunk.remote_pages, self._span(self._pages, chunk))]
+        if chunk.state is not None:
+            parts.append(self._state.runs(*chunk.state, self._span(self._state, chunk)))
+        if chunk.aux is not None:
+            ours, theirs = self.local.aux, self.remote.aux
+            addresses = (ours.address + chunk.aux[0] * ours.item_bytes, theirs.address + chunk.aux[1] * ours.item_bytes)
+            parts.append(Runs(*(np.array([value], np.int64) for value in (*addresses, ours.item_bytes))))
+        return parts[0] if len(parts) == 1 else Runs(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    def nbytes(self, chunk: Chunk) -> int:
+        """How many bytes a checked chunk moves."""
+        moved = self._pages.nbytes(len(chunk.local_pages), self._span(self._pages, chunk))
+        if chunk.state is not None:
+            moved += self._state.nbytes(len(chunk.state[0]), self._span(self._state, chunk))
+        return moved + (self.local.aux.item_bytes if chunk.aux is not None else 0)
+
+    def cut(
+        self,
+        local_pages: Ids,
+        remote_pages: Ids,
+        aux: tuple[int, int] | None = None,
+        state: tuple[Ids, Ids] | None = None,
+    ) -> list[Chunk]:
+        """Cut a request into chunks within `MAX_CHUNK_BYTES` and `MAX_CHUNK_DESCRIPTORS`; state and aux go last.
+
+        One item of one region is never cut. There is no chunk where nothing is to be moved. Raises LayoutError when two
+        lists have different lengths.
+        """
+        _check_lengths("pages", local_pages, remote_pages)
+        spare = self.local.aux.item_bytes
+        pages = self._pages.split(local_pages, remote_pages, spare)
+        chunks = [Chunk(local, remote, span=span) for local, remote, span in pages]
+        if state is not None:
+            _check_lengths("state", *state)
+            states = self._state.split(*state, spare)
+            chunks = self._join(
+                chunks, [Chunk(_NONE, _NONE, state=(local, remote), span=span) for local, remote, span in states]
+            )
+        if aux is not None:
+            last = chunks.pop() if chunks else Chunk(_NONE, _NONE)
+            chunks.append(replace(last, aux=aux))
+        return chunks
+
+    def _join(self, pages: list[Chunk], states: list[Chunk]) -> list[Chunk]:
+        """Put little state into the last chunk of pages, so that it costs no chunk of its own."""
+        if pages and len(states) == 1 and pages[-1].span is None and states[0].span is None:
+            both = replace(pages[-1], state=states[0].state)
+            descriptors = len(self.runs(both).nbytes)
+            if descriptors < MAX_CHUNK_DESCRIPTORS and self.nbytes(both) <= MAX_CHUNK_BYTES - self.local.aux.item_bytes:
+                return [*pages[:-1], both]
+        return pages + states
+
+    def _span(self, pool: PoolPlan, chunk: Chunk) -> Span:
+        return (0, pool.regions) if chunk.span is None else chunk.span
 
 
-def split(memory: KVMemory, local_pages: Pages, remote_pages: Pages) -> Iterator[tuple[Pages, Pages]]:
-    """Cut a page list into bounded chunks: at most `MAX_CHUNK_BYTES` and `MAX_CHUNK_DESCRIPTORS`, aux row included.
-
-    Pairs are put in the order of their local pages, for allocators often hand pages out backwards and only ascending
-    neighbours merge. A chunk holds one page at least, however large. Yields nothing for an empty list.
-    """
-    if len(local_pages) != len(remote_pages):
-        raise LayoutError(_unpaired(local_pages, remote_pages))
-    order = np.argsort(local_pages, kind="stable")
-    local, remote = local_pages[order], remote_pages[order]
-    breaks = _breaks(local, remote)
-    most_pages = max(1, (MAX_CHUNK_BYTES - memory.aux.item_bytes) // memory.page_bytes)
-    most_runs = max(1, (MAX_CHUNK_DESCRIPTORS - 1) // len(memory.kv))
-    start = 0
-    while start < len(local):
-        stop = min(start + most_pages, len(local))
-        last_run = int(np.searchsorted(breaks, start, side="right")) + most_runs - 1
-        if last_run < len(breaks):
-            stop = min(stop, int(breaks[last_run]))
-        yield local[start:stop], remote[start:stop]
-        start = stop
+def _page_rows(memory: KVMemory, common: Overlap, whole: bool) -> list[Row]:
+    """The common part of each KV region that both hold, by layer: pages, or strips of the heads in common."""
+    rows = []
+    for layer in range(common.first_layer, common.first_layer + (0 if common.empty else common.layers)):
+        for part in range(memory.regions_per_layer):
+            region = memory.kv[memory.region_of(layer, part)]
+            if whole:
+                rows.append(_whole(region))
+                continue
+            token = region.item_bytes // memory.page_tokens
+            head = token // memory.kv_heads
+            offset = (common.first_head - memory.first_head) * head
+            rows.append(Row(region.address + offset, common.heads * head, token, region.items * memory.page_tokens))
+    return rows
 
 
-def _breaks(local_pages: Pages, remote_pages: Pages) -> NDArray[np.intp]:
-    """Positions at which a new run begins, the first (0) left out."""
-    local_steps = local_pages[1:] - local_pages[:-1]
-    remote_steps = remote_pages[1:] - remote_pages[:-1]
-    return np.flatnonzero((local_steps != 1) | (remote_steps != 1)) + 1
+def _whole(region: Region) -> Row:
+    return Row(region.address, region.item_bytes, region.item_bytes, region.items)
 
 
-def _unpaired(local_pages: Pages, remote_pages: Pages) -> str:
-    return f"local_pages has {len(local_pages)} ids and remote_pages {len(remote_pages)}, must be as many"
+def _firsts(pages: tuple[Row, ...], state: tuple[Row, ...], aux: Region) -> tuple[np.int32, np.int32]:
+    """Numbers of the first piece of state and of the first aux row."""
+    state_first = sum(row.pieces for row in pages)
+    aux_first = state_first + sum(row.pieces for row in state)
+    if aux_first + aux.items > MAX_ITEMS:
+        raise LayoutError(f"the memory would be moved in {aux_first + aux.items} pieces, must be at most {MAX_ITEMS}")
+    return np.int32(state_first), np.int32(aux_first)
 
 
-def _column(values: list[int]) -> NDArray[np.int64]:
-    return np.array(values, dtype=np.int64)[:, None]
+def _check_lengths(name: str, local: Ids, remote: Ids) -> None:
+    if len(local) != len(remote):
+        raise LayoutError(f"local_{name} has {len(local)} ids and remote_{name} {len(remote)}, must be as many")
 
 
-def _check_pages(field: str, pages: Pages, limit: int) -> None:
-    if pages.dtype != np.int32 or pages.ndim != 1:
-        raise LayoutError(f"{field} is a {pages.ndim}-dimensional array of {pages.dtype}, must be 1-dimensional int32")
+def _check_pair(name: str, local: Ids, remote: Ids, local_limit: int, remote_limit: int) -> None:
+    _check_ids(f"local_{name}", local, local_limit)
+    _check_ids(f"remote_{name}", remote, remote_limit)
+    _check_lengths(name, local, remote)
+
+
+def _refuse_twice(name: str, local: Ids, remote: Ids, read: bool) -> None:
+    if len(remote) > 1:
+        field, target = (f"local_{name}", local) if read else (f"remote_{name}", remote)
+        ordered = np.sort(target)
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        if len(twice):
+            unit = "page" if name == "pages" else "item"
+            raise LayoutError(f"{field} has {unit} {twice[0]} twice, every target {unit} may be written once")
+
+
+def _check_ids(field: str, ids: Ids, limit: int) -> None:
+    if ids.dtype != np.int32 or ids.ndim != 1:
+        raise LayoutError(f"{field} is a {ids.ndim}-dimensional array of {ids.dtype}, must be 1-dimensional int32")
     # As unsigned, negative ids are beyond every limit: one comparison does for both ends.
-    if len(pages) and int(pages.view(np.uint32).max()) >= limit:
-        at = int(np.flatnonzero(pages.view(np.uint32) >= limit)[0])
-        raise LayoutError(f"{field}[{at}] is {pages[at]}, must be 0..{limit - 1}")
+    if len(ids) and int(ids.view(np.uint32).max()) >= limit:
+        at = int(np.flatnonzero(ids.view(np.uint32) >= limit)[0])
+        allowed = f"0..{limit - 1}" if limit else "left out: the memory has none"
+        raise LayoutError(f"{field}[{at}] is {ids[at]}, must be {allowed}")
 
 
 def _check_slot(field: str, slot: int, limit: int) -> None:

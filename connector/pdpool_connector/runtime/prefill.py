@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from pdpool_connector.engines.base import EngineError, IncompatiblePeerError
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, decode_remote
-from pdpool_connector.layout.plan import compatible
+from pdpool_connector.layout.overlap import compatible
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import (
     Effect,

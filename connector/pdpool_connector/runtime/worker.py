@@ -9,8 +9,9 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from pdpool_connector.engines.base import Chunk, Engine, EngineError, Handle, InvalidChunkError, Poll, cut
+from pdpool_connector.engines.base import Engine, EngineError, Handle, IncompatiblePeerError, InvalidChunkError, Poll
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
+from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.protocol.events import Write, WriteEnded, WriteResult
 
 log = logging.getLogger(__name__)
@@ -106,7 +107,10 @@ class PeerWorker:
 
     def _connect(self) -> EngineError | None:
         try:
+            self._plan = PairPlan(self._memory, self._remote.memory)
             self._engine.connect(self._peer, self._remote)
+        except LayoutError as error:
+            return IncompatiblePeerError(str(error))
         except EngineError as error:
             return error
         except Exception as error:
@@ -138,7 +142,7 @@ class PeerWorker:
         try:
             source = np.frombuffer(write.source, dtype="<i4").astype(np.int32, copy=False)
             target = np.frombuffer(write.target, dtype="<i4").astype(np.int32, copy=False)
-            job.chunks = deque(cut(self._memory, source, target, write.aux))
+            job.chunks = deque(self._plan.cut(source, target, write.aux))
         except LayoutError as error:
             job.fail(WriteResult.INVALID, str(error))
         self._jobs.append(job)
@@ -177,7 +181,7 @@ class PeerWorker:
             return
         job.in_flight -= 1
         if outcome is Poll.DONE:
-            job.bytes_moved += self._nbytes(chunk)
+            job.bytes_moved += self._plan.nbytes(chunk)
         elif outcome is Poll.FAILED_SETTLED:
             job.fail(WriteResult.FAILED, why)
         else:
@@ -188,7 +192,3 @@ class PeerWorker:
         if not job.chunks and not job.in_flight and job not in self._jobs:
             write = job.write
             self._ended(WriteEnded(write.attempt, write.write, job.result, job.bytes_moved, job.message))
-
-    def _nbytes(self, chunk: Chunk) -> int:
-        aux = self._memory.aux.item_bytes if chunk.aux is not None else 0
-        return len(chunk.local_pages) * self._memory.page_bytes + aux

@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 from pdpool_connector.engines.base import (
-    Chunk,
     EngineError,
     IncompatiblePeerError,
     InvalidChunkError,
@@ -19,6 +18,7 @@ from pdpool_connector.engines.base import (
 from pdpool_connector.engines.local import LocalEngine
 from pdpool_connector.layout.arena import ArenaLocation, HostArena
 from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
+from pdpool_connector.layout.plan import Chunk
 
 
 def describe(arena, **changes):

@@ -63,7 +63,13 @@ def test_a_region_knows_its_bytes_and_end():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": 3}, "kv has 4 regions, must have 2 * layers = 6"),
+        ({"layers": 3}, "kv has 4 regions, must have 2 * layers = 6, or one for each layer"),
+        (
+            {"state": (Region(0x200000, 32, 4), Region(0x300000, 32, 5))},
+            "state regions hold [4, 5] items, must all hold the same number",
+        ),
+        ({"state": (Region(0x100040, 32, 4),)}, "overlaps the region at 0x100040"),
+        ({"state": tuple(Region(0x200000 + index, 1, 1) for index in range(4097))}, "state regions is 4097, must be 0"),
         ({"layers": 0}, "layers is 0, must be 1..2048"),
         ({"page_tokens": 0}, "page_tokens is 0"),
         ({"kv_heads": -1}, "kv_heads is -1"),
@@ -126,6 +132,25 @@ def test_a_peer_that_says_nothing_of_its_part_holds_the_whole_model():
     assert decode_remote(msgspec.msgpack.encode(fields)).memory == memory()
 
 
+def test_a_latent_cache_has_one_region_for_each_layer():
+    latent = memory(layers=4)
+    assert (latent.regions_per_layer, memory().regions_per_layer) == (1, 2)
+    assert [latent.region_of(layer, 0) for layer in range(4)] == [0, 1, 2, 3]
+
+
+def test_regions_are_found_by_the_number_of_the_layer_in_the_model():
+    part = memory(first_layer=3, total_layers=9)
+    assert [part.region_of(layer, kind) for layer in (3, 4) for kind in (0, 1)] == [0, 1, 2, 3]
+
+
+def test_state_has_ids_of_its_own():
+    described = memory(state=(Region(0x200000, 32, 5), Region(0x300000, 64, 5)))
+    assert (described.state_items, described.pages, memory().state_items) == (5, 8, 0)
+    assert described.regions == (*described.kv, *described.state, described.aux)
+    remote = RemoteMemory(engine="local", memory=described, descriptor=b"")
+    assert decode_remote(encode_remote(remote)) == remote
+
+
 def test_regions_that_touch_are_accepted():
     assert memory(aux=Region(0x4200, 32, 4)).aux_rows == 4
 
@@ -180,6 +205,8 @@ def change(path, value):
         change(["memory", "kv", 1], [2**64 - 1, 2**32, 2**31]),
         change(["memory", "kv"], [[0x1000 + index, 1, 1] for index in range(5000)]),
         change(["memory", "aux"], None),
+        change(["memory", "state"], [[0x1000, 1, 1]]),
+        change(["memory", "state"], 7),
         b"\0" * (MAX_ENCODED_BYTES + 1),
     ],
 )

@@ -1,24 +1,19 @@
-"""Block plans against the slow obvious way to compute them."""
+"""Pair plans against moving each cell by hand."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pdpool_connector.layout.memory import KVMemory, LayoutError, Region
-from pdpool_connector.layout.plan import MAX_CHUNK_BYTES, MAX_CHUNK_DESCRIPTORS, PairPlan, compatible, split
+from pdpool_connector.layout import pool
+from pdpool_connector.layout.memory import LayoutError
+from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.pool import MAX_CHUNK_BYTES, MAX_CHUNK_DESCRIPTORS
+
+from tests.unit.layout.model import AUX_BYTES, Rank, apply_runs, moved_by_hand
 
 # On a busy machine a deadline would fail at random; derandomised, a run can be repeated.
 steady = settings(deadline=None, derandomize=True)
-
-
-def memory(base, pages, sizes=(64, 32), aux_rows=4, **changes):
-    """K pages of sizes[0] bytes, V pages of sizes[1], with a hole behind each region."""
-    regions, address = [], base
-    for index in range(2 * changes.get("layers", 2)):
-        regions.append(Region(address, sizes[index % 2], pages))
-        address = regions[-1].end + 128
-    fields = {"page_tokens": 16, "layers": 2, "kv_heads": 1, "head_dim": 1, "dtype": "float32", "model": "m"}
-    return KVMemory(kv=tuple(regions), aux=Region(address, 48, aux_rows), **{**fields, **changes})
+parts = settings(deadline=None, derandomize=True, max_examples=300)
 
 
 def ids(*values):
@@ -26,170 +21,351 @@ def ids(*values):
 
 
 @st.composite
-def transfers(draw, pages_local=12, pages_remote=17):
-    local = draw(st.lists(st.integers(0, pages_local - 1), max_size=pages_local))
-    remote = draw(st.permutations(range(pages_remote)))[: len(local)]
-    aux = draw(st.none() | st.tuples(st.integers(0, 3), st.integers(0, 5)))
-    return ids(*local), ids(*remote), aux
+def ranges(draw, total):
+    first = draw(st.integers(0, total - 1))
+    return first, draw(st.integers(1, total - first))
 
 
-def bytes_moved_slowly(local, remote, chunk):
-    """Every (source byte, target byte), one by one."""
-    local_pages, remote_pages, aux = chunk
-    moved = set()
-    for ours, theirs in zip(local.kv, remote.kv, strict=True):
-        for source, target in zip(local_pages.tolist(), remote_pages.tolist(), strict=True):
-            for byte in range(ours.item_bytes):
-                moved.add(
-                    (ours.address + source * ours.item_bytes + byte, theirs.address + target * theirs.item_bytes + byte)
-                )
-    if aux is not None:
-        for byte in range(local.aux.item_bytes):
-            moved.add((local.aux.address + aux[0] * 48 + byte, remote.aux.address + aux[1] * 48 + byte))
-    return moved
+@st.composite
+def id_lists(draw, local_items, remote_items):
+    """Lists that pair up, often in runs; a source may occur twice, a target not."""
+    count = draw(st.integers(0, remote_items))
+    if draw(st.booleans()):
+        local = draw(st.lists(st.integers(0, local_items - 1), min_size=count, max_size=count))
+        return ids(*local), ids(*draw(st.permutations(range(remote_items)))[:count])
+    count = min(count, local_items)
+    first, to = draw(st.integers(0, local_items - count)), draw(st.integers(0, remote_items - count))
+    return ids(*range(first, first + count)), ids(*range(to, to + count))
 
 
-@steady
-@given(transfers())
-def test_runs_move_exactly_the_bytes_of_the_chunk_and_each_once(chunk):
-    local, remote = memory(0x1000, 12), memory(0x90000, 17, aux_rows=6)
-    plan = PairPlan(local, remote)
-    plan.check(*chunk)
-    moved = [
-        (source + byte, target + byte)
-        for source, target, count in zip(*(column.tolist() for column in plan.runs(*chunk)), strict=True)
-        for byte in range(count)
+@st.composite
+def pairs(draw):
+    """Two memories with any parts of one model, and a chunk between them."""
+    layers, heads = draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    head_bytes = draw(st.sampled_from([(2, 2), (3, 1), (5,)]))
+    page_tokens = draw(st.integers(1, 3))
+    same_part = draw(st.booleans())
+    ranks = []
+    for seed, pages in enumerate((5, 7)):
+        if seed == 0 or not same_part:
+            (first_layer, held), (first_head, kv_heads) = draw(ranges(layers)), draw(ranges(heads))
+        ranks.append(
+            Rank(
+                pages=pages,
+                page_tokens=page_tokens,
+                layers=held,
+                kv_heads=kv_heads,
+                first_layer=first_layer,
+                total_layers=layers,
+                first_head=first_head,
+                total_heads=heads,
+                head_bytes=head_bytes,
+                state=(6, 9) if same_part else (),
+                state_items=3 + seed,
+                seed=seed,
+            )
+        )
+    local, remote = draw(id_lists(5, 7))
+    aux = draw(st.none() | st.tuples(st.integers(0, 2), st.integers(0, 2)))
+    state = draw(st.none() | id_lists(3, 4)) if same_part else None
+    return *ranks, Chunk(local, remote, aux, state)
+
+
+@parts
+@given(pairs())
+def test_runs_give_every_cell_that_both_hold_and_touch_nothing_else(pair):
+    source, target, chunk = pair
+    plan = PairPlan(source.memory, target.memory)
+    plan.check(chunk)
+    assert np.array_equal(apply_runs(source, target, plan.runs(chunk)), moved_by_hand(source, target, chunk))
+
+
+@parts
+@given(pairs())
+def test_pieces_move_the_same_bytes_as_runs(pair):
+    source, target, chunk = pair
+    plan = PairPlan(source.memory, target.memory)
+    local, remote = plan.indices(chunk)
+    assert local.dtype == remote.dtype == np.int32
+    pieces = [
+        [(row.address + piece * row.stride, row.nbytes) for row in rows for piece in range(row.pieces)]
+        for rows in (plan.local_rows, plan.remote_rows)
     ]
-    assert len(moved) == len(set(moved))
-    assert set(moved) == bytes_moved_slowly(local, remote, chunk)
+    moved = [(pieces[0][ours], pieces[1][theirs]) for ours, theirs in zip(local, remote, strict=True)]
+    assert all(ours[1] == theirs[1] for ours, theirs in moved)
+    columns = [(ours[0], theirs[0], ours[1]) for ours, theirs in moved]
+    runs = pool.Runs(*(np.array(column, np.int64) for column in zip(*columns, strict=True))) if columns else None
+    after = target.space if runs is None else apply_runs(source, target, runs)
+    assert np.array_equal(after, moved_by_hand(source, target, chunk))
+    assert plan.nbytes(chunk) == sum(nbytes for _, _, nbytes in columns)
 
 
-@steady
-@given(transfers())
-def test_indices_number_the_items_region_by_region_and_aux_last(chunk):
-    local, remote = memory(0x1000, 12), memory(0x90000, 17, aux_rows=6)
-    ours, theirs = PairPlan(local, remote).indices(*chunk)
-    assert ours.dtype == theirs.dtype == np.int32
-    expected = [
-        (region * 12 + source, region * 17 + target)
-        for region in range(4)
-        for source, target in zip(chunk[0].tolist(), chunk[1].tolist(), strict=True)
+@parts
+@given(pairs())
+def test_chunks_of_a_request_move_the_same_bytes_as_one(pair):
+    source, target, chunk = pair
+    plan = PairPlan(source.memory, target.memory)
+    wanted = moved_by_hand(source, target, chunk)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "MAX_CHUNK_BYTES", 40)
+        patch.setattr(pool, "MAX_CHUNK_DESCRIPTORS", 6)
+        chunks = plan.cut(chunk.local_pages, chunk.remote_pages, chunk.aux, chunk.state)
+        for piece in chunks:
+            plan.check(piece)
+            target.space = apply_runs(source, target, plan.runs(piece))
+            few = plan.nbytes(piece) <= 40 and len(plan.runs(piece).nbytes) <= 6
+            assert few or sum(len(items) for items in (piece.local_pages, *(piece.state or ())[:1])) == 1
+    assert np.array_equal(target.space, wanted)
+
+
+def instance(tp, layer_cuts, heads, seed, **fields):
+    """All ranks of an instance: heads divided by `tp`, layers at `layer_cuts`."""
+    bounds = [*layer_cuts, 6]
+    return [
+        Rank(
+            layers=stop - start,
+            first_layer=start,
+            total_layers=6,
+            kv_heads=heads // tp,
+            first_head=rank * heads // tp,
+            total_heads=heads,
+            seed=seed + 10 * start + rank,
+            **fields,
+        )
+        for start, stop in zip([0, *layer_cuts], bounds, strict=True)
+        for rank in range(tp)
     ]
-    if chunk[2] is not None:
-        expected.append((4 * 12 + chunk[2][0], 4 * 17 + chunk[2][1]))
-    assert list(zip(ours.tolist(), theirs.tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize("page_tokens", [1, 4])
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        ((1, []), (2, [])),
+        ((2, []), (1, [])),
+        ((2, []), (3, [])),
+        ((6, []), (2, [1])),
+        ((1, [1, 2]), (1, [4])),
+        ((2, [5]), (3, [1, 3])),
+    ],
+)
+def test_every_cell_of_every_decode_rank_comes_from_exactly_one_prefill_rank(prefill, decode, page_tokens):
+    writers = instance(*prefill, heads=6, seed=1, page_tokens=page_tokens)
+    chunk = Chunk(ids(4, 0, 1), ids(1, 2, 3))
+    for target in instance(*decode, heads=6, seed=1000, page_tokens=page_tokens):
+        written = np.zeros(len(target.space), np.int64)
+        for source in writers:
+            plan = PairPlan(source.memory, target.memory)
+            runs = plan.runs(chunk)
+            assert np.array_equal(apply_runs(source, target, runs), moved_by_hand(source, target, chunk))
+            for start, count in zip(runs.remote.tolist(), runs.nbytes.tolist(), strict=True):
+                written[start - target.BASE : start - target.BASE + count] += 1
+        cells = np.zeros(len(target.space), np.int64)
+        for region in target.memory.kv:
+            for page in (1, 2, 3):
+                start = region.address - target.BASE + page * region.item_bytes
+                cells[start : start + region.item_bytes] = 1
+        assert np.array_equal(written, cells)
+
+
+def test_memories_with_nothing_in_common_exchange_aux_rows_only():
+    first, second = instance(1, [3], heads=1, seed=1, state=(8,))
+    plan = PairPlan(first.memory, second.memory)
+    assert plan.cut(ids(1, 2), ids(3, 4)) == []
+    (only,) = plan.cut(ids(1, 2), ids(3, 4), (0, 1), (ids(1), ids(2)))
+    plan.check(only)
+    assert plan.runs(only).nbytes.tolist() == [AUX_BYTES]
+    whole = Chunk(ids(1, 2), ids(3, 4), (0, 1), (ids(1), ids(2)))
+    plan.check(whole)
+    assert plan.runs(whole).nbytes.tolist() == [AUX_BYTES]
+    assert [len(side) for side in plan.indices(whole)] == [1, 1]
 
 
 @steady
-@given(transfers())
-def test_no_run_continues_the_one_before_it(chunk):
-    local, remote = memory(0x1000, 12), memory(0x90000, 17, aux_rows=6)
-    ours, theirs, count = PairPlan(local, remote).runs(chunk[0], chunk[1], None)
+@given(id_lists(12, 17))
+def test_no_run_of_whole_pages_continues_the_one_before_it(lists):
+    plan = PairPlan(Rank(pages=12).memory, Rank(pages=17).memory)
+    ours, theirs, count = plan.runs(Chunk(*lists))
     continues = ((ours + count)[:-1] == ours[1:]) & ((theirs + count)[:-1] == theirs[1:])
     assert not continues.any()
 
 
+def test_pages_in_a_row_are_one_run_for_each_region():
+    plan = PairPlan(Rank(pages=12).memory, Rank(pages=17).memory)
+    runs = plan.runs(Chunk(ids(3, 4, 5, 9), ids(6, 7, 8, 10)))
+    assert runs.nbytes.tolist() == [12, 4] * 4
+
+
+def big(pages, layers, item_bytes, **fields):
+    """As a memory alone: these sizes are not for bytes."""
+    memory = Rank(pages=1, layers=layers, head_bytes=(2, 2), **fields).memory
+    regions = tuple(
+        type(region)((index + 1) << 44, item_bytes, pages) for index, region in enumerate((*memory.kv, *memory.state))
+    )
+    count = len(memory.kv)
+    changes = {field: getattr(memory, field) for field in memory.__struct_fields__}
+    return type(memory)(**{**changes, "kv": regions[:count], "state": regions[count:]})
+
+
+def sizes(chunks):
+    return [len(chunk.local_pages) for chunk in chunks]
+
+
 @steady
 @given(st.lists(st.integers(0, 400), unique=True, max_size=300), st.randoms(use_true_random=False))
-def test_split_keeps_every_pair_once_within_both_bounds(local, random):
+def test_cut_keeps_every_pair_once_within_the_bound_of_bytes(local, random):
     remote = list(local)
     if random.random() < 0.5:
         random.shuffle(remote)
-    big = memory(0x1000, 401, sizes=(1 << 19, 1 << 19))
-    pieces = list(split(big, ids(*local), ids(*remote)))
-    pairs = [pair for piece in pieces for pair in zip(*(side.tolist() for side in piece), strict=True)]
-    assert sorted(pairs) == sorted(zip(local, remote, strict=True))
-    for ours, _ in pieces:
-        assert 1 <= len(ours) <= (MAX_CHUNK_BYTES - 48) // (4 << 19)
+    memory = big(401, 2, 1 << 19)
+    chunks = PairPlan(memory, memory).cut(ids(*local), ids(*remote))
+    moved = [pair for chunk in chunks for pair in zip(chunk.local_pages, chunk.remote_pages, strict=True)]
+    assert sorted(moved) == sorted(zip(local, remote, strict=True))
+    assert all(1 <= size <= (MAX_CHUNK_BYTES - AUX_BYTES) // (4 << 19) for size in sizes(chunks))
 
 
 @steady
 @given(st.integers(0, 2**32))
-def test_split_bounds_the_descriptors_of_scattered_pages(seed):
+def test_cut_bounds_the_descriptors_of_scattered_pages(seed):
     remote = np.random.default_rng(seed).permutation(300)
-    many = memory(0x1000, 300, sizes=(8, 8), layers=20)
-    plan = PairPlan(many, many)
-    local = np.arange(300, dtype=np.int32)
-    for ours, theirs in split(many, local, ids(*remote)):
-        assert len(plan.runs(ours, theirs, (0, 0)).nbytes) <= MAX_CHUNK_DESCRIPTORS
+    memory = big(300, 20, 8)
+    plan = PairPlan(memory, memory)
+    for chunk in plan.cut(np.arange(300, dtype=np.int32), ids(*remote), (0, 0)):
+        assert len(plan.runs(chunk).nbytes) <= MAX_CHUNK_DESCRIPTORS
 
 
-def test_split_cuts_no_more_than_it_must():
-    many = memory(0x1000, 3000, sizes=(8, 8), layers=20)
+def test_cut_cuts_no_more_than_it_must():
+    memory = big(3000, 20, 8)
+    plan = PairPlan(memory, memory)
     ascending = np.arange(3000, dtype=np.int32)
-    assert [len(ours) for ours, _ in split(many, ascending, ascending)] == [3000]
-    assert [len(ours) for ours, _ in split(many, ascending[::-1], ascending[::-1])] == [3000], "sorted, so they merge"
-    scattered = ascending[::2]
-    assert [len(ours) for ours, _ in split(many, scattered, scattered)] == [25] * 60, "1023 // 40 regions = 25 runs"
+    assert sizes(plan.cut(ascending, ascending)) == [3000]
+    assert sizes(plan.cut(ascending[::-1], ascending[::-1])) == [3000], "sorted, so they merge"
+    assert sizes(plan.cut(ascending[::2], ascending[::2])) == [25] * 60, "1023 // 40 regions = 25 runs"
 
 
-def test_split_gives_a_page_beyond_every_bound_a_chunk_of_its_own():
-    huge = memory(0x1000, 5, sizes=(1 << 25, 1 << 25))
-    assert [len(ours) for ours, _ in split(huge, ids(1, 2, 3), ids(1, 2, 3))] == [1, 1, 1]
-    assert list(split(huge, ids(), ids())) == []
+def test_strips_count_as_descriptors():
+    one = big(100, 4, 16 * 2, page_tokens=16, total_heads=2)
+    two = big(100, 4, 16 * 4, page_tokens=16, kv_heads=2)
+    pages = np.arange(100, dtype=np.int32)
+    for plan in (PairPlan(one, two), PairPlan(two, one)):
+        chunks = plan.cut(pages, pages, (0, 0))
+        assert sizes(chunks) == [7] * 14 + [2], "1023 // (8 regions * 16 strips) = 7 pages"
+        assert [len(plan.runs(chunk).nbytes) for chunk in chunks] == [896] * 14 + [257]
+        assert sum(plan.nbytes(chunk) for chunk in chunks) == 100 * 8 * 32 + AUX_BYTES
 
 
-def test_split_refuses_lists_that_do_not_pair_up():
-    with pytest.raises(LayoutError, match="local_pages has 2 ids and remote_pages 1"):
-        list(split(memory(0x1000, 5), ids(1, 2), ids(1)))
+def test_a_page_beyond_the_bounds_is_cut_by_regions():
+    huge = big(5, 5, 3 << 20)
+    plan = PairPlan(huge, huge)
+    chunks = plan.cut(ids(1, 2), ids(3, 4), (0, 0))
+    assert [chunk.span for chunk in chunks] == [(0, 5), (5, 10)] * 2
+    assert [chunk.aux for chunk in chunks] == [None, None, None, (0, 0)]
+
+
+def test_an_item_of_one_region_beyond_the_bound_is_a_chunk_of_its_own():
+    huge = big(5, 1, 1 << 25)
+    plan = PairPlan(huge, huge)
+    assert [(len(chunk.local_pages), chunk.span) for chunk in plan.cut(ids(1, 2), ids(1, 2))] == [
+        (1, (0, 1)),
+        (1, (1, 2)),
+    ] * 2
+    assert plan.cut(ids(), ids()) == []
+
+
+def test_little_state_goes_with_the_last_pages_and_much_state_apart():
+    rank = Rank(pages=40, state=(8, 8), state_items=40)
+    plan = PairPlan(rank.memory, rank.memory)
+    pages = np.arange(10, dtype=np.int32)
+    (only,) = plan.cut(pages, pages, (1, 1), (ids(3), ids(5)))
+    assert (len(only.local_pages), only.state[0].tolist(), only.aux) == (10, [3], (1, 1))
+    memory = big(40, 2, 1 << 20, state=(1, 1))
+    plan = PairPlan(memory, memory)
+    chunks = plan.cut(pages, pages, (1, 1), (pages, pages))
+    assert [(len(chunk.local_pages), len(chunk.state[0]) if chunk.state else 0) for chunk in chunks] == [
+        *[(3, 0)] * 3,
+        (1, 0),
+        (0, 7),
+        (0, 3),
+    ]
+    assert [chunk.aux for chunk in chunks] == [None] * 5 + [(1, 1)]
+
+
+def test_aux_goes_last_and_alone_where_there_is_nothing_else():
+    memory = big(64, 1, 1 << 20)
+    plan = PairPlan(memory, memory)
+    pages = np.arange(20, dtype=np.int32)
+    chunks = plan.cut(pages, pages, (1, 2))
+    assert sizes(chunks) == [7, 7, 6], "7 pages of 2 MiB and an aux row fit in 16 MiB"
+    assert [chunk.aux for chunk in chunks] == [None, None, (1, 2)]
+    (only,) = plan.cut(ids(), ids(), (0, 2))
+    assert (sizes([only]), only.aux) == ([0], (0, 2))
+    assert plan.cut(ids(), ids()) == []
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        ((ids(1, 2), ids(1)), "local_pages has 2 ids and remote_pages 1"),
+        ((ids(), ids(), None, (ids(1, 2), ids(1))), "local_state has 2 ids and remote_state 1"),
+    ],
+)
+def test_cut_refuses_lists_that_do_not_pair_up(lists, message):
+    rank = Rank(state=(8,))
+    with pytest.raises(LayoutError, match=message):
+        PairPlan(rank.memory, rank.memory).cut(*lists)
 
 
 @pytest.mark.parametrize(
     ("chunk", "message"),
     [
-        ((ids(12), ids(0), None), "local_pages[0] is 12, must be 0..11"),
-        ((ids(0, -1), ids(0, 1), None), "local_pages[1] is -1, must be 0..11"),
-        ((ids(0), ids(17), None), "remote_pages[0] is 17, must be 0..16"),
-        ((ids(0, 1), ids(0), None), "local_pages has 2 ids and remote_pages 1, must be as many"),
-        ((ids(0, 1, 2), ids(5, 9, 5), None), "remote_pages has page 5 twice"),
-        ((np.array([0]), ids(0), None), "local_pages is a 1-dimensional array of int64, must be 1-dimensional int32"),
-        ((ids(0), np.zeros((1, 1), np.int32), None), "remote_pages is a 2-dimensional array of int32"),
-        ((ids(), ids(), (4, 0)), "local aux slot is 4, must be 0..3"),
-        ((ids(), ids(), (0, -1)), "remote aux slot is -1, must be 0..5"),
+        (Chunk(ids(12), ids(0)), "local_pages[0] is 12, must be 0..11"),
+        (Chunk(ids(0, -1), ids(0, 1)), "local_pages[1] is -1, must be 0..11"),
+        (Chunk(ids(0), ids(17)), "remote_pages[0] is 17, must be 0..16"),
+        (Chunk(ids(0, 1), ids(0)), "local_pages has 2 ids and remote_pages 1, must be as many"),
+        (Chunk(ids(0, 1, 2), ids(5, 9, 5)), "remote_pages has page 5 twice"),
+        (Chunk(np.array([0]), ids(0)), "local_pages is a 1-dimensional array of int64, must be 1-dimensional int32"),
+        (Chunk(ids(0), np.zeros((1, 1), np.int32)), "remote_pages is a 2-dimensional array of int32"),
+        (Chunk(ids(), ids(), (3, 0)), "local aux slot is 3, must be 0..2"),
+        (Chunk(ids(), ids(), (0, -1)), "remote aux slot is -1, must be 0..2"),
+        (Chunk(ids(), ids(), None, (ids(4), ids(0))), "local_state[0] is 4, must be 0..3"),
+        (Chunk(ids(), ids(), None, (ids(0), ids(-1))), "remote_state[0] is -1, must be 0..5"),
+        (Chunk(ids(), ids(), None, (ids(0, 1), ids(5, 5))), "remote_state has item 5 twice"),
+        (Chunk(ids(), ids(), None, (ids(0, 1), ids(5))), "local_state has 2 ids and remote_state 1"),
+        (Chunk(ids(1), ids(1), span=(0, 5)), "span is (0, 5), must be within 0..4"),
+        (Chunk(ids(1), ids(1), span=(-1, 2)), "span is (-1, 2), must be within 0..4"),
+        (Chunk(ids(), ids(), None, (ids(0), ids(0)), span=(0, 2)), "span is (0, 2), must be within 0..1"),
+        (Chunk(ids(1), ids(1), None, (ids(0), ids(0)), span=(0, 1)), "span is given for pages and state"),
     ],
 )
 def test_check_names_value_and_range_of_what_is_wrong(chunk, message):
-    plan = PairPlan(memory(0x1000, 12), memory(0x90000, 17, aux_rows=6))
+    plan = PairPlan(Rank(pages=12, state=(8,)).memory, Rank(pages=17, state=(8,), state_items=6).memory)
     with pytest.raises(LayoutError) as caught:
-        plan.check(*chunk)
+        plan.check(chunk)
     assert message in str(caught.value)
 
 
+def test_a_read_may_fetch_a_page_twice_but_put_none_in_one_place_twice():
+    rank = Rank(pages=12, state=(8,))
+    plan = PairPlan(rank.memory, rank.memory)
+    plan.check(Chunk(ids(1, 2), ids(5, 5), None, (ids(0, 1), ids(2, 2))), read=True)
+    with pytest.raises(LayoutError, match="local_pages has page 5 twice"):
+        plan.check(Chunk(ids(5, 5), ids(1, 2)), read=True)
+    with pytest.raises(LayoutError, match="local_state has item 1 twice"):
+        plan.check(Chunk(ids(), ids(), None, (ids(1, 1), ids(1, 2))), read=True)
+
+
+def test_state_for_a_memory_without_any_is_refused():
+    rank = Rank()
+    with pytest.raises(LayoutError, match=r"local_state\[0\] is 0, must be left out: the memory has none"):
+        PairPlan(rank.memory, rank.memory).check(Chunk(ids(), ids(), None, (ids(0), ids(0))))
+
+
 def test_check_accepts_every_page_of_a_strided_view():
-    plan = PairPlan(memory(0x1000, 12), memory(0x90000, 17))
-    plan.check(np.arange(12, dtype=np.int32)[::-1], np.arange(24, dtype=np.int32)[:24:2] // 2, (3, 3))
+    plan = PairPlan(Rank(pages=12).memory, Rank(pages=17).memory)
+    plan.check(Chunk(np.arange(12, dtype=np.int32)[::-1], np.arange(24, dtype=np.int32)[:24:2] // 2, (2, 2)))
 
 
-def test_equal_shapes_of_different_size_are_compatible():
-    assert compatible(memory(0x1000, 12), memory(0x90000, 999, aux_rows=77)) == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "lines"),
-    [
-        ({"model": "other"}, ["model is 'm' here and 'other' at the peer"]),
-        ({"dtype": "float16"}, ["dtype is 'float32' here and 'float16' at the peer"]),
-        (
-            {"page_tokens": 32, "head_dim": 2},
-            ["page_tokens is 16 here and 32 at", "head_dim is 1 here and 2 at the peer"],
-        ),
-        (
-            {"total_heads": 8, "first_head": 3},
-            ["total_heads is 1 here and 8 at the peer", "first_head is 0 here and 3 at the peer"],
-        ),
-        (
-            {"total_layers": 6, "first_layer": 4},
-            ["total_layers is 2 here and 6 at the peer", "first_layer is 0 here and 4 at the peer"],
-        ),
-        (
-            {"sizes": (64, 16)},
-            ["kv region 1 is 32 here and 16 at the peer", "kv region 3 is 32 here and 16 at the peer"],
-        ),
-    ],
-)
-def test_every_mismatch_is_named_with_both_values(changes, lines):
-    found = compatible(memory(0x1000, 12), memory(0x90000, 12, **changes))
-    assert len(found) == len(lines)
-    assert all(line in entry for line, entry in zip(lines, found, strict=True))
-    with pytest.raises(LayoutError, match="memories cannot be paired"):
-        PairPlan(memory(0x1000, 12), memory(0x90000, 12, **changes))
+def test_more_pieces_than_an_int32_can_number_are_refused():
+    few = big(1 << 20, 8, 128 * 2, page_tokens=128, total_heads=2)
+    with pytest.raises(LayoutError, match="would be moved in 2147483651 pieces, must be at most 2147483647"):
+        PairPlan(few, big(1 << 20, 8, 128 * 4, page_tokens=128, kv_heads=2))

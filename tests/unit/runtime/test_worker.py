@@ -6,8 +6,9 @@ from queue import Queue
 
 import numpy as np
 import pytest
-from pdpool_connector.engines.base import Chunk, EngineError, InvalidChunkError, Poll
+from pdpool_connector.engines.base import EngineError, InvalidChunkError, Poll
 from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
+from pdpool_connector.layout.plan import Chunk
 from pdpool_connector.protocol.events import Write, WriteEnded, WriteResult
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.runtime.worker import IN_FLIGHT, PeerWorker

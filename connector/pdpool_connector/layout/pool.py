@@ -1,0 +1,157 @@
+"""How the items of one pool move between two memories: the arrays for a list of ids, and where to cut it.
+
+A *pool* is a set of regions in which one id selects an item each: pages in the KV regions, items in the state regions.
+An item moves whole or, where both sides hold different heads, as `strips` strips: one for each token, whose bytes lie
+`stride` apart.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_CHUNK_BYTES: Final = 16 << 20
+"""A chunk is what an abort must wait for: a few milliseconds on a slow data plane."""
+MAX_CHUNK_DESCRIPTORS: Final = 1024
+"""What Mooncake's TCP transport takes at once without failing, and far beyond where batching still helps."""
+
+Ids = NDArray[np.int32]
+Span = tuple[int, int]
+"""Regions `first` .. `stop` - 1 of a pool."""
+
+
+class Row(NamedTuple):
+    """`pieces` pieces of `nbytes` bytes each, the first at `address`, their beginnings `stride` bytes apart."""
+
+    address: int
+    nbytes: int
+    stride: int
+    pieces: int
+
+
+class Runs(NamedTuple):
+    """Byte ranges, int64 arrays of the same length: `nbytes[i]` bytes between `local[i]` and `remote[i]`."""
+
+    local: NDArray[np.int64]
+    remote: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+
+
+class PoolPlan:
+    """The regions of a pool that two memories have in common, as rows of `strips` pieces for each item.
+
+    local, remote: one row for each region, on both sides with the same `nbytes` in the same order. Immutable.
+    The caller sees to it that an int32 can number all pieces.
+    """
+
+    def __init__(self, local: Sequence[Row], remote: Sequence[Row], strips: int) -> None:
+        self.local_rows, self.remote_rows = tuple(local), tuple(remote)
+        self.strips = strips
+        self.regions = len(self.local_rows)
+        self._local = _Side(self.local_rows)
+        self._remote = _Side(self.remote_rows)
+        self._nbytes = _column([row.nbytes for row in local])
+        self._region_bytes = [row.nbytes * strips for row in local]
+        self._merges = all(row.nbytes == row.stride for row in (*local, *remote))
+        self._strip = np.arange(strips, dtype=np.int32)
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes that move for one item, over all regions."""
+        return sum(self._region_bytes)
+
+    def nbytes(self, items: int, span: Span) -> int:
+        """Bytes that move for `items` items in the regions of `span`."""
+        return items * sum(self._region_bytes[span[0] : span[1]])
+
+    def indices(self, local: Ids, remote: Ids, span: Span) -> tuple[Ids, Ids]:
+        """Numbers of the pieces (int32), region by region; those of the first region begin at 0.
+
+        Pieces that follow each other in memory on both sides follow each other here, so that an engine may merge them.
+        """
+        regions = slice(*span)
+        return (
+            (self._local.first[regions] + self._pieces(local)).ravel(),
+            (self._remote.first[regions] + self._pieces(remote)).ravel(),
+        )
+
+    def runs(self, local: Ids, remote: Ids, span: Span) -> Runs:
+        """Byte ranges; items that follow each other on both sides are one range for each region, if they move whole."""
+        regions = slice(*span)
+        nbytes = self._nbytes[regions]
+        if self._merges and len(local):
+            first = np.concatenate(([0], breaks(local, remote)))
+            count = np.diff(first, append=len(local))
+            local, remote = local[first], remote[first]
+            nbytes = nbytes * count
+        else:
+            local, remote = self._pieces(local), self._pieces(remote)
+            nbytes = np.broadcast_to(nbytes, (len(nbytes), len(local)))
+        return Runs(
+            (self._local.address[regions] + local * self._local.stride[regions]).ravel(),
+            (self._remote.address[regions] + remote * self._remote.stride[regions]).ravel(),
+            nbytes.ravel(),
+        )
+
+    def split(self, local: Ids, remote: Ids, spare: int) -> Iterator[tuple[Ids, Ids, Span | None]]:
+        """Cut lists of ids into chunks of at most `MAX_CHUNK_BYTES` less `spare` and one descriptor less than allowed.
+
+        Pairs are put in the order of their local ids, for allocators often hand pages out backwards and only ascending
+        neighbours merge. The span is None where it is all regions. Where one item over all regions is too much, each
+        chunk is one item in some of the regions; one item in one region is never cut. Yields nothing for empty lists,
+        or without regions.
+        """
+        if not self.regions or not len(local):
+            return
+        order = np.argsort(local, kind="stable")
+        local, remote = local[order], remote[order]
+        most_bytes, most_pieces = MAX_CHUNK_BYTES - spare, MAX_CHUNK_DESCRIPTORS - 1
+        if self.item_bytes > most_bytes or self.regions * self.strips > most_pieces:
+            spans = self._spans(most_bytes, most_pieces)
+            for at in range(len(local)):
+                yield from ((local[at : at + 1], remote[at : at + 1], span) for span in spans)
+            return
+        ends = breaks(local, remote) if self._merges else np.arange(1, len(local))
+        most_items = most_bytes // self.item_bytes
+        most_runs = most_pieces // (self.regions * self.strips)
+        start = 0
+        while start < len(local):
+            stop = min(start + most_items, len(local))
+            last_run = int(np.searchsorted(ends, start, side="right")) + most_runs - 1
+            if last_run < len(ends):
+                stop = min(stop, int(ends[last_run]))
+            yield local[start:stop], remote[start:stop], None
+            start = stop
+
+    def _spans(self, most_bytes: int, most_pieces: int) -> list[Span]:
+        """Cut the regions, evenly, so that one item in each span is within both bounds."""
+        most = min(most_bytes // max(self._region_bytes), most_pieces // self.strips)
+        count = -(-self.regions // max(1, most))
+        return list(itertools.pairwise(self.regions * cut // count for cut in range(count + 1)))
+
+    def _pieces(self, ids: Ids) -> Ids:
+        if self.strips == 1:
+            return ids
+        return (ids[:, None] * np.int32(self.strips) + self._strip).ravel()
+
+
+class _Side:
+    """Columns over the regions of one side."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.address = _column([row.address for row in rows])
+        self.stride = _column([row.stride for row in rows])
+        self.first = np.cumsum([0, *(row.pieces for row in rows)])[:-1, None].astype(np.int32)
+
+
+def breaks(local: Ids, remote: Ids) -> NDArray[np.intp]:
+    """Positions at which a new run begins, the first (0) left out."""
+    return np.flatnonzero((local[1:] - local[:-1] != 1) | (remote[1:] - remote[:-1] != 1)) + 1
+
+
+def _column(values: Sequence[int]) -> NDArray[np.int64]:
+    return np.array(values, dtype=np.int64).reshape(-1, 1)

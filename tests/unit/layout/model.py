@@ -1,0 +1,75 @@
+"""A memory with bytes in it, small enough to move each cell by hand."""
+
+import numpy as np
+from pdpool_connector.layout.memory import KVMemory, Region
+
+AUX_BYTES = 12
+GUARD = 7  # bytes of nobody between regions
+
+
+class Rank:
+    """One rank's memory in an address space of its own: `space[a - BASE]` is the byte at address `a`."""
+
+    BASE = 0x1000
+
+    def __init__(self, *, pages=5, aux_rows=3, state=(), state_items=4, head_bytes=(2, 2), seed=0, **fields):
+        defaults = {"page_tokens": 2, "layers": 2, "kv_heads": 1, "head_dim": 1, "dtype": "uint8", "model": "m"}
+        fields = {**defaults, **fields}
+        sizes = [fields["page_tokens"] * fields["kv_heads"] * count for count in head_bytes] * fields["layers"]
+        self.head_bytes = head_bytes
+        address, regions = self.BASE + GUARD, []
+        items = [(size, pages) for size in sizes] + [(size, state_items) for size in state] + [(AUX_BYTES, aux_rows)]
+        for size, count in items:
+            regions.append(Region(address, size, count))
+            address = regions[-1].end + GUARD
+        kv, rest = tuple(regions[: len(sizes)]), tuple(regions[len(sizes) : -1])
+        self.memory = KVMemory(kv=kv, aux=regions[-1], state=rest, **fields)
+        self.space = np.random.default_rng(seed).integers(0, 256, address - self.BASE, np.uint8)
+
+    def items(self, region):
+        """A writable view of one region's items: uint8 (items, item bytes)."""
+        start = region.address - self.BASE
+        return self.space[start : start + region.nbytes].reshape(region.items, region.item_bytes)
+
+    def pages(self, layer, part):
+        """A writable view of one layer's K or V, by the layer's number in the model: (page, token, head, byte)."""
+        memory = self.memory
+        region = memory.kv[(layer - memory.first_layer) * len(self.head_bytes) + part]
+        return self.items(region).reshape(region.items, memory.page_tokens, memory.kv_heads, self.head_bytes[part])
+
+
+def moved_by_hand(source, target, chunk):
+    """The target's space after a whole chunk, cell by cell."""
+    after = Rank.__new__(Rank)
+    after.memory, after.head_bytes, after.space = target.memory, target.head_bytes, target.space.copy()
+    ours, theirs = source.memory, target.memory
+    for layer in range(theirs.first_layer, theirs.first_layer + theirs.layers):
+        for head in range(theirs.first_head, theirs.first_head + theirs.kv_heads):
+            if not ours.first_layer <= layer < ours.first_layer + ours.layers:
+                continue
+            if not ours.first_head <= head < ours.first_head + ours.kv_heads:
+                continue
+            for part in range(len(source.head_bytes)):
+                for page, to in zip(chunk.local_pages, chunk.remote_pages, strict=True):
+                    cell = source.pages(layer, part)[page, :, head - ours.first_head]
+                    after.pages(layer, part)[to, :, head - theirs.first_head] = cell
+    if chunk.state is not None:
+        for mine, other in zip(ours.state, theirs.state, strict=True):
+            for item, to in zip(*chunk.state, strict=True):
+                after.items(other)[to] = source.items(mine)[item]
+    if chunk.aux is not None:
+        after.items(theirs.aux)[chunk.aux[1]] = source.items(ours.aux)[chunk.aux[0]]
+    return after.space
+
+
+def apply_runs(source, target, runs):
+    """The target's space after copying byte ranges; fails where one leaves its space."""
+    space = target.space.copy()
+    for local, remote, count in zip(*(column.tolist() for column in runs), strict=True):
+        start, to = local - source.BASE, remote - target.BASE
+        assert start >= 0
+        assert start + count <= len(source.space)
+        assert to >= 0
+        assert to + count <= len(space)
+        space[to : to + count] = source.space[start : start + count]
+    return space

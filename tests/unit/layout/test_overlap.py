@@ -1,0 +1,107 @@
+"""Which memories may be paired, and what is said of those that may not."""
+
+import pytest
+from pdpool_connector.layout.memory import LayoutError
+from pdpool_connector.layout.overlap import compatible, overlap
+from pdpool_connector.layout.plan import PairPlan
+
+from tests.unit.layout.model import Rank
+
+
+def memory(**fields):
+    return Rank(**fields).memory
+
+
+HALF = {"kv_heads": 2, "total_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({}, {"pages": 999, "aux_rows": 77}),
+        ({"kv_heads": 4}, {**HALF, "first_head": 2}),
+        ({**HALF, "first_head": 1}, {"kv_heads": 3, "total_heads": 4, "first_head": 0}),
+        ({"layers": 1, "total_layers": 6}, {"layers": 4, "total_layers": 6, "first_layer": 2}),
+        ({"head_bytes": (5,)}, {"head_bytes": (5,)}),
+        ({"state": (4, 9)}, {"state": (4, 9), "state_items": 50}),
+        ({"page_tokens": 1023, "kv_heads": 2}, {"page_tokens": 1023, "kv_heads": 1, "total_heads": 2}),
+        ({"page_tokens": 4096}, {"page_tokens": 4096}),
+    ],
+)
+def test_parts_of_one_model_may_be_paired_both_ways(ours, theirs):
+    assert compatible(memory(**ours), memory(**theirs)) == []
+    assert compatible(memory(**theirs), memory(**ours)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        ({"model": "other"}, ["model is 'm' here and 'other' at the peer, must be the same"]),
+        ({"dtype": "float16"}, ["dtype is 'uint8' here and 'float16' at the peer"]),
+        (
+            {"page_tokens": 32, "head_dim": 2},
+            ["page_tokens is 2 here and 32 at the peer", "head_dim is 1 here and 2 at the peer"],
+        ),
+        ({"total_heads": 8}, ["total_heads is 1 here and 8 at the peer"]),
+        ({"total_layers": 3}, ["total_layers is 2 here and 3 at the peer"]),
+        ({"head_bytes": (4,)}, ["regions_per_layer is 2 here and 1 at the peer"]),
+        (
+            {"head_bytes": (2, 4)},
+            ["(layer 0) is 4 here for 1 heads and 8 at the peer for 1 heads, must be the same for each head (1 more"],
+        ),
+        ({"state": (4,)}, ["number of state regions is 0 here and 1 at the peer"]),
+    ],
+)
+def test_every_mismatch_is_named_with_both_values(changes, lines):
+    found = compatible(memory(), memory(**changes))
+    assert len(found) == len(lines)
+    assert all(line in entry for line, entry in zip(lines, found, strict=True))
+    with pytest.raises(LayoutError, match="memories cannot be paired"):
+        PairPlan(memory(), memory(**changes))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "line"),
+    [
+        (
+            {"kv_heads": 2},
+            {"total_heads": 2, "head_bytes": (1, 2)},
+            "is 8 here for 2 heads and 2 at the peer for 1 heads",
+        ),
+        ({"state": (4, 4)}, {"state": (4, 8)}, "item_bytes of state region 1 is 4 here and 8 at the peer"),
+        (
+            {"state": (4,), "kv_heads": 2},
+            {"state": (4,), "kv_heads": 1, "total_heads": 2},
+            "state is of layers 0..1 and heads 0..1 here and of layers 0..1 and heads 0..0 at the peer",
+        ),
+        (
+            {"page_tokens": 1024, "kv_heads": 2},
+            {"page_tokens": 1024, "total_heads": 2},
+            "page_tokens is 1024, must be at most 1023 where the two sides hold different heads",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(ours, theirs, line):
+    (found,) = compatible(memory(**ours), memory(**theirs))
+    assert line in found
+
+
+def test_aux_rows_must_be_of_one_size():
+    longer = memory()
+    changes = {field: getattr(longer, field) for field in longer.__struct_fields__}
+    aux = longer.aux
+    shorter = type(longer)(**{**changes, "aux": type(aux)(aux.address, aux.item_bytes - 1, aux.items)})
+    assert compatible(longer, shorter) == ["item_bytes of aux is 12 here and 11 at the peer, must be the same"]
+
+
+def test_state_of_ranks_with_nothing_in_common_does_not_matter():
+    first = memory(layers=1, total_layers=2, state=(4,))
+    second = memory(layers=1, total_layers=2, first_layer=1, state=(8, 8))
+    assert overlap(first, second).empty
+    assert compatible(first, second) == []
+
+
+def test_the_overlap_is_told_by_the_numbers_of_the_model():
+    ours = memory(layers=3, total_layers=8, first_layer=2, kv_heads=4, total_heads=6)
+    theirs = memory(layers=4, total_layers=8, first_layer=4, kv_heads=3, total_heads=6, first_head=3)
+    assert overlap(ours, theirs) == overlap(theirs, ours) == (4, 1, 3, 1)
