@@ -4,20 +4,27 @@ A frame is one msgpack array (msgspec `array_like`), tag first, so that a later 
 and an older one ignores them. Times on the wire are durations, never clock readings: the two sides share no clock.
 """
 
-from collections.abc import Callable
-from typing import Annotated, NamedTuple
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
 VERSION_MIN = 1
 VERSION_MAX = 2
 """Versions of this protocol that this code speaks; pairing settles on the highest that both sides know."""
+BATCH_VERSION = 2
+"""First version that knows `Batch`; to older peers every frame goes alone."""
 
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 """Largest frame that is looked at. A request of 2**20 tokens in pages of 16 offers 256 KiB of page ids."""
 
 Incarnation = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 """Random 128-bit id of one life of one process, in hex."""
+Named = Annotated[str, msgspec.Meta(min_length=32, max_length=32)]
+"""An incarnation in a frame. That it is hex is checked in `Hello`, by which a process becomes known: other frames must
+name a known one to have any effect, and a pattern costs more than all their other checks together."""
+_HEX = re.compile("[0-9a-f]{32}")
 Room = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -37,7 +44,7 @@ Parts = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 class AttemptId(NamedTuple):
     """One try at one room: unique for ever, because `decode` is one life of one process and `number` its counter."""
 
-    decode: Incarnation
+    decode: Named
     number: Count
 
     def __str__(self) -> str:
@@ -49,7 +56,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True
     """What every frame carries: protocol version, and the process that speaks."""
 
     version: Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
-    sender: Incarnation
+    sender: Named
 
 
 class Hello(Frame, frozen=True, kw_only=True):
@@ -158,9 +165,20 @@ class Query(AttemptFrame, frozen=True, kw_only=True):
     """Decode asks how the attempt stands; the answer is whichever frame would say so."""
 
 
-AnyFrame = (
-    Hello | HelloOk | HelloRefused | Goodbye | Open | Accepted | Sending | Done | Failed | Drained | Ack | Abort | Query
-)
+AnyAttemptFrame = Open | Accepted | Sending | Done | Failed | Drained | Ack | Abort | Query
+MAX_BATCH: Final = 64
+MAX_BATCHED_BYTES: Final = 16 * 1024
+"""Page ids of an `Open` that still travels with others, so that no batch comes near `MAX_FRAME_BYTES`."""
+
+
+class Batch(Frame, frozen=True, kw_only=True):
+    """Frames about attempts, in order, that are ready at the same moment: one message instead of many."""
+
+    frames: Annotated[tuple[AnyAttemptFrame, ...], msgspec.Meta(min_length=1, max_length=MAX_BATCH)]
+
+
+SingleFrame = Hello | HelloOk | HelloRefused | Goodbye | AnyAttemptFrame
+AnyFrame = SingleFrame | Batch
 _encode: Callable[[Frame], bytes] = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(AnyFrame)
 
@@ -187,16 +205,44 @@ def decode(data: bytes) -> AnyFrame:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedFrameError("malformed", str(error)) from None
     if isinstance(frame, Hello):
+        if not _HEX.fullmatch(frame.sender):
+            raise MalformedFrameError("malformed", f"sender {frame.sender!r} is not hex")
         return frame  # its versions are negotiated
-    if not VERSION_MIN <= frame.version <= VERSION_MAX:
-        detail = f"version {frame.version}, this side speaks {VERSION_MIN} to {VERSION_MAX}"
-        raise MalformedFrameError("version", detail)
-    if isinstance(frame, Open):
-        _check_ids("pages", frame.pages)
-        _check_ids("state", frame.state)
+    for single in frame.frames if isinstance(frame, Batch) else (frame,):
+        if not VERSION_MIN <= single.version <= VERSION_MAX:
+            detail = f"version {single.version}, this side speaks {VERSION_MIN} to {VERSION_MAX}"
+            raise MalformedFrameError("version", detail)
+        if isinstance(single, Open):
+            _check_ids("pages", single.pages)
+            _check_ids("state", single.state)
     return frame
 
 
 def _check_ids(field: str, ids: bytes) -> None:
     if len(ids) % PAGE_ID_BYTES:
         raise MalformedFrameError("malformed", f"{len(ids)} bytes of {field} are no whole number of ids")
+
+
+def batches(frames: Sequence[Frame]) -> Iterator[Frame]:
+    """The messages that carry `frames` to one peer, in order: batches where the peer knows them and sizes allow it."""
+    together: list[Frame] = []
+    for frame in frames:
+        fits = (
+            isinstance(frame, AttemptFrame)
+            and frame.version >= BATCH_VERSION
+            and not (isinstance(frame, Open) and len(frame.pages) + len(frame.state) > MAX_BATCHED_BYTES)
+        )
+        if not fits or len(together) == MAX_BATCH:
+            yield from _joined(together)
+            together = []
+        if fits:
+            together.append(frame)
+        else:
+            yield frame
+    yield from _joined(together)
+
+
+def _joined(frames: Sequence[Frame]) -> Sequence[Frame]:
+    if len(frames) < 2:
+        return frames
+    return (Batch(version=frames[0].version, sender=frames[0].sender, frames=tuple(frames)),)  # type: ignore[arg-type]

@@ -97,6 +97,8 @@ class Connector(ABC, Generic[AnyTransfer]):
         self._changed = False
         self._born = time.monotonic()
         self._engine_beat: float | None = None
+        self._armed: float | None = None
+        """The deadline of the machine's for which the reactor has a timer."""
         self._closed = False
         self._shutting_down = False
         self._settled = threading.Event()
@@ -131,10 +133,10 @@ class Connector(ABC, Generic[AnyTransfer]):
 
     def _listen(self, undo: contextlib.ExitStack) -> None:
         host, port = self.config.listen_host, self.config.control_port
-        self._server = ControlServer(self._context, host, port, self._drops)
+        self._server = ControlServer(self._context, host, port, self._drops, self._reactor.later)
         undo.callback(self._server.close)
         self._reactor.watch(self._server.socket, self._on_server)
-        self._reactor.watch(self._server.monitor, self._on_server)
+        self._reactor.watch(self._server.monitor, self._on_connections)
         self._http = HttpServer(host)
         undo.callback(self._http.close)
         if self.config.admin_port is not None:
@@ -247,6 +249,10 @@ class Connector(ABC, Generic[AnyTransfer]):
     def _serve_more(self, http: HttpServer) -> None:
         """Serve what only one side serves."""
 
+    def _on_connections(self) -> None:
+        """Take note of connections to our control port that have ended."""
+        self._server.ended()
+
     def _join_workers(self, deadline: float) -> bool:
         """Wait for threads of the data plane; True when all have ended."""
         return time.monotonic() <= deadline
@@ -266,7 +272,7 @@ class Connector(ABC, Generic[AnyTransfer]):
 
     def _post(self, event: Event) -> None:
         if not self._closed:
-            self._reactor.post(lambda: self._drive(event))
+            self._reactor.post(partial(self._drive, event))
 
     # --- Owner thread ---
 
@@ -274,9 +280,11 @@ class Connector(ABC, Generic[AnyTransfer]):
         """Run the machine, perform what it says, and keep a fault within the attempt that met it."""
         effects = self._handle(event)
         for effect in effects:
-            self._reactor.guard(partial(self._apply, effect))
-        if (due := self._machine.next_deadline) is not None:
-            self._reactor.at("machine", due, lambda: self._drive(Tick()))
+            try:
+                self._apply(effect)
+            except Exception:
+                self._reactor.faults += 1
+                log.exception("the %s connector failed at %s", self.role, type(effect).__name__)
 
     def _handle(self, event: Event) -> list[Effect]:
         now = time.monotonic()
@@ -305,15 +313,17 @@ class Connector(ABC, Generic[AnyTransfer]):
         return Flight(self.config.flight_dir, speaker)
 
     def _apply(self, effect: Effect) -> None:
-        match effect:
-            case Send(peer, frame):
-                self._filtered(frame, lambda: self._transmit(peer, frame))
-            case Report():
-                self._publish(effect)
-            case Ignored(reason, detail):
-                self._drops.note(reason, detail)
-            case _:
-                self._perform(effect)
+        if isinstance(effect, Send):
+            if self.config.frame_filter is None:
+                self._transmit(effect.peer, effect.frame)
+            else:
+                self._filtered(effect.frame, partial(self._transmit, effect.peer, effect.frame))
+        elif isinstance(effect, Report):
+            self._publish(effect)
+        elif isinstance(effect, Ignored):
+            self._drops.note(effect.reason, effect.detail)
+        else:
+            self._perform(effect)
 
     def _filtered(self, frame: Frame, send: Callable[[], None]) -> None:
         delay = self.config.frame_filter(frame) if self.config.frame_filter is not None else 0.0
@@ -340,6 +350,13 @@ class Connector(ABC, Generic[AnyTransfer]):
 
     def _after_turn(self) -> None:
         now = time.monotonic()
+        due = self._machine.next_deadline
+        if due != self._armed:
+            self._armed = due
+            if due is None:
+                self._reactor.cancel("machine")
+            else:
+                self._reactor.at("machine", due, self._on_deadline)
         if self._shutting_down and not self._unsettled():
             self._settled.set()
         if now - self._snapshot_at >= SNAPSHOT_S:
@@ -348,6 +365,10 @@ class Connector(ABC, Generic[AnyTransfer]):
         if self._changed:
             self._changed = False
             self._on_change()
+
+    def _on_deadline(self) -> None:
+        self._armed = None
+        self._drive(Tick())
 
     def _unsettled(self) -> int:
         """How many failed hand-offs still wait for writes of ours to end."""

@@ -176,7 +176,6 @@ class DecodeConnector(Connector[DecodeTransfer]):
         """Our control port gives this process its address; nobody has anything to say there yet."""
         for arrival in self._server.receive():
             self._drops.note("direction", f"{type(arrival.frame).__name__} came to decode's control port")
-        self._server.ended()
 
     def _transmit(self, peer: str, frame: f.Frame) -> None:
         link = self._by_peer.get(peer)

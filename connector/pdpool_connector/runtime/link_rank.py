@@ -62,9 +62,9 @@ class Line:
         self.last_seen = time.monotonic()
         self._name, self._owner, self._reactor, self._drops = name, owner, reactor, drops
         self._open = True
-        self._control = ControlLink(context, parse_address(info.control), drops)
-        reactor.watch(self._control.socket, self._on_readable)
-        reactor.watch(self._control.monitor, self._on_readable)
+        self._control = ControlLink(context, parse_address(info.control), drops, reactor.later)
+        reactor.watch(self._control.socket, self._on_frames)
+        reactor.watch(self._control.monitor, self._on_monitor)
         filtered(hello, partial(self._greet, hello))
         reactor.at(("hello", self), time.monotonic() + HELLO_S, self._on_hello_over)
 
@@ -88,14 +88,21 @@ class Line:
     def _on_hello_over(self) -> None:
         self._end(f"{self._name} did not answer hello within {HELLO_S} s")
 
-    def _on_readable(self) -> None:
+    def _on_frames(self) -> None:
+        self._receive()
+
+    def _receive(self) -> int:
         received = 0
         for frame in self._control.receive():
             received += 1
             self._on_frame(frame)
             if not self._open:
-                return
-        if received < BATCH and self._control.ended():
+                break
+        return received
+
+    def _on_monitor(self) -> None:
+        """The connection may have ended. What arrived before counts, so it is heard first, in this turn or the next."""
+        if self._receive() < BATCH and self._open and self._control.ended():
             when = "" if self.paired else " before it was paired"
             self._end(f"the control connection to {self._name} ended{when}")
 

@@ -144,15 +144,21 @@ class PrefillConnector(Connector[PrefillTransfer]):
 
     def _on_server(self) -> None:
         for arrival in self._server.receive():
-            self._reactor.guard(partial(self._on_arrival, arrival))
+            try:
+                self._on_arrival(arrival)
+            except Exception:
+                self._reactor.faults += 1
+                log.exception("prefill failed at a %s", type(arrival.frame).__name__)
+
+    def _on_connections(self) -> None:
         for connection in self._server.ended():
             self._on_connection_ended(connection)
 
     def _on_arrival(self, arrival: Arrival) -> None:
         frame = arrival.frame
         if isinstance(frame, f.Hello):
-            if self._server.connected(arrival.connection):
-                self._on_hello(frame, arrival)
+            if (connection := self._server.connection(arrival)) >= 0:
+                self._on_hello(frame, arrival.route, connection)
             return
         peer = self._peers.get(frame.sender)
         if peer is None or peer.route != arrival.route or not peer.paired:
@@ -166,30 +172,30 @@ class PrefillConnector(Connector[PrefillTransfer]):
         else:
             self._drops.note("direction", f"{type(frame).__name__} is not for prefill")
 
-    def _on_hello(self, hello: f.Hello, arrival: Arrival) -> None:
+    def _on_hello(self, hello: f.Hello, route: bytes, connection: int) -> None:
         peer = self._peers.get(hello.sender)
         if peer is not None and not peer.present:
-            self._refuse(arrival.route, "what you left behind is still being cleaned up", retry=True)
+            self._refuse(route, "what you left behind is still being cleaned up", retry=True)
         elif peer is not None:
-            self._rebind(peer, arrival)
+            self._rebind(peer, route, connection)
         else:
-            self._pair(hello, arrival)
+            self._pair(hello, route, connection)
 
-    def _pair(self, hello: f.Hello, arrival: Arrival) -> None:
+    def _pair(self, hello: f.Hello, route: bytes, connection: int) -> None:
         try:
             version = negotiate(hello.oldest_version, hello.version, direction=self.config.direction)
             remote = decode_remote(hello.memory)
         except VersionMismatchError as error:
-            self._refuse(arrival.route, str(error), retry=False)
+            self._refuse(route, str(error), retry=False)
             return
         except LayoutError as error:
-            self._refuse(arrival.route, f"decode's memory is not valid: {error}", retry=False)
+            self._refuse(route, f"decode's memory is not valid: {error}", retry=False)
             return
         if (mismatch := self._mismatch(remote)) is not None:
-            self._refuse(arrival.route, mismatch, retry=False)
+            self._refuse(route, mismatch, retry=False)
             return
         if len(self._peers) >= MAX_PEERS:
-            self._refuse(arrival.route, f"prefill has {MAX_PEERS} peers, which is its limit", retry=True)
+            self._refuse(route, f"prefill has {MAX_PEERS} peers, which is its limit", retry=True)
             return
         self._replace(hello)
         incarnation = hello.sender
@@ -202,10 +208,10 @@ class PrefillConnector(Connector[PrefillTransfer]):
             ended=lambda event: self._reactor.post(partial(self._on_write_ended, event)),
             gone=lambda: self._reactor.post(partial(self._on_worker_gone, incarnation)),
         )
-        peer = Peer(incarnation, hello.address, version, arrival.route, arrival.connection, worker, time.monotonic())
+        peer = Peer(incarnation, hello.address, version, route, connection, worker, time.monotonic())
         peer.kv = hello.kv
         self._peers[incarnation] = peer
-        self._by_connection[arrival.connection] = peer
+        self._by_connection[connection] = peer
 
     def _mismatch(self, remote: RemoteMemory) -> str | None:
         if remote.engine != self._engine.name:
@@ -219,11 +225,11 @@ class PrefillConnector(Connector[PrefillTransfer]):
             if old.address == hello.address and old.present:
                 self._lose(old, f"decode {old.address} was replaced by process {hello.sender[:8]}")
 
-    def _rebind(self, peer: Peer, arrival: Arrival) -> None:
+    def _rebind(self, peer: Peer, route: bytes, connection: int) -> None:
         """The same process says hello again: its first answer was lost, or its connection."""
         self._by_connection.pop(peer.connection, None)
-        peer.route, peer.connection = arrival.route, arrival.connection
-        self._by_connection[arrival.connection] = peer
+        peer.route, peer.connection = route, connection
+        self._by_connection[connection] = peer
         self._reactor.cancel(("grace", peer.incarnation))
         if peer.paired:
             self._welcome(peer)

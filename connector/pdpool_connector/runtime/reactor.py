@@ -41,10 +41,12 @@ class Reactor:
         # Whoever still posts may do so after the thread has ended, so the descriptor lives as long as this object.
         weakref.finalize(self, os.close, self._wake)
         self._poller = zmq.Poller()
-        self._poller.register(self._wake, zmq.POLLIN)
         self._readers: dict[Readable, Call] = {}
+        self.watch(self._wake, self._on_wake)
+        self._woken = False
         self._timers: Timers[Hashable] = Timers()
         self._due: dict[Hashable, Call] = {}
+        self._later: list[Call] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.faults = 0
@@ -66,7 +68,10 @@ class Reactor:
     def post(self, call: Call) -> None:
         """Have `call` run on the owner thread, in order of posting. From any thread; returns at once."""
         self._posted.append(call)
-        os.eventfd_write(self._wake, 1)
+        # One wake-up does for all that is posted before the loop looks: it clears the flag first and looks then.
+        if not self._woken:
+            self._woken = True
+            os.eventfd_write(self._wake, 1)
 
     def watch(self, socket: Readable, call: Call) -> None:
         """Call when `socket` has something to read. Owner thread, or before `start`."""
@@ -88,6 +93,10 @@ class Reactor:
         self._timers.cancel(key)
         self._due.pop(key, None)
 
+    def later(self, call: Call) -> None:
+        """Call at the end of the present turn. Owner thread."""
+        self._later.append(call)
+
     def lag(self) -> float:
         """How late the loop is or lately was, in seconds: its longest recent turn, or the one it is stuck in."""
         now = time.monotonic()
@@ -108,6 +117,9 @@ class Reactor:
                     self.guard(reader)
             self._run_posted()
             self._run_due(begun)
+            later, self._later = self._later, []
+            for call in later:
+                self.guard(call)
             self.guard(self._after_turn)
             self._note_turn(begun)
         self.guard(self._at_end)
@@ -120,9 +132,12 @@ class Reactor:
             self.faults += 1
             log.exception("a call on the connector's owner thread failed")
 
-    def _run_posted(self) -> None:
+    def _on_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
+
+    def _run_posted(self) -> None:
+        self._woken = False
         for _ in range(min(len(self._posted), POSTED_PER_TURN)):
             self.guard(self._posted.popleft())
         if self._posted:

@@ -4,40 +4,60 @@ Every socket is bounded (high-water marks, frame size), and every message is tak
 checked it. A connection is never rebuilt by zmq behind our back: its end is evidence about the peer, and is reported.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from pdpool_connector.protocol.frames import MAX_FRAME_BYTES, AnyFrame, Frame, MalformedFrameError, decode, encode
+from pdpool_connector.protocol.frames import (
+    MAX_FRAME_BYTES,
+    Batch,
+    Frame,
+    MalformedFrameError,
+    SingleFrame,
+    batches,
+    decode,
+    encode,
+)
 from pdpool_connector.transport.address import Address
 from pdpool_connector.transport.drops import Drops
 
 HIGH_WATER = 20_000
 """Frames queued for one peer before more are dropped; every frame that matters is repeated."""
 BATCH = 256
-"""Frames taken from one socket in one turn, so that a flood cannot starve timers and completions."""
+"""Messages taken from one socket in one turn, so that a flood cannot starve timers and completions."""
+OUTBOX = 64
+"""Frames that wait for the end of a turn before they are sent; more are sent at once, so that long turns delay none."""
 HARD_LIMIT_BYTES = 2 * MAX_FRAME_BYTES
 """Above this zmq cuts the connection before it allocates; between the two limits a frame is counted and dropped."""
 KEEPALIVE_S = (10, 5, 3)
 """Idle, interval, count of TCP keep-alive: kernels answer it for a frozen process, so only a dead host fails it."""
 
 
-class Arrival(NamedTuple):
-    """A checked frame, the ROUTER's name for the connection, and the descriptor of the connection."""
+Later = Callable[[Callable[[], None]], None]
+"""Takes a call that is to be made at the end of the turn."""
 
-    frame: AnyFrame
+
+class Arrival(NamedTuple):
+    """A checked frame, the ROUTER's name for the connection, and the message that brought it."""
+
+    frame: SingleFrame
     route: bytes
-    connection: int
+    message: zmq.Frame
 
 
 class ControlServer:
     """Listens on one port. `route` in `send` is what an `Arrival` carried."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str, port: int, drops: Drops) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], host: str, port: int, drops: Drops, later: Later
+    ) -> None:
         """Raises OSError when the port cannot be bound."""
-        self._drops = drops
+        self._drops, self._later = drops, later
+        self._open: set[int] = set()
+        self._ended: list[int] = []
+        self._outbox: dict[bytes, list[Frame]] = {}
         self.socket = context.socket(zmq.ROUTER)
         _tune(self.socket)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -52,43 +72,53 @@ class ControlServer:
             self.close()
             raise OSError(error.errno, f"control port {Address(host, port)} cannot be bound: {error}") from error
         self.port = int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-        self._open: set[int] = set()
-        self._ended: list[int] = []
 
     def receive(self) -> Iterator[Arrival]:
-        """Yield what has arrived, at most a batch of it. Connections that ended meanwhile are in `ended()`."""
+        """Yield what has arrived, at most a batch of messages. Connections that ended meanwhile are in `ended()`."""
         for _ in range(BATCH):
             try:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                route, message, *more = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            if len(parts) != 2:
-                self._drops.note("malformed", f"message of {len(parts) - 1} parts")
+            if more:
+                self._drops.note("malformed", f"message of {len(more) + 1} parts")
                 continue
-            # Read before the frame is judged: what the monitor knows by now happened before, or makes it moot.
-            self._watch()
-            connection = self._connection(parts[1])
-            if connection >= 0 and (frame := _checked(parts[1], self._drops)) is not None:
-                yield Arrival(frame, parts[0].bytes, connection)
+            name = route.bytes
+            for frame in _checked(message, self._drops):
+                yield Arrival(frame, name, message)
 
-    def _connection(self, message: zmq.Frame) -> int:
-        """Descriptor of the connection that a message came by; -1 for peers so old that zmq keeps none."""
+    def connection(self, arrival: Arrival) -> int:
+        """Descriptor of the connection that a message came by; -1 when it has ended since, or zmq keeps none."""
         try:
-            return int(message.get(zmq.SRCFD))
+            connection = int(arrival.message.get(zmq.SRCFD))
         except zmq.ZMQError:
             self._drops.note("malformed", "message by a ZMTP 1.0 peer")
             return -1
-
-    def connected(self, connection: int) -> bool:
-        """False when a connection has ended since its frame was sent."""
-        return connection in self._open
+        # What the monitor knows by now happened before the frame is judged, or makes it moot.
+        self._watch()
+        return connection if connection in self._open else -1
 
     def send(self, route: bytes, frame: Frame) -> None:
-        """Queue a frame; one that cannot be queued is counted and dropped."""
-        try:
-            self.socket.send_multipart([route, encode(frame)], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            self._drops.note("unsent", f"{type(frame).__name__}: {error}")
+        """Put a frame into the outbox, which is sent at the end of the turn."""
+        if not self._outbox:
+            self._later(self._flush)
+        frames = self._outbox.setdefault(route, [])
+        frames.append(frame)
+        if len(frames) >= OUTBOX:
+            self._send(route, self._outbox.pop(route))
+
+    def _flush(self) -> None:
+        """Queue what is in the outbox; what cannot be queued is counted and dropped."""
+        while self._outbox:
+            self._send(*self._outbox.popitem())
+
+    def _send(self, route: bytes, frames: Sequence[Frame]) -> None:
+        for frame in batches(frames):
+            try:
+                self.socket.send(route, zmq.NOBLOCK | zmq.SNDMORE)
+                self.socket.send(encode(frame), zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                self._drops.note("unsent", f"{type(frame).__name__}: {error}")
 
     def ended(self) -> list[int]:
         """Connections that have ended since the last call."""
@@ -98,13 +128,13 @@ class ControlServer:
 
     def close(self) -> None:
         """Close; frames already queued may still go out while the context lingers."""
+        self._flush()
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close()
 
     def _watch(self) -> None:
-        while self.monitor.poll(0):
-            event = parse_monitor_message(self.monitor.recv_multipart())
+        for event in _events(self.monitor):
             if event["event"] == zmq.EVENT_DISCONNECTED:
                 self._open.discard(event["value"])
                 self._ended.append(event["value"])
@@ -115,16 +145,17 @@ class ControlServer:
 class ControlLink:
     """One connection to one control port. It ends once, and then is to be closed and replaced."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], control: Address, drops: Drops) -> None:
-        self._drops = drops
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], control: Address, drops: Drops, later: Later) -> None:
+        self._drops, self._later = drops, later
+        self._outbox: list[Frame] = []
         self.socket = context.socket(zmq.DEALER)
         _tune(self.socket)
         self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
         self.socket.connect(f"tcp://{control}")
 
-    def receive(self) -> Iterator[AnyFrame]:
-        """Yield what has arrived, at most a batch of it."""
+    def receive(self) -> Iterator[SingleFrame]:
+        """Yield what has arrived, at most a batch of messages."""
         for _ in range(BATCH):
             try:
                 parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -132,29 +163,36 @@ class ControlLink:
                 return
             if len(parts) != 1:
                 self._drops.note("malformed", f"message of {len(parts)} parts")
-            elif (frame := _checked(parts[0], self._drops)) is not None:
-                yield frame
+            else:
+                yield from _checked(parts[0], self._drops)
 
     def send(self, frame: Frame) -> None:
-        """Queue a frame; one that cannot be queued is counted and dropped."""
-        try:
-            self.socket.send(encode(frame), zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            self._drops.note("unsent", f"{type(frame).__name__}: {error}")
+        """Put a frame into the outbox, which is sent at the end of the turn."""
+        if not self._outbox:
+            self._later(self._flush)
+        self._outbox.append(frame)
+        if len(self._outbox) >= OUTBOX:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Queue what is in the outbox; what cannot be queued is counted and dropped."""
+        frames, self._outbox = self._outbox, []
+        for frame in batches(frames):
+            try:
+                self.socket.send(encode(frame), zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                self._drops.note("unsent", f"{type(frame).__name__}: {error}")
 
     def ended(self) -> bool:
         """True, once, after the connection was refused, reset or closed by the other side.
 
         What had arrived before can still be received, so ask only when `receive` has yielded less than a batch.
         """
-        over = False
-        while self.monitor.poll(0):
-            self.monitor.recv_multipart()
-            over = True
-        return over
+        return bool(list(_events(self.monitor)))
 
     def close(self) -> None:
         """Close; frames already queued may still go out while the context lingers."""
+        self._flush()
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close()
@@ -173,9 +211,19 @@ def _tune(socket: zmq.Socket[bytes]) -> None:
         socket.setsockopt(option, value)
 
 
-def _checked(message: zmq.Frame, drops: Drops) -> AnyFrame | None:
+def _events(monitor: zmq.Socket[bytes]) -> Iterator[Mapping[str, Any]]:
+    """What has been reported of connections since the last call."""
+    while True:
+        try:
+            yield parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
+        except zmq.Again:
+            return
+
+
+def _checked(message: zmq.Frame, drops: Drops) -> Sequence[SingleFrame]:
     try:
-        return decode(message.bytes)
+        frame = decode(message.bytes)
     except MalformedFrameError as error:
         drops.note(error.reason, str(error))
-        return None
+        return ()
+    return frame.frames if isinstance(frame, Batch) else (frame,)

@@ -27,6 +27,7 @@ EVERY = [
     f.Ack(**about()),
     abort_frame(),
     f.Query(**about()),
+    f.Batch(version=2, sender="a" * 32, frames=(f.Accepted(**about()), f.Done(**about(), bytes_moved=1))),
 ]
 
 
@@ -72,7 +73,6 @@ def test_damaged_frames_are_refused_or_are_other_frames(frame: f.Frame, data: st
         ({"room": -1}, "malformed"),
         ({"room": 2**63}, "malformed"),
         ({"sender": "a" * 31}, "malformed"),
-        ({"sender": "A" * 32}, "malformed"),
         ({"sibling": 2**31}, "malformed"),
         ({"pages": b"123"}, "malformed"),
         ({"pages": "text"}, "malformed"),
@@ -88,6 +88,35 @@ def test_values_out_of_range_are_refused(changes: dict[str, object], reason: str
     with pytest.raises(f.MalformedFrameError) as caught:
         f.decode(msgspec.msgpack.encode(frame))
     assert caught.value.reason == reason
+
+
+def test_what_is_wrong_within_a_batch_refuses_it_whole() -> None:
+    odd = msgspec.structs.replace(open_frame(), pages=b"123")
+    batch = f.Batch(version=2, sender="a" * 32, frames=(f.Query(**about()), odd))
+    with pytest.raises(f.MalformedFrameError, match="3 bytes of pages"):
+        f.decode(f.encode(batch))
+    for frames in ([], [EVERY[0]], [EVERY[-1]]):
+        with pytest.raises(f.MalformedFrameError, match="malformed"):
+            f.decode(f.encode(msgspec.structs.replace(batch, frames=frames)))
+
+
+def test_a_process_becomes_known_by_hex_alone() -> None:
+    for sender in ("A" * 32, "a" * 31 + "\n", "a" * 33):
+        with pytest.raises(f.MalformedFrameError, match="malformed"):
+            f.decode(f.encode(msgspec.structs.replace(EVERY[0], sender=sender)))
+
+
+def test_frames_travel_together_in_order_where_the_peer_knows_it_and_sizes_allow_it() -> None:
+    small = [msgspec.structs.replace(f.Ack(**about()), version=2, room=room) for room in range(f.MAX_BATCH + 3)]
+    large = msgspec.structs.replace(open_frame(), version=2, pages=bytes(4 * f.MAX_BATCHED_BYTES))
+    old = msgspec.structs.replace(f.Ack(**about()), version=1)
+    sent = [*small, large, old, old, small[0], EVERY[1], small[1], small[2]]
+    messages = list(f.batches(sent))
+    flat = [one for message in messages for one in (message.frames if isinstance(message, f.Batch) else [message])]
+    assert flat == sent
+    sizes = [len(message.frames) if isinstance(message, f.Batch) else 1 for message in messages]
+    assert sizes == [f.MAX_BATCH, 3, 1, 1, 1, 1, 1, 2]
+    assert all(len(f.encode(message)) < f.MAX_FRAME_BYTES for message in messages)
 
 
 def test_oversized_frames_are_refused_before_they_are_read() -> None:

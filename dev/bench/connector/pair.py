@@ -1,0 +1,74 @@
+"""One prefill process and the decode processes that are paired with it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import count
+
+from .memory import Shape
+from .process import Plane, Process, Setup
+from .scheduler import Job, Times
+
+Both = tuple[Times, Times]
+
+
+class Pair:
+    """Processes live as long as `stack`. Rooms are numbered through, so that no two jobs share one."""
+
+    def __init__(
+        self, stack: ExitStack, plane: Plane, shape: Shape, *, decodes: int = 1, max_attempts: int = 16_384
+    ) -> None:
+        self.plane, self.shape = plane, shape
+        setup = Setup("prefill", plane, shape, max_attempts)
+        self.prefill = Process(stack, setup)
+        self.decodes = [Process(stack, replace(setup, role="decode")) for _ in range(decodes)]
+        self._rooms = count(1)
+        for decode in range(decodes):
+            self.run(Job(0, 2, 1, 1), decode)
+
+    @property
+    def address(self) -> str:
+        """Where decode asks for prefill."""
+        return str(self.prefill.facts["bootstrap"])
+
+    def rooms(self, number: int) -> int:
+        """First of `number` rooms that nobody used."""
+        first = next(self._rooms)
+        self._rooms = count(first + number)
+        return first
+
+    def begin(self, job: Job, decode: int = 0) -> Job:
+        """Start both sides of a job (its rooms are numbered here); `finish` waits."""
+        job = replace(job, first=self.rooms(job.count))
+        self.prefill.begin("run", job)
+        self.decodes[decode].begin("run", job, self.address)
+        return job
+
+    def finish(self, decode: int = 0) -> Both:
+        """Prefill's and decode's times."""
+        return self.prefill.finish(), self.decodes[decode].finish()
+
+    def run(self, job: Job, decode: int = 0) -> Both:
+        """Do a job."""
+        self.begin(job, decode)
+        return self.finish(decode)
+
+    def raw(self, job: Job, decode: int = 0) -> dict[str, float]:
+        """Seconds of the bare engine for the first window of `job`, by pattern."""
+        facts = self.decodes[decode].facts
+        times: dict[str, float] = self.prefill.call("raw", facts["incarnation"], facts["memory"], job)
+        return times
+
+    def check(self, job: Job) -> None:
+        """Raise AssertionError unless decode's pages of the job hold what prefill's hold."""
+        from .memory import places
+
+        for slot in range(job.window):
+            ours, theirs = (
+                process.call(
+                    "digest", places(self.shape, job.pages, job.window, scattered=job.scattered, seed=seed)[slot]
+                )
+                for seed, process in ((1, self.prefill), (2, self.decodes[0]))
+            )
+            assert ours == theirs, f"{self.plane.name}: the pages of request {slot} did not arrive as they were sent"
