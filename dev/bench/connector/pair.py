@@ -56,8 +56,7 @@ class Pair:
 
     def raw(self, job: Job, decode: int = 0) -> dict[str, float]:
         """Seconds of the bare engine for the first window of `job`, by pattern."""
-        facts = self.decodes[decode].facts
-        times: dict[str, float] = self.prefill.call("raw", facts["incarnation"], facts["memory"], job)
+        times: dict[str, float] = self.prefill.call("raw", self.decodes[decode].facts["incarnation"], job)
         return times
 
     def check(self, job: Job) -> None:

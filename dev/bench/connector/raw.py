@@ -3,45 +3,57 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pdpool_connector.engines.base import Op
+from pdpool_connector.engines.mooncake import MooncakeEngine
 from pdpool_connector.engines.nixl import NixlEngine
-from pdpool_connector.layout.memory import KVMemory
-from pdpool_connector.layout.plan import PairPlan, split
+from pdpool_connector.layout.plan import Chunk
+from pdpool_connector.layout.pool import MAX_CHUNK_DESCRIPTORS, Runs
 
 Pairs = list[tuple[NDArray[np.int32], NDArray[np.int32]]]
 DEADLINE_S = 60.0
 
 
-def measure(engine: Any, peer: str, memory: KVMemory, remote: KVMemory, pairs: Pairs) -> dict[str, float]:  # noqa: ANN401
-    """Seconds that it takes to move every request of `pairs`, by pattern. Nothing else may use the peer meanwhile."""
-    plan = PairPlan(memory, remote)
+def measure(engine: Any, peer: str, pairs: Pairs) -> dict[str, float]:  # noqa: ANN401 - any engine's insides
+    """Seconds that it takes to move every request of `pairs`, by pattern. Nothing else may use the peer meanwhile.
+
+    What can be computed beforehand is: only the engine's own calls are timed.
+    """
+    if not isinstance(engine, NixlEngine | MooncakeEngine):
+        raise TypeError(f"no raw pattern for engine {engine.name}")
+    state: Any = engine._peers[peer]
+    whole = [Chunk(local, target, aux=(0, 0)) for local, target in pairs]
+    cut = [chunk for local, target in pairs for chunk in state.plan.cut(local, target, (0, 0))]
+    patterns = {"whole requests": whole, "chunks": cut}
     if isinstance(engine, NixlEngine):
-        return {
-            "one handle": _nixl(engine, peer, [plan.indices(local, target, (0, 0)) for local, target in pairs]),
-            "chunks": _nixl(
-                engine,
-                peer,
-                [plan.indices(*part, None) for local, target in pairs for part in split(memory, local, target)],
-            ),
-        }
-    raise TypeError(f"no raw pattern for engine {engine.name}")
+        lists = {name: [state.plan.indices(chunk) for chunk in chunks] for name, chunks in patterns.items()}
+        return {name: _timed(partial(_nixl, engine, state, items)) for name, items in lists.items()}
+    runs = [part for chunk in whole for part in _parts(state.plan.runs(chunk))]
+    native = engine._session._native
+    return {"synchronous batches": _timed(partial(_mooncake, native, state.session, runs))}
 
 
-def _nixl(engine: NixlEngine, peer: str, handles: list[tuple[NDArray[np.int32], NDArray[np.int32]]]) -> float:
-    """Handles made beforehand, started and polled two at a time."""
-    agent, state = engine._agent, engine._peers[peer]
-    assert engine._items is not None
+def _timed(move: Callable[[], None]) -> float:
     begun = time.monotonic()
+    move()
+    return time.monotonic() - begun
+
+
+def _nixl(engine: NixlEngine, state: Any, items: list[tuple[NDArray[np.int32], NDArray[np.int32]]]) -> None:  # noqa: ANN401
+    """Two handles at a time, polled without a pause."""
+    agent = engine._agent
     flying: list[int] = []
-    waiting = list(reversed(handles))
+    waiting = list(reversed(items))
+    deadline = time.monotonic() + DEADLINE_S
     while waiting or flying:
         if waiting and len(flying) < 2:
             local, target = waiting.pop()
-            transfer = agent.make(Op.WRITE, engine._items, local, state.items, target)
+            transfer = agent.make(Op.WRITE, state.local, local, state.remote, target)
             over = agent.start(transfer)
         else:
             transfer = flying.pop(0)
@@ -50,6 +62,23 @@ def _nixl(engine: NixlEngine, peer: str, handles: list[tuple[NDArray[np.int32], 
             agent.release(transfer)
         else:
             flying.append(transfer)
-        if time.monotonic() - begun > DEADLINE_S:
-            raise TimeoutError(f"raw transfer is not over after {DEADLINE_S} s")
-    return time.monotonic() - begun
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"a raw transfer is not over after {DEADLINE_S} s")
+
+
+def _parts(runs: Runs) -> list[tuple[list[int], list[int], list[int]]]:
+    return [
+        (
+            runs.local[at : at + MAX_CHUNK_DESCRIPTORS].tolist(),
+            runs.remote[at : at + MAX_CHUNK_DESCRIPTORS].tolist(),
+            runs.nbytes[at : at + MAX_CHUNK_DESCRIPTORS].tolist(),
+        )
+        for at in range(0, len(runs.nbytes), MAX_CHUNK_DESCRIPTORS)
+    ]
+
+
+def _mooncake(native: Any, session: str, parts: list[tuple[list[int], list[int], list[int]]]) -> None:  # noqa: ANN401
+    """Merged ranges, as many at a time as Mooncake takes safely; waits in Mooncake, which spins."""
+    for local, target, nbytes in parts:
+        if native.batch_transfer_sync_write(session, local, target, nbytes) != 0:
+            raise RuntimeError("Mooncake reports a failed batch")

@@ -36,7 +36,7 @@ class Side:
         config = ConnectorConfig(
             advertise_host="127.0.0.1",
             bind_host="127.0.0.1",
-            backend=setup.plane.backend,  # type: ignore[arg-type]
+            backend=setup.plane.backend,
             timing=Timing(max_attempts=setup.max_attempts),
         )
         begun = time.monotonic()
@@ -51,7 +51,6 @@ class Side:
         return {
             "incarnation": self.connector.incarnation,
             "bootstrap": bootstrap,
-            "memory": self.memory,
             "imported_s": self.imported_s,
             "started_s": self.started_s,
         }
@@ -76,11 +75,11 @@ class Side:
             return PrefillLoop(self.connector, self.wake, job, slots).run()
         return DecodeLoop(self.connector, prefill, self.wake, job, slots).run()
 
-    def raw(self, peer: str, remote: Any, job: Job) -> dict[str, float]:  # noqa: ANN401
+    def raw(self, peer: str, job: Job) -> dict[str, float]:
         """Move the pages of `job`'s first window with the bare engine; seconds by pattern."""
         local = places(self.setup.shape, job.pages, job.window, scattered=job.scattered, seed=1)
         target = places(self.setup.shape, job.pages, job.window, scattered=job.scattered, seed=2)
-        return raw.measure(self.connector._engine, peer, self.memory, remote, list(zip(local, target, strict=True)))
+        return raw.measure(self.connector._engine, peer, list(zip(local, target, strict=True)))
 
     def count_frames(self) -> None:
         """Count what is sent from now on."""
