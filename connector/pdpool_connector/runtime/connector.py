@@ -265,8 +265,8 @@ class Connector(ABC, Generic[AnyTransfer]):
         self._post(event)
         if self._closed:
             self._transfers.pop(handle, None)
-            transfer.status = TransferStatus(
-                Phase.FAILED, Cause.SHUTDOWN, f"the {self.role} connector is closed", releasable=True
+            transfer.settle(
+                TransferStatus(Phase.FAILED, Cause.SHUTDOWN, f"the {self.role} connector is closed", releasable=True)
             )
         return transfer
 
@@ -343,7 +343,7 @@ class Connector(ABC, Generic[AnyTransfer]):
             self._flight.ended(handle, status, time.monotonic())
         transfer.attempts = report.attempts
         self._ends.changed(transfer, status)
-        transfer.status = status
+        transfer.settle(status)
         self._changed = True
         if status.ended and status.releasable:
             del self._transfers[handle]

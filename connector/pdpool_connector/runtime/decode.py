@@ -31,7 +31,7 @@ from pdpool_connector.runtime.connector import Connector
 from pdpool_connector.runtime.link import Found, InstanceLink, Stage
 from pdpool_connector.runtime.link_rank import Line
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
-from pdpool_connector.runtime.transfer import DecodeTransfer, check_request, check_slot, pack_pages
+from pdpool_connector.runtime.transfer import DecodeTransfer, check_request, check_slot, pack_pages, pack_state
 from pdpool_connector.transport.address import parse_address
 from pdpool_connector.transport.bootstrap import BootstrapClient
 
@@ -68,6 +68,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
         *,
         pages: NDArray[np.int32],
         aux_slot: int,
+        state: NDArray[np.int32] | None = None,
         prefix_pages: int = 0,
         sibling: int = 0,
         deadline_s: float | None = None,
@@ -76,6 +77,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
 
         `prefill`: the bootstrap registry's "host:port". `pages`: int32 page ids that take logical pages `prefix_pages`
         .. `prefix_pages + len(pages)`; the first `prefix_pages` decode holds already. `aux_slot`: takes the aux row.
+        `state`: int32 ids of items of the state pool, one for each that prefill will send; None where there are none.
         `sibling`: index of the request among those that share the room. `deadline_s`: life of the attempt, by default
         `config.request_deadline_s`. Raises ValueError for values out of range.
         """
@@ -85,10 +87,10 @@ class DecodeConnector(Connector[DecodeTransfer]):
         check_slot(aux_slot, self.memory)
         if prefix_pages < 0:
             raise ValueError(f"prefix_pages={prefix_pages} is negative")
-        packed = pack_pages(pages, self.memory)
+        packed, items = pack_pages(pages, self.memory), pack_state(state, self.memory)
         handle = next(self._handles)
         transfer = DecodeTransfer(handle, room, request_id, self._post)
-        wish = OpenAttempt(handle, prefill, room, sibling, request_id, packed, prefix_pages, aux_slot, life)
+        wish = OpenAttempt(handle, prefill, room, sibling, request_id, packed, prefix_pages, aux_slot, life, items)
         return self._open(transfer, wish)
 
     # --- What links ask and tell ---

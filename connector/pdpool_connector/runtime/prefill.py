@@ -297,7 +297,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
                 self._reactor.post(partial(self._drive, gone))
                 return
             self._writes.setdefault(effect.attempt, set()).add(effect.write)
-            peer.worker.submit(effect if peer.kv else replace(effect, source=b"", target=b""))
+            peer.worker.submit(effect if peer.kv else replace(effect, source=b"", target=b"", state=(b"", b"")))
         elif isinstance(effect, StopWriting) and (peer := self._peers.get(effect.peer)) is not None:
             peer.worker.stop(self._writes.get(effect.attempt, set()))
 

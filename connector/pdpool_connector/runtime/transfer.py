@@ -1,5 +1,7 @@
 """What an engine holds of one hand-off."""
 
+import logging
+import threading
 import time
 from collections.abc import Callable
 
@@ -10,6 +12,8 @@ from pdpool_connector.layout.memory import KVMemory
 from pdpool_connector.protocol.events import AbortTransfer, Event, SendPages
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.outcome import Phase, TransferStatus
+
+log = logging.getLogger(__name__)
 
 Post = Callable[[Event], None]
 MAX_REQUEST_ID = 256
@@ -31,6 +35,8 @@ class Transfer:
         self.attempts: tuple[AttemptId, ...] = ()
         self.opened_at = time.monotonic()
         self.failed_at: float | None = None
+        self._attached: list[Callable[[], None]] = []
+        self._attach_lock = threading.Lock()
 
     def abort(self, message: str = "") -> None:
         """Give it up, at any time and as often as you like; an ended hand-off stays as it ended.
@@ -38,6 +44,40 @@ class Transfer:
         The pages may be given back only when `status.releasable` says so.
         """
         self._post(AbortTransfer(self._handle, message))
+
+    def attach(self, release: Callable[[], None]) -> None:
+        """Have `release` called once, when the hand-off has become releasable, however it ended; now if it has already.
+
+        For what goes with a request beside its pages and may still be touched until then: a prefetch of a hierarchical
+        cache, staging memory. It is called in the connector's own thread, or in this one if called now, and must
+        neither block nor raise: what it raises is logged, and keeps no other from being called. Where pages are held
+        until the process ends, so is this.
+        """
+        with self._attach_lock:
+            if not self._over:
+                self._attached.append(release)
+                return
+        self._call(release)
+
+    def settle(self, status: TransferStatus) -> None:
+        """For the connector: take the new status, and release what is attached when nothing is touched any more."""
+        self.status = status
+        if not self._over:
+            return
+        with self._attach_lock:
+            attached, self._attached = self._attached, []
+        for release in attached:
+            self._call(release)
+
+    @property
+    def _over(self) -> bool:
+        return self.status.ended and self.status.releasable
+
+    def _call(self, release: Callable[[], None]) -> None:
+        try:
+            release()
+        except Exception:
+            log.exception("what is attached to %r could not be released", self)
 
     def __repr__(self) -> str:
         """For logs."""
@@ -51,14 +91,23 @@ class PrefillTransfer(Transfer):
         super().__init__(handle, room, request_id, post)
         self._memory = memory
 
-    def send(self, pages: NDArray[np.int32], *, start: int, last: bool = False, aux_slot: int | None = None) -> None:
+    def send(
+        self,
+        pages: NDArray[np.int32],
+        *,
+        start: int,
+        last: bool = False,
+        aux_slot: int | None = None,
+        state: NDArray[np.int32] | None = None,
+    ) -> None:
         """Send logical pages `start` .. `start + len(pages)` of the request, which lie in `pages` (int32 page ids).
 
         Sends follow each other without gaps. They may begin before decode is known; they then wait. Pages that decode
         holds already (`status.prefix_pages`) may be sent or left out. The last send carries the aux row and ends where
-        decode's pages end; it may be empty. The content must not change until the status is releasable.
+        decode's pages end; it may be empty. `state`, int32 ids of items of the state pool, goes with it too, as many
+        items as decode has offered. The content must not change until the status is releasable.
 
-        Raises ValueError for ids outside the memory, and for an aux slot without `last`.
+        Raises ValueError for ids outside the memory, and for an aux slot or state without `last`.
         """
         if start < 0:
             raise ValueError(f"start={start} is negative")
@@ -66,7 +115,10 @@ class PrefillTransfer(Transfer):
             raise ValueError(f"aux_slot={aux_slot} is given without last=True: the aux row goes with the last pages")
         if aux_slot is not None:
             check_slot(aux_slot, self._memory)
-        self._post(SendPages(self._handle, pack_pages(pages, self._memory), start, last, aux_slot))
+        if state is not None and not last:
+            raise ValueError("state is given without last=True: it goes with the last pages")
+        packed, items = pack_pages(pages, self._memory), pack_state(state, self._memory)
+        self._post(SendPages(self._handle, packed, start, last, aux_slot, items))
 
 
 class DecodeTransfer(Transfer):
@@ -75,12 +127,22 @@ class DecodeTransfer(Transfer):
 
 def pack_pages(pages: NDArray[np.int32], memory: KVMemory) -> bytes:
     """Page ids as the protocol carries them. Raises ValueError for what is no list of int32 ids within the memory."""
-    array = np.asarray(pages)
+    return _pack("pages", pages, "pages", memory.pages)
+
+
+def pack_state(state: NDArray[np.int32] | None, memory: KVMemory) -> bytes:
+    """As `pack_pages`, for ids of state items; None is as good as an empty list."""
+    return b"" if state is None else _pack("state", state, "state items", memory.state_items)
+
+
+def _pack(field: str, ids: NDArray[np.int32], unit: str, limit: int) -> bytes:
+    array = np.asarray(ids)
     if array.ndim != 1 or (array.dtype != np.int32 and array.size):
-        raise ValueError(f"pages is a {array.ndim}-dimensional array of {array.dtype}: give one dimension of int32")
-    if array.size and (array.min() < 0 or array.max() >= memory.pages):
+        raise ValueError(f"{field} is a {array.ndim}-dimensional array of {array.dtype}: give one dimension of int32")
+    if array.size and (array.min() < 0 or array.max() >= limit):
         worst = int(array.min()) if array.min() < 0 else int(array.max())
-        raise ValueError(f"pages holds {worst}, the memory has pages 0..{memory.pages - 1}")
+        known = f"{unit} 0..{limit - 1}" if limit else f"no {unit}"
+        raise ValueError(f"{field} holds {worst}, the memory has {known}")
     return array.astype("<i4").tobytes()
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from pdpool_connector.engines.base import Engine, EngineError, Handle, IncompatiblePeerError, InvalidChunkError, Poll
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.pool import Ids
 from pdpool_connector.protocol.events import Write, WriteEnded, WriteResult
 
 log = logging.getLogger(__name__)
@@ -140,9 +141,10 @@ class PeerWorker:
     def _prepare(self, job: Job) -> None:
         write = job.write
         try:
-            source = np.frombuffer(write.source, dtype="<i4").astype(np.int32, copy=False)
-            target = np.frombuffer(write.target, dtype="<i4").astype(np.int32, copy=False)
-            job.chunks = deque(self._plan.cut(source, target, write.aux))
+            source, target = _ids(write.source), _ids(write.target)
+            ours, theirs = write.state
+            state = (_ids(ours), _ids(theirs)) if ours or theirs else None
+            job.chunks = deque(self._plan.cut(source, target, write.aux, state))
         except LayoutError as error:
             job.fail(WriteResult.INVALID, str(error))
         self._jobs.append(job)
@@ -192,3 +194,7 @@ class PeerWorker:
         if not job.chunks and not job.in_flight and job not in self._jobs:
             write = job.write
             self._ended(WriteEnded(write.attempt, write.write, job.result, job.bytes_moved, job.message))
+
+
+def _ids(packed: bytes) -> Ids:
+    return np.frombuffer(packed, dtype="<i4").astype(np.int32, copy=False)

@@ -94,6 +94,8 @@ def test_open_refuses_what_no_frame_can_carry(prefill: PrefillConnector, argumen
         ({"start": -1}, "start"),
         ({"aux_slot": 1}, "last"),
         ({"aux_slot": 4, "last": True}, "aux_slot"),
+        ({"state": pages()}, "last"),
+        ({"state": pages(0), "last": True}, "state holds 0, the memory has no state items"),
     ],
 )
 def test_send_refuses_what_lies_outside_the_memory(prefill: PrefillConnector, send: dict, word: str) -> None:
@@ -109,6 +111,8 @@ def test_send_refuses_what_lies_outside_the_memory(prefill: PrefillConnector, se
         ({"pages": pages(99)}, "pages"),
         ({"aux_slot": -1}, "aux_slot"),
         ({"prefix_pages": -1}, "prefix_pages"),
+        ({"state": pages(0)}, "state holds 0, the memory has no state items"),
+        ({"state": np.array([0.5])}, "state is a 1-dimensional array of float64"),
     ],
 )
 def test_decode_open_refuses_what_cannot_be(decode: DecodeConnector, changes: dict, word: str) -> None:
