@@ -20,7 +20,7 @@ from tests.integration.connector_peer import PAGES, Side
 TIMING = {"drain_s": 1.0, "retry_first_s": 0.05, "retry_max_s": 0.5, "query_s": 0.5, "verdict_s": 4.0, "acked_s": 0.5}
 
 
-@pytest.fixture(params=["local", "nixl"])
+@pytest.fixture(params=["local", "nixl", "mooncake"])
 def backend(request) -> str:
     return request.param
 
