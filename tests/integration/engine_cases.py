@@ -38,16 +38,16 @@ OVER_TCP = ("nixl-tcp", "mooncake")
 
 
 @contextmanager
-def peers(plane, geometry, *roles, prefixes=()):
+def peers(plane, geometry, *roles, prefixes=(), hosts=()):
     """Processes with an open engine: an upper-case role is a target. A process the test killed may be killed.
 
-    prefixes: for each process the command words that start it, such as `ip netns exec NAME`.
+    prefixes: for each process the command words that start it, such as `ip netns exec NAME`. hosts: where each listens.
     """
     opened = [Peer(plane.env, prefix) for prefix in (prefixes or [()] * len(roles))]
     try:
-        for role, peer in zip(roles, opened, strict=True):
+        for role, peer, host in zip(roles, opened, hosts or [plane.host] * len(roles), strict=True):
             name = f"{role}-{time.monotonic_ns():x}"
-            peer.post_open(plane.engine, name, host=plane.host, target=role.isupper(), **geometry)
+            peer.post_open(plane.engine, name, host=host, target=role.isupper(), **geometry)
         for peer in opened:
             peer.opened()
         yield opened

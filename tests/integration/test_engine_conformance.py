@@ -93,6 +93,16 @@ def test_a_second_connect_is_refused_and_leaves_the_first_working(pair, op):
     assert move(initiator, target, op, [1], [1])["outcome"] == "done"
 
 
+def test_a_peer_that_is_not_who_it_should_be_is_refused(plane, pair):
+    initiator, target = pair
+    if plane.engine == "local":
+        pytest.skip("an arena is found by its own random token, whoever its owner says to be")
+    answer = initiator.call("connect", peer="somebody else", remote=target.encoded())
+    assert answer["error"] in ("IncompatiblePeerError", "PeerUnreachableError")
+    assert "somebody else" in answer["message"]
+    assert move(initiator, target, "write", [2], [2])["outcome"] == "done"
+
+
 def test_a_peer_of_another_shape_is_refused_with_every_field_named(plane, pair):
     initiator, target = pair
     with peers(plane, {"layers": 3, "pages": 48, "page_bytes": 8192, "model": "other"}, "T") as (stranger,):

@@ -1,0 +1,131 @@
+"""Engines over IPv6 and between network namespaces, where nothing but a network joins the two processes."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration.engine_cases import LARGE, SMALL, Plane, ends, expected, fill, lists, move, peers
+from tests.integration.namespaces import DEVICE, HOSTS, wire
+
+SOURCE, SINK, AUX = [3, 4, 5, 17, 44, 0], [40, 41, 42, 2, 47, 0], (1, 6)
+ESTABLISHED = "01"
+V4_IN_V6 = "0000000000000000FFFF0000"
+
+UCX_TCP = {"UCX_TLS": "tcp"}
+ENGINES = {"nixl": Plane("nixl", UCX_TCP), "mooncake": Plane("mooncake")}
+
+
+@pytest.fixture(params=ENGINES, scope="module")
+def plane(request):
+    return ENGINES[request.param]
+
+
+@pytest.fixture(params=["write", "read"])
+def op(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def link():
+    with wire() as made:
+        yield made
+
+
+def across(link, plane, geometry, version=4):
+    """An initiator in one namespace and a target in the other."""
+    env = {**plane.env, "UCX_TCP_AF_PRIO": "inet6" if version == 6 else "inet"} if plane.engine == "nixl" else plane.env
+    opened = replace(plane, env=env)
+    prefixes = [link.inside(0), link.inside(1)]
+    return peers(opened, geometry, "i", "T", prefixes=prefixes, hosts=HOSTS[version])
+
+
+def carried(pid):
+    """How many established TCP connections of a process run over IPv4 and over IPv6."""
+    mine = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        name = str(descriptor.readlink())
+        if name.startswith("socket:["):
+            mine.add(name[8:-1])
+    counts = {4: 0, 6: 0}
+    for version, table in ((4, "tcp"), (6, "tcp6")):
+        for row in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = row.split()
+            if fields[9] in mine and fields[3] == ESTABLISHED:
+                counts[4 if fields[2].startswith(V4_IN_V6) else version] += 1
+    return counts
+
+
+def check_bytes(initiator, target, op):
+    source, sink = ends(op, initiator, target)
+    fill(source, sink)
+    wanted = expected(source, sink, SOURCE, SINK, AUX)
+    assert move(initiator, target, op, SOURCE, SINK, AUX)["outcome"] == "done"
+    assert np.array_equal(sink.arena.view, wanted)
+
+
+def test_bytes_move_over_the_loopback_of_ipv6(plane, op):
+    env = {**plane.env, "UCX_TCP_AF_PRIO": "inet6", "UCX_NET_DEVICES": "lo"} if plane.engine == "nixl" else plane.env
+    with peers(replace(plane, env=env, host="::1"), SMALL, "i", "T") as (initiator, target):
+        assert initiator.connect(target) == {}
+        check_bytes(initiator, target, op)
+        counts = carried(initiator.pid)
+        assert counts[6] > 0
+        assert counts[4] == 0
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_bytes_move_between_network_namespaces(link, plane, op, version):
+    with across(link, plane, SMALL, version) as (initiator, target):
+        assert initiator.connect(target) == {}
+        check_bytes(initiator, target, op)
+        counts = carried(initiator.pid)
+        assert counts[version] > 0
+        assert counts[10 - version] == 0
+
+
+def test_a_cut_wire_is_never_called_done_and_what_waits_goes_on_when_it_is_mended(link, plane, op):
+    pages = list(range(32))
+    with across(link, plane, LARGE) as (initiator, target):
+        assert initiator.connect(target) == {}
+        source, sink = ends(op, initiator, target)
+        fill(source, sink)
+        wanted = expected(source, sink, pages, pages)
+        link.cut()
+        try:
+            handle = initiator.call("submit", peer=target.name, **lists(op, pages, pages))["handle"]
+            assert initiator.call("poll", handle=handle, wait_s=1.5)["outcome"] == "pending"
+        finally:
+            link.mend()
+        started = time.monotonic()
+        assert initiator.call("poll", handle=handle, wait_s=25.0)["outcome"] == "done"
+        assert time.monotonic() - started < 20.0
+        assert np.array_equal(sink.arena.view, wanted)
+
+
+def test_without_the_wire_nobody_can_be_connected(link, plane):
+    geometry = {**SMALL, "connect_timeout_s": 2.0}
+    with across(link, plane, geometry) as (initiator, target):
+        link.cut()
+        try:
+            started = time.monotonic()
+            assert initiator.connect(target)["error"] == "PeerUnreachableError"
+            assert time.monotonic() - started < 5.0
+        finally:
+            link.mend()
+        assert initiator.connect(target) == {}
+        check_bytes(initiator, target, "write")
+
+
+def test_the_wire_is_where_the_bytes_go(link, plane):
+    def received():
+        text = Path(f"/proc/{target.pid}/net/dev").read_text()
+        return next(int(line.split()[1]) for line in text.splitlines() if line.strip().startswith(f"{DEVICE}:"))
+
+    with across(link, plane, LARGE) as (initiator, target):
+        assert initiator.connect(target) == {}
+        before = received()
+        assert move(initiator, target, "write", range(32), range(32))["outcome"] == "done"
+        assert received() - before > 128 << 20

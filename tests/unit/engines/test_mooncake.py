@@ -1,0 +1,163 @@
+"""The Mooncake engine's own decisions, shown on two real engines in this process."""
+
+import os
+import sys
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from pdpool_connector.engines import mooncake_session
+from pdpool_connector.engines.base import Chunk, EngineUnavailableError, Op, PeerUnreachableError, Poll
+from pdpool_connector.engines.mooncake import MooncakeEngine
+from pdpool_connector.layout.arena import HostArena
+from pdpool_connector.layout.memory import KVMemory, RemoteMemory
+
+PAGES = 2048
+PAGE_BYTES = 64
+
+
+@contextmanager
+def opened(name):
+    """An engine with two regions of small pages, its memory and its array of bytes."""
+    region = PAGES * PAGE_BYTES
+    with HostArena(3 * region) as arena:
+        memory = KVMemory(
+            kv=(arena.region(0, PAGE_BYTES, PAGES), arena.region(region, PAGE_BYTES, PAGES)),
+            aux=arena.region(2 * region, 64, 4),
+            page_tokens=1,
+            layers=1,
+            kv_heads=1,
+            head_dim=16,
+            dtype="float32",
+            model="m",
+        )
+        engine = MooncakeEngine(name, host="127.0.0.1")
+        remote = RemoteMemory(engine="mooncake", memory=memory, descriptor=engine.register(memory))
+        try:
+            yield engine, remote, arena.array(0, 3 * region, np.uint8)
+        finally:
+            engine.close()
+
+
+@pytest.fixture
+def pair():
+    with opened("us") as (engine, _, source), opened("them") as (_, remote, sink):
+        source[:] = 1
+        engine.connect("them", remote)
+        yield engine, sink, remote
+
+
+def every_other(first, count):
+    """A chunk of `2 * count` ranges: no page has a neighbour."""
+    pages = np.arange(first, first + 2 * count, 2, dtype=np.int32)
+    return Chunk(pages, pages)
+
+
+def finish(engine, handle):
+    deadline = time.monotonic() + 20
+    while (outcome := engine.poll(handle)) is Poll.PENDING:
+        assert time.monotonic() < deadline
+    return outcome
+
+
+class Watched:
+    """The session, with a count of the ranges that Mooncake has been given and has not ended."""
+
+    def __init__(self, session):
+        self._session = session
+        self.sizes = {}
+        self.most = 0
+
+    def start(self, peer, op, local, remote, nbytes):
+        identity = self._session.start(peer, op, local, remote, nbytes)
+        self.sizes[identity] = len(nbytes)
+        self.most = max(self.most, sum(self.sizes.values()))
+        return identity
+
+    def over(self, single):
+        over = self._session.over(single)
+        if over is not None:
+            del self.sizes[single]
+        return over
+
+    def finish(self, batch):
+        del self.sizes[batch]
+        return self._session.finish(batch)
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+
+@pytest.mark.parametrize("op", list(Op))
+def test_no_more_ranges_are_under_way_than_mooncake_takes_and_all_land(pair, op):
+    engine, sink, _ = pair
+    watched = engine._session = Watched(engine._session)
+    handles = [engine.submit("them", every_other(first, 500), op) for first in (0, 1, 1024, 1025)]
+    assert [finish(engine, handle) for handle in handles] == [Poll.DONE] * 4
+    assert watched.most == 1000
+    assert watched.sizes == {}
+    if op is Op.WRITE:
+        assert sink.sum() == 4 * 2 * 500 * PAGE_BYTES
+
+
+def test_the_last_submitted_can_be_waited_for_alone(pair):
+    engine, _, _ = pair
+    handles = [engine.submit("them", every_other(first, 500)) for first in (0, 1, 1024)]
+    assert finish(engine, handles[-1]) is Poll.DONE
+    assert [engine.poll(handle) for handle in handles] == [Poll.DONE] * 3
+
+
+def test_what_had_not_begun_at_a_disconnect_is_settled_and_the_rest_is_not(pair):
+    engine, sink, _ = pair
+    begun, waiting = (engine.submit("them", every_other(first, 500)) for first in (0, 1))
+    engine.disconnect("them")
+    assert (engine.poll(begun), engine.poll(waiting)) == (Poll.FAILED_UNSETTLED, Poll.FAILED_SETTLED)
+    assert waiting.failure == "not begun: disconnected while in flight"
+    pages = sink[: 1000 * PAGE_BYTES].reshape(1000, PAGE_BYTES)
+    deadline = time.monotonic() + 20
+    while not pages[::2].all():  # unsettled means just this: the bytes still land
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert not pages[1::2].any()
+
+
+def test_what_mooncake_keeps_for_a_transfer_given_up_is_freed_by_a_later_connect(pair):
+    engine, _, remote = pair
+    engine.submit("them", every_other(0, 500))
+    engine.disconnect("them")
+    engine.connect("them", remote)
+    (abandoned,) = engine._abandoned
+    assert abandoned.ripe_at > time.monotonic() + 29, "before that, asking for it would spin"
+    watched = engine._session = Watched(engine._session)
+    watched.sizes = dict.fromkeys([abandoned.batch, *abandoned.marks], 1)
+    abandoned.ripe_at = 0.0
+    engine.disconnect("them")
+    engine.connect("them", remote)
+    assert engine._abandoned == []
+    assert watched.sizes == {}
+
+
+def test_another_process_at_the_peers_address_is_found_out(pair):
+    engine, _, remote = pair
+    with pytest.raises(PeerUnreachableError, match="another process than peer the former one answers at"):
+        engine.connect("the former one", remote)
+
+
+def test_the_environment_is_completed_never_overruled(monkeypatch):
+    for name in [*mooncake_session._ENVIRONMENT, "MC_USE_IPV6"]:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MC_LOG_LEVEL", "INFO")
+    mooncake_session._prepare("10.0.0.1")
+    assert os.environ["MC_LOG_LEVEL"] == "INFO"
+    assert os.environ["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"] == "65535"
+    assert "MC_USE_IPV6" not in os.environ
+    mooncake_session._prepare("fd00::1")
+    assert os.environ["MC_USE_IPV6"] == "1"
+
+
+def test_without_the_package_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mooncake.engine", None)
+    with pytest.raises(EngineUnavailableError, match=r"pip install 'pdpool\[mooncake\]'` and needs .* libibverbs1"):
+        MooncakeEngine("me", host="127.0.0.1")
