@@ -181,7 +181,7 @@ def test_a_rank_of_another_protocol_is_not_connected_to(world, link) -> None:
     world.answer(found(0), found(1, protocol=(70, 80)))
     (failed,) = world.take()
     assert failed[1] is Cause.INVALID
-    assert "protocol version is 70..80 at rank 1 of prefill" in failed[2]
+    assert "rank 1 of prefill cannot be spoken to: protocol version is 70..80" in failed[2]
     assert not world.lines
 
 
