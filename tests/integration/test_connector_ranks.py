@@ -1,0 +1,313 @@
+"""Instances of many ranks, each a real process: what arrives, and what is left when one rank fails or dies."""
+
+import contextlib
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from pdpool_connector import shard_model
+from pdpool_connector.layout.pairing import pair
+
+from tests.integration.connector_peer import HEAD_BYTES, PAGES, TOKENS, Side
+from tests.integration.test_connector_handoff import TIMING, ask
+
+HEADS = 4
+SOURCE, TARGET = [1, 2, 33], [8, 3, 60]
+AUX_FROM, AUX_TO = 4, 5
+
+
+def shape(layers, heads=HEADS, tp=1) -> dict:
+    return {"layers": layers, "heads": heads, "tp": tp}
+
+
+class Instance:
+    """All ranks of one instance, started side by side."""
+
+    def __init__(self, role: str, backend: str, ranks: dict, **options) -> None:
+        self.role, self.backend = role, backend
+        self.parts = shard_model(**ranks)
+        self.options = {"timing": TIMING, "request_deadline_s": 20.0, "shape": ranks, **options}
+        self.port = _free_port()
+        self.ended: list[Side] = []
+        with ThreadPoolExecutor(len(self.parts)) as pool:
+            self.ranks = list(pool.map(self.start, range(len(self.parts))))
+
+    def start(self, rank: int) -> Side:
+        options = self.options | {"rank": rank}
+        if self.role == "prefill":
+            where = {"bootstrap_port": self.port} if rank == 0 else {"registry": self.bootstrap}
+            options |= where
+        return Side(self.role, self.backend, **options)
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def kill(self, rank: int) -> Side:
+        killed = self.ranks[rank]
+        killed.kill()
+        self.ended.append(killed)
+        return killed
+
+    def restart(self, rank: int) -> None:
+        self.ranks[rank] = self.start(rank)
+
+    def fill(self, seed: int) -> np.ndarray:
+        """The same model's cache in all ranks, each its part; replicas hold the same. Returns the whole of it."""
+        random = np.random.default_rng(seed)
+        total = self.parts[0]
+        whole = random.integers(
+            1, 256, (total.total_layers, 2, PAGES, TOKENS, total.total_heads, HEAD_BYTES), dtype=np.uint8
+        )
+        for side, part in zip(self.ranks, self.parts, strict=True):
+            side.cells[:] = _held(whole, part)
+            side.aux[:] = random.integers(1, 256, side.aux.shape, dtype=np.uint8)
+        return whole
+
+    def open(self, name: str, room: int, **arguments) -> None:
+        for side in self.ranks:
+            side.open(name, room, **arguments)
+
+    def send(self, name: str, pages, **arguments) -> None:
+        for side in self.ranks:
+            side.send(name, pages, **arguments)
+
+    def abort(self, name: str) -> None:
+        for side in self.ranks:
+            side.abort(name)
+
+    def until(self, name: str, what: str, within_s: float = 10.0) -> list[dict]:
+        return [side.until(name, what, within_s) for side in self.ranks]
+
+    def settle(self, check) -> list[dict]:
+        return [side.settle(check) for side in self.ranks]
+
+    def settle_empty(self) -> None:
+        for stats in self.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == 0):
+            assert stats["faults"] == 0
+            assert not any(queue["reqs"] for queue in stats["queues"].values())
+
+    def end(self) -> list[int]:
+        return [side.end() for side in [*self.ranks, *self.ended]]
+
+
+def _held(whole: np.ndarray, part) -> np.ndarray:
+    return whole[part.first_layer : part.layer_end, :, :, :, part.first_head : part.head_end]
+
+
+@pytest.fixture
+def instances():
+    """Make instances; all ranks are ended, and those that were not killed must exit cleanly."""
+    made: list[Instance] = []
+
+    def make(role: str, backend: str, ranks: dict, **options) -> Instance:
+        made.append(Instance(role, backend, ranks, **options))
+        return made[-1]
+
+    yield make
+    codes = {code for instance in made for code in instance.end()}
+    assert codes <= {0, -signal.SIGKILL}, codes
+
+
+def meet(prefill: Instance, decode: Instance, room: int, name: str = "r", pages=TARGET, **more) -> None:
+    prefill.open(name, room)
+    decode.open(name, room, prefill=prefill.bootstrap, pages=list(pages), aux_slot=AUX_TO, **more)
+
+
+def hand_over(prefill: Instance, decode: Instance, room: int, name: str, seed: int = 1) -> np.ndarray:
+    """One hand-off from all ranks to all ranks, in two sends; returns the model's cache that was handed over."""
+    whole = prefill.fill(seed)
+    meet(prefill, decode, room, name)
+    prefill.send(name, SOURCE[:2], last=False)
+    prefill.send(name, SOURCE[2:], start=2, aux_slot=AUX_FROM)
+    decode.until(name, "done")
+    prefill.until(name, "done")
+    return whole
+
+
+def check_bytes(prefill: Instance, decode: Instance, whole: np.ndarray) -> None:
+    """Every cell of every decode rank's pages is right, its aux row is of the rank that owes it, no other moved."""
+    for side, part, writers in zip(decode.ranks, decode.parts, pair(prefill.parts, decode.parts), strict=True):
+        expected = np.zeros_like(side.cells)
+        expected[:, :, TARGET] = _held(whole, part)[:, :, SOURCE]
+        assert np.array_equal(side.cells, expected)
+        (aux,) = [writer.rank for writer in writers if writer.aux]
+        rows = np.zeros_like(side.aux)
+        rows[AUX_TO] = prefill.ranks[aux].aux[AUX_FROM]
+        assert np.array_equal(side.aux, rows)
+
+
+SHAPES = {
+    "TP 2 to 2": (shape([3], tp=2), shape([3], tp=2)),
+    "TP 1 to 2": (shape([3]), shape([3], tp=2)),
+    "TP 2 to 1": (shape([3], tp=2), shape([3])),
+    "PP 2 to 1": (shape([2, 1]), shape([3])),
+    "PP 2 to PP 2, split elsewhere": (shape([2, 1]), shape([1, 2])),
+    "PP 2 x TP 2 to TP 2": (shape([2, 1], tp=2), shape([3], tp=2)),
+    "one head replicated, TP 2 to 1": (shape([3], heads=1, tp=2), shape([3], heads=1)),
+    "one head replicated, TP 1 to 2": (shape([3], heads=1), shape([3], heads=1, tp=2)),
+}
+
+
+@pytest.mark.parametrize("backend", ["local", "nixl"])
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_every_cell_arrives_once_whatever_the_two_shapes_are(instances, backend: str, shapes: str) -> None:
+    theirs, ours = SHAPES[shapes]
+    prefill, decode = instances("prefill", backend, theirs), instances("decode", backend, ours)
+    whole = hand_over(prefill, decode, 7, "r")
+    check_bytes(prefill, decode, whole)
+    moved = sum(side.status("r")["bytes_moved"] for side in prefill.ranks)
+    cells = sum(part.layers * part.kv_heads for part in decode.parts)
+    aux_bytes = decode.ranks[0].aux.shape[1]
+    assert moved == cells * 2 * len(SOURCE) * TOKENS * HEAD_BYTES + len(decode.parts) * aux_bytes
+    for instance in (prefill, decode):
+        instance.settle_empty()
+
+
+def test_a_killed_rank_fails_its_own_attempts_at_once_and_is_used_again_when_it_is_back(instances) -> None:
+    two = shape([3], tp=2)
+    prefill, other, decode = (instances(role, "local", two) for role in ("prefill", "prefill", "decode"))
+    prefill.fill(1)
+    meet(prefill, decode, 7, "lost")
+    meet(other, decode, 7, "kept", pages=[20])
+    for instance in (prefill, other):
+        instance.until("lost" if instance is prefill else "kept", "ready")
+    killed = time.monotonic()
+    gone = prefill.kill(1)
+    status = decode.ranks[1].until("lost", "ended", within_s=4)
+    assert time.monotonic() - killed < 2.0
+    assert (status["cause"], status["releasable"]) == ("peer_lost", False)
+    assert "rank 1 of prefill" in status["message"]
+    assert decode.ranks[0].status("lost")["phase"] == "waiting"
+    assert prefill.ranks[0].status("lost")["phase"] == "ready"
+
+    decode.ranks[0].abort("lost")
+    assert decode.ranks[0].until("lost", "releasable")["cause"] == "aborted"
+    assert prefill.ranks[0].until("lost", "releasable")["cause"] == "peer_aborted"
+    decode.ranks[1].call("fence", incarnation=gone.incarnation)
+    decode.ranks[1].until("lost", "releasable")
+    other.send("kept", [5], aux_slot=AUX_FROM)
+    decode.until("kept", "done")
+
+    prefill.restart(1)
+    for side in decode.ranks:
+        side.pages[:] = side.aux[:] = 0
+    check_bytes(prefill, decode, hand_over(prefill, decode, 7, "again", seed=2))
+    for instance in (prefill, other, decode):
+        instance.settle_empty()
+
+
+def test_a_killed_decode_rank_fails_the_request_for_the_others_that_share_its_prefill_rank(instances) -> None:
+    prefill, decode = instances("prefill", "local", shape([3])), instances("decode", "local", shape([3], tp=2))
+    meet(prefill, decode, 7)
+    prefill.until("r", "ready")
+    killed = time.monotonic()
+    decode.kill(1)
+    (status,) = prefill.until("r", "ended", within_s=4)
+    assert status["cause"] == "peer_lost"
+    assert decode.ranks[0].until("r", "ended", within_s=4)["releasable"]
+    assert time.monotonic() - killed < 2.0
+    decode.restart(1)
+    check_bytes(prefill, decode, hand_over(prefill, decode, 8, "again", seed=2))
+    for instance in (prefill, decode):
+        instance.settle_empty()
+
+
+@pytest.mark.parametrize("when", ["before decode knows", "ready", "after the other rank has sent"])
+def test_a_stage_that_fails_a_request_alone_ends_it_on_every_rank_with_one_cause(instances, when: str) -> None:
+    prefill, decode = instances("prefill", "local", shape([2, 1])), instances("decode", "local", shape([1, 2]))
+    prefill.fill(1)
+    prefill.open("r", 7)
+    if when == "before decode knows":
+        prefill.ranks[1].abort("r")
+    decode.open("r", 7, prefill=prefill.bootstrap, pages=TARGET, aux_slot=AUX_TO)
+    if when != "before decode knows":
+        prefill.until("r", "ready")
+    if when == "after the other rank has sent":
+        prefill.ranks[0].send("r", SOURCE, aux_slot=AUX_FROM)
+        prefill.ranks[0].settle(lambda stats: stats["bytes_moved_total"] > 0)
+    if when != "before decode knows":
+        prefill.ranks[1].abort("r")
+    assert prefill.ranks[1].until("r", "releasable")["cause"] == "aborted"
+    for status in decode.until("r", "releasable"):
+        assert status["cause"] == "peer_aborted"
+    assert prefill.ranks[0].until("r", "releasable")["phase"] in ("failed", "done")
+    for instance in (prefill, decode):
+        instance.settle_empty()
+    for stats in decode.settle(lambda stats: sum(stats["outcomes"].values()) == 1):
+        assert stats["outcomes"] == {"done": 0, "failed": 0, "aborted": 1}
+
+
+def test_attempts_wait_for_a_rank_that_comes_late(instances) -> None:
+    prefill, decode = instances("prefill", "local", shape([2, 1])), instances("decode", "local", shape([3]))
+    prefill.kill(1)
+    decode.open("r", 7, prefill=prefill.bootstrap, pages=TARGET, aux_slot=AUX_TO)
+    (link,) = decode.ranks[0].settle(lambda stats: stats["links"] and stats["links"][0]["failure"])["links"]
+    assert decode.ranks[0].status("r")["phase"] == "waiting"
+    assert link["state"] in ("asking", "pausing", "joining")
+    prefill.restart(1)
+    whole = prefill.fill(3)
+    prefill.open("r", 7)
+    prefill.send("r", SOURCE, aux_slot=AUX_FROM)
+    decode.until("r", "done")
+    check_bytes(prefill, decode, whole)
+
+
+def test_attempts_fail_with_the_names_of_the_ranks_that_never_came(instances) -> None:
+    two = shape([1, 1, 1])
+    lonely = Side("prefill", "local", timing=TIMING, shape=two)
+    with contextlib.ExitStack() as stack:
+        stack.callback(lonely.end)
+        decode = instances("decode", "local", shape([3]), connect_deadline_s=1.0)
+        decode.open("r", 7, prefill=lonely.bootstrap, pages=TARGET, aux_slot=AUX_TO)
+        (status,) = decode.until("r", "ended", within_s=5)
+        assert (status["cause"], status["releasable"]) == ("peer_lost", True)
+        assert "these are missing: 1 (never registered), 2 (never registered)" in status["message"]
+        (registry,) = lonely.stats()["links"]
+        assert (registry["state"], registry["missing"]) == ("incomplete", [1, 2])
+
+
+def test_a_restarted_instance_is_paired_again_without_a_restart_of_decode(instances) -> None:
+    prefill, decode = instances("prefill", "local", shape([2, 1])), instances("decode", "local", shape([3]))
+    hand_over(prefill, decode, 7, "first")
+    for rank in (0, 1):
+        prefill.kill(rank)
+    for rank in (0, 1):
+        prefill.restart(rank)
+    for side in decode.ranks:
+        side.pages[:] = side.aux[:] = 0
+    check_bytes(prefill, decode, hand_over(prefill, decode, 8, "second", seed=2))
+
+
+def test_instances_of_different_models_do_not_pair(instances) -> None:
+    prefill, decode = instances("prefill", "local", shape([3])), instances("decode", "local", shape([4]))
+    decode.open("r", 7, prefill=prefill.bootstrap, pages=TARGET, aux_slot=AUX_TO)
+    (status,) = decode.until("r", "ended")
+    assert status["cause"] == "invalid"
+    assert "total_layers is 3 at prefill and 4 at decode" in status["message"]
+
+
+def test_silent_bootstrap_hosts_show_at_once_and_delay_nobody_else(instances) -> None:
+    prefill, decode = instances("prefill", "local", shape([3])), instances("decode", "local", shape([3]))
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(20)]
+    with contextlib.ExitStack() as stack:
+        for number, listener in enumerate(listeners):
+            stack.enter_context(listener)
+            silent = f"127.0.0.1:{listener.getsockname()[1]}"
+            decode.open(f"silent{number}", 100 + number, prefill=silent, pages=[40], aux_slot=0)
+        begun = time.monotonic()
+        hand_over(prefill, decode, 7, "r")
+        assert time.monotonic() - begun < 2.0
+        (side,) = decode.ranks
+        side.settle(lambda stats: sum(bool(link["failure"]) for link in stats["links"]) == 20, within_s=5)
+        links = {link["address"]: link for link in ask(side.admin, "/v1/state")["links"]}
+        assert links[prefill.bootstrap]["state"] == "linked"
+        assert "no answer within 2.0 s" in links[silent]["failure"]
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
