@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.memory import KVMemory, Region
 from pdpool_connector.reference.config import ModelConfig
+from pdpool_connector.reference.shard import Shard, shards
 
 PAGE_TOKENS: Final = 16
 """Tokens in one page."""
@@ -31,40 +32,50 @@ class AuxRow:
 class PagedKV:
     """K and V of `pages` pages in one arena, one buffer each per layer, and `AUX_ROWS` aux rows.
 
-    k, v: for each layer float32 (pages, PAGE_TOKENS, kv_heads, head_dim); memory: the same as registered for hand-offs.
-    The arena is made here unless one is given; it must then hold `PagedKV.nbytes(config, pages)` bytes.
+    k, v: for each layer of the shard float32 (pages, PAGE_TOKENS, kv_heads, head_dim); memory: the same as registered
+    for hand-offs. shard: the rank's part; the whole model unless given.
+    The arena is made here unless one is given; it must then hold `PagedKV.nbytes(config, pages, shard)` bytes.
     """
 
-    def __init__(self, config: ModelConfig, pages: int, arena: HostArena | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, pages: int, arena: HostArena | None = None, shard: Shard | None = None
+    ) -> None:
+        part = shard or shards(config)[0]
         self.pages = pages
-        self.arena = HostArena(self.nbytes(config, pages)) if arena is None else arena
-        shape = (pages, PAGE_TOKENS, config.kv_heads, config.head_dim)
-        item_bytes = _page_bytes(config)
+        self.shard = part
+        self.arena = HostArena(self.nbytes(config, pages, part)) if arena is None else arena
+        shape = (pages, PAGE_TOKENS, part.kv_heads, config.head_dim)
+        item_bytes = _page_bytes(config, part)
         stride = _aligned(item_bytes * pages)
         self.k: list[NDArray[np.float32]] = []
         self.v: list[NDArray[np.float32]] = []
         regions: list[Region] = []
-        for index in range(2 * config.layers):
+        for index in range(2 * part.layers):
             buffers = self.v if index % 2 else self.k
             buffers.append(self.arena.array(index * stride, shape, np.float32))
             regions.append(self.arena.region(index * stride, item_bytes, pages))
-        aux_offset = 2 * config.layers * stride
+        aux_offset = 2 * part.layers * stride
         self._aux: NDArray[np.int64] = self.arena.array(aux_offset, (AUX_ROWS, _AUX_WORDS), np.int64)
         self.memory = KVMemory(
             kv=tuple(regions),
             aux=self.arena.region(aux_offset, _AUX_WORDS * 8, AUX_ROWS),
             page_tokens=PAGE_TOKENS,
-            layers=config.layers,
-            kv_heads=config.kv_heads,
+            first_layer=part.first_layer,
+            layers=part.layers,
+            total_layers=config.layers,
+            first_head=part.first_head,
+            kv_heads=part.kv_heads,
+            total_heads=config.kv_heads,
             head_dim=config.head_dim,
             dtype="float32",
             model=config.name,
         )
 
     @staticmethod
-    def nbytes(config: ModelConfig, pages: int) -> int:
-        """Bytes of arena that `pages` pages and the aux rows need."""
-        return 2 * config.layers * _aligned(_page_bytes(config) * pages) + AUX_ROWS * _AUX_WORDS * 8
+    def nbytes(config: ModelConfig, pages: int, shard: Shard | None = None) -> int:
+        """Bytes of arena that `pages` pages and the aux rows of a shard (the whole model unless given) need."""
+        part = shard or shards(config)[0]
+        return 2 * part.layers * _aligned(_page_bytes(config, part) * pages) + AUX_ROWS * _AUX_WORDS * 8
 
     def write_aux(self, slot: int, row: AuxRow) -> None:
         """Fill an aux row."""
@@ -124,8 +135,8 @@ class PageAllocator:
         self._free.extend(given)
 
 
-def _page_bytes(config: ModelConfig) -> int:
-    return PAGE_TOKENS * config.kv_heads * config.head_dim * 4
+def _page_bytes(config: ModelConfig, shard: Shard) -> int:
+    return PAGE_TOKENS * shard.kv_heads * config.head_dim * 4
 
 
 def _aligned(nbytes: int) -> int:

@@ -6,7 +6,7 @@ position p always sits in row p mod QUERY_TILE of its tile and meets keys in blo
 its own, so that the shapes, and with them the order of every sum, are functions of p alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,8 +42,15 @@ class Step:
         return self.start + len(self.tokens)
 
 
+Gather = Callable[[Floats], Floats]
+"""Takes a rank's own heads of an attention, (count, own heads * head_dim), and returns those of all ranks of its stage."""
+
+
 class Model:
-    """One model on one cache. Not thread-safe. Limits BLAS to one thread, for the whole process.
+    """One rank's part of a model, on its cache. Not thread-safe. Limits BLAS to one thread, for the whole process.
+
+    A stage's ranks share out attention and cache by heads, and each computes the rest in full: the same products of the
+    same shapes give the same bits as one rank alone.
 
     Raises BatchVariantError when this machine cannot compute independently of the batch.
     """
@@ -59,21 +66,38 @@ class Model:
     def forward(self, steps: Sequence[Step]) -> Floats:
         """Run steps of different requests in one batch: prompts, chunks of prompts, single tokens.
 
-        Writes keys and values of all tokens into the cache. Returns the logits of each step's last token, float32
-        (len(steps), vocab). Raises ValueError for a step that does not fit the model, its page table or the cache;
-        nothing is written then.
+        For the one rank that holds the whole model. Writes keys and values of all tokens into the cache. Returns the
+        logits of each step's last token, float32 (len(steps), vocab). Raises ValueError for a step that does not fit
+        the model, its page table or the cache; nothing is written then.
         """
         if not steps:
             return np.empty((0, self._config.vocab), np.float32)
+        self.check(steps)
+        return self.logits(steps, self.stage(steps, self.embed(steps), lambda own: own))
+
+    def check(self, steps: Sequence[Step]) -> None:
+        """Raise ValueError for a step that does not fit the model, its page table or the cache."""
         for step in steps:
             self._check(step)
-        tokens = np.concatenate([step.tokens for step in steps])
+
+    def embed(self, steps: Sequence[Step]) -> Floats:
+        """What the first stage begins with: float32 (tokens of all steps, hidden)."""
+        return self._embed(np.concatenate([step.tokens for step in steps]))
+
+    def stage(self, steps: Sequence[Step], hidden: Floats, gather: Gather) -> Floats:
+        """Run this rank's layers over checked steps; takes and returns float32 (tokens of all steps, hidden)."""
         positions = np.concatenate([np.arange(step.start, step.end) for step in steps])
         slots = np.concatenate([_slots(step) for step in steps])
-        hidden = self._embed(tokens)
-        for index, layer in enumerate(self._weights.layers):
-            hidden += self._attention(index, layer, hidden, positions, slots, steps)
+        shard = self._kv.shard
+        layers = self._weights.layers[shard.first_layer : shard.first_layer + shard.layers]
+        for index, layer in enumerate(layers):
+            own = self._attention(index, layer, hidden, positions, slots, steps)
+            hidden = hidden + product(gather(own), layer.attention_out, self._tiles)[:, : self._config.hidden]
             hidden += self._ffn(layer, hidden)
+        return hidden
+
+    def logits(self, steps: Sequence[Step], hidden: Floats) -> Floats:
+        """What the last stage ends with: float32 (len(steps), vocab), of each step's last token."""
         last = np.cumsum([len(step.tokens) for step in steps]) - 1
         normed = _rms_norm(hidden[last], self._weights.final_norm, self._config.rms_eps)
         return product(normed, self._weights.embedding, self._tiles)[:, : self._config.vocab]
@@ -111,24 +135,27 @@ class Model:
         slots: NDArray[np.int64],
         steps: Sequence[Step],
     ) -> Floats:
-        config = self._config
+        """This rank's heads of an attention: float32 (tokens of all steps, own query heads * head_dim)."""
+        config, shard = self._config, self._kv.shard
         count, dim = len(hidden), config.head_dim
         mixed = product(_rms_norm(hidden, layer.attention_norm, config.rms_eps), layer.qkv, self._tiles)
         heads = mixed[:, : config.qkv].reshape(count, config.heads + 2 * config.kv_heads, dim)
         turned = config.heads + config.kv_heads
         rotated = _rotate(heads[:, :turned], self._cos[positions], self._sin[positions])
-        queries = rotated[:, : config.heads] * np.float32(dim**-0.5)
+        group = config.heads // config.kv_heads
+        own = slice(shard.first_head, shard.first_head + shard.kv_heads)
+        queries = rotated[:, own.start * group : own.stop * group] * np.float32(dim**-0.5)
         keys, values = self._kv.k[index], self._kv.v[index]
-        keys.reshape(-1, config.kv_heads, dim)[slots] = rotated[:, config.heads :]
-        values.reshape(-1, config.kv_heads, dim)[slots] = heads[:, turned:]
-        out = np.empty((count, config.heads * dim), np.float32)
+        keys.reshape(-1, shard.kv_heads, dim)[slots] = rotated[:, config.heads :][:, own]
+        values.reshape(-1, shard.kv_heads, dim)[slots] = heads[:, turned:][:, own]
+        out = np.empty((count, shard.kv_heads * group * dim), np.float32)
         first = 0
         for step in steps:
             behind = first + len(step.tokens)
             context = _gather(keys, step), _gather(values, step)
             _attend(queries[first:behind], *context, step.start, out[first:behind])
             first = behind
-        return product(out, layer.attention_out, self._tiles)[:, : config.hidden]
+        return out
 
 
 def _attend(queries: Floats, keys: Floats, values: Floats, start: int, out: Floats) -> None:

@@ -1,0 +1,59 @@
+"""Engines of several ranks: processes that share out layers and heads compute what one rank computes, bit for bit."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from pdpool_connector.reference import weights
+from pdpool_connector.reference.kv import PagedKV
+from pdpool_connector.reference.model import Model, Step
+from pdpool_connector.reference.rank_process import RankSpec
+from pdpool_connector.reference.ranks import RankLostError, Ranks
+from pdpool_connector.reference.shard import shards
+
+PAGES = 8
+
+
+@contextmanager
+def engine_of(tensor: int, pipeline: int) -> Iterator[Ranks]:
+    config, loaded = weights.tiny()
+    parts = shards(config, tensor, pipeline)
+    model = Model(config, loaded, PagedKV(config, PAGES, shard=parts[0]))
+    specs = [RankSpec(part, "tiny", PAGES) for part in parts[1:]]
+    ranks = Ranks(model, specs, lambda number, told: None, lambda: False)
+    try:
+        ranks.wait_up()
+        yield ranks
+    finally:
+        ranks.stop()
+
+
+def prompt_and_two_tokens(forward) -> list[bytes]:
+    """Logits of two prompts in one batch, one of them in two chunks, then of a token of each."""
+    pages = [np.array([5, 2, 7], np.int32), np.array([1, 0, 3], np.int32)]
+    tokens = [np.arange(37, dtype=np.int32), np.arange(100, 121, dtype=np.int32)]
+    first = forward([Step(tokens[0][:32], 0, pages[0]), Step(tokens[1], 0, pages[1])])
+    second = forward([Step(tokens[0][32:], 32, pages[0]), Step(np.array([7], np.int32), 21, pages[1])])
+    third = forward([Step(np.array([9], np.int32), 37, pages[0]), Step(np.array([8], np.int32), 22, pages[1])])
+    return [rows.tobytes() for rows in (first, second, third)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[bytes]:
+    config, loaded = weights.tiny()
+    return prompt_and_two_tokens(Model(config, loaded, PagedKV(config, PAGES)).forward)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2), (2, 2)])
+def test_logits_of_many_ranks_are_those_of_one_bit_for_bit(tensor: int, pipeline: int, expected: list[bytes]) -> None:
+    with engine_of(tensor, pipeline) as ranks:
+        assert prompt_and_two_tokens(ranks.forward) == expected
+
+
+def test_a_rank_that_was_killed_ends_the_engines_step_with_its_number() -> None:
+    with engine_of(2, 1) as ranks:
+        ranks._ranks[0].process.kill()
+        ranks._ranks[0].process.join(10)
+        with pytest.raises(RankLostError, match="rank 1 has ended"):
+            prompt_and_two_tokens(ranks.forward)
