@@ -10,7 +10,7 @@ from pdpool_connector.reference.kv import PagedKV
 from pdpool_connector.reference.model import Model, Step
 from pdpool_connector.reference.rank_process import RankSpec
 from pdpool_connector.reference.ranks import RankLostError, Ranks
-from pdpool_connector.reference.shard import shards
+from pdpool_connector.reference.shard import parts_of
 
 PAGES = 8
 
@@ -18,10 +18,10 @@ PAGES = 8
 @contextmanager
 def engine_of(tensor: int, pipeline: int) -> Iterator[Ranks]:
     config, loaded = weights.tiny()
-    parts = shards(config, tensor, pipeline)
-    model = Model(config, loaded, PagedKV(config, PAGES, shard=parts[0]))
-    specs = [RankSpec(part, "tiny", PAGES) for part in parts[1:]]
-    ranks = Ranks(model, specs, lambda number, told: None, lambda: False)
+    parts = parts_of(config, tensor, pipeline)
+    model = Model(config, loaded, PagedKV(config, PAGES, part=parts[0]))
+    specs = [RankSpec(rank, rank // tensor, part, "tiny", PAGES) for rank, part in enumerate(parts) if rank]
+    ranks = Ranks(model, specs, lambda *_: None, lambda: False)
     try:
         ranks.wait_up()
         yield ranks

@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.memory import KVMemory, Region
+from pdpool_connector.layout.pairing import Part
 from pdpool_connector.reference.config import ModelConfig
-from pdpool_connector.reference.shard import Shard, shards
+from pdpool_connector.reference.shard import parts_of
 
 PAGE_TOKENS: Final = 16
 """Tokens in one page."""
@@ -32,17 +33,17 @@ class AuxRow:
 class PagedKV:
     """K and V of `pages` pages in one arena, one buffer each per layer, and `AUX_ROWS` aux rows.
 
-    k, v: for each layer of the shard float32 (pages, PAGE_TOKENS, kv_heads, head_dim); memory: the same as registered
-    for hand-offs. shard: the rank's part; the whole model unless given.
-    The arena is made here unless one is given; it must then hold `PagedKV.nbytes(config, pages, shard)` bytes.
+    k, v: for each layer of the part float32 (pages, PAGE_TOKENS, kv_heads, head_dim); memory: the same as registered
+    for hand-offs. part: what of the model the rank holds; all of it unless given.
+    The arena is made here unless one is given; it must then hold `PagedKV.nbytes(config, pages, part)` bytes.
     """
 
     def __init__(
-        self, config: ModelConfig, pages: int, arena: HostArena | None = None, shard: Shard | None = None
+        self, config: ModelConfig, pages: int, arena: HostArena | None = None, part: Part | None = None
     ) -> None:
-        part = shard or shards(config)[0]
+        part = part or parts_of(config)[0]
         self.pages = pages
-        self.shard = part
+        self.part = part
         self.arena = HostArena(self.nbytes(config, pages, part)) if arena is None else arena
         shape = (pages, PAGE_TOKENS, part.kv_heads, config.head_dim)
         item_bytes = _page_bytes(config, part)
@@ -72,9 +73,9 @@ class PagedKV:
         )
 
     @staticmethod
-    def nbytes(config: ModelConfig, pages: int, shard: Shard | None = None) -> int:
-        """Bytes of arena that `pages` pages and the aux rows of a shard (the whole model unless given) need."""
-        part = shard or shards(config)[0]
+    def nbytes(config: ModelConfig, pages: int, part: Part | None = None) -> int:
+        """Bytes of arena that `pages` pages and the aux rows of a part (the whole model unless given) need."""
+        part = part or parts_of(config)[0]
         return 2 * part.layers * _aligned(_page_bytes(config, part) * pages) + AUX_ROWS * _AUX_WORDS * 8
 
     def write_aux(self, slot: int, row: AuxRow) -> None:
@@ -135,8 +136,8 @@ class PageAllocator:
         self._free.extend(given)
 
 
-def _page_bytes(config: ModelConfig, shard: Shard) -> int:
-    return PAGE_TOKENS * shard.kv_heads * config.head_dim * 4
+def _page_bytes(config: ModelConfig, part: Part) -> int:
+    return PAGE_TOKENS * part.kv_heads * config.head_dim * 4
 
 
 def _aligned(nbytes: int) -> int:

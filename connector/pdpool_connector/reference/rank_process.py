@@ -1,4 +1,6 @@
-"""A rank that is not the first: a process with its own part of the cache and its own connector, which follows orders."""
+"""A rank that is not the first: a process with a part of the cache and a connector of its own, which follows orders."""
+
+from __future__ import annotations
 
 import logging
 import os
@@ -7,15 +9,16 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
+from pdpool_connector.layout.pairing import Part
 from pdpool_connector.reference import weights
 from pdpool_connector.reference.kv import PagedKV
 from pdpool_connector.reference.model import Model, Step
 from pdpool_connector.reference.products import Floats
-from pdpool_connector.reference.shard import Shard
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +27,9 @@ log = logging.getLogger(__name__)
 class RankSpec:
     """What a rank is to be. `model_path` and `kv_pages` as the engine's options have them."""
 
-    shard: Shard
+    rank: int
+    stage: int
+    part: Part
     model_path: str
     kv_pages: int
 
@@ -55,21 +60,21 @@ class Up:
     addresses: Mapping[str, str]
 
 
-def follow(spec: RankSpec, orders: Any, rows: Any) -> None:
+def follow(spec: RankSpec, orders: Connection[Any, Any], rows: Connection[Any, Any]) -> None:
     """Be a rank until told to stop, or until rank 0 is gone. `orders`, `rows`: this end of the two pipes."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     _Follower(spec, orders, rows).run()
 
 
 class _Follower:
-    def __init__(self, spec: RankSpec, orders: Any, rows: Any) -> None:
+    def __init__(self, spec: RankSpec, orders: Connection[Any, Any], rows: Connection[Any, Any]) -> None:
         self._orders, self._rows = orders, rows
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._running = threading.Event()
         self._running.set()
         config, loaded = weights.tiny() if spec.model_path == "tiny" else weights.load(spec.model_path)
-        self._shard = spec.shard
-        self._kv = PagedKV(config, spec.kv_pages, shard=spec.shard)
+        self._stage = spec.stage
+        self._kv = PagedKV(config, spec.kv_pages, part=spec.part)
         self._model = Model(config, loaded, self._kv)
 
     def run(self) -> None:
@@ -94,7 +99,7 @@ class _Follower:
             os._exit(1)
 
     def _compute(self, steps: tuple[Step, ...]) -> None:
-        first = self._shard.stage == 0
+        first = self._stage == 0
         hidden = self._model.embed(steps) if first else self._rows.recv()
         hidden = self._model.stage(steps, hidden, self._exchange)
         if not first:

@@ -5,12 +5,15 @@ stage and, within a stage, the heads of each attention between the ranks. All of
 to be real, not fast.
 """
 
+from __future__ import annotations
+
 import logging
 import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -30,7 +33,6 @@ LOOK_S = 0.2
 STOP_S = 10.0
 
 
-
 class RankLostError(RuntimeError):
     """A rank's process has ended, or does not answer: the engine cannot go on without it."""
 
@@ -39,14 +41,14 @@ class RankLostError(RuntimeError):
 class _Rank:
     spec: RankSpec
     process: multiprocessing.process.BaseProcess
-    orders: Any
-    rows: Any
+    orders: Connection[Any, Any]
+    rows: Connection[Any, Any]
     up: threading.Event
     addresses: Mapping[str, str]
 
     @property
     def number(self) -> int:
-        return self.spec.shard.rank
+        return self.spec.rank
 
 
 class Ranks:
@@ -69,7 +71,7 @@ class Ranks:
         orders, their_orders = context.Pipe()
         rows, their_rows = context.Pipe()
         process = context.Process(
-            target=follow, args=(spec, their_orders, their_rows), name=f"rank-{spec.shard.rank}", daemon=True
+            target=follow, args=(spec, their_orders, their_rows), name=f"rank-{spec.rank}", daemon=True
         )
         process.start()
         their_orders.close()
@@ -95,7 +97,7 @@ class Ranks:
         self._model.check(steps)
         self.order_all(Compute(tuple(steps)))
         hidden = self._model.stage(steps, self._model.embed(steps), lambda own: self._exchange(0, [own]))
-        for stage in range(1, 1 + max(rank.spec.shard.stage for rank in self._ranks)):
+        for stage in range(1, 1 + max(rank.spec.stage for rank in self._ranks)):
             hidden = self._pass_through(stage, hidden)
         return self._model.logits(steps, hidden)
 
@@ -143,7 +145,7 @@ class Ranks:
         ranks = self._of_stage(stage)
         for rank in ranks:
             self._send(rank, rank.rows, hidden)
-        for _ in range(ranks[0].spec.shard.layers):
+        for _ in range(ranks[0].spec.part.layers):
             self._exchange(stage, [])
         ends = [self._take(rank) for rank in ranks]
         return ends[0]
@@ -157,9 +159,9 @@ class Ranks:
         return heads
 
     def _of_stage(self, stage: int) -> list[_Rank]:
-        return [rank for rank in self._ranks if rank.spec.shard.stage == stage]
+        return [rank for rank in self._ranks if rank.spec.stage == stage]
 
-    def _send(self, rank: _Rank, pipe: Any, what: object) -> None:
+    def _send(self, rank: _Rank, pipe: Connection[Any, Any], what: object) -> None:
         try:
             pipe.send(what)
         except OSError as error:
