@@ -8,7 +8,7 @@ import pytest
 from pdpool_connector.reference import weights
 from pdpool_connector.reference.kv import PagedKV
 from pdpool_connector.reference.model import Model, Step
-from pdpool_connector.reference.rank_process import RankSpec
+from pdpool_connector.reference.rank_orders import RankSpec
 from pdpool_connector.reference.ranks import RankLostError, Ranks
 from pdpool_connector.reference.shard import parts_of
 
@@ -20,8 +20,8 @@ def engine_of(tensor: int, pipeline: int) -> Iterator[Ranks]:
     config, loaded = weights.tiny()
     parts = parts_of(config, tensor, pipeline)
     model = Model(config, loaded, PagedKV(config, PAGES, part=parts[0]))
-    specs = [RankSpec(rank, rank // tensor, part, "tiny", PAGES) for rank, part in enumerate(parts) if rank]
-    ranks = Ranks(model, specs, lambda *_: None, lambda: False)
+    specs = [RankSpec(rank, rank // tensor, part, "unified", "tiny", PAGES) for rank, part in enumerate(parts) if rank]
+    ranks = Ranks(model, specs, lambda: False)
     try:
         ranks.wait_up()
         yield ranks

@@ -1,14 +1,7 @@
 """The hand-off as the scheduler sees it: what prefill, decode and unified engines do differently."""
 
-from pdpool_connector import (
-    Cause,
-    DecodeConnector,
-    DecodeTransfer,
-    Phase,
-    PrefillConnector,
-    PrefillTransfer,
-    TransferStatus,
-)
+from pdpool_connector import Cause, Phase, TransferStatus
+from pdpool_connector.reference.handoff import DecodeHandoffs, Handoff, PrefillHandoff, PrefillHandoffs
 from pdpool_connector.reference.kv import PAGE_TOKENS, AuxRow, PagedKV
 from pdpool_connector.reference.request import Failure, GenerationRequest
 from pdpool_connector.reference.scheduler_core import Core
@@ -83,7 +76,7 @@ class PrefillSide:
 
     admits_with_aux = True
 
-    def __init__(self, core: Core, connector: PrefillConnector, kv: PagedKV) -> None:
+    def __init__(self, core: Core, connector: PrefillHandoffs, kv: PagedKV) -> None:
         self._core = core
         self._connector = connector
         self._kv = kv
@@ -148,8 +141,8 @@ class PrefillSide:
         """See Side. A sequence's hand-off is opened when it enters, so that all are open by now."""
         self._connector.drain()
 
-    def _transfer_of(self, seq: Sequence) -> PrefillTransfer:
-        assert isinstance(seq.transfer, PrefillTransfer), "opened when the sequence entered"
+    def _transfer_of(self, seq: Sequence) -> PrefillHandoff:
+        assert isinstance(seq.transfer, PrefillHandoff), "opened when the sequence entered"
         return seq.transfer
 
 
@@ -162,7 +155,7 @@ class DecodeSide:
 
     admits_with_aux = True
 
-    def __init__(self, core: Core, connector: DecodeConnector, kv: PagedKV) -> None:
+    def __init__(self, core: Core, connector: DecodeHandoffs, kv: PagedKV) -> None:
         self._core = core
         self._connector = connector
         self._kv = kv
@@ -275,7 +268,7 @@ def remaining_s(request: GenerationRequest, now: float) -> float:
     return max(0.001, request.deadline - now)
 
 
-def _transfer(seq: Sequence) -> PrefillTransfer | DecodeTransfer:
+def _transfer(seq: Sequence) -> Handoff:
     assert seq.transfer is not None, "every sequence in these queues was opened"
     return seq.transfer
 

@@ -27,12 +27,15 @@ class EngineOptions:
     advertise_host: str
     transfer_backend: str
     kv_pages: int
+    tp_size: int
+    pp_size: int
     admin_socket: Path | None
     enable_faults: bool
     shutdown_grace_s: float
 
 
 _port = click.IntRange(0, 65535)
+_ranks = click.IntRange(1, 64)
 _pages = click.IntRange(4, 1 << 20)
 _grace = click.FloatRange(0, 3600)
 _OPTIONS: list[Callable[[Any], Any]] = [
@@ -47,6 +50,8 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--advertise-host", envvar="PDPOOL_POD_IP", help="Address for peers.  [default: --host]"),
     click.option("--transfer-backend", type=click.Choice(BACKENDS), default="nixl", show_default=True),
     click.option("--kv-pages", type=_pages, default=2048, show_default=True, help="Pages of 16 tokens."),
+    click.option("--tp-size", type=_ranks, default=1, show_default=True, help="Ranks that share each layer's heads."),
+    click.option("--pp-size", type=_ranks, default=1, show_default=True, help="Stages that share the layers."),
     click.option("--admin-socket", type=click.Path(path_type=Path), help="Unix socket that takes /drain."),
     click.option("--enable-faults", is_flag=True, help="Offer /faults, which breaks this engine on request."),
     click.option("--shutdown-grace", "shutdown_grace_s", type=_grace, default=30.0, help="Seconds after SIGTERM."),

@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from pdpool_connector import ConnectorStats
 from pdpool_connector.reference.model import Model, Step
 from pdpool_connector.reference.products import Floats
-from pdpool_connector.reference.rank_process import Compute, Freeze, RankSpec, Stop, Up, follow
+from pdpool_connector.reference.rank_orders import Alive, Compute, Connect, Freeze, RankSpec, Said, Stop, Up
+from pdpool_connector.reference.rank_process import follow
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,8 @@ class _Rank:
     orders: Connection[Any, Any]
     rows: Connection[Any, Any]
     up: threading.Event
-    addresses: Mapping[str, str]
+    addresses: Mapping[str, str | None]
+    stats: ConnectorStats | None = None
 
     @property
     def number(self) -> int:
@@ -54,16 +57,17 @@ class _Rank:
 class Ranks:
     """All ranks of one engine, rank 0's own part among them.
 
-    model: rank 0's part. specs: what each other rank is to be, in the order of ranks. told: takes what a rank says of
-    its hand-offs, on a thread of its own. stopping: whether to give up waiting for a rank.
+    model: rank 0's part. specs: what each other rank is to be, in the order of ranks. stopping: whether to give up
+    waiting for a rank.
     """
 
-    def __init__(
-        self, model: Model, specs: Sequence[RankSpec], told: Callable[[int, Any], None], stopping: Callable[[], bool]
-    ) -> None:
+    told: Callable[[int, Said], None]
+    """Takes what a rank says of its hand-offs; set before the first one. Called on the thread that listens to it."""
+
+    def __init__(self, model: Model, specs: Sequence[RankSpec], stopping: Callable[[], bool]) -> None:
         self._model = model
-        self._told = told
         self._stopping = stopping
+        self.frozen: frozenset[int] = frozenset()
         self._ranks = [self._start(spec) for spec in specs]
 
     def _start(self, spec: RankSpec) -> _Rank:
@@ -79,6 +83,26 @@ class Ranks:
         rank = _Rank(spec, process, orders, rows, threading.Event(), {})
         threading.Thread(target=self._listen, args=(rank,), name=process.name, daemon=True).start()
         return rank
+
+    @property
+    def numbers(self) -> list[int]:
+        """The ranks but 0."""
+        return [rank.number for rank in self._ranks]
+
+    def addresses(self) -> dict[int, Mapping[str, str | None]]:
+        """Where the other ranks' connectors can be reached."""
+        return {rank.number: rank.addresses for rank in self._ranks}
+
+    def stats(self) -> list[ConnectorStats]:
+        """What the other ranks' connectors are at, as of their last turn."""
+        return [rank.stats for rank in self._ranks if rank.stats is not None]
+
+    def connect(self, configs: Mapping[int, Connect]) -> None:
+        """Start the other ranks' connectors, and block until they listen. Raises RankLostError."""
+        for rank in self._ranks:
+            rank.up.clear()
+            self._send(rank, rank.orders, configs[rank.number])
+        self.wait_up()
 
     def wait_up(self) -> None:
         """Block until all ranks are up. Raises RankLostError."""
@@ -106,12 +130,11 @@ class Ranks:
         for rank in self._ranks:
             self._send(rank, rank.orders, order)
 
-    def freeze(self, number: int, frozen: bool) -> None:
-        """Stop or resume one rank's loop, as a rank that hangs; its connector lives on. Raises IndexError."""
-        if not 1 <= number <= len(self._ranks):
-            raise IndexError(f"rank {number} is none of 1..{len(self._ranks)}")
-        rank = self._ranks[number - 1]
-        self._send(rank, rank.orders, Freeze(frozen))
+    def freeze(self, numbers: frozenset[int]) -> None:
+        """Have just these ranks stand still, as ranks that hang; their connectors live on."""
+        for rank in self._ranks:
+            self._send(rank, rank.orders, Freeze(rank.number in numbers))
+        self.frozen = numbers
 
     def stop(self) -> None:
         """End the ranks' processes; those that do not end by themselves are killed."""
@@ -133,11 +156,14 @@ class Ranks:
         try:
             while True:
                 told = rank.orders.recv()
-                if isinstance(told, Up):
-                    rank.addresses = told.addresses
-                    rank.up.set()
-                else:
-                    self._told(rank.number, told)
+                match told:
+                    case Up(addresses):
+                        rank.addresses = addresses
+                        rank.up.set()
+                    case Alive(stats):
+                        rank.stats = stats
+                    case Said():
+                        self.told(rank.number, told)
         except (EOFError, OSError):
             log.info("rank %d has ended", rank.number)
 

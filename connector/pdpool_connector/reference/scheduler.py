@@ -10,9 +10,8 @@ from functools import partial
 from typing import TypeVar
 
 from pdpool_connector.reference.kv import PAGE_TOKENS
-from pdpool_connector.reference.model import Model
 from pdpool_connector.reference.request import Failure, GenerationRequest, RequestError
-from pdpool_connector.reference.scheduler_batch import admit, compute
+from pdpool_connector.reference.scheduler_batch import Computes, admit, compute
 from pdpool_connector.reference.scheduler_core import Core
 from pdpool_connector.reference.scheduler_queues import State
 from pdpool_connector.reference.scheduler_report import Report
@@ -41,7 +40,7 @@ class Scheduler:
         self,
         *,
         mode: str,
-        model: Model,
+        model: Computes,
         total_pages: int,
         max_queued: int,
         make_core: Callable[[Callable[[], None]], Core],
@@ -148,6 +147,11 @@ class Scheduler:
     def frozen(self) -> bool:
         """Whether `freeze` holds."""
         return self._frozen
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it is to end."""
+        return self._stopping
 
     @property
     def open_sequences(self) -> int:

@@ -1,13 +1,23 @@
 """Continuous batching: each turn gives every running sequence one token, and the prompts under way one chunk."""
 
+from collections.abc import Sequence as Steps
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
 from pdpool_connector.reference.kv import PAGE_TOKENS
-from pdpool_connector.reference.model import Model, Step
+from pdpool_connector.reference.model import Step
 from pdpool_connector.reference.sampling import sample
 from pdpool_connector.reference.scheduler_core import Core
 from pdpool_connector.reference.scheduler_queues import Sequence, State
+
+
+class Computes(Protocol):
+    """A model, on one rank or on many."""
+
+    def forward(self, steps: Steps[Step]) -> NDArray[np.float32]:
+        """See `Model`."""
 
 
 def admit(core: Core, now: float) -> None:
@@ -20,7 +30,7 @@ def admit(core: Core, now: float) -> None:
         core.queues.move(seq, State.COMPUTING, now)
 
 
-def compute(core: Core, model: Model, now: float) -> bool:
+def compute(core: Core, model: Computes, now: float) -> bool:
     """Run one batch and hand out its tokens. Returns whether there was anything to run."""
     running = core.queues.of(State.RUNNING)
     chunks = _chunks(core.queues.of(State.COMPUTING), core.limits.chunk_tokens)

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pdpool_connector import DecodeTransfer, PrefillTransfer
+from pdpool_connector.reference.handoff import Handoff
 from pdpool_connector.reference.kv import PAGE_TOKENS, PageAllocator
 from pdpool_connector.reference.metrics import Counters
 from pdpool_connector.reference.request import Failure, Finish, GenerationRequest, Tokens
@@ -70,7 +70,7 @@ class Side(Protocol):
 class _Held:
     """Pages of a sequence that is gone, kept because the connector has not yet said that nobody touches them."""
 
-    transfer: PrefillTransfer | DecodeTransfer | None
+    transfer: Handoff | None
     pages: NDArray[np.int32]
     aux_slot: int | None
 

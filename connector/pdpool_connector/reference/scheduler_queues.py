@@ -6,7 +6,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from pdpool_connector import DecodeTransfer, PrefillTransfer
+from pdpool_connector.reference.handoff import Handoff
 from pdpool_connector.reference.request import GenerationRequest
 from pdpool_connector.reference.scheduler_text import TextStream
 
@@ -51,7 +51,7 @@ class Sequence:
     computed: int = 0
     sent: int = 0
     output: list[int] = field(default_factory=list)
-    transfer: PrefillTransfer | DecodeTransfer | None = None
+    transfer: Handoff | None = None
     leaked: bool = False
 
 

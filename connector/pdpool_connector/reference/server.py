@@ -210,6 +210,8 @@ class Api:
         found: dict[str, Any] = {"control": connector.control_address, "admin": connector.admin_address}
         if bootstrap := getattr(connector, "bootstrap_address", None):
             found |= {"bootstrap": bootstrap, "bootstrap_port": int(bootstrap.rpartition(":")[2])}
+        if self._engine.ranks is not None:
+            found["ranks"] = {str(rank): where for rank, where in self._engine.ranks.addresses().items()}
         return found
 
     async def metrics(self, request: web.Request) -> web.Response:
@@ -243,7 +245,8 @@ class Api:
             return error_response("faults are off: start the engine with --enable-faults", status=404, code="disabled")
         if request.method != "POST":
             raise web.HTTPMethodNotAllowed(request.method, ["POST"])
-        state = apply_faults(await request.read(), self._engine.scheduler, self._engine.frame_faults)
+        engine = self._engine
+        state = apply_faults(await request.read(), engine.scheduler, engine.frame_faults, engine.ranks)
         return web.json_response(state)
 
     async def _report(self) -> Report:

@@ -9,6 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from pdpool_connector import ConnectorConfig, ConnectorStats, DecodeConnector, PrefillConnector
+from pdpool_connector.layout.pairing import Part
 from pdpool_connector.protocol.states import PrefillState
 from pdpool_connector.reference import tokenizer as tokenizers
 from pdpool_connector.reference import weights
@@ -18,8 +19,12 @@ from pdpool_connector.reference.kv import PAGE_TOKENS, PageAllocator, PagedKV
 from pdpool_connector.reference.metrics import Counters, Gauges
 from pdpool_connector.reference.model import Model
 from pdpool_connector.reference.options import EngineOptions
+from pdpool_connector.reference.rank_handoffs import RankedDecode, RankedPrefill
+from pdpool_connector.reference.rank_orders import Connect, Drain, RankSpec
+from pdpool_connector.reference.ranks import Ranks
 from pdpool_connector.reference.scheduler import Scheduler
 from pdpool_connector.reference.scheduler_core import Core, Limits, Side
+from pdpool_connector.reference.shard import parts_of
 
 SCHEDULER_SILENT_S = 20.0
 CONNECTOR_SILENT_S = 5.0
@@ -47,12 +52,15 @@ class Engine:
         self.tokenizer = tokenizers.load(options.model_path)
         self.tokenizer.limit(self.max_tokens)
         self.registry = CollectorRegistry()
-        self._kv = PagedKV(self.config, options.kv_pages)
+        self._parts = self._cut()
+        self._kv = PagedKV(self.config, options.kv_pages, part=self._parts[0])
+        model = Model(self.config, loaded, self._kv)
         self.connector = self._make_connector()
+        self.ranks = self._make_ranks(model) if len(self._parts) > 1 else None
         limits = Limits()
         self.scheduler = Scheduler(
             mode=options.mode,
-            model=Model(self.config, loaded, self._kv),
+            model=self.ranks or model,
             total_pages=options.kv_pages,
             max_queued=limits.max_queued,
             make_core=lambda on_end: self._make_core(limits, on_end),
@@ -66,9 +74,13 @@ class Engine:
         return min(self.config.max_context, self.options.kv_pages * PAGE_TOKENS)
 
     def start(self) -> None:
-        """Start connector and scheduler."""
+        """Start connector, the other ranks, and scheduler. Raises RankLostError when one of those does not come up."""
+        if self.ranks is not None:
+            self.ranks.wait_up()
         if self.connector is not None:
             self.connector.start()
+            if self.ranks is not None:
+                self.ranks.connect({rank: Connect(self._config_of(rank)) for rank in self.ranks.numbers})
         self.scheduler.start()
 
     def stop(self) -> None:
@@ -77,6 +89,8 @@ class Engine:
             log.error("the scheduler did not stop within %.0f s", STOP_S)
         if self.connector is not None:
             self.connector.close(STOP_S)
+        if self.ranks is not None:
+            self.ranks.stop()
 
     def drain(self) -> None:
         """Take no new requests from now on."""
@@ -87,19 +101,21 @@ class Engine:
         self.scheduler.call(lambda core: core.side.drain())
         if self.connector is not None and self.scheduler.open_sequences == 0:
             self.connector.drain()
+            if self.ranks is not None:
+                self.ranks.order_all(Drain())
 
     def drain_state(self) -> dict[str, Any]:
         """How far the drain is. Drained: no sequence anywhere, and no page that a peer may still touch."""
         report = self.scheduler.report
         running = self.scheduler.open_sequences
-        connector = self.connector.stats() if self.connector is not None else None
-        quiet = running == 0 and report.held == 0 and (connector is None or _settled(connector))
+        connectors = self._connector_stats()
+        quiet = running == 0 and report.held == 0 and all(_settled(stats) for stats in connectors)
         return {
             "draining": self.draining,
             "drained": self.draining and quiet,
             "running": running,
             "queues": report.queues(),
-            "holds": max(connector.holds if connector is not None else 0, report.held),
+            "holds": max(report.held, *(stats.holds for stats in connectors), 0),
         }
 
     def unwell(self) -> str | None:
@@ -112,21 +128,52 @@ class Engine:
             return f"the connector has not turned for {lag:.0f} s"
         return None
 
+    def _connector_stats(self) -> list[ConnectorStats]:
+        """Of all ranks."""
+        if self.connector is None:
+            return []
+        return [self.connector.stats(), *(self.ranks.stats() if self.ranks is not None else [])]
+
+    def _cut(self) -> tuple[Part, ...]:
+        try:
+            return parts_of(self.config, self.options.tp_size, self.options.pp_size)
+        except ValueError as error:
+            raise weights.WeightsError(str(error)) from None
+
     def _make_connector(self) -> PrefillConnector | DecodeConnector | None:
-        options = self.options
-        if options.mode == "unified":
+        if self.options.mode == "unified":
             return None
-        config = ConnectorConfig(
+        kind = PrefillConnector if self.options.mode == "prefill" else DecodeConnector
+        return kind(self._config_of(0), self._kv.memory, self._wake, self.registry)
+
+    def _wake(self) -> None:
+        self.scheduler.wake()
+
+    def _config_of(self, rank: int) -> ConnectorConfig:
+        """The other ranks listen on the ports that follow those of rank 0."""
+        options = self.options
+        registry = self.connector.bootstrap_address if rank and isinstance(self.connector, PrefillConnector) else None
+        return ConnectorConfig(
             advertise_host=options.advertise_host,
-            control_port=options.control_port,
-            admin_port=options.admin_port,
-            bootstrap_port=options.bootstrap_port,
+            control_port=options.control_port and options.control_port + rank,
+            admin_port=options.admin_port and options.admin_port + rank,
+            bootstrap_port=options.bootstrap_port if rank == 0 else 0,
             backend=options.transfer_backend,
             bind_host=options.host,
-            frame_filter=self.frame_faults if options.enable_faults else None,
+            frame_filter=self.frame_faults if options.enable_faults and rank == 0 else None,
+            rank=rank,
+            instance=self._parts if len(self._parts) > 1 else (),
+            registry=registry,
         )
-        kind = PrefillConnector if options.mode == "prefill" else DecodeConnector
-        return kind(config, self._kv.memory, lambda: self.scheduler.wake(), self.registry)
+
+    def _make_ranks(self, model: Model) -> Ranks:
+        options = self.options
+        specs = [
+            RankSpec(rank, rank // options.tp_size, part, options.mode, options.model_path, options.kv_pages)
+            for rank, part in enumerate(self._parts)
+            if rank
+        ]
+        return Ranks(model, specs, lambda: self.scheduler.stopping)
 
     def _make_core(self, limits: Limits, on_end: Callable[[], None]) -> Core:
         return Core(
@@ -141,11 +188,16 @@ class Engine:
         )
 
     def _make_side(self, core: Core) -> Side:
+        ranks = self.ranks
         match self.connector:
             case PrefillConnector() as connector:
-                return PrefillSide(core, connector, self._kv)
+                prefill = (
+                    RankedPrefill(connector, ranks, self._kv, lambda: self.scheduler.wake()) if ranks else connector
+                )
+                return PrefillSide(core, prefill, self._kv)
             case DecodeConnector() as connector:
-                return DecodeSide(core, connector, self._kv)
+                decode = RankedDecode(connector, ranks, self._kv, self._wake) if ranks else connector
+                return DecodeSide(core, decode, self._kv)
             case _:
                 return UnifiedSide(core)
 

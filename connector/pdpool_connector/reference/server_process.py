@@ -11,6 +11,7 @@ from pathlib import Path
 from aiohttp import web
 
 from pdpool_connector.reference.options import EngineOptions
+from pdpool_connector.reference.ranks import RankLostError
 from pdpool_connector.reference.server import Api, admin_app, ready_line
 from pdpool_connector.reference.server_engine import Engine
 from pdpool_connector.reference.weights import WeightsError
@@ -62,7 +63,7 @@ class _Process:
         try:
             engine = Engine(self._options, crashed=self._on_crash)
             engine.start()
-        except (OSError, WeightsError) as error:
+        except (OSError, WeightsError, RankLostError) as error:
             return _cannot_start(error)
         runners: list[web.AppRunner] = []
         try:

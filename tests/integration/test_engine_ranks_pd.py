@@ -1,0 +1,125 @@
+"""Hand-offs between engines of several ranks: the tokens of one engine, failures on all ranks, one frozen rank."""
+
+import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2 as httpx
+import pytest
+from pdpool_connector.demo.launch import Child, Children, get_json
+
+PROMPTS = [[token % 250 for token in range(100, 100 + length)] for length in (1, 15, 16, 17, 300)]
+ROOMS = itertools.count(5_000_000)
+
+
+def generate(child: Child, **body) -> httpx.Response:
+    return httpx.post(child.url + "/generate", json=body, timeout=30)
+
+
+def handed_over(prefill: Child, decode: Child, prompt: list[int], tokens: int = 6) -> tuple[httpx.Response, ...]:
+    """Post to both sides, as the router does."""
+    body = {
+        "input_ids": prompt,
+        "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
+        "bootstrap_host": "127.0.0.1",
+        "bootstrap_port": prefill.addresses["bootstrap_port"],
+        "bootstrap_room": next(ROOMS),
+    }
+    with ThreadPoolExecutor(2) as pool:
+        return tuple(pool.map(lambda child: generate(child, **body), (prefill, decode)))
+
+
+def begin(children: Children, mode: str, *, tp: int = 1, pp: int = 1, backend: str = "local") -> Child:
+    extra = ["--kv-pages", "128", "--enable-faults", "--tp-size", str(tp), "--pp-size", str(pp)]
+    return children.begin_engine(mode, model_path="tiny", backend=backend, extra=extra)
+
+
+def quiet(child: Child) -> bool:
+    load = get_json(f"{child.url}/v1/loads?include=all")["loads"][0]
+    queues = {name: reqs for name, reqs in load["disaggregation"].items() if name != "mode"}
+    states = [child.addresses["admin"], *(rank["admin"] for rank in child.addresses.get("ranks", {}).values())]
+    rows = [get_json(f"http://{admin}/v1/state")["queues"] for admin in states]
+    live = [queue["reqs"] for row in rows for queue in row.values()]
+    return not any(queues.values()) and not any(live) and not load["num_used_tokens"]
+
+
+def until(condition, seconds: float = 30.0) -> None:
+    """Poll other processes' state until it is as wanted."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    with Children() as children:
+        unified = children.engine("unified", model_path="tiny")
+        sampling = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
+        return [generate(unified, input_ids=p, sampling_params=sampling).json()["output_ids"] for p in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    ("prefill_shape", "decode_shape", "backend"),
+    [
+        ({"tp": 2}, {"tp": 2}, "nixl"),
+        ({"pp": 2}, {"pp": 2}, "local"),
+        ({"tp": 2}, {"tp": 1}, "local"),
+        ({"tp": 1}, {"tp": 2}, "nixl"),
+        ({"pp": 2}, {"tp": 2}, "local"),
+        ({"tp": 2, "pp": 2}, {"tp": 1}, "local"),
+    ],
+    ids=str,
+)
+def test_tokens_after_the_hand_off_are_those_of_one_engine(prefill_shape, decode_shape, backend, expected) -> None:
+    with Children() as children:
+        begun = [
+            begin(children, mode, backend=backend, **shape)
+            for mode, shape in (("prefill", prefill_shape), ("decode", decode_shape))
+        ]
+        prefill, decode = [children.listening(child) for child in begun]
+        for prompt, tokens in zip(PROMPTS, expected, strict=True):
+            for answer in handed_over(prefill, decode, prompt):
+                assert answer.status_code == 200, answer.text
+            assert answer.json()["output_ids"] == tokens
+        until(lambda: quiet(prefill) and quiet(decode))
+        assert [child.stop(20) for child in (prefill, decode)] == [0, 0]
+
+
+def test_one_frozen_rank_stops_the_engine_and_nothing_is_lost_when_it_thaws(expected) -> None:
+    with Children() as children:
+        begun = [begin(children, mode, tp=2) for mode in ("prefill", "decode")]
+        prefill, decode = [children.listening(child) for child in begun]
+        httpx.post(decode.url + "/faults", json={"freeze_ranks": [1]}).raise_for_status()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(handed_over, prefill, decode, PROMPTS[4])
+            until(
+                lambda: (
+                    get_json(f"{decode.url}/v1/loads?include=all")["loads"][0]["disaggregation"][
+                        "decode_transfer_queue_reqs"
+                    ]
+                    == 1
+                )
+            )
+            frozen = decode.addresses["ranks"]["1"]["admin"]
+            until(lambda: get_json(f"http://{frozen}/v1/state")["engine_beat_age_s"] > 1.5)
+            httpx.post(decode.url + "/faults", json={"freeze_ranks": []}).raise_for_status()
+            answers = waiting.result(30)
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert answers[1].json()["output_ids"] == expected[4]
+        until(lambda: quiet(prefill) and quiet(decode))
+
+
+def test_ranks_that_are_not_there_cannot_be_frozen() -> None:
+    with Children() as children:
+        unified = children.listening(begin(children, "unified"))
+        answer = httpx.post(unified.url + "/faults", json={"freeze_ranks": [1]})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == "freeze_ranks names 1: this engine has one rank (--tp-size)"
+
+
+def test_a_model_that_cannot_be_cut_so_is_refused_in_one_line() -> None:
+    with Children() as children:
+        child = begin(children, "prefill", tp=4)
+        assert child.process.wait(60) == 1
+        assert "tp-size is 4, must divide the model's 2 KV heads" in child.log_tail()
