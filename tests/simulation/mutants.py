@@ -1,7 +1,6 @@
 """Faults put back on purpose, each a line or two: the simulation must catch every one of them."""
 
-from dataclasses import replace
-
+from msgspec.structs import replace
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.decode import Attempt, DecodeMachine
 from pdpool_connector.protocol.events import Fenced, PeerLost, Report, WriteResult

@@ -1,7 +1,6 @@
 """A flight record as lines for a person."""
 
 from collections.abc import Iterator
-from dataclasses import fields
 
 from pdpool_connector.flight.record import Header, Record
 from pdpool_connector.protocol.events import Effect, Event, Received, Report, Send, Write
@@ -62,7 +61,7 @@ def _frame(frame: Frame) -> str:
 
 
 def _plain(what: Event | Effect) -> str:
-    return f"{type(what).__name__} {_words({field.name: getattr(what, field.name) for field in fields(what)})}".rstrip()
+    return f"{type(what).__name__} {_words({name: getattr(what, name) for name in what.__struct_fields__})}".rstrip()
 
 
 def _words(values: dict[str, object]) -> str:

@@ -10,7 +10,7 @@ replay, and the replay says so by its difference.
 
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from pdpool_connector.protocol import frames as f
@@ -24,6 +24,7 @@ from pdpool_connector.protocol.events import (
     OpenRequest,
     PeerLost,
     PeerReady,
+    Plain,
     Received,
     Send,
     Shutdown,
@@ -104,7 +105,7 @@ class Recorder:
         self._named: dict[Hashable, Story] = {}
         self._wide: deque[Noted] = deque()
         self._before: dict[Hashable, Noted] = {}
-        self._finders: dict[type, Find | None] = {}
+        self._finders: dict[type[Plain], Find | None] = {}
 
     def __len__(self) -> int:
         return len(self._stories)
@@ -159,11 +160,11 @@ class Recorder:
 
     # --- Whose event it is ---
 
-    def _finder(self, kind: type) -> Find | None:
+    def _finder(self, kind: type[Plain]) -> Find | None:
         """How events of this type name their story; None for those that concern everybody."""
         if kind is Received:
             return lambda event: self._named.get(event.frame.attempt)
-        names = {field.name for field in fields(kind)}
+        names = set(kind.__struct_fields__)
         if "attempt" in names:
             return lambda event: self._named.get(event.attempt)
         if "handle" in names:

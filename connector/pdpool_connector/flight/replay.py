@@ -2,8 +2,10 @@
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from pdpool_connector.flight.record import Record, RecordError, Step
 from pdpool_connector.protocol.decode import DecodeMachine

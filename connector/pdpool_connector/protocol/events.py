@@ -4,48 +4,50 @@
 the caller knows a hand-off. Times are seconds on one monotonic clock of the caller's choice.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from pdpool_connector.protocol.frames import AttemptFrame, AttemptId, Frame
 from pdpool_connector.protocol.outcome import Cause, TransferStatus
 
+
+class Plain(msgspec.Struct, frozen=True, gc=False):
+    """Base of events and effects: made by the thousand for every request, so cheap to make, and never part of a cycle,
+    so that the garbage collector need not look at them."""
+
+
 # --- Events of both sides ---
 
 
-@dataclass(frozen=True, slots=True)
-class PeerReady:
+class PeerReady(Plain, frozen=True):
     """A process is paired, or paired again after its connection broke; `version` is what it will be spoken to in."""
 
     peer: str
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class PeerLost:
+class PeerLost(Plain, frozen=True):
     """There is evidence (never mere silence) that a process ended or can no longer be reached."""
 
     peer: str
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Fenced:
+class Fenced(Plain, frozen=True):
     """There is proof that a process can touch no memory of ours any more, nor we its; `proof` says which, for logs."""
 
     peer: str
     proof: str
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(Plain, frozen=True):
     """A frame about an attempt came from the paired process `frame.sender`."""
 
     frame: AttemptFrame
 
 
-@dataclass(frozen=True, slots=True)
-class AbortTransfer:
+class AbortTransfer(Plain, frozen=True):
     """The caller gives a hand-off up. Unknown and ended ones are no error: abort may always be said."""
 
     handle: int
@@ -53,26 +55,22 @@ class AbortTransfer:
     cause: Cause = Cause.ABORTED
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(Plain, frozen=True):
     """Take no new work; what is under way goes on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shutdown:
+class Shutdown(Plain, frozen=True):
     """Fail everything under way, and take no new work."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Plain, frozen=True):
     """Time has passed: `next_deadline` of the machine has been reached."""
 
 
 # --- Events of prefill ---
 
 
-@dataclass(frozen=True, slots=True)
-class OpenRequest:
+class OpenRequest(Plain, frozen=True):
     """The engine has a request whose cache some decode will ask for. `deadline_s` counts from now."""
 
     handle: int
@@ -82,8 +80,7 @@ class OpenRequest:
     deadline_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SendPages:
+class SendPages(Plain, frozen=True):
     """The engine has computed logical pages `start` onward; `pages` hold them.
 
     `aux_slot` and `state` (ids of items of the state pool) come with the last send.
@@ -112,8 +109,7 @@ class WriteResult(StrEnum):
     """The engine reported an error and cannot say whether bytes are still on their way."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteEnded:
+class WriteEnded(Plain, frozen=True):
     """A write that the machine asked for has come to its end."""
 
     attempt: AttemptId
@@ -126,8 +122,7 @@ class WriteEnded:
 # --- Events of decode ---
 
 
-@dataclass(frozen=True, slots=True)
-class OpenAttempt:
+class OpenAttempt(Plain, frozen=True):
     """The engine has memory for the cache of a request. `pages` take logical pages `prefix_pages` onward.
 
     `state`: ids of the items of its state pool that take the request's state, one for each that prefill will send.
@@ -146,8 +141,7 @@ class OpenAttempt:
     state: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Writer:
+class Writer(Plain, frozen=True):
     """A prefill rank that serves this decode rank, which is part `part` of the `parts` that it serves.
 
     `writes_aux`: it is the one that writes the aux row here.
@@ -159,16 +153,14 @@ class Writer:
     writes_aux: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Linked:
+class Linked(Plain, frozen=True):
     """Every rank behind the bootstrap address `prefill` that serves this one is paired."""
 
     prefill: str
     writers: tuple[Writer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Unreachable:
+class Unreachable(Plain, frozen=True):
     """The bootstrap address `prefill` could not be paired with; whoever waits for it fails."""
 
     prefill: str
@@ -179,16 +171,14 @@ class Unreachable:
 # --- Effects ---
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Plain, frozen=True):
     """Put a frame on the way to a paired process; it may get lost."""
 
     peer: str
     frame: Frame
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(Plain, frozen=True):
     """Copy pages `source` (ours) into `target` (the peer's); answer with `WriteEnded`.
 
     `aux`: our row and the peer's. `state`: our items and the peer's, as many. Both come with the last pages.
@@ -203,23 +193,20 @@ class Write:
     state: tuple[bytes, bytes] = (b"", b"")
 
 
-@dataclass(frozen=True, slots=True)
-class StopWriting:
+class StopWriting(Plain, frozen=True):
     """Submit no further chunk of this attempt's writes; each still answers with `WriteEnded` once it is settled."""
 
     attempt: AttemptId
     peer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(Plain, frozen=True):
     """Somebody waits for the bootstrap address `prefill`: answer with `Linked` or `Unreachable`."""
 
     prefill: str
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Plain, frozen=True):
     """The caller's view of a hand-off has changed. `attempts`: those that belong to it as far as is known."""
 
     handle: int
@@ -227,8 +214,7 @@ class Report:
     attempts: tuple[AttemptId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Ignored:
+class Ignored(Plain, frozen=True):
     """A frame changed nothing; `reason` is one word, fit for a metric's label."""
 
     reason: str

@@ -1,7 +1,8 @@
 """What an engine sees of a hand-off: its phase, why it failed, and whether the pages may be given back."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class Phase(StrEnum):
@@ -61,8 +62,7 @@ def told_by_peer(text: str, otherwise: Cause) -> Cause:
         return otherwise
 
 
-@dataclass(frozen=True, slots=True)
-class TransferStatus:
+class TransferStatus(msgspec.Struct, frozen=True, gc=False):
     """Immutable snapshot of one hand-off.
 
     `prefix_pages`: logical pages that decode already holds and prefill need not send (known from READY on).
@@ -81,4 +81,4 @@ class TransferStatus:
     @property
     def ended(self) -> bool:
         """True for DONE and FAILED."""
-        return self.phase in (Phase.DONE, Phase.FAILED)
+        return self.phase is Phase.DONE or self.phase is Phase.FAILED
