@@ -94,7 +94,9 @@ bench-model: $(READY) ## Speed of the reference model on this machine
 bench-dataplane: $(READY) ## Data planes beside memcpy and raw NIXL, ratios in one run
 	@$(PY) -m dev.bench.dataplane
 
-.PHONY: soak
+.PHONY: soak fences
+fences: $(READY) ## Count bytes that land after a peer's end, its silence, a deregistration: what is proof of quiet
+	@$(PY) -m dev.fences $(ARGS)
 soak: $(READY) ## 100 000 aborted hand-offs over real data planes, every byte watched (ARGS='--aborts 2000')
 	@$(PY) -m dev.soak $(ARGS)
 
