@@ -45,4 +45,5 @@ PLANES: Final = (
     Plane("local", "memory"),
     Plane("nixl", "memory", {"UCX_NET_DEVICES": "lo"}),
     Plane("nixl", "tcp", {"UCX_NET_DEVICES": "lo", "UCX_TLS": "tcp"}),
+    Plane("mooncake", "tcp"),
 )

@@ -8,29 +8,32 @@ from pathlib import Path
 import click
 
 from dev.soak.fleet import GROWN_FDS, GROWN_RSS_KIB, PLANES, WARM_UP, Fleet, Plane, SoakError, Total, grown
+from dev.soak.process import Usage
 
-SHARES = {"nixl-cma": 70_000, "nixl-tcp": 32_000}
-"""Aborted hand-offs by data plane: together at least 100 000 over NIXL."""
+SHARES = {"nixl-cma": 70_000, "nixl-tcp": 32_000, "mooncake": 20_500}
+"""Aborted hand-offs by data plane: together at least 100 000 over NIXL, and 20 000 over Mooncake."""
 PROGRESS_S = 5.0
 SEED = 20_261_122
 
 
 def soak(plane: Plane, aborts: int, seed: int, fleet: Fleet) -> tuple[Total, int]:
     """One data plane; the sums and the rows that were left behind."""
-    begun = time.monotonic()
-    for _ in fleet.round(min(WARM_UP, aborts)):
-        pass
-    warm, before = fleet.total(), fleet.usages()
-    printed = time.monotonic()
-    for total in fleet.round(max(aborts - warm.aborted, 1)):
+    begun = printed = time.monotonic()
+    before: list[Usage] = []
+    if aborts >= 10 * WARM_UP:
+        for _ in fleet.round(WARM_UP):
+            pass
+        before = fleet.usages()
+    for total in fleet.round(max(aborts - fleet.total().aborted, 1)):
         if time.monotonic() - printed >= PROGRESS_S:
             printed = time.monotonic()
             click.echo(
                 f"{plane.name:9} {printed - begun:5.0f} s  aborted={total.aborted} done={total.outcomes['done']} "
+                f"other={sum(total.outcomes.values()) - total.aborted - total.outcomes['done']} "
                 f"landed_after_abort={total.late} stale_bytes={total.stale_bytes} rows={total.rows}"
             )
     total, seconds = fleet.total(), time.monotonic() - begun
-    fds, rss, tables = grown(before, fleet.usages())
+    fds, rss, tables = grown(before or fleet.usages(), fleet.usages())
     leaked = total.rows + sum(tables.values()) + max(fds - GROWN_FDS, 0)
     click.echo(
         f"{plane.name}: {total.aborted} aborted hand-offs in {seconds:.0f} s (seed {seed}); "

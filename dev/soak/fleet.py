@@ -19,7 +19,7 @@ from dev.soak.process import QUIESCE_S, REQUEST_DEADLINE_S, Order, Report, Usage
 DECODES, PREFILLS = 2, 2
 WINDOW = 24
 WARM_UP = 400
-"""Aborts before the run whose end is what usage is compared with."""
+"""Aborts before the run, whose end is what usage is compared with; runs shorter than 10 times this go without."""
 READY_S = 60.0
 SILENCE_S = 30.0
 """Every process reports each second: one that says nothing for so long hangs."""
@@ -35,7 +35,7 @@ class Plane:
     """A data plane under soak: its name here, the connector's name of it, and its environment."""
 
     name: str
-    backend: Literal["nixl", "local"]
+    backend: Literal["nixl", "mooncake", "local"]
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -44,6 +44,7 @@ PLANES = {
     for plane in (
         Plane("nixl-cma", "nixl", {"UCX_NET_DEVICES": "lo"}),
         Plane("nixl-tcp", "nixl", {"UCX_NET_DEVICES": "lo", "UCX_TLS": "tcp"}),
+        Plane("mooncake", "mooncake"),
         Plane("local", "local"),
     )
 }

@@ -15,9 +15,12 @@ from pdpool_connector.protocol.timing import Timing
 
 from dev.soak.pool import Pool
 
-TIMING = Timing(drain_s=2.0, meet_s=3.0, retry_first_s=0.05, retry_max_s=0.5, query_s=1.0, verdict_s=3.0, acked_s=1.0)
-"""Shorter than by default, so that what is remembered of ended attempts has gone soon after the last of them."""
-REQUEST_DEADLINE_S = 30.0
+TIMING = Timing(drain_s=2.0, meet_s=15.0, retry_first_s=0.05, retry_max_s=0.5, query_s=1.0, verdict_s=15.0, acked_s=2.0)
+"""Shorter than by default, so that what is remembered of ended attempts has gone soon after the last of them.
+
+What an ended half leaves for its other half must outlive the longest queue at prefill: on a machine with other work
+that is seconds. With 3 s here the queue once outlived it, and nothing but timeouts came of the rest of the run."""
+REQUEST_DEADLINE_S = 20.0
 QUIESCE_S = 20.0
 """Everything has ended and been forgotten by then, or is a leak."""
 WATCH_S = TIMING.verdict_s + 1.0
@@ -32,7 +35,7 @@ class Order(msgspec.Struct, frozen=True):
 
     side: int
     """Its number among all processes of the run; decodes are numbered first."""
-    backend: Literal["nixl", "local"]
+    backend: Literal["nixl", "mooncake", "local"]
     seed: int
     window: int = 0
     """Decode only: hand-offs under way at a time."""
