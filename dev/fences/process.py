@@ -13,8 +13,9 @@ import msgspec
 import numpy as np
 from pdpool_connector import HostArena, KVMemory
 from pdpool_connector.engines import open_engine
-from pdpool_connector.engines.base import Chunk, EngineError, Op, Poll
+from pdpool_connector.engines.base import EngineError, Op, Poll
 from pdpool_connector.layout.memory import RemoteMemory, decode_remote, encode_remote
+from pdpool_connector.layout.plan import Chunk
 
 from dev.fences.plan import DEPTH, LAYERS, MARK, PAGES, Geometry, geometry
 
