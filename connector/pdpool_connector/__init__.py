@@ -3,6 +3,7 @@
 from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.memory import KVMemory, Region
 from pdpool_connector.layout.pairing import Part, shard_model
+from pdpool_connector.protocol.agree import Key, Verdict, agree
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.decode import DecodeConnector
@@ -18,11 +19,14 @@ __all__ = [
     "DecodeTransfer",
     "HostArena",
     "KVMemory",
+    "Key",
     "Part",
     "Phase",
     "PrefillConnector",
     "PrefillTransfer",
     "Region",
     "TransferStatus",
+    "Verdict",
+    "agree",
     "shard_model",
 ]

@@ -6,9 +6,10 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import numpy as np
 import pytest
-from pdpool_connector import shard_model
+from pdpool_connector import Cause, Key, Phase, TransferStatus, Verdict, agree, shard_model
 from pdpool_connector.layout.pairing import pair
 
 from tests.integration.connector_peer import HEAD_BYTES, PAGES, TOKENS, Side
@@ -81,6 +82,11 @@ class Instance:
 
     def until(self, name: str, what: str, within_s: float = 10.0) -> list[dict]:
         return [side.until(name, what, within_s) for side in self.ranks]
+
+    def verdict(self, name: str, room: int) -> Verdict:
+        """What the ranks' engines would agree on; the test is their collective."""
+        key = Key(room, 0, name)
+        return agree([{key: msgspec.convert(side.status(name), TransferStatus)} for side in self.ranks])[key]
 
     def settle(self, check) -> list[dict]:
         return [side.settle(check) for side in self.ranks]
@@ -167,9 +173,10 @@ def test_every_cell_arrives_once_whatever_the_two_shapes_are(instances, backend:
         instance.settle_empty()
 
 
-def test_a_killed_rank_fails_its_own_attempts_at_once_and_is_used_again_when_it_is_back(instances) -> None:
+@pytest.mark.parametrize("backend", ["local", "nixl"])
+def test_a_killed_rank_fails_its_own_attempts_at_once_and_is_used_again_when_it_is_back(instances, backend) -> None:
     two = shape([3], tp=2)
-    prefill, other, decode = (instances(role, "local", two) for role in ("prefill", "prefill", "decode"))
+    prefill, other, decode = (instances(role, backend, two) for role in ("prefill", "prefill", "decode"))
     prefill.fill(1)
     meet(prefill, decode, 7, "lost")
     meet(other, decode, 7, "kept", pages=[20])
@@ -239,6 +246,26 @@ def test_a_stage_that_fails_a_request_alone_ends_it_on_every_rank_with_one_cause
         instance.settle_empty()
     for stats in decode.settle(lambda stats: sum(stats["outcomes"].values()) == 1):
         assert stats["outcomes"] == {"done": 0, "failed": 0, "aborted": 1}
+
+
+def test_tensor_ranks_that_share_no_peer_end_together_by_agreement_and_keep_the_root_cause(instances) -> None:
+    two = shape([3], tp=2)
+    prefill, decode = instances("prefill", "local", two), instances("decode", "local", two)
+    meet(prefill, decode, 7)
+    prefill.until("r", "ready")
+    prefill.ranks[0].send("r", SOURCE, aux_slot=AUX_FROM)
+    decode.ranks[0].until("r", "done")
+    assert prefill.verdict("r", 7).phase is Phase.READY
+    prefill.ranks[1].send("r", SOURCE, start=5, aux_slot=AUX_FROM)
+    decode.ranks[1].until("r", "ended")
+    for instance in (prefill, decode):
+        verdict = instance.verdict("r", 7)
+        assert (verdict.phase, verdict.rank, verdict.cause) == (Phase.FAILED, 1, Cause.INVALID)
+        assert "decode offered 0..3" in verdict.message
+        instance.abort("r")
+        instance.until("r", "releasable")
+        assert instance.verdict("r", 7) == verdict
+        instance.settle_empty()
 
 
 def test_attempts_wait_for_a_rank_that_comes_late(instances) -> None:

@@ -253,9 +253,11 @@ class InstanceLink:
     def _again(self, message: str, *, final: Cause | None = None) -> None:
         """Try once more after a pause, unless that is pointless (`final`), too late, or nobody wants it any more."""
         now = time.monotonic()
-        self._note_failure(message, now)
         coming_back = any(seat.known and not seat.paired for seat in self._seats.values())
-        if final is None and now < self._give_up and (coming_back or self._owner.link_wanted(self)):
+        wanted = coming_back or self._owner.link_wanted(self)
+        if wanted:
+            self._note_failure(message, now)
+        if final is None and wanted and now < self._give_up:
             self.stage = Stage.PAUSING
             self._reactor.at(("pause", self), now + self._backoff, self._ask)
             self._backoff = min(2 * self._backoff, BACKOFF_MAX_S)

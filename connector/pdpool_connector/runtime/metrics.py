@@ -85,6 +85,11 @@ def _gauges(stats: ConnectorStats) -> Iterable[Metric]:
             stats.loop_lag_s,
         ),
         ("peers", "Paired processes.", len(stats.peers)),
+        (
+            "link_failing_seconds",
+            "Time for which the instance that is longest out of reach has been so; 0: all are in reach.",
+            max((link.failing_s or 0.0 for link in stats.links), default=0.0),
+        ),
         ("tombstones", "Ended attempts that are remembered for late frames.", stats.tombstones),
         ("draining", "1 when no new work is taken.", int(stats.draining)),
     ):

@@ -332,7 +332,8 @@ class PrefillConnector(Connector[PrefillTransfer]):
             return ()
         answer = self._ranks.ranks()
         if isinstance(answer, Refusal):
-            return (LinkStats(self.bootstrap_address, "incomplete", answer.missing, answer.error, None),)
+            since = self._ranks.incomplete_s()
+            return (LinkStats(self.bootstrap_address, "incomplete", answer.missing, answer.error, since),)
         return (LinkStats(self.bootstrap_address, "whole", (), "", None),)
 
     def _held_pages(self) -> int:

@@ -46,17 +46,17 @@ class RegistrationError(Exception):
 
 @dataclass(slots=True)
 class _Seat:
-    """The place of one rank: who holds it, until when, and who held it before."""
+    """The place of one rank: who holds it, until when (it is empty after that), and who held it before."""
 
+    until: float
     info: RankInfo | None = None
-    until: float = 0.0
     former: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
 
 class Registry:
     """Who the ranks of an instance are. `instance`: the part of each rank; `own`: rank 0, which needs no lease.
 
-    `register` is for one thread alone, `ranks` for any. Raises LayoutError for an instance that is not whole.
+    `register` is for one thread alone, the rest for any. Raises LayoutError for an instance that is not whole.
     """
 
     def __init__(self, instance: Sequence[Part], own: RankInfo, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,7 +64,7 @@ class Registry:
         self._instance = tuple(instance)
         self._clock = clock
         self._own = own
-        self._seats = [_Seat() for _ in self._instance]
+        self._seats = [_Seat(until=clock()) for _ in self._instance]
         self._seats[0].info, self._seats[0].until = own, float("inf")
 
     def register(self, registration: Registration) -> Lease:
@@ -108,6 +108,12 @@ class Registry:
             error = f"of {len(self._seats)} ranks, these are missing: {named}{more}"
             return Refusal(error, tuple(missing))
         return BootstrapInfo(tuple(seat.info for seat in self._seats if seat.info is not None))
+
+    def incomplete_s(self) -> float | None:
+        """For how many seconds some rank has been missing; None when none is."""
+        now = self._clock()
+        since = [seat.until for seat in self._seats if seat.until <= now]
+        return now - min(since) if since else None
 
     def _absence(self, rank: int, now: float) -> str:
         seat = self._seats[rank]

@@ -71,11 +71,14 @@ def test_an_instance_of_one_rank_is_whole_from_the_start() -> None:
     assert Registry(parts, alone).ranks() == BootstrapInfo((alone,))
 
 
-def test_an_instance_is_told_of_when_every_rank_is_there_and_not_before(registry) -> None:
+def test_an_instance_is_told_of_when_every_rank_is_there_and_not_before(registry, clock) -> None:
     refusal = registry.ranks()
     assert isinstance(refusal, Refusal)
     assert (refusal.missing, refusal.error) == ((1,), "of 2 ranks, these are missing: 1 (never registered)")
+    clock.now += 3.0
+    assert registry.incomplete_s() == 3.0
     assert registry.register(registration(1)).lease_s == LEASE_S
+    assert registry.incomplete_s() is None
     assert registry.ranks() == BootstrapInfo((info(0), info(1)))
 
 
@@ -89,6 +92,7 @@ def test_a_lease_that_is_not_renewed_makes_the_instance_incomplete_again(registr
     refusal = registry.ranks()
     assert isinstance(refusal, Refusal)
     assert (refusal.missing, refusal.error) == ((1,), "of 2 ranks, these are missing: 1 (not renewed for 6.0 s)")
+    assert registry.incomplete_s() == pytest.approx(1.0)
     registry.register(registration(1))
     assert isinstance(registry.ranks(), BootstrapInfo)
 
