@@ -184,6 +184,9 @@ class MeetingMachine(Machine[PrefillState], ABC):
             there = None
         if (refusal := self._refusal(offer, there)) is not None:
             self._bury(offer, *refusal)
+        elif (full := self._full(offer.attempt.decode)) is not None:
+            self._bury(offer, Cause.REFUSED, full)
+            self._lose_part(offer, Cause.REFUSED, full)
         elif (missed := self._met_missed(offer, there)) is not None:
             self._bury(offer, missed.cause, missed.message)
         else:
@@ -227,13 +230,15 @@ class MeetingMachine(Machine[PrefillState], ABC):
             return conflict
         if self.draining and there is None:
             return Cause.REFUSED, "prefill is draining and takes no new requests"
-        peer, most = offer.attempt.decode, self.timing.max_attempts
-        live, of_peer = len(self._by_attempt), len(self._of_peer.get(peer, ()))
+        return None
+
+    def _full(self, peer: str) -> str | None:
+        """Why no further attempt of this decode can be taken, if so."""
+        most, live, of_peer = self.timing.max_attempts, len(self._by_attempt), len(self._of_peer.get(peer, ()))
         if self._graves.full(peer, reserved=live, reserved_of_peer=of_peer):
-            return Cause.REFUSED, "prefill remembers as many ended attempts as it can; try again in a few seconds"
+            return "prefill remembers as many ended attempts as it can; try again in a few seconds"
         if live >= most or of_peer >= most // 2:
-            why = f"prefill has as many attempts under way as it takes ({most}, half of it for one peer)"
-            return Cause.REFUSED, why
+            return f"prefill has as many attempts under way as it takes ({most}, half of it for one peer)"
         return None
 
     def _met(self, exchange: Exchange) -> None:
@@ -376,17 +381,21 @@ class MeetingMachine(Machine[PrefillState], ABC):
             self._abort_unseen(frame, cause)
 
     def _abort_unseen(self, frame: f.Abort, cause: Cause) -> None:
-        """The abort has overtaken its attempt. It ends the hand-off that it belongs to, or will when that comes."""
+        """The abort has overtaken its attempt."""
         self._bury(frame, cause, frame.message)
+        self._lose_part(frame, cause, frame.message)
+
+    def _lose_part(self, frame: f.Open | f.Abort, cause: Cause, message: str) -> None:
+        """A part came and cannot be had: that ends the hand-off that it belongs to, or will when that comes."""
         there = self._by_key.get((frame.room, frame.sibling))
         if self._met_missed(frame, there) is not None:
             return
         if there is not None and there.awaits(frame):
             there.parts = frame.parts
             there.came.add(frame.part)
-            self._fail(there, cause, frame.message)
+            self._fail(there, cause, message)
         else:
-            missed = Missed(frame.request_id, cause, frame.message, True, frame.parts, {frame.part})
+            missed = Missed(frame.request_id, cause, message, True, frame.parts, {frame.part})
             self._missed.remember((frame.room, frame.sibling), missed, self._now)
 
     def _on_query(self, frame: f.Query) -> None:

@@ -240,6 +240,15 @@ def test_an_abort_that_overtakes_its_attempt_ends_the_waiting_request() -> None:
     assert side.status[1].cause is Cause.PEER_ABORTED
 
 
+def test_an_abort_that_overtakes_its_attempt_ends_no_later_request_in_the_room() -> None:
+    side = Prefill()
+    side.request(1, rid="first")
+    side.hear(abort_frame(1, rid="first"))
+    side.opened(2, request_id="second")
+    side.request(2, rid="second")
+    assert side.status[2].phase is Phase.READY
+
+
 def test_an_attempt_aborted_before_its_request_fails_that_request_and_no_later_one() -> None:
     side = Prefill()
     side.opened(1, request_id="d1")
@@ -508,6 +517,19 @@ def test_a_full_graveyard_refuses_new_attempts_and_resurrects_none() -> None:
     assert side.status[10].phase is Phase.WAITING
     side.opened(10, room=9)
     assert side.status[10].phase is Phase.READY
+
+
+def test_a_request_whose_attempt_finds_no_room_ends_with_it() -> None:
+    side = Prefill(replace(TIMING, max_tombstones=2))
+    side.hear(abort_frame(1, room=1))
+    before = side.machine.rows
+    side.request(1, room=2)
+    side.opened(2, room=2)
+    assert side.status[1].cause is Cause.REFUSED
+    assert side.machine.rows == before
+    side.opened(3, room=3)
+    side.request(2, room=3)
+    assert side.status[2].cause is Cause.REFUSED
 
 
 def test_one_peer_takes_no_more_than_half_of_the_attempts() -> None:

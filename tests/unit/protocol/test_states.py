@@ -17,7 +17,7 @@ from pdpool_connector.protocol.states import (
     TransitionError,
 )
 
-from tests.simulation.world import World
+from tests.simulation.player import Player
 from tests.unit.protocol.sides import Decode, Prefill
 
 DOC = Path(__file__).resolve().parents[3] / "docs" / "protocol.md"
@@ -78,7 +78,7 @@ def test_every_row_of_both_tables_is_taken_in_simulation(monkeypatch) -> None:
 
         monkeypatch.setattr(cls, "_move", move)
     for seed in range(40):
-        World(seed).run()
+        Player(seed).run()
         if all(taken[cls] == set(table) for cls, table in zip(taken, TABLES.values(), strict=True)):
             return
     missing = [set(table) - taken[cls] for cls, table in zip(taken, TABLES.values(), strict=True)]
