@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -151,11 +152,14 @@ class _Gate:
         self.open = threading.Event()
         self.open.set()
         self.held = 0
+        self.swapped = None
 
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
     def submit(self, peer, chunk):
+        if self.swapped is not None:
+            chunk = replace(chunk, local_pages=np.full_like(chunk.local_pages, self.swapped))
         if self.open.is_set():
             return self._engine.submit(peer, chunk)
         self.held += 1
@@ -291,6 +295,11 @@ class _Connector:
     def hold_writes(self):
         self.gate.held = 0
         self.gate.open.clear()
+        return {}
+
+    def corrupt_writes(self, page):
+        """Whatever is submitted from now on, this page of ours is another's when the data plane reads it."""
+        self.gate.swapped = page
         return {}
 
     def release_writes(self):

@@ -4,10 +4,12 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from pdpool_connector.cli import main
 from pdpool_connector.flight.record import SUFFIX, Record, decode_record
+from pdpool_connector.layout.checksum import sampled
 
 from tests.integration.connector_peer import Side
 
@@ -149,3 +151,57 @@ def test_one_id_leads_through_the_logs_of_both_sides(sides, capfd) -> None:
         assert text.count(f"prefill rank=0 {line} {ours}") == 1
         assert text.count(f"decode rank=0 {line} {theirs}") == 1
     assert "cause=peer_aborted" in text
+
+
+def checked(side: Side, **outcomes: int) -> None:
+    """Wait until as many checks have come out so, and no other."""
+    expected = {"matched": 0, "mismatched": 0, "skipped": 0, **outcomes}
+    side.settle(lambda stats: stats["checksums"] == expected)
+
+
+def fill(prefill: Side) -> None:
+    prefill.pages[:] = np.random.default_rng(1).integers(1, 256, prefill.pages.shape, dtype=np.uint8)
+
+
+def test_pages_that_land_elsewhere_than_told_fail_the_hand_off_with_a_cause_of_its_own(sides) -> None:
+    prefill, decode = sides("prefill", checksum_rate=1.0), sides("decode")
+    fill(prefill)
+    meet(prefill, decode, 7, "good")
+    prefill.send("good", [1], last=False)
+    prefill.send("good", [2], start=1)
+    assert decode.until("good", "done")["releasable"]
+    checked(decode, matched=1)
+    prefill.call("corrupt_writes", page=5)
+    meet(prefill, decode, 8, "bad")
+    prefill.send("bad", [1, 2])
+    status = decode.until("bad", "ended")
+    assert (status["phase"], status["cause"]) == ("failed", "corrupt")
+    assert "checksum" in status["message"]
+    decode.until("bad", "releasable")
+    checked(decode, matched=1, mismatched=1)
+    assert decode.stats()["causes"] == {"corrupt": 1}
+    for side in (prefill, decode):
+        side.settle(lambda stats: stats["rows"] == stats["kept"] == stats["faults"] == 0)
+
+
+def test_the_share_of_hand_offs_that_is_checked_is_that_of_the_configuration(sides) -> None:
+    prefill, decode = sides("prefill", checksum_rate=0.25), sides("decode")
+    fill(prefill)
+    for room in range(64):
+        meet(prefill, decode, room, f"r{room}")
+        prefill.send(f"r{room}", [1, 2])
+        decode.until(f"r{room}", "done")
+    checked(decode, matched=sum(sampled(number, 0.25) for number in range(1, 65)))
+
+
+def test_an_abort_while_the_pages_are_being_checked_ends_as_an_abort_or_well_and_leaves_nothing(sides) -> None:
+    prefill, decode = sides("prefill", checksum_rate=1.0), sides("decode")
+    fill(prefill)
+    for room in range(40):
+        meet(prefill, decode, room, f"r{room}")
+        prefill.send(f"r{room}", [1, 2])
+        decode.abort(f"r{room}")
+        assert decode.until(f"r{room}", "releasable")["cause"] in (None, "aborted")
+    for side in (prefill, decode):
+        side.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == stats["faults"] == 0)
+    assert decode.stats()["checksums"]["mismatched"] == 0

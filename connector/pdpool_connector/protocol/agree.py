@@ -40,7 +40,9 @@ _ORDER: Final = (Phase.WAITING, Phase.READY, Phase.TRANSFERRING, Phase.DONE)
 _ROOTS: Final = (
     Cause.INTERNAL,
     Cause.INVALID,
+    Cause.CORRUPT,
     Cause.TRANSFER_FAILED,
+    Cause.CONFLICT,
     Cause.REFUSED,
     Cause.ABORTED,
     Cause.SHUTDOWN,

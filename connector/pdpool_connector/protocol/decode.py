@@ -125,6 +125,10 @@ class DecodeMachine(Machine[DecodeState]):
         """None are needed here; see the module's docstring."""
         return 0
 
+    def find(self, attempt: AttemptId) -> Attempt | None:
+        """An attempt that has not ended, or whose pages are not proved quiet."""
+        return self._attempts.get(attempt)
+
     def attempts_of(self, peer: str) -> list[Attempt]:
         """What is under way with a peer, ends not yet proved quiet included."""
         return list(self._of_peer.get(peer, {}).values())

@@ -110,13 +110,14 @@ class WriteResult(StrEnum):
 
 
 class WriteEnded(Plain, frozen=True):
-    """A write that the machine asked for has come to its end."""
+    """A write that the machine asked for has come to its end. `checksum`: of its pages, where they are sampled."""
 
     attempt: AttemptId
     write: int
     result: WriteResult
     bytes_moved: int
     message: str = ""
+    checksum: int | None = None
 
 
 # --- Events of decode ---

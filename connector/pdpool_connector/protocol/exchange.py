@@ -121,6 +121,8 @@ class Exchange:
     closed: bool = False
     in_flight: set[int] = field(default_factory=set)
     unsettled: bool = False
+    sums: list[int | None] = field(default_factory=list)
+    """Checksums of its writes."""
     bytes_moved: int = 0
     retry_s: float = 0.0
 
@@ -149,6 +151,12 @@ class Exchange:
     def pages(self) -> int:
         """How many pages decode has asked for, and so how many of ours are read for it."""
         return _count(self.offer.pages) if self.offer is not None else 0
+
+    @property
+    def checksum(self) -> int | None:
+        """The sum of its writes' checksums modulo 2**63; None when not every one of them has any."""
+        known = [part for part in self.sums if part is not None]
+        return sum(known) & (1 << 63) - 1 if known and len(known) == len(self.sums) else None
 
     @property
     def quiet(self) -> bool:

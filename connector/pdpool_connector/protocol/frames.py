@@ -125,9 +125,13 @@ class Sending(AttemptFrame, frozen=True, kw_only=True):
 
 
 class Done(AttemptFrame, frozen=True, kw_only=True):
-    """Prefill has written everything: all of it has landed, it writes no more. Repeated until acknowledged."""
+    """Prefill has written everything: all of it has landed, it writes no more. Repeated until acknowledged.
+
+    `checksum`: of the pages that it wrote, where this attempt is among those that are sampled (`layout.checksum`).
+    """
 
     bytes_moved: Count
+    checksum: Count | None = None
 
 
 class Failed(AttemptFrame, frozen=True, kw_only=True):

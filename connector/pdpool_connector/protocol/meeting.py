@@ -142,7 +142,7 @@ class MeetingMachine(Machine[PrefillState], ABC):
             self._refuse_request(event, Cause.REFUSED, f"prefill has {limit} hand-offs under way, which is its limit")
         elif there is not None and there.request is not None:
             why = f"room {event.room} sibling {event.sibling} is in use by request {there.request.request_id!r}"
-            self._refuse_request(event, Cause.REFUSED, why)
+            self._refuse_request(event, Cause.CONFLICT, why)
         elif missed is not None:
             self._refuse_request(event, missed.cause, missed.message)
         else:
@@ -298,7 +298,7 @@ class MeetingMachine(Machine[PrefillState], ABC):
             if not peers:
                 del self._of_peer[exchange.attempt.decode]
             cause = handoff.cause if exchange.state is S.FAILED else None
-            self._bury(exchange.offer, cause, handoff.message, exchange.bytes_moved)
+            self._bury(exchange.offer, cause, handoff.message, exchange.bytes_moved, exchange.checksum)
         if handoff.state in ENDED:
             self._leave_room(handoff)
             if handoff.request is not None:
@@ -409,8 +409,15 @@ class MeetingMachine(Machine[PrefillState], ABC):
         if not self._verdicts.acknowledge(frame.attempt, self._now):
             self._ignore("stale", f"Ack for attempt {frame.attempt}, which has not ended here")
 
-    def _bury(self, about: f.Open | f.Abort, cause: Cause | None, message: str, bytes_moved: int = 0) -> None:
-        tombstone = Tombstone(about.attempt, about.room, about.sibling, cause, message, bytes_moved)
+    def _bury(
+        self,
+        about: f.Open | f.Abort,
+        cause: Cause | None,
+        message: str,
+        bytes_moved: int = 0,
+        checksum: int | None = None,
+    ) -> None:
+        tombstone = Tombstone(about.attempt, about.room, about.sibling, cause, message, bytes_moved, checksum)
         self._verdicts.reach(tombstone, self._now)
 
     # --- Small change ---
@@ -455,4 +462,4 @@ def _conflict(offer: f.Open, handoff: HandOff) -> Refusal | None:
     if claimed.open.request_id == offer.request_id and claimed.open.parts != offer.parts:
         what = f"parts is {offer.parts} in this attempt and {claimed.open.parts} in {claimed.attempt}"
         return Cause.INVALID, f"{what}, which is for the same request"
-    return Cause.REFUSED, f"room {offer.room} sibling {offer.sibling} is in use by attempt {claimed.attempt}"
+    return Cause.CONFLICT, f"room {offer.room} sibling {offer.sibling} is in use by attempt {claimed.attempt}"

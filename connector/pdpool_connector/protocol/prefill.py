@@ -55,6 +55,7 @@ class PrefillMachine(MeetingMachine):
             return
         exchange.in_flight.remove(event.write)
         exchange.bytes_moved += event.bytes_moved
+        exchange.sums.append(event.checksum)
         if event.result is WriteResult.UNSETTLED:
             exchange.unsettled = True
         if exchange.state in LIVE and event.result is not WriteResult.LANDED:

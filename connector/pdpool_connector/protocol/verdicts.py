@@ -21,6 +21,7 @@ class Tombstone:
     cause: Cause | None
     message: str
     bytes_moved: int = 0
+    checksum: int | None = None
     retry_s: float = 0.0
     acknowledged: bool = False
 
@@ -142,7 +143,7 @@ class Verdicts:
     def _say(self, tombstone: Tombstone) -> None:
         peer = tombstone.attempt.decode
         if tombstone.cause is None:
-            self._send(peer, f.Done, tombstone, bytes_moved=tombstone.bytes_moved)
+            self._send(peer, f.Done, tombstone, bytes_moved=tombstone.bytes_moved, checksum=tombstone.checksum)
         else:
             self._send(peer, f.Drained, tombstone, cause=tombstone.cause, message=tombstone.message)
 

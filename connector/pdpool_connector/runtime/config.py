@@ -39,7 +39,8 @@ class ConnectorConfig:
     `allowed_networks`: CIDR blocks in which a bootstrap host may lie, and from which ranks may register.
     `frame_filter`: fault injection for tests and for the reference engine's fault knobs. `timing`: intervals and bounds
     of the protocol. `flight_dir`: where the stories of failed hand-offs are written (bounds: see `flight.files`); None
-    records nothing.
+    records nothing. `checksum_rate`: share of the attempts that prefill takes a checksum of, and decode then checks; 0
+    is none.
 
     `instance`: the part of the model that each rank of this instance holds, in the order of ranks (`shard_model` makes
     it); () means that this rank is all there is. `rank`: which of them this is. `registry`: "host:port" of the
@@ -65,19 +66,13 @@ class ConnectorConfig:
     frame_filter: FrameFilter | None = None
     timing: Timing = field(default_factory=Timing)
     flight_dir: Path | None = None
+    checksum_rate: float = 1 / 64
 
     def __post_init__(self) -> None:
         """Check every field."""
         if not self.advertise_host:
             raise ValueError("advertise_host is empty: give the address at which peers reach this process")
-        for name in ("control_port", "admin_port", "bootstrap_port"):
-            port = getattr(self, name)
-            if port is not None and not 0 <= port <= 65535:
-                raise ValueError(f"{name}={port} is no TCP port: give 0 (any free port) to 65535")
-        for name in ("request_deadline_s", "connect_deadline_s"):
-            seconds = getattr(self, name)
-            if not 0 < seconds <= 86400:
-                raise ValueError(f"{name}={seconds} is out of range: give more than 0 and at most 86400 seconds")
+        self._check_numbers()
         if self.backend not in BACKENDS:
             raise ValueError(f"backend={self.backend!r} is unknown: give one of {', '.join(BACKENDS)}")
         if not 0 <= self.rank < max(len(self.instance), 1):
@@ -91,6 +86,18 @@ class ConnectorConfig:
                 ipaddress.ip_network(network)
             except ValueError as error:
                 raise ValueError(f"allowed_networks holds {network!r}: {error}") from None
+
+    def _check_numbers(self) -> None:
+        for name in ("control_port", "admin_port", "bootstrap_port"):
+            port = getattr(self, name)
+            if port is not None and not 0 <= port <= 65535:
+                raise ValueError(f"{name}={port} is no TCP port: give 0 (any free port) to 65535")
+        for name in ("request_deadline_s", "connect_deadline_s"):
+            seconds = getattr(self, name)
+            if not 0 < seconds <= 86400:
+                raise ValueError(f"{name}={seconds} is out of range: give more than 0 and at most 86400 seconds")
+        if not 0 <= self.checksum_rate <= 1:
+            raise ValueError(f"checksum_rate={self.checksum_rate} is out of range: give 0 to 1")
 
     @property
     def listen_host(self) -> str:

@@ -26,6 +26,7 @@ from pdpool_connector.protocol.events import (
 )
 from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.states import DecodeState
+from pdpool_connector.runtime.checks import Checks
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
 from pdpool_connector.runtime.link import Found, InstanceLink, Stage
@@ -58,6 +59,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
         self._links: dict[str, InstanceLink] = {}
         self._by_peer: dict[str, InstanceLink] = {}
         self._client = BootstrapClient(config.allowed_networks)
+        self._checks = Checks(memory, lambda event: self._drive(event), lambda call: self._reactor.post(call))
         super().__init__(config, memory, on_change, registry)
 
     def open(
@@ -158,7 +160,10 @@ class DecodeConnector(Connector[DecodeTransfer]):
 
     def link_frame(self, frame: f.AttemptFrame) -> None:
         """See `LinkOwner`."""
-        self._drive(Received(frame))
+        if isinstance(frame, f.Done):
+            self._checks.done(frame, self._decode.find(frame.attempt))
+        else:
+            self._drive(Received(frame))
 
     def link_wanted(self, link: InstanceLink) -> bool:
         """See `LinkOwner`."""
@@ -205,6 +210,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
         known = self._transfers.get(report.handle)
         if known is not None and report.status.ended:
             self._bytes_moved += report.status.bytes_moved - known.status.bytes_moved
+            self._checks.ended(f.AttemptId(self.incarnation, report.handle))
         super()._publish(report)
 
     def _peer_stats(self, now: float) -> tuple[PeerStats, ...]:
@@ -231,6 +237,13 @@ class DecodeConnector(Connector[DecodeTransfer]):
             if (line := link.line(peer)) is not None:
                 bye = f.Goodbye(version=line.version, sender=self.incarnation, reason="decode is shutting down")
                 line.send(bye)
+
+    def _checksums(self) -> dict[str, int]:
+        return dict(self._checks.outcomes)
+
+    def _join_workers(self, deadline: float) -> bool:
+        self._checks.close()
+        return super()._join_workers(deadline)
 
     def _at_end(self) -> None:
         for link in list(self._links.values()):

@@ -31,6 +31,7 @@ class ConnectorCollector(Collector):
         yield _release_times(stats)
         yield _counter("failures", "Hand-offs that have failed, by root cause.", "cause", stats.causes)
         yield _counter("drops", "Frames that changed nothing, by reason.", "reason", stats.drops)
+        yield _counter("checksums", "Hand-offs whose pages were sampled, by outcome.", "outcome", stats.checksums)
         yield _counter("flights_lost", "Failed hand-offs without a flight record.", "reason", stats.flights_lost)
         moved = CounterMetricFamily(PREFIX + "bytes_moved", "Bytes of KV cache known to have landed.")
         moved.add_metric([], stats.bytes_moved_total)

@@ -9,6 +9,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from pdpool_connector.engines.base import EngineError, IncompatiblePeerError
+from pdpool_connector.layout.checksum import PageSums
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, decode_remote
 from pdpool_connector.layout.overlap import compatible
 from pdpool_connector.protocol import frames as f
@@ -81,6 +82,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
         self._peers: dict[str, Peer] = {}
         self._by_connection: dict[int, Peer] = {}
         self._writes: dict[f.AttemptId, set[int]] = {}
+        self._sums = PageSums(memory)
         self._ranks: Registry | None = None
         self._lease: LeaseKeeper | None = None
         if config.rank > 0 and config.registry is None:
@@ -204,6 +206,8 @@ class PrefillConnector(Connector[PrefillTransfer]):
             self.memory,
             incarnation,
             remote,
+            sums=self._sums,
+            checksum_rate=self.config.checksum_rate,
             connected=lambda error: self._reactor.post(partial(self._on_connected, incarnation, error)),
             ended=lambda event: self._reactor.post(partial(self._on_write_ended, event)),
             gone=lambda: self._reactor.post(partial(self._on_worker_gone, incarnation)),

@@ -64,6 +64,7 @@ class ConnectorStats:
     outcomes: Mapping[str, int]
     causes: Mapping[str, int]
     releases: Distribution
+    checksums: Mapping[str, int]
     flights_lost: Mapping[str, int]
     drops: Mapping[str, int]
     holds: int

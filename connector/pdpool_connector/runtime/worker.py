@@ -10,6 +10,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from pdpool_connector.engines.base import Engine, EngineError, Handle, IncompatiblePeerError, InvalidChunkError, Poll
+from pdpool_connector.layout.checksum import MASK, PageSums, sampled
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.pool import Ids
@@ -30,6 +31,8 @@ class Job:
     chunks: deque[Chunk] = field(default_factory=deque)
     in_flight: int = 0
     bytes_moved: int = 0
+    checksum: int | None = None
+    """Of the pages submitted so far, where they are sampled."""
     result: WriteResult = WriteResult.LANDED
     message: str = ""
 
@@ -44,6 +47,7 @@ class PeerWorker:
     """Connects to one peer, then writes to it, chunks of different jobs in turn, until closed.
 
     `connected` is called once, from this thread, with an error or None; `ended` for each write; `gone` once, last.
+    `sums` gives the checksums of pages in `memory`, `checksum_rate` the share of attempts that have one taken.
     `submit`, `stop` and `close` are for the owner thread.
     """
 
@@ -54,12 +58,16 @@ class PeerWorker:
         peer: str,
         remote: RemoteMemory,
         *,
+        sums: PageSums,
+        checksum_rate: float,
         connected: Callable[[EngineError | None], None],
         ended: Callable[[WriteEnded], None],
         gone: Callable[[], None],
     ) -> None:
         self._engine, self._memory, self._peer, self._remote = engine, memory, peer, remote
         self._connected, self._ended, self._gone = connected, ended, gone
+        self._sums, self._checksum_rate = sums, checksum_rate
+        self._chunk_sum: Callable[[Chunk], int] | None = None
         self._inbox: SimpleQueue[Job | None] = SimpleQueue()
         self._jobs: deque[Job] = deque()
         self._flight: deque[tuple[Job, Chunk, Handle]] = deque()
@@ -109,6 +117,7 @@ class PeerWorker:
     def _connect(self) -> EngineError | None:
         try:
             self._plan = PairPlan(self._memory, self._remote.memory)
+            self._chunk_sum = self._sums.of_chunk(self._remote.memory)
             self._engine.connect(self._peer, self._remote)
         except LayoutError as error:
             return IncompatiblePeerError(str(error))
@@ -140,6 +149,8 @@ class PeerWorker:
 
     def _prepare(self, job: Job) -> None:
         write = job.write
+        if self._chunk_sum is not None and sampled(write.attempt.number, self._checksum_rate):
+            job.checksum = 0
         try:
             source, target = _ids(write.source), _ids(write.target)
             ours, theirs = write.state
@@ -167,6 +178,8 @@ class PeerWorker:
             else:
                 job.in_flight += 1
                 self._flight.append((job, chunk, handle))
+                if job.checksum is not None and self._chunk_sum is not None:
+                    job.checksum += self._chunk_sum(chunk)  # while the chunk is on its way
         if job.chunks:
             self._jobs.append(job)
         else:
@@ -193,7 +206,8 @@ class PeerWorker:
     def _end_if_over(self, job: Job) -> None:
         if not job.chunks and not job.in_flight and job not in self._jobs:
             write = job.write
-            self._ended(WriteEnded(write.attempt, write.write, job.result, job.bytes_moved, job.message))
+            checksum = job.checksum & MASK if job.checksum is not None else None
+            self._ended(WriteEnded(write.attempt, write.write, job.result, job.bytes_moved, job.message, checksum))
 
 
 def _ids(packed: bytes) -> Ids:

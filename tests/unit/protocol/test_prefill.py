@@ -157,7 +157,7 @@ def test_a_second_request_for_a_live_room_is_refused_and_harms_nobody() -> None:
     side = Prefill()
     side.request(1)
     side.request(2, rid="other")
-    assert side.status[2].cause is Cause.REFUSED
+    assert side.status[2].cause is Cause.CONFLICT
     assert "'r'" in side.status[2].message
     side.opened()
     assert side.status[1].phase is Phase.READY
@@ -178,7 +178,7 @@ def test_an_attempt_for_a_claimed_room_is_refused() -> None:
     side.request()
     side.opened(1)
     (drained,) = sent(side.opened(1, peer=DECODE_2), f.Drained)
-    assert drained.cause == Cause.REFUSED
+    assert drained.cause == Cause.CONFLICT
     assert side.status[1].phase is Phase.READY
 
 

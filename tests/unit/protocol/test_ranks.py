@@ -280,8 +280,8 @@ def test_an_older_attempt_of_a_superseded_request_does_not_join_its_successor() 
     [
         ({"part": 2, "parts": 2}, Cause.INVALID, "part is 2 of parts 2"),
         ({"part": 1, "parts": 3}, Cause.INVALID, "parts is 3 in this attempt and 2 in"),
-        ({"part": 0, "parts": 2}, Cause.REFUSED, "in use by attempt"),
-        ({"part": 1, "parts": 2, "request_id": "other"}, Cause.REFUSED, "in use by attempt"),
+        ({"part": 0, "parts": 2}, Cause.CONFLICT, "in use by attempt"),
+        ({"part": 1, "parts": 2, "request_id": "other"}, Cause.CONFLICT, "in use by attempt"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused_and_harm_nobody(changes: dict, cause: Cause, why: str) -> None:

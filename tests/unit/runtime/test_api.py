@@ -62,6 +62,7 @@ def pages(*ids: int) -> np.ndarray:
         ({"backend": "carrier pigeon"}, "backend"),
         ({"allowed_networks": ("10.0.0.1/8",)}, "allowed_networks"),
         ({"rank": -1}, "rank"),
+        ({"checksum_rate": 1.5}, "checksum_rate"),
     ],
 )
 def test_a_wrong_configuration_is_refused_by_field(changes: dict[str, object], field: str) -> None:

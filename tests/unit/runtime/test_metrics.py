@@ -27,6 +27,7 @@ def stats() -> ConnectorStats:
         outcomes={"done": 3},
         causes={"aborted": 1},
         releases=Distribution((0.1, 1.0), (2, 0, 1), 5.5),
+        checksums={"mismatched": 0},
         flights_lost={"skipped": 4},
         drops={"stale": 5},
         holds=1,

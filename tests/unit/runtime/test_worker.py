@@ -7,6 +7,7 @@ from queue import Queue
 import numpy as np
 import pytest
 from pdpool_connector.engines.base import EngineError, InvalidChunkError, Poll
+from pdpool_connector.layout.checksum import PageSums
 from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
 from pdpool_connector.layout.plan import Chunk
 from pdpool_connector.protocol.events import Write, WriteEnded, WriteResult
@@ -75,7 +76,15 @@ class Bench:
         self.gone = threading.Event()
         remote = RemoteMemory(engine="scripted", memory=MEMORY, descriptor=b"")
         self.worker = PeerWorker(
-            engine, MEMORY, "d" * 32, remote, connected=self.connected.put, ended=self.ended.put, gone=self.gone.set
+            engine,
+            MEMORY,
+            "d" * 32,
+            remote,
+            sums=PageSums(MEMORY),
+            checksum_rate=0.0,
+            connected=self.connected.put,
+            ended=self.ended.put,
+            gone=self.gone.set,
         )
 
     def write(self, number: int, pages: int, *, aux: bool = False) -> None:

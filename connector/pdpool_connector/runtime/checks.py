@@ -1,0 +1,107 @@
+"""Decode's check of what has landed: the last writer's `Done` waits until the pages' checksum is known.
+
+Prefill samples. Where each writer of an attempt has told the sum of what it wrote, the sum of them all must be that of
+the pages. The machine knows nothing of it: on a mismatch it gets an abort with its own cause first, then the `Done`.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from pdpool_connector.layout.checksum import MASK, PageSums
+from pdpool_connector.layout.memory import KVMemory
+from pdpool_connector.protocol import frames as f
+from pdpool_connector.protocol.decode import Attempt
+from pdpool_connector.protocol.events import AbortTransfer, Event, Received
+from pdpool_connector.protocol.frames import AttemptId
+from pdpool_connector.protocol.outcome import Cause
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING: Final = 8
+"""Checks under way or queued; beyond them an attempt goes unchecked rather than late."""
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the writers of one attempt have said of their sums."""
+
+    sums: dict[str, int] = field(default_factory=dict)
+    last: f.Done | None = None
+    """The `Done` that waits for the check."""
+
+
+class Checks:
+    """See the module's docstring. Owner thread, but for the hashing itself, which has a thread of its own.
+
+    `drive` takes events to the machine; `post` has a call made on the owner thread.
+    """
+
+    def __init__(
+        self, memory: KVMemory, drive: Callable[[Event], None], post: Callable[[Callable[[], None]], None]
+    ) -> None:
+        self._sums = PageSums(memory)
+        self._drive, self._post = drive, post
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="pdpool-check")
+        self._heard: dict[AttemptId, Heard] = {}
+        self._pending = 0
+        self.outcomes: Counter[str] = Counter({"matched": 0, "mismatched": 0, "skipped": 0})
+
+    def done(self, frame: f.Done, attempt: Attempt | None) -> None:
+        """A writer is done with its part of `attempt` (None: that has ended): go on, or check first."""
+        heard = self._heard.get(frame.attempt)
+        if heard is not None and heard.last is not None:
+            return  # it is being checked; whoever repeats himself is answered afterwards
+        if attempt is None or attempt.cause is not None or frame.checksum is None:
+            self._go_on(frame, skipped=heard is not None)
+            return
+        if heard is None:
+            heard = self._heard[frame.attempt] = Heard()
+        heard.sums[frame.sender] = frame.checksum
+        writers = set(attempt.writers)
+        if not writers <= attempt.done | {frame.sender}:
+            self._drive(Received(frame))
+        elif not writers <= heard.sums.keys() or self._pending >= MAX_PENDING:
+            self._go_on(frame, skipped=True)
+        else:
+            heard.last = frame
+            self._pending += 1
+            pages = np.frombuffer(attempt.wish.pages, "<i4").tolist()
+            future = self._pool.submit(self._sums.whole, pages)
+            future.add_done_callback(lambda ended: self._post(partial(self._checked, frame, ended)))
+
+    def ended(self, attempt: AttemptId) -> None:
+        """The attempt has ended; nothing of it is kept, unless its check still runs."""
+        heard = self._heard.get(attempt)
+        if heard is not None and heard.last is None:
+            del self._heard[attempt]
+
+    def close(self) -> None:
+        """Wait for the check that runs, a few tenths of a second at most, and drop the others."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _go_on(self, frame: f.Done, *, skipped: bool) -> None:
+        self._heard.pop(frame.attempt, None)
+        self.outcomes["skipped"] += skipped
+        self._drive(Received(frame))
+
+    def _checked(self, frame: f.Done, found: "Future[int]") -> None:
+        self._pending -= 1
+        heard = self._heard.pop(frame.attempt)
+        if found.cancelled():
+            return
+        told = sum(heard.sums.values()) & MASK
+        if (landed := found.result()) == told:
+            self.outcomes["matched"] += 1
+        else:
+            self.outcomes["mismatched"] += 1
+            what = f"the checksum of its pages is {landed:016x} here and {told:016x} at prefill"
+            log.error("attempt=%s room=%d corrupt: %s", frame.attempt, frame.room, what)
+            self._drive(AbortTransfer(frame.attempt.number, what, Cause.CORRUPT))
+        self._drive(Received(frame))
