@@ -86,13 +86,15 @@ test-integration: $(READY) ## Real processes, zmq, NIXL over loopback: no root, 
 test-cluster: test-bed ## Tests on the local Kubernetes; what a demo left there is removed first
 	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) tests/cluster $(ARGS)
 
-.PHONY: oracle bench-model bench-dataplane
+.PHONY: oracle bench-model bench-dataplane bench-connector
 oracle: $(READY) ## 100 prompts unified and over the hand-off: the tokens must be identical
 	@$(PY) -m dev.oracle
 bench-model: $(READY) ## Speed of the reference model on this machine
 	@$(PY) -m pdpool_connector.reference.bench
 bench-dataplane: $(READY) ## Data planes beside memcpy and raw NIXL, ratios in one run
 	@$(PY) -m dev.bench.dataplane
+bench-connector: $(READY) ## The connector beside the bare engines: throughput, latency, aborts, scale (ARGS='--only tiny')
+	@$(PY) -m dev.bench.connector --plots docs/benchmarks $(ARGS)
 
 .PHONY: soak fences
 fences: $(READY) ## Count bytes that land after a peer's end, its silence, a deregistration: what is proof of quiet

@@ -17,14 +17,23 @@ class Pair:
     """Processes live as long as `stack`. Rooms are numbered through, so that no two jobs share one."""
 
     def __init__(
-        self, stack: ExitStack, plane: Plane, shape: Shape, *, decodes: int = 1, max_attempts: int = 16_384
+        self,
+        stack: ExitStack,
+        plane: Plane,
+        shape: Shape,
+        *,
+        decodes: int = 1,
+        max_attempts: int = 16_384,
+        warm_up: bool = True,
     ) -> None:
         self.plane, self.shape = plane, shape
+        self.warm = False
+        """Whether what is measured now counts."""
         setup = Setup("prefill", plane, shape, max_attempts)
         self.prefill = Process(stack, setup)
         self.decodes = [Process(stack, replace(setup, role="decode")) for _ in range(decodes)]
         self._rooms = count(1)
-        for decode in range(decodes):
+        for decode in range(decodes if warm_up else 0):
             self.run(Job(0, 2, 1, 1), decode)
 
     @property

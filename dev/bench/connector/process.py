@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -42,11 +42,11 @@ class Setup:
 
 def serve(pipe: Connection, setup: Setup) -> None:
     """Life of the process: make a `Side`, and call its methods as told until told None."""
-    begun = time.monotonic()
     os.environ.update(setup.plane.env)
+    logging.getLogger("pdpool_connector").setLevel(logging.ERROR)
     from .side import Side
 
-    side = Side(setup, imported_s=time.monotonic() - begun)
+    side = Side(setup)
     while (order := pipe.recv()) is not None:
         method, arguments = order
         try:
@@ -66,7 +66,6 @@ class Process:
     def __init__(self, stack: ExitStack, setup: Setup) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
-        self.spawned = time.monotonic()
         self.process = spawn.Process(target=serve, args=(theirs, setup), daemon=True)
         self.process.start()
         theirs.close()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pdpool_connector import ConnectorConfig, DecodeConnector, Phase, PrefillConnector
+from pdpool_connector import ConnectorConfig, DecodeConnector, Phase, PrefillConnector, TransferStatus
 from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.timing import Timing
@@ -19,12 +22,15 @@ from .memory import places
 from .process import Setup
 from .scheduler import DecodeLoop, Job, PrefillLoop, Times, Wake
 
+IDLE_S = 60.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
 
 class Side:
     """What `Process` calls by name. The source is filled with a pattern, so that what arrived can be checked."""
 
-    def __init__(self, setup: Setup, imported_s: float) -> None:
-        self.setup, self.imported_s = setup, imported_s
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
         self.arena = HostArena(setup.shape.nbytes)
         self.bytes = self.arena.array(0, self.arena.nbytes, np.uint8)
         self.bytes[:] = 0
@@ -33,6 +39,7 @@ class Side:
         self.memory = setup.shape.lay_out(self.arena)
         self.wake = Wake()
         self.frames: Counter[str] = Counter()
+        self.idle: list[tuple[Any, Any]] = []
         config = ConnectorConfig(
             advertise_host="127.0.0.1",
             bind_host="127.0.0.1",
@@ -51,7 +58,6 @@ class Side:
         return {
             "incarnation": self.connector.incarnation,
             "bootstrap": bootstrap,
-            "imported_s": self.imported_s,
             "started_s": self.started_s,
         }
 
@@ -95,40 +101,53 @@ class Side:
         object.__setattr__(self.connector.config, "frame_filter", None)
         return dict(self.frames)
 
-    def open_idle(self, first: int, count: int, prefill: str = "") -> None:
-        """Open hand-offs that are never sent; they stay until `drop_idle`."""
-        deadline = time.monotonic() + 60
-        self.idle = [self._open_idle(first + index, prefill) for index in range(count)]
-        while any(transfer.status.phase is Phase.WAITING for transfer in self.idle if self.setup.role == "prefill"):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{count} hand-offs are not ready after 60 s")
-            self.wake.wait(1.0)
-
-    def _open_idle(self, room: int, prefill: str) -> Any:  # noqa: ANN401
+    def open_idle(self, first: int, count: int, pages: int, prefill: str = "") -> None:
+        """Open hand-offs that nobody sends yet; they stay until `send_idle` or `drop_idle`."""
+        some = np.arange(pages, dtype=np.int32)
+        for room in range(first, first + count):
+            if self.setup.role == "prefill":
+                transfer = self.connector.open(room, f"idle-{room}")
+            else:
+                transfer = self.connector.open(prefill, room, f"idle-{room}", pages=some, aux_slot=0)
+            self.idle.append((transfer, some))
         if self.setup.role == "prefill":
-            return self.connector.open(room, f"idle-{room}")
-        return self.connector.open(prefill, room, f"idle-{room}", pages=np.zeros(1, np.int32), aux_slot=0)
+            self._until(lambda status: status.phase is not Phase.WAITING)
 
-    def drop_idle(self) -> None:
-        """Abort what `open_idle` opened, and wait until all have ended."""
-        for transfer in self.idle:
-            transfer.abort()
-        deadline = time.monotonic() + 60
-        while not all(transfer.status.ended and transfer.status.releasable for transfer in self.idle):
-            if time.monotonic() > deadline:
-                raise TimeoutError("aborted hand-offs have not ended after 60 s")
-            self.wake.wait(1.0)
+    def send_idle(self) -> None:
+        """Send them all, without waiting for anything."""
+        for transfer, pages in self.idle:
+            transfer.send(pages, start=0, last=True, aux_slot=0)
+
+    def end_idle(self, *, abort: bool) -> None:
+        """Wait until all of them have ended, given up before or not."""
+        for transfer, _ in self.idle:
+            if abort:
+                transfer.abort()
+        self._until(lambda status: status.ended and status.releasable)
         self.idle = []
+
+    def _until(self, holds: Callable[[TransferStatus], bool]) -> None:
+        deadline = time.monotonic() + IDLE_S
+        while not all(holds(transfer.status) for transfer, _ in self.idle):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{len(self.idle)} hand-offs did not get there within {IDLE_S} s")
+            self.wake.wait(1.0)
 
     def cpu(self) -> tuple[float, float]:
         """(wall, CPU) seconds of the whole process so far, all threads, user and system."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         return time.monotonic(), used.ru_utime + used.ru_stime
 
-    def rss(self) -> int:
-        """Resident bytes."""
-        with open("/proc/self/statm") as statm:  # noqa: PTH123
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    def threads(self) -> dict[str, float]:
+        """CPU seconds of each thread so far, by name; peers' workers together."""
+        names = {thread.native_id: thread.name for thread in threading.enumerate()}
+        used: defaultdict[str, float] = defaultdict(float)
+        for task in Path("/proc/self/task").iterdir():
+            fields = (task / "stat").read_text().rpartition(") ")[2].split()
+            name = names.get(int(task.name)) or (task / "comm").read_text().strip()
+            name = {"MainThread": "scheduler", "ZMQbg/IO/0": "zmq i/o"}.get(name, name)
+            used["worker" if "-peer-" in name else name] += (int(fields[11]) + int(fields[12])) / TICKS
+        return dict(used)
 
     def lag(self) -> float:
         """Loop lag of the connector, seconds."""

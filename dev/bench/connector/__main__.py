@@ -1,0 +1,80 @@
+"""`python -m dev.bench.connector`: measure, print a table, draw plots, and close with one line for machines."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from .figures import FIGURES, Results
+
+
+def table(results: Results) -> Table:
+    """What was measured, as a table."""
+    shown = Table(title="bench-connector: medians [10th .. 90th percentile]", show_lines=False)
+    for name in ("figure", "plane", "value", "spread", "target", "met", "remarks"):
+        shown.add_column(name)
+    for row in results.rows:
+        met = "" if row.met is None else "[green]yes[/]" if row.met else "[red]no[/]"
+        value = f"{row.value:.3g} {row.unit}".strip()
+        shown.add_row(row.what, row.plane, value, row.spread.replace("[", r"\["), row.target, met, row.note)
+    return shown
+
+
+def missed(results: Results, console: Console) -> None:
+    """Where targets are missed: by how much, and the threads that the time goes to."""
+    rows = [row for row in results.rows if row.met is False]
+    for row in rows:
+        console.print(f"missed: {row.plane}, {row.what}: {row.value:.3g} {row.unit}, wanted {row.target}")
+    if {"tiny", "rate"} & {row.figure for row in rows}:
+        for plane, threads in results.series.get("threads", {}).items():
+            order = sorted(threads.items(), key=lambda entry: -entry[1])
+            spent = ", ".join(f"{name} {used:.0f}" for name, used in order if used >= 1)
+            console.print(f"CPU of one hand-off over {plane}, us by thread: {spent}")
+
+
+def last_line(results: Results) -> str:
+    """The line that a check reads; nan for what was not measured."""
+    worst = results.worst
+    values = {
+        "nixl_big": worst("big", "nixl", least=True),
+        "mooncake_big": worst("big", "mooncake", least=True),
+        "nixl_tiny_ms": worst("tiny", "nixl"),
+        "mooncake_tiny_ms": worst("tiny", "mooncake"),
+        "nixl_rps": worst("rate", "nixl", least=True),
+        "mooncake_rps": worst("rate", "mooncake", least=True),
+        "idle_cpu": worst("idle") / 100,
+        "abort_p50_ms": worst("abort p50"),
+        "abort_max_ms": worst("abort max"),
+    }
+    return "bench-connector: " + " ".join(f"{name}={value:.3f}" for name, value in values.items())
+
+
+@click.command()
+@click.option("--only", multiple=True, type=click.Choice(list(FIGURES)), help="Measure this figure; may be repeated.")
+@click.option("--plots", type=click.Path(file_okay=False, path_type=Path), help="Directory for plots (SVG).")
+def main(only: tuple[str, ...], plots: Path | None) -> None:
+    """Measure the connector over NIXL and Mooncake, beside the bare engines."""
+    console = Console(width=200)
+    results = Results(say=console.print)
+    for name in only or FIGURES:
+        begun = time.monotonic()
+        console.print(f"{name}: {(FIGURES[name].__doc__ or '').splitlines()[0]}")
+        with ExitStack() as stack:
+            FIGURES[name](results, stack)
+        console.print(f"  ({time.monotonic() - begun:.0f} s)")
+    console.print(table(results))
+    missed(results, console)
+    if plots is not None:
+        from .plots import draw
+
+        draw(results, plots)
+    console.print(last_line(results), soft_wrap=True, highlight=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,382 @@
+"""The figures, one function each: what is measured, beside what, and what is wished for."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .memory import Shape
+from .pair import Both, Pair
+from .process import MOONCAKE, NIXL, NIXL_TCP
+from .scheduler import Job
+
+PLANES = (NIXL, MOONCAKE)
+LARGE = Shape(layers=16, item_bytes=32768, pages=1024)
+"""1 MiB a page, 1 GiB in all."""
+TINY = Shape(layers=2, item_bytes=4096, pages=4096)
+"""16 KiB a page: what SGLang's tiny test model has (page size 16)."""
+CHUNK_MIB = 16
+
+
+@dataclass
+class Row:
+    """One measured figure. `met`: whether the target is reached; None where there is none."""
+
+    figure: str
+    plane: str
+    what: str
+    value: float
+    unit: str
+    spread: str = ""
+    target: str = ""
+    met: bool | None = None
+    note: str = ""
+
+
+@dataclass
+class Results:
+    """All rows, and the series that the plots need."""
+
+    rows: list[Row] = field(default_factory=list)
+    series: dict[str, Any] = field(default_factory=dict)
+    say: Callable[[str], None] = print
+
+    def add(self, row: Row) -> None:
+        """Take a row in and tell of it."""
+        self.rows.append(row)
+        self.say(f"  {row.plane}: {row.what}: {row.value:.3g} {row.unit} {row.spread} {row.note}".rstrip())
+
+    def worst(self, figure: str, plane: str = "", *, least: bool = False) -> float:
+        """The worst value of a figure; nan when it was not measured."""
+        values = [row.value for row in self.rows if row.figure == figure and row.plane.startswith(plane)]
+        return (min if least else max)(values, default=float("nan"))
+
+
+def spread(values: Sequence[float], unit: str = "") -> str:
+    """10th to 90th percentile."""
+    low, high = np.percentile(values, (10, 90))
+    return f"[{low:.3g} .. {high:.3g}]{unit}"
+
+
+def latencies(times: Both) -> list[float]:
+    """Seconds from prefill's last send to decode's scheduler seeing DONE."""
+    return [times[1].done[room] - times[0].sent[room] for room in times[1].done]
+
+
+def paced(pairs: Sequence[Pair], rounds: int) -> Iterator[Pair]:
+    """Every pair in turn, round by round; one round more at the front, which warms up (see `Pair.warm`)."""
+    for number in range(rounds + 1):
+        for pair in pairs:
+            pair.warm = number > 0
+            yield pair
+
+
+def big(results: Results, stack: ExitStack) -> None:
+    """Throughput of large requests, of that of the bare engine with its best pattern."""
+    pairs = [Pair(stack, plane, LARGE) for plane in PLANES]
+    for mib, rounds in ((16, 15), (128, 7), (1024, 3)):
+        for scattered in (False, True):
+            job = Job(0, 1, 1, mib, scattered=scattered)
+            ours: dict[str, list[float]] = defaultdict(list)
+            bare: dict[str, list[dict[str, float]]] = defaultdict(list)
+            for pair in paced(pairs, rounds):
+                raw, (spent,) = pair.raw(job), latencies(pair.run(job))
+                if pair.warm:
+                    ours[pair.plane.name].append(spent)
+                    bare[pair.plane.name].append(raw)
+            for pair in pairs:
+                pair.check(job)
+                _add_big(results, pair, job, ours[pair.plane.name], bare[pair.plane.name])
+
+
+def _add_big(results: Results, pair: Pair, job: Job, ours: list[float], bare: list[dict[str, float]]) -> None:
+    name, layout = pair.plane.name, "scattered" if job.scattered else "contiguous"
+    best = min(bare[0], key=lambda pattern: float(np.median([times[pattern] for times in bare])))
+    ratios = [times[best] / spent for times, spent in zip(bare, ours, strict=True)]
+    rate = job.pages * LARGE.page_bytes / float(np.median(ours)) / 1e9
+    ratio = float(np.median(ratios))
+    results.add(
+        Row(
+            "big",
+            name,
+            f"{job.pages} MiB {layout}, of raw ({best})",
+            ratio,
+            "",
+            spread(ratios),
+            ">= 0.95",
+            ratio >= 0.95,
+            f"{rate:.2f} GB/s",
+        )
+    )
+    results.series.setdefault("big", []).append((name, layout, job.pages, ratio, rate))
+
+
+def tiny(results: Results, stack: ExitStack) -> None:
+    """One page, nothing else under way: from the last send to decode's scheduler seeing it."""
+    pairs = [Pair(stack, plane, TINY) for plane in PLANES]
+    job = Job(0, 200, 1, 1)
+    ours: dict[str, list[float]] = defaultdict(list)
+    bare: dict[str, list[float]] = defaultdict(list)
+    for pair in paced(pairs, 4):
+        raw = [min(pair.raw(job).values()) for _ in range(50)]
+        spent = latencies(pair.run(job))
+        if pair.warm:
+            ours[pair.plane.name] += spent
+            bare[pair.plane.name] += raw
+    for pair, target in zip(pairs, (0.25, 0.40), strict=True):
+        pair.check(job)
+        times = [spent * 1e3 for spent in ours[pair.plane.name]]
+        p50 = float(np.median(times))
+        note = f"raw {np.median(bare[pair.plane.name]) * 1e3:.3f} ms"
+        name = pair.plane.name
+        results.add(Row("tiny", name, "p50", p50, "ms", spread(times), f"<= {target} ms", p50 <= target, note))
+        results.series.setdefault("tiny", {})[name] = times
+
+
+def rate(results: Results, stack: ExitStack) -> None:
+    """Hand-offs a second with 64 of them under way; and the CPU that each costs, by thread."""
+    pairs = [Pair(stack, plane, TINY) for plane in PLANES]
+    rates: dict[str, list[float]] = defaultdict(list)
+    costs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for pair in paced(pairs, 3):
+        job = Job(0, 4000 if pair.warm else 500, 64, 1)
+        before = [side.call("threads") for side in (pair.prefill, pair.decodes[0])]
+        prefill, decode = pair.run(job)
+        after = [side.call("threads") for side in (pair.prefill, pair.decodes[0])]
+        if pair.warm:
+            rates[pair.plane.name].append(job.count / max(prefill.wall_s, decode.wall_s))
+            costs[pair.plane.name].append((prefill.cpu_s / job.count * 1e6, decode.cpu_s / job.count * 1e6))
+            results.series.setdefault("threads", {})[pair.plane.name] = {
+                f"{role} {name}": (used - old.get(name, 0.0)) / job.count * 1e6
+                for role, old, new in zip(("prefill", "decode"), before, after, strict=True)
+                for name, used in new.items()
+            }
+    for pair, target in zip(pairs, (6500, 4000), strict=True):
+        name = pair.plane.name
+        p50 = float(np.median(rates[name]))
+        cost = np.median(costs[name], axis=0)
+        note = f"CPU of a hand-off: prefill {cost[0]:.0f} us, decode {cost[1]:.0f} us"
+        results.add(
+            Row("rate", name, "hand-offs/s", p50, "/s", spread(rates[name]), f">= {target}", p50 >= target, note)
+        )
+
+
+def concurrent(results: Results, stack: ExitStack) -> None:
+    """Eight large requests at once, of eight one after the other and of the bare engine; and how fairly they end."""
+    pairs = [Pair(stack, plane, LARGE) for plane in PLANES]
+    eight, one = Job(0, 8, 8, 64), Job(0, 8, 1, 64)
+    found: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    for pair in paced(pairs, 5):
+        raw = min(pair.raw(eight).values())
+        together, apart = pair.run(eight), pair.run(one)
+        if pair.warm:
+            spent = latencies(together)
+            wall = max(together[1].done.values()) - min(together[0].sent.values())
+            alone = sum(latencies(apart))
+            found[pair.plane.name].append((raw / wall, alone / wall, max(spent) / min(spent)))
+    for name, values in found.items():
+        of_raw, of_one, unfair = (float(value) for value in np.median(values, axis=0))
+        columns = list(zip(*values, strict=True))
+        results.add(
+            Row("concurrent", name, "8 at once, of raw", of_raw, "", spread(columns[0]), ">= 1.0", of_raw >= 1.0)
+        )
+        results.add(Row("concurrent 1", name, "8 at once, of 1 by 1", of_one, "", spread(columns[1])))
+        results.add(Row("fairness", name, "slowest / fastest", unfair, "", spread(columns[2]), "<= 1.5", unfair <= 1.5))
+
+
+def idle(results: Results, stack: ExitStack) -> None:
+    """CPU of connectors that are paired and have nothing to do."""
+    for plane in PLANES:
+        pair = Pair(stack, plane, TINY)
+        time.sleep(1.0)  # the snapshot and the logs of the pairing are over
+        sides = (pair.prefill, pair.decodes[0])
+        before = [side.call("cpu") for side in sides]
+        time.sleep(6.0)
+        shares = [
+            (cpu - cpu_before) / (wall - wall_before)
+            for (wall, cpu), (wall_before, cpu_before) in zip((side.call("cpu") for side in sides), before, strict=True)
+        ]
+        share = max(shares) * 100
+        note = f"prefill {shares[0]:.2%}, decode {shares[1]:.2%}"
+        results.add(Row("idle", plane.name, "idle CPU", share, "% of a core", "", "< 2 %", share < 2, note))
+
+
+def aborts(results: Results, stack: ExitStack) -> None:
+    """From decode's abort in the midst of a transfer to the moment when its pages may be given away."""
+    for plane in PLANES:
+        pair = Pair(stack, plane, LARGE)
+        plain = Job(0, 1, 1, 256)
+        pair.run(plain)
+        (whole,) = latencies(pair.run(plain))
+        chunk = float(np.median([pair.raw(Job(0, 1, 1, CHUNK_MIB)).popitem()[1] for _ in range(9)])) * 1e3
+        spent: list[float] = []
+        for _ in range(12):
+            _, decode = pair.run(Job(0, 8, 1, 256, abort_share=1.0, abort_within_s=whole))
+            spent += [
+                (decode.failed[room] - decode.aborted[room]) * 1e3 for room in decode.aborted if room in decode.failed
+            ]
+        p50, most = float(np.median(spent)), max(spent)
+        note = f"{len(spent)} aborts in flight; a chunk of {CHUNK_MIB} MiB takes {chunk:.2f} ms"
+        results.add(
+            Row("abort p50", plane.name, "release p50", p50, "ms", spread(spent), "<= a chunk", p50 <= chunk, note)
+        )
+        results.add(Row("abort max", plane.name, "release max", most, "ms", "", "<= 100 ms", most <= 100))
+        results.add(_frozen_abort(pair))
+        results.series.setdefault("abort", {})[plane.name] = spent
+
+
+def _frozen_abort(pair: Pair) -> Row:
+    """The same while the writer is frozen: nothing is released before it runs again."""
+    frozen_s = 1.0
+    first = pair.rooms(1)
+    pair.prefill.begin("open_idle", first, 1, 256)
+    pair.decodes[0].call("open_idle", first, 1, 256, pair.address)
+    pair.prefill.finish()
+    pair.prefill.begin("send_idle")
+    pair.prefill.signal(signal.SIGSTOP)
+    pair.decodes[0].begin("end_idle", True)
+    time.sleep(frozen_s)
+    pair.prefill.signal(signal.SIGCONT)
+    resumed = time.monotonic()
+    pair.decodes[0].finish()
+    spent = (time.monotonic() - resumed) * 1e3
+    pair.prefill.finish()
+    pair.prefill.call("end_idle", False)
+    return Row("abort frozen", pair.plane.name, "release after a frozen writer runs again", spent, "ms")
+
+
+def goodput(results: Results, stack: ExitStack) -> None:
+    """Useful bytes a second while a share of the requests is aborted and pages are short."""
+    for plane in PLANES:
+        pair = Pair(stack, plane, LARGE)
+        shares = (0.0, 0.1, 0.3, 0.6)
+        measured: dict[float, list[tuple[float, float, float]]] = defaultdict(list)
+        took = 0.0
+        for number in range(4):
+            for share in shares:
+                job = Job(0, 40, 4, 64, abort_share=share, abort_within_s=took)
+                _, decode = pair.run(job)
+                if not share:
+                    took = float(np.median([decode.done[room] - decode.opened[room] for room in decode.done]))
+                if number:
+                    useful = len(decode.done) * job.pages * LARGE.page_bytes / decode.wall_s / 1e9
+                    part = len(decode.done) / job.count
+                    measured[share].append((useful, part, decode.held_page_s / decode.wall_s))
+        base = float(np.median([useful for useful, _, _ in measured[0.0]]))
+        for share in shares:
+            useful, part, held = (float(value) for value in np.median(measured[share], axis=0))
+            kept = useful / base
+            note = f"{part:.0%} of the requests were useful; {held:.1f} of 256 pages wait for release"
+            what = f"goodput with {share:.0%} aborted"
+            results.add(Row("goodput", plane.name, what, kept, "of 0 %", "", f">= {part:.2f}", kept >= part, note))
+            results.series.setdefault("goodput", {}).setdefault(plane.name, []).append((share, kept, part, held))
+
+
+def frames(results: Results, stack: ExitStack) -> None:
+    """Frames that a hand-off costs."""
+    pair = Pair(stack, NIXL, TINY)
+    sides = (pair.prefill, pair.decodes[0])
+    for side in sides:
+        side.call("count_frames")
+    pair.run(Job(0, 200, 1, 1))
+    time.sleep(0.3)  # the last acknowledgement
+    counts = {name: number for side in sides for name, number in side.call("frames_sent").items()}
+    each = sum(counts.values()) / 200
+    note = ", ".join(f"{name} {number / 200:g}" for name, number in counts.items())
+    results.add(Row("frames", NIXL.name, "frames of a hand-off", each, "", "", "<= 4", each <= 4.05, note))
+
+
+def frozen(results: Results, stack: ExitStack) -> None:
+    """What a frozen decode with writes in flight does to the seven others of a prefill."""
+    pair = Pair(stack, NIXL_TCP, TINY, decodes=8)
+    job = Job(0, 300, 4, 1)
+    pair.run(job)
+    calm, lag_calm = _tail(pair, job)
+    first = pair.rooms(8)
+    pair.prefill.begin("open_idle", first, 8, 2048)
+    pair.decodes[7].call("open_idle", first, 8, 2048, pair.address)
+    pair.prefill.finish()
+    pair.decodes[7].signal(signal.SIGSTOP)
+    pair.prefill.call("send_idle")
+    stuck, lag_stuck = _tail(pair, job)
+    pair.decodes[7].signal(signal.SIGCONT)
+    pair.prefill.call("end_idle", False)
+    pair.decodes[7].call("end_idle", False)
+    ratio = stuck / calm
+    note = f"p50 {calm * 1e3:.2f} -> {stuck * 1e3:.2f} ms; loop lag {lag_calm * 1e3:.1f} -> {lag_stuck * 1e3:.1f} ms"
+    results.add(Row("frozen", "nixl tcp", "latency beside a frozen peer", ratio, "x", "", "<= 1.2", ratio <= 1.2, note))
+
+
+def _tail(pair: Pair, job: Job) -> tuple[float, float]:
+    """Median latency over the first seven peers, and prefill's loop lag."""
+    time.sleep(5.5)  # the lag is that of the last five seconds
+    spent = [each for peer in range(7) for each in latencies(pair.run(job, peer))]
+    return float(np.median(spent)), float(pair.prefill.call("lag"))
+
+
+def rooms(results: Results, stack: ExitStack) -> None:
+    """CPU of a hand-off while ten thousand others are open."""
+    pair = Pair(stack, NIXL, TINY, max_attempts=65_536)
+    job = Job(0, 1500, 16, 1)
+    pair.run(job)
+    live = 10_000
+    costs: dict[int, list[float]] = {0: [], live: []}
+    for number in (0, live, 0, live, 0):
+        if number:
+            first = pair.rooms(live)
+            pair.prefill.begin("open_idle", first, live, 1)
+            pair.decodes[0].call("open_idle", first, live, 1, pair.address)
+            pair.prefill.finish()
+        prefill, decode = pair.run(job)
+        costs[number].append((prefill.cpu_s + decode.cpu_s) / job.count * 1e6)
+        if number:
+            pair.decodes[0].call("end_idle", True)
+            pair.prefill.call("end_idle", True)
+    few, many = (float(np.median(values)) for values in costs.values())
+    ratio = many / few
+    note = f"{few:.0f} -> {many:.0f} us, both sides together"
+    what = "CPU of a hand-off, 10 000 live / none"
+    results.add(Row("rooms", NIXL.name, what, ratio, "x", "", "<= 1.2", ratio <= 1.2, note))
+
+
+def startup(results: Results, stack: ExitStack) -> None:
+    """How long a process takes until it can be offered work, and whether its first transfer is slower than others."""
+    importing = "import time; t = time.monotonic(); import pdpool_connector; print(time.monotonic() - t)"
+    imported = subprocess.run([sys.executable, "-c", importing], capture_output=True, check=True, timeout=60)
+    imported_s = float(imported.stdout)
+    for plane in PLANES:
+        pair = Pair(stack, plane, TINY, warm_up=False)
+        facts = pair.decodes[0].facts
+        prefill, decode = pair.run(Job(0, 1, 1, 1))
+        connect = (prefill.sent[next(iter(prefill.sent))] - decode.begun) * 1e3
+        (first,) = latencies((prefill, decode))
+        later = float(np.median(latencies(pair.run(Job(0, 50, 1, 1)))))
+        note = (
+            f"import {imported_s:.2f} s, start {facts['started_s']:.2f} s, first room ready after "
+            f"{connect:.0f} ms; first transfer {first * 1e3:.2f} ms, later ones {later * 1e3:.2f} ms"
+        )
+        results.add(Row("startup", plane.name, "first transfer / later ones", first / later, "x", note=note))
+
+
+FIGURES: dict[str, Callable[[Results, ExitStack], None]] = {
+    "big": big,
+    "tiny": tiny,
+    "rate": rate,
+    "concurrent": concurrent,
+    "idle": idle,
+    "aborts": aborts,
+    "goodput": goodput,
+    "frames": frames,
+    "frozen": frozen,
+    "rooms": rooms,
+    "startup": startup,
+}
