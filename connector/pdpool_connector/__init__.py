@@ -4,6 +4,7 @@ from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.memory import KVMemory, Region
 from pdpool_connector.layout.pairing import Part, shard_model
 from pdpool_connector.protocol.agree import Key, Verdict, agree
+from pdpool_connector.protocol.answer import Answer, answer_for, client_answer
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.decode import DecodeConnector
@@ -12,6 +13,7 @@ from pdpool_connector.runtime.stats import ConnectorStats
 from pdpool_connector.runtime.transfer import DecodeTransfer, PrefillTransfer
 
 __all__ = [
+    "Answer",
     "Cause",
     "ConnectorConfig",
     "ConnectorStats",
@@ -28,5 +30,7 @@ __all__ = [
     "TransferStatus",
     "Verdict",
     "agree",
+    "answer_for",
+    "client_answer",
     "shard_model",
 ]

@@ -1,32 +1,16 @@
 """The hand-off as the scheduler sees it: what prefill, decode and unified engines do differently."""
 
-from pdpool_connector import Cause, Phase, TransferStatus
+from pdpool_connector import Cause, Phase, TransferStatus, answer_for, client_answer
 from pdpool_connector.reference.handoff import DecodeHandoffs, Handoff, PrefillHandoff, PrefillHandoffs
 from pdpool_connector.reference.kv import PAGE_TOKENS, AuxRow, PagedKV
 from pdpool_connector.reference.request import Failure, GenerationRequest
 from pdpool_connector.reference.scheduler_core import Core
 from pdpool_connector.reference.scheduler_queues import Sequence, State
 
-FAILURES: dict[Cause, tuple[int, str]] = {
-    Cause.ABORTED: (503, "aborted"),
-    Cause.PEER_ABORTED: (502, "peer_aborted"),
-    Cause.REFUSED: (503, "refused"),
-    Cause.TIMED_OUT: (504, "timed_out"),
-    Cause.PEER_LOST: (502, "peer_lost"),
-    Cause.TRANSFER_FAILED: (502, "transfer_failed"),
-    Cause.INVALID: (500, "handoff_invalid"),
-    Cause.SHUTDOWN: (503, "shutting_down"),
-    Cause.SUPERSEDED: (409, "superseded"),
-    Cause.FORGOTTEN: (502, "peer_forgot"),
-    Cause.INTERNAL: (500, "connector_fault"),
-}
-"""HTTP status and error code for each cause of a failed hand-off. The router tries 5xx again, with a new pair."""
-
 
 def failure_of(status: TransferStatus) -> Failure:
     """What the client is told of a failed hand-off."""
-    code, word = FAILURES[status.cause] if status.cause is not None else (500, "handoff_failed")
-    return Failure(code, word, f"the hand-off failed: {status.message or word}")
+    return Failure(*client_answer(status))
 
 
 class UnifiedSide:
@@ -249,7 +233,7 @@ class DecodeSide:
         if row is None or row.prompt_tokens != expected:
             got = "no row" if row is None else f"a prompt of {row.prompt_tokens} tokens"
             message = f"prefill handed over {got}, the request here has {expected} tokens"
-            self._core.fail(seq, Failure(502, "wrong_handoff", message), now)
+            self._core.fail(seq, Failure(*answer_for(Cause.INVALID, message)), now)
             return
         seq.computed = expected
         self._core.queues.move(seq, State.RUNNING, now)

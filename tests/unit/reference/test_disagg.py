@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 from pdpool_connector import Cause, DecodeTransfer, Phase, PrefillTransfer, TransferStatus
+from pdpool_connector.protocol.answer import ANSWERS
 from pdpool_connector.reference import tokenizer as tokenizers
 from pdpool_connector.reference import weights
-from pdpool_connector.reference.disaggregation import FAILURES, DecodeSide, PrefillSide
+from pdpool_connector.reference.disaggregation import DecodeSide, PrefillSide
 from pdpool_connector.reference.kv import AuxRow, PageAllocator, PagedKV
 from pdpool_connector.reference.metrics import Counters
 from pdpool_connector.reference.model import Model
@@ -221,7 +222,7 @@ def test_every_cause_has_a_status_and_keeps_its_message(cause):
     bench.connector.transfers[0].status = failed(cause, releasable=True)
     bench.turn()
     failure = asked.outputs[-1]
-    assert (failure.status, failure.code) == FAILURES[cause]
+    assert (failure.status, failure.code) == ANSWERS[cause]
     assert failure.status >= 400
     assert "because" in failure.message
 
@@ -286,7 +287,7 @@ def test_a_cache_of_another_prompt_is_refused():
     bench.turn()
     land(bench, 0, 65, prompt_tokens=34)
     bench.turn()
-    assert (asked.outputs[-1].status, asked.outputs[-1].code) == (502, "wrong_handoff")
+    assert (asked.outputs[-1].status, asked.outputs[-1].code) == (502, "handoff_invalid")
     assert bench.pages.available == 64
 
 
@@ -298,7 +299,7 @@ def test_a_row_of_the_slots_former_owner_is_not_taken_for_a_new_one():
     bench.turn()
     bench.connector.transfers[0].status = DONE
     bench.turn()
-    assert asked.outputs[-1].code == "wrong_handoff"
+    assert asked.outputs[-1].code == "handoff_invalid"
 
 
 def test_pages_that_prefill_may_still_write_are_not_given_to_the_next_request():
