@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from .ascend import AscendEngine
 from .base import Engine
 from .local import LocalEngine
 from .mooncake import MooncakeEngine
+from .mori import MoriEngine
 from .nixl import NixlEngine
 
-BACKENDS: Final = ("nixl", "mooncake", "local")
+BACKENDS: Final = ("nixl", "mooncake", "mori", "ascend", "local")
 """Names of the engines, as configuration and peers give them."""
 
 
@@ -28,6 +30,10 @@ def open_engine(backend: str, incarnation: str, *, target: bool, host: str = "12
             return NixlEngine(incarnation, target=target)
         case "mooncake":
             return MooncakeEngine(incarnation, host=host)
+        case "mori":
+            return MoriEngine(incarnation, host=host)
+        case "ascend":
+            return AscendEngine(incarnation, target=target, host=host)
         case "local":
             return LocalEngine()
         case _:

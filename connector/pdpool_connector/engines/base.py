@@ -15,6 +15,7 @@ flight to its end.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -44,6 +45,14 @@ class Handle(Protocol):
     @property
     def failure(self) -> str:
         """Why it failed, for a person to read; empty unless `poll` returned one of the FAILED states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A handle of a transfer that was over when `submit` returned."""
+
+    outcome: Poll
+    failure: str = ""
 
 
 class EngineError(Exception):

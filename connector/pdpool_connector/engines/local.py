@@ -16,20 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdpool_connector.layout.arena import ArenaError, ArenaLocation, HostArena, MappedArena, find_arena
-from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
+from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 
 from .base import (
     EngineError,
     EngineUnavailableError,
+    Finished,
     Handle,
     IncompatiblePeerError,
-    InvalidChunkError,
     Op,
     PeerUnreachableError,
     Poll,
     UnknownPeerError,
 )
+from .checks import meet, refuse_invalid
 
 _IOV_MAX: Final = 1024
 """Linux' bound on the vectors of one call (limits.h UIO_MAXIOV)."""
@@ -71,14 +72,6 @@ def _copy(source: NDArray[np.int64], target: NDArray[np.int64], nbytes: NDArray[
 
 
 @dataclass(frozen=True, slots=True)
-class _Finished:
-    """The handle: a local transfer is over before anyone can ask for it."""
-
-    outcome: Poll
-    failure: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class _Peer:
     plan: PairPlan
     arena: MappedArena
@@ -115,17 +108,7 @@ class LocalEngine:
 
     def connect(self, peer: str, remote: RemoteMemory) -> None:
         """As `Engine.connect`; the connection is a mapping, so there is nothing to warm up."""
-        if self._memory is None:
-            raise EngineError("register memory before connecting a peer")
-        if peer in self._peers:
-            raise EngineError(f"peer {peer} is connected already")
-        if remote.engine != self.name:
-            raise IncompatiblePeerError(f"engine is {self.name!r} here and {remote.engine!r} at the peer")
-        try:
-            plan = PairPlan(self._memory, remote.memory)
-            location = msgspec.msgpack.decode(remote.descriptor, type=ArenaLocation)
-        except (LayoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise IncompatiblePeerError(str(error)) from error
+        plan, location = meet(self.name, self._memory, self._peers, peer, remote, ArenaLocation)
         for region in remote.memory.regions:
             if region.address < location.address or region.end > location.address + location.nbytes:
                 raise IncompatiblePeerError(
@@ -143,25 +126,22 @@ class LocalEngine:
         state = self._peers.get(peer)
         if state is None:
             raise UnknownPeerError(f"peer {peer} is not connected")
-        try:
-            state.plan.check(chunk, read=op is Op.READ)
-        except LayoutError as error:
-            raise InvalidChunkError(str(error)) from error
+        refuse_invalid(state.plan, chunk, op)
         runs = state.plan.runs(chunk)
         ends = (runs.local, runs.remote + state.shift)
         source, target = ends if op is Op.WRITE else reversed(ends)
         try:
             _copy(source, target, runs.nbytes)
         except OSError as error:
-            return _Finished(Poll.FAILED_SETTLED, f"copy failed: {error}")
+            return Finished(Poll.FAILED_SETTLED, f"copy failed: {error}")
         # Asked after the copy: a peer that died before the last byte must not be told as done.
         if not state.arena.owner_alive():
-            return _Finished(Poll.FAILED_SETTLED, "the peer's process has exited")
-        return _Finished(Poll.DONE)
+            return Finished(Poll.FAILED_SETTLED, "the peer's process has exited")
+        return Finished(Poll.DONE)
 
     def poll(self, handle: Handle) -> Poll:
         """As `Engine.poll`; never PENDING."""
-        assert isinstance(handle, _Finished)
+        assert isinstance(handle, Finished)
         return handle.outcome
 
     def disconnect(self, peer: str) -> None:

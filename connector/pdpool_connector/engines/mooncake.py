@@ -26,20 +26,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pdpool_connector.layout.memory import MAX_ADDRESS, KVMemory, LayoutError, RemoteMemory
+from pdpool_connector.layout.memory import MAX_ADDRESS, KVMemory, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.pool import MAX_CHUNK_DESCRIPTORS, Runs
 
 from .base import (
     EngineError,
     Handle,
-    IncompatiblePeerError,
-    InvalidChunkError,
     Op,
     PeerUnreachableError,
     Poll,
     UnknownPeerError,
 )
+from .checks import meet, refuse_invalid
 from .mooncake_session import MooncakeSession
 from .pace import pause, sharpen_sleeps
 
@@ -128,17 +127,7 @@ class MooncakeEngine:
 
     def connect(self, peer: str, remote: RemoteMemory) -> None:
         """As `Engine.connect`; makes the calling thread's sleeps precise."""
-        if self._memory is None:
-            raise EngineError("there is no registered memory to connect a peer to")
-        if peer in self._peers:
-            raise EngineError(f"peer {peer} is connected already")
-        if remote.engine != self.name:
-            raise IncompatiblePeerError(f"engine is {self.name!r} here and {remote.engine!r} at the peer")
-        try:
-            plan = PairPlan(self._memory, remote.memory)
-            descriptor = msgspec.msgpack.decode(remote.descriptor, type=_Descriptor)
-        except (LayoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise IncompatiblePeerError(str(error)) from error
+        plan, descriptor = meet(self.name, self._memory, self._peers, peer, remote, _Descriptor)
         sharpen_sleeps()
         self._reap()
         self._peers[peer] = _Peer(plan, descriptor.session, time.monotonic())
@@ -153,10 +142,7 @@ class MooncakeEngine:
         state = self._peers.get(peer)
         if state is None or state.broken:
             raise UnknownPeerError(f"peer {peer} is not connected" + (f": {state.broken}" if state else ""))
-        try:
-            state.plan.check(chunk, read=op is Op.READ)
-        except LayoutError as error:
-            raise InvalidChunkError(str(error)) from error
+        refuse_invalid(state.plan, chunk, op)
         return self._begin(state, op, state.plan.runs(chunk))
 
     def poll(self, handle: Handle) -> Poll:

@@ -21,7 +21,7 @@ from typing import Annotated, Final
 import msgspec
 import numpy as np
 
-from pdpool_connector.layout.memory import MAX_ADDRESS, KVMemory, LayoutError, RemoteMemory
+from pdpool_connector.layout.memory import MAX_ADDRESS, KVMemory, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.pool import Ids, Row
 
@@ -29,12 +29,12 @@ from .base import (
     EngineError,
     Handle,
     IncompatiblePeerError,
-    InvalidChunkError,
     Op,
     PeerUnreachableError,
     Poll,
     UnknownPeerError,
 )
+from .checks import meet, refuse_invalid
 from .nixl_agent import NixlAgent, NixlError
 from .pace import pause
 
@@ -117,17 +117,7 @@ class NixlEngine:
 
     def connect(self, peer: str, remote: RemoteMemory) -> None:
         """As `Engine.connect`."""
-        if self._memory is None:
-            raise EngineError("there is no registered memory to connect a peer to")
-        if peer in self._peers:
-            raise EngineError(f"peer {peer} is connected already")
-        if remote.engine != self.name:
-            raise IncompatiblePeerError(f"engine is {self.name!r} here and {remote.engine!r} at the peer")
-        try:
-            plan = PairPlan(self._memory, remote.memory)
-            descriptor = msgspec.msgpack.decode(remote.descriptor, type=_Descriptor)
-        except (LayoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise IncompatiblePeerError(str(error)) from error
+        plan, descriptor = meet(self.name, self._memory, self._peers, peer, remote, _Descriptor)
         self._load(peer, descriptor.metadata)
         try:
             remote_list = self._agent.prepare(peer, [*plan.remote_rows, _scratch_row(descriptor.scratch)])
@@ -152,10 +142,7 @@ class NixlEngine:
         state = self._peers.get(peer)
         if state is None or state.broken:
             raise UnknownPeerError(f"peer {peer} is not connected" + (f": {state.broken}" if state else ""))
-        try:
-            state.plan.check(chunk, read=op is Op.READ)
-        except LayoutError as error:
-            raise InvalidChunkError(str(error)) from error
+        refuse_invalid(state.plan, chunk, op)
         local, remote = state.plan.indices(chunk)
         if not len(local):
             return _Transfer(state, 0, Poll.DONE)

@@ -1,0 +1,60 @@
+"""What every engine checks in the same way: whom it connects, and what it is told to move."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container
+from typing import TypeVar
+
+import msgspec
+
+from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
+from pdpool_connector.layout.plan import Chunk, PairPlan
+
+from .base import EngineError, EngineUnavailableError, IncompatiblePeerError, InvalidChunkError, Op
+
+Descriptor = TypeVar("Descriptor")
+
+
+def meet(
+    engine: str,
+    ours: KVMemory | None,
+    known: Container[str],
+    peer: str,
+    remote: RemoteMemory,
+    kind: type[Descriptor],
+) -> tuple[PairPlan, Descriptor]:
+    """The plan of our memory and the peer's, and the peer's descriptor, a msgpack of `kind`.
+
+    Raises EngineError when nothing is registered yet or the peer is among the known, and IncompatiblePeerError.
+    """
+    if ours is None:
+        raise EngineError("register memory before connecting a peer")
+    if peer in known:
+        raise EngineError(f"peer {peer} is connected already")
+    if remote.engine != engine:
+        raise IncompatiblePeerError(f"engine is {engine!r} here and {remote.engine!r} at the peer")
+    try:
+        return PairPlan(ours, remote.memory), msgspec.msgpack.decode(remote.descriptor, type=kind)
+    except (LayoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise IncompatiblePeerError(str(error)) from error
+
+
+def refuse_invalid(plan: PairPlan, chunk: Chunk, op: Op) -> None:
+    """Raise InvalidChunkError for a chunk that does not fit the plan."""
+    try:
+        plan.check(chunk, read=op is Op.READ)
+    except LayoutError as error:
+        raise InvalidChunkError(str(error)) from error
+
+
+def device(default: int) -> int:
+    """Index of the GPU or NPU whose memory is moved, as the environment variable PDPOOL_DEVICE tells.
+
+    Raises EngineUnavailableError when it is no number.
+    """
+    text = os.environ.get("PDPOOL_DEVICE", str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise EngineUnavailableError(f"PDPOOL_DEVICE is {text!r}, must be the index of a device") from None

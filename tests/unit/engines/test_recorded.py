@@ -1,0 +1,313 @@
+"""The engines for hardware that is not here, on stand-ins that are held to the interfaces of the real packages."""
+
+import gc
+import inspect
+import sys
+import weakref
+
+import numpy as np
+import pytest
+from pdpool_connector.engines import mori, open_engine
+from pdpool_connector.engines.base import (
+    EngineUnavailableError,
+    IncompatiblePeerError,
+    InvalidChunkError,
+    Op,
+    PeerUnreachableError,
+    Poll,
+    UnknownPeerError,
+)
+from pdpool_connector.layout.arena import HostArena
+from pdpool_connector.layout.memory import KVMemory, RemoteMemory
+from pdpool_connector.layout.plan import Chunk
+
+from tests.unit.engines import recorded_packages as packages
+
+PAGES, PAGE_BYTES, ROWS, ROW_BYTES = 32, 512, 4, 64
+
+
+class Side:
+    """An engine with memory of its own: two KV regions, one of state, aux rows."""
+
+    def __init__(self, backend, name, *, target=False):
+        stride = PAGES * PAGE_BYTES
+        self.arena = HostArena(4 * stride)
+        regions = [self.arena.region(index * stride, PAGE_BYTES, PAGES) for index in range(3)]
+        self.memory = KVMemory(
+            kv=tuple(regions[:2]),
+            state=(regions[2],),
+            aux=self.arena.region(3 * stride, ROW_BYTES, ROWS),
+            page_tokens=1,
+            layers=1,
+            kv_heads=1,
+            head_dim=128,
+            dtype="float32",
+            model="m",
+        )
+        self.bytes = self.arena.array(0, self.arena.nbytes, np.uint8)
+        self.engine = open_engine(backend, name, target=target, host="10.0.0.1")
+        self.remote = RemoteMemory(engine=backend, memory=self.memory, descriptor=self.engine.register(self.memory))
+
+    def items(self, index):
+        stride = PAGES * PAGE_BYTES
+        width = ROW_BYTES if index == 3 else PAGE_BYTES
+        return self.bytes[index * stride :][: (ROWS if index == 3 else PAGES) * width].reshape(-1, width)
+
+
+@pytest.fixture(params=["mori", "ascend"])
+def backend(request, monkeypatch):
+    for cls, names in (
+        (packages.IOEngine, ("rounds", "failure", "raises")),
+        (packages.TransferEngine, ("code", "raises")),
+    ):
+        for name in names:
+            monkeypatch.setattr(cls, name, getattr(cls, name))
+    monkeypatch.setitem(sys.modules, "mori.io", packages.mori_io())
+    monkeypatch.setitem(sys.modules, "memfabric_hybrid", packages.memfabric())
+    monkeypatch.setattr(mori, "_rdma_devices", lambda: ["mlx5_0"])
+    monkeypatch.setenv("ASCEND_MF_STORE_URL", "tcp://10.0.0.9:6650")
+    monkeypatch.delenv("PDPOOL_DEVICE", raising=False)
+    return request.param
+
+
+@pytest.fixture
+def pair(backend):
+    ours, theirs = Side(backend, "us"), Side(backend, "them", target=True)
+    ours.engine.connect("them", theirs.remote)
+    yield ours, theirs
+    for side in (ours, theirs):
+        side.engine.close()
+
+
+def ids(*values):
+    return np.array(values, np.int32)
+
+
+def ended(engine, handle):
+    for _ in range(100):
+        if (outcome := engine.poll(handle)) is not Poll.PENDING:
+            return outcome
+    pytest.fail("still pending after 100 polls")
+
+
+@pytest.mark.parametrize("op", list(Op))
+def test_bytes_land_exactly_where_they_should(pair, op):
+    ours, theirs = pair
+    source, sink = pair if op is Op.WRITE else reversed(pair)
+    source.bytes[:] = np.random.default_rng(0).integers(0, 256, source.arena.nbytes, np.uint8)
+    sink.bytes[:] = 0xA5
+    wanted = sink.bytes.copy()
+    local, remote, state, aux = ids(3, 4, 9, 31), ids(20, 21, 0, 5), (ids(1, 2), ids(7, 6)), (1, 3)
+    ends = (lambda pair: pair) if op is Op.WRITE else (lambda pair: pair[::-1])
+    moves = [(0, *ends((local, remote))), (1, *ends((local, remote))), (2, *ends(state)), (3, *ends(((1,), (3,))))]
+    assert ended(ours.engine, ours.engine.submit("them", Chunk(local, remote, aux, state), op)) is Poll.DONE
+    image = Side.items
+    landed = sink.bytes.copy()
+    sink.bytes[:] = wanted
+    for region, froms, tos in moves:
+        for start, to in zip(froms, tos, strict=True):
+            image(sink, region)[to] = image(source, region)[start]
+    assert np.array_equal(landed, sink.bytes)
+
+
+def test_nothing_to_move_is_done(pair):
+    ours, _ = pair
+    assert ours.engine.poll(ours.engine.submit("them", Chunk(ids(), ids()))) is Poll.DONE
+
+
+def test_a_bad_index_is_refused_before_the_package_is_asked(pair):
+    ours, theirs = pair
+    with pytest.raises(InvalidChunkError, match=r"remote_pages\[0\] is 32"):
+        ours.engine.submit("them", Chunk(ids(0), ids(32)))
+    assert not theirs.items(0).any()
+
+
+def test_a_failure_is_unsettled_has_its_reason_and_ends_the_connection(pair, backend, monkeypatch):
+    ours, theirs = pair
+    monkeypatch.setattr(packages.IOEngine, "failure", "retry exceeded")
+    monkeypatch.setattr(packages.TransferEngine, "code", -7)
+    handle = ours.engine.submit("them", Chunk(ids(0), ids(0)))
+    assert ended(ours.engine, handle) is Poll.FAILED_UNSETTLED
+    assert handle.failure == {"mori": "retry exceeded", "ascend": "error -7 the NPU said no"}[backend]
+    with pytest.raises(UnknownPeerError, match=handle.failure):
+        ours.engine.submit("them", Chunk(ids(0), ids(0)))
+    monkeypatch.undo()
+
+
+def test_an_exception_from_the_package_is_an_unsettled_failure(pair, monkeypatch):
+    ours, _ = pair
+    monkeypatch.setattr(packages.IOEngine, "raises", "lost")
+    monkeypatch.setattr(packages.TransferEngine, "raises", "lost")
+    handle = ours.engine.submit("them", Chunk(ids(0), ids(0)))
+    assert ended(ours.engine, handle) is Poll.FAILED_UNSETTLED
+    assert handle.failure == "RuntimeError: lost"
+
+
+def test_a_peer_that_is_not_who_it_should_be_is_refused(pair):
+    ours, theirs = pair
+    with pytest.raises(IncompatiblePeerError, match="'them', must be of peer 'somebody else'"):
+        ours.engine.connect("somebody else", theirs.remote)
+
+
+def test_a_descriptor_of_another_kind_is_refused(pair, backend):
+    ours, theirs = pair
+    with pytest.raises(IncompatiblePeerError):
+        ours.engine.connect("x", RemoteMemory(engine=backend, memory=theirs.memory, descriptor=b"\xff"))
+
+
+def test_close_gives_everything_back_once(pair, backend):
+    for side in pair:
+        side.engine.close()
+        side.engine.close()
+        with pytest.raises(UnknownPeerError):
+            side.engine.submit("them", Chunk(ids(0), ids(0)))
+    made = packages.IOEngine.made if backend == "mori" else packages.TransferEngine.made
+    assert [native.memories for native in made] == [{}, {}]
+    if backend == "ascend":
+        assert [native.ended for native in made] == [["destroy", "unInitialize"]] * 2
+    else:
+        assert [native.remotes for native in made] == [set(), set()]
+
+
+# --- MORI alone ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["mori"], indirect=True)
+def test_mori_is_pending_until_every_status_has_ended(pair, monkeypatch):
+    ours, theirs = pair
+    monkeypatch.setattr(packages.IOEngine, "rounds", 3)
+    ours.bytes[:] = 1
+    handle = ours.engine.submit("them", Chunk(ids(0), ids(0)))
+    assert [ours.engine.poll(handle) for _ in range(4)] == [Poll.PENDING, Poll.PENDING, Poll.DONE, Poll.DONE]
+    assert theirs.items(1)[0].all()
+
+
+@pytest.mark.parametrize("backend", ["mori"], indirect=True)
+def test_statuses_that_moris_threads_may_still_write_to_live_until_close(pair, monkeypatch):
+    ours, _ = pair
+    monkeypatch.setattr(packages.IOEngine, "rounds", 1000)
+    handle = ours.engine.submit("them", Chunk(ids(0), ids(0)))
+    status = weakref.ref(handle.statuses[0])
+    ours.engine.disconnect("them")
+    assert ours.engine.poll(handle) is Poll.FAILED_UNSETTLED
+    del handle
+    gc.collect()
+    assert status() is not None
+    ours.engine.close()
+    gc.collect()
+    assert status() is None
+
+
+@pytest.mark.parametrize("backend", ["mori"], indirect=True)
+def test_a_peer_that_does_not_answer_the_warm_up_is_unreachable(backend, monkeypatch):
+    ours, theirs = mori.MoriEngine("us", host="h", connect_timeout_s=0.05), Side(backend, "them")
+    ours.register(theirs.memory)
+    monkeypatch.setattr(packages.IOEngine, "rounds", 1_000_000)
+    with pytest.raises(PeerUnreachableError, match=r"did not answer within 0\.05 s"):
+        ours.connect("them", theirs.remote)
+    monkeypatch.setattr(packages.IOEngine, "failure", "no route")
+    with pytest.raises(PeerUnreachableError, match="failed: no route"):
+        ours.connect("them", theirs.remote)
+
+
+@pytest.mark.parametrize("backend", ["mori"], indirect=True)
+def test_memories_that_are_not_those_of_the_geometry_are_refused(backend):
+    ours, theirs, third = Side(backend, "us"), Side(backend, "them"), Side(backend, "third")
+    lying = RemoteMemory(engine=backend, memory=third.memory, descriptor=theirs.remote.descriptor)
+    with pytest.raises(IncompatiblePeerError, match="not those of its geometry"):
+        ours.engine.connect("them", lying)
+
+
+@pytest.mark.parametrize("backend", ["mori"], indirect=True)
+def test_mori_waits_for_events_and_takes_the_gpu_that_is_named(backend, monkeypatch):
+    Side(backend, "host")
+    monkeypatch.setenv("PDPOOL_DEVICE", "3")
+    Side(backend, "gpu")
+    on_host, on_gpu = packages.IOEngine.made
+    assert on_host.backends[0][1].poll_cq_mode.name == "EVENT"
+    assert {(device, place.name) for _, device, place in on_host.memories.values()} == {(-1, "CPU")}
+    assert {(device, place.name) for _, device, place in on_gpu.memories.values()} == {(3, "GPU"), (-1, "CPU")}
+
+
+# --- Ascend alone --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["ascend"], indirect=True)
+def test_ascend_tells_the_store_role_device_and_protocol(backend, monkeypatch):
+    Side(backend, "us")
+    monkeypatch.setenv("PDPOOL_DEVICE", "5")
+    monkeypatch.setenv("ASCEND_MF_TRANSFER_PROTOCOL", "DEVICE_RDMA")
+    Side(backend, "them", target=True)
+    first, second = (native.started for native in packages.TransferEngine.made)
+    assert first[:4] == ("tcp://10.0.0.9:6650", "10.0.0.1:16000", "Prefill", 0)
+    assert second[:4] == ("tcp://10.0.0.9:6650", "10.0.0.1:16001", "Decode", 5)
+    assert (first[4].name, second[4].name) == ("SDMA", "DEVICE_RDMA")
+
+
+@pytest.mark.parametrize("backend", ["ascend"], indirect=True)
+def test_ascend_says_what_is_missing(backend, monkeypatch):
+    monkeypatch.setattr(packages.TransferEngine, "start_code", -1)
+    with pytest.raises(EngineUnavailableError, match="cannot start: error -1 the NPU said no"):
+        open_engine(backend, "us", target=False)
+    monkeypatch.setenv("PDPOOL_DEVICE", "first")
+    with pytest.raises(EngineUnavailableError, match="PDPOOL_DEVICE is 'first'"):
+        open_engine(backend, "us", target=False)
+    monkeypatch.setenv("ASCEND_MF_TRANSFER_PROTOCOL", "pigeon")
+    with pytest.raises(EngineUnavailableError, match="is 'pigeon', must be one of sdma, device_rdma"):
+        open_engine(backend, "us", target=False)
+    monkeypatch.delenv("ASCEND_MF_STORE_URL")
+    with pytest.raises(EngineUnavailableError, match="ASCEND_MF_STORE_URL is not set"):
+        open_engine(backend, "us", target=False)
+
+
+# --- Missing, and the record ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backend", "module", "hint"),
+    [("mori", "mori.io", "pip install amd-mori==1.2.4"), ("ascend", "memfabric_hybrid", "memfabric-hybrid==1.3.0")],
+)
+def test_without_the_package_the_error_says_how_to_install_it(monkeypatch, backend, module, hint):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(EngineUnavailableError, match=hint):
+        open_engine(backend, "me", target=False)
+
+
+def test_without_an_rdma_device_mori_is_unavailable(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mori.io", packages.mori_io())
+    monkeypatch.setattr(mori, "_rdma_devices", list)
+    with pytest.raises(EngineUnavailableError, match="no RDMA device"):
+        open_engine("mori", "me", target=False)
+
+
+def methods(cls):
+    return {
+        name: list(inspect.signature(member).parameters)[1:]
+        for name, member in inspect.getmembers(cls, inspect.isfunction)
+        if not name.startswith("_")
+    }
+
+
+def test_the_stand_in_for_memfabric_offers_what_the_real_one_does():
+    real = packages.record("memfabric_hybrid")
+    for name, parameters in methods(packages.TransferEngine).items():
+        assert parameters == real["TransferEngine"][name][: len(parameters)], name
+    module = packages.memfabric()
+    assert set(vars(module)) <= set(real["functions"])
+    assert {kind.name for kind in module.TransDataOpType} <= set(real["TransDataOpType"])
+
+
+def test_the_stand_in_for_mori_offers_what_the_real_one_does():
+    real = packages.record("amd_mori")
+    engine = real["classes"]["IOEngine"]
+    for name, parameters in methods(packages.IOEngine).items():
+        wanted = engine["_batch_single_side_transfer"][1:] if name.startswith("batch_") else engine[name]
+        assert parameters == wanted, name
+    bound = set(real["bound"])
+    for cls in (packages.EngineDesc, packages.MemoryDesc, packages.TransferStatus):
+        assert {name for name in vars(cls) if not name.startswith("_") and name != "fields"} <= bound
+        assert set(getattr(cls, "fields", ())) <= bound
+    module = packages.mori_io()
+    assert set(vars(module)) <= bound | set(real["classes"])
+    for kind in (module.BackendType, module.PollCqMode, module.MemoryLocationType):
+        assert {member.name for member in kind} <= bound
