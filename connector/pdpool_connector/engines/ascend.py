@@ -2,7 +2,8 @@
 
 Facts from its module, its headers and SGLang's use of it that shape this module:
 
-- Processes find each other through a config store whose URL all share (ASCEND_MF_STORE_URL).
+- Processes find each other through a config store whose URL all share. The port of a session is known only once the
+  engine has started.
 - Its calls with a result block until the transfer is over; the others need a stream of the NPU's runtime. So a chunk is
   moved within `submit`, on the peer's worker.
 - Nothing cancels a transfer, and an error code does not say whether the NPU still moves bytes: it is unsettled.
@@ -34,9 +35,10 @@ from .base import (
 )
 from .checks import device, meet, refuse_invalid
 
-STORE_URL: Final = "ASCEND_MF_STORE_URL"
+STORE_URLS: Final = ("MF_CONFIG_STORE_URL", "ASCEND_MF_STORE_URL")
+"""memfabric's own name, and its former one, which SGLang uses."""
 PROTOCOL: Final = "ASCEND_MF_TRANSFER_PROTOCOL"
-"""Both as SGLang names them."""
+"""As SGLang names it."""
 _PROTOCOLS: Final = {"sdma": "SDMA", "device_rdma": "DEVICE_RDMA"}
 
 
@@ -65,20 +67,22 @@ class AscendEngine:
 
     def __init__(self, incarnation: str, *, target: bool, host: str) -> None:
         self._module = _load()
-        store = os.environ.get(STORE_URL, "")
+        store = next((url for name in STORE_URLS if (url := os.environ.get(name))), "")
         if not store:
-            raise EngineUnavailableError(f"{STORE_URL} is not set: give the URL of the config store, tcp://HOST:PORT")
+            raise EngineUnavailableError(
+                f"{STORE_URLS[0]} is not set: give the URL of the config store that all processes share, tcp://HOST:PORT"
+            )
         protocol = os.environ.get(PROTOCOL, "sdma").lower()
         if protocol not in _PROTOCOLS:
             raise EngineUnavailableError(f"{PROTOCOL} is {protocol!r}, must be one of {', '.join(_PROTOCOLS)}")
         self._incarnation = incarnation
         self._native: Any = self._module.TransferEngine()
-        self._session = f"{host}:{self._native.get_rpc_port()}"
         role = "Decode" if target else "Prefill"  # memfabric's names for the side that is written to, and the other
         kind = getattr(self._module.TransDataOpType, _PROTOCOLS[protocol])
-        code = self._native.initialize(store, self._session, role, device(default=0), kind)
+        code = self._native.initialize(store, f"{host}:0", role, device(default=0), kind)
         if code != 0:
             raise EngineUnavailableError(f"memfabric_hybrid cannot start: {self._reason(code)}")
+        self._session = f"{host}:{self._native.get_rpc_port()}"
         self._memory: KVMemory | None = None
         self._peers: dict[str, _Peer] = {}
         self._closed = False

@@ -10,7 +10,7 @@ import json
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -76,7 +76,7 @@ class TransferStatus:
 
 
 class IOEngine:
-    made: "ClassVar[list[IOEngine]]" = []
+    made: ClassVar[list[Any]] = []
     rounds = 1
     failure = ""
     raises = ""
@@ -166,22 +166,23 @@ def mori_io():
 
 
 class TransferEngine:
-    made: "ClassVar[list[TransferEngine]]" = []
+    made: ClassVar[list[Any]] = []
     start_code = 0
     code = 0
     raises = ""
 
     def __init__(self):
         self.started, self.memories, self.ended = None, {}, []
-        self._port = 16000 + len(TransferEngine.made)
+        self.port = 0
         TransferEngine.made.append(self)
 
     def get_rpc_port(self):
-        return self._port
+        return self.port
 
     def initialize(self, store_url, session_id, role, device_id, data_op_type):
         assert role in ("Prefill", "Decode")
         self.started = (store_url, session_id, role, device_id, data_op_type)
+        self.port = 16000 + TransferEngine.made.index(self)
         return self.start_code
 
     def batch_register_memory(self, buffer_addrs, capacities):
@@ -195,7 +196,7 @@ class TransferEngine:
     def _move(self, session, ours, theirs, lengths, *, write):
         if self.raises:
             raise RuntimeError(self.raises)
-        peer = next(engine for engine in TransferEngine.made if engine.started and engine.started[1] == session)
+        peer = next(engine for engine in TransferEngine.made if f"10.0.0.1:{engine.port}" == session)
         for mine, other, length in zip(ours, theirs, lengths, strict=True):
             for engine, address in ((self, mine), (peer, other)):
                 assert any(first <= address and address + length <= first + n for first, n in engine.memories.items())

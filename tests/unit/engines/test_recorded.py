@@ -65,8 +65,9 @@ def backend(request, monkeypatch):
     monkeypatch.setitem(sys.modules, "mori.io", packages.mori_io())
     monkeypatch.setitem(sys.modules, "memfabric_hybrid", packages.memfabric())
     monkeypatch.setattr(mori, "_rdma_devices", lambda: ["mlx5_0"])
-    monkeypatch.setenv("ASCEND_MF_STORE_URL", "tcp://10.0.0.9:6650")
-    monkeypatch.delenv("PDPOOL_DEVICE", raising=False)
+    monkeypatch.setenv("MF_CONFIG_STORE_URL", "tcp://10.0.0.9:6650")
+    for name in ("PDPOOL_DEVICE", "ASCEND_MF_STORE_URL", "ASCEND_MF_TRANSFER_PROTOCOL"):
+        monkeypatch.delenv(name, raising=False)
     return request.param
 
 
@@ -92,7 +93,7 @@ def ended(engine, handle):
 
 @pytest.mark.parametrize("op", list(Op))
 def test_bytes_land_exactly_where_they_should(pair, op):
-    ours, theirs = pair
+    ours, _ = pair
     source, sink = pair if op is Op.WRITE else reversed(pair)
     source.bytes[:] = np.random.default_rng(0).integers(0, 256, source.arena.nbytes, np.uint8)
     sink.bytes[:] = 0xA5
@@ -123,7 +124,7 @@ def test_a_bad_index_is_refused_before_the_package_is_asked(pair):
 
 
 def test_a_failure_is_unsettled_has_its_reason_and_ends_the_connection(pair, backend, monkeypatch):
-    ours, theirs = pair
+    ours, _ = pair
     monkeypatch.setattr(packages.IOEngine, "failure", "retry exceeded")
     monkeypatch.setattr(packages.TransferEngine, "code", -7)
     handle = ours.engine.submit("them", Chunk(ids(0), ids(0)))
@@ -239,8 +240,8 @@ def test_ascend_tells_the_store_role_device_and_protocol(backend, monkeypatch):
     monkeypatch.setenv("ASCEND_MF_TRANSFER_PROTOCOL", "DEVICE_RDMA")
     Side(backend, "them", target=True)
     first, second = (native.started for native in packages.TransferEngine.made)
-    assert first[:4] == ("tcp://10.0.0.9:6650", "10.0.0.1:16000", "Prefill", 0)
-    assert second[:4] == ("tcp://10.0.0.9:6650", "10.0.0.1:16001", "Decode", 5)
+    assert first[:4] == ("tcp://10.0.0.9:6650", "10.0.0.1:0", "Prefill", 0)
+    assert second[:4] == ("tcp://10.0.0.9:6650", "10.0.0.1:0", "Decode", 5)
     assert (first[4].name, second[4].name) == ("SDMA", "DEVICE_RDMA")
 
 
@@ -255,8 +256,8 @@ def test_ascend_says_what_is_missing(backend, monkeypatch):
     monkeypatch.setenv("ASCEND_MF_TRANSFER_PROTOCOL", "pigeon")
     with pytest.raises(EngineUnavailableError, match="is 'pigeon', must be one of sdma, device_rdma"):
         open_engine(backend, "us", target=False)
-    monkeypatch.delenv("ASCEND_MF_STORE_URL")
-    with pytest.raises(EngineUnavailableError, match="ASCEND_MF_STORE_URL is not set"):
+    monkeypatch.delenv("MF_CONFIG_STORE_URL")
+    with pytest.raises(EngineUnavailableError, match="MF_CONFIG_STORE_URL is not set"):
         open_engine(backend, "us", target=False)
 
 
