@@ -14,6 +14,8 @@ import numpy as np
 from pdpool_connector import HostArena, KVMemory
 from pdpool_connector.engines import open_engine
 from pdpool_connector.engines.base import EngineError, Op, Poll
+from pdpool_connector.engines.mooncake import MooncakeEngine
+from pdpool_connector.engines.nixl import NixlEngine
 from pdpool_connector.layout.memory import RemoteMemory, decode_remote, encode_remote
 from pdpool_connector.layout.plan import Chunk
 
@@ -61,10 +63,13 @@ class Side:
 
     def deregister(self) -> dict[str, str]:
         """Tear the registration down and leave the rest of the engine as it is, where an engine can do that."""
-        agent = getattr(self._engine, "_agent", None)
-        if agent is None:
-            raise EngineError(f"engine {self._engine.name} cannot deregister without closing")
-        agent.deregister(self._engine._registered)  # type: ignore[attr-defined]
+        match self._engine:
+            case NixlEngine() as nixl:
+                nixl._agent.deregister(nixl._registered)
+            case MooncakeEngine() as mooncake:
+                mooncake._session.deregister(mooncake._blocks)
+            case _:
+                raise EngineError(f"engine {self._engine.name} has no registration apart from its arena")
         return {}
 
     def close(self) -> dict[str, str]:

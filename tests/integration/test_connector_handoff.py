@@ -355,8 +355,42 @@ def test_a_killed_prefill_fails_its_attempts_at_once_holds_their_pages_and_is_se
     stats = decode.settle(lambda stats: stats["holds"] == 1)
     assert stats["held_bytes"] == 2 * 4 * 512
     assert not decode.status("lost")["releasable"]
+    if backend != "local":
+        with pytest.raises(AssertionError, match=f"ContainerTerminated is no proof for engine '{backend}'"):
+            decode.call("fence", incarnation=prefill.incarnation, connections=False)
+        assert not decode.status("lost")["releasable"]
     decode.call("fence", incarnation=prefill.incarnation)
     assert decode.until("lost", "releasable")["cause"] == "peer_lost"
+
+
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+def test_the_end_of_a_process_of_this_host_fences_it_without_a_call(sides, backend, victim: str) -> None:
+    prefill, decode = sides("prefill", backend, elsewhere=False), sides("decode", backend, elsewhere=False)
+    fill(prefill, 1)
+    meet(prefill, decode, 7)
+    prefill.until("r", "ready")
+    prefill.call("hold_writes")
+    prefill.send("r", [1, 2])
+    prefill.settle(lambda stats: stats["held_writes"] == 1)
+    killed, survivor = (prefill, decode) if victim == "prefill" else (decode, prefill)
+    began = time.monotonic()
+    killed.kill()
+    assert survivor.until("r", "releasable", within_s=5)["cause"] == "peer_lost"
+    assert time.monotonic() - began < 2.0
+    prefill.call("release_writes") if victim == "decode" else None
+    survivor.settle(lambda stats: stats["holds"] == stats["kept"] == 0)
+
+
+def test_a_stopped_process_of_this_host_is_not_fenced(sides, backend) -> None:
+    prefill, decode = sides("prefill", backend, elsewhere=False), sides("decode", backend, elsewhere=False)
+    meet(prefill, decode, 7)
+    prefill.until("r", "ready")
+    prefill.signal(signal.SIGSTOP)
+    decode.abort("r")
+    decode.settle(lambda stats: stats["holds"] == 1)
+    assert not decode.status("r")["releasable"]
+    prefill.signal(signal.SIGCONT)
+    decode.until("r", "releasable")
 
 
 def test_a_killed_decode_fails_its_attempts_at_once_and_a_new_one_is_served(sides, backend) -> None:

@@ -13,6 +13,8 @@ from typing import Final
 
 import msgspec
 
+from .process import ProcessName
+
 MAX_REGIONS: Final = 4096
 """Bound on KV regions of one rank: 2 for each layer, and no model comes near 2048 layers."""
 MAX_ITEMS: Final = 2**31 - 1
@@ -196,7 +198,8 @@ class RemoteMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What a peer tells of its memory at pairing.
 
     engine: name of the engine that registered it. memory: its geometry; the addresses are the peer's own. descriptor:
-    what that engine's `register` returned, opaque to all but the same engine.
+    what that engine's `register` returned, opaque to all but the same engine. process: who holds it; None if it does
+    not say.
 
     Raises LayoutError when a field is out of bounds.
     """
@@ -204,6 +207,7 @@ class RemoteMemory(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     memory: KVMemory
     descriptor: bytes
+    process: ProcessName | None = None
 
     def __post_init__(self) -> None:
         _named("engine", self.engine)

@@ -20,6 +20,7 @@ from pdpool_connector.engines import open_engine
 from pdpool_connector.flight.files import Flight, Speaker
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, encode_remote
 from pdpool_connector.layout.pairing import Part, part_of
+from pdpool_connector.layout.process import this_process
 from pdpool_connector.protocol.decode import DecodeMachine
 from pdpool_connector.protocol.events import (
     AbortTransfer,
@@ -33,11 +34,13 @@ from pdpool_connector.protocol.events import (
     Shutdown,
     Tick,
 )
+from pdpool_connector.protocol.fence import Proof, describe, judge
 from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.ends import Ends
+from pdpool_connector.runtime.exits import ExitWatch
 from pdpool_connector.runtime.metrics import ConnectorCollector, state_json
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.runtime.stats import ConnectorStats, LinkStats, PeerStats, QueueStats
@@ -79,6 +82,8 @@ class Connector(ABC, Generic[AnyTransfer]):
         self._on_change = on_change
         self._registry = registry
         self._collector = ConnectorCollector(self.stats)
+        self._sending = self.role == "prefill" and config.direction == "write"
+        """Our engine reads our pages to write the peer's; otherwise somebody writes ours, or a peer reads them."""
         target = "decode" if config.direction == "write" else "prefill"
         self._engine = open_engine(
             config.backend, self.incarnation, target=self.role == target, host=config.advertise_host
@@ -115,11 +120,19 @@ class Connector(ABC, Generic[AnyTransfer]):
         """
         descriptor = self._engine.register(self.memory)
         self._remote_form = encode_remote(
-            RemoteMemory(engine=self._engine.name, memory=self.memory, descriptor=descriptor)
+            RemoteMemory(engine=self._engine.name, memory=self.memory, descriptor=descriptor, process=this_process())
         )
         with contextlib.ExitStack() as undo:
             self._listen(undo)
             undo.pop_all()
+        self._exits = ExitWatch(
+            self._engine.name,
+            sending=self._sending,
+            who=f"{self.role} {self.incarnation}",
+            reactor=self._reactor,
+            submit=self._http.submit,
+            fence=self._release,
+        )
         self._started = True
         if self._registry is not None:
             self._registry.register(self._collector)
@@ -177,14 +190,16 @@ class Connector(ABC, Generic[AnyTransfer]):
         """Take no new hand-offs (they fail with Cause.REFUSED); those under way go on. `stats().drained` tells when."""
         self._post(Drain())
 
-    def fence(self, incarnation: str, proof: str) -> None:
+    def fence(self, incarnation: str, *proofs: Proof) -> None:
         """Release what is held because of `incarnation`: there is proof that it can touch our memory no more.
 
-        The caller vouches for it; `proof` says who saw what, and is logged. Silence, NotReady, or a pod object that is
-        gone are no proof: a node that is cut off goes on writing.
+        The caller vouches for `proofs`, which are logged. Silence, NotReady, or a pod object that is gone are no proof:
+        a node that is cut off goes on writing. Peers of this host whose end the kernel tells need no call.
+
+        Raises InsufficientProofError, and changes nothing, when the proofs do not suffice for the engine in use.
         """
-        log.warning("fence of %s: %s", incarnation, proof)
-        self._post(Fenced(incarnation, proof))
+        judge(self._engine.name, proofs, sending=self._sending)
+        self._reactor.post(lambda: self._release(incarnation, proofs))
 
     def beat(self) -> None:
         """The engine's scheduler loop is alive; to be called in each of its turns."""
@@ -382,7 +397,13 @@ class Connector(ABC, Generic[AnyTransfer]):
         self._shutting_down = True
         self._drive(Shutdown())
 
+    def _release(self, incarnation: str, proofs: tuple[Proof, ...]) -> None:
+        proof = describe(proofs)
+        log.warning("fence of %s: %s", incarnation, proof)
+        self._drive(Fenced(incarnation, proof))
+
     def _at_end(self) -> None:
+        self._exits.close()
         self._snapshot = self._take_snapshot(time.monotonic())
         self._server.close()
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from pdpool_connector.layout.memory import KVMemory, LayoutError
+from pdpool_connector.layout.memory import KVMemory, LayoutError, decode_remote
 from pdpool_connector.layout.pairing import pair
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.decode import DecodeMachine
@@ -135,7 +135,16 @@ class DecodeConnector(Connector[DecodeTransfer]):
     def link_paired(self, link: InstanceLink, peer: str, version: int) -> None:
         """See `LinkOwner`."""
         self._by_peer[peer] = link
+        if self.config.direction == "write" and (line := link.line(peer)) is not None:
+            # In reads we are the ones who write into our pages, and the end of the other side does not stop us.
+            self._watch_exit(peer, line.memory)
         self._drive(PeerReady(peer, version))
+
+    def _watch_exit(self, peer: str, memory: bytes) -> None:
+        try:
+            self._exits.watch(peer, decode_remote(memory).process)
+        except LayoutError as error:
+            self._drops.note("malformed", f"memory of prefill {peer[:8]}: {error}")
 
     def link_whole(self, link: InstanceLink, writers: Sequence[Found]) -> None:
         """See `LinkOwner`."""

@@ -59,6 +59,8 @@ class Line:
         self.control = info.control
         self.paired = False
         self.version = f.VERSION_MIN
+        self.memory = b""
+        """What the rank has registered (`RemoteMemory`), once it is paired."""
         self.last_seen = time.monotonic()
         self._name, self._owner, self._reactor, self._drops = name, owner, reactor, drops
         self._open = True
@@ -126,7 +128,7 @@ class Line:
 
     def _on_welcome(self, frame: f.HelloOk) -> None:
         if not self.paired:
-            self.paired, self.version = True, frame.version
+            self.paired, self.version, self.memory = True, frame.version, frame.memory
             self._reactor.cancel(("hello", self))
             self._owner.line_paired(self.peer)
 

@@ -214,6 +214,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
         )
         peer = Peer(incarnation, hello.address, version, route, connection, worker, time.monotonic())
         peer.kv = hello.kv
+        self._exits.watch(incarnation, remote.process)
         self._peers[incarnation] = peer
         self._by_connection[connection] = peer
 

@@ -37,6 +37,13 @@ def test_what_may_have_gone_over_tcp_needs_the_end_of_its_connections_too(engine
     judge(engine, [gone, ENDED])
 
 
+@pytest.mark.parametrize("gone", [EXITED, TERMINATED, REBOOTED, OFF])
+def test_who_only_sends_needs_the_end_of_the_receiver_alone(gone: Proof) -> None:
+    judge("nixl", [gone], sending=True)
+    with pytest.raises(InsufficientProofError):
+        judge("nixl", [ENDED, REVOKED], sending=True)
+
+
 @pytest.mark.parametrize("engine", ["local", "nixl", "mooncake"])
 @pytest.mark.parametrize("proofs", [[], [ENDED], [REVOKED], [REVOKED, ENDED]])
 def test_without_the_end_of_the_process_nothing_suffices(engine: str, proofs: list[Proof]) -> None:
