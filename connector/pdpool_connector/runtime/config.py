@@ -10,6 +10,8 @@ from pdpool_connector.layout.pairing import Part, check_instance
 from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.transport.bootstrap import Direction
+from pdpool_connector.transport.curve import CurveKey
+from pdpool_connector.transport.tokens import Gate
 
 PRIVATE_NETWORKS = (
     "127.0.0.0/8",
@@ -47,6 +49,10 @@ class ConnectorConfig:
     bootstrap registry that rank 0 of a prefill instance serves; its other ranks need it. `direction`: who moves the
     bytes, prefill ("write") or decode ("read"); both sides must have the same.
 
+    `curve`: keys of the control channel, the same for all processes of a service, the one to listen with first (see
+    `transport.curve`); without any, whoever reaches the port is let in.
+    `admin_gate`: who may change something through the admin endpoint; without one nobody may, and it is read only.
+
     Raises ValueError, naming field and value, for what cannot work.
     """
 
@@ -64,6 +70,8 @@ class ConnectorConfig:
     direction: Direction = "write"
     bind_host: str | None = None
     frame_filter: FrameFilter | None = None
+    curve: tuple[CurveKey, ...] = ()
+    admin_gate: Gate | None = None
     timing: Timing = field(default_factory=Timing)
     flight_dir: Path | None = None
     checksum_rate: float = 1 / 64

@@ -38,6 +38,7 @@ from pdpool_connector.protocol.fence import Proof, describe, judge
 from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.protocol.prefill import PrefillMachine
+from pdpool_connector.runtime.admin import AdminEndpoint
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.ends import Ends
 from pdpool_connector.runtime.exits import ExitWatch
@@ -47,6 +48,7 @@ from pdpool_connector.runtime.stats import ConnectorStats, LinkStats, PeerStats,
 from pdpool_connector.runtime.transfer import Transfer
 from pdpool_connector.transport.address import Address
 from pdpool_connector.transport.control import ControlServer
+from pdpool_connector.transport.curve import Doorkeeper
 from pdpool_connector.transport.drops import Drops
 from pdpool_connector.transport.http import HttpServer, Page
 
@@ -93,6 +95,7 @@ class Connector(ABC, Generic[AnyTransfer]):
         self._reactor = Reactor(f"pdpool-{self.role}", self._after_turn, self._at_end)
         self._context: zmq.Context[Any] = zmq.Context()
         self._started = False
+        self._doorkeeper: Doorkeeper | None = None
         self._handles = count(1)
         self._delayed = count()
         self._transfers: dict[int, AnyTransfer] = {}
@@ -137,23 +140,25 @@ class Connector(ABC, Generic[AnyTransfer]):
         if self._registry is not None:
             self._registry.register(self._collector)
         self._reactor.start()
-        log.warning(
-            "%s connector %s listens on %s; its control channel is open to whoever reaches that port",
-            self.role,
-            self.incarnation,
-            self.control_address,
-        )
+        log.info("%s connector %s listens on %s", self.role, self.incarnation, self.control_address)
+        if not self.config.curve:
+            log.warning("there are no CURVE keys: the control channel is open to whoever reaches its port")
 
     def _listen(self, undo: contextlib.ExitStack) -> None:
         host, port = self.config.listen_host, self.config.control_port
-        self._server = ControlServer(self._context, host, port, self._drops, self._reactor.later)
+        if self.config.curve:
+            self._doorkeeper = Doorkeeper(self._context, self.config.curve)
+            undo.callback(self._doorkeeper.close)
+        key = self.config.curve[0] if self.config.curve else None
+        self._server = ControlServer(self._context, host, port, self._drops, self._reactor.later, key)
         undo.callback(self._server.close)
         self._reactor.watch(self._server.socket, self._on_server)
         self._reactor.watch(self._server.monitor, self._on_connections)
         self._http = HttpServer(host)
         undo.callback(self._http.close)
         if self.config.admin_port is not None:
-            self._admin_port = self._http.serve(self.config.admin_port, self._admin_pages())
+            changes = AdminEndpoint(self, self.config.admin_gate).handlers()
+            self._admin_port = self._http.serve(self.config.admin_port, self._admin_pages(), changes)
         self._serve_more(self._http)
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -184,6 +189,8 @@ class Connector(ABC, Generic[AnyTransfer]):
             if held:
                 log.error("closed with %d hand-offs whose pages may still be touched", len(held))
         self._engine.close()
+        if self._doorkeeper is not None:
+            self._doorkeeper.close()
         self._context.term()
 
     def drain(self) -> None:
@@ -200,6 +207,21 @@ class Connector(ABC, Generic[AnyTransfer]):
         """
         judge(self._engine.name, proofs, sending=self._sending)
         self._reactor.post(lambda: self._release(incarnation, proofs))
+
+    def abort_room(self, room: int, message: str) -> int:
+        """Give up all hand-offs of a room; returns how many. From any thread."""
+        return self._abort_all([one for one in tuple(self._transfers.values()) if one.room == room], message)
+
+    def purge(self, older_than_s: float, message: str) -> int:
+        """Give up all hand-offs that were opened so long ago, whatever they wait for; returns how many."""
+        latest = time.monotonic() - older_than_s
+        return self._abort_all([one for one in tuple(self._transfers.values()) if one.opened <= latest], message)
+
+    def _abort_all(self, transfers: list[AnyTransfer], message: str) -> int:
+        live = [transfer for transfer in transfers if not transfer.status.ended]
+        for transfer in live:
+            transfer.abort(message)
+        return len(live)
 
     def beat(self) -> None:
         """The engine's scheduler loop is alive; to be called in each of its turns."""

@@ -130,6 +130,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
             reactor=self._reactor,
             context=self._context,
             drops=self._drops,
+            key=self.config.curve[link.rounds % len(self.config.curve)] if self.config.curve else None,
         )
 
     def link_paired(self, link: InstanceLink, peer: str, version: int) -> None:

@@ -110,6 +110,8 @@ class InstanceLink:
         self.stage = Stage.PAUSING
         self._owner, self._reactor, self._connect_s = owner, reactor, connect_s
         self._seats: dict[str, Seat] = {}
+        self.rounds = 0
+        """How often its ranks were connected to: each time with the next of the keys."""
         self._failure = ""
         self._failing_since = 0.0
         self._backoff = BACKOFF_FIRST_S
@@ -177,6 +179,7 @@ class InstanceLink:
 
     def _join(self, found: Sequence[Found]) -> None:
         self.stage = Stage.JOINING
+        self.rounds += 1
         serving = {one.info.incarnation: one for one in found}
         for peer in [peer for peer in self._seats if peer not in serving]:
             self._lose(peer, f"{self._name(self._seats[peer].found)} was restarted")

@@ -15,6 +15,7 @@ from pdpool_connector.runtime.reactor import Call, Reactor
 from pdpool_connector.transport.address import parse_address
 from pdpool_connector.transport.bootstrap import RankInfo
 from pdpool_connector.transport.control import BATCH, ControlLink
+from pdpool_connector.transport.curve import CurveKey
 from pdpool_connector.transport.drops import Drops
 
 HELLO_S = 3.0
@@ -54,6 +55,7 @@ class Line:
         reactor: Reactor,
         context: zmq.Context[Any],
         drops: Drops,
+        key: CurveKey | None,
     ) -> None:
         self.peer = info.incarnation
         self.control = info.control
@@ -64,7 +66,8 @@ class Line:
         self.last_seen = time.monotonic()
         self._name, self._owner, self._reactor, self._drops = name, owner, reactor, drops
         self._open = True
-        self._control = ControlLink(context, parse_address(info.control), drops, reactor.later)
+        self._secured = key is not None
+        self._control = ControlLink(context, parse_address(info.control), drops, reactor.later, key)
         reactor.watch(self._control.socket, self._on_frames)
         reactor.watch(self._control.monitor, self._on_monitor)
         filtered(hello, partial(self._greet, hello))
@@ -88,7 +91,8 @@ class Line:
             self._control.send(hello)
 
     def _on_hello_over(self) -> None:
-        self._end(f"{self._name} did not answer hello within {HELLO_S} s")
+        keys = ", or has other CURVE keys" if self._secured else ""
+        self._end(f"{self._name} did not answer hello within {HELLO_S} s{keys}")
 
     def _on_frames(self) -> None:
         self._receive()

@@ -124,14 +124,16 @@ class PrefillConnector(Connector[PrefillTransfer]):
             protocol=(f.VERSION_MIN, f.VERSION_MAX),
         )
         if self.config.rank > 0:
-            client = BootstrapClient(self.config.allowed_networks)
+            client = BootstrapClient(self.config.allowed_networks, self.config.curve)
             self._lease = LeaseKeeper(
                 client, self._registry_address(), Registration(info=own, ranks=len(self._instance))
             )
             http.submit(self._lease.run())
             return
         self._ranks = Registry(self._instance, own)
-        endpoint = RegistryEndpoint(self._ranks, self.config.allowed_networks, self._on_registration_refused)
+        endpoint = RegistryEndpoint(
+            self._ranks, self.config.allowed_networks, self._on_registration_refused, self.config.curve
+        )
         pages = {"/health": Page("text/plain", lambda: b"ok\n")}
         self._bootstrap_port = http.serve(self.config.bootstrap_port, pages, endpoint.handlers())
 

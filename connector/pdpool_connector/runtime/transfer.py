@@ -31,6 +31,7 @@ class Transfer:
         self._post = post
         self.room = room
         self.request_id = request_id
+        self.opened = time.monotonic()
         self.status = TransferStatus(phase=Phase.WAITING)
         self.attempts: tuple[AttemptId, ...] = ()
         self.opened_at = time.monotonic()

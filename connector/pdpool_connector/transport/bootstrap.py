@@ -5,6 +5,7 @@
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal, TypeVar
 
@@ -14,7 +15,9 @@ import msgspec
 from pdpool_connector.layout.pairing import MAX_RANKS, Part
 from pdpool_connector.protocol.frames import Incarnation
 from pdpool_connector.transport.address import AddressError, parse_address
+from pdpool_connector.transport.curve import CurveKey
 from pdpool_connector.transport.resolve import Resolver
+from pdpool_connector.transport.tokens import sign_registration
 
 BOOTSTRAP_PATH: Final = "/pdpool/v1/bootstrap"
 RANKS_PATH: Final = BOOTSTRAP_PATH + "/ranks"
@@ -96,11 +99,13 @@ def decode_json(decoder: msgspec.json.Decoder[Answer], body: bytes) -> Answer:
 class BootstrapClient:
     """Talks to registries. Its coroutines run on one loop, each for its own address: a silent one delays no other.
 
-    networks: CIDR blocks in which a registry and the control channels that it names must lie.
+    networks: CIDR blocks in which a registry and the control channels that it names must lie. keys: of the control
+    channel; the first signs registrations.
     """
 
-    def __init__(self, networks: Sequence[str]) -> None:
+    def __init__(self, networks: Sequence[str], keys: Sequence[CurveKey] = ()) -> None:
         self._resolver = Resolver(networks)
+        self._keys = keys
 
     async def ask(self, prefill: str, timeout_s: float) -> BootstrapInfo:
         """Ask the registry at `prefill` ("host:port") for its ranks, within `timeout_s`.
@@ -122,19 +127,27 @@ class BootstrapClient:
     async def register(self, registry: str, registration: Registration, timeout_s: float) -> float:
         """Register with, or renew at, `registry` ("host:port"); return the lease in seconds. Raises BootstrapError."""
         body = msgspec.json.encode(registration)
-        lease = await self._call(registry, "PUT", RANKS_PATH, body, _leases, timeout_s)
+        signature = sign_registration(self._keys[0], body, time.time()) if self._keys else ""
+        lease = await self._call(registry, "PUT", RANKS_PATH, body, _leases, timeout_s, signature)
         return lease.lease_s
 
     async def _checked(self, control: str) -> str:
         return str(await self._resolver.resolve(parse_address(control)))
 
     async def _call(
-        self, where: str, method: str, path: str, body: bytes, answers: msgspec.json.Decoder[Answer], timeout_s: float
+        self,
+        where: str,
+        method: str,
+        path: str,
+        body: bytes,
+        answers: msgspec.json.Decoder[Answer],
+        timeout_s: float,
+        signature: str = "",
     ) -> Answer:
         try:
             async with asyncio.timeout(timeout_s):
                 target = await self._resolver.resolve(parse_address(where))
-                status, answer = await _exchange(method, f"http://{target}{path}", body)
+                status, answer = await _exchange(method, f"http://{target}{path}", body, signature)
             if status != 200:
                 raise BootstrapError(f"bootstrap {where} {_why(status, answer)}")
             return decode_json(answers, answer)
@@ -149,14 +162,15 @@ class BootstrapClient:
             raise BootstrapError(f"bootstrap {where} cannot be reached: {reason or type(reason).__name__}") from None
 
 
-async def _exchange(method: str, url: str, body: bytes) -> tuple[int, bytes]:
+async def _exchange(method: str, url: str, body: bytes, signature: str) -> tuple[int, bytes]:
     """One request on a connection of its own; no redirect is followed, for it could lead anywhere."""
     connector = aiohttp.TCPConnector(force_close=True)
+    headers = {"Authorization": signature} if signature else None
     async with (
         aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
         ) as session,
-        session.request(method, url, data=body, allow_redirects=False) as response,
+        session.request(method, url, data=body, headers=headers, allow_redirects=False) as response,
     ):
         answer = b""
         while piece := await response.content.read(MAX_INFO_BYTES):

@@ -21,6 +21,7 @@ from pdpool_connector.protocol.frames import (
     encode,
 )
 from pdpool_connector.transport.address import Address
+from pdpool_connector.transport.curve import CurveKey, connect_with, listen_with
 from pdpool_connector.transport.drops import Drops
 
 HIGH_WATER = 20_000
@@ -29,6 +30,8 @@ BATCH = 256
 """Messages taken from one socket in one turn, so that a flood cannot starve timers and completions."""
 OUTBOX = 64
 """Frames that wait for the end of a turn before they are sent; more are sent at once, so that long turns delay none."""
+STRANGERS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+"""Connections that were turned away: another key, no key, or no zmq at all."""
 HARD_LIMIT_BYTES = 2 * MAX_FRAME_BYTES
 """Above this zmq cuts the connection before it allocates; between the two limits a frame is counted and dropped."""
 KEEPALIVE_S = (10, 5, 3)
@@ -51,9 +54,15 @@ class ControlServer:
     """Listens on one port. `route` in `send` is what an `Arrival` carried."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], host: str, port: int, drops: Drops, later: Later
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        host: str,
+        port: int,
+        drops: Drops,
+        later: Later,
+        key: CurveKey | None = None,
     ) -> None:
-        """Raises OSError when the port cannot be bound."""
+        """With a key, only clients that speak CURVE get in. Raises OSError when the port cannot be bound."""
         self._drops, self._later = drops, later
         self._open: set[int] = set()
         self._ended: list[int] = []
@@ -61,8 +70,10 @@ class ControlServer:
         self.socket = context.socket(zmq.ROUTER)
         _tune(self.socket)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if key is not None:
+            listen_with(self.socket, key)
         self.monitor = self.socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | STRANGERS
         )
         try:
             self.socket.bind(
@@ -140,17 +151,28 @@ class ControlServer:
                 self._ended.append(event["value"])
             elif event["event"] == zmq.EVENT_ACCEPTED:
                 self._open.add(event["value"])
+            elif event["event"] & STRANGERS:
+                self._drops.note("unauthenticated", f"handshake failed with code {event['value']}")
 
 
 class ControlLink:
     """One connection to one control port. It ends once, and then is to be closed and replaced."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], control: Address, drops: Drops, later: Later) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        control: Address,
+        drops: Drops,
+        later: Later,
+        key: CurveKey | None = None,
+    ) -> None:
         self._drops, self._later = drops, later
         self._outbox: list[Frame] = []
         self.socket = context.socket(zmq.DEALER)
         _tune(self.socket)
         self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        if key is not None:
+            connect_with(self.socket, key)
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
         self.socket.connect(f"tcp://{control}")
 

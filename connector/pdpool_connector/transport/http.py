@@ -28,10 +28,13 @@ class Page:
 
 
 class Asked(NamedTuple):
-    """A request that is more than a page to read: its whole body, and the IP address that it came from."""
+    """A request that is more than a page to read: its whole body, the IP address that it came from, and its header
+    Authorization ("" if there is none).
+    """
 
     body: bytes
     remote: str
+    authorization: str = ""
 
 
 class Reply(NamedTuple):
@@ -123,7 +126,7 @@ def _handle(handler: Handler) -> Callable[[web.Request], Awaitable[web.Response]
                 body = await request.read()
         except TimeoutError:
             raise web.HTTPRequestTimeout from None
-        reply = handler(Asked(body, request.remote or ""))
+        reply = handler(Asked(body, request.remote or "", request.headers.get("Authorization", "")))
         return web.Response(status=reply.status, body=reply.body, headers={"Content-Type": "application/json"})
 
     return answer

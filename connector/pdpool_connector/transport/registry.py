@@ -24,7 +24,9 @@ from pdpool_connector.transport.bootstrap import (
     Registration,
     decode_json,
 )
+from pdpool_connector.transport.curve import CurveKey
 from pdpool_connector.transport.http import Asked, Handler, Reply
+from pdpool_connector.transport.tokens import TokenError, check_registration
 
 log = logging.getLogger(__name__)
 
@@ -123,11 +125,14 @@ class Registry:
 class RegistryEndpoint:
     """The registry over HTTP; registrations are taken from `networks` (CIDR blocks) alone.
 
-    `refused` is called, in the server's thread, with why a registration was refused.
+    `refused` is called, in the server's thread, with why a registration was refused. `keys`: of the control channel;
+    with any, one of them must have signed a registration.
     """
 
-    def __init__(self, registry: Registry, networks: Sequence[str], refused: Callable[[str], None]) -> None:
-        self._registry, self._networks, self._refused = registry, networks, refused
+    def __init__(
+        self, registry: Registry, networks: Sequence[str], refused: Callable[[str], None], keys: Sequence[CurveKey] = ()
+    ) -> None:
+        self._registry, self._networks, self._refused, self._keys = registry, networks, refused, keys
 
     def handlers(self) -> Mapping[tuple[str, str], Handler]:
         """For `HttpServer.serve`."""
@@ -151,6 +156,11 @@ class RegistryEndpoint:
         """The one place that decides whose registrations are looked at."""
         if not is_allowed(asked.remote, self._networks):
             raise RegistrationError(403, f"{asked.remote} is in none of the allowed networks")
+        if self._keys:
+            try:
+                check_registration(self._keys, asked.authorization, asked.body, time.time())
+            except TokenError as error:
+                raise RegistrationError(401, str(error)) from None
 
     def _refuse(self, status: int, message: str) -> Reply:
         self._refused(message)

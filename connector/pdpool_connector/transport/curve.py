@@ -1,0 +1,99 @@
+"""Keys of the control channel: CURVE authenticates and encrypts it, one set of keys for all processes of a service.
+
+Keys are rotated with overlap. The first of a set is the one that a process listens with; a client of any key in the set
+is let in, and a client tries the keys of its own set in turn. So a new key is first added behind the old one
+everywhere, then put before it, and then the old one is dropped.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+MAX_KEYS: Final = 4
+_Z85 = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
+
+
+class KeysError(ValueError):
+    """A file of keys that cannot be used; the message says which, and never what stands in it."""
+
+
+class CurveKey(NamedTuple):
+    """A pair of keys, each 40 characters of Z85 (ZeroMQ RFC 32), as `zmq.curve_keypair` makes them."""
+
+    public: bytes
+    secret: bytes
+
+    def __repr__(self) -> str:
+        """Without the secret, for logs and tracebacks."""
+        return f"CurveKey(public={self.public!r})"
+
+
+class _Pair(msgspec.Struct, forbid_unknown_fields=True):
+    public: _Z85
+    secret: _Z85
+
+
+def read_keys(path: Path) -> tuple[CurveKey, ...]:
+    """The keys in a file: a JSON list of {"public": ..., "secret": ...}, the one to listen with first.
+
+    Raises KeysError.
+    """
+    try:
+        pairs = msgspec.json.decode(path.read_bytes(), type=list[_Pair])
+        keys = tuple(CurveKey(pair.public.encode("ascii"), pair.secret.encode("ascii")) for pair in pairs)
+        fitting = all(zmq.curve_public(key.secret) == key.public for key in keys)
+    except OSError as error:
+        raise KeysError(f"{path} cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeEncodeError, ValueError, zmq.ZMQError):
+        raise KeysError(f"{path} must be a JSON list of objects with public and secret, each 40 characters") from None
+    if not fitting:
+        raise KeysError(f"{path} has a pair whose public key does not belong to its secret key")
+    if not 1 <= len(keys) <= MAX_KEYS:
+        raise KeysError(f"{path} has {len(keys)} pairs of keys, must have 1..{MAX_KEYS}")
+    return keys
+
+
+def make_key() -> CurveKey:
+    """A fresh pair."""
+    return CurveKey(*zmq.curve_keypair())
+
+
+class _Known:
+    """Tells the authenticator whose keys are let in."""
+
+    def __init__(self, keys: Sequence[CurveKey]) -> None:
+        self._public = frozenset(key.public for key in keys)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether a client with this public key (Z85) is let in."""
+        del domain
+        return key in self._public
+
+
+class Doorkeeper:
+    """Lets clients of known keys in, for all listening sockets of one context; a thread of its own until `close`."""
+
+    def __init__(self, context: zmq.Context[Any], keys: Sequence[CurveKey]) -> None:
+        self._authenticator = ThreadAuthenticator(context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback("*", credentials_provider=_Known(keys))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._authenticator.stop()
+
+
+def listen_with(socket: zmq.Socket[Any], key: CurveKey) -> None:
+    """Have a socket that will be bound take clients with CURVE only."""
+    socket.curve_server = True
+    socket.curve_publickey, socket.curve_secretkey = key
+
+
+def connect_with(socket: zmq.Socket[Any], key: CurveKey) -> None:
+    """Have a socket that will be connected speak CURVE to a server of the same key."""
+    socket.curve_serverkey = key.public
+    socket.curve_publickey, socket.curve_secretkey = key

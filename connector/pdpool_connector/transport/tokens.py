@@ -1,0 +1,128 @@
+"""Signed tokens (JWT): who may change a connector through its admin endpoint, and which ranks may register.
+
+The operator signs with an Ed25519 key of which pods hold the public half, so that nothing in a pod can make a token for
+another. Ranks of one instance trust each other by the secret key of their control channel.
+"""
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jwt
+
+from pdpool_connector.transport.curve import CurveKey
+
+MAX_LIFE_S: Final = 60
+"""A token that is valid for longer than this is refused, whoever signed it."""
+SKEW_S: Final = 5
+"""How far the clocks of operator and pod may differ."""
+MAX_USED: Final = 4096
+"""Tokens remembered as used; more within their life are refused."""
+_BEARER: Final = "Bearer "
+
+
+class TokenError(Exception):
+    """A token that opens nothing; the message says why, and never holds the token."""
+
+
+class Gate:
+    """Judges the tokens of the admin endpoint: each opens one operation on one pod, once, for a minute at most.
+
+    public_key: Ed25519, PEM. audience: what tokens for this pod name, its UID. clock: seconds since the epoch.
+    Thread-safe. Raises ValueError for a key that is none.
+    """
+
+    def __init__(self, public_key: str, audience: str, clock: Callable[[], float] = time.time) -> None:
+        try:
+            self._key = jwt.get_algorithm_by_name("EdDSA").prepare_key(public_key)
+        except (jwt.InvalidKeyError, ValueError, TypeError):
+            raise ValueError("public_key must be an Ed25519 public key in PEM") from None
+        self._audience = audience
+        self._clock = clock
+        self._used: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def admit(self, authorization: str, operation: str) -> str:
+        """Return who signed for `operation` (the claim "sub"). Raises TokenError."""
+        claims = _decode(authorization, self._key, "EdDSA", self._clock(), audience=self._audience)
+        if claims.get("op") != operation:
+            raise TokenError(f"the token is not for {operation}: its claim op says what it is for")
+        name, used = claims.get("sub"), claims.get("jti")
+        if not isinstance(name, str) or not isinstance(used, str) or not 1 <= len(used) <= 128:
+            raise TokenError("the token needs the claims sub and jti, both text")
+        self._use(used, float(claims["exp"]))
+        return name
+
+    def _use(self, token: str, expires: float) -> None:
+        with self._lock:
+            now = self._clock()
+            self._used = {one: until for one, until in self._used.items() if until + SKEW_S > now}
+            if token in self._used:
+                raise TokenError("the token was used before")
+            if len(self._used) >= MAX_USED:
+                raise TokenError(f"{MAX_USED} tokens were used within their life; try again in a minute")
+            self._used[token] = expires
+
+
+def sign_operation(private_key: str, audience: str, operation: str, who: str, token_id: str, now: float) -> str:
+    """The header Authorization for one operation on one pod; `private_key` is Ed25519 in PEM."""
+    claims = {
+        "aud": audience,
+        "op": operation,
+        "sub": who,
+        "jti": token_id,
+        "iat": int(now),
+        "exp": int(now) + MAX_LIFE_S,
+    }
+    return _BEARER + jwt.encode(claims, private_key, algorithm="EdDSA")
+
+
+def sign_registration(key: CurveKey, body: bytes, now: float) -> str:
+    """The header Authorization for a rank's registration with this body."""
+    claims = {"body": _digest(body), "iat": int(now), "exp": int(now) + MAX_LIFE_S}
+    return _BEARER + jwt.encode(claims, _rank_secret(key), algorithm="HS256")
+
+
+def check_registration(keys: Sequence[CurveKey], authorization: str, body: bytes, now: float) -> None:
+    """Raise TokenError unless one of `keys` signed for this body. A body may be sent again: it only says the same."""
+    reasons = []
+    for key in keys:
+        try:
+            claims = _decode(authorization, _rank_secret(key), "HS256", now)
+        except TokenError as error:
+            reasons.append(str(error))
+            continue
+        if claims.get("body") != _digest(body):
+            raise TokenError("the token is for another registration")
+        return
+    raise TokenError(reasons[0])
+
+
+def _decode(authorization: str, key: Any, algorithm: str, now: float, audience: str | None = None) -> dict[str, Any]:  # noqa: ANN401 - PyJWT's own type
+    if not authorization.startswith(_BEARER):
+        raise TokenError("a token is needed: Authorization: Bearer …")
+    required = ["exp", "iat"] if audience is None else ["exp", "iat", "aud"]
+    # Times are judged here, by a clock that tests can turn.
+    options: Any = {"require": required, "verify_exp": False, "verify_iat": False}
+    try:
+        claims = jwt.decode(
+            authorization.removeprefix(_BEARER), key, algorithms=[algorithm], audience=audience, options=options
+        )
+        issued, expires = float(claims["iat"]), float(claims["exp"])
+    except (jwt.InvalidTokenError, ValueError, TypeError) as error:
+        raise TokenError(f"the token is not valid: {type(error).__name__}") from None
+    if not issued <= expires <= issued + MAX_LIFE_S:
+        raise TokenError(f"the token is valid for {expires - issued:.0f} s, must be 0..{MAX_LIFE_S}")
+    if not issued - SKEW_S <= now <= expires + SKEW_S:
+        raise TokenError(f"the token is valid from {issued:.0f} to {expires:.0f}, the clock here says {now:.0f}")
+    return claims
+
+
+def _rank_secret(key: CurveKey) -> bytes:
+    return hashlib.blake2b(key.secret, digest_size=32, person=b"pdpool-ranks").digest()
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()

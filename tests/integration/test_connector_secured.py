@@ -1,0 +1,217 @@
+"""Keys of the control channel and tokens of the admin endpoint, on live connectors: who has none gets nothing."""
+
+import contextlib
+import itertools
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import zmq
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory, Phase, PrefillConnector
+from pdpool_connector.protocol import frames as f
+from pdpool_connector.transport.curve import CurveKey, connect_with, make_key
+from pdpool_connector.transport.tokens import Gate, sign_operation
+
+IDS = itertools.count(1)
+PAGE, ROW = 256, 64
+SIGNER = Ed25519PrivateKey.generate()
+PRIVATE = SIGNER.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+PUBLIC = SIGNER.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+class Side:
+    """One connector with eight pages of its own."""
+
+    def __init__(self, kind: type[PrefillConnector] | type[DecodeConnector], **config) -> None:
+        self.arena = HostArena(2 * 8 * PAGE + 4 * ROW)
+        regions = [self.arena.region(first * 8 * PAGE, PAGE, 8) for first in range(2)]
+        memory = KVMemory(
+            kv=tuple(regions),
+            aux=self.arena.region(2 * 8 * PAGE, ROW, 4),
+            page_tokens=16,
+            layers=1,
+            kv_heads=1,
+            head_dim=4,
+            dtype="float32",
+            model="m",
+        )
+        self.cache = self.arena.array(0, (2, 8, PAGE), np.uint8)
+        self.connector = kind(ConnectorConfig("127.0.0.1", admin_port=0, **config), memory, lambda: None)
+        self.connector.start()
+
+    def close(self) -> None:
+        self.connector.close()
+        self.arena.close()
+
+
+@contextlib.contextmanager
+def sides(prefill: dict, decode: dict) -> Iterator[tuple[Side, Side]]:
+    with contextlib.ExitStack() as stack:
+        made = [Side(PrefillConnector, **prefill), Side(DecodeConnector, **decode)]
+        for side in made:
+            stack.callback(side.close)
+        yield made[0], made[1]
+
+
+def hand_over(source: Side, target: Side, deadline_s: float = 20.0):
+    room = next(IDS)
+    source.cache[:, 3] = room % 256
+    sent = source.connector.open(room, "r")
+    got = target.connector.open(
+        source.connector.bootstrap_address, room, "r", pages=np.array([5], np.int32), aux_slot=0, deadline_s=deadline_s
+    )
+    sent.send(np.array([3], np.int32), start=0, last=True, aux_slot=1)
+    until(lambda: got.status.ended)
+    return sent, got, np.array_equal(target.cache[:, 5], source.cache[:, 3])
+
+
+def until(condition, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that in time"
+        time.sleep(0.01)
+
+
+def keys(*pairs: CurveKey) -> dict:
+    return {"curve": pairs}
+
+
+OLD, NEW, STRANGE = make_key(), make_key(), make_key()
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [((OLD,), (OLD,)), ((OLD, NEW), (NEW, OLD)), ((NEW, OLD), (OLD, NEW)), ((OLD, NEW), (OLD,))],
+    ids=["one key", "decode is ahead", "prefill is ahead", "the new one is only known"],
+)
+def test_hand_offs_go_on_while_keys_are_rotated(prefill, decode):
+    with sides(keys(*prefill), keys(*decode)) as (source, target):
+        _, got, same = hand_over(source, target)
+        assert got.status.phase is Phase.DONE
+        assert same
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [((OLD,), (STRANGE,)), ((OLD,), ()), ((), (OLD,))], ids=str)
+def test_without_the_key_nothing_is_handed_over_and_both_sides_show_why(prefill, decode):
+    with sides(keys(*prefill), keys(*decode)) as (source, target):
+        _, got, same = hand_over(source, target, deadline_s=4.0)
+        assert got.status.phase is Phase.FAILED
+        assert not same
+        assert got.status.releasable, "nobody was told of the pages"
+        assert source.connector.stats().peers == ()
+        if prefill:
+            until(lambda: source.connector.stats().drops.get("unauthenticated", 0) > 0)
+        (link,) = target.connector.stats().links
+        assert "did not answer hello" in link.failure or "ended before it was paired" in link.failure
+
+
+def test_an_impostor_that_knows_the_public_key_is_let_in_to_nothing():
+    """The public key of a service is no secret: a client needs a secret key of the set."""
+    with sides(keys(OLD), keys(OLD)) as (source, target):
+        hand_over(source, target)
+        until(lambda: source.connector.stats().peers)
+        (victim,) = source.connector.stats().peers
+        context = zmq.Context()
+        impostor = context.socket(zmq.DEALER)
+        impostor.setsockopt(zmq.LINGER, 0)
+        connect_with(impostor, STRANGE)
+        impostor.curve_serverkey = OLD.public
+        impostor.connect(f"tcp://{source.connector.control_address}")
+        impostor.send(f.encode(f.Goodbye(version=1, sender=victim.incarnation, reason="lies")))
+        until(lambda: source.connector.stats().drops.get("unauthenticated", 0) > 0)
+        assert [peer.incarnation for peer in source.connector.stats().peers] == [victim.incarnation]
+        assert hand_over(source, target)[1].status.phase is Phase.DONE
+        impostor.close()
+        context.term()
+
+
+# --- The admin endpoint ---
+
+
+def post(side: Side, operation: str, body: dict, authorization: str = "") -> tuple[int, dict]:
+    request = urllib.request.Request(
+        f"http://{side.connector.admin_address}/v1/{operation}",
+        json.dumps(body).encode(),
+        {"Authorization": authorization},
+        method="POST",
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def token(operation: str, audience: str = "pod") -> str:
+    return sign_operation(PRIVATE, audience, operation, "operator", f"id-{next(IDS)}", time.time())
+
+
+@pytest.fixture
+def guarded() -> Iterator[Side]:
+    side = Side(PrefillConnector, admin_gate=Gate(PUBLIC, "pod"))
+    yield side
+    side.close()
+
+
+def test_a_room_is_given_up_for_whoever_holds_a_token(guarded):
+    mine, other = guarded.connector.open(7, "a"), guarded.connector.open(8, "b")
+    assert post(guarded, "abort", {"room": 7}, token("abort")) == (200, {"done": "1 hand-offs of room 7 are given up"})
+    until(lambda: mine.status.ended)
+    assert mine.status.message == "given up by operator"
+    assert not other.status.ended
+
+
+def test_what_waits_too_long_is_purged_and_the_rest_stays(guarded):
+    old = guarded.connector.open(7, "a")
+    until(lambda: time.monotonic() - old.opened > 0.2)
+    young = guarded.connector.open(8, "b")
+    age = (time.monotonic() - old.opened + time.monotonic() - young.opened) / 2
+    assert post(guarded, "purge", {"older_than_s": age}, token("purge"))[0] == 200
+    until(lambda: old.status.ended)
+    assert not young.status.ended
+
+
+def test_drain_takes_no_new_hand_offs(guarded):
+    assert post(guarded, "drain", {}, token("drain"))[0] == 200
+    until(lambda: guarded.connector.stats().draining)
+
+
+def test_a_proof_that_does_not_suffice_fences_nobody_and_is_told_what_would(guarded):
+    body = {"incarnation": "0" * 32, "proofs": [{"kind": "connections_ended", "seen_by": "test"}]}
+    status, answer = post(guarded, "fence", body, token("fence"))
+    assert status == 422
+    assert "ProcessExited" in answer["error"]
+    body["proofs"] = [{"kind": "process_exited", "pid": 1, "seen_by": "test"}]
+    assert post(guarded, "fence", body, token("fence"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "authorization", "status"),
+    [
+        ("drain", {}, "", 401),
+        ("drain", {}, token("drain", audience="another pod"), 401),
+        ("drain", {}, token("fence"), 401),
+        ("abort", {"room": -1}, token("abort"), 400),
+        ("abort", {"rooms": 1}, token("abort"), 400),
+        ("fence", {"incarnation": "x", "proofs": []}, token("fence"), 400),
+        ("fence", {"incarnation": "0" * 32, "proofs": [{"kind": "hearsay"}]}, token("fence"), 400),
+    ],
+)
+def test_any_other_request_changes_nothing(guarded, operation, body, authorization, status):
+    live = guarded.connector.open(7, "a")
+    assert post(guarded, operation, body, authorization)[0] == status
+    assert not live.status.ended
+    assert not guarded.connector.stats().draining
+
+
+def test_without_an_operators_key_the_endpoint_is_read_only():
+    with sides({}, {}) as (source, _):
+        status, answer = post(source, "drain", {}, token("drain"))
+        assert status == 403
+        assert "read only" in answer["error"]
