@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 PYTEST := $(VENV)/bin/pytest
-CODE := operator connector dev tests images
+CODE := operator connector dev tests images examples
 # `make demo CLUSTER=current REGISTRY=registry.example/team` uses the current kubeconfig context and your registry.
 CLUSTER ?= local
 REGISTRY ?=

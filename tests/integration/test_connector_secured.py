@@ -13,41 +13,17 @@ import pytest
 import zmq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory, Phase, PrefillConnector
+from pdpool_connector import DecodeConnector, Phase, PrefillConnector
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.transport.curve import CurveKey, connect_with, make_key
 from pdpool_connector.transport.tokens import Gate, sign_operation
 
+from tests.integration.small_side import Side, until
+
 IDS = itertools.count(1)
-PAGE, ROW = 256, 64
 SIGNER = Ed25519PrivateKey.generate()
 PRIVATE = SIGNER.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
 PUBLIC = SIGNER.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
-
-
-class Side:
-    """One connector with eight pages of its own."""
-
-    def __init__(self, kind: type[PrefillConnector] | type[DecodeConnector], **config) -> None:
-        self.arena = HostArena(2 * 8 * PAGE + 4 * ROW)
-        regions = [self.arena.region(first * 8 * PAGE, PAGE, 8) for first in range(2)]
-        memory = KVMemory(
-            kv=tuple(regions),
-            aux=self.arena.region(2 * 8 * PAGE, ROW, 4),
-            page_tokens=16,
-            layers=1,
-            kv_heads=1,
-            head_dim=4,
-            dtype="float32",
-            model="m",
-        )
-        self.cache = self.arena.array(0, (2, 8, PAGE), np.uint8)
-        self.connector = kind(ConnectorConfig("127.0.0.1", admin_port=0, **config), memory, lambda: None)
-        self.connector.start()
-
-    def close(self) -> None:
-        self.connector.close()
-        self.arena.close()
 
 
 @contextlib.contextmanager
@@ -69,13 +45,6 @@ def hand_over(source: Side, target: Side, deadline_s: float = 20.0):
     sent.send(np.array([3], np.int32), start=0, last=True, aux_slot=1)
     until(lambda: got.status.ended)
     return sent, got, np.array_equal(target.cache[:, 5], source.cache[:, 3])
-
-
-def until(condition, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        time.sleep(0.01)
 
 
 def keys(*pairs: CurveKey) -> dict:
@@ -169,9 +138,9 @@ def test_a_room_is_given_up_for_whoever_holds_a_token(guarded):
 
 def test_what_waits_too_long_is_purged_and_the_rest_stays(guarded):
     old = guarded.connector.open(7, "a")
-    until(lambda: time.monotonic() - old.opened > 0.2)
+    until(lambda: time.monotonic() - old.opened_at > 0.2)
     young = guarded.connector.open(8, "b")
-    age = (time.monotonic() - old.opened + time.monotonic() - young.opened) / 2
+    age = (time.monotonic() - old.opened_at + time.monotonic() - young.opened_at) / 2
     assert post(guarded, "purge", {"older_than_s": age}, token("purge"))[0] == 200
     until(lambda: old.status.ended)
     assert not young.status.ended
@@ -182,15 +151,6 @@ def test_drain_takes_no_new_hand_offs(guarded):
     until(lambda: guarded.connector.stats().draining)
 
 
-def test_a_proof_that_does_not_suffice_fences_nobody_and_is_told_what_would(guarded):
-    body = {"incarnation": "0" * 32, "proofs": [{"kind": "connections_ended", "seen_by": "test"}]}
-    status, answer = post(guarded, "fence", body, token("fence"))
-    assert status == 422
-    assert "ProcessExited" in answer["error"]
-    body["proofs"] = [{"kind": "process_exited", "pid": 1, "seen_by": "test"}]
-    assert post(guarded, "fence", body, token("fence"))[0] == 200
-
-
 @pytest.mark.parametrize(
     ("operation", "body", "authorization", "status"),
     [
@@ -199,8 +159,6 @@ def test_a_proof_that_does_not_suffice_fences_nobody_and_is_told_what_would(guar
         ("drain", {}, token("fence"), 401),
         ("abort", {"room": -1}, token("abort"), 400),
         ("abort", {"rooms": 1}, token("abort"), 400),
-        ("fence", {"incarnation": "x", "proofs": []}, token("fence"), 400),
-        ("fence", {"incarnation": "0" * 32, "proofs": [{"kind": "hearsay"}]}, token("fence"), 400),
     ],
 )
 def test_any_other_request_changes_nothing(guarded, operation, body, authorization, status):

@@ -215,7 +215,7 @@ class Connector(ABC, Generic[AnyTransfer]):
     def purge(self, older_than_s: float, message: str) -> int:
         """Give up all hand-offs that were opened so long ago, whatever they wait for; returns how many."""
         latest = time.monotonic() - older_than_s
-        return self._abort_all([one for one in tuple(self._transfers.values()) if one.opened <= latest], message)
+        return self._abort_all([one for one in tuple(self._transfers.values()) if one.opened_at <= latest], message)
 
     def _abort_all(self, transfers: list[AnyTransfer], message: str) -> int:
         live = [transfer for transfer in transfers if not transfer.status.ended]

@@ -1,5 +1,6 @@
 """What an engine holds of one hand-off."""
 
+import asyncio
 import logging
 import threading
 import time
@@ -31,12 +32,12 @@ class Transfer:
         self._post = post
         self.room = room
         self.request_id = request_id
-        self.opened = time.monotonic()
         self.status = TransferStatus(phase=Phase.WAITING)
         self.attempts: tuple[AttemptId, ...] = ()
         self.opened_at = time.monotonic()
         self.failed_at: float | None = None
         self._attached: list[Callable[[], None]] = []
+        self._waiting: list[Callable[[], None]] = []
         self._attach_lock = threading.Lock()
 
     def abort(self, message: str = "") -> None:
@@ -60,15 +61,48 @@ class Transfer:
                 return
         self._call(release)
 
-    def settle(self, status: TransferStatus) -> None:
-        """For the connector: take the new status, and release what is attached when nothing is touched any more."""
-        self.status = status
-        if not self._over:
-            return
+    async def ended(self) -> TransferStatus:
+        """Wait, in a program on asyncio, until it is DONE or FAILED; return how. Cancelling the wait gives nothing up.
+
+        It is bounded by the hand-off's own deadline. The pages may still be held: see `released`.
+        """
+        return await self._until(self._wait)
+
+    async def released(self) -> TransferStatus:
+        """Wait until the pages may be given back; return how it ended. A hold has no deadline: bound the wait."""
+        return await self._until(self.attach)
+
+    async def _until(self, watch: Callable[[Callable[[], None]], None]) -> TransferStatus:
+        loop = asyncio.get_running_loop()
+        come = asyncio.Event()
+
+        def tell() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(come.set)
+
+        watch(tell)
+        await come.wait()
+        return self.status
+
+    def _wait(self, tell: Callable[[], None]) -> None:
         with self._attach_lock:
-            attached, self._attached = self._attached, []
-        for release in attached:
-            self._call(release)
+            if not self.status.ended:
+                self._waiting.append(tell)
+                return
+        self._call(tell)
+
+    def settle(self, status: TransferStatus) -> None:
+        """For the connector: take the new status, tell who waits for it, and release what is attached."""
+        self.status = status
+        if not status.ended:
+            return
+        calls: list[Callable[[], None]] = []
+        with self._attach_lock:
+            calls, self._waiting = self._waiting, []
+            if self._over:
+                calls, self._attached = calls + self._attached, []
+        for call in calls:
+            self._call(call)
 
     @property
     def _over(self) -> bool:

@@ -1,0 +1,41 @@
+"""One live connector with a small cache of its own, for tests that hold both sides in one process."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory, PrefillConnector
+
+PAGE, ROW, ROWS = 256, 64, 8
+
+
+class Side:
+    """A connector over `local`, and its cache: uint8 (K and V of one layer, pages, 256)."""
+
+    def __init__(self, kind: type[PrefillConnector] | type[DecodeConnector], *, pages: int = 8, **config: Any) -> None:
+        self.arena = HostArena(2 * pages * PAGE + ROWS * ROW)
+        self.memory = KVMemory(
+            kv=tuple(self.arena.region(first * pages * PAGE, PAGE, pages) for first in range(2)),
+            aux=self.arena.region(2 * pages * PAGE, ROW, ROWS),
+            page_tokens=16,
+            layers=1,
+            kv_heads=1,
+            head_dim=4,
+            dtype="float32",
+            model="m",
+        )
+        self.cache = self.arena.array(0, (2, pages, PAGE), np.uint8)
+        self.connector = kind(ConnectorConfig("127.0.0.1", admin_port=0, **config), self.memory, lambda: None)
+        self.connector.start()
+
+    def close(self) -> None:
+        self.connector.close()
+        self.arena.close()
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that in time"
+        time.sleep(0.01)
