@@ -95,7 +95,7 @@ class SendPages(Plain, frozen=True):
 
 
 class WriteResult(StrEnum):
-    """How a write ended."""
+    """How a write, or a read, ended."""
 
     LANDED = "landed"
     """All of it is in place."""
@@ -104,7 +104,7 @@ class WriteResult(StrEnum):
     FAILED = "failed"
     """The engine reported an error; nothing is in flight."""
     INVALID = "invalid"
-    """The engine refused indices that lie outside the memory of one side; nothing was written."""
+    """The engine refused indices that lie outside the memory of one side; nothing was moved."""
     UNSETTLED = "unsettled"
     """The engine reported an error and cannot say whether bytes are still on their way."""
 
@@ -121,6 +121,16 @@ class WriteEnded(Plain, frozen=True):
 
 
 # --- Events of decode ---
+
+
+class ReadEnded(Plain, frozen=True):
+    """A read that the machine asked for has come to its end."""
+
+    attempt: AttemptId
+    read: int
+    result: WriteResult
+    bytes_moved: int
+    message: str = ""
 
 
 class OpenAttempt(Plain, frozen=True):
@@ -145,7 +155,7 @@ class OpenAttempt(Plain, frozen=True):
 class Writer(Plain, frozen=True):
     """A prefill rank that serves this decode rank, which is part `part` of the `parts` that it serves.
 
-    `writes_aux`: it is the one that writes the aux row here.
+    `writes_aux`: it is the one whose aux row comes here. In READ the same ranks are read from.
     """
 
     incarnation: str
@@ -201,6 +211,28 @@ class StopWriting(Plain, frozen=True):
     peer: str
 
 
+class Read(Plain, frozen=True):
+    """Copy pages `source` (the peer's) into `target` (ours); answer with `ReadEnded`.
+
+    `aux`: the peer's row and ours. `state`: the peer's items and ours, as many. Both come with the last pages.
+    """
+
+    attempt: AttemptId
+    read: int
+    peer: str
+    source: bytes
+    target: bytes
+    aux: tuple[int, int] | None
+    state: tuple[bytes, bytes] = (b"", b"")
+
+
+class StopReading(Plain, frozen=True):
+    """Submit no further chunk of this attempt's reads from `peer`; each still answers with `ReadEnded`."""
+
+    attempt: AttemptId
+    peer: str
+
+
 class Connect(Plain, frozen=True):
     """Somebody waits for the bootstrap address `prefill`: answer with `Linked` or `Unreachable`."""
 
@@ -234,8 +266,9 @@ Event = (
     | OpenRequest
     | SendPages
     | WriteEnded
+    | ReadEnded
     | OpenAttempt
     | Linked
     | Unreachable
 )
-Effect = Send | Write | StopWriting | Connect | Report | Ignored
+Effect = Send | Write | StopWriting | Read | StopReading | Connect | Report | Ignored

@@ -1,5 +1,6 @@
 """One hand-off as prefill sees it: the engine's request, and one exchange with each decode rank that asks for it."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -20,8 +21,12 @@ class InvalidSendError(Exception):
 
 
 class Piece(NamedTuple):
-    """What decode wants of one send: ids of our pages and of decode's, aux slots and state items in the same order."""
+    """What decode wants of one send: ids of our pages and of decode's, aux slots and state items in the same order.
 
+    `start`: the logical page that comes first.
+    """
+
+    start: int
     source: bytes
     target: bytes
     aux: tuple[int, int] | None
@@ -77,7 +82,7 @@ class HandOff:
         """True while some part has not come, or nobody knows how many there are."""
         return len(self.came) < self.parts or not self.parts
 
-    def awaits(self, frame: f.Open | f.Abort) -> bool:
+    def awaits(self, frame: f.Open | f.Abort | f.Drained) -> bool:
         """True when `frame` can be the word of a part that has not come yet."""
         fits = self.parts in (0, frame.parts) and frame.part not in self.came
         return fits and self.offered_as in (None, frame.request_id)
@@ -111,7 +116,11 @@ class HandOff:
 class Exchange:
     """One part of a hand-off: what one decode rank has offered, and what is on its way there.
 
-    `taken`: how many of the hand-off's sends have been cut for it. `closed`: the last one is among them.
+    `taken`: how many of the hand-off's sends have been cut for it. `closed`: the last one is among them. WRITE:
+    `in_flight` are the writes under way, `unsettled` says that one ended without anybody knowing whether it has,
+    `sums` are the checksums of those that ended.
+    READ: `exposed` says that decode may read pages of ours, `announced` how many pieces it was told of, `unnoted` those
+    of them that it has not taken note of, `heard` that it has said how the attempt ended.
     """
 
     handoff: HandOff
@@ -122,7 +131,10 @@ class Exchange:
     in_flight: set[int] = field(default_factory=set)
     unsettled: bool = False
     sums: list[int | None] = field(default_factory=list)
-    """Checksums of its writes."""
+    exposed: bool = False
+    announced: int = 0
+    unnoted: deque[Piece] = field(default_factory=deque)
+    heard: bool = False
     bytes_moved: int = 0
     retry_s: float = 0.0
 
@@ -160,8 +172,8 @@ class Exchange:
 
     @property
     def quiet(self) -> bool:
-        """True when none of its writes can be under way."""
-        return not self.in_flight and not self.unsettled
+        """True when nothing can touch our pages for it: no write of ours, no read of decode's."""
+        return not self.in_flight and not self.unsettled and not self.exposed
 
     def cut(self) -> Iterator[Piece]:
         """Take the queued sends that have not been taken, less the pages that decode holds; the offer must be there.
@@ -188,7 +200,7 @@ class Exchange:
             aux = (send.aux_slot, offer.aux_slot) if send.aux_slot is not None and offer.aux_slot >= 0 else None
             self.taken, self.closed = self.taken + 1, send.last
             state = (send.state, offer.state) if send.last else (b"", b"")
-            yield Piece(source, offer.pages[at : at + len(source)], aux, state, send.last)
+            yield Piece(max(send.start, first), source, offer.pages[at : at + len(source)], aux, state, send.last)
 
 
 def aggregate(states: Iterable[PrefillState]) -> PrefillState:

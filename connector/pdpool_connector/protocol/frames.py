@@ -31,6 +31,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
 MAX_TEXT = 1024
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+RequestId = Annotated[str, msgspec.Meta(max_length=256)]
 Pages = Annotated[bytes, msgspec.Meta(max_length=2**21)]
 """Page ids (or ids of state items) as int32, little endian; opaque to the protocol but for their number."""
 PAGE_ID_BYTES = 4
@@ -106,7 +107,7 @@ class Open(AttemptFrame, frozen=True, kw_only=True):
     state pool that take what the request keeps beside pages. Repeated until answered.
     """
 
-    request_id: Annotated[str, msgspec.Meta(max_length=256)]
+    request_id: RequestId
     pages: Pages
     prefix_pages: Index
     aux_slot: AuxSlot
@@ -117,17 +118,39 @@ class Open(AttemptFrame, frozen=True, kw_only=True):
 
 
 class Accepted(AttemptFrame, frozen=True, kw_only=True):
-    """Prefill knows the attempt and will write into its pages, now or when its own request arrives."""
+    """Prefill knows the attempt and will serve it, now or when its own request arrives."""
 
 
 class Sending(AttemptFrame, frozen=True, kw_only=True):
     """Prefill has begun to write and has more to write than one chunk; short hand-offs go without this frame."""
 
 
-class Done(AttemptFrame, frozen=True, kw_only=True):
-    """Prefill has written everything: all of it has landed, it writes no more. Repeated until acknowledged.
+class Computed(AttemptFrame, frozen=True, kw_only=True):
+    """READ: prefill has computed logical pages `start` onward, and decode may read them from its `pages`.
 
-    `checksum`: of the pages that it wrote, where this attempt is among those that are sampled (`layout.checksum`).
+    `sequence` counts the frames of this kind from 0; none is taken before those that precede it. `aux_slot` and `state`
+    (items of prefill's state pool) come with the `last`. Repeated until decode says `Fetching`, or that it has ended.
+    """
+
+    sequence: Index
+    start: Index
+    pages: Pages
+    last: bool
+    aux_slot: AuxSlot
+    state: Pages
+
+
+class Fetching(AttemptFrame, frozen=True, kw_only=True):
+    """READ: decode has taken note of the first `taken` frames `Computed`; said when one is repeated, and when asked."""
+
+    taken: Index
+
+
+class Done(AttemptFrame, frozen=True, kw_only=True):
+    """The mover has moved everything: all of it has landed, it moves no more. Repeated until acknowledged.
+
+    The mover is prefill in WRITE, decode in READ. `checksum`: of the pages that prefill wrote, where this attempt is
+    among those that are sampled (`layout.checksum`).
     """
 
     bytes_moved: Count
@@ -135,30 +158,37 @@ class Done(AttemptFrame, frozen=True, kw_only=True):
 
 
 class Failed(AttemptFrame, frozen=True, kw_only=True):
-    """The attempt has failed at prefill, and writes are still in flight: `Drained` follows. Repeated until then."""
+    """The attempt has failed at the mover, and some is still in flight: `Drained` follows. Repeated until then."""
 
     cause: Text
     message: Text
 
 
 class Drained(AttemptFrame, frozen=True, kw_only=True):
-    """The attempt has failed, and the sender writes no more: nothing is in flight. Repeated until acknowledged."""
+    """The attempt has failed, and the sender moves nothing of it: nothing is in flight. Repeated until acknowledged.
+
+    In READ prefill says so, too, of an attempt that it ends before it has told decode of any pages. `request_id`,
+    `part` and `parts` are decode's, for a prefill that has not seen the attempt: they tell which of its requests ends.
+    """
 
     cause: Text
     message: Text
+    request_id: RequestId = ""
+    part: Index = 0
+    parts: Parts = 1
 
 
 class Ack(AttemptFrame, frozen=True, kw_only=True):
-    """Decode has taken note of `Done` or `Drained` and has nothing more to say about this attempt."""
+    """The sender has taken note of `Done` or `Drained` and has nothing more to say about this attempt."""
 
 
 class Abort(AttemptFrame, frozen=True, kw_only=True):
-    """Decode gives up. Repeated until prefill has said `Drained` (or `Done`).
+    """The side that does not move gives up. Repeated until the mover has said `Drained` (or `Done`).
 
     `request_id`, `part` and `parts` tell a prefill that has not seen the attempt which of its requests that ends.
     """
 
-    request_id: Annotated[str, msgspec.Meta(max_length=256)]
+    request_id: RequestId
     cause: Text
     message: Text
     part: Index = 0
@@ -166,13 +196,13 @@ class Abort(AttemptFrame, frozen=True, kw_only=True):
 
 
 class Query(AttemptFrame, frozen=True, kw_only=True):
-    """Decode asks how the attempt stands; the answer is whichever frame would say so."""
+    """The sender asks how the attempt stands; the answer is whichever frame would say so."""
 
 
-AnyAttemptFrame = Open | Accepted | Sending | Done | Failed | Drained | Ack | Abort | Query
+AnyAttemptFrame = Open | Accepted | Sending | Computed | Fetching | Done | Failed | Drained | Ack | Abort | Query
 MAX_BATCH: Final = 64
 MAX_BATCHED_BYTES: Final = 16 * 1024
-"""Page ids of an `Open` that still travels with others, so that no batch comes near `MAX_FRAME_BYTES`."""
+"""Ids in an `Open` or a `Computed` that still travels with others, so that no batch comes near `MAX_FRAME_BYTES`."""
 
 
 class Batch(Frame, frozen=True, kw_only=True):
@@ -216,7 +246,7 @@ def decode(data: bytes) -> AnyFrame:
         if not VERSION_MIN <= single.version <= VERSION_MAX:
             detail = f"version {single.version}, this side speaks {VERSION_MIN} to {VERSION_MAX}"
             raise MalformedFrameError("version", detail)
-        if isinstance(single, Open):
+        if isinstance(single, Open | Computed):
             _check_ids("pages", single.pages)
             _check_ids("state", single.state)
     return frame
@@ -234,7 +264,7 @@ def batches(frames: Sequence[Frame]) -> Iterator[Frame]:
         fits = (
             isinstance(frame, AttemptFrame)
             and frame.version >= BATCH_VERSION
-            and not (isinstance(frame, Open) and len(frame.pages) + len(frame.state) > MAX_BATCHED_BYTES)
+            and not (isinstance(frame, Open | Computed) and len(frame.pages) + len(frame.state) > MAX_BATCHED_BYTES)
         )
         if not fits or len(together) == MAX_BATCH:
             yield from _joined(together)

@@ -8,6 +8,7 @@ late frames. What fails in one exchange fails the others of its hand-off.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from itertools import count
 
 from pdpool_connector.protocol import frames as f
@@ -27,8 +28,8 @@ from pdpool_connector.protocol.exchange import ENDED, Exchange, HandOff, Invalid
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.machine import Machine
 from pdpool_connector.protocol.missed import Missed, MissedHalves
-from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus, told_by_peer
-from pdpool_connector.protocol.states import FAILURES, PREFILL_TRANSITIONS, Cue, PrefillState, TransitionError
+from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
+from pdpool_connector.protocol.states import FAILURES, Cue, PrefillState, TransitionError
 from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.protocol.verdicts import Tombstone, Verdicts, forgotten
 
@@ -48,7 +49,9 @@ Refusal = tuple[Cause, str]
 
 
 class MeetingMachine(Machine[PrefillState], ABC):
-    """Hand-offs of one prefill process; see `Machine` for how it is driven."""
+    """What both directions share; `_transitions` is the table of the one that it is."""
+
+    _transitions: Mapping[tuple[PrefillState | None, Cue], PrefillState]
 
     def __init__(self, incarnation: str, timing: Timing | None = None) -> None:
         super().__init__(incarnation, PREFILL_LABELS, timing or Timing())
@@ -67,11 +70,11 @@ class MeetingMachine(Machine[PrefillState], ABC):
             Fenced: self._on_fenced,
             Shutdown: self._on_shutdown,
         }
-        self._on_frame |= {f.Open: self._on_open, f.Abort: self._on_abort, f.Ack: self._on_ack, f.Query: self._on_query}
+        self._on_frame |= {f.Open: self._on_open, f.Ack: self._on_ack, f.Query: self._on_query}
         self._on_timer |= {
             "life": self._on_life_over,
             "drain": self._on_drain_over,
-            "verdict": lambda attempt: self._verdicts.tell(attempt, self._now),
+            "verdict": lambda key: self._verdicts.tell(key, self._now),
             "grave": self._verdicts.forget,
             "missed": lambda table: table.expire(self._now),
             "peer": self._on_peer_long_gone,
@@ -175,7 +178,7 @@ class MeetingMachine(Machine[PrefillState], ABC):
             self._answer(known)
             return
         if self._graves.get(offer.attempt) is not None:
-            self._verdicts.tell(offer.attempt, self._now)
+            self._verdicts.answer(offer, self._now)
             self._ignore("stale", f"Open for attempt {offer.attempt}, which has ended")
             return
         there = self._by_key.get((offer.room, offer.sibling))
@@ -192,7 +195,7 @@ class MeetingMachine(Machine[PrefillState], ABC):
         else:
             self._take(offer, there)
 
-    def _met_missed(self, frame: f.Open | f.Abort, there: HandOff | None) -> Missed | None:
+    def _met_missed(self, frame: f.Open | f.Abort | f.Drained, there: HandOff | None) -> Missed | None:
         """The hand-off that this attempt belongs to, if that has ended already."""
         key = (frame.room, frame.sibling)
         if there is not None and frame.request_id in (there.offered_as, there.request and there.request.request_id):
@@ -288,7 +291,7 @@ class MeetingMachine(Machine[PrefillState], ABC):
 
     def _finalize(self, exchange: Exchange) -> None:
         """Take an ended exchange out of every table and leave a tombstone. Once for each exchange."""
-        for timer in ("drain", "told"):
+        for timer in ("drain", "told", "announce"):
             self._timers.cancel((timer, exchange))
         handoff = exchange.handoff
         if exchange.offer is not None:
@@ -298,7 +301,8 @@ class MeetingMachine(Machine[PrefillState], ABC):
             if not peers:
                 del self._of_peer[exchange.attempt.decode]
             cause = handoff.cause if exchange.state is S.FAILED else None
-            self._bury(exchange.offer, cause, handoff.message, exchange.bytes_moved, exchange.checksum)
+            sums = (exchange.bytes_moved, exchange.checksum)
+            self._bury(exchange.offer, cause, handoff.message, *sums, heard=exchange.heard)
         if handoff.state in ENDED:
             self._leave_room(handoff)
             if handoff.request is not None:
@@ -370,22 +374,12 @@ class MeetingMachine(Machine[PrefillState], ABC):
 
     # --- What decode says and is told ---
 
-    def _on_abort(self, frame: f.Abort) -> None:
-        cause = told_by_peer(frame.cause, Cause.PEER_ABORTED)
-        exchange = self._by_attempt.get(frame.attempt)
-        if exchange is not None:
-            self._fail(exchange.handoff, cause, frame.message)
-        elif self._verdicts.answer(frame, self._now):
-            self._ignore("stale", f"Abort for attempt {frame.attempt}, which has ended")
-        else:
-            self._abort_unseen(frame, cause)
-
-    def _abort_unseen(self, frame: f.Abort, cause: Cause) -> None:
-        """The abort has overtaken its attempt."""
-        self._bury(frame, cause, frame.message)
+    def _abort_unseen(self, frame: f.Abort | f.Drained, cause: Cause, *, heard: bool = False) -> None:
+        """The end has overtaken its attempt."""
+        self._bury(frame, cause, frame.message, heard=heard)
         self._lose_part(frame, cause, frame.message)
 
-    def _lose_part(self, frame: f.Open | f.Abort, cause: Cause, message: str) -> None:
+    def _lose_part(self, frame: f.Open | f.Abort | f.Drained, cause: Cause, message: str) -> None:
         """A part came and cannot be had: that ends the hand-off that it belongs to, or will when that comes."""
         there = self._by_key.get((frame.room, frame.sibling))
         if self._met_missed(frame, there) is not None:
@@ -406,25 +400,28 @@ class MeetingMachine(Machine[PrefillState], ABC):
             self._verdicts.reach(forgotten(frame), self._now)
 
     def _on_ack(self, frame: f.Ack) -> None:
-        if not self._verdicts.acknowledge(frame.attempt, self._now):
+        if not self._verdicts.acknowledge(frame, self._now):
             self._ignore("stale", f"Ack for attempt {frame.attempt}, which has not ended here")
 
     def _bury(
         self,
-        about: f.Open | f.Abort,
+        about: f.AttemptFrame,
         cause: Cause | None,
         message: str,
         bytes_moved: int = 0,
         checksum: int | None = None,
+        *,
+        heard: bool = False,
     ) -> None:
-        tombstone = Tombstone(about.attempt, about.room, about.sibling, cause, message, bytes_moved, checksum)
+        header = (about.attempt, about.room, about.sibling)
+        tombstone = Tombstone(*header, cause, message, bytes_moved, checksum, heard=heard)
         self._verdicts.reach(tombstone, self._now)
 
     # --- Small change ---
 
     def _move(self, exchange: Exchange, cue: Cue) -> None:
         before = exchange.state
-        after = PREFILL_TRANSITIONS.get((before, cue))
+        after = self._transitions.get((before, cue))
         if after is None:
             raise TransitionError(f"prefill has no transition for {cue} in {before}")
         exchange.state = after

@@ -6,8 +6,8 @@ from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import StopWriting, Write, WriteEnded, WriteResult
 from pdpool_connector.protocol.exchange import Exchange, InvalidSendError, Piece
 from pdpool_connector.protocol.meeting import LIVE, MeetingMachine
-from pdpool_connector.protocol.outcome import Cause
-from pdpool_connector.protocol.states import Cue, PrefillState
+from pdpool_connector.protocol.outcome import Cause, told_by_peer
+from pdpool_connector.protocol.states import PREFILL_TRANSITIONS, Cue, PrefillState
 from pdpool_connector.protocol.timing import Timing
 
 S = PrefillState
@@ -17,10 +17,13 @@ _WRITE_CAUSES = {WriteResult.INVALID: Cause.INVALID}
 class PrefillMachine(MeetingMachine):
     """Hand-offs of one prefill process that writes into decode's memory; see `Machine` for how it is driven."""
 
+    _transitions = PREFILL_TRANSITIONS
+
     def __init__(self, incarnation: str, timing: Timing | None = None) -> None:
         super().__init__(incarnation, timing)
         self._writes = count()
         self._on_event |= {WriteEnded: self._on_write_ended}
+        self._on_frame |= {f.Abort: self._on_abort}
         self._on_timer |= {"told": self._tell_failed}
 
     # --- Writing ---
@@ -89,7 +92,17 @@ class PrefillMachine(MeetingMachine):
         exchange.in_flight.clear()
         exchange.unsettled = False
 
-    # --- What decode is told ---
+    # --- What decode says and is told ---
+
+    def _on_abort(self, frame: f.Abort) -> None:
+        cause = told_by_peer(frame.cause, Cause.PEER_ABORTED)
+        exchange = self._by_attempt.get(frame.attempt)
+        if exchange is not None:
+            self._fail(exchange.handoff, cause, frame.message)
+        elif self._verdicts.answer(frame, self._now):
+            self._ignore("stale", f"Abort for attempt {frame.attempt}, which has ended")
+        else:
+            self._abort_unseen(frame, cause)
 
     def _answer(self, exchange: Exchange) -> None:
         if exchange.state in (S.PARKED, S.READY):

@@ -19,13 +19,13 @@ class PrefillState(StrEnum):
     PARKED = "parked"
     """A decode has opened an attempt, and the engine's request has not come yet."""
     READY = "ready"
-    """Request and attempt have met; nothing has been written yet."""
+    """Request and attempt have met; nothing has been written, or told to decode, yet."""
     SENDING = "sending"
-    """Writes have been submitted."""
+    """Writes have been submitted; in READ, decode has been told of pages."""
     DRAINING = "draining"
-    """It has failed; what is in flight is waited for, and nothing new is written."""
+    """It has failed; writes in flight are waited for, or, in READ, decode's word that it reads no more."""
     HELD = "held"
-    """It has failed, and nobody can say whether writes are still under way: the pages stay back until somebody can."""
+    """It has failed, and nobody can say whether pages are still touched: they stay back until somebody can."""
     DONE = "done"
     FAILED = "failed"
 
@@ -40,11 +40,17 @@ class DecodeState(StrEnum):
     ACCEPTED = "accepted"
     """Every writer knows the attempt."""
     RECEIVING = "receiving"
-    """A writer has said that it began, and that more follows."""
+    """A writer has said that it began, and that more follows; in READ, reads have been submitted."""
     ABORTING = "aborting"
-    """It has failed; not every writer has said that it is quiet, or, where no pages were offered, that it knows."""
+    """It has failed; not every writer has said that it is quiet, or, where no pages were offered, that it knows.
+
+    In READ: reads of ours are in flight, or prefill could not be told because it is not paired.
+    """
     HELD = "held"
-    """It has failed, and a writer cannot be heard: the pages stay back until it says drained, or is fenced."""
+    """It has failed, and a writer cannot be heard: the pages stay back until it says drained, or is fenced.
+
+    In READ: a read of ours does not end, or nobody can say whether it has.
+    """
     DONE = "done"
     FAILED = "failed"
 
@@ -61,7 +67,7 @@ class Cue(StrEnum):
     ACCEPTED = "accepted"
     """The last writer that had not answered knows the attempt."""
     SUBMITTED = "submitted"
-    """The first pages are being written."""
+    """The first pages are being moved; at prefill in READ: they may be, for decode knows them."""
     COMPLETED = "completed"
     """Everything has landed, from every writer, and none writes any more."""
     ENDED = "ended"
@@ -114,6 +120,46 @@ DECODE_TRANSITIONS: Mapping[tuple[DecodeState | None, Cue], DecodeState] = Mappi
         (D.ACCEPTED, C.COMPLETED): D.DONE,
         (D.ACCEPTED, C.ENDED): D.FAILED,
         (D.ACCEPTED, C.BROKEN): D.ABORTING,
+        (D.RECEIVING, C.COMPLETED): D.DONE,
+        (D.RECEIVING, C.ENDED): D.FAILED,
+        (D.RECEIVING, C.BROKEN): D.ABORTING,
+        (D.ABORTING, C.QUIET): D.FAILED,
+        (D.ABORTING, C.UNPROVEN): D.HELD,
+        (D.HELD, C.QUIET): D.FAILED,
+    }
+)
+
+PREFILL_READ_TRANSITIONS: Mapping[tuple[PrefillState | None, Cue], PrefillState] = MappingProxyType(
+    {
+        (None, C.REQUESTED): P.WAITING,
+        (None, C.OPENED): P.PARKED,
+        (P.WAITING, C.OPENED): P.READY,
+        (P.WAITING, C.ENDED): P.FAILED,
+        (P.PARKED, C.REQUESTED): P.READY,
+        (P.PARKED, C.ENDED): P.FAILED,
+        (P.READY, C.SUBMITTED): P.SENDING,
+        (P.READY, C.ENDED): P.FAILED,
+        (P.SENDING, C.COMPLETED): P.DONE,
+        (P.SENDING, C.ENDED): P.FAILED,
+        (P.SENDING, C.BROKEN): P.DRAINING,
+        (P.DRAINING, C.QUIET): P.FAILED,
+        (P.DRAINING, C.UNPROVEN): P.HELD,
+        (P.HELD, C.QUIET): P.FAILED,
+    }
+)
+
+DECODE_READ_TRANSITIONS: Mapping[tuple[DecodeState | None, Cue], DecodeState] = MappingProxyType(
+    {
+        (None, C.REQUESTED): D.CONNECTING,
+        (D.CONNECTING, C.LINKED): D.OPENING,
+        (D.CONNECTING, C.ENDED): D.FAILED,
+        (D.CONNECTING, C.BROKEN): D.ABORTING,
+        (D.OPENING, C.ACCEPTED): D.ACCEPTED,
+        (D.OPENING, C.SUBMITTED): D.RECEIVING,
+        (D.OPENING, C.ENDED): D.FAILED,
+        (D.ACCEPTED, C.SUBMITTED): D.RECEIVING,
+        (D.ACCEPTED, C.COMPLETED): D.DONE,
+        (D.ACCEPTED, C.ENDED): D.FAILED,
         (D.RECEIVING, C.COMPLETED): D.DONE,
         (D.RECEIVING, C.ENDED): D.FAILED,
         (D.RECEIVING, C.BROKEN): D.ABORTING,

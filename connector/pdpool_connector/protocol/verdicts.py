@@ -1,4 +1,7 @@
-"""How attempts ended at prefill: remembered, said until decode acknowledges it, said again to whoever asks."""
+"""How attempts ended: remembered, said until the other side acknowledges it, said again to whoever asks.
+
+Prefill keeps these in both directions, decode in READ, where it is the one who says how an attempt ended.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -10,10 +13,17 @@ from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.timers import Timers
 from pdpool_connector.protocol.timing import Timing
 
+Key = tuple[str, AttemptId]
+"""Who is told of an end, and whose it is: in READ decode tells each rank that an attempt reads from."""
+
 
 @dataclass(slots=True)
 class Tombstone:
-    """The end of an attempt, kept to answer late frames. `cause` None means done."""
+    """The end of an attempt, kept to answer late frames. `cause` None means done.
+
+    `to`: who is told, by default the attempt's decode. `heard`: it ended by that side's own word, which is acknowledged
+    and not answered with an end of ours. `request_id`, `part`, `parts`: see `frames.Drained`.
+    """
 
     attempt: AttemptId
     room: int
@@ -22,8 +32,22 @@ class Tombstone:
     message: str
     bytes_moved: int = 0
     checksum: int | None = None
+    to: str = ""
+    heard: bool = False
+    request_id: str = ""
+    part: int = 0
+    parts: int = 1
     retry_s: float = 0.0
     acknowledged: bool = False
+
+    def __post_init__(self) -> None:
+        self.to = self.to or self.attempt.decode
+        self.acknowledged = self.heard
+
+    @property
+    def key(self) -> Key:
+        """Under which it is remembered."""
+        return (self.to, self.attempt)
 
 
 class Graveyard:
@@ -37,16 +61,20 @@ class Graveyard:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._rows: dict[AttemptId, Tombstone] = {}
+        self._rows: dict[Key, Tombstone] = {}
         self._of_peer: Counter[str] = Counter()
         self._floor: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def get(self, attempt: AttemptId) -> Tombstone | None:
-        """The tombstone of `attempt`, if it is remembered."""
-        return self._rows.get(attempt)
+    def get(self, attempt: AttemptId, to: str = "") -> Tombstone | None:
+        """The tombstone of `attempt` for `to` (by default its decode), if it is remembered."""
+        return self._rows.get((to or attempt.decode, attempt))
+
+    def of(self, peer: str) -> int:
+        """How many ends are remembered for `peer`."""
+        return self._of_peer[peer]
 
     def full(self, peer: str, *, reserved: int = 0, reserved_of_peer: int = 0) -> bool:
         """True when no further end could be remembered, in all or for this peer, once the reserved ones have come."""
@@ -58,21 +86,20 @@ class Graveyard:
 
     def bury(self, tombstone: Tombstone) -> bool:
         """Remember an end. False when there is no room: then the floor keeps it from rising."""
-        attempt = tombstone.attempt
-        if self.full(attempt.decode):
-            self._raise_floor(attempt)
+        if self.full(tombstone.to):
+            self._raise_floor(tombstone)
             return False
-        self._rows[attempt] = tombstone
-        self._of_peer[attempt.decode] += 1
+        self._rows[tombstone.key] = tombstone
+        self._of_peer[tombstone.to] += 1
         return True
 
-    def forget(self, attempt: AttemptId) -> None:
+    def forget(self, key: Key) -> None:
         """Its deadline has come."""
-        del self._rows[attempt]
-        self._of_peer[attempt.decode] -= 1
-        if not self._of_peer[attempt.decode]:
-            del self._of_peer[attempt.decode]
-        self._raise_floor(attempt)
+        tombstone = self._rows.pop(key)
+        self._of_peer[tombstone.to] -= 1
+        if not self._of_peer[tombstone.to]:
+            del self._of_peer[tombstone.to]
+        self._raise_floor(tombstone)
 
     def forget_peer(self, peer: str) -> bool:
         """Drop the floor of a peer that is long gone; False when tombstones of it are still here."""
@@ -81,8 +108,10 @@ class Graveyard:
         self._floor.pop(peer, None)
         return True
 
-    def _raise_floor(self, attempt: AttemptId) -> None:
-        self._floor[attempt.decode] = max(attempt.number, self._floor.get(attempt.decode, -1))
+    def _raise_floor(self, tombstone: Tombstone) -> None:
+        attempt = tombstone.attempt
+        if tombstone.to == attempt.decode:  # decode itself needs none: its own counter tells which attempts are new
+            self._floor[attempt.decode] = max(attempt.number, self._floor.get(attempt.decode, -1))
 
 
 class Verdicts:
@@ -96,58 +125,71 @@ class Verdicts:
         self._timing, self._timers, self._send = timing, timers, send
 
     def reach(self, tombstone: Tombstone, now: float) -> None:
-        """An attempt has ended: remember how, and say so until decode acknowledges it."""
+        """An attempt has ended: remember how, and say so until the other side acknowledges it."""
         tombstone.retry_s = self._timing.retry_first_s
         if self.graves.bury(tombstone):
-            self._timers.set(("grave", tombstone.attempt), now + self._timing.verdict_s)
-            self.tell(tombstone.attempt, now)
+            keep_s = self._timing.acked_s if tombstone.acknowledged else self._timing.verdict_s
+            self._timers.set(("grave", tombstone.key), now + keep_s)
+            self.tell(tombstone.key, now)
         else:
-            self._say(tombstone)
+            self.say(tombstone)
 
-    def tell(self, attempt: AttemptId, now: float) -> None:
+    def tell(self, key: Key, now: float) -> None:
         """Say how it ended, and, while nobody has acknowledged it, again later."""
-        tombstone = self.graves.get(attempt)
+        tombstone = self.graves.get(key[1], key[0])
         if tombstone is None:
             return
-        self._say(tombstone)
+        self.say(tombstone)
         if not tombstone.acknowledged:
-            self._timers.set(("verdict", attempt), now + tombstone.retry_s)
+            self._timers.set(("verdict", key), now + tombstone.retry_s)
             tombstone.retry_s = min(2 * tombstone.retry_s, self._timing.retry_max_s)
 
     def answer(self, frame: f.AttemptFrame, now: float) -> bool:
         """Answer a frame about an attempt that is not live; False when it was never seen here."""
-        if self.graves.get(frame.attempt) is not None:
-            self.tell(frame.attempt, now)
+        if self.graves.get(frame.attempt, frame.sender) is not None:
+            self.tell((frame.sender, frame.attempt), now)
         elif self.graves.stale(frame.attempt):
-            self._say(forgotten(frame))
+            self.say(forgotten(frame))
         else:
             return False
         return True
 
-    def acknowledge(self, attempt: AttemptId, now: float) -> bool:
-        """Decode has taken note; False when there is nothing that it could have taken note of."""
-        tombstone = self.graves.get(attempt)
+    def acknowledge(self, frame: f.AttemptFrame, now: float) -> bool:
+        """The other side has taken note; False when there is nothing that it could have taken note of."""
+        tombstone = self.graves.get(frame.attempt, frame.sender)
         if tombstone is None:
             return False
         if not tombstone.acknowledged:
             tombstone.acknowledged = True
-            self._timers.cancel(("verdict", attempt))
-            self._timers.set(("grave", attempt), now + self._timing.acked_s)
+            self._timers.cancel(("verdict", tombstone.key))
+            self._timers.set(("grave", tombstone.key), now + self._timing.acked_s)
         return True
 
-    def forget(self, attempt: AttemptId) -> None:
+    def forget(self, key: Key) -> None:
         """Its time is over."""
-        self._timers.cancel(("verdict", attempt))
-        self.graves.forget(attempt)
+        self._timers.cancel(("verdict", key))
+        self.graves.forget(key)
 
-    def _say(self, tombstone: Tombstone) -> None:
-        peer = tombstone.attempt.decode
-        if tombstone.cause is None:
-            self._send(peer, f.Done, tombstone, bytes_moved=tombstone.bytes_moved, checksum=tombstone.checksum)
+    def say(self, tombstone: Tombstone) -> None:
+        """Say an end once, remembered or not."""
+        if tombstone.heard:
+            self._send(tombstone.to, f.Ack, tombstone)
+        elif tombstone.cause is None:
+            self._send(tombstone.to, f.Done, tombstone, bytes_moved=tombstone.bytes_moved, checksum=tombstone.checksum)
         else:
-            self._send(peer, f.Drained, tombstone, cause=tombstone.cause, message=tombstone.message)
+            self._send(
+                tombstone.to,
+                f.Drained,
+                tombstone,
+                cause=tombstone.cause,
+                message=tombstone.message,
+                request_id=tombstone.request_id,
+                part=tombstone.part,
+                parts=tombstone.parts,
+            )
 
 
-def forgotten(frame: f.AttemptFrame) -> Tombstone:
-    """What is said of an attempt that this process knows nothing of: at least it does not write for it."""
-    return Tombstone(frame.attempt, frame.room, frame.sibling, Cause.FORGOTTEN, "prefill knows nothing of it")
+def forgotten(frame: f.AttemptFrame, who: str = "prefill") -> Tombstone:
+    """What is said of an attempt that this process, `who`, knows nothing of: at least it moves nothing for it."""
+    message = f"{who} knows nothing of it"
+    return Tombstone(frame.attempt, frame.room, frame.sibling, Cause.FORGOTTEN, message, to=frame.sender)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.decode import DecodeMachine
+from pdpool_connector.protocol.decode_read import DecodeReadMachine
 from pdpool_connector.protocol.events import (
     AbortTransfer,
     Effect,
@@ -12,6 +13,8 @@ from pdpool_connector.protocol.events import (
     OpenAttempt,
     OpenRequest,
     PeerReady,
+    Read,
+    ReadEnded,
     Received,
     Report,
     Send,
@@ -22,8 +25,11 @@ from pdpool_connector.protocol.events import (
     Writer,
     WriteResult,
 )
+from pdpool_connector.protocol.meeting import MeetingMachine
+from pdpool_connector.protocol.opening import OpeningMachine
 from pdpool_connector.protocol.outcome import TransferStatus
 from pdpool_connector.protocol.prefill import PrefillMachine
+from pdpool_connector.protocol.prefill_read import PrefillReadMachine
 from pdpool_connector.protocol.timing import Timing
 
 PREFILL = "a" * 32
@@ -41,7 +47,7 @@ def ids(*pages: int) -> bytes:
 class Side:
     """One machine, its clock, and what it has said so far."""
 
-    machine: PrefillMachine | DecodeMachine
+    machine: MeetingMachine | OpeningMachine
     now: float = 0.0
     effects: list[Effect] = field(default_factory=list)
     status: dict[int, TransferStatus] = field(default_factory=dict)
@@ -76,13 +82,19 @@ def names(effects: list[Effect]) -> list[str]:
     return [type(frame).__name__ for frame in sent(effects)]
 
 
+def reads(effects: list[Effect]) -> list[Read]:
+    return [effect for effect in effects if isinstance(effect, Read)]
+
+
 def writes(effects: list[Effect]) -> list[Write]:
     return [effect for effect in effects if isinstance(effect, Write)]
 
 
 class Prefill(Side):
+    make: type[MeetingMachine] = PrefillMachine
+
     def __init__(self, timing: Timing = TIMING, *peers: str) -> None:
-        super().__init__(PrefillMachine(PREFILL, timing))
+        super().__init__(self.make(PREFILL, timing))
         for peer in peers or (DECODE,):
             self.do(PeerReady(peer, f.VERSION_MAX))
 
@@ -101,9 +113,15 @@ class Prefill(Side):
         return self.do(WriteEnded(write.attempt, write.write, result, len(write.source), message))
 
 
+class PrefillRead(Prefill):
+    make = PrefillReadMachine
+
+
 class Decode(Side):
+    make: type[OpeningMachine] = DecodeMachine
+
     def __init__(self, timing: Timing = TIMING, writers: tuple[str | Writer, ...] = (PREFILL,), *, linked: bool = True):
-        super().__init__(DecodeMachine(DECODE, timing))
+        super().__init__(self.make(DECODE, timing))
         self.writers = tuple(
             one if isinstance(one, Writer) else Writer(one, writes_aux=at == 0) for at, one in enumerate(writers)
         )
@@ -127,6 +145,13 @@ class Decode(Side):
         state=(),
     ):
         return self.do(OpenAttempt(handle, "p:1", room, 0, rid, ids(*pages), prefix, 3, deadline_s, ids(*state)))
+
+
+class DecodeRead(Decode):
+    make = DecodeReadMachine
+
+    def landed(self, read: Read, result: WriteResult = WriteResult.LANDED, message: str = "") -> list[Effect]:
+        return self.do(ReadEnded(read.attempt, read.read, result, len(read.source), message))
 
 
 def about(number: int = 1, *, sender: str = DECODE, room: int = 7, sibling: int = 0) -> dict[str, object]:

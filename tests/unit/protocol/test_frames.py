@@ -21,6 +21,8 @@ EVERY = [
     open_frame(),
     f.Accepted(**about()),
     f.Sending(**about()),
+    f.Computed(**about(), sequence=0, start=2, pages=b"1234", last=True, aux_slot=-1, state=b"5678"),
+    f.Fetching(**about(), taken=1),
     f.Done(**about(), bytes_moved=1),
     f.Failed(**about(), cause="timed_out", message="m"),
     f.Drained(**about(), cause="timed_out", message="m"),

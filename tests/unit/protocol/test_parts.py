@@ -62,13 +62,13 @@ def test_a_graveyard_forgets_by_deadline_and_raises_nobody() -> None:
     assert [graves.bury(Tombstone(a, 1, 0, Cause.ABORTED, "")) for a in attempts[:3]] == [True, True, False]
     assert graves.stale(attempts[2])
     assert not graves.stale(attempts[3])
-    graves.forget(attempts[0])
+    graves.forget((peer, attempts[0]))
     assert graves.get(attempts[0]) is None
     assert graves.stale(attempts[0])
     other = AttemptId("e" * 32, 0)
     assert graves.bury(Tombstone(other, 1, 0, None, ""))
     assert not graves.forget_peer("e" * 32)
-    graves.forget(other)
+    graves.forget(("e" * 32, other))
     assert graves.stale(other)
     assert graves.forget_peer("e" * 32)
     assert not graves.stale(other)

@@ -8,8 +8,10 @@ from pdpool_connector.protocol import decode as decode_module
 from pdpool_connector.protocol import prefill as prefill_module
 from pdpool_connector.protocol.states import (
     DECODE_PHASES,
+    DECODE_READ_TRANSITIONS,
     DECODE_TRANSITIONS,
     PREFILL_PHASES,
+    PREFILL_READ_TRANSITIONS,
     PREFILL_TRANSITIONS,
     Cue,
     DecodeState,
@@ -18,11 +20,21 @@ from pdpool_connector.protocol.states import (
 )
 
 from tests.simulation.player import Player
-from tests.unit.protocol.sides import Decode, Prefill
+from tests.unit.protocol.sides import Decode, DecodeRead, Prefill, PrefillRead
 
 DOC = Path(__file__).resolve().parents[3] / "docs" / "protocol.md"
-TABLES = {"Prefill": PREFILL_TRANSITIONS, "Decode": DECODE_TRANSITIONS}
-STATES = {"Prefill": PrefillState, "Decode": DecodeState}
+TABLES = {
+    "Prefill": PREFILL_TRANSITIONS,
+    "Decode": DECODE_TRANSITIONS,
+    "Prefill in READ": PREFILL_READ_TRANSITIONS,
+    "Decode in READ": DECODE_READ_TRANSITIONS,
+}
+STATES = {
+    "Prefill": PrefillState,
+    "Decode": DecodeState,
+    "Prefill in READ": PrefillState,
+    "Decode in READ": DecodeState,
+}
 
 
 def section(name: str) -> str:
@@ -68,7 +80,8 @@ def test_every_state_has_a_phase_for_the_engine() -> None:
     assert set(DECODE_PHASES) == set(DecodeState)
 
 
-def test_every_row_of_both_tables_is_taken_in_simulation(monkeypatch) -> None:
+def test_every_row_of_both_tables_of_write_is_taken_in_simulation(monkeypatch) -> None:
+    tables = (PREFILL_TRANSITIONS, DECODE_TRANSITIONS)
     taken: dict[type, set] = {prefill_module.PrefillMachine: set(), decode_module.DecodeMachine: set()}
     for cls, rows in taken.items():
 
@@ -79,18 +92,18 @@ def test_every_row_of_both_tables_is_taken_in_simulation(monkeypatch) -> None:
         monkeypatch.setattr(cls, "_move", move)
     for seed in range(40):
         Player(seed).run()
-        if all(taken[cls] == set(table) for cls, table in zip(taken, TABLES.values(), strict=True)):
+        if all(taken[cls] == set(table) for cls, table in zip(taken, tables, strict=True)):
             return
-    missing = [set(table) - taken[cls] for cls, table in zip(taken, TABLES.values(), strict=True)]
+    missing = [set(table) - taken[cls] for cls, table in zip(taken, tables, strict=True)]
     pytest.fail(f"never taken: {missing}")
 
 
-@pytest.mark.parametrize("make", [Prefill, Decode])
+@pytest.mark.parametrize("make", [Prefill, PrefillRead, Decode, DecodeRead])
 def test_a_transition_outside_the_table_is_an_error(make) -> None:
     side = make()
-    side.request() if make is Prefill else side.open()
+    side.request() if issubclass(make, Prefill) else side.open()
     machine = side.machine
-    item = next(iter((machine._by_handle if make is Prefill else machine._attempts).values()))
-    item = item.unclaimed if make is Prefill else item
+    item = next(iter((machine._by_handle if issubclass(make, Prefill) else machine._attempts).values()))
+    item = item.unclaimed if issubclass(make, Prefill) else item
     with pytest.raises(TransitionError):
         machine._move(item, Cue.QUIET)

@@ -1,0 +1,347 @@
+"""Decode's side of the hand-off, sans I/O, up to the point where pages move: opening attempts, and ending all of them.
+
+Decode opens the attempt, and several ranks of prefill ("writers", though in READ they are read from) may serve it. An
+attempt's number comes from our own counter, so whatever number is not in the table has ended.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from pdpool_connector.protocol import frames as f
+from pdpool_connector.protocol.events import (
+    AbortTransfer,
+    Connect,
+    Fenced,
+    Linked,
+    OpenAttempt,
+    PeerLost,
+    Report,
+    Shutdown,
+    Unreachable,
+    Writer,
+)
+from pdpool_connector.protocol.frames import AttemptId
+from pdpool_connector.protocol.machine import Machine
+from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
+from pdpool_connector.protocol.states import DECODE_PHASES, FAILURES, Cue, DecodeState, TransitionError
+from pdpool_connector.protocol.timing import Timing
+
+S = DecodeState
+DECODE_LABELS = {
+    S.CONNECTING: ("connecting", "decode_transfer"),
+    S.OPENING: ("opening", "decode_transfer"),
+    S.ACCEPTED: ("accepted", "decode_transfer"),
+    S.RECEIVING: ("receiving", "decode_transfer"),
+    S.ABORTING: ("aborting",),
+    S.HELD: ("held",),
+}
+"""Which states the public queue spans."""
+
+LIVE = frozenset({S.CONNECTING, S.OPENING, S.ACCEPTED, S.RECEIVING})
+
+
+@dataclass(slots=True, eq=False)
+class DecodeAttempt:
+    """One hand-off into our memory."""
+
+    attempt: AttemptId
+    wish: OpenAttempt
+    deadline: float
+    state: DecodeState | None = None
+    offered: bool = False
+    """It has been opened at prefill's; in WRITE somebody may know our pages."""
+    writers: dict[str, Writer] = field(default_factory=dict)
+    """By incarnation."""
+    accepted: set[str] = field(default_factory=set)
+    bytes_moved: int = 0
+    cause: Cause | None = None
+    message: str = ""
+    retry_s: float = 0.0
+
+    @property
+    def room(self) -> int:
+        """The room in which it meets prefill's request."""
+        return self.wish.room
+
+    @property
+    def sibling(self) -> int:
+        """Its index among the requests that share the room."""
+        return self.wish.sibling
+
+    @property
+    def pages(self) -> int:
+        """How many pages it was given to be written to."""
+        return len(self.wish.pages) // f.PAGE_ID_BYTES
+
+
+AnyAttempt = TypeVar("AnyAttempt", bound=DecodeAttempt)
+
+
+class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
+    """What both directions share; `_transitions` is the table of the one that it is."""
+
+    _transitions: Mapping[tuple[DecodeState | None, Cue], DecodeState]
+
+    def __init__(self, incarnation: str, timing: Timing | None = None) -> None:
+        super().__init__(incarnation, DECODE_LABELS, timing or Timing())
+        self._attempts: dict[AttemptId, AnyAttempt] = {}
+        self._by_prefill: dict[str, dict[AttemptId, AnyAttempt]] = {}
+        self._of_peer: dict[str, dict[AttemptId, AnyAttempt]] = {}
+        self._links: dict[str, tuple[Writer, ...]] = {}
+        self._on_event |= {
+            OpenAttempt: self._on_open_attempt,
+            AbortTransfer: self._on_abort_transfer,
+            Linked: self._on_linked,
+            Unreachable: self._on_unreachable,
+            Fenced: self._on_fenced,
+            Shutdown: self._on_shutdown,
+        }
+        self._on_frame |= {f.Accepted: self._on_accepted}
+        self._on_timer |= {"life": self._on_life_over, "abort": self._on_abort_over, "nudge": self._nudge}
+
+    @property
+    def rows(self) -> int:
+        """Everything this machine keeps about hand-offs; 0 when nothing is left behind."""
+        return len(self._attempts)
+
+    @property
+    def tombstones(self) -> int:
+        """How many ended attempts are remembered."""
+        return 0
+
+    def find(self, attempt: AttemptId) -> AnyAttempt | None:
+        """An attempt that has not ended, or whose pages are not proved quiet."""
+        return self._attempts.get(attempt)
+
+    def attempts_of(self, peer: str) -> list[AnyAttempt]:
+        """What is under way with a peer, ends not yet proved quiet included."""
+        return list(self._of_peer.get(peer, {}).values())
+
+    def waits_for(self, prefill: str) -> bool:
+        """True while attempts wait for the bootstrap address `prefill` to be paired."""
+        return prefill in self._by_prefill
+
+    def holds_for(self, prefill: str) -> bool:
+        """True while pages are held back that a process behind `prefill` could prove quiet, were it heard."""
+        return any(attempt.wish.prefill == prefill for attempt in self.held())
+
+    def held(self) -> list[AnyAttempt]:
+        """Attempts whose pages stay back until a proof of quiet."""
+        if not self.census.count("held"):
+            return []
+        return [attempt for attempt in self._attempts.values() if attempt.state is S.HELD]
+
+    # --- What each direction does in its own way ---
+
+    @abstractmethod
+    def _make(self, wish: OpenAttempt) -> AnyAttempt:
+        """A new attempt, not in any table yet."""
+
+    @abstractmethod
+    def _fail(self, attempt: AnyAttempt, cause: Cause, message: str, *, tell: bool = True) -> None:
+        """The one way into failure. The first cause stays; later ones find the attempt not live any more.
+
+        Prefill is told even of an attempt that it has never seen, for its own half may be waiting; not so without
+        `tell`.
+        """
+
+    @abstractmethod
+    def _nudge(self, attempt: AnyAttempt) -> None:
+        """Say to each writer whatever it has not answered yet; again later, with back-off."""
+
+    @abstractmethod
+    def _on_fenced(self, event: Fenced) -> None:
+        """See `Fenced`."""
+
+    @abstractmethod
+    def _lose(self, attempt: AnyAttempt, event: PeerLost) -> None:
+        """One of the attempt's writers is lost."""
+
+    # --- Opening ---
+
+    def _on_open_attempt(self, wish: OpenAttempt) -> None:
+        if (refusal := self._refusal(wish)) is not None:
+            refused = TransferStatus(phase=Phase.FAILED, cause=Cause.REFUSED, message=refusal, releasable=True)
+            self._effects.append(Report(wish.handle, refused))
+            return
+        attempt = self._make(wish)
+        self._attempts[attempt.attempt] = attempt
+        self._timers.set(("life", attempt), attempt.deadline)
+        self._move(attempt, Cue.REQUESTED)
+        self._report(attempt)
+        if (writers := self._links.get(wish.prefill)) is not None:
+            self._offer(attempt, writers)
+        else:
+            self._by_prefill.setdefault(wish.prefill, {})[attempt.attempt] = attempt
+            self._effects.append(Connect(wish.prefill))
+
+    def _refusal(self, wish: OpenAttempt) -> str | None:
+        """Why nothing new is taken; None when it is."""
+        del wish
+        if self.draining:
+            return "decode is draining and takes no new requests"
+        if len(self._attempts) >= self.timing.max_attempts:
+            return f"decode has {self.timing.max_attempts} hand-offs under way, which is its limit"
+        return None
+
+    def _on_linked(self, event: Linked) -> None:
+        self._links[event.prefill] = event.writers
+        # A connection that was rebuilt may have swallowed frames: everything with these writers is asked after at once.
+        known = {attempt: None for writer in event.writers for attempt in self.attempts_of(writer.incarnation)}
+        for attempt in known:
+            attempt.retry_s = self.timing.retry_first_s
+            self._nudge(attempt)
+        for attempt in self._by_prefill.pop(event.prefill, {}).values():
+            self._offer(attempt, event.writers)
+
+    def _offer(self, attempt: AnyAttempt, writers: tuple[Writer, ...]) -> None:
+        """Tell the writers of an attempt: of it, or, when it has failed before they could be told, of that."""
+        attempt.writers = {writer.incarnation: writer for writer in writers}
+        attempt.retry_s = self.timing.retry_first_s
+        for writer in attempt.writers:
+            self._of_peer.setdefault(writer, {})[attempt.attempt] = attempt
+        if attempt.state is S.CONNECTING:
+            attempt.offered = True
+            self._move(attempt, Cue.LINKED)
+        self._nudge(attempt)
+
+    def _on_unreachable(self, event: Unreachable) -> None:
+        for attempt in list(self._by_prefill.get(event.prefill, {}).values()):
+            self._fail(attempt, event.cause, event.message, tell=False)
+            self._give_up_telling(attempt)
+
+    def _on_accepted(self, frame: f.Accepted) -> None:
+        attempt = self._find(frame)
+        if attempt is not None and attempt.state in LIVE:
+            self._note_accepted(attempt, frame.sender)
+
+    def _note_accepted(self, attempt: AnyAttempt, writer: str) -> None:
+        attempt.accepted.add(writer)
+        if attempt.state is S.OPENING and attempt.accepted.issuperset(attempt.writers):
+            self._move(attempt, Cue.ACCEPTED)
+            self._timers.set(("nudge", attempt), self._now + self.timing.query_s)
+
+    def _begin(self, attempt: AnyAttempt) -> None:
+        """The first pages are on their way."""
+        if attempt.state is not S.RECEIVING:
+            self._move(attempt, Cue.SUBMITTED)
+            if attempt.accepted.issuperset(attempt.writers):
+                self._timers.set(("nudge", attempt), self._now + self.timing.query_s)
+            self._report(attempt)
+
+    def _find(self, frame: f.AttemptFrame) -> AnyAttempt | None:
+        """The attempt that a frame is about; None, and counted, when it is not for it to speak of."""
+        attempt = self._attempts.get(frame.attempt)
+        if attempt is None:
+            self._ignore("stale", f"{type(frame).__name__} for attempt {frame.attempt}, which has ended")
+        elif frame.sender not in attempt.writers:
+            self._ignore("stranger", f"{type(frame).__name__} for attempt {frame.attempt} from {frame.sender[:8]}")
+        elif (frame.room, frame.sibling) != (attempt.room, attempt.sibling):
+            self._ignore("mismatch", f"attempt {frame.attempt} is for room {attempt.room}, not {frame.room}")
+        else:
+            return attempt
+        return None
+
+    def _acknowledge(self, frame: f.AttemptFrame) -> None:
+        """Stop the repetition of an end. What we did not open ourselves is none of our business."""
+        if frame.attempt.decode == self.incarnation:
+            self._send(frame.sender, f.Ack, frame)
+
+    # --- Ends ---
+
+    def _give_up_telling(self, attempt: AnyAttempt) -> None:
+        """A failed attempt that was never offered holds nothing back; it stays only to be told."""
+        if attempt.state is S.ABORTING and not attempt.offered:
+            self._move(attempt, Cue.QUIET)
+            self._finalize(attempt)
+
+    def _finalize(self, attempt: AnyAttempt) -> None:
+        """Take an ended attempt out of every table and tell the engine. Once for each attempt."""
+        for timer in ("life", "abort", "nudge"):
+            self._timers.cancel((timer, attempt))
+        del self._attempts[attempt.attempt]
+        _remove(self._by_prefill, attempt.wish.prefill, attempt)
+        for writer in attempt.writers:
+            _remove(self._of_peer, writer, attempt)
+        self._report(attempt)
+
+    def _on_life_over(self, attempt: AnyAttempt) -> None:
+        self._fail(attempt, Cause.TIMED_OUT, f"deadline passed at decode while it was {attempt.state}")
+
+    def _on_abort_over(self, attempt: AnyAttempt) -> None:
+        if not attempt.offered:
+            self._give_up_telling(attempt)
+        elif attempt.state is S.ABORTING:
+            self._move(attempt, Cue.UNPROVEN)
+
+    def _on_abort_transfer(self, event: AbortTransfer) -> None:
+        attempt = self._attempts.get(AttemptId(self.incarnation, event.handle))
+        if attempt is not None:
+            self._fail(attempt, event.cause, event.message or "aborted by the engine of decode")
+
+    def _on_shutdown(self, _: Shutdown) -> None:
+        self.draining = True
+        for attempt in list(self._attempts.values()):
+            self._fail(attempt, Cause.SHUTDOWN, "decode is shutting down", tell=attempt.offered)
+            self._give_up_telling(attempt)
+
+    def _on_lost(self, event: PeerLost) -> None:
+        super()._on_lost(event)
+        for prefill in [name for name, writers in self._links.items() if _includes(writers, event.peer)]:
+            del self._links[prefill]
+        for attempt in self.attempts_of(event.peer):
+            self._lose(attempt, event)
+
+    # --- What writers are told ---
+
+    def _send_open(self, writer: str, attempt: AnyAttempt) -> None:
+        wish, role = attempt.wish, attempt.writers[writer]
+        self._send(
+            writer,
+            f.Open,
+            attempt,
+            request_id=wish.request_id,
+            pages=wish.pages,
+            prefix_pages=wish.prefix_pages,
+            aux_slot=wish.aux_slot if role.writes_aux else f.NO_AUX,
+            deadline_s=max(attempt.deadline - self._now, 0.0),
+            part=role.part,
+            parts=role.parts,
+            state=wish.state,
+        )
+
+    # --- Small change ---
+
+    def _move(self, attempt: AnyAttempt, cue: Cue) -> None:
+        before = attempt.state
+        after = self._transitions.get((before, cue))
+        if after is None:
+            raise TransitionError(f"decode has no transition for {cue} in {before}")
+        self.census.move(attempt.wish.handle, before, after, self._now, progress=cue not in FAILURES)
+        attempt.state = after
+
+    def _report(self, attempt: AnyAttempt) -> None:
+        assert attempt.state is not None
+        status = TransferStatus(
+            phase=DECODE_PHASES[attempt.state],
+            cause=attempt.cause,
+            message=attempt.message,
+            prefix_pages=attempt.wish.prefix_pages,
+            bytes_moved=attempt.bytes_moved,
+            releasable=attempt.state in (S.DONE, S.FAILED) or (attempt.state is S.ABORTING and not attempt.offered),
+        )
+        self._effects.append(Report(attempt.wish.handle, status))
+
+
+def _includes(writers: tuple[Writer, ...], peer: str) -> bool:
+    return any(writer.incarnation == peer for writer in writers)
+
+
+def _remove(index: dict[str, dict[AttemptId, AnyAttempt]], key: str, attempt: AnyAttempt) -> None:
+    rows = index.get(key)
+    if rows is not None:
+        rows.pop(attempt.attempt, None)
+        if not rows:
+            del index[key]
