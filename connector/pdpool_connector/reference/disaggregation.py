@@ -72,7 +72,11 @@ class PrefillSide:
         assert handoff is not None, "the server refuses requests without a room"
         try:
             seq.transfer = self._connector.open(
-                handoff.room, request.rid, sibling=handoff.sibling, deadline_s=remaining_s(request, now)
+                handoff.room,
+                request.rid,
+                sibling=handoff.sibling,
+                deadline_s=remaining_s(request, now),
+                traceparent=handoff.traceparent,
             )
         except ValueError as error:
             self._core.fail(seq, Failure(400, "invalid_handoff", str(error)), now)
@@ -218,6 +222,7 @@ class DecodeSide:
                 aux_slot=seq.aux_slot,
                 sibling=handoff.sibling,
                 deadline_s=remaining_s(request, now),
+                traceparent=handoff.traceparent,
             )
         except ValueError as error:
             self._core.fail(seq, Failure(400, "invalid_handoff", str(error)), now)

@@ -30,7 +30,15 @@ class PrefillHandoff(Handoff, Protocol):
 class PrefillHandoffs(Protocol):
     """See `PrefillConnector`."""
 
-    def open(self, room: int, request_id: str, *, sibling: int = 0, deadline_s: float | None = None) -> PrefillHandoff:
+    def open(
+        self,
+        room: int,
+        request_id: str,
+        *,
+        sibling: int = 0,
+        deadline_s: float | None = None,
+        traceparent: str | None = None,
+    ) -> PrefillHandoff:
         """Announce a request."""
 
     def beat(self) -> None:
@@ -53,6 +61,7 @@ class DecodeHandoffs(Protocol):
         aux_slot: int,
         sibling: int = 0,
         deadline_s: float | None = None,
+        traceparent: str | None = None,
     ) -> Handoff:
         """Offer memory for the cache of a request."""
 

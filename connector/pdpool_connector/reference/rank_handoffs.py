@@ -99,9 +99,17 @@ class RankedPrefill(_Ranked):
         super().__init__(ranks, kv, wake)
         self._connector = connector
 
-    def open(self, room: int, request_id: str, *, sibling: int = 0, deadline_s: float | None = None) -> RankedTransfer:
-        """See `PrefillConnector`."""
-        own = self._connector.open(room, request_id, sibling=sibling, deadline_s=deadline_s)
+    def open(
+        self,
+        room: int,
+        request_id: str,
+        *,
+        sibling: int = 0,
+        deadline_s: float | None = None,
+        traceparent: str | None = None,
+    ) -> RankedTransfer:
+        """See `PrefillConnector`. The other ranks' spans are found by room and attempt."""
+        own = self._connector.open(room, request_id, sibling=sibling, deadline_s=deadline_s, traceparent=traceparent)
         transfer = self._add(own, sibling)
         self._ranks.order_all(Request(self._handles, room, request_id, sibling, deadline_s))
         return transfer
@@ -134,10 +142,18 @@ class RankedDecode(_Ranked):
         aux_slot: int,
         sibling: int = 0,
         deadline_s: float | None = None,
+        traceparent: str | None = None,
     ) -> RankedTransfer:
-        """See `DecodeConnector`."""
+        """See `DecodeConnector`. The other ranks' spans are found by room and attempt."""
         own = self._connector.open(
-            prefill, room, request_id, pages=pages, aux_slot=aux_slot, sibling=sibling, deadline_s=deadline_s
+            prefill,
+            room,
+            request_id,
+            pages=pages,
+            aux_slot=aux_slot,
+            sibling=sibling,
+            deadline_s=deadline_s,
+            traceparent=traceparent,
         )
         transfer = self._add(own, sibling)
         self._ranks.order_all(Offer(self._handles, prefill, room, request_id, pages, aux_slot, sibling, deadline_s))

@@ -34,11 +34,13 @@ class Handoff:
         prefill: bootstrap address of the prefill engine, "host:port".
         room: the router's `bootstrap_room`.
         sibling: position of the sequence in the request's body; sequences that share a room differ by it.
+        traceparent: that header of the request's, where it has one.
     """
 
     prefill: str
     room: int
     sibling: int
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

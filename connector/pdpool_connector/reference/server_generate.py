@@ -65,7 +65,8 @@ def check_rooms(job: Job, mode: str) -> None:
 async def respond(request: web.Request, scheduler: Scheduler, job: Job, reply: Reply) -> web.StreamResponse:
     """Run a job and answer with it. Raises RequestError or GenerationError while nothing has been sent."""
     outputs: asyncio.Queue[tuple[int, Output]] = asyncio.Queue()
-    sequences = _sequences(job, scheduler.mode, _sinks(outputs, len(job.prompts)))
+    sinks = _sinks(outputs, len(job.prompts))
+    sequences = _sequences(job, scheduler.mode, sinks, request.headers.get("traceparent"))
     results = [Result(len(prompt)) for prompt in job.prompts]
     scheduler.submit(sequences)
     try:
@@ -88,12 +89,15 @@ def _sinks(outputs: asyncio.Queue[tuple[int, Output]], count: int) -> list[Calla
     return [partial(put, i) for i in range(count)]
 
 
-def _sequences(job: Job, mode: str, sinks: list[Callable[[Output], None]]) -> list[GenerationRequest]:
+def _sequences(
+    job: Job, mode: str, sinks: list[Callable[[Output], None]], traceparent: str | None
+) -> list[GenerationRequest]:
     deadline = time.monotonic() + DEFAULT_DEADLINE_S
+    handoffs = [handoff and replace(handoff, traceparent=traceparent) for handoff in job.handoffs]
     sampling = [_first_only(one) for one in job.sampling] if mode == "prefill" else job.sampling
     return [
         GenerationRequest(rid, prompt, params, sink, handoff if mode != "unified" else None, deadline)
-        for rid, prompt, params, sink, handoff in zip(job.rids, job.prompts, sampling, sinks, job.handoffs, strict=True)
+        for rid, prompt, params, sink, handoff in zip(job.rids, job.prompts, sampling, sinks, handoffs, strict=True)
     ]
 
 

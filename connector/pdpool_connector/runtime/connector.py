@@ -44,6 +44,7 @@ from pdpool_connector.runtime.ends import Ends
 from pdpool_connector.runtime.exits import ExitWatch
 from pdpool_connector.runtime.metrics import ConnectorCollector, state_json
 from pdpool_connector.runtime.reactor import Reactor
+from pdpool_connector.runtime.spans import open_spans
 from pdpool_connector.runtime.stats import ConnectorStats, LinkStats, PeerStats, QueueStats
 from pdpool_connector.runtime.transfer import Transfer
 from pdpool_connector.transport.address import Address
@@ -99,7 +100,8 @@ class Connector(ABC, Generic[AnyTransfer]):
         self._handles = count(1)
         self._delayed = count()
         self._transfers: dict[int, AnyTransfer] = {}
-        self._ends = Ends(self.role, config.rank)
+        self._spans = open_spans(self.role, config.rank)
+        self._ends = Ends(self.role, config.rank, self._spans)
         self._bytes_moved = 0
         self._queues: dict[str, QueueStats] = {}
         self._changed = False
@@ -180,6 +182,8 @@ class Connector(ABC, Generic[AnyTransfer]):
             if self._flight is not None:
                 stopped &= self._flight.close(max(deadline - time.monotonic(), 0.5))
             self._http.close()
+            if self._spans is not None:
+                self._spans.close()
             if self._registry is not None:
                 self._registry.unregister(self._collector)
             if not (workers_ended and stopped):
@@ -298,17 +302,22 @@ class Connector(ABC, Generic[AnyTransfer]):
         """Wait for threads of the data plane; True when all have ended."""
         return time.monotonic() <= deadline
 
-    def _open(self, transfer: AnyTransfer, event: Event) -> AnyTransfer:
+    def _open(self, transfer: AnyTransfer, event: Event, traceparent: str | None) -> AnyTransfer:
         if not self._started:
             raise RuntimeError(f"open() on a {self.role} connector that was not started")
+        if self._spans is not None:
+            self._spans.begin(transfer, traceparent)
         handle = transfer._handle
         self._transfers[handle] = transfer
         self._post(event)
         if self._closed:
             self._transfers.pop(handle, None)
-            transfer.settle(
-                TransferStatus(Phase.FAILED, Cause.SHUTDOWN, f"the {self.role} connector is closed", releasable=True)
+            closed = TransferStatus(
+                Phase.FAILED, Cause.SHUTDOWN, f"the {self.role} connector is closed", releasable=True
             )
+            if self._spans is not None:
+                self._spans.end(transfer, closed)
+            transfer.settle(closed)
         return transfer
 
     def _post(self, event: Event) -> None:

@@ -74,6 +74,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
         prefix_pages: int = 0,
         sibling: int = 0,
         deadline_s: float | None = None,
+        traceparent: str | None = None,
     ) -> DecodeTransfer:
         """Offer memory for the cache of a request that prefill computes under `room`; returns at once.
 
@@ -81,7 +82,9 @@ class DecodeConnector(Connector[DecodeTransfer]):
         .. `prefix_pages + len(pages)`; the first `prefix_pages` decode holds already. `aux_slot`: takes the aux row.
         `state`: int32 ids of items of the state pool, one for each that prefill will send; None where there are none.
         `sibling`: index of the request among those that share the room. `deadline_s`: life of the attempt, by default
-        `config.request_deadline_s`. Raises ValueError for values out of range.
+        `config.request_deadline_s`. `traceparent`: that header of the request's (W3C), for the span.
+
+        Raises ValueError for values out of range.
         """
         life = self.config.request_deadline_s if deadline_s is None else deadline_s
         check_request(room, request_id, sibling, life)
@@ -93,7 +96,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
         handle = next(self._handles)
         transfer = DecodeTransfer(handle, room, request_id, self._post)
         wish = OpenAttempt(handle, prefill, room, sibling, request_id, packed, prefix_pages, aux_slot, life, items)
-        return self._open(transfer, wish)
+        return self._open(transfer, wish, traceparent)
 
     # --- What links ask and tell ---
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.outcome import Cause, TransferStatus
+from pdpool_connector.runtime.spans import Spans
 from pdpool_connector.runtime.stats import Distribution
 from pdpool_connector.runtime.transfer import Transfer
 
@@ -46,10 +47,13 @@ class Budget:
 
 
 class Ends:
-    """See the module's docstring. Owner thread."""
+    """See the module's docstring. Owner thread. `spans`: are ended with the hand-offs, if there are any."""
 
-    def __init__(self, role: str, rank: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, role: str, rank: int, spans: Spans | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._who, self._clock = f"{role} rank={rank}", clock
+        self._spans = spans
         self._budgets = {level: Budget(clock()) for level in (logging.INFO, logging.WARNING)}
         self._held: set[AttemptId] = set()
         self._release_counts = [0] * (len(RELEASE_BUCKETS) + 1)
@@ -80,6 +84,8 @@ class Ends:
         self._held = now
 
     def _ended(self, transfer: Transfer, status: TransferStatus) -> None:
+        if self._spans is not None:
+            self._spans.end(transfer, status)
         seconds = self._clock() - transfer.opened_at
         if status.cause is None:
             self.outcomes["done"] += 1

@@ -96,17 +96,27 @@ class PrefillConnector(Connector[PrefillTransfer]):
             return self._registry_address()
         return str(Address(self.config.advertise_host, self._bootstrap_port))
 
-    def open(self, room: int, request_id: str, *, sibling: int = 0, deadline_s: float | None = None) -> PrefillTransfer:
+    def open(
+        self,
+        room: int,
+        request_id: str,
+        *,
+        sibling: int = 0,
+        deadline_s: float | None = None,
+        traceparent: str | None = None,
+    ) -> PrefillTransfer:
         """Announce a request whose cache some decode will fetch under `room`; returns at once.
 
         `sibling`: index of the request among those that share the room. `deadline_s`: life of the hand-off, by default
-        `config.request_deadline_s`. Raises ValueError for values out of range.
+        `config.request_deadline_s`. `traceparent`: that header of the request's (W3C), for the span.
+
+        Raises ValueError for values out of range.
         """
         life = self.config.request_deadline_s if deadline_s is None else deadline_s
         check_request(room, request_id, sibling, life)
         handle = next(self._handles)
         transfer = PrefillTransfer(handle, room, request_id, self._post, self.memory)
-        return self._open(transfer, OpenRequest(handle, room, sibling, request_id, life))
+        return self._open(transfer, OpenRequest(handle, room, sibling, request_id, life), traceparent)
 
     # --- Set-up ---
 

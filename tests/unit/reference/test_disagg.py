@@ -90,7 +90,7 @@ class Bench:
     def ask(self, tokens, max_new_tokens=1, sibling=0):
         outputs = []
         sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, ignore_eos=True)
-        handoff = Handoff("10.0.0.1:8998", 77, sibling)
+        handoff = Handoff("10.0.0.1:8998", 77, sibling, "00-trace")
         request = GenerationRequest("rid", tuple(range(tokens)), sampling, outputs.append, handoff, self.now + 100)
         self.core.submit(request, self.now)
         return SimpleNamespace(request=request, outputs=outputs)
@@ -126,7 +126,7 @@ def test_prefill_computes_nothing_and_holds_no_page_before_decode_is_there():
     assert not bench.turn()
     assert bench.counts() == {State.BOOTSTRAP: 1}
     assert bench.pages.available == 64
-    assert bench.connector.opened == [((77, "rid"), {"sibling": 3, "deadline_s": 100.0})]
+    assert bench.connector.opened == [((77, "rid"), {"sibling": 3, "deadline_s": 100.0, "traceparent": "00-trace"})]
 
 
 def test_prefill_sends_whole_pages_chunk_by_chunk_and_the_rest_with_the_aux_row():
@@ -254,7 +254,9 @@ def test_decode_offers_the_prompts_pages_and_runs_from_the_first_token():
     assert bench.counts() == {State.TRANSFER: 1}
     transfer = bench.connector.transfers[0]
     assert len(transfer.pages) == 3
-    assert bench.connector.opened == [(("10.0.0.1:8998", 77, "rid"), {"sibling": 1, "deadline_s": 100.0})]
+    assert bench.connector.opened == [
+        (("10.0.0.1:8998", 77, "rid"), {"sibling": 1, "deadline_s": 100.0, "traceparent": "00-trace"})
+    ]
     land(bench, 0, first_token=65, prompt_tokens=33)
     while bench.turn():
         pass

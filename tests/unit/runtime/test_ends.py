@@ -18,7 +18,7 @@ ABORTED = TransferStatus(Phase.FAILED, Cause.PEER_ABORTED, "by the client", rele
 class Side:
     def __init__(self) -> None:
         self.now = 0.0
-        self.ends = Ends("decode", 3, lambda: self.now)
+        self.ends = Ends("decode", 3, clock=lambda: self.now)
 
     def open(self) -> Transfer:
         transfer = Transfer(1, 42, "req-1", lambda _: None)
