@@ -182,8 +182,7 @@ async def test_an_address_that_changes_sides_changes_its_role(here, routers):
     await here.admin.edit(SERVICES_PD, here.namespace, "chat", {"metadata": {"labels": {"look": "again"}}})
 
     async def decode_again() -> bool:
-        (worker,) = [worker for worker in await routers.listed("router-a") if worker.url == url]
-        return worker.role is Role.DECODE
+        return [worker.role for worker in await routers.listed("router-a") if worker.url == url] == [Role.DECODE]
 
     await eventually(decode_again)
 
