@@ -162,12 +162,12 @@ def serve(pipe: Connection, plane: str, shape: Shape, target: bool) -> None:
 
 
 class Worker:
-    """A `Side` in a process of its own."""
+    """A side in a process of its own: `serve` obeys orders from a pipe."""
 
-    def __init__(self, stack: ExitStack, plane: str, shape: Shape, *, target: bool) -> None:
+    def __init__(self, stack: ExitStack, serve: Callable[..., None], *arguments: object) -> None:
         spawn = multiprocessing.get_context("spawn")
         self.pipe, theirs = spawn.Pipe()
-        self.process = spawn.Process(target=serve, args=(theirs, plane, shape, target), daemon=True)
+        self.process = spawn.Process(target=serve, args=(theirs, *arguments), daemon=True)
         self.process.start()
         theirs.close()
         stack.callback(self.end)
@@ -189,7 +189,7 @@ def rows(shape: Shape, rounds: int, small: bool, say: Callable[[str], None]) -> 
     with ExitStack() as stack:
         pairs = {}
         for plane in PLANES:
-            initiator, target = (Worker(stack, plane, shape, target=is_target) for is_target in (False, True))
+            initiator, target = (Worker(stack, serve, plane, shape, is_target) for is_target in (False, True))
             initiator.call("connect", *target.call("describe"))
             pairs[plane] = (initiator, target)
         times: dict[tuple[str, str], list[float]] = {}

@@ -93,12 +93,12 @@ def expected(source, sink, source_pages, sink_pages, aux=None):
     return image
 
 
-def lists(op, source_pages, sink_pages, aux=None, state=None, span=None):
+def lists(op, source_pages, sink_pages, aux=None, state=None, **others):
     """The same transfer as the initiator names it: local and remote lists."""
     local, remote = (source_pages, sink_pages) if op == "write" else (sink_pages, source_pages)
     if op == "read":
         aux, state = (aux and aux[::-1]), (state and state[::-1])
-    return {"op": op, "local": list(local), "remote": list(remote), "aux": aux, "state": state, "span": span}
+    return {"op": op, "local": list(local), "remote": list(remote), "aux": aux, "state": state, **others}
 
 
 def move(initiator, target, op, source_pages, sink_pages, *more, **others):

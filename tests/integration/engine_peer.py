@@ -25,7 +25,8 @@ from pdpool_connector.engines.mooncake import MooncakeEngine
 from pdpool_connector.engines.nixl import NixlEngine
 from pdpool_connector.layout.arena import ArenaLocation, HostArena, MappedArena
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, decode_remote, encode_remote
-from pdpool_connector.layout.plan import Chunk
+from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.staging import Staging
 
 ANSWER_TIMEOUT_S = 30.0
 GAP = 4096  # bytes of nobody between two regions
@@ -136,7 +137,8 @@ class _Side:
             dtype="float32",
             **{"model": "m", "page_tokens": 16, **fields},
         )
-        descriptor = self.engine.register(memory)
+        self.memory, self.staging, self.plans = memory, Staging(1), {}
+        descriptor = self.engine.register(memory, self.staging.region)
         remote = RemoteMemory(engine=engine, memory=memory, descriptor=descriptor)
         return {
             "remote": encode_remote(remote).hex(),
@@ -144,14 +146,16 @@ class _Side:
         }
 
     def connect(self, peer, remote):
-        self.engine.connect(peer, decode_remote(bytes.fromhex(remote)))
+        described = decode_remote(bytes.fromhex(remote))
+        self.engine.connect(peer, described)
+        self.plans[peer] = PairPlan(self.memory, described.memory)
         return {}
 
     def disconnect(self, peer):
         self.engine.disconnect(peer)
         return {}
 
-    def submit(self, peer, local, remote, aux=None, op="write", state=None, span=None):
+    def submit(self, peer, local, remote, aux=None, op="write", state=None, span=None, stage=False):
         chunk = Chunk(
             np.array(local, np.int32),
             np.array(remote, np.int32),
@@ -159,6 +163,10 @@ class _Side:
             tuple(np.array(ids, np.int32) for ids in state) if state else None,
             tuple(span) if span else None,
         )
+        if stage:
+            slot = self.staging.reserve()
+            chunk = self.plans[peer].stage(chunk, slot)
+            slot.release()  # the test waits for the transfer before it stages the next
         self.handles.append(self.engine.submit(peer, chunk, Op(op)))
         return {"handle": len(self.handles) - 1}
 

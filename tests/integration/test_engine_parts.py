@@ -109,6 +109,18 @@ def test_what_both_ranks_hold_arrives_and_nothing_else(crew, shape):
         assert moves_rightly(initiator, target, [3, 4, 5, 0, 11], [6, 7, 8, 1, 0], (1, 7)) > 0
 
 
+def test_pages_that_were_gathered_arrive_as_strips_would(crew):
+    with ranks(crew, part(0, 4, 0, 6), part(1, 3, 2, 2)) as (initiator, target):
+        assert initiator.connect(target) == {}
+        for moved in (([3, 4, 5, 0, 11], [6, 7, 8, 1, 0], (1, 7)), ([7], [3])):
+            fill(initiator, target)
+            untouched, wanted = initiator.arena.view.copy(), target.arena.view.copy()
+            land(initiator, target, wanted, *moved)
+            assert move(initiator, target, "write", *moved, stage=True)["outcome"] == "done"
+            assert np.array_equal(target.arena.view, wanted)
+            assert np.array_equal(initiator.arena.view, untouched)
+
+
 def test_ranks_with_nothing_in_common_exchange_aux_rows_only(crew):
     with ranks(crew, part(0, 2, 0, 6), part(2, 2, 0, 6)) as (initiator, target):
         assert initiator.connect(target) == {}

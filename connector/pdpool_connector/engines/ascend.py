@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from pdpool_connector.layout.memory import KVMemory, RemoteMemory
+from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 
 from .base import (
@@ -64,6 +64,7 @@ class AscendEngine:
     """
 
     name = "ascend"
+    stages = False
 
     def __init__(self, incarnation: str, *, target: bool, host: str) -> None:
         self._module = _load()
@@ -87,8 +88,9 @@ class AscendEngine:
         self._peers: dict[str, _Peer] = {}
         self._closed = False
 
-    def register(self, memory: KVMemory) -> bytes:
+    def register(self, memory: KVMemory, staging: Region | None = None) -> bytes:
         """As `Engine.register`."""
+        assert staging is None
         if self._closed or self._memory is not None:
             raise EngineError("the engine is closed" if self._closed else "memory is registered already")
         addresses = [region.address for region in memory.regions]

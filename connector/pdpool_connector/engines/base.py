@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from pdpool_connector.layout.memory import KVMemory, RemoteMemory
+from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
 from pdpool_connector.layout.plan import Chunk
 
 
@@ -86,9 +86,14 @@ class Engine(Protocol):
     def name(self) -> str:
         """Name of the engine on the wire and in configuration; both sides of a pair must use the same."""
 
-    def register(self, memory: KVMemory) -> bytes:
+    @property
+    def stages(self) -> bool:
+        """Whether staged chunks may be submitted: the cache is host memory, from which the CPU can gather."""
+
+    def register(self, memory: KVMemory, staging: Region | None = None) -> bytes:
         """Make `memory` our end of all transfers and, for an engine opened as a target, of those peers start. Once.
 
+        staging: memory from which staged chunks are written, for engines that take such chunks.
         Returns the descriptor that peers need for `connect` (at most `MAX_DESCRIPTOR_BYTES`). The memory must stay
         mapped until `close`. Raises EngineError.
         """

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdpool_connector.layout.arena import ArenaError, ArenaLocation, HostArena, MappedArena, find_arena
-from pdpool_connector.layout.memory import KVMemory, RemoteMemory
+from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 
 from .base import (
@@ -83,14 +83,16 @@ class LocalEngine:
     """`Engine` over shared memory."""
 
     name = "local"
+    stages = True
 
     def __init__(self) -> None:
         self._memory: KVMemory | None = None
         self._arena: HostArena | None = None
         self._peers: dict[str, _Peer] = {}
 
-    def register(self, memory: KVMemory) -> bytes:
-        """As `Engine.register`; all regions must lie in one `HostArena`."""
+    def register(self, memory: KVMemory, staging: Region | None = None) -> bytes:
+        """As `Engine.register`; all regions of `memory` must lie in one `HostArena`."""
+        del staging  # this process reads it with its own hands
         if self._memory is not None:
             raise EngineError("memory is registered already")
         arena = find_arena(memory.aux)

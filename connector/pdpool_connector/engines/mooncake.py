@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pdpool_connector.layout.memory import MAX_ADDRESS, KVMemory, RemoteMemory
+from pdpool_connector.layout.memory import MAX_ADDRESS, KVMemory, Region, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.pool import MAX_CHUNK_DESCRIPTORS, Runs
 
@@ -100,6 +100,7 @@ class MooncakeEngine:
     """
 
     name = "mooncake"
+    stages = True
 
     def __init__(self, incarnation: str, *, host: str, connect_timeout_s: float = 10.0) -> None:
         self._session = MooncakeSession(host)
@@ -115,11 +116,11 @@ class MooncakeEngine:
         self._abandoned_lock = threading.Lock()
         self._closed = False
 
-    def register(self, memory: KVMemory) -> bytes:
+    def register(self, memory: KVMemory, staging: Region | None = None) -> bytes:
         """As `Engine.register`."""
         if self._closed or self._memory is not None:
             raise EngineError("the engine is closed" if self._closed else "memory is registered already")
-        blocks = {region.address: region.nbytes for region in memory.regions}
+        blocks = {region.address: region.nbytes for region in (*memory.regions, *([staging] if staging else []))}
         blocks[self._scratch.ctypes.data] = self._scratch.nbytes
         self._session.register(list(blocks), list(blocks.values()))
         self._memory, self._blocks = memory, list(blocks)

@@ -88,6 +88,7 @@ class MoriEngine:
     """
 
     name = "mori"
+    stages = False
 
     def __init__(self, incarnation: str, *, host: str, connect_timeout_s: float = 10.0) -> None:
         self._io = _load()
@@ -105,8 +106,9 @@ class MoriEngine:
         self._unsettled: list[Any] = []
         self._closed = False
 
-    def register(self, memory: KVMemory) -> bytes:
+    def register(self, memory: KVMemory, staging: Region | None = None) -> bytes:
         """As `Engine.register`."""
+        assert staging is None
         if self._closed or self._memory is not None:
             raise EngineError("the engine is closed" if self._closed else "memory is registered already")
         place = self._io.MemoryLocationType

@@ -21,9 +21,9 @@ from typing import Annotated, Final
 import msgspec
 import numpy as np
 
-from pdpool_connector.layout.memory import MAX_ADDRESS, KVMemory, RemoteMemory
+from pdpool_connector.layout.memory import MAX_ADDRESS, KVMemory, Region, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
-from pdpool_connector.layout.pool import Ids, Row
+from pdpool_connector.layout.pool import Row
 
 from .base import (
     EngineError,
@@ -90,6 +90,7 @@ class NixlEngine:
     """
 
     name = "nixl"
+    stages = True
 
     def __init__(self, incarnation: str, *, target: bool, connect_timeout_s: float = 10.0) -> None:
         self._agent = NixlAgent(incarnation, progress_thread=target)
@@ -101,12 +102,12 @@ class NixlEngine:
         self._unreleased: list[int] = []
         self._closed = False
 
-    def register(self, memory: KVMemory) -> bytes:
+    def register(self, memory: KVMemory, staging: Region | None = None) -> bytes:
         """As `Engine.register`."""
         if self._closed or self._registered is not None:
             raise EngineError("the engine is closed" if self._closed else "memory is registered already")
         scratch = self._scratch.ctypes.data
-        blocks = [(region.address, region.nbytes) for region in memory.regions]
+        blocks = [(region.address, region.nbytes) for region in (*memory.regions, *([staging] if staging else []))]
         try:
             self._registered = self._agent.register([*blocks, (scratch, _SCRATCH_BYTES)])
             descriptor = _Descriptor(self._agent.metadata(), scratch)
@@ -143,10 +144,13 @@ class NixlEngine:
         if state is None or state.broken:
             raise UnknownPeerError(f"peer {peer} is not connected" + (f": {state.broken}" if state else ""))
         refuse_invalid(state.plan, chunk, op)
+        if chunk.staged is not None:
+            runs = state.plan.runs(chunk)
+            return self._start(state, lambda: self._agent.make_runs(op, runs, peer))
         local, remote = state.plan.indices(chunk)
         if not len(local):
             return _Transfer(state, 0, Poll.DONE)
-        return self._start(state, op, local, remote)
+        return self._start(state, lambda: self._agent.make(op, state.local, local, state.remote, remote))
 
     def poll(self, handle: Handle) -> Poll:
         """As `Engine.poll`; sleeps 2 ms at most."""
@@ -220,16 +224,16 @@ class NixlEngine:
             for rows in (state.plan.local_rows, state.plan.remote_rows)
         )
         deadline = time.monotonic() + self._connect_timeout_s
-        transfer = self._start(state, Op.WRITE, local, remote)
+        transfer = self._start(state, lambda: self._agent.make(Op.WRITE, state.local, local, state.remote, remote))
         while (outcome := self.poll(transfer)) is Poll.PENDING:
             if time.monotonic() > deadline:
                 raise PeerUnreachableError(f"peer {peer} did not answer within {self._connect_timeout_s} s")
         if outcome is not Poll.DONE:
             raise PeerUnreachableError(f"the warm-up transfer to peer {peer} failed: {transfer.failure}")
 
-    def _start(self, peer: _Peer, op: Op, local: Ids, remote: Ids) -> _Transfer:
+    def _start(self, peer: _Peer, make: Callable[[], int]) -> _Transfer:
         try:
-            native = self._agent.make(op, peer.local, local, peer.remote, remote)
+            native = make()
         except NixlError as error:
             peer.broken = str(error)
             raise UnknownPeerError(f"NIXL cannot make a transfer: {error}") from error

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pdpool_connector.layout.pool import Row
+from pdpool_connector.layout.pool import Row, Runs
 
 from .base import EngineUnavailableError, Op
 
@@ -141,6 +141,17 @@ class NixlAgent:
             native = self._nixl.NIXL_WRITE if op is Op.WRITE else self._nixl.NIXL_READ
             made = self._agent.makeXferReq(native, local, local_items, remote, remote_items, b"", self._backends, False)
             return int(made)
+
+    def make_runs(self, op: Op, runs: Runs, peer: str) -> int:
+        """As `make`, between byte ranges of ours and the peer's, which are looked up in what was registered."""
+        local, remote = (
+            np.stack((side, runs.nbytes, np.zeros_like(side)), axis=1).astype(np.uint64)
+            for side in (runs.local, runs.remote)
+        )
+        with self._calling():
+            native = self._nixl.NIXL_WRITE if op is Op.WRITE else self._nixl.NIXL_READ
+            ours, theirs = (self._nixl.nixlXferDList(self._nixl.DRAM_SEG, side) for side in (local, remote))
+            return int(self._agent.createXferReq(native, ours, theirs, peer, b"", self._backends))
 
     def start(self, transfer: int) -> bool:
         """Start it; whether it is over already (over CMA it always is: the copy is made in here)."""

@@ -7,12 +7,25 @@ id is checked before any address or index is computed from it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
 from .memory import MAX_ITEMS, KVMemory, LayoutError, Region
 from .overlap import Overlap, compatible, overlap, same_heads
 from .pool import MAX_CHUNK_BYTES, MAX_CHUNK_DESCRIPTORS, Ids, PoolPlan, Row, Runs, Span
+from .staging import SLOT_BYTES, Reservation
+
+STAGED_STRIP_BYTES: Final = 1024
+"""Larger strips are not gathered: a second copy takes longer than their descriptors do. `dev.bench.staging` measures
+it; a request of 16 MiB took, as strips over staged, with pages of 16 tokens, on a busy machine of two cores:
+
+    strip bytes     128    256    512   1024   2048   4096   8192
+    NIXL, CMA        10    5.0    3.8    2.4    1.4    0.9    0.7
+    NIXL, TCP        20    6.3    0.8    2.2    0.8    1.0    0.6
+"""
+STAGED_FEWER: Final = 4
+"""Gathering must make this many times fewer descriptors; pages of one token gain only where they follow each other."""
 
 _NONE = np.empty(0, np.int32)
 
@@ -23,7 +36,7 @@ class Chunk:
 
     local_pages, remote_pages: int32 arrays of the same length, which may be 0. aux: (local slot, remote slot) or None.
     state: (local ids, remote ids), int32 arrays of the same length, or None. span: only these regions of the plan's, of
-    pages or of state, whichever the chunk has; None means all.
+    pages or of state, whichever the chunk has; None means all. staged: where the pages were gathered to, if they were.
     """
 
     local_pages: Ids
@@ -31,6 +44,7 @@ class Chunk:
     aux: tuple[int, int] | None = None
     state: tuple[Ids, Ids] | None = None
     span: Span | None = None
+    staged: Reservation | None = None
 
 
 class PairPlan:
@@ -84,11 +98,23 @@ class PairPlan:
             regions = self._pages.regions if chunk.state is None else self._state.regions
             if not 0 <= chunk.span[0] <= chunk.span[1] <= regions:
                 raise LayoutError(f"span is {chunk.span}, must be within 0..{regions}")
+        if chunk.staged is not None:
+            self._check_staged(chunk, read)
+
+    def _check_staged(self, chunk: Chunk, read: bool) -> None:
+        if read or not self.can_stage:
+            raise LayoutError(
+                "staged is given, must be left out where pages of the target are not strips of the source"
+            )
+        nbytes = self._pages.nbytes(len(chunk.local_pages), self._span(self._pages, chunk))
+        if nbytes > SLOT_BYTES:
+            raise LayoutError(f"staged pages have {nbytes} bytes, must have at most {SLOT_BYTES}")
 
     def indices(self, chunk: Chunk) -> tuple[Ids, Ids]:
         """Numbers of a checked chunk's pieces (int32) in `local_rows` and in `remote_rows`, in the same order.
 
         Pieces that follow each other in memory on both sides follow each other here, so that an engine may merge them.
+        Staged chunks are not of these pieces: there are only runs of them.
         """
         local, remote = self._pages.indices(chunk.local_pages, chunk.remote_pages, self._span(self._pages, chunk))
         if chunk.aux is None and chunk.state is None:
@@ -105,7 +131,11 @@ class PairPlan:
 
     def runs(self, chunk: Chunk) -> Runs:
         """Byte ranges of a checked chunk; what follows each other on both sides is one range for each region."""
-        parts = [self._pages.runs(chunk.local_pages, chunk.remote_pages, self._span(self._pages, chunk))]
+        span = self._span(self._pages, chunk)
+        if chunk.staged is None:
+            parts = [self._pages.runs(chunk.local_pages, chunk.remote_pages, span)]
+        else:
+            parts = [self._pages.gathered_runs(chunk.staged.address, chunk.remote_pages, span)]
         if chunk.state is not None:
             parts.append(self._state.runs(*chunk.state, self._span(self._state, chunk)))
         if chunk.aux is not None:
@@ -121,21 +151,47 @@ class PairPlan:
             moved += self._state.nbytes(len(chunk.state[0]), self._span(self._state, chunk))
         return moved + (self.local.aux.item_bytes if chunk.aux is not None else 0)
 
+    @property
+    def can_stage(self) -> bool:
+        """Whether a write may gather its pages first: a page of theirs is strips of ours."""
+        return self._pages.scatters
+
+    def worth_staging(self, remote_pages: Ids) -> bool:
+        """Whether to gather these pages is faster than to send strips: where those are many and small."""
+        return (
+            self.can_stage
+            and self._pages.widest <= STAGED_STRIP_BYTES
+            and self._pages.fewer(np.sort(remote_pages)) >= STAGED_FEWER
+        )
+
+    def stage(self, chunk: Chunk, slot: Reservation) -> Chunk:
+        """Gather the pages of a chunk that `cut` made with `gather` into a slot, to be sent from there.
+
+        Raises LayoutError as `check` does, before anything is copied.
+        """
+        self.check(replace(chunk, staged=slot))
+        self._pages.gather(chunk.local_pages, slot.bytes, self._span(self._pages, chunk))
+        return replace(chunk, staged=slot)
+
     def cut(
         self,
         local_pages: Ids,
         remote_pages: Ids,
         aux: tuple[int, int] | None = None,
         state: tuple[Ids, Ids] | None = None,
+        *,
+        gather: bool = False,
+        within: Span | None = None,
     ) -> list[Chunk]:
         """Cut a request into chunks within `MAX_CHUNK_BYTES` and `MAX_CHUNK_DESCRIPTORS`; state and aux go last.
 
-        One item of one region is never cut. There is no chunk where nothing is to be moved. Raises LayoutError when two
-        lists have different lengths.
+        One item of one region is never cut. There is no chunk where nothing is to be moved. gather: pages are to be
+        gathered into slots. within: only these regions of pages. Raises LayoutError when two lists have different
+        lengths.
         """
         _check_lengths("pages", local_pages, remote_pages)
         spare = self.local.aux.item_bytes
-        pages = self._pages.split(local_pages, remote_pages, spare)
+        pages = self._pages.split(local_pages, remote_pages, spare, gather=gather, within=within)
         chunks = [Chunk(local, remote, span=span) for local, remote, span in pages]
         if state is not None:
             _check_lengths("state", *state)

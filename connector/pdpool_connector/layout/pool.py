@@ -7,12 +7,16 @@ An item moves whole or, where both sides hold different heads, as `strips` strip
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .staging import SLOT_BYTES
 
 MAX_CHUNK_BYTES: Final = 16 << 20
 """A chunk is what an abort must wait for: a few milliseconds on a slow data plane."""
@@ -56,13 +60,25 @@ class PoolPlan:
         self._remote = _Side(self.remote_rows)
         self._nbytes = _column([row.nbytes for row in local])
         self._region_bytes = [row.nbytes * strips for row in local]
+        self._item_column = _column(self._region_bytes)
         self._merges = all(row.nbytes == row.stride for row in (*local, *remote))
+        self._remote_dense = all(row.nbytes == row.stride for row in remote)
         self._strip = np.arange(strips, dtype=np.int32)
 
     @property
     def item_bytes(self) -> int:
         """Bytes that move for one item, over all regions."""
         return sum(self._region_bytes)
+
+    @property
+    def scatters(self) -> bool:
+        """Whether items are strips here and whole at the other side, so that gathering may make fewer pieces."""
+        return self._remote_dense and not self._merges
+
+    @property
+    def widest(self) -> int:
+        """Bytes of the largest piece."""
+        return max((row.nbytes for row in self.local_rows), default=0)
 
     def nbytes(self, items: int, span: Span) -> int:
         """Bytes that move for `items` items in the regions of `span`."""
@@ -97,41 +113,86 @@ class PoolPlan:
             nbytes.ravel(),
         )
 
-    def split(self, local: Ids, remote: Ids, spare: int) -> Iterator[tuple[Ids, Ids, Span | None]]:
+    def fewer(self, remote: Ids) -> float:
+        """How many times fewer pieces there are when these items are gathered."""
+        return len(remote) * self.strips / (1 + len(breaks(remote, remote)))
+
+    def gathered_runs(self, address: int, remote: Ids, span: Span) -> Runs:
+        """Byte ranges for items that were gathered to `address`; those that follow each other there are one range."""
+        nbytes = self._item_column[slice(*span)]
+        first = np.concatenate(([0], breaks(remote, remote)))
+        count = np.diff(first, append=len(remote))
+        lengths = (nbytes * count).ravel()
+        source = address + np.concatenate(([0], np.cumsum(lengths)[:-1]))
+        # Their side is dense: an item begins there where its first strip does.
+        target = self._remote.address[slice(*span)] + remote[first] * nbytes
+        return Runs(source, target.ravel(), lengths)
+
+    def gather(self, local: Ids, into: NDArray[np.uint8], span: Span) -> None:
+        """Copy the strips of these items, region by region, to where `gathered_runs` takes them from."""
+        start = 0
+        for row, strips in zip(self.local_rows[slice(*span)], self._strip_views[slice(*span)], strict=True):
+            end = start + len(local) * self.strips * row.nbytes
+            target = into[start:end].view(strips.dtype).reshape(len(local), self.strips)
+            # Of pages in a row no copy is made on the way, as it is of a list of pages.
+            in_a_row = bool(len(local)) and not len(breaks(local, local))
+            target[...] = strips[local[0] : local[0] + len(local)] if in_a_row else strips[local]
+            start = end
+
+    @cached_property
+    def _strip_views(self) -> list[NDArray[np.void]]:
+        """For each region here its strips: (item, strip), elements of as many bytes as a strip has."""
+        views = []
+        for row in self.local_rows:
+            nbytes = row.stride * (row.pieces - 1) + row.nbytes
+            memory = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(row.address))
+            shape, strides = (row.pieces // self.strips, self.strips), (row.stride * self.strips, row.stride)
+            views.append(np.ndarray(shape, np.dtype((np.void, row.nbytes)), memory, strides=strides))
+        return views
+
+    def split(
+        self, local: Ids, remote: Ids, spare: int, *, gather: bool = False, within: Span | None = None
+    ) -> Iterator[tuple[Ids, Ids, Span | None]]:
         """Cut lists of ids into chunks of at most `MAX_CHUNK_BYTES` less `spare` and one descriptor less than allowed.
 
         Pairs are put in the order of their local ids, for allocators often hand pages out backwards and only ascending
-        neighbours merge. The span is None where it is all regions. Where one item over all regions is too much, each
-        chunk is one item in some of the regions; one item in one region is never cut. Yields nothing for empty lists,
-        or without regions.
+        neighbours merge; if they are to be gathered, in that of their remote ids, and a chunk fits into a slot. The
+        span is None where it is all regions; `within` leaves out others. Where one item over all regions is too much,
+        each chunk is one item in some of the regions; one item in one region is never cut. Yields nothing for empty
+        lists, or without regions.
         """
-        if not self.regions or not len(local):
+        first, stop = within or (0, self.regions)
+        if first == stop or not len(local):
             return
-        order = np.argsort(local, kind="stable")
+        order = np.argsort(remote if gather else local, kind="stable")
         local, remote = local[order], remote[order]
-        most_bytes, most_pieces = MAX_CHUNK_BYTES - spare, MAX_CHUNK_DESCRIPTORS - 1
-        if self.item_bytes > most_bytes or self.regions * self.strips > most_pieces:
-            spans = self._spans(most_bytes, most_pieces)
+        most_bytes, most_pieces = (SLOT_BYTES if gather else MAX_CHUNK_BYTES) - spare, MAX_CHUNK_DESCRIPTORS - 1
+        strips = 1 if gather else self.strips
+        if within or self.item_bytes > most_bytes or self.regions * strips > most_pieces:
+            spans = self._spans(first, stop, most_bytes, most_pieces // strips)
             for at in range(len(local)):
                 yield from ((local[at : at + 1], remote[at : at + 1], span) for span in spans)
             return
-        ends = breaks(local, remote) if self._merges else np.arange(1, len(local))
+        ends = np.arange(1, len(local))
+        if gather or self._merges:
+            ends = breaks(remote, remote if gather else local)
         most_items = most_bytes // self.item_bytes
-        most_runs = most_pieces // (self.regions * self.strips)
+        most_runs = most_pieces // (self.regions * strips)
         start = 0
         while start < len(local):
-            stop = min(start + most_items, len(local))
+            end = min(start + most_items, len(local))
             last_run = int(np.searchsorted(ends, start, side="right")) + most_runs - 1
             if last_run < len(ends):
-                stop = min(stop, int(ends[last_run]))
-            yield local[start:stop], remote[start:stop], None
-            start = stop
+                end = min(end, int(ends[last_run]))
+            yield local[start:end], remote[start:end], None
+            start = end
 
-    def _spans(self, most_bytes: int, most_pieces: int) -> list[Span]:
+    def _spans(self, first: int, stop: int, most_bytes: int, most_items: int) -> list[Span]:
         """Cut the regions, evenly, so that one item in each span is within both bounds."""
-        most = min(most_bytes // max(self._region_bytes), most_pieces // self.strips)
-        count = -(-self.regions // max(1, most))
-        return list(itertools.pairwise(self.regions * cut // count for cut in range(count + 1)))
+        regions = stop - first
+        most = min(most_bytes // max(self._region_bytes[first:stop]), most_items)
+        count = -(-regions // max(1, most))
+        return list(itertools.pairwise(first + regions * cut // count for cut in range(count + 1)))
 
     def _pieces(self, ids: Ids) -> Ids:
         if self.strips == 1:

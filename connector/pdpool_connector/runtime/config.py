@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pdpool_connector.engines import BACKENDS
 from pdpool_connector.layout.pairing import Part, check_instance
+from pdpool_connector.layout.staging import SLOT_BYTES
 from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.transport.bootstrap import Direction
@@ -26,6 +27,8 @@ PRIVATE_NETWORKS = (
 )
 """Loopback, RFC 1918, carrier-grade NAT (RFC 6598), link-local, and IPv6 unique local: where pods live."""
 
+MAX_STAGING_BYTES = 64 << 30
+
 FrameFilter = Callable[[Frame], float | None]
 """Fault injection: seconds to hold an outgoing frame back (0 = send at once), or None to drop it."""
 
@@ -42,7 +45,8 @@ class ConnectorConfig:
     `frame_filter`: fault injection for tests and for the reference engine's fault knobs. `timing`: intervals and bounds
     of the protocol. `flight_dir`: where the stories of failed hand-offs are written (bounds: see `flight.files`); None
     records nothing. `checksum_rate`: share of the attempts that prefill takes a checksum of, and decode then checks; 0
-    is none.
+    is none. `staging_bytes`: host memory through which prefill sends pages whose heads decode holds on several ranks
+    (0: none); a slot of `SLOT_BYTES` is taken for each chunk under way.
 
     `instance`: the part of the model that each rank of this instance holds, in the order of ranks (`shard_model` makes
     it); () means that this rank is all there is. `rank`: which of them this is. `registry`: "host:port" of the
@@ -75,6 +79,7 @@ class ConnectorConfig:
     timing: Timing = field(default_factory=Timing)
     flight_dir: Path | None = None
     checksum_rate: float = 1 / 64
+    staging_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -106,6 +111,9 @@ class ConnectorConfig:
                 raise ValueError(f"{name}={seconds} is out of range: give more than 0 and at most 86400 seconds")
         if not 0 <= self.checksum_rate <= 1:
             raise ValueError(f"checksum_rate={self.checksum_rate} is out of range: give 0 to 1")
+        if self.staging_bytes and not SLOT_BYTES <= self.staging_bytes <= MAX_STAGING_BYTES:
+            bounds = f"{SLOT_BYTES} to {MAX_STAGING_BYTES}"
+            raise ValueError(f"staging_bytes={self.staging_bytes} is out of range: give 0 (none) or {bounds} bytes")
 
     @property
     def listen_host(self) -> str:

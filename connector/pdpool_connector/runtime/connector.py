@@ -21,6 +21,7 @@ from pdpool_connector.flight.files import Flight, Speaker
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, encode_remote
 from pdpool_connector.layout.pairing import Part, part_of
 from pdpool_connector.layout.process import this_process
+from pdpool_connector.layout.staging import Staging
 from pdpool_connector.protocol.decode import DecodeMachine
 from pdpool_connector.protocol.events import (
     AbortTransfer,
@@ -70,6 +71,7 @@ class Connector(ABC, Generic[AnyTransfer]):
     """
 
     role: Literal["prefill", "decode"]
+    _staging: Staging | None = None
 
     def __init__(
         self,
@@ -123,7 +125,7 @@ class Connector(ABC, Generic[AnyTransfer]):
 
         Raises OSError when a port cannot be bound, EngineError when the data plane will not start.
         """
-        descriptor = self._engine.register(self.memory)
+        descriptor = self._engine.register(self.memory, self._staging.region if self._staging is not None else None)
         self._remote_form = encode_remote(
             RemoteMemory(engine=self._engine.name, memory=self.memory, descriptor=descriptor, process=this_process())
         )

@@ -12,6 +12,7 @@ from pdpool_connector.engines.base import EngineError, IncompatiblePeerError
 from pdpool_connector.layout.checksum import PageSums
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, decode_remote
 from pdpool_connector.layout.overlap import compatible
+from pdpool_connector.layout.staging import SLOT_BYTES, Reservation, Staging
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import (
     Effect,
@@ -88,6 +89,8 @@ class PrefillConnector(Connector[PrefillTransfer]):
         if config.rank > 0 and config.registry is None:
             raise ValueError(f"registry is missing: rank {config.rank} has to register at that of rank 0")
         super().__init__(config, memory, on_change, registry)
+        if config.staging_bytes and config.direction == "write" and self._engine.stages:
+            self._staging = Staging(config.staging_bytes // SLOT_BYTES)
 
     @property
     def bootstrap_address(self) -> str:
@@ -220,8 +223,10 @@ class PrefillConnector(Connector[PrefillTransfer]):
             remote,
             sums=self._sums,
             checksum_rate=self.config.checksum_rate,
+            staging=self._staging,
             connected=lambda error: self._reactor.post(partial(self._on_connected, incarnation, error)),
             ended=lambda event: self._reactor.post(partial(self._on_write_ended, event)),
+            kept=lambda attempt, slot: self._reactor.post(partial(self._on_kept, attempt, slot)),
             gone=lambda: self._reactor.post(partial(self._on_worker_gone, incarnation)),
         )
         peer = Peer(incarnation, hello.address, version, route, connection, worker, time.monotonic())
@@ -328,6 +333,14 @@ class PrefillConnector(Connector[PrefillTransfer]):
             peer.worker.forget(event.write)
         self._bytes_moved += event.bytes_moved
         self._drive(event)
+
+    def _on_kept(self, attempt: f.AttemptId, slot: Reservation) -> None:
+        """Keep what an unsettled write may still read as long as its source pages."""
+        for transfer in self._transfers.values():
+            if attempt in transfer.attempts:
+                transfer.attach(slot.release)
+                return
+        slot.release()  # the hand-off is over: there was proof
 
     # --- Stats and shutdown ---
 

@@ -14,7 +14,9 @@ from pdpool_connector.layout.checksum import MASK, PageSums, sampled
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.pool import Ids
+from pdpool_connector.layout.staging import Reservation, Staging
 from pdpool_connector.protocol.events import Write, WriteEnded, WriteResult
+from pdpool_connector.protocol.frames import AttemptId
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ class Job:
     write: Write
     stopped: bool = False
     chunks: deque[Chunk] = field(default_factory=deque)
+    gather: bool = False
+    """The chunks of pages are cut to be gathered."""
     in_flight: int = 0
     bytes_moved: int = 0
     checksum: int | None = None
@@ -47,7 +51,8 @@ class PeerWorker:
     """Connects to one peer, then writes to it, chunks of different jobs in turn, until closed.
 
     `connected` is called once, from this thread, with an error or None; `ended` for each write; `gone` once, last.
-    `sums` gives the checksums of pages in `memory`, `checksum_rate` the share of attempts that have one taken.
+    `sums` gives the checksums of pages in `memory`, `checksum_rate` the share of attempts that have one taken. `kept`
+    gives away what an unsettled write may still read from `staging`, through which scattered pages go out.
     `submit`, `stop` and `close` are for the owner thread.
     """
 
@@ -60,14 +65,17 @@ class PeerWorker:
         *,
         sums: PageSums,
         checksum_rate: float,
+        staging: Staging | None = None,
         connected: Callable[[EngineError | None], None],
         ended: Callable[[WriteEnded], None],
+        kept: Callable[[AttemptId, Reservation], None],
         gone: Callable[[], None],
     ) -> None:
         self._engine, self._memory, self._peer, self._remote = engine, memory, peer, remote
-        self._connected, self._ended, self._gone = connected, ended, gone
+        self._connected, self._ended, self._kept, self._gone = connected, ended, kept, gone
         self._sums, self._checksum_rate = sums, checksum_rate
         self._chunk_sum: Callable[[Chunk], int] | None = None
+        self._staging = staging
         self._inbox: SimpleQueue[Job | None] = SimpleQueue()
         self._jobs: deque[Job] = deque()
         self._flight: deque[tuple[Job, Chunk, Handle]] = deque()
@@ -112,6 +120,9 @@ class PeerWorker:
         except Exception:
             log.exception("the worker of peer %s failed", self._peer[:8])
         finally:
+            # Only a fault in this thread leaves something in flight.
+            for job, chunk, _ in self._flight:
+                self._keep(job, chunk)
             self._gone()
 
     def _connect(self) -> EngineError | None:
@@ -155,7 +166,8 @@ class PeerWorker:
             source, target = _ids(write.source), _ids(write.target)
             ours, theirs = write.state
             state = (_ids(ours), _ids(theirs)) if ours or theirs else None
-            job.chunks = deque(self._plan.cut(source, target, write.aux, state))
+            job.gather = self._staging is not None and self._plan.worth_staging(target)
+            job.chunks = deque(self._plan.cut(source, target, write.aux, state, gather=job.gather))
         except LayoutError as error:
             job.fail(WriteResult.INVALID, str(error))
         self._jobs.append(job)
@@ -167,13 +179,17 @@ class PeerWorker:
         if job.chunks:
             chunk = job.chunks.popleft()
             try:
+                chunk = self._stage(job, chunk)
                 handle = self._engine.submit(self._peer, chunk)
-            except InvalidChunkError as error:
+            except (InvalidChunkError, LayoutError) as error:
+                self._unstage(chunk)
                 job.fail(WriteResult.INVALID, str(error))
             except EngineError as error:
+                self._unstage(chunk)
                 job.fail(WriteResult.FAILED, str(error))
             except Exception as error:
                 log.exception("engine %s failed to submit", self._engine.name)
+                self._keep(job, chunk)
                 job.fail(WriteResult.UNSETTLED, f"{type(error).__name__}: {error}")
             else:
                 job.in_flight += 1
@@ -195,6 +211,10 @@ class PeerWorker:
             self._flight.append((job, chunk, handle))
             return
         job.in_flight -= 1
+        if outcome is Poll.FAILED_UNSETTLED:
+            self._keep(job, chunk)
+        else:
+            self._unstage(chunk)
         if outcome is Poll.DONE:
             job.bytes_moved += self._plan.nbytes(chunk)
         elif outcome is Poll.FAILED_SETTLED:
@@ -202,6 +222,29 @@ class PeerWorker:
         else:
             job.fail(WriteResult.UNSETTLED, why)
         self._end_if_over(job)
+
+    def _stage(self, job: Job, chunk: Chunk) -> Chunk:
+        """Gather the chunk's pages where that is worth it and there is room; otherwise they go out as strips."""
+        if not job.gather or not len(chunk.local_pages):
+            return chunk
+        assert self._staging is not None
+        if (slot := self._staging.reserve()) is not None:
+            try:
+                return self._plan.stage(chunk, slot)
+            except BaseException:
+                slot.release()
+                raise
+        first, *rest = self._plan.cut(chunk.local_pages, chunk.remote_pages, chunk.aux, chunk.state, within=chunk.span)
+        job.chunks.extendleft(reversed(rest))
+        return first
+
+    def _unstage(self, chunk: Chunk) -> None:
+        if chunk.staged is not None:
+            chunk.staged.release()
+
+    def _keep(self, job: Job, chunk: Chunk) -> None:
+        if chunk.staged is not None:
+            self._kept(job.write.attempt, chunk.staged)
 
     def _end_if_over(self, job: Job) -> None:
         if not job.chunks and not job.in_flight and job not in self._jobs:

@@ -8,27 +8,27 @@ GUARD = 7  # bytes of nobody between regions
 
 
 class Rank:
-    """One rank's memory in an address space of its own: `space[a - BASE]` is the byte at address `a`."""
-
-    BASE = 0x1000
+    """One rank's memory: `space[a - base]` is the byte at address `a`."""
 
     def __init__(self, *, pages=5, aux_rows=3, state=(), state_items=4, head_bytes=(2, 2), seed=0, **fields):
         defaults = {"page_tokens": 2, "layers": 2, "kv_heads": 1, "head_dim": 1, "dtype": "uint8", "model": "m"}
         fields = {**defaults, **fields}
         sizes = [fields["page_tokens"] * fields["kv_heads"] * count for count in head_bytes] * fields["layers"]
         self.head_bytes = head_bytes
-        address, regions = self.BASE + GUARD, []
         items = [(size, pages) for size in sizes] + [(size, state_items) for size in state] + [(AUX_BYTES, aux_rows)]
+        nbytes = GUARD + sum(size * count + GUARD for size, count in items)
+        self.space = np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+        self.base = self.space.ctypes.data
+        address, regions = self.base + GUARD, []
         for size, count in items:
             regions.append(Region(address, size, count))
             address = regions[-1].end + GUARD
         kv, rest = tuple(regions[: len(sizes)]), tuple(regions[len(sizes) : -1])
         self.memory = KVMemory(kv=kv, aux=regions[-1], state=rest, **fields)
-        self.space = np.random.default_rng(seed).integers(0, 256, address - self.BASE, np.uint8)
 
     def items(self, region):
         """A writable view of one region's items: uint8 (items, item bytes)."""
-        start = region.address - self.BASE
+        start = region.address - self.base
         return self.space[start : start + region.nbytes].reshape(region.items, region.item_bytes)
 
     def pages(self, layer, part):
@@ -41,7 +41,8 @@ class Rank:
 def moved_by_hand(source, target, chunk):
     """The target's space after a whole chunk, cell by cell."""
     after = Rank.__new__(Rank)
-    after.memory, after.head_bytes, after.space = target.memory, target.head_bytes, target.space.copy()
+    after.memory, after.head_bytes = target.memory, target.head_bytes
+    after.space, after.base = target.space.copy(), target.base
     ours, theirs = source.memory, target.memory
     for layer in range(theirs.first_layer, theirs.first_layer + theirs.layers):
         for head in range(theirs.first_head, theirs.first_head + theirs.kv_heads):
@@ -62,14 +63,23 @@ def moved_by_hand(source, target, chunk):
     return after.space
 
 
-def apply_runs(source, target, runs):
-    """The target's space after copying byte ranges; fails where one leaves its space."""
+def apply_runs(source, target, runs, slot=None):
+    """The target's space after copying byte ranges from the source or a slot; fails where one leaves all of them."""
     space = target.space.copy()
     for local, remote, count in zip(*(column.tolist() for column in runs), strict=True):
-        start, to = local - source.BASE, remote - target.BASE
-        assert start >= 0
-        assert start + count <= len(source.space)
+        to = remote - target.base
         assert to >= 0
         assert to + count <= len(space)
-        space[to : to + count] = source.space[start : start + count]
+        space[to : to + count] = _bytes_at(local, count, source, slot)
     return space
+
+
+def _bytes_at(address, count, source, slot):
+    start = address - source.base
+    if start >= 0 and start + count <= len(source.space):
+        return source.space[start : start + count]
+    assert slot is not None
+    start = address - slot.address
+    assert start >= 0
+    assert start + count <= len(slot.bytes)
+    return slot.bytes[start : start + count]

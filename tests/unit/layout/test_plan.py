@@ -159,11 +159,11 @@ def test_every_cell_of_every_decode_rank_comes_from_exactly_one_prefill_rank(pre
             runs = plan.runs(chunk)
             assert np.array_equal(apply_runs(source, target, runs), moved_by_hand(source, target, chunk))
             for start, count in zip(runs.remote.tolist(), runs.nbytes.tolist(), strict=True):
-                written[start - target.BASE : start - target.BASE + count] += 1
+                written[start - target.base : start - target.base + count] += 1
         cells = np.zeros(len(target.space), np.int64)
         for region in target.memory.kv:
             for page in (1, 2, 3):
-                start = region.address - target.BASE + page * region.item_bytes
+                start = region.address - target.base + page * region.item_bytes
                 cells[start : start + region.item_bytes] = 1
         assert np.array_equal(written, cells)
 

@@ -1,0 +1,132 @@
+"""Pages that are gathered on their way to two decode ranks: what arrives, and what becomes of the slots."""
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from pdpool_connector import Cause, ConnectorConfig, DecodeConnector, HostArena, KVMemory, Phase, PrefillConnector
+from pdpool_connector.engines.base import Poll
+from pdpool_connector.engines.local import LocalEngine
+from pdpool_connector.layout.pairing import shard_model
+from pdpool_connector.layout.staging import SLOT_BYTES
+from pdpool_connector.protocol.fence import ProcessExited
+
+TOKENS, HEAD, POOL = 16, 32, 8
+PAGES = np.array([5, 1, 2], np.int32)
+
+
+class Unsure(LocalEngine):
+    """Moves everything, and says afterwards that bytes may still be under way when told to."""
+
+    unsettled = False
+    staged = 0
+
+    def submit(self, peer, chunk, *args):
+        self.staged += chunk.staged is not None
+        return super().submit(peer, chunk, *args)
+
+    def poll(self, handle):
+        return Poll.FAILED_UNSETTLED if self.unsettled else super().poll(handle)
+
+
+class Side:
+    """An arena with `heads` of two heads, from `first` on, in one layer."""
+
+    def __init__(self, heads: int, first: int = 0) -> None:
+        item = TOKENS * HEAD * heads
+        self.arena = HostArena(2 * POOL * item + 4 * 64)
+        self.cache = self.arena.array(0, (2, POOL, TOKENS, heads, HEAD), np.uint8)
+        self.memory = KVMemory(
+            kv=tuple(self.arena.region(index * POOL * item, item, POOL) for index in (0, 1)),
+            aux=self.arena.region(2 * POOL * item, 64, 4),
+            page_tokens=TOKENS,
+            layers=1,
+            kv_heads=heads,
+            first_head=first,
+            total_heads=2,
+            head_dim=HEAD,
+            dtype="uint8",
+            model="m",
+        )
+
+
+@pytest.fixture
+def sides() -> Iterator[list[Side]]:
+    made = [Side(2), Side(1, 0), Side(1, 1)]
+    made[0].cache[:] = np.random.default_rng(0).integers(1, 256, made[0].cache.shape, np.uint8)
+    yield made
+    for side in made:
+        side.arena.close()
+
+
+@pytest.fixture
+def decodes(sides: list[Side]) -> Iterator[list[DecodeConnector]]:
+    parts = shard_model([1], 2, tp=2)
+    made = [
+        DecodeConnector(ConnectorConfig("127.0.0.1", instance=parts, rank=rank), side.memory, lambda: None)
+        for rank, side in enumerate(sides[1:])
+    ]
+    for one in made:
+        one.start()
+    yield made
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def prefill(sides: list[Side], request) -> Iterator[PrefillConnector]:
+    slots = getattr(request, "param", 2)
+    config = ConnectorConfig("127.0.0.1", staging_bytes=slots * SLOT_BYTES)
+    connector = PrefillConnector(config, sides[0].memory, lambda: None)
+    connector._engine = Unsure()
+    connector.start()
+    yield connector
+    connector.close()
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def hand_over(prefill, decodes, room):
+    """The request at prefill and at both ranks of decode, sent and ended."""
+    receiving = [
+        decode.open(prefill.bootstrap_address, room, "r", pages=PAGES[::-1].copy(), aux_slot=rank)
+        for rank, decode in enumerate(decodes)
+    ]
+    sending = prefill.open(room, "r")
+    sending.send(PAGES, start=0, last=True, aux_slot=0)
+    until(lambda: sending.status.ended and all(one.status.ended for one in receiving))
+    return sending, receiving
+
+
+@pytest.mark.parametrize("prefill", [2, 0], indirect=True)
+def test_each_rank_gets_its_head_with_and_without_staging(prefill, decodes, sides) -> None:
+    sending, receiving = hand_over(prefill, decodes, 1)
+    assert [one.status.phase for one in (sending, *receiving)] == [Phase.DONE] * 3
+    for head, side in enumerate(sides[1:]):
+        assert np.array_equal(side.cache[:, PAGES[::-1], :, 0], sides[0].cache[:, PAGES, :, head])
+        assert not side.cache[:, [0, 3, 4, 6, 7]].any()
+    assert (prefill._engine.staged > 0) is (prefill._staging is not None)
+    assert prefill._staging is None or prefill._staging.reserved == 0
+
+
+def test_a_slot_that_may_still_be_read_is_held_with_its_hand_off_until_the_peer_is_fenced(prefill, decodes) -> None:
+    prefill._engine.unsettled = True
+    sending, receiving = hand_over(prefill, decodes, 1)
+    assert sending.status.cause is Cause.TRANSFER_FAILED
+    assert not sending.status.releasable
+    until(lambda: prefill._staging.reserved == 2)
+    prefill._engine.unsettled = False
+    other, _ = hand_over(prefill, decodes, 2)
+    assert other.status.phase is Phase.DONE, "another room goes out as strips"
+    assert prefill._staging.reserved == 2
+    del receiving
+    for decode in decodes:
+        prefill.fence(decode.incarnation, ProcessExited(pid=1, seen_by="the test"))
+    until(lambda: sending.status.releasable)
+    until(lambda: prefill._staging.reserved == 0)
