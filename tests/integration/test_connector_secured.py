@@ -151,6 +151,15 @@ def test_drain_takes_no_new_hand_offs(guarded):
     until(lambda: guarded.connector.stats().draining)
 
 
+def test_a_proof_that_does_not_suffice_fences_nobody_and_is_told_what_would(guarded):
+    body = {"incarnation": "0" * 32, "proofs": [{"kind": "connections_ended", "seen_by": "test"}]}
+    status, answer = post(guarded, "fence", body, token("fence"))
+    assert status == 422
+    assert "ProcessExited" in answer["error"]
+    body["proofs"] = [{"kind": "process_exited", "pid": 1, "seen_by": "test"}]
+    assert post(guarded, "fence", body, token("fence"))[0] == 200
+
+
 @pytest.mark.parametrize(
     ("operation", "body", "authorization", "status"),
     [
@@ -159,6 +168,8 @@ def test_drain_takes_no_new_hand_offs(guarded):
         ("drain", {}, token("fence"), 401),
         ("abort", {"room": -1}, token("abort"), 400),
         ("abort", {"rooms": 1}, token("abort"), 400),
+        ("fence", {"incarnation": "x", "proofs": []}, token("fence"), 400),
+        ("fence", {"incarnation": "0" * 32, "proofs": [{"kind": "hearsay"}]}, token("fence"), 400),
     ],
 )
 def test_any_other_request_changes_nothing(guarded, operation, body, authorization, status):

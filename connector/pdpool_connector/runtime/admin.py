@@ -1,8 +1,9 @@
-"""What may be changed at a running connector over HTTP: drain, abort, purge. Each needs a token of its own.
+"""What may be changed at a running connector over HTTP: drain, abort, purge, fence. Each needs a token of its own.
 
 `POST /v1/drain` {}: take no new hand-offs.
 `POST /v1/abort` {"room": 7}: give up the hand-offs of a room.
 `POST /v1/purge` {"older_than_s": 600}: give up all hand-offs that old, whatever they wait for.
+`POST /v1/fence` {"incarnation": "…", "proofs": [{"kind": "container_terminated", …}]}: see `Connector.fence`.
 """
 
 import json
@@ -12,7 +13,8 @@ from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 
-from pdpool_connector.protocol.frames import Room
+from pdpool_connector.protocol.fence import InsufficientProofError, Proof, describe
+from pdpool_connector.protocol.frames import Incarnation, Room
 from pdpool_connector.transport.http import Asked, Handler, Reply
 from pdpool_connector.transport.tokens import Gate, TokenError
 
@@ -31,6 +33,11 @@ class _Purge(msgspec.Struct, forbid_unknown_fields=True):
     older_than_s: Annotated[float, msgspec.Meta(ge=0, le=86400)]
 
 
+class _Fence(msgspec.Struct, forbid_unknown_fields=True):
+    incarnation: Incarnation
+    proofs: Annotated[tuple[Proof, ...], msgspec.Meta(min_length=1, max_length=8)]
+
+
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
@@ -38,6 +45,9 @@ class Administered(Protocol):
     """A connector, as this endpoint needs it; all from any thread, none blocks."""
 
     def drain(self) -> None:
+        """See `Connector`."""
+
+    def fence(self, incarnation: str, *proofs: Proof) -> None:
         """See `Connector`."""
 
     def abort_room(self, room: int, message: str) -> int:
@@ -59,6 +69,7 @@ class AdminEndpoint:
             ("POST", "/v1/drain"): self._for("drain", _Drain, self._drain),
             ("POST", "/v1/abort"): self._for("abort", _Abort, self._abort),
             ("POST", "/v1/purge"): self._for("purge", _Purge, self._purge),
+            ("POST", "/v1/fence"): self._for("fence", _Fence, self._fence),
         }
 
     def _for(self, operation: str, kind: type[Body], act: Callable[[Body, str], str]) -> Handler:
@@ -76,6 +87,8 @@ class AdminEndpoint:
                 return _error(401, str(error))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 return _error(400, f"the body does not fit {operation}: {error}")
+            except InsufficientProofError as error:
+                return _error(422, str(error))
             log.warning("%s by %s: %s", operation, who, done)
             return Reply(200, json.dumps({"done": done}).encode())
 
@@ -93,6 +106,11 @@ class AdminEndpoint:
     def _purge(self, body: _Purge, who: str) -> str:
         count = self._connector.purge(body.older_than_s, f"purged by {who}")
         return f"{count} hand-offs older than {body.older_than_s:.0f} s are given up"
+
+    def _fence(self, body: _Fence, who: str) -> str:
+        del who
+        self._connector.fence(body.incarnation, *body.proofs)
+        return f"{body.incarnation} is fenced: {describe(body.proofs)}"
 
 
 def _error(status: int, message: str) -> Reply:
