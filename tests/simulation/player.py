@@ -60,6 +60,12 @@ class Player:
 
     def run(self) -> World:
         """Play, let the faults stop, and judge. Raises ViolationError."""
+        self.play()
+        judge(self.world, calm=self.calm)
+        return self.world
+
+    def play(self) -> None:
+        """Take the steps, faults among them, and stop in the midst of it."""
         calls = [call for _, call in self.kinds]
         weights = [weight for weight, _ in self.kinds]
         for chosen in self.random.choices(calls, weights, k=self.steps):
@@ -67,8 +73,6 @@ class Player:
             if step is not None:
                 self.schedule.append(step)
                 self.world.apply(step)
-        judge(self.world, calm=self.calm)
-        return self.world
 
     # --- What may happen next ---
 

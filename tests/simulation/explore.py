@@ -1,0 +1,179 @@
+"""Every interleaving of a small world: one prefill, one decode, few requests, all faults up to a budget.
+
+States are visited breadth first and each once, so that a violation comes with a shortest trace. What makes that cheap:
+a machine's state has a canonical form, and what an event does to it is worked out once (`Machines`). A state of the
+world is then a tuple of numbers. Three choices make the search wider than the world, never narrower:
+
+- A frame that was sent stays deliverable for ever, to its process: that covers loss, delay, reordering and doubling.
+- Each side has a clock of its own, and any clock may stand still while the other runs: a timer fires when it likes.
+- From every state that is reached, faults stop and frames in flight are lost: all must then come to an end by itself.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from pdpool_connector.protocol.decode import DecodeMachine
+from pdpool_connector.protocol.events import Fenced, Received, Tick
+from pdpool_connector.protocol.prefill import PrefillMachine
+
+from tests.simulation.memory import ViolationError
+from tests.simulation.numbered import name
+from tests.simulation.scene import Scenario, State
+from tests.simulation.smallworld import SIDES, D, P, SmallWorld
+from tests.simulation.world import Machines
+
+ROUNDS = 400
+"""So many rounds without a fault must suffice for everything to end; each has at least one timer or frame."""
+
+
+SCENARIOS = (
+    Scenario("one request in two writes, aborts and data-plane errors", (2,), 2, aborts=2, errors=1),
+    Scenario("one request, aborts and broken connections", (1,), 1, aborts=1, breaks=2),
+    Scenario("one request, aborts and crashes of both sides", (1,), 1, aborts=1, crashes=2),
+    Scenario("a room used again, aborts", (1, 1), 1, aborts=1),
+    Scenario("a room used again, a crash or a broken connection", (1, 1), 1, aborts=0, breaks=1, crashes=1),
+)
+
+
+class Explorer(SmallWorld):
+    """Visits all states of a scenario that can be reached; see the module's docstring.
+
+    `parents` knows each state by its hash (64 bits): from which it was reached, and by what. All states are known that
+    are reached in `depth` steps; `complete`: there are no others.
+    """
+
+    def __init__(self, scenario: Scenario, classes: Machines = (PrefillMachine, DecodeMachine)) -> None:
+        super().__init__(scenario, classes)
+        self.parents: dict[int, tuple[int | None, str]] = {}
+        self.ending: set[int] = set()
+        self.depth = 0
+        self.complete = False
+        self.actions: Counter[str] = Counter()
+
+    # --- The search ---
+
+    def run(self, cpu_s: float, progress: Callable[[int, int], None] | None = None) -> None:
+        """Search breadth first for so long, or until everything was visited. Raises ViolationError with the trace.
+
+        `progress` is called now and then with the depth that is being searched, and the number of states known.
+        """
+        start = self.start()
+        origin = hash(start.key())
+        self.parents[origin] = (None, "start")
+        level = [(origin, start)]
+        end = time.process_time() + cpu_s
+        while level:
+            following: list[tuple[int, State]] = []
+            for at, (number, state) in enumerate(level):
+                if time.process_time() > end:
+                    return
+                if progress is not None and at % 1000 == 0:
+                    progress(self.depth, len(self.parents))
+                self._expand(number, state, following)
+            level = following
+            self.depth += 1
+        self.complete = True
+
+    def _expand(self, number: int, state: State, following: list[tuple[int, State]]) -> None:
+        for label, act in self._actions(state):
+            after = state.copy()
+            try:
+                act(after)
+                key = hash(after.key())
+                if key in self.parents:
+                    continue
+                self.parents[key] = (number, label)
+                self.actions[label.split()[0]] += 1
+                self._come_to_an_end(after)
+            except ViolationError as error:
+                steps = [*self._trace(number), label]
+                lines = "\n".join(f"  {step}" for step in steps)
+                raise ViolationError(f"{error}\nthe shortest trace, {len(steps)} steps:\n{lines}") from None
+            following.append((key, after))
+
+    def _trace(self, number: int | None) -> list[str]:
+        steps: list[str] = []
+        while number is not None:
+            number, label = self.parents[number]
+            steps.append(label)
+        return steps[-2::-1]
+
+    # --- The end ---
+
+    def _come_to_an_end(self, state: State) -> None:
+        """Faults stop, frames in flight are lost, and all must end: first what can, then, with proof, what is held."""
+        state.mail.clear()
+        calm = state.copy()
+        calm.budget = (0, 0, 0, 0)
+        calm.soup = frozenset()
+        seen: list[int] = []
+        proved = False
+        for _ in range(ROUNDS):
+            key = hash((proved, calm.key()))
+            if key in self.ending:
+                break
+            seen.append(key)
+            if self._round(calm):
+                continue
+            if proved and not self._left(calm):
+                break
+            if not proved and self._only_holds(calm):
+                self._prove(calm)
+                proved = True
+            elif not self._wait(calm):
+                raise ViolationError(f"it does not come to an end: {self._left(calm)}")
+        else:
+            raise ViolationError(f"it does not come to an end: {self._left(calm)}")
+        self.ending.update(seen)
+
+    def _round(self, state: State) -> bool:
+        """Everything that can happen without a fault, once; False when there is nothing but to wait."""
+        mail, state.mail = state.mail, []
+        for frame in mail:
+            side, life, content = self.frames[frame]
+            if state.lives[side] == life:
+                self._do(state, side, Received(content))
+        if state.paired[D] and not state.paired[P]:
+            self._lose(state, D)
+        done = lambda label: label == "greet" and state.paired[P] and not self._peer_changed(state, P)  # noqa: E731
+        action = next((act for label, act in self._ordinary(state) if not done(label)), None)
+        if action is not None:
+            action(state)
+        state.soup = frozenset()
+        return bool(mail) or action is not None
+
+    def _wait(self, state: State) -> bool:
+        """Time passes for both sides alike, to whichever deadline comes first."""
+        dues = [due for side in (P, D) if (due := self.machines.due(state.machines[side])) is not None]
+        if not dues:
+            return False
+        for side in (P, D):
+            self._do(state, side, Tick(), min(dues))
+        return True
+
+    def _only_holds(self, state: State) -> bool:
+        """True when nobody waits for anything but proof."""
+        return not any(
+            half.phase and not half.ended for side in state.halves for half in side
+        ) and not self.machines.get(state.machines[D]).census.count("aborting")
+
+    def _prove(self, state: State) -> None:
+        for side, life in self._dead(state):
+            self._fence(state, side, life)
+        state.flights = [fl for fl in state.flights if not fl.reported]
+        if state.unsettled:
+            self._do(state, P, Fenced(name(D, state.lives[D]), "explored"))
+            self._do(state, D, Fenced(name(P, state.lives[P]), "explored"))
+
+    def _left(self, state: State) -> str:
+        """What is left behind; empty when nothing is."""
+        left = [f"{self.machines.get(state.machines[side]).rows} rows at {SIDES[side]}" for side in (P, D)]
+        left = [text for text in left if not text.startswith("0 ")]
+        left += [
+            f"r{request} at {SIDES[side]}: {half.phase} {half.cause}"
+            for side in (P, D)
+            for request, half in enumerate(state.halves[side])
+            if half.phase and not half.releasable
+        ]
+        return ", ".join(left)

@@ -1,0 +1,114 @@
+"""Copies a machine, and says in one hashable value what state it is in, however it came there.
+
+Two machines with equal forms behave alike from then on: times count from the machine's own clock, objects are numbered
+in the order in which they are met, and what only counts (the census) or dispatches (tables of handlers) is left out.
+"""
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import is_dataclass
+from enum import Enum
+from functools import cache
+from itertools import count
+from types import CellType, FunctionType, MethodType
+from typing import Any
+
+import msgspec
+from pdpool_connector.protocol.frames import AttemptId
+from pdpool_connector.protocol.timers import Timers
+
+TIMES = frozenset({"deadline", "expires", "_expiry"})
+"""Attributes that hold readings of the machine's clock, alone or first in a pair."""
+UNSEEN = frozenset({"census", "fired", "_effects", "_now", "timing", "incarnation"})
+
+
+def copied(machine: Any) -> Any:
+    """A machine in the same state that shares nothing with it that can change."""
+    return _copy(machine, {})
+
+
+def _copy(value: Any, done: dict[int, Any]) -> Any:
+    kind = type(value)
+    if _is_plain(kind):
+        return value
+    if id(value) in done:
+        return done[id(value)]
+    new: Any
+    if issubclass(kind, dict):
+        new = done[id(value)] = kind()
+        for key, item in value.items():
+            new[_copy(key, done)] = _copy(item, done)
+    elif kind is set or kind is list or kind is deque:
+        new = done[id(value)] = kind()
+        (new.update if kind is set else new.extend)([_copy(item, done) for item in value])
+    elif kind is tuple:
+        new = tuple(_copy(item, done) for item in value)
+    elif kind is count:
+        new = count(int(repr(value)[len("count(") : -1]))
+    elif kind is MethodType:
+        new = MethodType(value.__func__, _copy(value.__self__, done))
+    elif kind is FunctionType:
+        cells = tuple(CellType(_copy(cell.cell_contents, done)) for cell in value.__closure__ or ())
+        new = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
+    else:
+        new = done[id(value)] = object.__new__(kind)
+        for name, item in _attributes(value):
+            setattr(new, name, _copy(item, done))
+    return new
+
+
+def form(machine: Any) -> Hashable:
+    """Equal for machines that cannot be told apart by what they do."""
+    return _form(machine, machine._now, {})
+
+
+def _form(value: Any, now: float, seen: dict[int, int]) -> Hashable:
+    kind = type(value)
+    if _is_plain(kind):
+        return value  # type: ignore[no-any-return]
+    if issubclass(kind, dict):
+        return tuple((_form(key, now, seen), _form(item, now, seen)) for key, item in value.items())
+    if kind is set:
+        return tuple(sorted(value))
+    if kind is list or kind is deque or kind is tuple:
+        return tuple(_form(item, now, seen) for item in value)
+    if kind is count:
+        return repr(value)
+    if kind is MethodType or kind is FunctionType:
+        return None
+    if id(value) in seen:
+        return ("seen", seen[id(value)])
+    seen[id(value)] = len(seen)
+    if kind is Timers:
+        due = sorted((when, serial, key) for key, (when, serial) in value._when.items())
+        return tuple((round(when - now, 6), _form(key, now, seen)) for when, _, key in due)
+    return tuple(
+        _since(item, now, seen) if name in TIMES else _form(item, now, seen)
+        for name, item in _attributes(value)
+        if name not in UNSEEN and not name.startswith("_on_")
+    )
+
+
+def _since(value: Any, now: float, seen: dict[int, int]) -> Hashable:
+    """Seconds left; what is over is over, however long ago."""
+    if isinstance(value, float | int):
+        return max(round(value - now, 6), 0.0)
+    return tuple((max(round(when - now, 6), 0.0), _form(key, now, seen)) for when, key in value)
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    slots = _slots(type(value))
+    return [(name, getattr(value, name)) for name in slots] if slots else list(vars(value).items())
+
+
+@cache
+def _is_plain(kind: type) -> bool:
+    """True for types whose values never change."""
+    if kind in (int, str, float, bool, bytes, type(None), AttemptId) or issubclass(kind, msgspec.Struct | Enum | type):
+        return True
+    return is_dataclass(kind) and bool(kind.__dataclass_params__.frozen)  # type: ignore[attr-defined]
+
+
+@cache
+def _slots(kind: type) -> tuple[str, ...]:
+    return tuple(getattr(kind, "__slots__", ()))
