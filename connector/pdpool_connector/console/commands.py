@@ -8,6 +8,7 @@ import click
 from pdpool_connector.console.story import event_line, story
 from pdpool_connector.flight.record import RecordError, decode_record
 from pdpool_connector.flight.replay import replay as run_again
+from pdpool_connector.transport.address import parse_address
 
 
 @click.group()
@@ -42,3 +43,35 @@ def replay(file: Path, *, quiet: bool) -> None:
     click.echo(f"  replayed: {difference.replayed}")
     click.echo(f"replay differs: {counts} first difference at step {difference.step}")
     sys.exit(1)
+
+
+@connector.command()
+@click.option("--once", is_flag=True, help="Print one look and exit.")
+@click.option("--interval", "interval_s", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True)
+@click.argument("addresses", nargs=-1, required=True, metavar="HOST:PORT...")
+def top(addresses: tuple[str, ...], interval_s: float, *, once: bool) -> None:
+    """Watch connectors: queues, ages, holds, rates, peers.
+
+    HOST:PORT is a connector's admin endpoint, port 9400 in pdpool's pods. From outside the cluster, make a way to it
+    first:
+
+    \b
+        kubectl port-forward -n NAMESPACE pod/POD 9400:9400
+        pdpool connector top 127.0.0.1:9400
+
+    Exit code 1: an address cannot be reached.
+    """
+    for address in addresses:
+        try:
+            parse_address(address)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+    try:
+        from rich.console import Console
+
+        from pdpool_connector.console.top import show, show_once
+    except ModuleNotFoundError as error:
+        message = f"{error.name} is not installed; `pip install 'pdpool[console]'` brings all that this command needs"
+        raise click.ClickException(message) from error
+    console = Console()
+    sys.exit(show_once(addresses, console) if once else show(addresses, interval_s, console))

@@ -1,0 +1,147 @@
+"""`pdpool connector top`: connectors as tables that a terminal shows."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.filesize import decimal
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pdpool_connector.console.look import Look, State, look_at_all, rates
+
+STALE_S = 2.0
+"""An engine that beats less often than this, or a loop that lags by a tenth of it, is shown in red."""
+
+
+def tables(looks: Sequence[Look], before: Mapping[str, Look]) -> Group:
+    """Connectors, then what they have under way, then whom they talk to. `before`: the last look at each address."""
+    shown = [_connectors(looks, before), _attempts(looks)]
+    if any(one.state is not None and (one.state.peers or one.state.links) for one in looks):
+        shown.append(_peers(looks))
+    return Group(*shown)
+
+
+def show_once(addresses: Sequence[str], console: Console) -> int:
+    """Print one look; 1 when an address could not be reached."""
+    looks = asyncio.run(look_at_all(addresses))
+    if any(one.state is not None for one in looks):
+        console.print(tables(looks, {}))
+    return _complain(looks, console)
+
+
+def show(addresses: Sequence[str], interval_s: float, console: Console) -> int:
+    """Show looks until Ctrl-C; 1 at once when an address cannot be reached at the start."""
+    looks = asyncio.run(look_at_all(addresses))
+    if any(one.state is None for one in looks):
+        return _complain(looks, console)
+    try:
+        with Live(tables(looks, {}), console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                live.refresh()
+                time.sleep(interval_s)
+                before = {one.address: one for one in looks}
+                looks = asyncio.run(look_at_all(addresses))
+                live.update(tables(looks, before))
+    except KeyboardInterrupt:
+        return 0
+
+
+def _complain(looks: Iterable[Look], console: Console) -> int:
+    failed = [one for one in looks if one.state is None]
+    for one in failed:
+        console.print(Text(f"{one.address}: {one.error}", style="red"), soft_wrap=True)
+    return 1 if failed else 0
+
+
+def _connectors(looks: Sequence[Look], before: Mapping[str, Look]) -> Table:
+    columns = ("connector", "role", "up", "beat", "lag", "done/s", "failed/s", "aborted/s", "moved/s", "holds")
+    table = _table("connectors", *columns)
+    for one in looks:
+        if (state := one.state) is None:
+            table.add_row(one.address, Text(one.error, style="red"))
+            continue
+        speed = rates(before.get(one.address), one)
+        table.add_row(
+            one.address,
+            f"{state.role} {state.rank}" + (" draining" if state.draining else ""),
+            seconds(state.uptime_s),
+            _red(seconds(state.engine_beat_age_s), (state.engine_beat_age_s or 0) > STALE_S),
+            _red(seconds(state.loop_lag_s), state.loop_lag_s > STALE_S / 10),
+            *(_rate(speed, outcome) for outcome in ("done", "failed", "aborted")),
+            decimal(int(speed["bytes"])) if speed else "-",
+            _red(_holds(state), state.holds > 0),
+        )
+    return table
+
+
+def _holds(state: State) -> str:
+    if not state.holds:
+        return "0"
+    return f"{state.holds}, {decimal(state.held_bytes)}, {seconds(state.held_oldest_s)}"
+
+
+def _attempts(looks: Sequence[Look]) -> Table:
+    table = _table("under way", "connector", "queue or state", "requests", "oldest", "went on")
+    for one in looks:
+        if (state := one.state) is None:
+            continue
+        for name, queue in {**state.queues, **state.attempts}.items():
+            if queue.reqs or name in state.queues:
+                table.add_row(one.address, name, str(queue.reqs), seconds(queue.oldest_s), str(queue.moved_total))
+        for name, count in _troubles(state).items():
+            table.add_row(one.address, Text(name, style="red"), str(count), "", "")
+    return table
+
+
+def _troubles(state: State) -> dict[str, int]:
+    """What must stay 0 and has not, and failures by cause since the process began."""
+    troubles = {f"failed: {cause}": count for cause, count in sorted(state.causes.items()) if count}
+    if mismatched := state.checksums.get("mismatched"):
+        troubles["checksums that differ"] = mismatched
+    if state.faults:
+        troubles["faults of the connector"] = state.faults
+    return troubles
+
+
+def _peers(looks: Sequence[Look]) -> Table:
+    table = _table("peers", "connector", "peer", "control", "heard", "attempts", "wait for it")
+    for one in looks:
+        if (state := one.state) is None:
+            continue
+        for peer in state.peers:
+            heard = seconds(peer.last_seen_s)
+            table.add_row(one.address, peer.incarnation[:8], peer.control, heard, str(peer.attempts), str(peer.waiting))
+        for link in state.links:
+            if link.failure:
+                text = Text(f"{link.state} for {seconds(link.failing_s)}: {link.failure}", style="red")
+                table.add_row(one.address, link.address, text, "", "", "")
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="left" if index < 2 else "right", no_wrap=index == 0, overflow="fold")
+    return table
+
+
+def _rate(speed: Mapping[str, float], name: str) -> str:
+    return f"{speed.get(name, 0.0):.1f}" if speed else "-"
+
+
+def _red(text: str, bad: bool) -> Text:
+    return Text(text, style="red" if bad else "")
+
+
+def seconds(value: float | None) -> str:
+    """A duration in its own unit: `-`, `3 ms`, `4.2 s`, `12 m`, `3.5 h`."""
+    if value is None:
+        return "-"
+    for limit, divisor, unit, digits in ((1.0, 0.001, "ms", 0), (120.0, 1.0, "s", 1), (7200.0, 60.0, "m", 0)):
+        if value < limit:
+            return f"{value / divisor:.{digits}f} {unit}"
+    return f"{value / 3600:.1f} h"
