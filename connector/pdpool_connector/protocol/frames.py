@@ -6,7 +6,7 @@ and an older one ignores them. Times on the wire are durations, never clock read
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 import msgspec
 
@@ -42,7 +42,7 @@ Parts = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 """How many ranks of decode one rank of prefill serves; larger instances than this are not known to exist."""
 
 
-class AttemptId(NamedTuple):
+class AttemptId(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One try at one room: unique for ever, because `decode` is one life of one process and `number` its counter."""
 
     decode: Named
@@ -53,7 +53,7 @@ class AttemptId(NamedTuple):
         return f"{self.decode[:8]}/{self.number}"
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True):
+class Frame(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True, gc=False):
     """What every frame carries: protocol version, and the process that speaks."""
 
     version: Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
