@@ -3,9 +3,10 @@
 from itertools import count
 
 from pdpool_connector.protocol import frames as f
+from pdpool_connector.protocol.ending import LIVE
 from pdpool_connector.protocol.events import StopWriting, Write, WriteEnded, WriteResult
 from pdpool_connector.protocol.exchange import Exchange, InvalidSendError, Piece
-from pdpool_connector.protocol.meeting import LIVE, MeetingMachine
+from pdpool_connector.protocol.meeting import MeetingMachine
 from pdpool_connector.protocol.outcome import Cause, told_by_peer
 from pdpool_connector.protocol.states import PREFILL_TRANSITIONS, Cue, PrefillState
 from pdpool_connector.protocol.timing import Timing

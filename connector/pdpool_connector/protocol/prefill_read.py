@@ -5,9 +5,10 @@ or a fence gives the pages back. Before that prefill ends an attempt by itself, 
 """
 
 from pdpool_connector.protocol import frames as f
+from pdpool_connector.protocol.ending import LIVE
 from pdpool_connector.protocol.events import PeerReady
 from pdpool_connector.protocol.exchange import Exchange, InvalidSendError, Piece
-from pdpool_connector.protocol.meeting import LIVE, MeetingMachine
+from pdpool_connector.protocol.meeting import MeetingMachine
 from pdpool_connector.protocol.outcome import Cause, told_by_peer
 from pdpool_connector.protocol.states import PREFILL_READ_TRANSITIONS, Cue, PrefillState
 from pdpool_connector.protocol.timing import Timing

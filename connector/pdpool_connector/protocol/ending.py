@@ -1,0 +1,255 @@
+"""How hand-offs end at prefill: the tables they are in, and the one way out of them.
+
+A `HandOff` is found by handle, its exchanges by attempt, and, while something may still come, by room and sibling. Each
+exchange leaves all tables in `_finalize`, which every end passes through once; what remains is a tombstone that answers
+late frames. What fails in one exchange fails the others of its hand-off.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from pdpool_connector.protocol import frames as f
+from pdpool_connector.protocol.events import (
+    AbortTransfer,
+    Drain,
+    Fenced,
+    PeerLost,
+    PeerReady,
+    Report,
+    Shutdown,
+)
+from pdpool_connector.protocol.exchange import ENDED, Exchange, HandOff, aggregate
+from pdpool_connector.protocol.frames import AttemptId
+from pdpool_connector.protocol.machine import Machine
+from pdpool_connector.protocol.missed import Missed, MissedHalves
+from pdpool_connector.protocol.outcome import Cause
+from pdpool_connector.protocol.states import FAILURES, Cue, PrefillState, TransitionError
+from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.verdicts import Tombstone, Verdicts
+
+S = PrefillState
+PREFILL_LABELS = {
+    S.WAITING: ("waiting", "prefill_bootstrap"),
+    S.PARKED: ("parked",),
+    S.READY: ("ready", "prefill_bootstrap"),
+    S.SENDING: ("sending", "prefill_inflight"),
+    S.DRAINING: ("draining",),
+    S.HELD: ("held",),
+}
+"""Which states the public queues span."""
+
+LIVE = frozenset({S.WAITING, S.PARKED, S.READY, S.SENDING})
+
+
+class EndingMachine(Machine[PrefillState], ABC):
+    """What both directions share of their ends; `_transitions` is the table of the one that it is."""
+
+    _transitions: Mapping[tuple[PrefillState | None, Cue], PrefillState]
+
+    def __init__(self, incarnation: str, timing: Timing | None = None) -> None:
+        super().__init__(incarnation, PREFILL_LABELS, timing or Timing())
+        self._by_handle: dict[int, HandOff] = {}
+        self._by_key: dict[tuple[int, int], HandOff] = {}
+        self._by_attempt: dict[AttemptId, Exchange] = {}
+        self._of_peer: dict[str, dict[AttemptId, Exchange]] = {}
+        self._verdicts = Verdicts(self.timing, self._timers, self._send)
+        self._graves = self._verdicts.graves
+        self._missed = MissedHalves(self.timing.max_attempts, self.timing.verdict_s, self._timers)
+        self._on_event |= {
+            AbortTransfer: self._on_abort_transfer,
+            Fenced: self._on_fenced,
+            Shutdown: self._on_shutdown,
+        }
+        self._on_frame |= {f.Ack: self._on_ack}
+        self._on_timer |= {
+            "life": self._on_life_over,
+            "drain": self._on_drain_over,
+            "verdict": lambda key: self._verdicts.tell(key, self._now),
+            "grave": self._verdicts.forget,
+            "missed": lambda table: table.expire(self._now),
+            "peer": self._on_peer_long_gone,
+        }
+
+    @property
+    def rows(self) -> int:
+        """Everything this machine keeps about hand-offs, remembered ends included; 0 when nothing is left behind."""
+        handoffs = [*self._by_handle.values(), *self._by_key.values()]
+        handoffs += [exchange.handoff for exchange in self._by_attempt.values()]
+        return len({handoff.serial for handoff in handoffs}) + len(self._graves) + len(self._missed)
+
+    @property
+    def tombstones(self) -> int:
+        """How many ended attempts are remembered."""
+        return len(self._graves)
+
+    def exchanges_of(self, peer: str) -> list[Exchange]:
+        """What is under way with a peer, ends not yet proved quiet included."""
+        return list(self._of_peer.get(peer, {}).values())
+
+    def held(self) -> list[Exchange]:
+        """Exchanges whose source pages stay back until a proof of quiet."""
+        if not self.census.count("held"):
+            return []
+        return [exchange for exchange in self._by_attempt.values() if exchange.state is S.HELD]
+
+    # --- What each direction does in its own way ---
+
+    @abstractmethod
+    def _begin_drain(self, exchange: Exchange) -> None:
+        """It has failed while pages are touched: stop what can be stopped, and tell decode until it is quiet."""
+
+    @abstractmethod
+    def _prove_quiet(self, exchange: Exchange) -> None:
+        """There is proof that nothing of it is under way any more."""
+
+    # --- Ends ---
+
+    def _fail(self, handoff: HandOff, cause: Cause, message: str) -> None:
+        """The one way into failure. The first cause stays; later ones find the hand-off not live any more."""
+        if handoff.cause is not None or handoff.state not in LIVE:
+            return
+        handoff.cause, handoff.message = cause, message[: f.MAX_TEXT]
+        self._leave_room(handoff)
+        self._remember_missed(handoff)
+        for exchange in handoff.all:
+            if exchange.state in ENDED:
+                continue
+            if exchange.quiet:
+                self._move(exchange, Cue.ENDED)
+                self._finalize(exchange)
+            else:
+                self._move(exchange, Cue.BROKEN)
+                self._timers.set(("drain", exchange), self._now + self.timing.drain_s)
+                exchange.retry_s = self.timing.retry_first_s
+                self._begin_drain(exchange)
+        self._report(handoff)
+
+    def _settle(self, exchange: Exchange) -> None:
+        """A failed exchange ends once it is quiet."""
+        if exchange.quiet:
+            self._move(exchange, Cue.QUIET)
+            self._finalize(exchange)
+            self._report(exchange.handoff)
+
+    def _finalize(self, exchange: Exchange) -> None:
+        """Take an ended exchange out of every table and leave a tombstone. Once for each exchange."""
+        for timer in ("drain", "told", "announce"):
+            self._timers.cancel((timer, exchange))
+        handoff = exchange.handoff
+        if exchange.offer is not None:
+            del self._by_attempt[exchange.attempt]
+            peers = self._of_peer[exchange.attempt.decode]
+            del peers[exchange.attempt]
+            if not peers:
+                del self._of_peer[exchange.attempt.decode]
+            cause = handoff.cause if exchange.state is S.FAILED else None
+            sums = (exchange.bytes_moved, exchange.checksum)
+            self._bury(exchange.offer, cause, handoff.message, *sums, heard=exchange.heard)
+        if handoff.state in ENDED:
+            self._leave_room(handoff)
+            if handoff.request is not None:
+                self._by_handle.pop(handoff.request.handle, None)
+
+    def _leave_room(self, handoff: HandOff) -> None:
+        self._timers.cancel(("life", handoff))
+        if self._by_key.get(handoff.key) is handoff:
+            del self._by_key[handoff.key]
+
+    def _remember_missed(self, handoff: HandOff) -> None:
+        """What has yet to come of a failed hand-off is told so when it comes. A superseded one has a successor."""
+        request, cause = handoff.request, handoff.cause
+        request_id = handoff.offered_as or (request.request_id if request is not None else "")
+        assert cause is not None
+        awaited = request is None and cause is not Cause.SUPERSEDED
+        missed = Missed(request_id, cause, handoff.message, awaited, handoff.parts, set(handoff.came))
+        self._missed.remember(handoff.key, missed, self._now)
+
+    def _on_life_over(self, handoff: HandOff) -> None:
+        waited = "the request never came" if handoff.request is None else f"it was {handoff.state}"
+        if handoff.request is not None and handoff.parts > len(handoff.came):
+            waited += f", {len(handoff.came)} of {handoff.parts} decode ranks having come"
+        self._fail(handoff, Cause.TIMED_OUT, f"deadline passed at prefill while {waited}")
+
+    def _on_drain_over(self, exchange: Exchange) -> None:
+        if exchange.state is S.DRAINING:
+            self._move(exchange, Cue.UNPROVEN)
+
+    def _on_abort_transfer(self, event: AbortTransfer) -> None:
+        handoff = self._by_handle.get(event.handle)
+        if handoff is not None:
+            self._fail(handoff, event.cause, event.message or "aborted by the engine of prefill")
+
+    def _on_drain(self, event: Drain) -> None:
+        """What waits for its request waits in vain from now on: decode is told now, not at its deadline."""
+        super()._on_drain(event)
+        for handoff in list(self._by_key.values()):
+            if handoff.request is None:
+                self._fail(handoff, Cause.REFUSED, "prefill is draining and takes no new requests")
+
+    def _on_shutdown(self, _: Shutdown) -> None:
+        self.draining = True
+        for handoff in [*self._by_handle.values(), *self._by_key.values()]:
+            self._fail(handoff, Cause.SHUTDOWN, "prefill is shutting down")
+
+    # --- Peers ---
+
+    def _on_peer_ready(self, event: PeerReady) -> None:
+        super()._on_peer_ready(event)
+        self._timers.cancel(("peer", event.peer))
+
+    def _on_lost(self, event: PeerLost) -> None:
+        super()._on_lost(event)
+        self._timers.set(("peer", event.peer), self._now + self.timing.verdict_s)
+        for exchange in self.exchanges_of(event.peer):
+            self._fail(exchange.handoff, Cause.PEER_LOST, event.message)
+
+    def _on_peer_long_gone(self, peer: str) -> None:
+        if peer in self._of_peer or not self._graves.forget_peer(peer):
+            self._timers.set(("peer", peer), self._now + self.timing.verdict_s)
+
+    def _on_fenced(self, event: Fenced) -> None:
+        for exchange in self.exchanges_of(event.peer):
+            self._fail(exchange.handoff, Cause.PEER_LOST, f"decode was fenced: {event.proof}")
+            if exchange.state in (S.DRAINING, S.HELD):
+                self._prove_quiet(exchange)
+                self._settle(exchange)
+
+    # --- What decode is told ---
+
+    def _on_ack(self, frame: f.Ack) -> None:
+        if not self._verdicts.acknowledge(frame, self._now):
+            self._ignore("stale", f"Ack for attempt {frame.attempt}, which has not ended here")
+
+    def _bury(
+        self,
+        about: f.AttemptFrame,
+        cause: Cause | None,
+        message: str,
+        bytes_moved: int = 0,
+        checksum: int | None = None,
+        *,
+        heard: bool = False,
+    ) -> None:
+        header = (about.attempt, about.room, about.sibling)
+        tombstone = Tombstone(*header, cause, message, bytes_moved, checksum, heard=heard)
+        self._verdicts.reach(tombstone, self._now)
+
+    # --- Small change ---
+
+    def _move(self, exchange: Exchange, cue: Cue) -> None:
+        before = exchange.state
+        after = self._transitions.get((before, cue))
+        if after is None:
+            raise TransitionError(f"prefill has no transition for {cue} in {before}")
+        exchange.state = after
+        handoff = exchange.handoff
+        was, handoff.state = handoff.state, aggregate(one.state for one in handoff.all if one.state is not None)
+        if handoff.state is not was:
+            self.census.move(handoff.serial, was, handoff.state, self._now, progress=cue not in FAILURES)
+
+    def _report(self, handoff: HandOff) -> None:
+        """Tell the engine how the whole stands, if that is news."""
+        if handoff.request is not None and (status := handoff.status()) != handoff.reported:
+            handoff.reported = status
+            attempts = tuple(exchange.attempt for exchange in handoff.exchanges.values())
+            self._effects.append(Report(handoff.request.handle, status, attempts))
