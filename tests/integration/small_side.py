@@ -11,7 +11,7 @@ PAGE, ROW, ROWS = 256, 64, 8
 
 
 class Side:
-    """A connector over `local`, and its cache: uint8 (K and V of one layer, pages, 256)."""
+    """A connector and its cache, uint8 (K and V of one layer, pages, 256), with aux rows, uint8 (8, 64)."""
 
     def __init__(self, kind: type[PrefillConnector] | type[DecodeConnector], *, pages: int = 8, **config: Any) -> None:
         self.arena = HostArena(2 * pages * PAGE + ROWS * ROW)
@@ -25,6 +25,7 @@ class Side:
             dtype="float32",
             model="m",
         )
+        self.aux = self.arena.array(2 * pages * PAGE, (ROWS, ROW), np.uint8)
         self.cache = self.arena.array(0, (2, pages, PAGE), np.uint8)
         self.connector = kind(ConnectorConfig("127.0.0.1", admin_port=0, **config), self.memory, lambda: None)
         self.connector.start()

@@ -39,6 +39,7 @@ class Speaker(NamedTuple):
     rank: int
     incarnation: str
     timing: Timing
+    direction: Literal["write", "read"] = "write"
 
 
 class Flight:

@@ -48,6 +48,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     format: Literal["pdpool-flight"] = "pdpool-flight"
     version: Literal[1] = 1
     role: Literal["prefill", "decode"]
+    direction: Literal["write", "read"] = "write"
     rank: int
     incarnation: str
     room: int

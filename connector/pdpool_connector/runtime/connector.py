@@ -18,11 +18,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from pdpool_connector.engines import open_engine
 from pdpool_connector.flight.files import Flight, Speaker
+from pdpool_connector.flight.replay import AnyMachine
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, encode_remote
 from pdpool_connector.layout.pairing import Part, part_of
 from pdpool_connector.layout.process import this_process
 from pdpool_connector.layout.staging import Staging
-from pdpool_connector.protocol.decode import DecodeMachine
 from pdpool_connector.protocol.events import (
     AbortTransfer,
     Drain,
@@ -38,7 +38,6 @@ from pdpool_connector.protocol.events import (
 from pdpool_connector.protocol.fence import Proof, describe, judge
 from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
-from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.runtime.admin import AdminEndpoint
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.ends import Ends
@@ -93,7 +92,7 @@ class Connector(ABC, Generic[AnyTransfer]):
         self._engine = open_engine(
             config.backend, self.incarnation, target=self.role == target, host=config.advertise_host
         )
-        self._machine: PrefillMachine | DecodeMachine = self._make_machine()
+        self._machine: AnyMachine = self._make_machine()
         self._drops = Drops()
         self._reactor = Reactor(f"pdpool-{self.role}", self._after_turn, self._at_end)
         self._context: zmq.Context[Any] = zmq.Context()
@@ -266,7 +265,7 @@ class Connector(ABC, Generic[AnyTransfer]):
     # --- For the two sides ---
 
     @abstractmethod
-    def _make_machine(self) -> PrefillMachine | DecodeMachine: ...
+    def _make_machine(self) -> AnyMachine: ...
 
     @abstractmethod
     def _on_server(self) -> None: ...
@@ -361,7 +360,7 @@ class Connector(ABC, Generic[AnyTransfer]):
     def _open_flight(self) -> Flight | None:
         if self.config.flight_dir is None:
             return None
-        speaker = Speaker(self.role, self.config.rank, self.incarnation, self._machine.timing)
+        speaker = Speaker(self.role, self.config.rank, self.incarnation, self._machine.timing, self.config.direction)
         return Flight(self.config.flight_dir, speaker)
 
     def _apply(self, effect: Effect) -> None:

@@ -1,6 +1,7 @@
 """Decode's connector: offers memory to prefills, and says when the cache has landed."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -12,6 +13,7 @@ from pdpool_connector.layout.memory import KVMemory, LayoutError, decode_remote
 from pdpool_connector.layout.pairing import pair
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.decode import DecodeMachine
+from pdpool_connector.protocol.decode_read import DecodeReadMachine
 from pdpool_connector.protocol.events import (
     Connect,
     Effect,
@@ -19,8 +21,10 @@ from pdpool_connector.protocol.events import (
     OpenAttempt,
     PeerLost,
     PeerReady,
+    Read,
     Received,
     Report,
+    StopReading,
     Unreachable,
     Writer,
 )
@@ -31,6 +35,7 @@ from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
 from pdpool_connector.runtime.link import Found, InstanceLink, Stage
 from pdpool_connector.runtime.link_rank import Line
+from pdpool_connector.runtime.reads import Reads
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import DecodeTransfer, check_request, check_slot, pack_pages, pack_state
 from pdpool_connector.transport.address import parse_address
@@ -60,7 +65,10 @@ class DecodeConnector(Connector[DecodeTransfer]):
         self._by_peer: dict[str, InstanceLink] = {}
         self._client = BootstrapClient(config.allowed_networks)
         self._checks = Checks(memory, lambda event: self._drive(event), lambda call: self._reactor.post(call))
+        self._whole: dict[str, Sequence[Found]] = {}
+        """Links whose ranks are paired, and whose memory is still being reached."""
         super().__init__(config, memory, on_change, registry)
+        self._reads = Reads(self._engine, memory, self._reactor, self._drive, self._on_reachable)
 
     def open(
         self,
@@ -144,6 +152,25 @@ class DecodeConnector(Connector[DecodeTransfer]):
             self._watch_exit(peer, line.memory)
         self._drive(PeerReady(peer, version))
 
+    def _on_reachable(self, peer: str, failure: str | None) -> None:
+        """A rank's memory can be read from here, or cannot."""
+        link = self._by_peer.get(peer)
+        if link is None:
+            return
+        if failure is None:
+            self._link_when_reachable(link)
+        elif self._whole.pop(link.prefill, None) is not None:
+            self._drive(Unreachable(link.prefill, Cause.PEER_LOST, f"{link.prefill}: {failure}"))
+        else:
+            self._drive(PeerLost(peer, failure))
+
+    def _link_when_reachable(self, link: InstanceLink) -> None:
+        """Offer what waits for a link, as soon as the memory of all its ranks can be read."""
+        writers = self._whole.get(link.prefill)
+        if writers is not None and all(self._reads.connected(found.info.incarnation) for found in writers):
+            del self._whole[link.prefill]
+            self._drive(Linked(link.prefill, _serving(writers)))
+
     def _watch_exit(self, peer: str, memory: bytes) -> None:
         try:
             self._exits.watch(peer, decode_remote(memory).process)
@@ -154,16 +181,22 @@ class DecodeConnector(Connector[DecodeTransfer]):
         """See `LinkOwner`."""
         named = ", ".join(f"{found.info.rank} ({found.info.incarnation[:8]})" for found in writers)
         log.info("linked with prefill %s, ranks %s", link.prefill, named)
-        serving = tuple(
-            Writer(found.info.incarnation, found.writer.part, found.writer.parts, found.writer.aux) for found in writers
-        )
-        self._drive(Linked(link.prefill, serving))
+        if self.config.direction == "write":
+            self._drive(Linked(link.prefill, _serving(writers)))
+            return
+        self._whole[link.prefill] = writers
+        for found in writers:
+            if (line := link.line(found.info.incarnation)) is not None:
+                self._reads.connect(found.info.incarnation, line.memory, kv=found.writer.kv)
+        self._link_when_reachable(link)
 
     def link_lost(self, link: InstanceLink, peer: str, message: str) -> None:
         """See `LinkOwner`. Another address may lead to the same process; then it is lost by that one only."""
         if self._by_peer.get(peer) is link:
             del self._by_peer[peer]
+            self._whole.pop(link.prefill, None)
             self._drive(PeerLost(peer, message))
+            self._reads.leave(peer)
 
     def link_failed(self, link: InstanceLink, cause: Cause, message: str) -> None:
         """See `LinkOwner`."""
@@ -173,7 +206,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
 
     def link_frame(self, frame: f.AttemptFrame) -> None:
         """See `LinkOwner`."""
-        if isinstance(frame, f.Done):
+        if isinstance(frame, f.Done) and isinstance(self._decode, DecodeMachine):
             self._checks.done(frame, self._decode.find(frame.attempt))
         else:
             self._drive(Received(frame))
@@ -188,8 +221,9 @@ class DecodeConnector(Connector[DecodeTransfer]):
 
     # --- Hooks of the base ---
 
-    def _make_machine(self) -> DecodeMachine:
-        self._decode = DecodeMachine(self.incarnation, self.config.timing)
+    def _make_machine(self) -> DecodeMachine | DecodeReadMachine:
+        kind = DecodeMachine if self.config.direction == "write" else DecodeReadMachine
+        self._decode: DecodeMachine | DecodeReadMachine = kind(self.incarnation, self.config.timing)
         return self._decode
 
     def _on_server(self) -> None:
@@ -206,6 +240,8 @@ class DecodeConnector(Connector[DecodeTransfer]):
             line.send(frame)
 
     def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, Read | StopReading):
+            self._reads.perform(effect)
         if not isinstance(effect, Connect):
             return
         if (link := self._links.get(effect.prefill)) is not None:
@@ -250,15 +286,23 @@ class DecodeConnector(Connector[DecodeTransfer]):
             if (line := link.line(peer)) is not None:
                 bye = f.Goodbye(version=line.version, sender=self.incarnation, reason="decode is shutting down")
                 line.send(bye)
+        self._reads.close()
 
     def _checksums(self) -> dict[str, int]:
         return dict(self._checks.outcomes)
 
     def _join_workers(self, deadline: float) -> bool:
         self._checks.close()
-        return super()._join_workers(deadline)
+        joined = [worker.join(max(deadline - time.monotonic(), 0.1)) for worker in self._reads.workers()]
+        return all(joined)
 
     def _at_end(self) -> None:
         for link in list(self._links.values()):
             link.close()
         super()._at_end()
+
+
+def _serving(writers: Sequence[Found]) -> tuple[Writer, ...]:
+    return tuple(
+        Writer(found.info.incarnation, found.writer.part, found.writer.parts, found.writer.aux) for found in writers
+    )

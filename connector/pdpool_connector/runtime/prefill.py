@@ -22,17 +22,17 @@ from pdpool_connector.protocol.events import (
     Received,
     StopWriting,
     Write,
-    WriteEnded,
     WriteResult,
 )
 from pdpool_connector.protocol.prefill import PrefillMachine
+from pdpool_connector.protocol.prefill_read import PrefillReadMachine
 from pdpool_connector.protocol.states import PrefillState as S
 from pdpool_connector.protocol.versions import VersionMismatchError, negotiate
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import PrefillTransfer, check_request
-from pdpool_connector.runtime.worker import PeerWorker
+from pdpool_connector.runtime.worker import Ended, PeerWorker, ended, number_of
 from pdpool_connector.transport.address import Address
 from pdpool_connector.transport.bootstrap import BootstrapClient, RankInfo, Refusal, Registration
 from pdpool_connector.transport.control import Arrival
@@ -57,7 +57,8 @@ class Peer:
     version: int
     route: bytes
     connection: int
-    worker: PeerWorker
+    worker: PeerWorker | None
+    """Writes to it; None where decode reads."""
     last_seen: float
     paired: bool = False
     """Its memory is connected."""
@@ -123,8 +124,9 @@ class PrefillConnector(Connector[PrefillTransfer]):
 
     # --- Set-up ---
 
-    def _make_machine(self) -> PrefillMachine:
-        self._prefill = PrefillMachine(self.incarnation, self.config.timing)
+    def _make_machine(self) -> PrefillMachine | PrefillReadMachine:
+        kind = PrefillMachine if self.config.direction == "write" else PrefillReadMachine
+        self._prefill: PrefillMachine | PrefillReadMachine = kind(self.incarnation, self.config.timing)
         return self._prefill
 
     def _serve_more(self, http: HttpServer) -> None:
@@ -216,7 +218,17 @@ class PrefillConnector(Connector[PrefillTransfer]):
             return
         self._replace(hello)
         incarnation = hello.sender
-        worker = PeerWorker(
+        worker = self._start_worker(incarnation, remote) if self.config.direction == "write" else None
+        peer = Peer(incarnation, hello.address, version, route, connection, worker, time.monotonic())
+        peer.kv = hello.kv
+        self._exits.watch(incarnation, remote.process)
+        self._peers[incarnation] = peer
+        self._by_connection[connection] = peer
+        if worker is None:
+            self._on_connected(incarnation, None)
+
+    def _start_worker(self, incarnation: str, remote: RemoteMemory) -> PeerWorker:
+        return PeerWorker(
             self._engine,
             self.memory,
             incarnation,
@@ -229,11 +241,6 @@ class PrefillConnector(Connector[PrefillTransfer]):
             kept=lambda attempt, slot: self._reactor.post(partial(self._on_kept, attempt, slot)),
             gone=lambda: self._reactor.post(partial(self._on_worker_gone, incarnation)),
         )
-        peer = Peer(incarnation, hello.address, version, route, connection, worker, time.monotonic())
-        peer.kv = hello.kv
-        self._exits.watch(incarnation, remote.process)
-        self._peers[incarnation] = peer
-        self._by_connection[connection] = peer
 
     def _mismatch(self, remote: RemoteMemory) -> str | None:
         if remote.engine != self._engine.name:
@@ -295,7 +302,10 @@ class PrefillConnector(Connector[PrefillTransfer]):
         self._reactor.cancel(("grace", peer.incarnation))
         self._by_connection.pop(peer.connection, None)
         self._drive(PeerLost(peer.incarnation, message))
-        peer.worker.close()
+        if peer.worker is not None:
+            peer.worker.close()
+        else:
+            del self._peers[peer.incarnation]
         log.warning("%s", message)
 
     def _on_worker_gone(self, incarnation: str) -> None:
@@ -314,23 +324,26 @@ class PrefillConnector(Connector[PrefillTransfer]):
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Write):
             peer = self._peers.get(effect.peer)
-            if peer is None or not peer.paired:
-                gone = WriteEnded(effect.attempt, effect.write, WriteResult.FAILED, 0, "decode is gone")
-                self._reactor.post(partial(self._drive, gone))
+            if peer is None or not peer.paired or peer.worker is None:
+                self._reactor.post(partial(self._drive, ended(effect, WriteResult.FAILED, 0, "decode is gone")))
                 return
             self._writes.setdefault(effect.attempt, set()).add(effect.write)
             peer.worker.submit(effect if peer.kv else replace(effect, source=b"", target=b"", state=(b"", b"")))
-        elif isinstance(effect, StopWriting) and (peer := self._peers.get(effect.peer)) is not None:
-            peer.worker.stop(self._writes.get(effect.attempt, set()))
+        elif isinstance(effect, StopWriting):
+            peer = self._peers.get(effect.peer)
+            if peer is not None and peer.worker is not None:
+                peer.worker.stop(self._writes.get(effect.attempt, set()))
 
-    def _on_write_ended(self, event: WriteEnded) -> None:
+    def _on_write_ended(self, event: Ended) -> None:
+        number = number_of(event)
         writes = self._writes.get(event.attempt)
         if writes is not None:
-            writes.discard(event.write)
+            writes.discard(number)
             if not writes:
                 del self._writes[event.attempt]
-        if (peer := self._peers.get(event.attempt.decode)) is not None:
-            peer.worker.forget(event.write)
+        peer = self._peers.get(event.attempt.decode)
+        if peer is not None and peer.worker is not None:
+            peer.worker.forget(number)
         self._bytes_moved += event.bytes_moved
         self._drive(event)
 
@@ -377,9 +390,10 @@ class PrefillConnector(Connector[PrefillTransfer]):
             if peer.paired:
                 bye = f.Goodbye(version=peer.version, sender=self.incarnation, reason="prefill is shutting down")
                 self._server.send(peer.route, bye)
-            peer.worker.close()
+            if peer.worker is not None:
+                peer.worker.close()
 
     def _join_workers(self, deadline: float) -> bool:
-        workers = [peer.worker for peer in list(self._peers.values())]
+        workers = [peer.worker for peer in list(self._peers.values()) if peer.worker is not None]
         ended = [worker.join(max(deadline - time.monotonic(), 0.1)) for worker in workers]
         return all(ended)

@@ -1,4 +1,7 @@
-"""One thread for each peer that makes the engine calls which may block, so that a frozen peer delays only itself."""
+"""One thread for each peer that makes the engine calls which may block, so that a frozen peer delays only itself.
+
+It moves pages either way: what is `Write` to prefill's connector is `Read` to decode's.
+"""
 
 import logging
 import threading
@@ -9,13 +12,21 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from pdpool_connector.engines.base import Engine, EngineError, Handle, IncompatiblePeerError, InvalidChunkError, Poll
+from pdpool_connector.engines.base import (
+    Engine,
+    EngineError,
+    Handle,
+    IncompatiblePeerError,
+    InvalidChunkError,
+    Op,
+    Poll,
+)
 from pdpool_connector.layout.checksum import MASK, PageSums, sampled
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.pool import Ids
 from pdpool_connector.layout.staging import Reservation, Staging
-from pdpool_connector.protocol.events import Write, WriteEnded, WriteResult
+from pdpool_connector.protocol.events import Read, ReadEnded, Write, WriteEnded, WriteResult
 from pdpool_connector.protocol.frames import AttemptId
 
 log = logging.getLogger(__name__)
@@ -24,11 +35,20 @@ IN_FLIGHT = 2
 """Chunks under way at a time: the next is ready when one ends, and an abort waits for no more than these."""
 
 
+Move = Write | Read
+Ended = WriteEnded | ReadEnded
+
+
+def number_of(move: Move | Ended) -> int:
+    """The number by which the machine knows a move."""
+    return move.write if isinstance(move, Write | WriteEnded) else move.read
+
+
 @dataclass(slots=True, eq=False)
 class Job:
-    """One `Write` on its way: the chunks still to be submitted, and what became of the others."""
+    """One move on its way: the chunks still to be submitted, and what became of the others."""
 
-    write: Write
+    move: Move
     stopped: bool = False
     chunks: deque[Chunk] = field(default_factory=deque)
     gather: bool = False
@@ -40,6 +60,11 @@ class Job:
     result: WriteResult = WriteResult.LANDED
     message: str = ""
 
+    @property
+    def op(self) -> Op:
+        """Which way it goes."""
+        return Op.WRITE if isinstance(self.move, Write) else Op.READ
+
     def fail(self, result: WriteResult, message: str) -> None:
         """Submit no more. An unsettled chunk outweighs every other outcome, and otherwise the first one counts."""
         self.chunks.clear()
@@ -48,10 +73,10 @@ class Job:
 
 
 class PeerWorker:
-    """Connects to one peer, then writes to it, chunks of different jobs in turn, until closed.
+    """Connects to one peer, then writes to it or reads from it, chunks of different jobs in turn, until closed.
 
-    `connected` is called once, from this thread, with an error or None; `ended` for each write; `gone` once, last.
-    `sums` gives the checksums of pages in `memory`, `checksum_rate` the share of attempts that have one taken. `kept`
+    `connected` is called once, from this thread, with an error or None; `ended` for each move; `gone` once, last.
+    `sums` gives the checksums of pages in `memory`, `checksum_rate` the share of writes that have one taken. `kept`
     gives away what an unsettled write may still read from `staging`, through which scattered pages go out.
     `submit`, `stop` and `close` are for the owner thread.
     """
@@ -67,7 +92,7 @@ class PeerWorker:
         checksum_rate: float,
         staging: Staging | None = None,
         connected: Callable[[EngineError | None], None],
-        ended: Callable[[WriteEnded], None],
+        ended: Callable[[Ended], None],
         kept: Callable[[AttemptId, Reservation], None],
         gone: Callable[[], None],
     ) -> None:
@@ -84,21 +109,25 @@ class PeerWorker:
         self._thread = threading.Thread(target=self._run, name=f"pdpool-peer-{peer[:8]}", daemon=True)
         self._thread.start()
 
-    def submit(self, write: Write) -> None:
-        """Queue a write."""
-        job = Job(write)
-        self._owned[write.write] = job
+    def submit(self, move: Move) -> None:
+        """Queue a move."""
+        job = Job(move)
+        self._owned[number_of(move)] = job
         self._inbox.put(job)
 
-    def stop(self, writes: set[int]) -> None:
-        """Submit no further chunk of these writes; each still ends."""
-        for write in writes:
-            if (job := self._owned.get(write)) is not None:
+    def stop(self, moves: set[int]) -> None:
+        """Submit no further chunk of these moves; each still ends."""
+        for number in moves:
+            if (job := self._owned.get(number)) is not None:
                 job.stopped = True
 
-    def forget(self, write: int) -> None:
-        """The owner has taken note of a write's end."""
-        self._owned.pop(write, None)
+    def forget(self, number: int) -> None:
+        """The owner has taken note of a move's end."""
+        self._owned.pop(number, None)
+
+    def unended(self) -> list[Move]:
+        """Moves whose end the owner has not taken note of."""
+        return [job.move for job in self._owned.values()]
 
     def close(self) -> None:
         """End once everything in flight has settled; what has not begun is cut short."""
@@ -159,15 +188,13 @@ class PeerWorker:
                 self._prepare(job)
 
     def _prepare(self, job: Job) -> None:
-        write = job.write
-        if self._chunk_sum is not None and sampled(write.attempt.number, self._checksum_rate):
+        writes = isinstance(job.move, Write)
+        if writes and self._chunk_sum is not None and sampled(job.move.attempt.number, self._checksum_rate):
             job.checksum = 0
         try:
-            source, target = _ids(write.source), _ids(write.target)
-            ours, theirs = write.state
-            state = (_ids(ours), _ids(theirs)) if ours or theirs else None
-            job.gather = self._staging is not None and self._plan.worth_staging(target)
-            job.chunks = deque(self._plan.cut(source, target, write.aux, state, gather=job.gather))
+            ours, theirs, aux, state = _ends(job.move)
+            job.gather = writes and self._staging is not None and self._plan.worth_staging(theirs)
+            job.chunks = deque(self._plan.cut(ours, theirs, aux, state, gather=job.gather))
         except LayoutError as error:
             job.fail(WriteResult.INVALID, str(error))
         self._jobs.append(job)
@@ -180,7 +207,7 @@ class PeerWorker:
             chunk = job.chunks.popleft()
             try:
                 chunk = self._stage(job, chunk)
-                handle = self._engine.submit(self._peer, chunk)
+                handle = self._engine.submit(self._peer, chunk, job.op)
             except (InvalidChunkError, LayoutError) as error:
                 self._unstage(chunk)
                 job.fail(WriteResult.INVALID, str(error))
@@ -244,13 +271,31 @@ class PeerWorker:
 
     def _keep(self, job: Job, chunk: Chunk) -> None:
         if chunk.staged is not None:
-            self._kept(job.write.attempt, chunk.staged)
+            self._kept(job.move.attempt, chunk.staged)
 
     def _end_if_over(self, job: Job) -> None:
         if not job.chunks and not job.in_flight and job not in self._jobs:
-            write = job.write
             checksum = job.checksum & MASK if job.checksum is not None else None
-            self._ended(WriteEnded(write.attempt, write.write, job.result, job.bytes_moved, job.message, checksum))
+            self._ended(ended(job.move, job.result, job.bytes_moved, job.message, checksum))
+
+
+def ended(
+    move: Move, result: WriteResult, bytes_moved: int = 0, message: str = "", checksum: int | None = None
+) -> Ended:
+    """What the machine is told of the end of a move."""
+    if isinstance(move, Write):
+        return WriteEnded(move.attempt, move.write, result, bytes_moved, message, checksum)
+    return ReadEnded(move.attempt, move.read, result, bytes_moved, message)
+
+
+def _ends(move: Move) -> tuple[Ids, Ids, tuple[int, int] | None, tuple[Ids, Ids] | None]:
+    """Our end of a move and the peer's: pages, aux rows, state items. The machine names source and target."""
+    pages, state = (_ids(move.source), _ids(move.target)), (_ids(move.state[0]), _ids(move.state[1]))
+    aux = move.aux
+    if isinstance(move, Read):
+        pages, state = pages[::-1], state[::-1]
+        aux = aux[::-1] if aux is not None else None
+    return *pages, aux, state if len(state[0]) or len(state[1]) else None
 
 
 def _ids(packed: bytes) -> Ids:

@@ -1,0 +1,138 @@
+"""Decode's own transfers, where decode reads: a worker for each prefill rank, and the reads that each has under way."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from pdpool_connector.engines.base import Engine, EngineError
+from pdpool_connector.layout.checksum import PageSums
+from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, decode_remote
+from pdpool_connector.protocol.events import Event, Read, StopReading, WriteResult
+from pdpool_connector.protocol.frames import AttemptId
+from pdpool_connector.runtime.reactor import Reactor
+from pdpool_connector.runtime.worker import Ended, PeerWorker, ended, number_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Source:
+    """One prefill rank. `kv`: it holds cells of ours; otherwise there is the aux row at most."""
+
+    worker: PeerWorker
+    kv: bool
+    connected: bool = False
+    reads: dict[AttemptId, set[int]] = field(default_factory=dict)
+
+
+class Reads:
+    """Owner thread only. `drive` takes the ends of reads; `connected` is told when a rank's memory can be read, or why
+    not; then the rank is forgotten, and may be tried again.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        memory: KVMemory,
+        reactor: Reactor,
+        drive: Callable[[Event], None],
+        connected: Callable[[str, str | None], None],
+    ) -> None:
+        self._engine, self._memory, self._reactor, self._drive, self._told = engine, memory, reactor, drive, connected
+        self._sums = PageSums(memory)
+        self._sources: dict[str, _Source] = {}
+        self.bytes_moved = 0
+
+    def connect(self, peer: str, memory: bytes, *, kv: bool) -> None:
+        """Begin to reach the memory of a rank that is paired; `memory` as it was told."""
+        source = self._sources.get(peer)
+        if source is not None:
+            if source.connected:
+                self._told(peer, None)
+            return
+        try:
+            remote = decode_remote(memory)
+        except LayoutError as error:
+            self._told(peer, f"prefill's memory is not valid: {error}")
+            return
+        self._sources[peer] = _Source(self._start(peer, remote), kv)
+
+    def _start(self, peer: str, remote: RemoteMemory) -> PeerWorker:
+        return PeerWorker(
+            self._engine,
+            self._memory,
+            peer,
+            remote,
+            sums=self._sums,
+            checksum_rate=0.0,
+            connected=lambda error: self._reactor.post(partial(self._on_connected, peer, error)),
+            ended=lambda event: self._reactor.post(partial(self._on_ended, peer, event)),
+            kept=lambda _attempt, slot: slot.release(),
+            gone=lambda: self._reactor.post(partial(self._on_gone, peer)),
+        )
+
+    def perform(self, effect: Read | StopReading) -> None:
+        """Start or stop reads; each that was started answers with `ReadEnded`."""
+        source = self._sources.get(effect.peer)
+        if isinstance(effect, StopReading):
+            if source is not None:
+                source.worker.stop(source.reads.get(effect.attempt, set()))
+        elif source is None or not source.connected:
+            self._reactor.post(partial(self._drive, ended(effect, WriteResult.FAILED, 0, "prefill is gone")))
+        else:
+            source.reads.setdefault(effect.attempt, set()).add(effect.read)
+            source.worker.submit(effect if source.kv else replace(effect, source=b"", target=b"", state=(b"", b"")))
+
+    def connected(self, peer: str) -> bool:
+        """Whether the rank's memory can be read."""
+        source = self._sources.get(peer)
+        return source is not None and source.connected
+
+    def leave(self, peer: str) -> None:
+        """The rank is lost: what is in flight is waited for, and nothing new is read."""
+        if (source := self._sources.get(peer)) is not None:
+            source.connected = False
+            source.worker.close()
+
+    def close(self) -> None:
+        """End all workers once what they have in flight has settled."""
+        for peer in list(self._sources):
+            self.leave(peer)
+
+    def workers(self) -> list[PeerWorker]:
+        """Those that have not ended."""
+        return [source.worker for source in self._sources.values()]
+
+    def _on_connected(self, peer: str, error: EngineError | None) -> None:
+        source = self._sources.get(peer)
+        if source is None:
+            return
+        if error is None:
+            source.connected = True
+            self._told(peer, None)
+        else:
+            del self._sources[peer]
+            self._told(peer, f"decode's engine cannot reach prefill's memory: {error}")
+
+    def _on_ended(self, peer: str, event: Ended) -> None:
+        source = self._sources.get(peer)
+        if source is not None:
+            number = number_of(event)
+            source.worker.forget(number)
+            if (numbers := source.reads.get(event.attempt)) is not None:
+                numbers.discard(number)
+                if not numbers:
+                    del source.reads[event.attempt]
+        self.bytes_moved += event.bytes_moved
+        self._drive(event)
+
+    def _on_gone(self, peer: str) -> None:
+        """The worker has ended; what it has not answered, after a fault in it, nobody can speak for any more."""
+        source = self._sources.pop(peer, None)
+        if source is None:
+            return
+        for move in source.worker.unended():
+            self._drive(ended(move, WriteResult.UNSETTLED, 0, "the thread that reads has failed"))
+        if source.connected:
+            self._told(peer, "the thread that reads from it has failed")

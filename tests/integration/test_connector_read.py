@@ -1,0 +1,130 @@
+"""Decode reads what prefill has computed: over real data planes, with either side giving up, and with prefill gone."""
+
+import numpy as np
+import pytest
+from pdpool_connector import Cause, DecodeConnector, Phase, PrefillConnector
+from pdpool_connector.protocol import frames as f
+
+from tests.integration.small_side import Side, until
+
+READ = {"direction": "read"}
+
+
+def ids(*pages: int) -> np.ndarray:
+    return np.array(pages, np.int32)
+
+
+class Pair:
+    def __init__(self, backend: str, prefill: dict | None = None, decode: dict | None = None) -> None:
+        self.prefill = Side(PrefillConnector, pages=64, backend=backend, **READ, **(prefill or {}))
+        self.decode = Side(DecodeConnector, pages=64, backend=backend, **READ, **(decode or {}))
+
+    def open(self, room: int, pages: np.ndarray, **options):
+        there = self.prefill.connector.bootstrap_address
+        sent = self.prefill.connector.open(room, "r")
+        return sent, self.decode.connector.open(there, room, "r", pages=pages, aux_slot=3, **options)
+
+    def close(self) -> None:
+        self.decode.close()
+        self.prefill.close()
+
+
+@pytest.fixture(params=["local", "nixl", "mooncake"])
+def pair(request):
+    made = Pair(request.param)
+    yield made
+    made.close()
+
+
+def test_pages_come_as_they_are_computed_and_both_sides_end(pair):
+    prefill, decode = pair.prefill, pair.decode
+    prefill.aux[5] = 77
+    sent, got = pair.open(1, ids(9, 8, 40))
+    for first, count in ((0, 2), (2, 1)):
+        prefill.cache[:, first : first + count] = first + 1
+        sent.send(ids(*range(first, first + count)), start=first, last=first == 2, aux_slot=5 if first == 2 else None)
+    until(lambda: got.status.ended and sent.status.releasable)
+    assert (got.status.phase, sent.status.phase) == (Phase.DONE, Phase.DONE)
+    assert got.status.releasable
+    assert [int(decode.cache[0, page, 0]) for page in (9, 8, 40)] == [1, 1, 3]
+    assert (decode.aux[3] == 77).all()
+    moved = 3 * prefill.memory.page_bytes + prefill.memory.aux.item_bytes
+    assert got.status.bytes_moved == sent.status.bytes_moved == moved
+
+
+def test_a_prefix_that_decode_holds_is_not_read(pair):
+    pair.decode.cache[:, 20] = 9
+    sent, got = pair.open(2, ids(21), prefix_pages=1)
+    pair.prefill.cache[:, 0:2] = 4
+    sent.send(ids(0, 1), start=0, last=True)
+    until(lambda: got.status.ended)
+    assert got.status.phase is Phase.DONE
+    assert (pair.decode.cache[:, 20] == 9).all()
+    assert (pair.decode.cache[:, 21] == 4).all()
+
+
+def test_decode_gives_up_and_prefill_may_use_its_pages_again(pair):
+    sent, got = pair.open(3, ids(1, 2))
+    sent.send(ids(0), start=0)
+    until(lambda: got.status.phase is Phase.TRANSFERRING)
+    got.abort("the client left")
+    until(lambda: got.status.releasable and sent.status.releasable)
+    assert (got.status.cause, sent.status.cause) == (Cause.ABORTED, Cause.PEER_ABORTED)
+
+
+def test_prefill_gives_up_and_its_pages_are_free_once_decode_says_that_it_reads_no_more(pair):
+    sent, got = pair.open(4, ids(1, 2))
+    sent.send(ids(0), start=0)
+    until(lambda: got.status.phase is Phase.TRANSFERRING)
+    sent.abort("out of memory")
+    until(lambda: got.status.releasable and sent.status.releasable)
+    assert (sent.status.cause, got.status.cause) == (Cause.ABORTED, Cause.PEER_ABORTED)
+    again, taken = pair.open(4, ids(1))
+    again.send(ids(7), start=0, last=True)
+    until(lambda: taken.status.ended)
+    assert taken.status.phase is Phase.DONE, "the room serves the next request"
+
+
+def test_source_pages_stay_back_until_decode_has_said_that_it_reads_no_more():
+    """The word that frees prefill's pages is lost for a while: they are not freed by anything else."""
+    muted = {"on": True}
+
+    def lose(frame: f.Frame) -> float | None:
+        return None if muted["on"] and isinstance(frame, f.Done | f.Drained) else 0.0
+
+    pair = Pair("local", decode={"frame_filter": lose})
+    try:
+        sent, got = pair.open(5, ids(1))
+        sent.send(ids(0), start=0, last=True)
+        until(lambda: got.status.ended)
+        assert got.status.phase is Phase.DONE
+        sent.abort("too late")
+        until(lambda: sent.status.phase is Phase.FAILED)
+        until(lambda: pair.decode.connector.stats().drops.get("filtered", 0) > 3)
+        assert not sent.status.releasable
+        muted["on"] = False
+        until(lambda: sent.status.releasable)
+    finally:
+        pair.close()
+
+
+def test_prefill_that_is_gone_fails_its_hand_offs_and_leaves_decodes_pages_free(pair):
+    sent, got = pair.open(6, ids(1, 2))
+    sent.send(ids(0), start=0)
+    until(lambda: got.status.phase is Phase.TRANSFERRING)
+    pair.prefill.close()
+    until(lambda: got.status.releasable)
+    assert got.status.phase is Phase.FAILED
+    assert got.status.cause is Cause.PEER_LOST
+
+
+def test_sides_of_different_directions_do_not_pair_and_say_so():
+    prefill, decode = Side(PrefillConnector), Side(DecodeConnector, **READ)
+    try:
+        got = decode.connector.open(prefill.connector.bootstrap_address, 1, "r", pages=ids(1), aux_slot=0)
+        until(lambda: got.status.ended)
+        assert got.status.cause is Cause.INVALID
+        assert "direction is write at prefill and read at decode" in got.status.message
+    finally:
+        decode.close()
+        prefill.close()
