@@ -11,8 +11,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -77,8 +76,7 @@ class NixlAgent:
 
     def __init__(self, name: str, *, progress_thread: bool) -> None:
         self._nixl = _load()
-        self._errors = _error_types(self._nixl)
-        self._lock = _FairLock()
+        self._calling = _Calling(_error_types(self._nixl))
         config = self._nixl.nixlAgentConfig()
         config.useProgThread = progress_thread
         config.useListenThread = False
@@ -86,7 +84,7 @@ class NixlAgent:
         config.pthrDelay = _PROGRESS_DELAY_US
         config.captureTelemetry = False
         try:
-            with self._calling():
+            with self._calling:
                 self._agent: Any = self._nixl.nixlAgent(name, config)
                 self._backends: list[int] = [self._agent.createBackend("UCX", {})]
         except NixlError as error:
@@ -94,7 +92,7 @@ class NixlAgent:
 
     def register(self, blocks: Sequence[tuple[int, int]]) -> object:
         """Register memory, (address, bytes) each; returns what `deregister` takes."""
-        with self._calling():
+        with self._calling:
             listed = self._nixl.nixlRegDList(
                 self._nixl.DRAM_SEG, [(address, nbytes, 0, "") for address, nbytes in blocks]
             )
@@ -103,41 +101,41 @@ class NixlAgent:
 
     def deregister(self, registered: object) -> None:
         """Undo `register`."""
-        with self._calling():
+        with self._calling:
             self._agent.deregisterMem(registered, self._backends)
 
     def metadata(self) -> bytes:
         """What a peer's `load_peer` needs; ask after `register`."""
-        with self._calling():
+        with self._calling:
             return bytes(self._agent.getLocalMD())
 
     def load_peer(self, metadata: bytes) -> str:
         """Get to know a peer; returns the name of its agent."""
-        with self._calling():
+        with self._calling:
             return bytes(self._agent.loadRemoteMD(metadata)).decode(errors="replace")
 
     def forget_peer(self, name: str) -> None:
         """Undo `load_peer`."""
-        with self._calling():
+        with self._calling:
             self._agent.invalidateRemoteMD(name)
 
     def prepare(self, peer: str | None, rows: Sequence[Row]) -> int:
         """Handle of a descriptor list over all pieces of `rows`, numbered one after the other; peer None: ours."""
         strided = np.array([(row.address, row.nbytes, 0, row.stride, row.pieces) for row in rows], np.int64)
-        with self._calling():
+        with self._calling:
             owner = self._nixl.NIXL_INIT_AGENT if peer is None else peer
             return int(self._agent.prepXferDlist(owner, self._nixl.DRAM_SEG, strided, self._backends))
 
     def release_prepared(self, prepared: int) -> None:
         """Undo `prepare`."""
-        with self._calling():
+        with self._calling:
             self._agent.releasedDlistH(prepared)
 
     def make(
         self, op: Op, local: int, local_items: NDArray[np.int32], remote: int, remote_items: NDArray[np.int32]
     ) -> int:
         """Handle of a transfer between our items and the peer's, not yet started; neighbours on both sides merge."""
-        with self._calling():
+        with self._calling:
             native = self._nixl.NIXL_WRITE if op is Op.WRITE else self._nixl.NIXL_READ
             made = self._agent.makeXferReq(native, local, local_items, remote, remote_items, b"", self._backends, False)
             return int(made)
@@ -148,29 +146,29 @@ class NixlAgent:
             np.stack((side, runs.nbytes, np.zeros_like(side)), axis=1).astype(np.uint64)
             for side in (runs.local, runs.remote)
         )
-        with self._calling():
+        with self._calling:
             native = self._nixl.NIXL_WRITE if op is Op.WRITE else self._nixl.NIXL_READ
             ours, theirs = (self._nixl.nixlXferDList(self._nixl.DRAM_SEG, side) for side in (local, remote))
             return int(self._agent.createXferReq(native, ours, theirs, peer, b"", self._backends))
 
     def start(self, transfer: int) -> bool:
         """Start it; whether it is over already (over CMA it always is: the copy is made in here)."""
-        with self._calling():
+        with self._calling:
             return self._over(self._agent.postXferReq(transfer))
 
     def over(self, transfer: int) -> bool:
         """Move what can be moved without waiting; whether the transfer has ended well."""
-        with self._calling():
+        with self._calling:
             return self._over(self._agent.getXferStatus(transfer))
 
     def release(self, transfer: int) -> None:
         """Free a transfer's handle; cancels nothing."""
-        with self._calling():
+        with self._calling:
             self._agent.releaseXferReq(transfer)
 
     def close(self) -> None:
         """End the agent, its thread and its connections; no call may follow."""
-        with self._calling():
+        with self._calling:
             self._agent = None
 
     def _over(self, status: object) -> bool:
@@ -180,13 +178,21 @@ class NixlAgent:
             return False
         raise NixlError(f"transfer ended with {status}")
 
-    @contextmanager
-    def _calling(self) -> Iterator[None]:
-        with self._lock:
-            try:
-                yield
-            except self._errors as error:
-                raise NixlError(f"{type(error).__name__}: {error}") from error
+
+class _Calling:
+    """Around each call of NIXL's: one at a time, and every error of NIXL's as NixlError. No generator: it is hot."""
+
+    def __init__(self, errors: tuple[type[Exception], ...]) -> None:
+        self._lock = _FairLock()
+        self._errors = errors
+
+    def __enter__(self) -> None:
+        self._lock.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        self._lock.__exit__()
+        if isinstance(error, self._errors):
+            raise NixlError(f"{type(error).__name__}: {error}") from error
 
 
 def _load() -> ModuleType:

@@ -68,6 +68,10 @@ class PairPlan:
         strips = 1 if whole else local.page_tokens
         self._pages = PoolPlan(_page_rows(local, common, whole), _page_rows(remote, common, whole), strips)
         stateful = not common.empty
+        self._page_fits = bool(
+            0 < self._pages.item_bytes <= MAX_CHUNK_BYTES - local.aux.item_bytes
+            and self._pages.regions * strips < MAX_CHUNK_DESCRIPTORS
+        )
         self._state = PoolPlan(
             [_whole(region) for region in local.state if stateful],
             [_whole(region) for region in remote.state if stateful],
@@ -125,8 +129,8 @@ class PairPlan:
             locals_.append(local + self._local_first[0])
             remotes.append(remote + self._remote_first[0])
         if chunk.aux is not None:
-            locals_.append(np.array([chunk.aux[0]], np.int32) + self._local_first[1])
-            remotes.append(np.array([chunk.aux[1]], np.int32) + self._remote_first[1])
+            locals_.append(np.array([chunk.aux[0] + self._local_first[1]], np.int32))
+            remotes.append(np.array([chunk.aux[1] + self._remote_first[1]], np.int32))
         return np.concatenate(locals_), np.concatenate(remotes)
 
     def runs(self, chunk: Chunk) -> Runs:
@@ -190,6 +194,8 @@ class PairPlan:
         lengths.
         """
         _check_lengths("pages", local_pages, remote_pages)
+        if len(local_pages) == 1 and self._page_fits and state is None and not gather and within is None:
+            return [Chunk(local_pages, remote_pages, aux)]
         spare = self.local.aux.item_bytes
         pages = self._pages.split(local_pages, remote_pages, spare, gather=gather, within=within)
         chunks = [Chunk(local, remote, span=span) for local, remote, span in pages]
@@ -271,7 +277,7 @@ def _check_ids(field: str, ids: Ids, limit: int) -> None:
     if ids.dtype != np.int32 or ids.ndim != 1:
         raise LayoutError(f"{field} is a {ids.ndim}-dimensional array of {ids.dtype}, must be 1-dimensional int32")
     # As unsigned, negative ids are beyond every limit: one comparison does for both ends.
-    if len(ids) and int(ids.view(np.uint32).max()) >= limit:
+    if len(ids) and (int(ids[0]) & 0xFFFFFFFF if len(ids) == 1 else int(ids.view(np.uint32).max())) >= limit:
         at = int(np.flatnonzero(ids.view(np.uint32) >= limit)[0])
         allowed = f"0..{limit - 1}" if limit else "left out: the memory has none"
         raise LayoutError(f"{field}[{at}] is {ids[at]}, must be {allowed}")

@@ -60,15 +60,12 @@ class PoolPlan:
         self._remote = _Side(self.remote_rows)
         self._nbytes = _column([row.nbytes for row in local])
         self._region_bytes = [row.nbytes * strips for row in local]
+        self.item_bytes = sum(self._region_bytes)
+        """Bytes that move for one item, over all regions."""
         self._item_column = _column(self._region_bytes)
         self._merges = all(row.nbytes == row.stride for row in (*local, *remote))
         self._remote_dense = all(row.nbytes == row.stride for row in remote)
         self._strip = np.arange(strips, dtype=np.int32)
-
-    @property
-    def item_bytes(self) -> int:
-        """Bytes that move for one item, over all regions."""
-        return sum(self._region_bytes)
 
     @property
     def scatters(self) -> bool:
@@ -82,7 +79,8 @@ class PoolPlan:
 
     def nbytes(self, items: int, span: Span) -> int:
         """Bytes that move for `items` items in the regions of `span`."""
-        return items * sum(self._region_bytes[span[0] : span[1]])
+        whole = span[1] - span[0] == self.regions
+        return items * (self.item_bytes if whole else sum(self._region_bytes[span[0] : span[1]]))
 
     def indices(self, local: Ids, remote: Ids, span: Span) -> tuple[Ids, Ids]:
         """Numbers of the pieces (int32), region by region; those of the first region begin at 0.

@@ -174,7 +174,8 @@ def _pack(field: str, ids: NDArray[np.int32], unit: str, limit: int) -> bytes:
     array = np.asarray(ids)
     if array.ndim != 1 or (array.dtype != np.int32 and array.size):
         raise ValueError(f"{field} is a {array.ndim}-dimensional array of {array.dtype}: give one dimension of int32")
-    if array.size and (array.min() < 0 or array.max() >= limit):
+    # As unsigned, negative ids are beyond every limit: one comparison does for both ends.
+    if array.size and int(array.view(np.uint32).max()) >= limit:
         worst = int(array.min()) if array.min() < 0 else int(array.max())
         known = f"{unit} 0..{limit - 1}" if limit else f"no {unit}"
         raise ValueError(f"{field} holds {worst}, the memory has {known}")

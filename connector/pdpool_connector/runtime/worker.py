@@ -33,6 +33,10 @@ log = logging.getLogger(__name__)
 
 IN_FLIGHT = 2
 """Chunks under way at a time: the next is ready when one ends, and an abort waits for no more than these."""
+SMALL_IN_FLIGHT = 64
+SMALL_BYTES = 1 << 20
+"""While the data plane makes us wait, that many chunks may be under way as long as all together are this small: what
+an abort waits for stays less than a large chunk, and many small writes do not queue for each other's round trips."""
 
 
 Move = Write | Read
@@ -104,6 +108,9 @@ class PeerWorker:
         self._inbox: SimpleQueue[Job | None] = SimpleQueue()
         self._jobs: deque[Job] = deque()
         self._flight: deque[tuple[Job, Chunk, Handle]] = deque()
+        self._flying_bytes = 0
+        self._made_to_wait = False
+        """The last poll found its chunk still under way."""
         self._closing = False
         self._owned: dict[int, Job] = {}
         self._thread = threading.Thread(target=self._run, name=f"pdpool-peer-{peer[:8]}", daemon=True)
@@ -171,10 +178,16 @@ class PeerWorker:
     def _work(self) -> None:
         while not (self._closing and not self._jobs and not self._flight):
             self._take()
-            if self._jobs and len(self._flight) < IN_FLIGHT:
+            if self._jobs and self._room():
                 self._advance(self._jobs.popleft())
             elif self._flight:
                 self._poll(*self._flight.popleft())
+
+    def _room(self) -> bool:
+        """Whether one chunk more may be under way."""
+        if len(self._flight) < IN_FLIGHT:
+            return True
+        return self._made_to_wait and len(self._flight) < SMALL_IN_FLIGHT and self._flying_bytes < SMALL_BYTES
 
     def _take(self) -> None:
         """Read the inbox; sleep on it only when there is nothing else to do."""
@@ -221,6 +234,7 @@ class PeerWorker:
             else:
                 job.in_flight += 1
                 self._flight.append((job, chunk, handle))
+                self._flying_bytes += self._plan.nbytes(chunk)
                 if job.checksum is not None and self._chunk_sum is not None:
                     job.checksum += self._chunk_sum(chunk)  # while the chunk is on its way
         if job.chunks:
@@ -234,16 +248,19 @@ class PeerWorker:
         except Exception as error:
             log.exception("engine %s failed to poll", self._engine.name)
             outcome, why = Poll.FAILED_UNSETTLED, f"{type(error).__name__}: {error}"
+        self._made_to_wait = outcome is Poll.PENDING
         if outcome is Poll.PENDING:
-            self._flight.append((job, chunk, handle))
+            self._flight.appendleft((job, chunk, handle))
             return
+        nbytes = self._plan.nbytes(chunk)
+        self._flying_bytes -= nbytes
         job.in_flight -= 1
         if outcome is Poll.FAILED_UNSETTLED:
             self._keep(job, chunk)
         else:
             self._unstage(chunk)
         if outcome is Poll.DONE:
-            job.bytes_moved += self._plan.nbytes(chunk)
+            job.bytes_moved += nbytes
         elif outcome is Poll.FAILED_SETTLED:
             job.fail(WriteResult.FAILED, why)
         else:
