@@ -80,7 +80,7 @@ def _form(value: Any, now: float, seen: dict[int, int]) -> Hashable:
         return ("seen", seen[id(value)])
     seen[id(value)] = len(seen)
     if kind is Timers:
-        due = sorted((when, serial, key) for key, (when, serial) in value._when.items())
+        due = sorted((when, serial, key) for key, (when, serial) in value._entries.items())
         return tuple((round(when - now, 6), _form(key, now, seen)) for when, _, key in due)
     return tuple(
         _since(item, now, seen) if name in TIMES else _form(item, now, seen)
@@ -111,4 +111,4 @@ def _is_plain(kind: type) -> bool:
 
 @cache
 def _slots(kind: type) -> tuple[str, ...]:
-    return tuple(getattr(kind, "__slots__", ()))
+    return tuple(name for base in kind.__mro__ for name in getattr(base, "__slots__", ()))

@@ -149,6 +149,8 @@ class EndingMachine(Machine[PrefillState], ABC):
             self._leave_room(handoff)
             if handoff.request is not None:
                 self._by_handle.pop(handoff.request.handle, None)
+            self._report(handoff)
+            handoff.let_go()
 
     def _leave_room(self, handoff: HandOff) -> None:
         self._timers.cancel(("life", handoff))
@@ -249,7 +251,9 @@ class EndingMachine(Machine[PrefillState], ABC):
 
     def _report(self, handoff: HandOff) -> None:
         """Tell the engine how the whole stands, if that is news."""
-        if handoff.request is not None and (status := handoff.status()) != handoff.reported:
+        if handoff.request is None or (handoff.reported is not None and handoff.reported.releasable):
+            return
+        if (status := handoff.status()) != handoff.reported:
             handoff.reported = status
             attempts = tuple(exchange.attempt for exchange in handoff.exchanges.values())
             self._effects.append(Report(handoff.request.handle, status, attempts))

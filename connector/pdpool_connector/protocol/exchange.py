@@ -98,6 +98,11 @@ class HandOff:
             raise InvalidSendError(f"send starts at page {send.start}, the one before ended at {end}")
         self.sends.append(send)
 
+    def let_go(self) -> None:
+        """It has ended and been told of: without the way back from its exchanges its memory is free at once."""
+        self.exchanges.clear()
+        self.unclaimed = None
+
     def status(self) -> TransferStatus:
         """What the engine is told of all of it together."""
         assert self.state is not None

@@ -1,5 +1,6 @@
 """Instances of several ranks: one request, many attempts, and one outcome on each rank."""
 
+import gc
 import itertools
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import AbortTransfer, Drain, Fenced, PeerLost, PeerReady, WriteResult
-from pdpool_connector.protocol.exchange import ENDED, FAILING, aggregate
+from pdpool_connector.protocol.exchange import ENDED, FAILING, Exchange, HandOff, aggregate
 from pdpool_connector.protocol.outcome import Cause, Phase
 from pdpool_connector.protocol.states import PREFILL_PHASES, PrefillState
 
@@ -347,6 +348,21 @@ def test_a_request_with_many_parts_leaves_nothing_behind() -> None:
     assert side.status[1].phase is Phase.DONE
     side.wait(2 * TIMING.verdict_s)
     assert side.machine.rows == 0
+
+
+@pytest.mark.parametrize("ends", ["well", "badly"])
+def test_an_ended_request_is_freed_without_the_garbage_collector(ends: str) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        side = two_parts()
+        side.opened(1, peer=DECODE_2, part=1, parts=2)
+        for write in writes(side.send()):
+            side.landed(write, WriteResult.LANDED if ends == "well" else WriteResult.FAILED)
+        assert side.status[1].releasable
+        assert not [one for one in gc.get_objects() if isinstance(one, HandOff | Exchange)]
+    finally:
+        gc.enable()
 
 
 def test_a_huge_number_of_parts_is_no_frame_at_all() -> None:
