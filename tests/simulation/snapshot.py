@@ -6,6 +6,7 @@ in the order in which they are met, and what only counts (the census) or dispatc
 
 from collections import deque
 from collections.abc import Hashable
+from copy import copy
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache
@@ -51,7 +52,7 @@ def _copy(value: Any, done: dict[int, Any]) -> Any:
         cells = tuple(CellType(_copy(cell.cell_contents, done)) for cell in value.__closure__ or ())
         new = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
     else:
-        new = done[id(value)] = object.__new__(kind)
+        new = done[id(value)] = copy(value) if isinstance(value, msgspec.Struct) else object.__new__(kind)
         for name, item in _attributes(value):
             setattr(new, name, _copy(item, done))
     return new
@@ -97,15 +98,17 @@ def _since(value: Any, now: float, seen: dict[int, int]) -> Hashable:
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    slots = _slots(type(value))
+    slots = value.__struct_fields__ if isinstance(value, msgspec.Struct) else _slots(type(value))
     return [(name, getattr(value, name)) for name in slots] if slots else list(vars(value).items())
 
 
 @cache
 def _is_plain(kind: type) -> bool:
     """True for types whose values never change."""
-    if kind in (int, str, float, bool, bytes, type(None), AttemptId) or issubclass(kind, msgspec.Struct | Enum | type):
+    if kind in (int, str, float, bool, bytes, type(None), AttemptId) or issubclass(kind, Enum | type):
         return True
+    if issubclass(kind, msgspec.Struct):
+        return bool(kind.__struct_config__.frozen)
     return is_dataclass(kind) and bool(kind.__dataclass_params__.frozen)  # type: ignore[attr-defined]
 
 
