@@ -96,7 +96,9 @@ bench-dataplane: $(READY) ## Data planes beside memcpy and raw NIXL, ratios in o
 bench-connector: $(READY) ## The connector beside the bare engines: throughput, latency, aborts, scale (ARGS='--only tiny')
 	@$(PY) -m dev.bench.connector --plots docs/benchmarks $(ARGS)
 
-.PHONY: soak fences
+.PHONY: hazards soak fences
+hazards: $(READY) ## Try the 37 hazards of SGLang's hand-off on ours: real processes, NIXL, Mooncake, zmq
+	@$(PY) -m dev.hazards $(ARGS)
 fences: $(READY) ## Count bytes that land after a peer's end, its silence, a deregistration: what is proof of quiet
 	@$(PY) -m dev.fences $(ARGS)
 soak: $(READY) ## 100 000 aborted hand-offs over real data planes, every byte watched (ARGS='--aborts 2000')

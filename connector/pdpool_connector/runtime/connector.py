@@ -1,5 +1,6 @@
 """What prefill's and decode's connector share: life cycle, the owner thread around the machine, stats, admin."""
 
+import atexit
 import contextlib
 import logging
 import secrets
@@ -55,6 +56,8 @@ from pdpool_connector.transport.http import HttpServer, Page
 
 log = logging.getLogger(__name__)
 
+LATE_S = 0.5
+"""What an exiting process still waits for threads that were left behind."""
 SNAPSHOT_S = 0.1
 """A busy connector publishes its state this often; an idle one each time it wakes."""
 
@@ -189,6 +192,7 @@ class Connector(ABC, Generic[AnyTransfer]):
                 self._registry.unregister(self._collector)
             if not (workers_ended and stopped):
                 log.error("a thread of the connector did not end within %.1f s and is left behind", timeout_s)
+                atexit.register(self._close_late)
                 return
             held = [transfer for transfer in self._transfers.values() if not transfer.status.releasable]
             if held:
@@ -197,6 +201,11 @@ class Connector(ABC, Generic[AnyTransfer]):
         if self._doorkeeper is not None:
             self._doorkeeper.close()
         self._context.term()
+
+    def _close_late(self) -> None:
+        """At exit, close what has ended since `close` gave up waiting: Mooncake aborts a process that leaves it open."""
+        if self._join_workers(time.monotonic() + LATE_S) and self._reactor.stop(LATE_S):
+            self._engine.close()
 
     def drain(self) -> None:
         """Take no new hand-offs (they fail with Cause.REFUSED); those under way go on. `stats().drained` tells when."""

@@ -1,0 +1,76 @@
+"""Try each hazard of the catalogue on real processes and data planes; the last line counts what was found."""
+
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+
+import click
+
+from dev.hazards import corruption, leaks, lifecycle, wedges
+from dev.hazards.stage import CATALOGUE, PLANES, Hazard, NotApplicableError, Stage
+
+HAZARDS = 37
+assert sorted(CATALOGUE) == list(range(1, HAZARDS + 1)), (corruption, leaks, lifecycle, wedges)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of one hazard on one data plane."""
+
+    verdict: str
+    """absent, present, or not applicable."""
+    detail: str
+    seconds: float
+
+
+def judge(hazard: Hazard, stage: Stage) -> Finding:
+    """Play one scenario."""
+    begun = time.monotonic()
+    try:
+        with stage.act():
+            detail, verdict = hazard.scenario(stage), "absent"
+    except NotApplicableError as reason:
+        detail, verdict = str(reason), "not applicable"
+    except (AssertionError, OSError) as fault:
+        detail, verdict = f"{type(fault).__name__}: {fault}", "present"
+    return Finding(verdict, detail, time.monotonic() - begun)
+
+
+@click.command(help=__doc__)
+@click.option("--plane", "planes", type=click.Choice(tuple(PLANES)), multiple=True, help="Only these data planes.")
+@click.option("--only", type=click.IntRange(1, HAZARDS), multiple=True, help="Only these hazards, by number.")
+def main(planes: tuple[str, ...], only: tuple[int, ...]) -> None:
+    """Print a table and the count."""
+    wanted = sorted(only) or sorted(CATALOGUE)
+    verdicts: dict[int, set[str]] = {number: set() for number in wanted}
+    log = tempfile.NamedTemporaryFile(prefix="pdpool-hazards-", suffix=".log", delete=False)  # noqa: SIM115
+    # What the processes and libraries log would stand between the rows.
+    os.dup2(log.fileno(), 2)
+    click.echo(f"what the processes log: {log.name}")
+    click.echo("| hazard | what goes wrong in SGLang | data plane | here | seconds | observed |")
+    click.echo("|---|---|---|---|---|---|")
+    for plane in planes or tuple(PLANES):
+        stage = Stage(plane)
+        try:
+            for number in wanted:
+                hazard = CATALOGUE[number]
+                found = judge(hazard, stage)
+                verdicts[number].add(found.verdict)
+                detail = " ".join(found.detail.split())[:400]
+                click.echo(
+                    f"| H{number} | {hazard.name} | {plane} | {found.verdict} | {found.seconds:.1f} | {detail} |"
+                )
+        finally:
+            stage.close()
+    present = sum("present" in found for found in verdicts.values())
+    unfit = sum(found == {"not applicable"} for found in verdicts.values())
+    absent = len(verdicts) - present - unfit
+    verdict = "ok" if not present else "failed"
+    click.echo(f"hazards {verdict}: absent={absent} not_applicable={unfit} present={present}")
+    sys.exit(bool(present))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""H1-H11: silent corruption of the cache, or output that is wrong and looks right."""
+
+import time
+
+from pdpool_connector.protocol import frames as f
+
+from dev.hazards.raw import RawDecode, refused_by_api
+from dev.hazards.stage import CANARY, NotApplicableError, Stage, hazard
+from tests.integration.test_connector_handoff import Cable
+
+
+@hazard(1, "premature drained acknowledgement when a room is used again")
+def room_reuse_while_draining(stage: Stage) -> str:
+    prefill, decode = stage.prefill, stage.decode
+    prefill.call("hold_writes")
+    first, room = stage.meet(pages=[8, 3])
+    prefill.send(first, [1, 2])
+    stage.held()
+    decode.abort(first)
+    prefill.until(first, "ended")
+    second, _ = stage.meet(room=room, pages=[20, 21], aux_slot=6)
+    prefill.until(second, "ready")
+    prefill.send(second, [4, 5], aux_slot=1)
+    stage.held(2)
+    decode.abort(second)
+    prefill.until(second, "ended")
+    time.sleep(2 * 1.0)  # beyond drain_s: no clock may stand in for the proof
+    for name in (first, second):
+        assert not decode.status(name)["releasable"], f"{name} was released with a write in flight"
+    assert stage.blank([8, 3, 20, 21])
+    prefill.call("release_writes")
+    for name in (first, second):
+        decode.until(name, "releasable")
+    assert stage.same([1, 2], [8, 3])
+    assert stage.same([4, 5], [20, 21])
+    return "two attempts of one room drained apart; each was released after its own bytes had landed"
+
+
+@hazard(2, "a queued chunk of a former attempt is written into the new one's pages")
+def stale_chunk(stage: Stage) -> str:
+    prefill, decode = stage.prefill, stage.decode
+    prefill.call("hold_writes")
+    first, room = stage.meet(pages=[8, 3])
+    prefill.send(first, [1, 2])
+    stage.held()
+    decode.abort(first)
+    prefill.until(first, "ended")
+    second, _ = stage.meet(room=room, pages=[20, 21], aux_slot=6)
+    prefill.send(second, [4, 5], aux_slot=1)
+    prefill.call("release_writes")
+    decode.until(second, "done")
+    decode.until(first, "releasable")
+    assert stage.same([4, 5], [20, 21]), "the new attempt got foreign bytes"
+    decode.pages[:, [8, 3]] = CANARY
+    time.sleep(0.5)  # the interval in which stale writes would come
+    assert stage.blank([8, 3]), "pages were written after their release"
+    return "the new attempt holds its own bytes; nothing came into the old pages after their release"
+
+
+@hazard(3, "success of an attempt that sent nothing, by the end of a former one")
+def false_success(stage: Stage) -> str:
+    prefill, decode = stage.prefill, stage.decode
+    prefill.call("hold_writes")
+    first, room = stage.meet(pages=[8, 3])
+    prefill.send(first, [1, 2])
+    stage.held()
+    decode.abort(first)
+    prefill.until(first, "ended")
+    second, _ = stage.meet(room=room, pages=[20, 21], aux_slot=6)
+    prefill.until(second, "ready")
+    prefill.call("release_writes")
+    decode.until(first, "releasable")
+    for side in (prefill, decode):
+        assert side.status(second)["phase"] != "done", "done before anything was sent"
+    assert stage.blank([20, 21])
+    prefill.send(second, [4, 5], aux_slot=1)
+    decode.until(second, "done")
+    assert stage.same([4, 5], [20, 21])
+    return "the new attempt stayed open until its own pages had come"
+
+
+@hazard(4, "pages are given back on a timeout, without proof")
+def release_by_timeout(stage: Stage) -> str:
+    prefill, decode = stage.prefill, stage.decode
+    prefill.call("hold_writes")
+    name, _ = stage.meet(deadline_s=1.0)
+    prefill.send(name, [1, 2])
+    stage.held()
+    assert decode.until(name, "ended")["cause"] == "timed_out"
+    stats = decode.settle(lambda stats: stats["holds"] == 1)
+    assert stats["held_bytes"] > 0
+    time.sleep(2.0)  # twice drain_s
+    assert not decode.status(name)["releasable"]
+    assert stage.blank([8, 3])
+    prefill.call("release_writes")
+    decode.until(name, "releasable")
+    assert stage.same([1, 2], [8, 3]), "released before the late bytes had landed"
+    return "held through deadline and drain_s; released when the late write had landed"
+
+
+@hazard(5, "prefill's source pages are freed while they are read")
+def source_freed_early(stage: Stage) -> str:
+    prefill, decode = stage.prefill, stage.decode
+    prefill.call("hold_writes")
+    name, _ = stage.meet()
+    prefill.send(name, [1, 2])
+    stage.held()
+    prefill.abort(name)
+    assert prefill.until(name, "ended")["cause"] == "aborted"
+    prefill.settle(lambda stats: stats["holds"] == 1)
+    assert not prefill.status(name)["releasable"]
+    prefill.call("release_writes")
+    prefill.until(name, "releasable")
+    decode.until(name, "releasable")
+    return "source pages were held until the engine had let go of them"
+
+
+@hazard(6, "success before the first chunk is sent, when a peer joins meanwhile")
+def success_before_first_chunk(stage: Stage) -> str:
+    prefill, decode = stage.prefill, stage.decode
+    prefill.call("hold_writes")
+    name, _ = stage.meet(pages=[8, 3, 9])
+    prefill.send(name, [1], last=False)
+    stage.held()
+    joining = stage.extra("decode")
+    other = stage.name()
+    room = stage.room()
+    prefill.open(other, room)
+    joining.open(other, room, prefill=prefill.bootstrap, pages=[1], aux_slot=1)
+    prefill.until(other, "ready")
+    prefill.send(name, [2, 4], start=1)
+    time.sleep(0.5)  # the interval in which a false success would come
+    for side in (prefill, decode):
+        assert side.status(name)["phase"] != "done"
+    prefill.call("release_writes")
+    decode.until(name, "done")
+    assert stage.same([1, 2, 4], [8, 3, 9])
+    prefill.send(other, [7])
+    joining.until(other, "done")
+    return "done came after every chunk had landed"
+
+
+@hazard(7, "a destination that was served is written again")
+def written_twice(stage: Stage) -> str:
+    prefill, decode = stage.prefill, stage.decode
+    prefill.call("faults", delays={"Accepted": None, "Done": None})
+    name, _ = stage.meet()
+    prefill.send(name, [1, 2])
+    prefill.settle(lambda stats: stats["drops"].get("filtered", 0) >= 4)
+    assert stage.same([1, 2], [8, 3])
+    decode.pages[:, [8, 3]] = CANARY
+    time.sleep(1.0)  # Open and Done are repeated meanwhile
+    prefill.call("faults", delays={})
+    status = decode.until(name, "done")
+    assert stage.blank([8, 3]), "a repeated frame made prefill write again"
+    assert status["bytes_moved"] == 2 * decode.pages.shape[0] * decode.pages.shape[2] + decode.aux.shape[1]
+    return "repeated frames caused no second write"
+
+
+@hazard(8, "a peer's indices are used as addresses unchecked")
+def indices_unchecked(stage: Stage) -> str:
+    refused = refused_by_api(stage)
+    with RawDecode(stage) as raw:
+        before = stage.prefill.stats()["faults"]
+        for pages, aux_slot in (([10**6], 0), ([-1], 0), ([1], 10**6), ([5, 5], 0)):
+            name, room = stage.name(), stage.room()
+            stage.prefill.open(name, room)
+            stage.prefill.send(name, list(range(len(pages))), aux_slot=0)
+            end = raw.open(name, room, pages, aux_slot)
+            assert isinstance(end, f.Drained), f"pages {pages}, aux slot {aux_slot}: {end}"
+            stage.prefill.until(name, "releasable")
+        assert stage.prefill.stats()["faults"] == before
+        assert raw.intact(), "bytes were written outside the pages that were offered"
+    return f"{refused} calls refused by the API; 4 offers outside the memory ended as failed, nothing was written"
+
+
+@hazard(9, "an unreachable peer's pages are released while it still writes")
+def partition(stage: Stage) -> str:
+    prefill, decode = stage.prefill, stage.decode
+    wire = Cable(prefill)
+    try:
+        name, room = stage.name(), stage.room()
+        prefill.call("hold_writes")
+        prefill.open(name, room)
+        fresh = stage.extra("decode")
+        fresh.open(name, room, prefill=wire.bootstrap, pages=[8, 3], aux_slot=5)
+        prefill.until(name, "ready")
+        prefill.send(name, [1, 2])
+        stage.held()
+        wire.plugged = False
+        wire.cut()
+        assert fresh.until(name, "ended", within_s=5)["cause"] == "peer_lost"
+        fresh.settle(lambda stats: stats["holds"] == 1)
+        prefill.call("release_writes")
+        prefill.until(name, "releasable")
+        assert (fresh.pages[:, [8, 3]] == prefill.pages[:, [1, 2]]).all(), "the engine did not write on"
+        assert not fresh.status(name)["releasable"], "released although the writer was only cut off"
+        wire.plugged = True
+        fresh.until(name, "releasable", within_s=20)
+    finally:
+        wire.close()
+    del decode
+    return "the writer went on behind the cut; its pages were held until it could be asked again"
+
+
+@hazard(10, "compaction moves pages that are held")
+def compaction(stage: Stage) -> str:
+    del stage
+    raise NotApplicableError("the connector moves no pages; an engine that compacts asks `releasable` of each")
+
+
+@hazard(11, "messages count whoever sent them")
+def no_sender_identity(stage: Stage) -> str:
+    prefill, decode = stage.prefill, stage.decode
+    name, room = stage.meet()
+    prefill.until(name, "ready")
+    before = prefill.stats()["drops"].get("unpaired", 0)
+    with RawDecode(stage) as raw:
+        raw.say(
+            f.Abort, decode.incarnation, room, sender=decode.incarnation, request_id=name, cause="aborted", message="I"
+        )
+        prefill.settle(lambda stats: stats["drops"].get("unpaired", 0) > before)
+        stranger = prefill.stats()["drops"].get("stranger", 0)
+        raw.say(f.Abort, decode.incarnation, room, request_id=name, cause="aborted", message="for another")
+        prefill.settle(lambda stats: stats["drops"].get("stranger", 0) > stranger)
+    assert prefill.status(name)["phase"] == "ready"
+    prefill.send(name, [1, 2])
+    decode.until(name, "done")
+    assert stage.same([1, 2], [8, 3])
+    return "aborts in another's name, and for another's attempt, were dropped and counted"

@@ -1,0 +1,231 @@
+"""H25-H34: what is left behind, and what it poisons or crashes."""
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+
+from dev.hazards.stage import Stage, free_port, hazard
+from tests.integration.test_connector_handoff import Cable
+
+
+@hazard(25, "clear and completion race, and bring a room back")
+def clear_races(stage: Stage) -> str:
+    ends: dict[str, int] = {}
+    for turn in range(60):
+        name, _ = stage.meet(room=77, pages=[turn % 8], aux_slot=turn % 4)
+        stage.prefill.send(name, [turn % 30])
+        time.sleep(turn % 15 / 3000)  # the point at which the abort meets the hand-off
+        (stage.prefill if turn % 2 else stage.decode).abort(name)
+        here, there = (side.until(name, "releasable") for side in (stage.decode, stage.prefill))
+        # Decode may give up what prefill has just completed; never may it take for done what prefill has failed.
+        assert (here["phase"], there["phase"]) != ("done", "failed"), f"false success: {here} {there}"
+        ends[here["phase"]] = ends.get(here["phase"], 0) + 1
+        for side, end in ((stage.decode, here), (stage.prefill, there)):
+            side.abort(name)  # again, after its end
+            assert side.status(name)["phase"] == end["phase"]
+    return f"60 aborts against completion in one room: no end changed, no false success; decode saw {ends}"
+
+
+@hazard(26, "aborted requests leave rows that fail the next of their room")
+def aborts_leak(stage: Stage) -> str:
+    for turn in range(60):
+        name, _ = stage.meet(room=78 + turn % 3, pages=[turn % 8], aux_slot=turn % 4)
+        if turn % 3:
+            stage.prefill.until(name, "ready")
+        if turn % 3 == 2:
+            stage.prefill.send(name, [1], last=False) if turn % 8 else None
+        stage.prefill.abort(name)
+        for side in (stage.prefill, stage.decode):
+            side.until(name, "releasable")
+    for room in (78, 79, 80):
+        stage.serve(room=room)
+    for side in (stage.prefill, stage.decode):
+        side.settle(lambda stats: stats["rows"] == stats["kept"] == 0)
+    return "60 aborts by prefill in three rooms left 0 rows; the rooms served on"
+
+
+@hazard(27, "the failure of a former request turns a later success into failure")
+def failure_survives(stage: Stage) -> str:
+    for fail in (True, False, True, False):
+        if fail:
+            name, _ = stage.meet(room=81, pages=[8, 3])
+            stage.prefill.send(name, [1], aux_slot=0)  # too few pages: an error of prefill's engine
+            assert stage.decode.until(name, "releasable")["cause"] == "invalid"
+            stage.prefill.until(name, "releasable")
+        else:
+            stage.serve(room=81)
+    return "two failures and two successes in one room, each as it was"
+
+
+@hazard(28, "a hold is keyed by room, and its release hits the room's next request")
+def hold_by_room(stage: Stage) -> str:
+    prefill, decode = stage.prefill, stage.decode
+    prefill.call("hold_writes")
+    first, room = stage.meet(pages=[8, 3])
+    prefill.send(first, [1, 2])
+    stage.held()
+    decode.abort(first)
+    decode.settle(lambda stats: stats["holds"] == 1)
+    second, _ = stage.meet(room=room, pages=[20], aux_slot=6)
+    prefill.until(second, "ready")
+    decode.abort(second)
+    decode.until(second, "releasable")
+    assert not decode.status(first)["releasable"], "the hold of the first ended with the second"
+    third, _ = stage.meet(room=room, pages=[21], aux_slot=7)
+    prefill.until(third, "ready")
+    prefill.call("release_writes")
+    decode.until(first, "releasable")
+    assert decode.status(third)["phase"] == "waiting", "the release of the first ended the third"
+    prefill.send(third, [5])
+    decode.until(third, "done")
+    assert stage.same([5], [21])
+    return "hold, abort and success of three attempts in one room did not touch each other"
+
+
+@hazard(29, "tables that grow with every restarted peer")
+def peers_leak(stage: Stage) -> str:
+    sizes = []
+    for _ in range(4):
+        fleeting = stage.extra("decode")
+        name, room = stage.name(), stage.room()
+        stage.prefill.open(name, room)
+        fleeting.open(name, room, prefill=stage.prefill.bootstrap, pages=[1], aux_slot=1)
+        stage.prefill.send(name, [1])
+        fleeting.until(name, "done")
+        fleeting.kill()
+        lost = fleeting.incarnation
+        stage.prefill.settle(lambda stats, gone=lost: all(peer["incarnation"] != gone for peer in stats["peers"]))
+        stats = stage.prefill.settle(lambda stats: stats["rows"] == 0)
+        sizes.append((stats["fds"], stats["threads"], len(stats["peers"])))
+    # The first brings what libraries open once; from then on nothing may come.
+    assert all(later <= first for later, first in zip(sizes[-1], sizes[1], strict=True)), sizes
+    return f"descriptors, threads, peers after each of four decodes: {sizes}"
+
+
+@hazard(30, "a registry that counts registrations, not ranks")
+def registry(stage: Stage) -> str:
+    port = free_port()
+    shape = {"layers": [2], "heads": 2, "tp": 2}
+    stage.extra("prefill", bootstrap_port=port, shape=shape, rank=0)
+    time.sleep(0.5)  # it renews its lease meanwhile
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/pdpool/v1/bootstrap", timeout=5) as answer:
+            raise AssertionError(f"complete with one rank of two: {answer.read()!r}")
+    except urllib.error.HTTPError as refusal:
+        said = json.loads(refusal.read())
+    assert said["missing"] == [1], said
+    second = stage.extra("prefill", registry=f"127.0.0.1:{port}", shape=shape, rank=1)
+    deadline = time.monotonic() + 10
+    while (info := _ranks(port)) is None:
+        assert time.monotonic() < deadline, "never complete with both ranks"
+        time.sleep(0.05)
+    assert info[1] == second.incarnation
+    second.kill()
+    again = stage.extra("prefill", registry=f"127.0.0.1:{port}", shape=shape, rank=1)
+    while (info := _ranks(port)) is None or info[1] != again.incarnation:
+        assert time.monotonic() < deadline + 20, "the restarted rank did not take its former place"
+        time.sleep(0.05)
+    return f"refused with missing={said['missing']}; complete with both; a restarted rank took its own place"
+
+
+def _ranks(port: int) -> list[str] | None:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/pdpool/v1/bootstrap", timeout=5) as answer:
+            return [rank["incarnation"] for rank in json.loads(answer.read())["ranks"]]
+    except urllib.error.HTTPError:
+        return None
+
+
+@hazard(31, "a restarted process is taken for its predecessor")
+def no_incarnation(stage: Stage) -> str:
+    ports = {"control_port": free_port(), "bootstrap_port": free_port()}
+    former = stage.extra("prefill", **ports)
+    name, room = stage.name(), stage.room()
+    former.open(name, room)
+    stage.decode.open(name, room, prefill=former.bootstrap, pages=[8], aux_slot=1)
+    former.until(name, "ready")
+    former.kill()
+    latter = stage.extra("prefill", **ports)
+    latter.pages[:] = 9
+    status = stage.decode.until(name, "ended", within_s=10)
+    assert (status["cause"], status["releasable"]) == ("peer_lost", False), status
+    again = stage.name()
+    latter.open(again, room)
+    stage.decode.open(again, room, prefill=latter.bootstrap, pages=[9], aux_slot=2)
+    latter.send(again, [1])
+    stage.decode.until(again, "done")
+    assert (stage.decode.pages[:, 9] == 9).all()
+    assert not stage.decode.status(name)["releasable"], "the successor's word freed the predecessor's pages"
+    stage.decode.call("fence", incarnation=former.incarnation)
+    stage.decode.until(name, "releasable")
+    return "the successor at the same ports was served in the same room; only a fence freed the predecessor's pages"
+
+
+@hazard(32, "the failure of an address takes those with it that begin like it")
+def by_prefix(stage: Stage) -> str:
+    low = free_port(4100)
+    high = free_port(low * 10)
+    short, long = (stage.extra("prefill", bootstrap_port=port) for port in (low, high))
+    long.pages[:] = 9
+    names = {side: stage.name() for side in (short, long)}
+    for index, (side, name) in enumerate(names.items()):
+        room = stage.room()
+        side.open(name, room)
+        stage.decode.open(name, room, prefill=side.bootstrap, pages=[index], aux_slot=index)
+        side.until(name, "ready")
+    short.kill()
+    assert stage.decode.until(names[short], "ended", within_s=5)["cause"] == "peer_lost"
+    long.send(names[long], [1])
+    stage.decode.until(names[long], "done")
+    stage.decode.call("fence", incarnation=short.incarnation)
+    stage.decode.until(names[short], "releasable")
+    return f"prefill at port {low} died, the one at {high} served on"
+
+
+@hazard(33, "one failed transfer bans the whole peer")
+def ban(stage: Stage) -> str:
+    name, _ = stage.meet(pages=[8, 3])
+    stage.prefill.send(name, [1], aux_slot=0)
+    assert stage.decode.until(name, "releasable")["cause"] == "invalid"
+    begun = time.monotonic()
+    stage.serve()
+    seconds = time.monotonic() - begun
+    assert seconds < 5, f"the next hand-off took {seconds:.1f} s"
+    return f"the next hand-off with the same peer took {seconds * 1000:.0f} ms"
+
+
+@hazard(34, "a socket is closed under another thread that sends")
+def socket_closed(stage: Stage) -> str:
+    wire = Cable(stage.prefill)
+    cuts = 0
+    done = threading.Event()
+
+    def cut() -> None:
+        nonlocal cuts
+        while not done.wait(0.1):
+            wire.cut()
+            cuts += 1
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    try:
+        fresh = stage.extra("decode")
+        names = []
+        for index in range(30):
+            name, room = stage.name(), stage.room()
+            names.append(name)
+            stage.prefill.open(name, room)
+            fresh.open(name, room, prefill=wire.bootstrap, pages=[index], aux_slot=index % 16)
+            stage.prefill.send(name, [index], aux_slot=0)
+        done.set()
+        cutter.join(5)
+        phases = [fresh.until(name, "ended", within_s=20)["phase"] for name in names]
+        assert set(phases) == {"done"}, phases
+        assert (fresh.pages[:, :30] == stage.prefill.pages[:, :30]).all()
+    finally:
+        done.set()
+        cutter.join(5)
+        wire.close()
+    return f"30 hand-offs ended well while the connection was cut {cuts} times"

@@ -1,0 +1,64 @@
+"""H35-H37: shutdown, health, names."""
+
+import time
+
+from dev.hazards.stage import Stage, hazard
+
+
+@hazard(35, "memory is given up while a worker still writes")
+def teardown_under_write(stage: Stage) -> str:
+    leaving = stage.extra("prefill")
+    name, room = stage.name(), stage.room()
+    leaving.open(name, room)
+    stage.decode.open(name, room, prefill=leaving.bootstrap, pages=[8], aux_slot=1)
+    leaving.until(name, "ready")
+    leaving.call("hold_writes")
+    leaving.send(name, [1])
+    leaving.settle(lambda stats: stats["held_writes"] == 1)
+    closed = leaving.call("close", answer_s=20)
+    assert closed["seconds"] < 8, closed
+    assert stage.decode.until(name, "ended", within_s=5)["cause"] == "peer_lost"
+    assert not stage.decode.status(name)["releasable"], "released while the write was still to come"
+    leaving.call("release_writes")
+    code = leaving.end()
+    assert code == 0, f"the process ended with {code}"
+    stage.decode.call("fence", incarnation=leaving.incarnation)
+    stage.decode.until(name, "releasable")
+    return f"close returned after {closed['seconds']:.1f} s with the write in flight; decode held its page"
+
+
+@hazard(36, "shutdown takes new work and hangs; health stays green")
+def shutdown(stage: Stage) -> str:
+    leaving = stage.extra("prefill")
+    leaving.pages[:] = 9
+    name, room = stage.name(), stage.room()
+    leaving.open(name, room)
+    stage.decode.open(name, room, prefill=leaving.bootstrap, pages=[8], aux_slot=1)
+    leaving.until(name, "ready")
+    leaving.call("drain")
+    late = stage.name()
+    leaving.open(late, stage.room())
+    assert leaving.until(late, "ended")["cause"] == "refused"
+    assert not leaving.settle(lambda stats: stats["draining"])["drained"]
+    leaving.send(name, [1])
+    stage.decode.until(name, "done")
+    leaving.settle(lambda stats: stats["drained"])
+    begun = time.monotonic()
+    leaving.call("close")
+    return f"new work was refused, old work finished, close took {time.monotonic() - begun:.1f} s"
+
+
+@hazard(37, "an abort hits every request whose id begins like it")
+def abort_by_prefix(stage: Stage) -> str:
+    base = stage.name()
+    names = [base, base + "0", base + "01"]
+    for index, name in enumerate(names):
+        stage.meet(name=name, pages=[index], aux_slot=index)
+        stage.prefill.until(name, "ready")
+    stage.decode.abort(base)
+    stage.decode.until(base, "releasable")
+    for index, name in enumerate(names[1:], 1):
+        assert stage.prefill.status(name)["phase"] == "ready"
+        stage.prefill.send(name, [index])
+        stage.decode.until(name, "done")
+    return f"the abort of {base} left {names[1]} and {names[2]} alone"

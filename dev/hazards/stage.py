@@ -1,0 +1,184 @@
+"""Where scenarios play: processes with a connector each, and the memory of both that the parent looks into."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+
+import numpy as np
+
+from tests.integration.connector_peer import Side
+
+CANARY: Final = 0xC5
+TIMING: Final = {
+    "drain_s": 1.0,
+    "retry_first_s": 0.05,
+    "retry_max_s": 0.5,
+    "query_s": 0.5,
+    "verdict_s": 4.0,
+    "acked_s": 0.5,
+}
+PLANES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "nixl-tcp": ("nixl", {"UCX_TLS": "tcp"}),
+    "mooncake": ("mooncake", {}),
+}
+"""By name: backend and environment. NIXL over TCP rather than over CMA, for there bytes can come late."""
+
+
+class NotApplicableError(Exception):
+    """There is nothing in the connector that this hazard could befall; says why."""
+
+
+Scenario = Callable[["Stage"], str]
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """One entry of the catalogue: its number, what goes wrong in SGLang, and how to try it here."""
+
+    number: int
+    name: str
+    scenario: Scenario
+
+
+CATALOGUE: Final[dict[int, Hazard]] = {}
+
+
+def hazard(number: int, name: str) -> Callable[[Scenario], Scenario]:
+    """Enter a scenario into the catalogue; it returns what was observed, and an AssertionError means: present."""
+
+    def enter(scenario: Scenario) -> Scenario:
+        assert number not in CATALOGUE, f"H{number} is there twice"
+        CATALOGUE[number] = Hazard(number, name, scenario)
+        return scenario
+
+    return enter
+
+
+class Stage:
+    """One data plane: a standing pair that every scenario must leave clean, and extra processes for one scenario."""
+
+    def __init__(self, plane: str) -> None:
+        self.plane = plane
+        self.backend, self._environment = PLANES[plane]
+        self._rooms = count(1000)
+        self._names = count(1)
+        self._extra: list[Side] = []
+        self._prefill: Side | None = None
+        self._decode: Side | None = None
+
+    @property
+    def prefill(self) -> Any:  # noqa: ANN401 - the tests' driver is not typed
+        """Of the standing pair."""
+        if self._prefill is None:
+            self._prefill = self._make("prefill")
+        return self._prefill
+
+    @property
+    def decode(self) -> Any:  # noqa: ANN401 - the tests' driver is not typed
+        """Of the standing pair."""
+        if self._decode is None:
+            self._decode = self._make("decode")
+        return self._decode
+
+    def extra(self, role: str, **options: object) -> Any:  # noqa: ANN401 - the tests' driver is not typed
+        """A process for this scenario only."""
+        side = self._make(role, **options)
+        self._extra.append(side)
+        return side
+
+    def room(self) -> int:
+        """One that nobody has used."""
+        return next(self._rooms)
+
+    def name(self) -> str:
+        """A request id that nobody has used."""
+        return f"q{next(self._names)}"
+
+    def meet(
+        self, *, name: str = "", room: int = 0, pages: object = (8, 3), aux_slot: int = 5, **more: object
+    ) -> tuple[str, int]:
+        """Open both halves on the standing pair; name and room, new ones unless given."""
+        name, room = name or self.name(), room or self.room()
+        self.prefill.open(name, room)
+        pages = list(pages)  # type: ignore[call-overload]
+        self.decode.open(name, room, prefill=self.prefill.bootstrap, pages=pages, aux_slot=aux_slot, **more)
+        return name, room
+
+    def serve(self, *, room: int = 0, source: int = 40, target: int = 50) -> None:
+        """One whole hand-off on the standing pair, which must bring the right bytes."""
+        name, _ = self.meet(room=room, pages=[target])
+        self.prefill.send(name, [source])
+        assert self.decode.until(name, "done")["cause"] is None
+        assert self.same([source], [target]), "the hand-off brought other bytes"
+
+    def same(self, source: object, target: object) -> bool:
+        """Whether decode's target pages hold what prefill's source pages hold."""
+        return bool((self.decode.pages[:, target] == self.prefill.pages[:, source]).all())
+
+    def blank(self, pages: object) -> bool:
+        """Whether nobody has written into these pages of decode's."""
+        return bool((self.decode.pages[:, pages] == CANARY).all())
+
+    def held(self, count: int = 1) -> None:
+        """Wait until so many writes wait at prefill, submitted and not begun."""
+        self.prefill.settle(lambda stats: stats["held_writes"] >= count)
+
+    @contextmanager
+    def act(self) -> Iterator[None]:
+        """Around one scenario: known bytes before it, nothing left behind after it, a new pair when it failed."""
+        self.decode.pages[:] = self.decode.aux[:] = CANARY
+        random = np.random.default_rng(1)
+        self.prefill.pages[:] = random.integers(1, 256, self.prefill.pages.shape, dtype=np.uint8)
+        self.prefill.aux[:] = random.integers(1, 256, self.prefill.aux.shape, dtype=np.uint8)
+        try:
+            yield
+            for side in (self.prefill, self.decode):
+                side.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == 0)
+                assert side.stats()["faults"] == 0, "a fault inside the connector"
+        except NotApplicableError:
+            raise
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            while self._extra:
+                _end(self._extra.pop())
+
+    def close(self) -> None:
+        """End all processes."""
+        for side in (self._decode, self._prefill, *self._extra):
+            if side is not None:
+                _end(side)
+        self._decode = self._prefill = None
+        self._extra.clear()
+
+    def _make(self, role: str, **options: object) -> Side:
+        before = dict(os.environ)
+        os.environ.update(self._environment)
+        try:
+            return Side(role, self.backend, **{"timing": TIMING, "request_deadline_s": 20.0, **options})
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def _end(side: Any) -> None:  # noqa: ANN401 - the tests' driver is not typed
+    if side.process.poll() is None:
+        side.process.kill() if side.process.stdin is None else side.end()
+    else:
+        side.end()
+
+
+def free_port(low: int = 0) -> int:
+    """A port that is free now: any, or the first from `low` on."""
+    for port in range(low, 65536) if low else (0,):
+        try:
+            with socket.create_server(("127.0.0.1", port)) as listener:
+                return int(listener.getsockname()[1])
+        except OSError:
+            continue
+    raise AssertionError(f"no port from {low} on is free")

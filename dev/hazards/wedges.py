@@ -1,0 +1,316 @@
+"""H12-H24: what hangs, for one hand-off or for a process."""
+
+import secrets
+import signal
+import socket
+import threading
+import time
+
+import msgspec
+import zmq
+from pdpool_connector.protocol import frames as f
+from pdpool_connector.protocol.agree import Key, agree
+from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
+
+from dev.hazards.stage import Stage, free_port, hazard
+from tests.integration.test_connector_handoff import Cable
+
+
+@hazard(12, "a transfer worker dies for ever")
+def worker_dies(stage: Stage) -> str:
+    prefill = stage.prefill
+    doomed = stage.extra("decode")
+    name, room = stage.name(), stage.room()
+    prefill.open(name, room)
+    doomed.open(name, room, prefill=prefill.bootstrap, pages=[8, 3], aux_slot=5)
+    prefill.until(name, "ready")
+    prefill.call("hold_writes")
+    prefill.send(name, [1, 2])
+    stage.held()
+    doomed.kill()
+    prefill.call("release_writes")
+    prefill.until(name, "ended")
+    prefill.call("fence", incarnation=doomed.incarnation)
+    prefill.until(name, "releasable")
+    stage.serve()
+    late = stage.extra("decode")
+    name, room = stage.name(), stage.room()
+    prefill.open(name, room)
+    late.open(name, room, prefill=prefill.bootstrap, pages=[8], aux_slot=5)
+    prefill.send(name, [1])
+    late.until(name, "done")
+    return "a decode killed under a write cost its own hand-off; old and new peers were served"
+
+
+def garbage(control: str) -> int:
+    """Everything that killed a thread in SGLang, and more, sent to a control port; how many messages."""
+    host, port = control.rsplit(":", 1)
+    header = {"version": 1, "sender": "0" * 32, "attempt": f.AttemptId("0" * 32, 1), "room": 7, "sibling": 0}
+    query = f.encode(f.Query(**header))  # type: ignore[arg-type]
+    hello = msgspec.msgpack.encode(["Hello", 1, "0" * 32, 1, "x", b"\xff" * 100, []])
+    messages = [
+        [b""],
+        [secrets.token_bytes(100)],
+        [query, query],
+        [query[:-3]],
+        [query] * 9,
+        [hello],
+        [msgspec.msgpack.encode(["Open", "a", "room"])],
+        [b"\x91" * 5000],
+        [b"\0" * (f.MAX_FRAME_BYTES + 1)],
+    ]
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 2000
+        dealer.connect(f"tcp://{control}")
+        for message in messages * 5:
+            dealer.send_multipart(message)
+    for noise in (secrets.token_bytes(4096), b"GET / HTTP/1.1\r\n\r\n", b"\x01\x00" + b"\x05\x00junk" * 20):
+        with socket.create_connection((host, int(port))) as raw:
+            raw.sendall(noise)
+    return 5 * len(messages) + 3
+
+
+@hazard(13, "one message kills prefill's control thread")
+def prefill_control(stage: Stage) -> str:
+    name, _ = stage.meet()
+    stage.prefill.until(name, "ready")
+    dropped = sum(stage.prefill.stats()["drops"].values())
+    count = garbage(stage.prefill.control)
+    stage.prefill.settle(lambda stats: sum(stats["drops"].values()) >= dropped + 30)
+    stage.prefill.send(name, [1, 2])
+    stage.decode.until(name, "done")
+    assert stage.same([1, 2], [8, 3])
+    return f"{count} malformed messages were counted and dropped; the hand-off under way went on"
+
+
+@hazard(14, "one message kills decode's status thread")
+def decode_status(stage: Stage) -> str:
+    count = garbage(stage.decode.control)
+    wire = Impostor(stage)
+    try:
+        name, room = stage.name(), stage.room()
+        stage.decode.open(name, room, prefill=wire.cable.bootstrap, pages=[8, 3], aux_slot=5, deadline_s=2.0)
+        assert stage.decode.until(name, "ended", within_s=8)["cause"] in ("timed_out", "peer_lost")
+        stage.decode.until(name, "releasable")
+        assert wire.greeted, "the impostor was not spoken to"
+    finally:
+        wire.close()
+    stage.serve()
+    return f"{count} malformed messages and a prefill that answers with garbage cost nobody but who asked it"
+
+
+class Impostor:
+    """A control port that answers every message with garbage, and a registry that leads to it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self.cable = Cable(stage.prefill)
+        self.cable.target = ("127.0.0.1", str(port))
+        self.greeted = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._babble)
+        self._thread.start()
+
+    def _babble(self) -> None:
+        while not self._stop.is_set():
+            if self._socket.poll(50):
+                route = self._socket.recv_multipart()[0]
+                self.greeted += 1
+                for noise in (b"", secrets.token_bytes(64), b"\x91" * 4000):
+                    self._socket.send_multipart([route, noise])
+                self._socket.send_multipart([route, b"a", b"b"])
+
+    def close(self) -> None:
+        """End."""
+        self._stop.set()
+        self._thread.join(5)
+        self.cable.close()
+        self._socket.close(0)
+        self._context.term()
+
+
+@hazard(15, "the thread that notices dead peers dies while rooms end")
+def detector_dies(stage: Stage) -> str:
+    decode, took = stage.decode, []
+    for _ in range(2):
+        doomed = stage.extra("prefill")
+        lost, room = stage.name(), stage.room()
+        doomed.open(lost, room)
+        decode.open(lost, room, prefill=doomed.bootstrap, pages=[8], aux_slot=1)
+        doomed.until(lost, "ready")
+        ending = [stage.name() for _ in range(20)]
+        for name in ending:
+            decode.open(name, stage.room(), prefill=doomed.bootstrap, pages=[9], aux_slot=2)
+        killed = time.monotonic()
+        for name in ending[::2]:
+            decode.abort(name)
+        doomed.kill()
+        assert decode.until(lost, "ended", within_s=5)["cause"] == "peer_lost"
+        took.append(time.monotonic() - killed)
+        for name in ending:
+            decode.until(name, "ended", within_s=5)
+        decode.call("fence", incarnation=doomed.incarnation)
+        for name in (lost, *ending):
+            decode.until(name, "releasable", within_s=15)
+    return f"two prefills killed one after the other while rooms ended: noticed after {took[0]:.1f} and {took[1]:.1f} s"
+
+
+@hazard(16, "status is sent once, into sockets that may lead nowhere")
+def status_lost(stage: Stage) -> str:
+    port = free_port()
+    name, room = stage.name(), stage.room()
+    stage.decode.open(name, room, prefill=f"127.0.0.1:{port}", pages=[8], aux_slot=1)
+    time.sleep(0.3)  # so that the first connection is refused
+    late = stage.extra("prefill", bootstrap_port=port)
+    late.pages[:] = 9
+    late.open(name, room)
+    late.call("faults", delays={"Done": None})
+    late.send(name, [1])
+    late.settle(lambda stats: stats["drops"].get("filtered", 0) >= 3)
+    late.call("faults", delays={})
+    stage.decode.until(name, "done")
+    assert (stage.decode.pages[:, 8] == 9).all()
+    late.settle(lambda stats: stats["rows"] == 0)
+    return "a prefill that came up late was found; a status lost three times was said a fourth"
+
+
+@hazard(17, "prefill's abort is not told to decode")
+def abort_not_told(stage: Stage) -> str:
+    name, _ = stage.meet()
+    stage.prefill.until(name, "ready")
+    begun = time.monotonic()
+    stage.prefill.abort(name)
+    assert stage.decode.until(name, "releasable", within_s=5)["cause"] == "peer_aborted"
+    return f"decode knew and had its pages back after {(time.monotonic() - begun) * 1000:.0f} ms"
+
+
+@hazard(18, "an abort that overtakes its request is lost")
+def abort_first(stage: Stage) -> str:
+    name, room = stage.name(), stage.room()
+    stage.decode.open(name, room, prefill=stage.prefill.bootstrap, pages=[8], aux_slot=1)
+    stage.decode.settle(lambda stats: stats["attempts"]["accepted"]["reqs"] == 1)
+    stage.decode.abort(name)
+    stage.decode.until(name, "releasable")
+    stage.prefill.open(name, room)
+    assert stage.prefill.until(name, "ended", within_s=2)["cause"] == "peer_aborted"
+    return "the request learned of the abort when it came"
+
+
+@hazard(19, "late metadata brings a concluded room back")
+def late_metadata(stage: Stage) -> str:
+    name, room = stage.name(), stage.room()
+    stage.prefill.open(name, room)
+    stage.prefill.abort(name)
+    stage.prefill.until(name, "releasable")
+    stage.decode.open(name, room, prefill=stage.prefill.bootstrap, pages=[8], aux_slot=1)
+    assert stage.decode.until(name, "releasable", within_s=5)["cause"] == "peer_aborted"
+    assert stage.prefill.stats()["attempts"]["parked"]["reqs"] == 0
+    stage.serve(room=room)
+    return "late metadata got the verdict; the room then served another request"
+
+
+@hazard(20, "success waits for ever for an aux row; room 0 can never end")
+def aux_gate(stage: Stage) -> str:
+    name, _ = stage.meet(room=0, pages=[8], aux_slot=5)
+    stage.prefill.send(name, [1], aux_slot=4)
+    stage.decode.until(name, "done")
+    assert (stage.decode.aux[5] == stage.prefill.aux[4]).all(), "done before the aux row was there"
+    stage.prefill.call("faults", delays={"Done": None})
+    name, _ = stage.meet(pages=[9], deadline_s=1.5)
+    stage.prefill.send(name, [1])
+    begun = time.monotonic()
+    status = stage.decode.until(name, "ended", within_s=5)
+    stage.prefill.call("faults", delays={})
+    stage.decode.until(name, "releasable")
+    seconds = time.monotonic() - begun
+    return f"done means that the aux row is there; without news it ended as {status['cause']} after {seconds:.1f} s"
+
+
+@hazard(21, "states without a deadline")
+def no_deadline(stage: Stage) -> str:
+    prefill, decode, short = stage.prefill, stage.decode, 1.0
+    ends = []
+    unclaimed = stage.name()
+    prefill.open(unclaimed, stage.room(), deadline_s=short)
+    prefill.send(unclaimed, [1])
+    ends.append(prefill.until(unclaimed, "releasable", within_s=4)["cause"])
+    alone = stage.name()
+    decode.open(alone, stage.room(), prefill=prefill.bootstrap, pages=[8], aux_slot=1, deadline_s=short)
+    ends.append(decode.until(alone, "releasable", within_s=4)["cause"])
+    silent, room = stage.name(), stage.room()
+    prefill.open(silent, room, deadline_s=short)
+    decode.open(silent, room, prefill=prefill.bootstrap, pages=[8], aux_slot=1, deadline_s=short)
+    ends += [side.until(silent, "releasable", within_s=4)["cause"] for side in (prefill, decode)]
+    nowhere = stage.extra("decode", connect_deadline_s=1.0)
+    nowhere.open("nowhere", 1, prefill=f"127.0.0.1:{free_port()}", pages=[8], aux_slot=1)
+    ends.append(nowhere.until("nowhere", "releasable", within_s=5)["cause"])
+    assert set(ends) <= {"timed_out", "peer_lost"}, ends
+    return f"unclaimed, unanswered, unsent and unreachable hand-offs ended as {ends}"
+
+
+@hazard(22, "one dead peer stalls the others")
+def head_of_line(stage: Stage) -> str:
+    prefill = stage.prefill
+    frozen = stage.extra("decode")
+    name, room = stage.name(), stage.room()
+    prefill.open(name, room)
+    frozen.open(name, room, prefill=prefill.bootstrap, pages=list(range(40)), aux_slot=5)
+    prefill.until(name, "ready")
+    stage.serve()
+    frozen.signal(signal.SIGSTOP)
+    prefill.send(name, list(range(40)))
+    begun = time.monotonic()
+    for turn in range(20):
+        stage.serve(source=10 + turn, target=10 + turn)
+    seconds = time.monotonic() - begun
+    assert seconds < 10, f"20 hand-offs beside a frozen peer took {seconds:.1f} s"
+    lag = prefill.stats()["loop_lag_s"]
+    assert lag < 1.0, f"loop lag {lag:.1f} s"
+    frozen.signal(signal.SIGCONT)
+    frozen.until(name, "done", within_s=20)
+    return f"20 hand-offs beside a frozen peer took {seconds:.2f} s, loop lag {lag * 1000:.0f} ms"
+
+
+@hazard(23, "ranks agree by position in their queues, and mix requests up")
+def by_position(stage: Stage) -> str:
+    names = [stage.name() for _ in range(4)]
+    rooms = {name: stage.room() for name in names}
+    pages = {name: index for index, name in enumerate(names)}
+    for name in names:
+        stage.prefill.open(name, rooms[name])
+    for name in reversed(names):
+        stage.decode.open(name, rooms[name], prefill=stage.prefill.bootstrap, pages=[pages[name]], aux_slot=pages[name])
+    stage.prefill.abort(names[1])
+    for name in (names[2], names[0], names[3]):
+        stage.prefill.send(name, [30 + pages[name]], aux_slot=pages[name])
+    ends = {name: stage.decode.until(name, "releasable")["phase"] for name in names}
+    assert ends == dict(zip(names, ("done", "failed", "done", "done"), strict=True)), ends
+    assert stage.same([30, 32, 33], [0, 2, 3])
+    done, failed = TransferStatus(Phase.DONE), TransferStatus(Phase.FAILED, Cause.ABORTED)
+    first, second = Key(1, 0, "a"), Key(2, 0, "b")
+    verdicts = agree([{first: done, second: done}, {second: failed, first: done}, {}])
+    assert verdicts[second].phase is Phase.FAILED
+    assert verdicts[first].absent == (2,)
+    return "four rooms in opposite orders, one aborted: each got its own end; ranks with unlike queues agree by key"
+
+
+@hazard(24, "one lost message stalls a hand-off for ever")
+def lost_message(stage: Stage) -> str:
+    slowest = 0.0
+    for sender, kinds in (("decode", ("Open", "Ack")), ("prefill", ("Accepted", "Sending", "Done"))):
+        side = getattr(stage, sender)
+        for kind in kinds:
+            before = side.stats()["drops"].get("filtered", 0)
+            side.call("faults", delays={kind: None})
+            begun = time.monotonic()
+            name, _ = stage.meet(pages=[8, 3])
+            stage.prefill.send(name, [1], last=False)
+            stage.prefill.send(name, [2], start=1)
+            side.settle(lambda stats, least=before: stats["drops"].get("filtered", 0) > least)
+            side.call("faults", delays={})
+            stage.decode.until(name, "done")
+            stage.prefill.until(name, "done")
+            slowest = max(slowest, time.monotonic() - begun)
+    return f"each kind of frame was lost once; the slowest hand-off took {slowest:.1f} s"

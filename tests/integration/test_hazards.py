@@ -1,0 +1,39 @@
+"""A part of the catalogue in every test run; `make hazards` plays all of it on every data plane."""
+
+import pytest
+
+from dev.hazards import corruption, leaks, lifecycle, wedges
+from dev.hazards.__main__ import judge
+from dev.hazards.stage import CATALOGUE, Hazard, Stage
+
+QUICK = (1, 2, 3, 4, 5, 7, 8, 11, 13, 17, 18, 19, 23, 25, 26, 27, 28, 33, 37)
+
+
+@pytest.fixture(scope="module")
+def stage():
+    stage = Stage("nixl-tcp")
+    yield stage
+    stage.close()
+
+
+@pytest.mark.parametrize("number", QUICK)
+def test_a_hazard_of_the_catalogue_is_absent(stage: Stage, number: int) -> None:
+    found = judge(CATALOGUE[number], stage)
+    assert found.verdict == "absent", found.detail
+
+
+def test_the_catalogue_is_complete() -> None:
+    assert sorted(CATALOGUE) == list(range(1, 38)), (corruption, leaks, lifecycle, wedges)
+
+
+@pytest.mark.parametrize("fault", ["write", "leave"])
+def test_a_hazard_that_is_there_is_found(stage: Stage, fault: str) -> None:
+    def scenario(stage: Stage) -> str:
+        name, _ = stage.meet(pages=[8])
+        if fault == "write":
+            stage.prefill.send(name, [1])
+            stage.decode.until(name, "done")
+            assert stage.blank([8]), "somebody wrote into the page"
+        return "nothing"
+
+    assert judge(Hazard(0, "made up", scenario), stage).verdict == "present"
