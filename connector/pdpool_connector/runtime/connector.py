@@ -203,7 +203,7 @@ class Connector(ABC, Generic[AnyTransfer]):
         self._context.term()
 
     def _close_late(self) -> None:
-        """At exit, close what has ended since `close` gave up waiting: Mooncake aborts a process that leaves it open."""
+        """At exit, close what has ended since `close` gave up waiting: Mooncake aborts a process that does not."""
         if self._join_workers(time.monotonic() + LATE_S) and self._reactor.stop(LATE_S):
             self._engine.close()
 
