@@ -4,7 +4,8 @@ For every plane there is an initiator and a target process. A round measures all
 so that a busy moment hits all of them; the figures are medians over the rounds.
 
 - engine: the request cut into chunks, checked, submitted and polled one after the other, as a peer's worker does.
-- raw: NIXL with indices computed beforehand, one handle for the whole request, polled without a pause.
+- raw: NIXL with indices computed beforehand, one handle for the whole request, polled without a pause; Mooncake with
+  ranges computed beforehand, its synchronous batches of as many as it takes, which spin inside Mooncake.
 - memcpy: one numpy copy of as many contiguous bytes, in the initiator's process.
 """
 
@@ -25,15 +26,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pdpool_connector.engines import open_engine
 from pdpool_connector.engines.base import Engine, Op, Poll
+from pdpool_connector.engines.mooncake import MooncakeEngine
 from pdpool_connector.engines.nixl import NixlEngine
 from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.pool import MAX_CHUNK_DESCRIPTORS
 
 PLANES = {
     "local": ("local", {}),
     "nixl (shared memory)": ("nixl", {"UCX_NET_DEVICES": "lo"}),
     "nixl (tcp)": ("nixl", {"UCX_NET_DEVICES": "lo", "UCX_TLS": "tcp"}),
+    "mooncake (tcp)": ("mooncake", {}),
 }
 ANSWER_TIMEOUT_S = 120.0
 TRANSFER_TIMEOUT_S = 30.0
@@ -117,9 +121,23 @@ class Side:
         return time.perf_counter() - start
 
     def raw(self) -> float | None:
-        if not isinstance(self.engine, NixlEngine):
-            return None
-        agent, peer = self.engine._agent, self.engine._peers[self.peer]
+        if isinstance(self.engine, NixlEngine):
+            return self._raw_nixl(self.engine)
+        return self._raw_mooncake(self.engine) if isinstance(self.engine, MooncakeEngine) else None
+
+    def _raw_mooncake(self, engine: MooncakeEngine) -> float:
+        local, remote = self.shape.lists()
+        columns = [column.tolist() for column in self.plan.runs(Chunk(local, remote, (0, 0)))]
+        session, native = engine._peers[self.peer].session, engine._session._native
+        start = time.perf_counter()
+        for first in range(0, len(columns[0]), MAX_CHUNK_DESCRIPTORS):
+            ranges = (column[first : first + MAX_CHUNK_DESCRIPTORS] for column in columns)
+            if native.batch_transfer_sync_write(session, *ranges) != 0:
+                raise RuntimeError("Mooncake reports a failed batch")
+        return time.perf_counter() - start
+
+    def _raw_nixl(self, engine: NixlEngine) -> float:
+        agent, peer = engine._agent, engine._peers[self.peer]
         local, remote = self.shape.lists()
         local, remote = self.plan.indices(Chunk(local, remote, (0, 0)))
         start = time.perf_counter()

@@ -28,7 +28,7 @@ from pdpool_connector.layout.memory import KVMemory, RemoteMemory, decode_remote
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.staging import Staging
 
-ANSWER_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = 60.0
 GAP = 4096  # bytes of nobody between two regions
 
 

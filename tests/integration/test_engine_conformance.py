@@ -154,6 +154,17 @@ def test_a_peer_can_be_disconnected_and_connected_again(pair, op):
         assert move(initiator, target, op, [page], [page])["outcome"] == "done"
 
 
+def test_twenty_reconnections_leave_descriptors_and_threads_flat(pair):
+    initiator, target = pair
+    before = [peer.call("usage") for peer in pair]
+    for _ in range(20):
+        assert initiator.call("disconnect", peer=target.name) == {}
+        assert initiator.connect(target) == {}
+    after = [peer.call("usage") for peer in pair]
+    for field in ("fds", "threads"):
+        assert [usage[field] for usage in after] == [usage[field] for usage in before]
+
+
 def test_two_thousand_transfers_leave_memory_and_descriptors_flat(pair, op):
     initiator, target = pair
     scattered = {"peer": target.name, "local": [9, 3, 27], "remote": [1, 40, 22], "op": op}

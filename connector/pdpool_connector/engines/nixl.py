@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,6 +42,9 @@ from .pace import pause
 _log = logging.getLogger(__name__)
 
 _SCRATCH_BYTES: Final = 64
+_PARKED: Final = 64
+"""Peers that NIXL still knows after `disconnect`. Forgetting one that lives on leaves a socket behind on both sides
+until either process exits. So a peer that comes back finds its connection; the oldest of many are forgotten."""
 _SPIN_S: Final = 100e-6
 """A small transfer over TCP takes about 50 µs, less than the kernel needs to wake a sleeper."""
 
@@ -55,6 +59,8 @@ class _Descriptor(msgspec.Struct, frozen=True):
 @dataclass(slots=True, eq=False)
 class _Peer:
     plan: PairPlan
+    metadata: bytes
+    """NIXL's description of the peer's agent."""
     local: int
     """Handle of the prepared list of `plan.local_rows` and our scratch line."""
     remote: int
@@ -99,6 +105,8 @@ class NixlEngine:
         self._memory: KVMemory | None = None
         self._registered: object = None
         self._peers: dict[str, _Peer] = {}
+        self._parked: dict[str, bytes] = {}
+        self._parked_lock = threading.Lock()
         self._unreleased: list[int] = []
         self._closed = False
 
@@ -131,7 +139,7 @@ class NixlEngine:
             self._release_list(peer, remote_list)
             self._forget(peer)
             raise EngineError(f"NIXL cannot prepare our memory for peer {peer}: {error}") from error
-        self._peers[peer] = _Peer(plan, local_list, remote_list, time.monotonic())
+        self._peers[peer] = _Peer(plan, descriptor.metadata, local_list, remote_list, time.monotonic())
         try:
             self._warm_up(peer)
         except EngineError:
@@ -163,11 +171,7 @@ class NixlEngine:
         return handle.outcome
 
     def disconnect(self, peer: str) -> None:
-        """As `Engine.disconnect`.
-
-        UCX keeps one socket on both sides of a connection to a peer that lives on, until either process exits: pair
-        once for a peer's life, not once for each request.
-        """
+        """As `Engine.disconnect`; NIXL goes on knowing a peer whose connection is sound, see `_PARKED`."""
         state = self._peers.pop(peer, None)
         if state is None:
             return
@@ -175,7 +179,10 @@ class NixlEngine:
             self._conclude(transfer, Poll.FAILED_UNSETTLED, "disconnected while in flight")
         for prepared in (state.local, state.remote):
             self._release_list(peer, prepared)
-        self._forget(peer)
+        if state.broken:
+            self._forget(peer)
+        else:
+            self._park(peer, state.metadata)
 
     def close(self) -> None:
         """As `Engine.close`."""
@@ -194,13 +201,28 @@ class NixlEngine:
             self._memory = None
             self._agent.close()
 
+    def _park(self, peer: str, metadata: bytes) -> None:
+        with self._parked_lock:
+            self._parked[peer] = metadata
+            oldest = next(iter(self._parked)) if len(self._parked) > _PARKED else None
+            if oldest is not None:
+                del self._parked[oldest]
+        if oldest is not None:
+            self._forget(oldest)
+
     def _load(self, peer: str, metadata: bytes) -> None:
+        with self._parked_lock:
+            parked = self._parked.pop(peer, None)
+        if parked == metadata:
+            return
+        if parked is not None:
+            self._forget(peer)
         try:
             name = self._agent.load_peer(metadata)
         except NixlError as error:
             raise PeerUnreachableError(f"NIXL cannot reach peer {peer}: {error}") from error
         if name != peer:
-            if name not in self._peers:
+            if name not in self._peers and name not in self._parked:
                 self._forget(name)
             raise IncompatiblePeerError(f"the metadata is of agent {name!r}, must be of peer {peer!r}")
 
