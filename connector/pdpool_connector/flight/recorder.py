@@ -300,6 +300,8 @@ def _name_of_timer(key: Hashable) -> Any:  # noqa: ANN401 - an attempt's id, or 
     """Under which name the story of a timer is kept; None for a timer of a table that all share."""
     if isinstance(key, AttemptId):
         return key
+    if isinstance(key, tuple) and isinstance(key[-1], AttemptId):  # an end that is told to somebody
+        return key[-1]
     room, sibling = getattr(key, "room", None), getattr(key, "sibling", None)
     return None if room is None or sibling is None else (room, sibling)
 
