@@ -160,13 +160,13 @@ class _Gate:
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
-    def submit(self, peer, chunk):
+    def submit(self, peer, chunk, *op):
         if self.swapped is not None:
             chunk = replace(chunk, local_pages=np.full_like(chunk.local_pages, self.swapped))
         if self.open.is_set():
-            return self._engine.submit(peer, chunk)
+            return self._engine.submit(peer, chunk, *op)
         self.held += 1
-        return _Late(peer, chunk)
+        return _Late(peer, chunk, op)
 
     def poll(self, handle):
         if not isinstance(handle, _Late):
@@ -174,15 +174,15 @@ class _Gate:
         if handle.inner is None:
             if not self.open.wait(0.002):
                 return Poll.PENDING
-            handle.inner = self._engine.submit(handle.peer, handle.chunk)
+            handle.inner = self._engine.submit(handle.peer, handle.chunk, *handle.op)
         outcome = self._engine.poll(handle.inner)
         handle.failure = handle.inner.failure
         return outcome
 
 
 class _Late:
-    def __init__(self, peer, chunk) -> None:
-        self.peer, self.chunk, self.inner, self.failure = peer, chunk, None, ""
+    def __init__(self, peer, chunk, op) -> None:
+        self.peer, self.chunk, self.op, self.inner, self.failure = peer, chunk, op, None, ""
 
 
 class _Connector:

@@ -332,7 +332,7 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
             bytes_moved=attempt.bytes_moved,
             releasable=attempt.state in (S.DONE, S.FAILED) or (attempt.state is S.ABORTING and not attempt.offered),
         )
-        self._effects.append(Report(attempt.wish.handle, status))
+        self._effects.append(Report(attempt.wish.handle, status, (attempt.attempt,)))
 
 
 def _includes(writers: tuple[Writer, ...], peer: str) -> bool:
