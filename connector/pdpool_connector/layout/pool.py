@@ -98,8 +98,8 @@ class PoolPlan:
         regions = slice(*span)
         nbytes = self._nbytes[regions]
         if self._merges and len(local):
-            first = np.concatenate(([0], breaks(local, remote)))
-            count = np.diff(first, append=len(local))
+            bounds = np.concatenate(([0], breaks(local, remote), [len(local)]))
+            first, count = bounds[:-1], bounds[1:] - bounds[:-1]
             local, remote = local[first], remote[first]
             nbytes = nbytes * count
         else:
@@ -118,8 +118,8 @@ class PoolPlan:
     def gathered_runs(self, address: int, remote: Ids, span: Span) -> Runs:
         """Byte ranges for items that were gathered to `address`; those that follow each other there are one range."""
         nbytes = self._item_column[slice(*span)]
-        first = np.concatenate(([0], breaks(remote, remote)))
-        count = np.diff(first, append=len(remote))
+        bounds = np.concatenate(([0], breaks(remote, remote), [len(remote)]))
+        first, count = bounds[:-1], bounds[1:] - bounds[:-1]
         lengths = (nbytes * count).ravel()
         source = address + np.concatenate(([0], np.cumsum(lengths)[:-1]))
         # Their side is dense: an item begins there where its first strip does.
