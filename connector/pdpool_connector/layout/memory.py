@@ -76,9 +76,12 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     kv: two regions for each layer held, in the order K, V of the first, K, V of the next, …, or one where K and V come
     from the same latent (MLA); all have the same number of items (pages). A page is [page_tokens, kv_heads, elements of
-    a head], without padding; K's heads may be longer than V's. aux: one region of aux rows. state: none, or regions
-    that all have the same number of items. page_tokens: tokens in one page. head_dim: elements of one head. dtype:
-    element type by its numpy name (`float32`, `bfloat16`, …). model: name that both sides must agree on.
+    a head], without padding; K's heads may be longer than V's. aux: one region of aux rows. page_tokens: tokens in one
+    page. head_dim: elements of one head. dtype: element type by its numpy name (`float32`, `bfloat16`, …). model: name
+    that both sides must agree on.
+
+    state: none, or regions that all have the same number of items. state_layers: for each of them the layer, by its
+    number in the model, that it belongs to, in ascending order; none where state is of all that is held together.
 
     The part of the model that this rank holds: `layers` layers from `first_layer` on out of `total_layers`, and of each
     `kv_heads` heads from `first_head` on out of `total_heads`. By default that is all of it: a total of 0 is replaced
@@ -100,6 +103,7 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
     first_head: int = 0
     total_heads: int = 0
     state: tuple[Region, ...] = ()
+    state_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _within("layers", self.layers, 1, MAX_REGIONS // 2)
@@ -115,6 +119,7 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
                 f"kv has {len(self.kv)} regions, must have 2 * layers = {2 * self.layers}, or one for each layer"
             )
         _within("number of state regions", len(self.state), 0, MAX_REGIONS)
+        self._check_state_layers()
         self._refuse_indivisible()
         _refuse_unequal("kv", "pages", self.kv)
         _refuse_unequal("state", "items", self.state)
@@ -133,6 +138,17 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
         if held > total:
             raise LayoutError(f"{total_field} is {total}, must be at least the {held} {unit}s held")
         _within(f"{first_field} (with {held} of {total} {unit}s held)", first, 0, total - held)
+
+    def _check_state_layers(self) -> None:
+        if not self.state_layers:
+            return
+        if len(self.state_layers) != len(self.state):
+            raise LayoutError(
+                f"state_layers has {len(self.state_layers)} layers for {len(self.state)} state regions, must be as many"
+            )
+        for index, layer in enumerate(self.state_layers):
+            least = max(self.first_layer, *self.state_layers[:index], 0)
+            _within(f"state_layers[{index}]", layer, least, self.first_layer + self.layers - 1)
 
     def _refuse_indivisible(self) -> None:
         """Where only some heads are held, pages may have to be cut between heads."""
@@ -162,6 +178,13 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
     def pages(self) -> int:
         """Number of pages: valid page ids are 0..pages - 1."""
         return self.kv[0].items
+
+    def state_in(self, first_layer: int, layers: int) -> list[int]:
+        """Indices of the state regions that belong to these layers; all where state is of no single layers."""
+        if not self.state_layers:
+            return list(range(len(self.state)))
+        wanted = range(first_layer, first_layer + layers)
+        return [index for index, layer in enumerate(self.state_layers) if layer in wanted]
 
     @property
     def state_items(self) -> int:

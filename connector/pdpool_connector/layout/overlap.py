@@ -40,7 +40,7 @@ def compatible(local: KVMemory, remote: KVMemory) -> list[str]:
     """What forbids moving pages between the memories, one line for each reason; empty if nothing.
 
     They may hold different parts of one model, but of the same model, in the same format, with pages of the same number
-    of tokens. State can be moved only where both hold the same part.
+    of tokens. State can be moved only where both hold the same heads, and the same layers unless it is told by layer.
     """
     found = [
         _differs(field, ours, theirs)
@@ -54,7 +54,7 @@ def compatible(local: KVMemory, remote: KVMemory) -> list[str]:
         return found
     if (local.page_tokens, local.regions_per_layer) == (remote.page_tokens, remote.regions_per_layer):
         found += _heads_differ(local, remote, common)
-    found += _state_differs(local, remote)
+    found += _state_differs(local, remote, common)
     if not same_heads(local, remote) and local.page_tokens > MAX_STRIPS:
         found.append(
             f"page_tokens is {local.page_tokens}, must be at most {MAX_STRIPS} where the two sides hold different heads"
@@ -78,17 +78,25 @@ def _heads_differ(local: KVMemory, remote: KVMemory, common: Overlap) -> list[st
     return [line + more for line in found[:1]]
 
 
-def _state_differs(local: KVMemory, remote: KVMemory) -> list[str]:
-    if not local.state and not remote.state:
+def _state_differs(local: KVMemory, remote: KVMemory, common: Overlap) -> list[str]:
+    ours, theirs = (memory.state_in(common.first_layer, common.layers) for memory in (local, remote))
+    if not ours and not theirs:
         return []
-    if len(local.state) != len(remote.state):
-        return [_differs("number of state regions", len(local.state), len(remote.state))]
-    if (ours := _part(local)) != (theirs := _part(remote)):
-        return [f"state is of {ours} here and of {theirs} at the peer, must be of the same: it cannot be cut"]
+    layers = [
+        [memory.state_layers[index] for index in chosen if memory.state_layers]
+        for memory, chosen in ((local, ours), (remote, theirs))
+    ]
+    if layers[0] != layers[1]:
+        return [_differs("layers of the state regions that both hold", *layers)]
+    if len(ours) != len(theirs):
+        return [_differs("number of state regions", len(ours), len(theirs))]
+    if not same_heads(local, remote) or (not layers[0] and _part(local) != _part(remote)):
+        parts = f"{_part(local)} here and of {_part(remote)} at the peer"
+        return [f"state is of {parts}, must be of the same: it cannot be cut"]
     return [
-        _differs(f"item_bytes of state region {index}", ours.item_bytes, theirs.item_bytes)
-        for index, (ours, theirs) in enumerate(zip(local.state, remote.state, strict=True))
-        if ours.item_bytes != theirs.item_bytes
+        _differs(f"item_bytes of state region {index}", local.state[index].item_bytes, remote.state[other].item_bytes)
+        for index, other in zip(ours, theirs, strict=True)
+        if local.state[index].item_bytes != remote.state[other].item_bytes
     ]
 
 

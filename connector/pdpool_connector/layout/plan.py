@@ -13,7 +13,7 @@ import numpy as np
 
 from .memory import MAX_ITEMS, KVMemory, LayoutError, Region
 from .overlap import Overlap, compatible, overlap, same_heads
-from .pool import MAX_CHUNK_BYTES, MAX_CHUNK_DESCRIPTORS, Ids, PoolPlan, Row, Runs, Span
+from .pool import Ids, PoolPlan, Row, Runs, Span, fits
 from .staging import SLOT_BYTES, Reservation
 
 STAGED_STRIP_BYTES: Final = 1024
@@ -52,7 +52,7 @@ class PairPlan:
 
     Of the cache moves what both hold: layers by their number in the model, and of each the heads that both hold. Where
     both hold the same heads a page moves whole, otherwise as one strip for each token; between memories that have
-    nothing in common only aux rows move. State moves where both hold the same part of the model.
+    nothing in common only aux rows move. State moves like pages that are whole.
 
     local_rows, remote_rows: the pieces that `indices` numbers, row after row: KV regions, state regions, aux.
 
@@ -67,16 +67,8 @@ class PairPlan:
         whole = same_heads(local, remote)
         strips = 1 if whole else local.page_tokens
         self._pages = PoolPlan(_page_rows(local, common, whole), _page_rows(remote, common, whole), strips)
-        stateful = not common.empty
-        self._page_fits = bool(
-            0 < self._pages.item_bytes <= MAX_CHUNK_BYTES - local.aux.item_bytes
-            and self._pages.regions * strips < MAX_CHUNK_DESCRIPTORS
-        )
-        self._state = PoolPlan(
-            [_whole(region) for region in local.state if stateful],
-            [_whole(region) for region in remote.state if stateful],
-            strips=1,
-        )
+        self._page_pieces = self._pages.regions * strips
+        self._state = PoolPlan(_state_rows(local, common), _state_rows(remote, common), strips=1)
         self.local_rows = (*self._pages.local_rows, *self._state.local_rows, _whole(local.aux))
         self.remote_rows = (*self._pages.remote_rows, *self._state.remote_rows, _whole(remote.aux))
         self._local_first = _firsts(self._pages.local_rows, self._state.local_rows, local.aux)
@@ -194,7 +186,7 @@ class PairPlan:
         lengths.
         """
         _check_lengths("pages", local_pages, remote_pages)
-        if len(local_pages) == 1 and self._page_fits and state is None and not gather and within is None:
+        if len(local_pages) == 1 and state is None and not gather and within is None and self._page_fits():
             return [Chunk(local_pages, remote_pages, aux)]
         spare = self.local.aux.item_bytes
         pages = self._pages.split(local_pages, remote_pages, spare, gather=gather, within=within)
@@ -210,12 +202,15 @@ class PairPlan:
             chunks.append(replace(last, aux=aux))
         return chunks
 
+    def _page_fits(self) -> bool:
+        nbytes = self._pages.item_bytes
+        return nbytes > 0 and fits(self._page_pieces + 1, nbytes + self.local.aux.item_bytes)
+
     def _join(self, pages: list[Chunk], states: list[Chunk]) -> list[Chunk]:
         """Put little state into the last chunk of pages, so that it costs no chunk of its own."""
         if pages and len(states) == 1 and pages[-1].span is None and states[0].span is None:
             both = replace(pages[-1], state=states[0].state)
-            descriptors = len(self.runs(both).nbytes)
-            if descriptors < MAX_CHUNK_DESCRIPTORS and self.nbytes(both) <= MAX_CHUNK_BYTES - self.local.aux.item_bytes:
+            if fits(len(self.runs(both).nbytes) + 1, self.nbytes(both) + self.local.aux.item_bytes):
                 return [*pages[:-1], both]
         return pages + states
 
@@ -237,6 +232,11 @@ def _page_rows(memory: KVMemory, common: Overlap, whole: bool) -> list[Row]:
             offset = (common.first_head - memory.first_head) * head
             rows.append(Row(region.address + offset, common.heads * head, token, region.items * memory.page_tokens))
     return rows
+
+
+def _state_rows(memory: KVMemory, common: Overlap) -> list[Row]:
+    chosen = [] if common.empty else memory.state_in(common.first_layer, common.layers)
+    return [_whole(memory.state[index]) for index in chosen]
 
 
 def _whole(region: Region) -> Row:

@@ -207,6 +207,11 @@ class _Side:
         self.first = np.cumsum([0, *(row.pieces for row in rows)])[:-1, None].astype(np.int32)
 
 
+def fits(descriptors: int, nbytes: int) -> bool:
+    """Whether so much may go out as one chunk."""
+    return descriptors <= MAX_CHUNK_DESCRIPTORS and nbytes <= MAX_CHUNK_BYTES
+
+
 def breaks(local: Ids, remote: Ids) -> NDArray[np.intp]:
     """Positions at which a new run begins, the first (0) left out."""
     return np.flatnonzero((local[1:] - local[:-1] != 1) | (remote[1:] - remote[:-1] != 1)) + 1

@@ -55,12 +55,27 @@ def moved_by_hand(source, target, chunk):
                     cell = source.pages(layer, part)[page, :, head - ours.first_head]
                     after.pages(layer, part)[to, :, head - theirs.first_head] = cell
     if chunk.state is not None:
-        for mine, other in zip(ours.state, theirs.state, strict=True):
+        for mine, other in _common_state(ours, theirs):
             for item, to in zip(*chunk.state, strict=True):
                 after.items(other)[to] = source.items(mine)[item]
     if chunk.aux is not None:
         after.items(theirs.aux)[chunk.aux[1]] = source.items(ours.aux)[chunk.aux[0]]
     return after.space
+
+
+def _common_state(ours, theirs):
+    """Regions of the state of the same layer; without layers all of them, in order."""
+    if not ours.state_layers:
+        return zip(ours.state, theirs.state, strict=True)
+    pairs = []
+    for layer in range(ours.total_layers):
+        mine, others = (
+            [region for region, its in zip(memory.state, memory.state_layers, strict=True) if its == layer]
+            for memory in (ours, theirs)
+        )
+        if mine and others:
+            pairs += zip(mine, others, strict=True)
+    return pairs
 
 
 def apply_runs(source, target, runs, slot=None):

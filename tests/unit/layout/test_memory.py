@@ -143,6 +143,35 @@ def test_regions_are_found_by_the_number_of_the_layer_in_the_model():
     assert [part.region_of(layer, kind) for layer in (3, 4) for kind in (0, 1)] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ((2,), "state_layers has 1 layers for 2 state regions"),
+        ((1, 2), "state_layers[0] is 1, must be 2..3"),
+        ((2, 4), "state_layers[1] is 4, must be 2..3"),
+        ((3, 2), "state_layers[1] is 2, must be 3..3"),
+        ((2, True), "state_layers[1] is True (bool)"),
+    ],
+)
+def test_layers_of_state_that_are_not_held_are_refused(layers, message):
+    state = (Region(0x200000, 32, 5), Region(0x300000, 64, 5))
+    with pytest.raises(LayoutError) as caught:
+        memory(first_layer=2, total_layers=8, state=state, state_layers=layers)
+    assert message in str(caught.value)
+
+
+def test_state_is_found_by_the_layer_in_the_model():
+    state = tuple(Region(0x200000 + 0x1000 * index, 32, 5) for index in range(3))
+    part = memory(first_layer=2, total_layers=8, state=state, state_layers=(2, 2, 3))
+    assert [part.state_in(first, count) for first, count in ((2, 2), (2, 1), (3, 5), (0, 2))] == [
+        [0, 1, 2],
+        [0, 1],
+        [2],
+        [],
+    ]
+    assert memory(state=state).state_in(7, 1) == [0, 1, 2]
+
+
 def test_state_has_ids_of_its_own():
     described = memory(state=(Region(0x200000, 32, 5), Region(0x300000, 64, 5)))
     assert (described.state_items, described.pages, memory().state_items) == (5, 8, 0)

@@ -24,6 +24,14 @@ HALF = {"kv_heads": 2, "total_heads": 4}
         ({"layers": 1, "total_layers": 6}, {"layers": 4, "total_layers": 6, "first_layer": 2}),
         ({"head_bytes": (5,)}, {"head_bytes": (5,)}),
         ({"state": (4, 9)}, {"state": (4, 9), "state_items": 50}),
+        (
+            {"total_layers": 4, "first_layer": 1, "state": (4, 4, 9), "state_layers": (1, 2, 2)},
+            {"layers": 4, "state": (6, 4, 4, 9, 7), "state_layers": (0, 1, 2, 2, 3)},
+        ),
+        (
+            {"total_layers": 4, "state": (4,), "state_layers": (0,)},
+            {"total_layers": 4, "first_layer": 1, "state": (9,), "state_layers": (2,)},
+        ),
         ({"page_tokens": 1023, "kv_heads": 2}, {"page_tokens": 1023, "kv_heads": 1, "total_heads": 2}),
         ({"page_tokens": 4096}, {"page_tokens": 4096}),
     ],
@@ -67,6 +75,21 @@ def test_every_mismatch_is_named_with_both_values(changes, lines):
             {"kv_heads": 2},
             {"total_heads": 2, "head_bytes": (1, 2)},
             "is 8 here for 2 heads and 2 at the peer for 1 heads",
+        ),
+        (
+            {"layers": 3, "state": (4, 4), "state_layers": (0, 1)},
+            {"total_layers": 3, "first_layer": 1, "state": (4, 4), "state_layers": (1, 2)},
+            "layers of the state regions that both hold is [1] here and [1, 2] at the peer, must be the same",
+        ),
+        (
+            {"layers": 3, "state": (4, 4)},
+            {"total_layers": 3, "first_layer": 1, "state": (4, 4)},
+            "state is of layers 0..2 and heads 0..0 here and of layers 1..2 and heads 0..0 at the peer",
+        ),
+        (
+            {"state": (4,), "state_layers": (0,), "kv_heads": 2},
+            {"state": (4,), "state_layers": (0,), "kv_heads": 1, "total_heads": 2},
+            "must be of the same: it cannot be cut",
         ),
         ({"state": (4, 4)}, {"state": (4, 8)}, "item_bytes of state region 1 is 4 here and 8 at the peer"),
         (

@@ -45,10 +45,14 @@ def pairs(draw):
     head_bytes = draw(st.sampled_from([(2, 2), (3, 1), (5,)]))
     page_tokens = draw(st.integers(1, 3))
     same_part = draw(st.booleans())
+    by_layer = draw(st.booleans())  # state is told by layer: 2 regions of even layers, none of odd ones
     ranks = []
     for seed, pages in enumerate((5, 7)):
         if seed == 0 or not same_part:
-            (first_layer, held), (first_head, kv_heads) = draw(ranges(layers)), draw(ranges(heads))
+            first_layer, held = draw(ranges(layers))
+            if seed == 0 or not by_layer:
+                first_head, kv_heads = draw(ranges(heads))
+        state_layers = [layer for layer in range(first_layer, first_layer + held) if not layer % 2 for _ in (0, 1)]
         ranks.append(
             Rank(
                 pages=pages,
@@ -60,14 +64,16 @@ def pairs(draw):
                 first_head=first_head,
                 total_heads=heads,
                 head_bytes=head_bytes,
-                state=(6, 9) if same_part else (),
+                state=[(6, 9)[at % 2] for at in range(len(state_layers))] if by_layer else (6, 9) if same_part else (),
+                state_layers=tuple(state_layers) if by_layer else (),
                 state_items=3 + seed,
                 seed=seed,
             )
         )
     local, remote = draw(id_lists(5, 7))
     aux = draw(st.none() | st.tuples(st.integers(0, 2), st.integers(0, 2)))
-    state = draw(st.none() | id_lists(3, 4)) if same_part else None
+    stateful = all(rank.memory.state for rank in ranks)
+    state = draw(st.none() | id_lists(3, 4)) if stateful else None
     return *ranks, Chunk(local, remote, aux, state)
 
 
