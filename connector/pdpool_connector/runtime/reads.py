@@ -2,8 +2,10 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
+
+from msgspec.structs import replace
 
 from pdpool_connector.engines.base import Engine, EngineError
 from pdpool_connector.layout.checksum import PageSums
