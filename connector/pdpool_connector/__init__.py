@@ -11,14 +11,18 @@ from pdpool_connector.runtime.decode import DecodeConnector
 from pdpool_connector.runtime.prefill import PrefillConnector
 from pdpool_connector.runtime.stats import ConnectorStats
 from pdpool_connector.runtime.transfer import DecodeTransfer, PrefillTransfer
+from pdpool_connector.transport.curve import CurveKey, read_keys
+from pdpool_connector.transport.tokens import Gate
 
 __all__ = [
     "Answer",
     "Cause",
     "ConnectorConfig",
     "ConnectorStats",
+    "CurveKey",
     "DecodeConnector",
     "DecodeTransfer",
+    "Gate",
     "HostArena",
     "KVMemory",
     "Key",
@@ -32,5 +36,6 @@ __all__ = [
     "agree",
     "answer_for",
     "client_answer",
+    "read_keys",
     "shard_model",
 ]
