@@ -52,7 +52,7 @@ class ScriptedEngine:
         if self.connect_error is not None:
             raise self.connect_error
 
-    def submit(self, _, chunk, op) -> Transfer:
+    def submit(self, _, chunk, _op) -> Transfer:
         self.count += 1
         if self.count in self.refusals:
             raise self.refusals[self.count]
