@@ -214,10 +214,10 @@ def aggregate(states: Iterable[PrefillState]) -> PrefillState:
     One part that has failed outweighs what became of the others, and a part that is done waits for them.
     """
     present = frozenset(states)
+    if len(present) == 1:
+        return next(iter(present))
     if present & FAILING:
         return S.HELD if S.HELD in present else S.FAILED if present <= ENDED else S.DRAINING
-    if present == {S.DONE}:
-        return S.DONE
     if present & {S.WAITING, S.PARKED}:
         return S.WAITING if S.WAITING in present else S.PARKED
     return S.SENDING if present & {S.SENDING, S.DONE} else S.READY

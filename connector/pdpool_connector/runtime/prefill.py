@@ -203,7 +203,12 @@ class PrefillConnector(Connector[PrefillTransfer]):
 
     def _pair(self, hello: f.Hello, route: bytes, connection: int) -> None:
         try:
-            version = negotiate(hello.oldest_version, hello.version, direction=self.config.direction)
+            version = negotiate(
+                hello.oldest_version,
+                hello.version,
+                direction=self.config.direction,
+                state=bool(self.memory.state),
+            )
             remote = decode_remote(hello.memory)
         except VersionMismatchError as error:
             self._refuse(route, str(error), retry=False)

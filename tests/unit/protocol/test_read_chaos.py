@@ -5,7 +5,7 @@ from pdpool_connector.protocol.decode_read import DecodeReadMachine
 from pdpool_connector.protocol.prefill_read import PrefillReadMachine
 from pdpool_connector.protocol.states import DECODE_READ_TRANSITIONS, PREFILL_READ_TRANSITIONS
 
-from tests.unit.protocol import test_read
+from tests.unit.protocol import test_read, test_read_ends
 from tests.unit.protocol.chaos import Chaos
 from tests.unit.protocol.test_ranks import SHAPES
 
@@ -29,7 +29,7 @@ def test_the_rows_of_both_tables_are_taken(monkeypatch) -> None:
 
         monkeypatch.setattr(cls, "_move", move)
     test_read.test_with_nothing_to_read_decode_is_done_at_once()
-    test_read.test_an_unreachable_prefill_fails_what_waits_for_it()
+    test_read_ends.test_an_unreachable_prefill_fails_what_waits_for_it()
     for seed in range(200):
         Chaos(seed, *SHAPES["2x2" if seed % 2 else "1x1"]).run()
         if all(taken[cls] == set(table) for cls, table in tables.items()):
