@@ -99,6 +99,7 @@ def hand_over(prefill, decodes, room):
         for rank, decode in enumerate(decodes)
     ]
     sending = prefill.open(room, "r")
+    until(lambda: sending.status.phase is Phase.READY)  # both ranks have come
     sending.send(PAGES, start=0, last=True, aux_slot=0)
     until(lambda: sending.status.ended and all(one.status.ended for one in receiving))
     return sending, receiving
