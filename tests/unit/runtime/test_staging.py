@@ -27,7 +27,10 @@ class Unsure(LocalEngine):
         return super().submit(peer, chunk, *args)
 
     def poll(self, handle):
-        return Poll.FAILED_UNSETTLED if self.unsettled else super().poll(handle)
+        if not self.unsettled:
+            return super().poll(handle)
+        # Not before both ranks' writes are under way: the failure of one stops the other if it has not begun.
+        return Poll.FAILED_UNSETTLED if self.staged >= 2 else Poll.PENDING
 
 
 class Side:
