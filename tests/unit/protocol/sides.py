@@ -180,3 +180,11 @@ def open_frame(number: int = 1, *, peer: str = DECODE, room: int = 7, sibling: i
 def abort_frame(number: int = 1, *, rid: str = "r", part: int = 0, parts: int = 1, **header: object) -> f.Abort:
     said = {"request_id": rid, "cause": "aborted", "message": "client left", "part": part, "parts": parts}
     return f.Abort(**about(number, **header), **said)
+
+
+def ack(number: int = 1, **header: object) -> f.Ack:
+    return f.Ack(**about(number, **header))
+
+
+def query(number: int = 1) -> f.Query:
+    return f.Query(**about(number))
