@@ -20,7 +20,7 @@ class Unsure(LocalEngine):
     """Moves everything, and says afterwards that bytes may still be under way when told to."""
 
     unsettled = False
-    staged = 0
+    staged = told = 0
 
     def submit(self, peer, chunk, *args):
         self.staged += chunk.staged is not None
@@ -30,7 +30,10 @@ class Unsure(LocalEngine):
         if not self.unsettled:
             return super().poll(handle)
         # Not before both ranks' writes are under way: the failure of one stops the other if it has not begun.
-        return Poll.FAILED_UNSETTLED if self.staged >= 2 else Poll.PENDING
+        if self.staged < 2:
+            return Poll.PENDING
+        self.told += 1
+        return Poll.FAILED_UNSETTLED
 
 
 class Side:
