@@ -49,7 +49,7 @@ class MooncakeSession:
         if self._native.initialize(host, "P2PHANDSHAKE", protocol, "") != 0:
             raise EngineUnavailableError(f"Mooncake cannot listen as {host}; its reason is on stderr")
         self.name = f"{_bracketed(host)}:{self._native.get_rpc_port()}"
-        self.batch_timeout_s = max(5, int(os.environ.get("MC_TRANSFER_TIMEOUT", "30")))
+        self.batch_timeout_s = _batch_timeout()
         """How long `finish` waits at most, and 1 s more for each GB (Mooncake's own rule)."""
 
     def register(self, addresses: Sequence[int], lengths: Sequence[int]) -> None:
@@ -112,6 +112,14 @@ def _prepare(host: str) -> None:
             os.environ.setdefault("MC_USE_IPV6", "1")
     except ValueError:
         return  # a name: whoever uses names with IPv6 sets MC_USE_IPV6
+
+
+def _batch_timeout() -> int:
+    text = os.environ.get("MC_TRANSFER_TIMEOUT", "30")
+    try:
+        return max(5, int(text))
+    except ValueError:
+        raise EngineUnavailableError(f"MC_TRANSFER_TIMEOUT is {text!r}, must be a whole number of seconds") from None
 
 
 def _bracketed(host: str) -> str:

@@ -157,6 +157,12 @@ def test_the_environment_is_completed_never_overruled(monkeypatch):
     assert os.environ["MC_USE_IPV6"] == "1"
 
 
+def test_a_timeout_that_is_no_number_is_refused_by_name(monkeypatch):
+    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "long")
+    with pytest.raises(EngineUnavailableError, match="MC_TRANSFER_TIMEOUT is 'long'"):
+        MooncakeEngine("me", host="127.0.0.1")
+
+
 def test_without_the_package_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "mooncake.engine", None)
     with pytest.raises(EngineUnavailableError, match=r"pip install 'pdpool\[mooncake\]'` and needs .* libibverbs1"):

@@ -24,19 +24,22 @@ from pdpool_connector.layout.plan import Chunk
 from tests.unit.engines import recorded_packages as packages
 
 PAGES, PAGE_BYTES, ROWS, ROW_BYTES = 32, 512, 4, 64
+STRIDE = PAGES * PAGE_BYTES
+PLACES = {"us": (2, 0, 3, 1), "them": (1, 3, 0, 2)}
+"""Where the regions lie (K, V, state, aux): not in their own order, and not in the same order on both sides."""
 
 
 class Side:
     """An engine with memory of its own: two KV regions, one of state, aux rows."""
 
     def __init__(self, backend, name, *, target=False):
-        stride = PAGES * PAGE_BYTES
-        self.arena = HostArena(4 * stride)
-        regions = [self.arena.region(index * stride, PAGE_BYTES, PAGES) for index in range(3)]
+        self.arena = HostArena(4 * STRIDE)
+        self.starts = [place * STRIDE for place in PLACES.get(name, (0, 1, 2, 3))]
+        regions = [self.arena.region(start, PAGE_BYTES, PAGES) for start in self.starts[:3]]
         self.memory = KVMemory(
             kv=tuple(regions[:2]),
             state=(regions[2],),
-            aux=self.arena.region(3 * stride, ROW_BYTES, ROWS),
+            aux=self.arena.region(self.starts[3], ROW_BYTES, ROWS),
             page_tokens=1,
             layers=1,
             kv_heads=1,
@@ -48,10 +51,11 @@ class Side:
         self.engine = open_engine(backend, name, target=target, host="10.0.0.1")
         self.remote = RemoteMemory(engine=backend, memory=self.memory, descriptor=self.engine.register(self.memory))
 
-    def items(self, index):
-        stride = PAGES * PAGE_BYTES
-        width = ROW_BYTES if index == 3 else PAGE_BYTES
-        return self.bytes[index * stride :][: (ROWS if index == 3 else PAGES) * width].reshape(-1, width)
+    def items(self, index, image=None):
+        """Rows of bytes of region `index` (K, V, state, aux), of an image of the arena or of the arena itself."""
+        count, width = (ROWS, ROW_BYTES) if index == 3 else (PAGES, PAGE_BYTES)
+        data = self.bytes if image is None else image
+        return data[self.starts[index] :][: count * width].reshape(-1, width)
 
 
 @pytest.fixture(params=["mori", "ascend"])
@@ -97,18 +101,15 @@ def test_bytes_land_exactly_where_they_should(pair, op):
     source, sink = pair if op is Op.WRITE else reversed(pair)
     source.bytes[:] = np.random.default_rng(0).integers(0, 256, source.arena.nbytes, np.uint8)
     sink.bytes[:] = 0xA5
-    wanted = sink.bytes.copy()
-    local, remote, state, aux = ids(3, 4, 9, 31), ids(20, 21, 0, 5), (ids(1, 2), ids(7, 6)), (1, 3)
-    ends = (lambda pair: pair) if op is Op.WRITE else (lambda pair: pair[::-1])
-    moves = [(0, *ends((local, remote))), (1, *ends((local, remote))), (2, *ends(state)), (3, *ends(((1,), (3,))))]
-    assert ended(ours.engine, ours.engine.submit("them", Chunk(local, remote, aux, state), op)) is Poll.DONE
-    image = Side.items
-    landed = sink.bytes.copy()
-    sink.bytes[:] = wanted
-    for region, froms, tos in moves:
+    before, wanted = source.bytes.copy(), sink.bytes.copy()
+    pages, state, aux = (ids(3, 4, 9, 31), ids(20, 21, 0, 5)), (ids(1, 2), ids(7, 6)), (1, 3)
+    for region, (froms, tos) in enumerate((pages, pages, state, ((1,), (3,)))):
         for start, to in zip(froms, tos, strict=True):
-            image(sink, region)[to] = image(source, region)[start]
-    assert np.array_equal(landed, sink.bytes)
+            sink.items(region, wanted)[to] = source.items(region)[start]
+    chunk = Chunk(*pages, aux, state) if op is Op.WRITE else Chunk(*pages[::-1], aux[::-1], state[::-1])
+    assert ended(ours.engine, ours.engine.submit("them", chunk, op)) is Poll.DONE
+    assert np.array_equal(sink.bytes, wanted)
+    assert np.array_equal(source.bytes, before)
 
 
 def test_nothing_to_move_is_done(pair):
