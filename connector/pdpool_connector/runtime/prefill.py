@@ -355,9 +355,9 @@ class PrefillConnector(Connector[PrefillTransfer]):
 
     def _on_kept(self, attempt: f.AttemptId, slot: Reservation) -> None:
         """Keep what an unsettled write may still read as long as its source pages."""
-        for transfer in self._transfers.values():
-            if attempt in transfer.attempts:
-                transfer.attach(slot.release)
+        for exchange in self._prefill.exchanges_of(attempt.decode):
+            if exchange.attempt == attempt and (request := exchange.handoff.request) is not None:
+                self._transfers[request.handle].attach(slot.release)
                 return
         slot.release()  # the hand-off is over: there was proof
 

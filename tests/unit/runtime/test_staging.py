@@ -137,3 +137,15 @@ def test_a_slot_that_may_still_be_read_is_held_with_its_hand_off_until_the_peer_
         prefill.fence(decode.incarnation, ProcessExited(pid=1, seen_by="the test"))
     until(lambda: sending.status.releasable)
     until(lambda: prefill._staging.reserved == 0)
+
+
+def test_a_slot_is_held_though_the_other_rank_has_not_even_opened(prefill, decodes) -> None:
+    prefill._engine.unsettled = True
+    receiving = decodes[0].open(prefill.bootstrap_address, 1, "r", pages=PAGES, aux_slot=0)
+    sending = prefill.open(1, "r")
+    sending.send(PAGES, start=0, last=True, aux_slot=0)
+    until(lambda: sending.status.ended and receiving.status.ended)
+    assert not sending.status.releasable
+    assert prefill._staging.reserved == 1
+    prefill.fence(decodes[0].incarnation, ProcessExited(pid=1, seen_by="the test"))
+    until(lambda: prefill._staging.reserved == 0)
