@@ -238,7 +238,8 @@ class Cable:
         self.sockets: list[socket.socket] = []
         self.plugged = True
         info = ask(prefill.bootstrap, BOOTSTRAP_PATH)
-        info["ranks"][0]["control"] = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        (row,) = [row for row in info["ranks"] if row["incarnation"] == prefill.incarnation]
+        row["control"] = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.http = HttpServer("127.0.0.1")
         page = Page("application/json", json.dumps(info).encode)
         self.bootstrap = f"127.0.0.1:{self.http.serve(0, {BOOTSTRAP_PATH: page})}"

@@ -13,7 +13,7 @@ from pdpool_connector import Cause, Key, Phase, TransferStatus, Verdict, agree, 
 from pdpool_connector.layout.pairing import pair
 
 from tests.integration.connector_peer import HEAD_BYTES, PAGES, TOKENS, Side
-from tests.integration.test_connector_handoff import TIMING, ask
+from tests.integration.test_connector_handoff import TIMING, Cable, ask
 
 HEADS = 4
 SOURCE, TARGET = [1, 2, 33], [8, 3, 60]
@@ -30,7 +30,8 @@ class Instance:
     def __init__(self, role: str, backend: str, ranks: dict, **options) -> None:
         self.role, self.backend = role, backend
         self.parts = shard_model(**ranks)
-        self.options = {"timing": TIMING, "request_deadline_s": 20.0, "shape": ranks, **options}
+        base = {"timing": TIMING, "request_deadline_s": 20.0, "checksum_rate": 1.0}
+        self.options = {**base, "shape": ranks, **options}
         self.port = _free_port()
         self.ended: list[Side] = []
         with ThreadPoolExecutor(len(self.parts)) as pool:
@@ -171,6 +172,8 @@ def test_every_cell_arrives_once_whatever_the_two_shapes_are(instances, backend:
     assert moved == cells * 2 * len(SOURCE) * TOKENS * HEAD_BYTES + len(decode.parts) * aux_bytes
     for instance in (prefill, decode):
         instance.settle_empty()
+    for stats in decode.settle(lambda stats: sum(stats["checksums"].values()) == 1):
+        assert stats["checksums"]["mismatched"] == 0
 
 
 @pytest.mark.parametrize("backend", ["local", "nixl"])
@@ -205,6 +208,32 @@ def test_a_killed_rank_fails_its_own_attempts_at_once_and_is_used_again_when_it_
     check_bytes(prefill, decode, hand_over(prefill, decode, 7, "again", seed=2))
     for instance in (prefill, other, decode):
         instance.settle_empty()
+
+
+def test_a_rank_that_is_cut_off_fails_its_attempts_alone_and_ends_their_holds_when_it_is_back(instances) -> None:
+    prefill, decode = instances("prefill", "local", shape([2, 1])), instances("decode", "local", shape([3]))
+    with contextlib.closing(Cable(prefill.ranks[1])) as wire:
+        prefill.open("r", 7)
+        decode.open("r", 7, prefill=wire.bootstrap, pages=TARGET, aux_slot=AUX_TO)
+        prefill.until("r", "ready")
+        wire.plugged = False
+        wire.cut()
+        (status,) = decode.until("r", "ended", within_s=4)
+        assert (status["cause"], status["releasable"]) == ("peer_lost", False)
+        assert prefill.ranks[1].until("r", "ended", within_s=4)["cause"] == "peer_lost"
+        assert prefill.ranks[0].until("r", "releasable", within_s=4)["cause"] in ("peer_lost", "peer_aborted")
+        (stats,) = decode.settle(lambda stats: stats["holds"] == 1)
+        assert [peer["incarnation"] for peer in stats["peers"]] == [prefill.ranks[0].incarnation]
+        wire.plugged = True
+        whole = prefill.fill(2)
+        prefill.open("again", 8)
+        decode.open("again", 8, prefill=wire.bootstrap, pages=TARGET, aux_slot=AUX_TO)
+        prefill.send("again", SOURCE, aux_slot=AUX_FROM)
+        decode.until("again", "done")
+        assert decode.until("r", "releasable")[0]["cause"] == "peer_lost"
+        check_bytes(prefill, decode, whole)
+        for instance in (prefill, decode):
+            instance.settle_empty()
 
 
 def test_a_killed_decode_rank_fails_the_request_for_the_others_that_share_its_prefill_rank(instances) -> None:

@@ -10,7 +10,9 @@ log = logging.getLogger(__name__)
 LOG_EVERY_S = 10.0
 """One log line for each reason in this time, however many frames were dropped."""
 
-SUSPICIOUS = frozenset({"malformed", "oversized", "version", "stranger", "mismatch", "unauthenticated", "unpaired"})
+SUSPICIOUS = frozenset(
+    {"malformed", "oversized", "version", "stranger", "mismatch", "unauthenticated", "unpaired", "registration"}
+)
 """Reasons that no correct peer gives; the others come with repetition and with peers that leave."""
 
 

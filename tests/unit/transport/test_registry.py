@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pdpool_connector.layout.memory import LayoutError
 from pdpool_connector.layout.pairing import shard_model
 from pdpool_connector.transport import lease
@@ -23,7 +25,7 @@ from pdpool_connector.transport.bootstrap import (
     Refusal,
     Registration,
 )
-from pdpool_connector.transport.http import MAX_BODY_BYTES, HttpServer
+from pdpool_connector.transport.http import MAX_BODY_BYTES, Asked, HttpServer
 from pdpool_connector.transport.lease import LeaseKeeper
 from pdpool_connector.transport.registry import LEASE_S, REMEMBERED, RegistrationError, Registry, RegistryEndpoint
 
@@ -192,6 +194,30 @@ def test_a_body_that_is_no_registration_is_refused_and_changes_nothing(served, b
     assert (status, "not a registration" in answer["error"]) == (400, True)
     assert served.get()[0] == 503
     assert len(served.refused) == 1
+
+
+_VALID = msgspec.json.encode(registration(1, life=5))
+
+
+@st.composite
+def bodies(draw) -> bytes:
+    """Noise, or a registration with a stretch of it replaced by noise."""
+    if draw(st.booleans()):
+        return draw(st.binary(max_size=600))
+    at = draw(st.integers(0, len(_VALID)))
+    return _VALID[:at] + draw(st.binary(max_size=40)) + _VALID[at + draw(st.integers(0, 40)) :]
+
+
+@given(bodies())
+def test_no_body_makes_the_registry_fail_or_seats_what_is_no_rank_of_it(body: bytes) -> None:
+    registry = Registry(PARTS, info(0), Clock())
+    reply = RegistryEndpoint(registry, LOOPBACK, lambda _: None)._put(Asked(body, "127.0.0.1"))
+    assert reply.status in (200, 400, 409)
+    seated = registry.ranks()
+    assert isinstance(seated, BootstrapInfo) == (reply.status == 200)
+    if isinstance(seated, BootstrapInfo):
+        assert seated.ranks[0] == info(0)
+        assert (seated.ranks[1].part, seated.ranks[1].direction) == (PARTS[1], "write")
 
 
 def test_a_body_beyond_the_bound_is_refused_unread(served) -> None:
