@@ -10,6 +10,7 @@ from pdpool_connector.layout.pairing import Part, check_instance
 from pdpool_connector.layout.staging import SLOT_BYTES
 from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.transport.address import AddressError, parse_address
 from pdpool_connector.transport.bootstrap import Direction
 from pdpool_connector.transport.curve import CurveKey
 from pdpool_connector.transport.tokens import Gate
@@ -91,7 +92,12 @@ class ConnectorConfig:
         if not 0 <= self.rank < max(len(self.instance), 1):
             raise ValueError(f"rank={self.rank} is out of range: instance has the parts of {len(self.instance)} ranks")
         if self.instance:
-            check_instance("this instance", self.instance)
+            check_instance("instance", self.instance)
+        if self.registry is not None:
+            try:
+                parse_address(self.registry)
+            except AddressError as error:
+                raise ValueError(f"registry: {error}") from None
         if self.direction not in ("write", "read"):
             raise ValueError(f"direction={self.direction!r} is unknown: give 'write' or 'read'")
         for network in self.allowed_networks:

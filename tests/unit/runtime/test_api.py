@@ -13,6 +13,7 @@ from pdpool_connector import (
     HostArena,
     KVMemory,
     PrefillConnector,
+    shard_model,
 )
 from prometheus_client import CollectorRegistry
 
@@ -58,6 +59,11 @@ def pages(*ids: int) -> np.ndarray:
         ({"advertise_host": ""}, "advertise_host"),
         ({"control_port": 70000}, "control_port"),
         ({"admin_port": -1}, "admin_port"),
+        ({"rank": 1}, "rank=1 is out of range"),
+        ({"rank": 2, "instance": shard_model([1, 1], 2)}, "rank=2 is out of range: instance has the parts of 2 ranks"),
+        ({"instance": shard_model([1, 1], 2)[1:]}, "layers of instance: from 0 to 0 no rank holds them"),
+        ({"registry": "somewhere"}, "registry: 'somewhere' is no address"),
+        ({"direction": "both"}, "direction='both'"),
         ({"request_deadline_s": 0}, "request_deadline_s"),
         ({"backend": "carrier pigeon"}, "backend"),
         ({"allowed_networks": ("10.0.0.1/8",)}, "allowed_networks"),
@@ -120,6 +126,19 @@ def test_decode_open_refuses_what_cannot_be(decode: DecodeConnector, changes: di
     arguments = {"prefill": "127.0.0.1:1", "room": 1, "request_id": "r", "pages": pages(1), "aux_slot": 0}
     with pytest.raises(ValueError, match=word):
         decode.open(**(arguments | changes))
+
+
+def test_a_memory_that_is_not_the_rank_s_part_is_refused(memory: KVMemory) -> None:
+    config = ConnectorConfig("127.0.0.1", rank=1, instance=shard_model([1, 1], 1), registry="127.0.0.1:1")
+    with pytest.raises(ValueError, match=r"memory holds Part\(first_layer=0, .* rank 1 holds Part\(first_layer=1"):
+        PrefillConnector(config, memory, lambda: None)
+
+
+def test_a_prefill_rank_above_0_needs_the_address_of_its_registry(memory: KVMemory) -> None:
+    replicas = shard_model([1], 1, tp=2)
+    with pytest.raises(ValueError, match="registry is missing: rank 1"):
+        PrefillConnector(ConnectorConfig("127.0.0.1", rank=1, instance=replicas), memory, lambda: None)
+    DecodeConnector(ConnectorConfig("127.0.0.1", rank=1, instance=replicas), memory, lambda: None).close()
 
 
 def test_open_before_start_says_so(memory: KVMemory) -> None:
