@@ -33,7 +33,7 @@ from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import PrefillTransfer, check_request
-from pdpool_connector.runtime.worker import Ended, PeerWorker, ended, number_of
+from pdpool_connector.runtime.worker import Ended, PeerWorker, ended, number_of, without_pages
 from pdpool_connector.transport.address import Address
 from pdpool_connector.transport.bootstrap import BootstrapClient, RankInfo, Refusal, Registration
 from pdpool_connector.transport.control import Arrival
@@ -329,16 +329,28 @@ class PrefillConnector(Connector[PrefillTransfer]):
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Write):
-            peer = self._peers.get(effect.peer)
-            if peer is None or not peer.paired or peer.worker is None:
-                self._reactor.post(partial(self._drive, ended(effect, WriteResult.FAILED, 0, "decode is gone")))
-                return
-            self._writes.setdefault(effect.attempt, set()).add(effect.write)
-            peer.worker.submit(effect if peer.kv else replace(effect, source=b"", target=b"", state=(b"", b"")))
+            try:
+                failure = self._write(effect)
+            except Exception:
+                self._reactor.faults += 1
+                log.exception("prefill failed to pass a write on")
+                failure = "a fault in the connector; see its log"
+            if failure:
+                over = ended(effect, WriteResult.FAILED, 0, failure)
+                self._reactor.post(partial(self._on_write_ended, over))
         elif isinstance(effect, StopWriting):
             peer = self._peers.get(effect.peer)
             if peer is not None and peer.worker is not None:
                 peer.worker.stop(self._writes.get(effect.attempt, set()))
+
+    def _write(self, write: Write) -> str:
+        """Pass a write on to its peer's worker, or return why nothing is under way."""
+        peer = self._peers.get(write.peer)
+        if peer is None or not peer.paired or peer.worker is None:
+            return "decode is gone"
+        self._writes.setdefault(write.attempt, set()).add(write.write)
+        peer.worker.submit(write if peer.kv else without_pages(write))
+        return ""
 
     def _on_write_ended(self, event: Ended) -> None:
         number = number_of(event)

@@ -13,7 +13,7 @@ from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, 
 from pdpool_connector.protocol.events import Event, Read, StopReading, WriteResult
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.runtime.reactor import Reactor
-from pdpool_connector.runtime.worker import Ended, PeerWorker, ended, number_of
+from pdpool_connector.runtime.worker import Ended, PeerWorker, ended, number_of, without_pages
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Reads:
             self._reactor.post(partial(self._drive, ended(effect, WriteResult.FAILED, 0, "prefill is gone")))
         else:
             source.reads.setdefault(effect.attempt, set()).add(effect.read)
-            source.worker.submit(effect if source.kv else replace(effect, source=b"", target=b"", state=(b"", b"")))
+            source.worker.submit(effect if source.kv else without_pages(effect))
 
     def connected(self, peer: str) -> bool:
         """Whether the rank's memory can be read."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+import msgspec
 import numpy as np
 
 from pdpool_connector.engines.base import (
@@ -46,6 +47,11 @@ Ended = WriteEnded | ReadEnded
 def number_of(move: Move | Ended) -> int:
     """The number by which the machine knows a move."""
     return move.write if isinstance(move, Write | WriteEnded) else move.read
+
+
+def without_pages(move: Move) -> Move:
+    """The same move for a rank with which only aux rows are exchanged."""
+    return msgspec.structs.replace(move, source=b"", target=b"", state=(b"", b""))
 
 
 @dataclass(slots=True, eq=False)
