@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from pdpool_connector.engines.base import EngineError, IncompatiblePeerError

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from msgspec.structs import replace
-
 from pdpool_connector.engines.base import Engine, EngineError
 from pdpool_connector.layout.checksum import PageSums
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, decode_remote
