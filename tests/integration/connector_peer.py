@@ -228,6 +228,8 @@ class _Connector:
         make = PrefillConnector if role == "prefill" else DecodeConnector
         self.connector = make(config, memory, self.changed.set)
         self.gate = self.connector._engine = _Gate(self.connector._engine)
+        if role == "decode":
+            self.connector._reads._engine = self.gate
         self.connector.start()
         return {
             "incarnation": self.connector.incarnation,

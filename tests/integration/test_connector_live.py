@@ -52,23 +52,23 @@ def replayed(directory: Path) -> list[str]:
     return outputs
 
 
-def test_failed_and_aborted_hand_offs_are_written_by_both_sides_and_replay_through_the_machines(
-    sides, tmp_path
-) -> None:
-    prefill, decode = sides("prefill"), sides("decode")
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_failed_and_aborted_hand_offs_are_recorded_by_both_sides_and_replay(sides, tmp_path, direction) -> None:
+    prefill, decode = sides("prefill", direction=direction), sides("decode", direction=direction)
+    mover = prefill if direction == "write" else decode
     for room in range(3):
         meet(prefill, decode, room, f"good{room}")
         prefill.send(f"good{room}", [1, 2])
         decode.until(f"good{room}", "done")
     meet(prefill, decode, 7, "aborted")
     prefill.until("aborted", "ready")
-    prefill.call("hold_writes")
+    mover.call("hold_writes")
     prefill.send("aborted", [1, 2])
-    prefill.settle(lambda stats: stats["held_writes"] == 1)
+    mover.settle(lambda stats: stats["held_writes"] == 1)
     decode.abort("aborted")
     decode.until("aborted", "ended")
     prefill.until("aborted", "ended")
-    prefill.call("release_writes")
+    mover.call("release_writes")
     meet(prefill, decode, 8, "invalid")
     prefill.send("invalid", [1, 2, 3])
     for side in (prefill, decode):

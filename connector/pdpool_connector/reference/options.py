@@ -30,6 +30,7 @@ class EngineOptions:
     tp_size: int
     pp_size: int
     admin_socket: Path | None
+    flight_dir: Path | None
     enable_faults: bool
     shutdown_grace_s: float
 
@@ -53,6 +54,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--tp-size", type=_ranks, default=1, show_default=True, help="Ranks that share each layer's heads."),
     click.option("--pp-size", type=_ranks, default=1, show_default=True, help="Stages that share the layers."),
     click.option("--admin-socket", type=click.Path(path_type=Path), help="Unix socket that takes /drain."),
+    click.option("--flight-dir", type=click.Path(path_type=Path), help="Takes a record of each failed hand-off."),
     click.option("--enable-faults", is_flag=True, help="Offer /faults, which breaks this engine on request."),
     click.option("--shutdown-grace", "shutdown_grace_s", type=_grace, default=30.0, help="Seconds after SIGTERM."),
 ]

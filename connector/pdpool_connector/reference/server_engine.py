@@ -164,6 +164,7 @@ class Engine:
             rank=rank,
             instance=self._parts if len(self._parts) > 1 else (),
             registry=registry,
+            flight_dir=options.flight_dir,
         )
 
     def _make_ranks(self, model: Model) -> Ranks:

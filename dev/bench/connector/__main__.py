@@ -11,6 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from .figures import FIGURES, Results
+from .watching import watching
+
+MEASURED = FIGURES | {"watching": watching}
 
 
 def table(results: Results) -> Table:
@@ -55,17 +58,17 @@ def last_line(results: Results) -> str:
 
 
 @click.command()
-@click.option("--only", multiple=True, type=click.Choice(list(FIGURES)), help="Measure this figure; may be repeated.")
+@click.option("--only", multiple=True, type=click.Choice(list(MEASURED)), help="Measure this figure; may be repeated.")
 @click.option("--plots", type=click.Path(file_okay=False, path_type=Path), help="Directory for plots (SVG).")
 def main(only: tuple[str, ...], plots: Path | None) -> None:
     """Measure the connector over NIXL and Mooncake, beside the bare engines."""
     console = Console(width=200)
     results = Results(say=console.print)
-    for name in only or FIGURES:
+    for name in only or MEASURED:
         begun = time.monotonic()
-        console.print(f"{name}: {(FIGURES[name].__doc__ or '').splitlines()[0]}")
+        console.print(f"{name}: {(MEASURED[name].__doc__ or '').splitlines()[0]}")
         with ExitStack() as stack:
-            FIGURES[name](results, stack)
+            MEASURED[name](results, stack)
         console.print(f"  ({time.monotonic() - begun:.0f} s)")
     console.print(table(results))
     missed(results, console)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 from .memory import Shape
 from .process import Plane, Process, Setup
@@ -25,11 +26,12 @@ class Pair:
         decodes: int = 1,
         max_attempts: int = 16_384,
         warm_up: bool = True,
+        options: dict[str, Any] | None = None,
     ) -> None:
         self.plane, self.shape = plane, shape
         self.warm = False
         """Whether what is measured now counts."""
-        setup = Setup("prefill", plane, shape, max_attempts)
+        setup = Setup("prefill", plane, shape, max_attempts, options or {})
         self.prefill = Process(stack, setup)
         self.decodes = [Process(stack, replace(setup, role="decode")) for _ in range(decodes)]
         self._rooms = count(1)

@@ -38,6 +38,8 @@ class Setup:
     plane: Plane
     shape: Shape
     max_attempts: int = 16_384
+    options: dict[str, Any] = field(default_factory=dict)
+    """More of the connector's configuration."""
 
 
 def serve(pipe: Connection, setup: Setup) -> None:

@@ -45,6 +45,7 @@ class Side:
             bind_host="127.0.0.1",
             backend=setup.plane.backend,
             timing=Timing(max_attempts=setup.max_attempts),
+            **setup.options,
         )
         begun = time.monotonic()
         kind = PrefillConnector if setup.role == "prefill" else DecodeConnector
