@@ -17,13 +17,7 @@ from .pool import Ids, PoolPlan, Row, Runs, Span, fits
 from .staging import SLOT_BYTES, Reservation
 
 STAGED_STRIP_BYTES: Final = 1024
-"""Larger strips are not gathered: a second copy takes longer than their descriptors do. `dev.bench.staging` measures
-it; a request of 16 MiB took, as strips over staged, with pages of 16 tokens, on a busy machine of two cores:
-
-    strip bytes     128    256    512   1024   2048   4096   8192
-    NIXL, CMA        10    5.0    3.8    2.4    1.4    0.9    0.7
-    NIXL, TCP        20    6.3    0.8    2.2    0.8    1.0    0.6
-"""
+"""Larger strips are not gathered: a second copy takes as long as their descriptors do (`dev.bench.staging`)."""
 STAGED_FEWER: Final = 4
 """Gathering must make this many times fewer descriptors; pages of one token gain only where they follow each other."""
 
