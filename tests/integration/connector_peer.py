@@ -30,6 +30,7 @@ from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.runtime import connector as connector_module
 
 ANSWER_S = 30.0
+START_S = 90.0  # a process that loads NIXL or Mooncake beside much other work
 LAYERS, HEADS, PAGES, AUX_ROWS, AUX_BYTES = 2, 2, 64, 16, 64
 TOKENS = 16
 HEAD_BYTES = 4 * 4  # head_dim, float32
@@ -57,7 +58,12 @@ class Side:
             },
         )
         self._buffer = b""
-        facts = self.call("start", role=role, backend=backend, options=options)
+        try:
+            facts = self.call("start", role=role, backend=backend, options=options, answer_s=START_S)
+        except BaseException:
+            self.process.kill()
+            self.process.communicate()
+            raise
         self.facts = facts
         self.incarnation: str = facts["incarnation"]
         self.bootstrap: str = facts["bootstrap"]
