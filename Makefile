@@ -65,6 +65,7 @@ FOR_IMAGES := --python-version 3.11 --python-platform x86_64-manylinux_2_28
 .PHONY: lock
 lock: $(READY) ## Pin the newest versions that pyproject.toml and the images' lists allow
 	$(COMPILE) pyproject.toml --all-extras --group dev --universal -p 3.11 --upgrade -o requirements/dev.lock
+	$(COMPILE) requirements/fuzz.in --universal -p 3.11 --upgrade -o requirements/fuzz.lock
 	for image in operator engine router; do \
 	  $(COMPILE) requirements/$$image.in -c requirements/dev.lock $(FOR_IMAGES) -o requirements/$$image.lock; done
 	grep nixl requirements/nodeps.txt | $(COMPILE) - --no-deps $(FOR_IMAGES) -o requirements/engine-nodeps.lock
@@ -85,6 +86,13 @@ test-integration: $(READY) ## Real processes, zmq, NIXL over loopback: no root, 
 	@$(PYTEST) tests/integration $(ARGS)
 test-cluster: test-bed ## Tests on the local Kubernetes; what a demo left there is removed first
 	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) tests/cluster $(ARGS)
+
+.PHONY: simulate fuzz
+simulate: $(READY) ## The protocol under every fault: exhaustive search, random runs, and mutants that must be caught
+	@$(PY) -m dev.simulate $(ARGS)
+fuzz: $(READY) ## Fuzz every decoder and the machines for MINUTES=10, guided by coverage
+	@$(VENV)/bin/uv pip install -q -p $(PY) --require-hashes -r requirements/fuzz.lock
+	@$(PY) -m dev.fuzz --minutes $(or $(MINUTES),10) $(ARGS)
 
 .PHONY: oracle bench-model bench-dataplane bench-connector
 oracle: $(READY) ## 100 prompts unified and over the hand-off: the tokens must be identical

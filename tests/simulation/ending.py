@@ -136,6 +136,7 @@ def judge_tables(world: World, process: Process) -> None:
         if name in ("_versions", "graves._floor"):
             strangers = set(table) - alive
         elif name == "_links":
+            assert isinstance(table, dict)
             strangers = {writer.incarnation for writers in table.values() for writer in writers} - alive
         else:
             strangers = set(map(str, table))

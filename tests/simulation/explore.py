@@ -136,8 +136,8 @@ class Explorer(SmallWorld):
                 self._do(state, side, Received(content))
         if state.paired[D] and not state.paired[P]:
             self._lose(state, D)
-        done = lambda label: label == "greet" and state.paired[P] and not self._peer_changed(state, P)  # noqa: E731
-        action = next((act for label, act in self._ordinary(state) if not done(label)), None)
+        greeted = state.paired[P] and not self._peer_changed(state, P)
+        action = next((act for label, act in self._ordinary(state) if label != "greet" or not greeted), None)
         if action is not None:
             action(state)
         state.soup = frozenset()

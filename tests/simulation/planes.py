@@ -39,7 +39,7 @@ class Flight:
 def units_of(write: Write, source: Half) -> list[Unit]:
     """What a write moves, in order; the aux row comes last, as it does in the connector."""
     units = pairs("pages", unpack(write.source), unpack(write.target), source.pages)
-    units += pairs("state", *(unpack(ids) for ids in write.state), source.state)
+    units += pairs("state", unpack(write.state[0]), unpack(write.state[1]), source.state)
     if write.aux is not None:
         units += pairs("aux", [write.aux[0]], [write.aux[1]], source.aux)
     return units

@@ -29,7 +29,7 @@ def copied(machine: Any) -> Any:
 
 
 def _copy(value: Any, done: dict[int, Any]) -> Any:
-    kind = type(value)
+    kind: Any = type(value)
     if _is_plain(kind):
         return value
     if id(value) in done:
@@ -64,7 +64,7 @@ def form(machine: Any) -> Hashable:
 
 
 def _form(value: Any, now: float, seen: dict[int, int]) -> Hashable:
-    kind = type(value)
+    kind: Any = type(value)
     if _is_plain(kind):
         return value  # type: ignore[no-any-return]
     if issubclass(kind, dict):
@@ -98,13 +98,15 @@ def _since(value: Any, now: float, seen: dict[int, int]) -> Hashable:
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    slots = value.__struct_fields__ if isinstance(value, msgspec.Struct) else _slots(type(value))
+    kind: Any = type(value)
+    slots = value.__struct_fields__ if isinstance(value, msgspec.Struct) else _slots(kind)
     return [(name, getattr(value, name)) for name in slots] if slots else list(vars(value).items())
 
 
 @cache
-def _is_plain(kind: type) -> bool:
+def _is_plain(kind: Hashable) -> bool:
     """True for types whose values never change."""
+    assert isinstance(kind, type)
     if kind in (int, str, float, bool, bytes, type(None), AttemptId) or issubclass(kind, Enum | type):
         return True
     if issubclass(kind, msgspec.Struct):
@@ -113,5 +115,6 @@ def _is_plain(kind: type) -> bool:
 
 
 @cache
-def _slots(kind: type) -> tuple[str, ...]:
+def _slots(kind: Hashable) -> tuple[str, ...]:
+    assert isinstance(kind, type)
     return tuple(name for base in kind.__mro__ for name in getattr(base, "__slots__", ()))

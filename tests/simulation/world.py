@@ -34,7 +34,7 @@ from pdpool_connector.protocol.events import (
     Writer,
     WriteResult,
 )
-from pdpool_connector.protocol.frames import VERSION_MAX, AttemptId
+from pdpool_connector.protocol.frames import VERSION_MAX, AttemptFrame, AttemptId
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.states import TransitionError
@@ -152,7 +152,7 @@ class World:
             raise ViolationError(f"the machine of {process.slot} raised {error!r} on {event}") from error
         for effect in effects:
             match effect:
-                case Send(peer, frame):
+                case Send(peer, AttemptFrame() as frame):
                     target = self.everyone[peer]
                     name = f"{process.slot}>{target.slot} {type(frame).__name__} r{self.tags.get(frame.attempt)}"
                     self.network.post(Letter(name, process.slot, peer, frame))

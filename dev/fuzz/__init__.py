@@ -1,0 +1,1 @@
+"""`make fuzz`: coverage-guided fuzzing (atheris) of every decoder, and of the machines driven by whatever decodes."""

@@ -1,0 +1,1 @@
+"""`make simulate`: the protocol under every fault, exhaustively for small worlds and at random for larger ones."""

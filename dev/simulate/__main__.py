@@ -1,0 +1,135 @@
+"""Explore, play at random, and put faults back: the last line says `simulate ok` only if nothing was broken."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from typing import Any, TypeVar
+
+import click
+
+from dev.simulate import jobs
+from tests.simulation.explore import SCENARIOS
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.wiring import WIRING
+
+Result = TypeVar("Result")
+
+
+@click.command(help=__doc__)
+@click.option("--seeds", default=600, show_default=True, help="Random runs.")
+@click.option("--first", default=0, show_default=True, help="The first run's seed.")
+@click.option("--seed", type=int, help="Play this seed only, show what happened, and stop.")
+@click.option("--cpu-seconds", default=60.0, show_default=True, help="CPU time of the exhaustive search.")
+@click.option("--mutant-seeds", default=300, show_default=True, help="Runs within which a mutant must be caught.")
+@click.option("--wiring/--no-wiring", default=True, help="Run tests on real processes against a broken runtime.")
+@click.option("--workers", default=2, show_default=True, help="Processes.")
+def main(
+    seeds: int,
+    first: int,
+    seed: int | None,
+    cpu_seconds: float,
+    mutant_seeds: int,
+    wiring: bool,
+    workers: int,
+) -> None:
+    if seed is not None:
+        sys.exit(play_one(seed))
+    begun = time.monotonic()
+    with ProcessPoolExecutor(workers) as pool:
+        explored = explore(pool, cpu_seconds)
+        played = play(pool, first, seeds)
+        mutants = [jobs.Mutant(*row) for row in catch(pool, mutant_seeds)]
+        # One at a time: they run processes and clocks of their own.
+        mutants += break_wiring(pool) if wiring else []
+    states = sum(one.states for one in explored)
+    violations = [text for one in explored for text in one.violations] + played.violations
+    caught = sum(mutant.caught for mutant in mutants)
+    for text in violations:
+        click.echo(f"\nVIOLATION {text}")
+    ok = not violations and caught == len(mutants)
+    click.echo(f"took {time.monotonic() - begun:.0f} s")
+    click.echo(
+        f"simulate {'ok' if ok else 'failed'}: states={states} runs={played.runs} violations={len(violations)} "
+        f"mutants={caught}/{len(mutants)}"
+    )
+    sys.exit(0 if ok else 1)
+
+
+def play_one(seed: int) -> int:
+    """Show one seed: all its steps, and when it breaks something, the fewest that do."""
+    schedule, what = jobs.one(seed)
+    for step in schedule:
+        click.echo(f"  {step}")
+    click.echo(what or f"seed {seed} breaks nothing")
+    return 1 if what else 0
+
+
+def explore(pool: ProcessPoolExecutor, cpu_seconds: float) -> list[jobs.Explored]:
+    click.echo("Exhaustive: 1 prefill, 1 decode; each state once, and from each all must come to an end by itself")
+    each = cpu_seconds / len(SCENARIOS)
+    found = list(run(pool, jobs.explore, [(number, each) for number in range(len(SCENARIOS))], "scenarios"))
+    for one in sorted(found, key=lambda one: one.number):
+        depth = "all states there are" if one.complete else f"all interleavings of {one.depth} steps"
+        click.echo(f"  {one.name}: {one.states} states, {depth}; {one.machines} states of machines")
+    return found
+
+
+def play(pool: ProcessPoolExecutor, first: int, seeds: int) -> jobs.Played:
+    click.echo("\nRandom: up to 4 prefill and 4 decode ranks")
+    pieces = [(at, min(10, first + seeds - at)) for at in range(first, first + seeds, 10)]
+    total = jobs.Played()
+    for one in run(pool, jobs.play, pieces, "runs of ten"):
+        total.add(one)
+    click.echo(f"  {total.runs} runs, {total.requests} requests, {total.done} halves of decode handed over")
+    show("  faults", total.happened, jobs.FAULTS)
+    show("  ends", total.happened, [kind for kind in total.happened if " " in kind])
+    return total
+
+
+def catch(pool: ProcessPoolExecutor, most: int) -> Iterator[tuple[str, str, str, str]]:
+    click.echo(f"\nMutants of the machines, each to be caught within {most} runs or by the search")
+    rows = {one.name: one for one in run(pool, jobs.catch, [(name, most) for name in MUTANTS], "mutants")}
+    for name, fault in MUTANTS.items():
+        table_row(rows[name])
+        yield name, fault.hazard, rows[name].how, rows[name].what
+
+
+def break_wiring(pool: ProcessPoolExecutor) -> list[jobs.Mutant]:
+    click.echo("\nMutants of the runtime's wiring, each to be caught by a test on real connectors")
+    sound = next(iter(run(pool, jobs.wiring_without_fault, [()], "run without a fault")))
+    if sound:
+        click.echo(f"  these tests fail without a mutant, so they prove nothing: {sound}")
+        return [jobs.Mutant(fault.name, fault.hazard, "", sound) for fault in WIRING.values()]
+    rows = []
+    for name in WIRING:
+        rows += list(run(pool, jobs.break_wiring, [(name,)], name))
+        table_row(rows[-1])
+    return rows
+
+
+def table_row(mutant: jobs.Mutant) -> None:
+    how = mutant.how if mutant.caught else "SURVIVED"
+    click.echo(
+        f"  {mutant.hazard:4} {mutant.name:44.44} {how:22} {mutant.what.splitlines()[0] if mutant.what else '':.90}"
+    )
+
+
+def show(title: str, counts: Counter[str], kinds: Iterable[str]) -> None:
+    click.echo(f"{title}: " + ", ".join(f"{kind} {counts[kind]}" for kind in sorted(kinds) if counts[kind]))
+
+
+def run(
+    pool: ProcessPoolExecutor, call: Callable[..., Result], arguments: list[tuple[Any, ...]], what: str
+) -> Iterator[Result]:
+    """Results as they come, with a bar on a terminal."""
+    futures: list[Future[Result]] = [pool.submit(call, *args) for args in arguments]
+    with click.progressbar(length=len(futures), label=f"  {what}", file=sys.stderr) as bar:
+        for future in as_completed(futures):
+            bar.update(1)
+            yield future.result()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""What a worker process of `make simulate` does; plain data in, plain data out."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.simulation.explore import SCENARIOS, Explorer
+from tests.simulation.faults import faulty_machines
+from tests.simulation.memory import ViolationError
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.player import Player, explain
+from tests.simulation.wiring import WIRING, NotTriedError, caught_by, outcome_of
+
+FAULTS = (
+    "lose",
+    "double",
+    "linger",
+    "forge",
+    "cut",
+    "lost",
+    "refuse",
+    "crash",
+    "shut_down",
+    "drain",
+    "freeze",
+    "fence",
+    "abort",
+    "ask_again",
+    "lose_post",
+)
+"""Steps of the random world that are faults, or that engines do unasked."""
+SEARCH_S = 6.0
+"""CPU time for a mutant that no random run has caught."""
+
+
+@dataclass
+class Explored:
+    """One scenario of the exhaustive search."""
+
+    number: int
+    name: str
+    states: int
+    depth: int
+    complete: bool
+    machines: int
+    violations: list[str]
+
+
+@dataclass
+class Played:
+    """Random runs."""
+
+    runs: int = 0
+    requests: int = 0
+    done: int = 0
+    happened: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+
+    def add(self, other: "Played") -> None:
+        """Take another's runs in."""
+        self.runs += other.runs
+        self.requests += other.requests
+        self.done += other.done
+        self.happened += other.happened
+        self.violations += other.violations
+
+
+@dataclass
+class Mutant:
+    """A fault put back. `how` it was caught, "" when it was not; `what` broke."""
+
+    name: str
+    hazard: str
+    how: str
+    what: str
+
+    @property
+    def caught(self) -> bool:
+        """Somebody noticed."""
+        return bool(self.how)
+
+
+def explore(number: int, cpu_s: float) -> Explored:
+    """Search one scenario."""
+    explorer = Explorer(SCENARIOS[number])
+    violations = []
+    try:
+        explorer.run(cpu_s)
+    except ViolationError as error:
+        violations.append(f"{explorer.scenario.name}: {error}")
+    return Explored(
+        number,
+        explorer.scenario.name,
+        len(explorer.parents),
+        explorer.depth,
+        explorer.complete,
+        len(explorer.machines),
+        violations,
+    )
+
+
+def play(first: int, count: int) -> Played:
+    """Play a few seeds."""
+    played = Played()
+    for seed in range(first, first + count):
+        player = Player(seed)
+        try:
+            player.run()
+        except ViolationError as error:
+            played.violations.append(f"{explain(player, str(error))}\n(python -m dev.simulate --seed {seed})")
+        played.runs += 1
+        played.requests += len(player.world.asks)
+        played.done += player.world.done
+        played.happened += player.world.happened
+    return played
+
+
+def one(seed: int) -> tuple[list[str], str]:
+    """The steps of one seed, and what it breaks."""
+    player = Player(seed)
+    try:
+        player.run()
+    except ViolationError as error:
+        return [str(step) for step in player.schedule], str(explain(player, str(error)))
+    return [str(step) for step in player.schedule], ""
+
+
+def catch(name: str, most: int) -> Mutant:
+    """Play with a fault until something breaks; then search, if nothing did."""
+    fault = MUTANTS[name]
+    machines = faulty_machines(fault)
+    for seed in range(most):
+        try:
+            Player(seed, machines).run()
+        except ViolationError as error:
+            return Mutant(name, fault.hazard, f"seed {seed}", str(error))
+    for scenario in SCENARIOS:
+        try:
+            Explorer(scenario, machines).run(SEARCH_S)
+        except ViolationError as error:
+            return Mutant(name, fault.hazard, "search", str(error))
+    return Mutant(name, fault.hazard, "", f"survived {most} runs and the search")
+
+
+def wiring_without_fault() -> str:
+    """All tests that the wiring's mutants are held against, on the code as it is; "" when they pass."""
+    for fault in WIRING.values():
+        try:
+            failed = outcome_of(fault.tests)
+        except NotTriedError as error:
+            return str(error)
+        if failed:
+            return failed
+    return ""
+
+
+def break_wiring(name: str) -> Mutant:
+    """Run a mutant of the runtime against its tests."""
+    fault = WIRING[name]
+    try:
+        failed = caught_by(fault)
+    except NotTriedError as error:
+        return Mutant(name, fault.hazard, "", str(error))
+    return Mutant(name, fault.hazard, "test" if failed else "", failed or "no test failed for it")

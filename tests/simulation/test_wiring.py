@@ -1,0 +1,12 @@
+"""The mutants of the runtime can be made from today's code; `make simulate` runs the tests against each of them."""
+
+import pytest
+
+from tests.simulation.wiring import ROOT, WIRING, mutated
+
+
+@pytest.mark.parametrize("name", WIRING)
+def test_each_fault_is_a_change_of_today_s_code_and_names_tests_that_exist(name: str) -> None:
+    fault = WIRING[name]
+    compile(mutated(fault), fault.file, "exec")
+    assert f"def {fault.sign}" in (ROOT / fault.tests[0]).read_text()

@@ -1,0 +1,38 @@
+"""What the fuzzer calls, without the fuzzer: its seeds pass, its allowance and its checks have teeth."""
+
+import random
+
+import pytest
+from pdpool_connector.protocol.decode import DecodeMachine
+from pdpool_connector.protocol.events import Write
+from pdpool_connector.protocol.frames import AttemptId
+
+from dev.fuzz import decoders, machines
+from dev.fuzz.__main__ import TARGETS
+from dev.fuzz.allowance import EVERY, FIXED, Allowance
+from dev.fuzz.machines import ME, TIMING, Watched
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_seeds_and_noise_break_nothing(name: str) -> None:
+    fuzz, seeds = (getattr(decoders, name, None) or getattr(machines, name))()
+    noise = random.Random(0)
+    for data in [*seeds, *(noise.randbytes(noise.randrange(300)) for _ in range(200))]:
+        fuzz(data)
+
+
+def test_an_input_that_costs_too_much_is_noticed() -> None:
+    allowance = Allowance()
+    for _ in range(EVERY - 1):
+        with allowance.for_input(b"x"):
+            pass
+    with pytest.raises(MemoryError), allowance.for_input(b"x"):
+        bytearray(2 * FIXED)
+
+
+def test_a_write_outside_what_was_offered_is_noticed() -> None:
+    watched = Watched(DecodeMachine(ME, TIMING))
+    watched.offered[AttemptId(ME, 1)] = [b"\1\0\0\0"]
+    watched.check_move(Write(AttemptId(ME, 1), 0, "p", b"\7\0\0\0", b"\1\0\0\0", None))
+    with pytest.raises(AssertionError, match="never offered"):
+        watched.check_move(Write(AttemptId(ME, 1), 0, "p", b"\7\0\0\0", b"\2\0\0\0", None))
