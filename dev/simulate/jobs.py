@@ -145,7 +145,7 @@ def wiring_without_fault() -> str:
     """All tests that the wiring's mutants are held against, on the code as it is; "" when they pass."""
     for fault in WIRING.values():
         try:
-            failed = outcome_of(fault.tests)
+            failed: str = outcome_of(fault.tests)
         except NotTriedError as error:
             return str(error)
         if failed:
