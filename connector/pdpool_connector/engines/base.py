@@ -121,7 +121,8 @@ class Engine(Protocol):
         """
 
     def disconnect(self, peer: str) -> None:
-        """Forget a peer; no error if it is not connected. Its handles that are still PENDING become FAILED_UNSETTLED.
+        """Forget a peer; no error if it is not connected. Its handles that are still PENDING become FAILED_UNSETTLED,
+        or FAILED_SETTLED where nothing had begun.
 
         Ends no transfer that is in flight, and is no fence.
         """
