@@ -33,9 +33,11 @@ def measure(engine: Any, peer: str, pairs: Pairs) -> dict[str, float]:  # noqa: 
     if isinstance(engine, NixlEngine):
         lists = {name: [state.plan.indices(chunk) for chunk in chunks] for name, chunks in patterns.items()}
         return {name: _timed(partial(_nixl, engine, state, items)) for name, items in lists.items()}
-    runs = [part for chunk in whole for part in _parts(state.plan.runs(chunk))]
     native = engine._session._native
-    return {"synchronous batches": _timed(partial(_mooncake, native, state.session, runs))}
+    parts = {
+        name: [part for one in chunks for part in _parts(state.plan.runs(one))] for name, chunks in patterns.items()
+    }
+    return {name: _timed(partial(_mooncake, native, state.session, part)) for name, part in parts.items()}
 
 
 def _timed(move: Callable[[], None]) -> float:
