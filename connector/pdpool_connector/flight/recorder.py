@@ -13,6 +13,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+import msgspec
+from msgspec.structs import replace
+
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import (
     Drain,
@@ -27,6 +30,7 @@ from pdpool_connector.protocol.events import (
     Plain,
     Received,
     Send,
+    SendPages,
     Shutdown,
     Tick,
 )
@@ -46,8 +50,8 @@ STEP_BYTES: Final = 1024
 Key = tuple[int, int]
 
 
-class Noted(NamedTuple):
-    """A step with its place in the order of all."""
+class Noted(msgspec.Struct, frozen=True, gc=False):
+    """A step with its place in the order of all. Part of no cycle: the garbage collector need not look at it."""
 
     order: int
     at: float
@@ -249,10 +253,10 @@ class Recorder:
     def _add_shares(self, noted: Noted, shares: Shares) -> None:
         for story, effects in shares.values():
             story.lingers |= not story.live
-            self._add(story, noted._replace(effects=effects))
+            self._add(story, replace(noted, effects=effects))
 
     def _keep_wide(self, noted: Noted) -> None:
-        self._wide.append(noted._replace(effects=()))
+        self._wide.append(replace(noted, effects=()))
         if len(self._wide) > WIDE:
             self._fold(self._wide.popleft())
 
@@ -307,5 +311,6 @@ def _name_of_timer(key: Hashable) -> Any:  # noqa: ANN401 - an attempt's id, or 
 
 
 def _weight(event: Event) -> int:
-    pages = getattr(event.frame if isinstance(event, Received) else event, "pages", b"")
-    return STEP_BYTES + len(pages)
+    if isinstance(event, Received):
+        return STEP_BYTES + (len(event.frame.pages) if isinstance(event.frame, f.Open) else 0)
+    return STEP_BYTES + (len(event.pages) if isinstance(event, SendPages | OpenAttempt) else 0)
