@@ -105,7 +105,7 @@ def move(initiator, target, op, source_pages, sink_pages, *more, **others):
     """Do one transfer and answer how it ended."""
     handle = initiator.call("submit", peer=target.name, **lists(op, source_pages, sink_pages, *more, **others))
     assert "error" not in handle, handle
-    return initiator.call("poll", handle=handle["handle"], wait_s=15.0)
+    return initiator.call("poll", handle=handle["handle"], wait_s=40.0)
 
 
 def until(condition, timeout_s, what):
