@@ -21,6 +21,7 @@ class Unsure(LocalEngine):
 
     unsettled = False
     staged = told = 0
+    awaited = 2
 
     def submit(self, peer, chunk, *args):
         self.staged += chunk.staged is not None
@@ -29,8 +30,8 @@ class Unsure(LocalEngine):
     def poll(self, handle):
         if not self.unsettled:
             return super().poll(handle)
-        # Not before both ranks' writes are under way: the failure of one stops the other if it has not begun.
-        if self.staged < 2:
+        # Not before the writes to all ranks are under way: the failure of one stops another that has not begun.
+        if self.staged < self.awaited:
             return Poll.PENDING
         self.told += 1
         return Poll.FAILED_UNSETTLED
@@ -140,7 +141,7 @@ def test_a_slot_that_may_still_be_read_is_held_with_its_hand_off_until_the_peer_
 
 
 def test_a_slot_is_held_though_the_other_rank_has_not_even_opened(prefill, decodes) -> None:
-    prefill._engine.unsettled = True
+    prefill._engine.unsettled, prefill._engine.awaited = True, 1
     receiving = decodes[0].open(prefill.bootstrap_address, 1, "r", pages=PAGES, aux_slot=0)
     sending = prefill.open(1, "r")
     sending.send(PAGES, start=0, last=True, aux_slot=0)
