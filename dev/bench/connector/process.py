@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -97,7 +98,7 @@ class Process:
         os.kill(self.process.pid, number)
 
     def _end(self) -> None:
-        if self.process.is_alive():
+        with contextlib.suppress(OSError):  # it may have died, and its end of the pipe with it
             self._pipe.send(None)
             self._pipe.poll(15)
         self.process.join(2)

@@ -119,7 +119,7 @@ class Side:
         for transfer, pages in self.idle:
             transfer.send(pages, start=0, last=True, aux_slot=0)
 
-    def end_idle(self, *, abort: bool) -> None:
+    def end_idle(self, abort: bool) -> None:
         """Wait until all of them have ended, given up before or not."""
         for transfer, _ in self.idle:
             if abort:
