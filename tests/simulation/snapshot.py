@@ -80,7 +80,7 @@ def _form(value: Any, now: float, seen: dict[int, int]) -> Hashable:
     if id(value) in seen:
         return ("seen", seen[id(value)])
     seen[id(value)] = len(seen)
-    if kind is Timers:
+    if kind.__name__ == Timers.__name__:  # a machine with a fault in it has a copy of the class
         due = sorted((when, serial, key) for key, (when, serial) in value._entries.items())
         return tuple((round(when - now, 6), _form(key, now, seen)) for when, _, key in due)
     return tuple(
