@@ -139,7 +139,7 @@ class MooncakeEngine:
         try:
             self._warm_up(peer, descriptor.scratch)
         except EngineError:
-            self.disconnect(peer)
+            self._leave(peer)
             raise
 
     def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
@@ -169,11 +169,15 @@ class MooncakeEngine:
 
     def disconnect(self, peer: str) -> None:
         """As `Engine.disconnect`. Mooncake keeps its connections to a peer that lives on, and uses them again."""
+        state = self._leave(peer)
+        if state is not None and not self._closed and self._session.answers(state.session, _PROBE_S) is False:
+            self._hang_up(state)
+
+    def _leave(self, peer: str) -> _Peer | None:
         state = self._peers.pop(peer, None)
         if state is not None:
             self._break(state, "disconnected while in flight")
-            if not self._closed and self._session.answers(state.session, _PROBE_S) is False:
-                self._hang_up(state)
+        return state
 
     def _hang_up(self, peer: _Peer) -> None:
         """Have Mooncake notice that its connections to a dead process are over: it closes them when they fail, only.
