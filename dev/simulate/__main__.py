@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 @click.option("--first", default=0, show_default=True, help="The first run's seed.")
 @click.option("--seed", type=int, help="Play this seed only, show what happened, and stop.")
 @click.option("--cpu-seconds", default=60.0, show_default=True, help="CPU time of the exhaustive search.")
-@click.option("--mutant-seeds", default=300, show_default=True, help="Runs within which a mutant must be caught.")
+@click.option("--mutant-seeds", default=1000, show_default=True, help="Runs within which a mutant must be caught.")
 @click.option("--wiring/--no-wiring", default=True, help="Run tests on real processes against a broken runtime.")
 @click.option("--workers", default=2, show_default=True, help="Processes.")
 def main(
