@@ -60,27 +60,27 @@ def test_a_token_opens_its_operation_once_and_tells_who_signed(gate):
 
 
 @pytest.mark.parametrize(
-    ("authorization", "why"),
+    ("make", "why"),
     [
-        ("", "a token is needed"),
-        ("Basic abc", "a token is needed"),
-        ("Bearer abc", "not valid: DecodeError"),
-        (token(private=key_pair()[0]), "InvalidSignatureError"),
-        (token(audience="another pod"), "InvalidAudienceError"),
-        (token(operation="drain"), "not for fence"),
-        (token(now=NOW - 120), "the clock here says"),
-        (token(now=NOW + 30), "the clock here says"),
-        (claims(exp=NOW + 3600), "valid for 3600 s, must be"),
-        (claims(jti=None), "needs the claims sub and jti"),
-        (claims(exp=None), "MissingRequiredClaimError"),
-        (claims(iat="today"), "not valid: ValueError"),
-        ("Bearer " + jwt.encode({"aud": "pod-uid"}, None, algorithm="none"), "not valid"),
-        ("Bearer " + jwt.encode({"aud": "pod-uid"}, "x" * 32, algorithm="HS256"), "not valid"),
+        (lambda: "", "a token is needed"),
+        (lambda: "Basic abc", "a token is needed"),
+        (lambda: "Bearer abc", "not valid: DecodeError"),
+        (lambda: token(private=key_pair()[0]), "InvalidSignatureError"),
+        (lambda: token(audience="another pod"), "InvalidAudienceError"),
+        (lambda: token(operation="drain"), "not for fence"),
+        (lambda: token(now=NOW - 120), "the clock here says"),
+        (lambda: token(now=NOW + 30), "the clock here says"),
+        (lambda: claims(exp=NOW + 3600), "valid for 3600 s, must be"),
+        (lambda: claims(jti=None), "needs the claims sub and jti"),
+        (lambda: claims(exp=None), "MissingRequiredClaimError"),
+        (lambda: claims(iat="today"), "not valid: ValueError"),
+        (lambda: "Bearer " + jwt.encode({"aud": "pod-uid"}, None, algorithm="none"), "not valid"),
+        (lambda: "Bearer " + jwt.encode({"aud": "pod-uid"}, "x" * 32, algorithm="HS256"), "not valid"),
     ],
 )
-def test_any_other_token_opens_nothing(gate, authorization, why):
+def test_any_other_token_opens_nothing(gate, make, why):
     with pytest.raises(TokenError, match=why):
-        gate.admit(authorization, "fence")
+        gate.admit(make(), "fence")
 
 
 def test_used_tokens_are_forgotten_only_when_they_are_too_old_to_be_used(gate, clock):
