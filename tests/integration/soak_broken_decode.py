@@ -5,8 +5,8 @@ an engine does that frees on abort; `keep` forgets to forget what has ended.
 """
 
 import os
-from dataclasses import replace
 
+from msgspec.structs import replace
 from pdpool_connector import DecodeConnector
 
 from dev.soak.decode import main
@@ -14,15 +14,16 @@ from dev.soak.decode import main
 publish = DecodeConnector._publish
 
 
-def release(self, handle, status) -> None:
-    publish(self, handle, replace(status, releasable=True) if status.ended else status)
+def release(self, report) -> None:
+    status = report.status
+    publish(self, replace(report, status=replace(status, releasable=True)) if status.ended else report)
 
 
-def keep(self, handle, status) -> None:
-    kept = self._transfers.get(handle)
-    publish(self, handle, status)
+def keep(self, report) -> None:
+    kept = self._transfers.get(report.handle)
+    publish(self, report)
     if kept is not None:
-        self._transfers[handle] = kept
+        self._transfers[report.handle] = kept
 
 
 if __name__ == "__main__":
