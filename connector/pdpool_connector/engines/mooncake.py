@@ -50,8 +50,6 @@ _MARKS: Final = 4
 _SHORTEST_SLEEP_S: Final = 15e-6
 """A small transfer over TCP takes about 45 µs."""
 _REAP_MARGIN_S: Final = 1.0
-_PROBE_S: Final = 2.0
-"""How long a peer that is given up is asked whether it lives."""
 
 
 class _Descriptor(msgspec.Struct, frozen=True):
@@ -65,8 +63,6 @@ class _Descriptor(msgspec.Struct, frozen=True):
 class _Peer:
     plan: PairPlan
     session: str
-    scratch: int
-    """Address of its identity."""
     progress_at: float
     """When something was last submitted or finished (monotonic seconds)."""
     waiting: deque[_Transfer] = field(default_factory=deque)
@@ -135,11 +131,11 @@ class MooncakeEngine:
         plan, descriptor = meet(self.name, self._memory, self._peers, peer, remote, _Descriptor)
         sharpen_sleeps()
         self._reap()
-        self._peers[peer] = _Peer(plan, descriptor.session, descriptor.scratch, time.monotonic())
+        self._peers[peer] = _Peer(plan, descriptor.session, time.monotonic())
         try:
             self._warm_up(peer, descriptor.scratch)
         except EngineError:
-            self._leave(peer)
+            self.disconnect(peer)
             raise
 
     def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
@@ -169,35 +165,9 @@ class MooncakeEngine:
 
     def disconnect(self, peer: str) -> None:
         """As `Engine.disconnect`. Mooncake keeps its connections to a peer that lives on, and uses them again."""
-        state = self._leave(peer)
-        if state is not None and not self._closed and self._session.answers(state.session, _PROBE_S) is False:
-            self._hang_up(state)
-
-    def _leave(self, peer: str) -> _Peer | None:
         state = self._peers.pop(peer, None)
         if state is not None:
             self._break(state, "disconnected while in flight")
-        return state
-
-    def _hang_up(self, peer: _Peer) -> None:
-        """Have Mooncake notice that its connections to a dead process are over: it closes them when they fail, only.
-
-        By reading, and not by writing: the port may be another's by now. What is read goes to a page of its own.
-        """
-        landing = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
-        address = landing.ctypes.data
-        self._session.register([address], [landing.nbytes])
-        self._landings[address] = landing
-        deadline = time.monotonic() + _PROBE_S
-        run = _one_run(address, peer.scratch)
-        tries = [self._session.start(peer.session, Op.READ, *run) for _ in range(_MARKS)]
-        tries = [one for one in tries if one]
-        while tries and time.monotonic() < deadline:
-            tries = [one for one in tries if self._session.over(one) is None]
-            time.sleep(_SHORTEST_SLEEP_S)
-        if not tries:
-            self._session.deregister([address])
-            del self._landings[address]
 
     def close(self) -> None:
         """As `Engine.close`."""
