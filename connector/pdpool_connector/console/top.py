@@ -1,7 +1,6 @@
 """`pdpool connector top`: connectors as tables that a terminal shows."""
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -39,15 +38,21 @@ def show(addresses: Sequence[str], interval_s: float, console: Console) -> int:
     if any(one.state is None for one in looks):
         return _complain(looks, console)
     try:
-        with Live(tables(looks, {}), console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                live.refresh()
-                time.sleep(interval_s)
-                before = {one.address: one for one in looks}
-                looks = asyncio.run(look_at_all(addresses))
-                live.update(tables(looks, before))
+        asyncio.run(_go_on(addresses, interval_s, looks, console))
     except KeyboardInterrupt:
         return 0
+    raise AssertionError("it goes on until it is interrupted")
+
+
+async def _go_on(addresses: Sequence[str], interval_s: float, looks: Sequence[Look], console: Console) -> None:
+    """One task for as long as it lasts: Ctrl-C at the end of a short one would be lost."""
+    with Live(tables(looks, {}), console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.refresh()
+            await asyncio.sleep(interval_s)
+            before = {one.address: one for one in looks}
+            looks = await look_at_all(addresses)
+            live.update(tables(looks, before))
 
 
 def _complain(looks: Iterable[Look], console: Console) -> int:
