@@ -12,10 +12,7 @@ from tests.integration.test_connector_handoff import Cable
 @hazard(1, "premature drained acknowledgement when a room is used again")
 def room_reuse_while_draining(stage: Stage) -> str:
     prefill, decode = stage.prefill, stage.decode
-    prefill.call("hold_writes")
-    first, room = stage.meet(pages=[8, 3])
-    prefill.send(first, [1, 2])
-    stage.held()
+    first, room = stage.write_on_its_way(pages=[8, 3])
     decode.abort(first)
     prefill.until(first, "ended")
     second, _ = stage.meet(room=room, pages=[20, 21], aux_slot=6)
@@ -39,10 +36,7 @@ def room_reuse_while_draining(stage: Stage) -> str:
 @hazard(2, "a queued chunk of a former attempt is written into the new one's pages")
 def stale_chunk(stage: Stage) -> str:
     prefill, decode = stage.prefill, stage.decode
-    prefill.call("hold_writes")
-    first, room = stage.meet(pages=[8, 3])
-    prefill.send(first, [1, 2])
-    stage.held()
+    first, room = stage.write_on_its_way(pages=[8, 3])
     decode.abort(first)
     prefill.until(first, "ended")
     second, _ = stage.meet(room=room, pages=[20, 21], aux_slot=6)
@@ -60,10 +54,7 @@ def stale_chunk(stage: Stage) -> str:
 @hazard(3, "success of an attempt that sent nothing, by the end of a former one")
 def false_success(stage: Stage) -> str:
     prefill, decode = stage.prefill, stage.decode
-    prefill.call("hold_writes")
-    first, room = stage.meet(pages=[8, 3])
-    prefill.send(first, [1, 2])
-    stage.held()
+    first, room = stage.write_on_its_way(pages=[8, 3])
     decode.abort(first)
     prefill.until(first, "ended")
     second, _ = stage.meet(room=room, pages=[20, 21], aux_slot=6)
@@ -82,10 +73,7 @@ def false_success(stage: Stage) -> str:
 @hazard(4, "pages are given back on a timeout, without proof")
 def release_by_timeout(stage: Stage) -> str:
     prefill, decode = stage.prefill, stage.decode
-    prefill.call("hold_writes")
-    name, _ = stage.meet(deadline_s=1.0)
-    prefill.send(name, [1, 2])
-    stage.held()
+    name, _ = stage.write_on_its_way(deadline_s=1.0)
     assert decode.until(name, "ended")["cause"] == "timed_out"
     stats = decode.settle(lambda stats: stats["holds"] == 1)
     assert stats["held_bytes"] > 0
@@ -101,10 +89,7 @@ def release_by_timeout(stage: Stage) -> str:
 @hazard(5, "prefill's source pages are freed while they are read")
 def source_freed_early(stage: Stage) -> str:
     prefill, decode = stage.prefill, stage.decode
-    prefill.call("hold_writes")
-    name, _ = stage.meet()
-    prefill.send(name, [1, 2])
-    stage.held()
+    name, _ = stage.write_on_its_way()
     prefill.abort(name)
     assert prefill.until(name, "ended")["cause"] == "aborted"
     prefill.settle(lambda stats: stats["holds"] == 1)

@@ -62,10 +62,7 @@ def failure_survives(stage: Stage) -> str:
 @hazard(28, "a hold is keyed by room, and its release hits the room's next request")
 def hold_by_room(stage: Stage) -> str:
     prefill, decode = stage.prefill, stage.decode
-    prefill.call("hold_writes")
-    first, room = stage.meet(pages=[8, 3])
-    prefill.send(first, [1, 2])
-    stage.held()
+    first, room = stage.write_on_its_way(pages=[8, 3])
     decode.abort(first)
     decode.settle(lambda stats: stats["holds"] == 1)
     second, _ = stage.meet(room=room, pages=[20], aux_slot=6)

@@ -108,6 +108,14 @@ class Stage:
         self.decode.open(name, room, prefill=self.prefill.bootstrap, pages=pages, aux_slot=aux_slot, **more)
         return name, room
 
+    def write_on_its_way(self, **how: object) -> tuple[str, int]:
+        """A hand-off of two pages whose write is submitted at prefill and not begun; name and room."""
+        self.prefill.call("hold_writes")
+        name, room = self.meet(**how)  # type: ignore[arg-type]
+        self.prefill.send(name, [1, 2])
+        self.held()
+        return name, room
+
     def serve(self, *, room: int = 0, source: int = 40, target: int = 50) -> None:
         """One whole hand-off on the standing pair, which must bring the right bytes."""
         name, _ = self.meet(room=room, pages=[target])

@@ -1,12 +1,13 @@
 """Hand-offs between engines of several ranks: the tokens of one engine, failures on all ranks, one frozen rank."""
 
 import itertools
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
 import pytest
 from pdpool_connector.demo.launch import Child, Children, get_json
+
+from tests.integration.small_side import until
 
 PROMPTS = [[token % 250 for token in range(100, 100 + length)] for length in (1, 15, 16, 17, 300)]
 ROOMS = itertools.count(5_000_000)
@@ -41,14 +42,6 @@ def quiet(child: Child) -> bool:
     rows = [get_json(f"http://{admin}/v1/state")["queues"] for admin in states]
     live = [queue["reqs"] for row in rows for queue in row.values()]
     return not any(queues.values()) and not any(live) and not load["num_used_tokens"]
-
-
-def until(condition, seconds: float = 30.0) -> None:
-    """Poll other processes' state until it is as wanted."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

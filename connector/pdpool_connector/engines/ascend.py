@@ -31,9 +31,8 @@ from .base import (
     IncompatiblePeerError,
     Op,
     Poll,
-    UnknownPeerError,
 )
-from .checks import device, meet, refuse_invalid
+from .checks import admit, device, meet
 
 STORE_URLS: Final = ("MF_CONFIG_STORE_URL", "ASCEND_MF_STORE_URL")
 """memfabric's own name, and its former one, which SGLang uses."""
@@ -109,10 +108,7 @@ class AscendEngine:
 
     def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
         """As `Engine.submit`; the transfer is over when it returns."""
-        state = self._peers.get(peer)
-        if state is None or state.broken:
-            raise UnknownPeerError(f"peer {peer} is not connected" + (f": {state.broken}" if state else ""))
-        refuse_invalid(state.plan, chunk, op)
+        state = admit(self._peers, peer, chunk, op)
         runs = state.plan.runs(chunk)
         if not len(runs.nbytes):
             return Finished(Poll.DONE)

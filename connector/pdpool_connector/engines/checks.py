@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container
-from typing import TypeVar
+from collections.abc import Container, Mapping
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 
-from .base import EngineError, EngineUnavailableError, IncompatiblePeerError, InvalidChunkError, Op
+from .base import (
+    EngineError,
+    EngineUnavailableError,
+    IncompatiblePeerError,
+    InvalidChunkError,
+    Op,
+    UnknownPeerError,
+)
 
 Descriptor = TypeVar("Descriptor")
+
+
+class Connected(Protocol):
+    """What an engine keeps of a peer, as far as the checks need it. `broken`: why its connection failed, or ""."""
+
+    plan: PairPlan
+    broken: str
+
+
+Peer = TypeVar("Peer", bound=Connected)
 
 
 def meet(
@@ -38,6 +55,15 @@ def meet(
         return PairPlan(ours, remote.memory), msgspec.msgpack.decode(remote.descriptor, type=kind)
     except (LayoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise IncompatiblePeerError(str(error)) from error
+
+
+def admit(peers: Mapping[str, Peer], peer: str, chunk: Chunk, op: Op) -> Peer:
+    """The peer that a chunk is for. Raises UnknownPeerError, or InvalidChunkError for a chunk that does not fit."""
+    state = peers.get(peer)
+    if state is None or state.broken:
+        raise UnknownPeerError(f"peer {peer} is not connected" + (f": {state.broken}" if state else ""))
+    refuse_invalid(state.plan, chunk, op)
+    return state
 
 
 def refuse_invalid(plan: PairPlan, chunk: Chunk, op: Op) -> None:

@@ -36,9 +36,8 @@ from .base import (
     Op,
     PeerUnreachableError,
     Poll,
-    UnknownPeerError,
 )
-from .checks import meet, refuse_invalid
+from .checks import admit, meet
 from .mooncake_session import MooncakeSession
 from .pace import pause, sharpen_sleeps
 
@@ -140,10 +139,7 @@ class MooncakeEngine:
 
     def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
         """As `Engine.submit`; only hands the chunk to Mooncake's thread, or queues it behind those under way."""
-        state = self._peers.get(peer)
-        if state is None or state.broken:
-            raise UnknownPeerError(f"peer {peer} is not connected" + (f": {state.broken}" if state else ""))
-        refuse_invalid(state.plan, chunk, op)
+        state = admit(self._peers, peer, chunk, op)
         return self._begin(state, op, state.plan.runs(chunk))
 
     def poll(self, handle: Handle) -> Poll:

@@ -34,9 +34,8 @@ from .base import (
     Op,
     PeerUnreachableError,
     Poll,
-    UnknownPeerError,
 )
-from .checks import device, meet, refuse_invalid
+from .checks import admit, device, meet
 from .pace import pause, sharpen_sleeps
 
 _SHORTEST_SLEEP_S: Final = 5e-6
@@ -143,10 +142,7 @@ class MoriEngine:
 
     def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
         """As `Engine.submit`."""
-        state = self._peers.get(peer)
-        if state is None or state.broken:
-            raise UnknownPeerError(f"peer {peer} is not connected" + (f": {state.broken}" if state else ""))
-        refuse_invalid(state.plan, chunk, op)
+        state = admit(self._peers, peer, chunk, op)
         return self._start(state, op, state.plan.runs(chunk))
 
     def poll(self, handle: Handle) -> Poll:

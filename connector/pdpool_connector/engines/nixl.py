@@ -35,7 +35,7 @@ from .base import (
     Poll,
     UnknownPeerError,
 )
-from .checks import meet, refuse_invalid
+from .checks import admit, meet
 from .nixl_agent import NixlAgent, NixlError
 from .pace import pause
 
@@ -148,10 +148,7 @@ class NixlEngine:
 
     def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
         """As `Engine.submit`; over CMA it copies before it returns."""
-        state = self._peers.get(peer)
-        if state is None or state.broken:
-            raise UnknownPeerError(f"peer {peer} is not connected" + (f": {state.broken}" if state else ""))
-        refuse_invalid(state.plan, chunk, op)
+        state = admit(self._peers, peer, chunk, op)
         if chunk.staged is not None:
             runs = state.plan.runs(chunk)
             return self._start(state, lambda: self._agent.make_runs(op, runs, peer))

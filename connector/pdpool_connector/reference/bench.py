@@ -28,7 +28,7 @@ def main(model_path: str | None, repeats: int) -> None:
     try:
         directory = model_path or str(weights_fetch.smollm2_dir(lambda line: click.echo(line, err=True)))
         start = time.perf_counter()
-        config, loaded = weights.tiny() if directory == "tiny" else weights.load(directory)
+        config, loaded = weights.open_model(directory)
     except weights.WeightsError as error:
         sys.exit(f"error: {error}")
     pages = CONTEXT // PAGE_TOKENS + 1

@@ -1,6 +1,7 @@
 """The hand-offs of an engine of several ranks: to rank 0's scheduler they look like those of one connector."""
 
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,10 +61,14 @@ def together(key: Key, statuses: Sequence[TransferStatus]) -> TransferStatus:
     )
 
 
-class _Ranked:
+AnyConnector = TypeVar("AnyConnector", PrefillConnector, DecodeConnector)
+
+
+class _Ranked(Generic[AnyConnector]):
     """What both roles share. All methods but `told` are for the scheduler's thread."""
 
-    def __init__(self, ranks: Ranks, kv: PagedKV, wake: Callable[[], None]) -> None:
+    def __init__(self, connector: AnyConnector, ranks: Ranks, kv: PagedKV, wake: Callable[[], None]) -> None:
+        self._connector: AnyConnector = connector
         self._ranks, self._kv, self._wake = ranks, kv, wake
         self._live: dict[int, RankedTransfer] = {}
         self._handles = 0
@@ -75,6 +80,16 @@ class _Ranked:
         if transfer is not None:
             transfer.hear(rank, said.status)
             self._wake()
+
+    def beat(self) -> None:
+        """See `Connector`."""
+        self._connector.beat()
+        self._tend()
+
+    def drain(self) -> None:
+        """See `Connector`."""
+        self._connector.drain()
+        self._ranks.order_all(Drain())
 
     def _add(self, own: PrefillTransfer | DecodeTransfer, sibling: int) -> RankedTransfer:
         self._handles += 1
@@ -92,12 +107,8 @@ class _Ranked:
                 del self._live[handle]
 
 
-class RankedPrefill(_Ranked):
+class RankedPrefill(_Ranked[PrefillConnector]):
     """`PrefillConnector` as the scheduler uses it, for all ranks."""
-
-    def __init__(self, connector: PrefillConnector, ranks: Ranks, kv: PagedKV, wake: Callable[[], None]) -> None:
-        super().__init__(ranks, kv, wake)
-        self._connector = connector
 
     def open(
         self,
@@ -114,23 +125,9 @@ class RankedPrefill(_Ranked):
         self._ranks.order_all(Request(self._handles, room, request_id, sibling, deadline_s))
         return transfer
 
-    def beat(self) -> None:
-        """See `Connector`."""
-        self._connector.beat()
-        self._tend()
 
-    def drain(self) -> None:
-        """See `Connector`."""
-        self._connector.drain()
-        self._ranks.order_all(Drain())
-
-
-class RankedDecode(_Ranked):
+class RankedDecode(_Ranked[DecodeConnector]):
     """`DecodeConnector` as the scheduler uses it, for all ranks."""
-
-    def __init__(self, connector: DecodeConnector, ranks: Ranks, kv: PagedKV, wake: Callable[[], None]) -> None:
-        super().__init__(ranks, kv, wake)
-        self._connector = connector
 
     def open(
         self,
@@ -158,16 +155,6 @@ class RankedDecode(_Ranked):
         transfer = self._add(own, sibling)
         self._ranks.order_all(Offer(self._handles, prefill, room, request_id, pages, aux_slot, sibling, deadline_s))
         return transfer
-
-    def beat(self) -> None:
-        """See `Connector`."""
-        self._connector.beat()
-        self._tend()
-
-    def drain(self) -> None:
-        """See `Connector`."""
-        self._connector.drain()
-        self._ranks.order_all(Drain())
 
     def set_queue(self, name: str, reqs: int, oldest_s: float | None, moved_total: int) -> None:
         """See `Connector`."""

@@ -6,7 +6,6 @@ import logging
 import os
 import queue
 import signal
-import sys
 import threading
 from functools import singledispatchmethod
 from multiprocessing.connection import Connection
@@ -18,6 +17,7 @@ from pdpool_connector import DecodeConnector, DecodeTransfer, PrefillConnector, 
 from pdpool_connector.reference import weights
 from pdpool_connector.reference.kv import PagedKV
 from pdpool_connector.reference.model import Model
+from pdpool_connector.reference.process_setup import set_up_process
 from pdpool_connector.reference.products import Floats
 from pdpool_connector.reference.rank_orders import (
     Abort,
@@ -46,9 +46,7 @@ def follow(spec: RankSpec, orders: Connection[Any, Any], rows: Connection[Any, A
     """Be a rank until told to stop, or until rank 0 is gone. `orders`, `rows`: this end of the two pipes."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 drains first, and then says when to end
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # As in rank 0, before NIXL is imported: UCX' InfiniBand module crashes at exit.
-    os.environ.setdefault("UCX_MODULES", "^ib")
+    set_up_process()
     Follower(spec, orders, rows).run()
 
 
@@ -65,7 +63,7 @@ class Follower:
         self._transfers: dict[int, PrefillTransfer | DecodeTransfer] = {}
         self._said: dict[int, TransferStatus] = {}
         self._connector: PrefillConnector | DecodeConnector | None = None
-        config, loaded = weights.tiny() if spec.model_path == "tiny" else weights.load(spec.model_path)
+        config, loaded = weights.open_model(spec.model_path)
         self._kv = PagedKV(config, spec.kv_pages, part=spec.part)
         self._model = Model(config, loaded, self._kv)
 

@@ -48,7 +48,7 @@ class Engine:
         self.options = options
         self.draining = False
         self.frame_faults = FrameFaults()
-        self.config, loaded = weights.tiny() if options.model_path == "tiny" else weights.load(options.model_path)
+        self.config, loaded = weights.open_model(options.model_path)
         self.tokenizer = tokenizers.load(options.model_path)
         self.tokenizer.limit(self.max_tokens)
         self.registry = CollectorRegistry()

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from aiohttp import web
 
 from pdpool_connector.reference.options import EngineOptions
+from pdpool_connector.reference.process_setup import set_up_process
 from pdpool_connector.reference.ranks import RankLostError
 from pdpool_connector.reference.server import Api, admin_app, ready_line
 from pdpool_connector.reference.server_engine import Engine
@@ -25,10 +25,8 @@ log = logging.getLogger(__name__)
 
 def run_engine(options: EngineOptions) -> int:
     """Run one engine until it is told to stop. Returns the exit code."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_process()
     logging.getLogger("aiohttp.server").addFilter(_without_bytes)
-    # libucx is loaded when NIXL is imported, later than this; its InfiniBand module crashes at exit.
-    os.environ.setdefault("UCX_MODULES", "^ib")
     return asyncio.run(_Process(options).run())
 
 

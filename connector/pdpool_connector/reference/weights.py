@@ -125,6 +125,11 @@ def load(directory: str | Path) -> tuple[ModelConfig, Weights]:
     return described.config, Weights(tensor("embedding"), tensor("final_norm"), layers)
 
 
+def open_model(model_path: str | Path) -> tuple[ModelConfig, Weights]:
+    """The model of a command line: a directory, or `tiny`. Raises WeightsError."""
+    return tiny() if model_path == "tiny" else load(model_path)
+
+
 TINY_VOCAB: Final = 259
 """256 bytes, then end of text, start and end of a chat message."""
 

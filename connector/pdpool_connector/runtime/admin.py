@@ -15,6 +15,7 @@ import msgspec
 
 from pdpool_connector.protocol.fence import InsufficientProofError, Proof, describe
 from pdpool_connector.protocol.frames import Incarnation, Room
+from pdpool_connector.transport.bootstrap import decode_json
 from pdpool_connector.transport.http import Asked, Handler, Reply
 from pdpool_connector.transport.tokens import Gate, TokenError
 
@@ -80,12 +81,12 @@ class AdminEndpoint:
                 return _error(403, "no public key of an operator is configured here: this endpoint is read only")
             try:
                 who = self._gate.admit(asked.authorization, operation)
-                body = decoder.decode(asked.body)
+                body = decode_json(decoder, asked.body)
                 done = act(body, who)
             except TokenError as error:
                 log.warning("%s refused to %s: %s", operation, asked.remote, error)
                 return _error(401, str(error))
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            except msgspec.DecodeError as error:
                 return _error(400, f"the body does not fit {operation}: {error}")
             except InsufficientProofError as error:
                 return _error(422, str(error))

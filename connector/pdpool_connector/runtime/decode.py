@@ -242,8 +242,10 @@ class DecodeConnector(Connector[DecodeTransfer]):
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Read | StopReading):
             self._reads.perform(effect)
-        if not isinstance(effect, Connect):
-            return
+        elif isinstance(effect, Connect):
+            self._connect_to(effect)
+
+    def _connect_to(self, effect: Connect) -> None:
         if (link := self._links.get(effect.prefill)) is not None:
             link.hurry()
             return

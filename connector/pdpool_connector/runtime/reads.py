@@ -42,7 +42,6 @@ class Reads:
         self._engine, self._memory, self._reactor, self._drive, self._told = engine, memory, reactor, drive, connected
         self._sums = PageSums(memory)
         self._sources: dict[str, _Source] = {}
-        self.bytes_moved = 0
 
     def connect(self, peer: str, memory: bytes, *, kv: bool) -> None:
         """Begin to reach the memory of a rank that is paired; `memory` as it was told."""
@@ -124,7 +123,6 @@ class Reads:
                 numbers.discard(number)
                 if not numbers:
                     del source.reads[event.attempt]
-        self.bytes_moved += event.bytes_moved
         self._drive(event)
 
     def _on_gone(self, peer: str) -> None:
