@@ -13,9 +13,11 @@ from typing import NamedTuple
 import click
 
 TARGETS = {
-    "frames": "every frame of the control channel",
+    "frames": "every frame of the control channel, v1 and v2",
     "memory": "a peer's description of its memory",
     "json": "bootstrap registry and admin endpoint",
+    "tokens": "tokens of operator and ranks",
+    "flight": "records of flights, and their replay",
     "prefill": "prefill's machine, WRITE",
     "decode": "decode's machine, WRITE",
     "prefill_read": "prefill's machine, READ",

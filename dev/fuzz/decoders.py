@@ -111,9 +111,12 @@ class _Nobody:
 
 
 def sample_frames() -> list[f.Frame]:
-    """One frame of each kind and a batch, as real connectors send them."""
+    """One frame of each kind and a batch, as real connectors send them, in every version."""
+    return [frame for version in range(f.VERSION_MIN, f.VERSION_MAX + 1) for frame in _sample_frames(version)]
+
+
+def _sample_frames(version: int) -> list[f.Frame]:
     attempt = f.AttemptId(A, 1)
-    version = f.VERSION_MAX
     head = {"version": version, "sender": A, "attempt": attempt, "room": 7, "sibling": 0}
     opened = f.Open(
         **head,  # type: ignore[arg-type]
@@ -133,6 +136,8 @@ def sample_frames() -> list[f.Frame]:
         opened,
         *(kind(**head) for kind in (f.Accepted, f.Sending, f.Ack, f.Query)),  # type: ignore[arg-type]
         *(kind(**head, **told) for kind in (f.Failed, f.Drained)),  # type: ignore[arg-type]
+        f.Computed(**head, sequence=0, start=0, pages=bytes(8), last=True, aux_slot=1, state=b""),  # type: ignore[arg-type]
+        f.Fetching(**head, taken=1),  # type: ignore[arg-type]
         f.Done(**head, bytes_moved=4096),  # type: ignore[arg-type]
         f.Abort(**head, **told, request_id="r"),  # type: ignore[arg-type]
     ]

@@ -106,6 +106,11 @@ FIELDS: Sequence[tuple[str, Callable[[Bytes], Any]]] = (
     ("part", lambda data: data.below(3)),
     ("parts", lambda data: data.below(3) + 1),
     ("bytes_moved", lambda data: data.below(256)),
+    ("version", lambda data: f.VERSION_MIN + data.below(f.VERSION_MAX)),
+    ("sequence", lambda data: data.below(4)),
+    ("start", lambda data: data.below(4)),
+    ("last", lambda data: bool(data.below(2))),
+    ("taken", lambda data: data.below(4)),
     ("cause", lambda data: ("aborted", "timed_out", "no such cause")[data.below(3)]),
 )
 
@@ -198,9 +203,12 @@ class Watched:
         return ReadEnded(move.attempt, move.read, result, data.below(256))
 
     def do(self, event: Event) -> None:
+        if isinstance(event, Fenced):  # its moves are over, and need not be answered
+            self.moving = [move for move in self.moving if move.peer != event.peer]
         for effect in self.machine.handle(event, self.now):
             if isinstance(effect, Report):
                 self.check_report(effect)
+                self.check_untouched(effect)
             elif isinstance(effect, Write | Read):
                 self.check_move(effect)
                 self.moving.append(effect)
@@ -214,6 +222,11 @@ class Watched:
             assert (before.phase, before.cause) == (now.phase, now.cause), f"{before} became {now}"
             assert now.releasable or not before.releasable, f"{before} became {now}"
         self.statuses[report.handle] = now
+
+    def check_untouched(self, report: Report) -> None:
+        """Memory is given back when no move of ours uses it any more."""
+        for move in self.moving if report.status.releasable else ():
+            assert move.attempt not in report.attempts, f"{report} gives back what {move} uses"
 
     def check_move(self, move: Write | Read) -> None:
         """Nothing is written outside what was offered for this attempt."""

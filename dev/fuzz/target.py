@@ -6,15 +6,12 @@ from pathlib import Path
 
 import atheris
 
-TARGETS = ("frames", "memory", "json", "prefill", "decode", "prefill_read", "decode_read")
-
 
 def main(name: str, corpus: Path, options: list[str]) -> None:
     # Instrumentation works on imports, so nothing of ours is imported before.
     with atheris.instrument_imports(include=["pdpool_connector"]):
-        from dev.fuzz import decoders, machines
-    make = getattr(decoders, name, None) or getattr(machines, name)
-    fuzz, seeds = make()
+        from dev.fuzz.targets import make
+    fuzz, seeds = make(name)
     corpus.mkdir(parents=True, exist_ok=True)
     for seed in seeds:
         (corpus / hashlib.sha256(seed).hexdigest()[:16]).write_bytes(seed)

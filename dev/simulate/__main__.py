@@ -11,6 +11,7 @@ import click
 
 from dev.simulate import jobs
 from tests.simulation.explore import SCENARIOS
+from tests.simulation.kinds import MACHINES, Direction
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.wiring import WIRING
 
@@ -18,10 +19,11 @@ Result = TypeVar("Result")
 
 
 @click.command(help=__doc__)
-@click.option("--seeds", default=600, show_default=True, help="Random runs.")
+@click.option("--seeds", default=500, show_default=True, help="Random runs in each direction.")
 @click.option("--first", default=0, show_default=True, help="The first run's seed.")
 @click.option("--seed", type=int, help="Play this seed only, show what happened, and stop.")
-@click.option("--cpu-seconds", default=60.0, show_default=True, help="CPU time of the exhaustive search.")
+@click.option("--direction", type=click.Choice(list(MACHINES)), default="write", help="In which that seed is played.")
+@click.option("--cpu-seconds", default=160.0, show_default=True, help="CPU time of the exhaustive search.")
 @click.option("--mutant-seeds", default=1000, show_default=True, help="Runs within which a mutant must be caught.")
 @click.option("--wiring/--no-wiring", default=True, help="Run tests on real processes against a broken runtime.")
 @click.option("--workers", default=2, show_default=True, help="Processes.")
@@ -29,13 +31,14 @@ def main(
     seeds: int,
     first: int,
     seed: int | None,
+    direction: Direction,
     cpu_seconds: float,
     mutant_seeds: int,
     wiring: bool,
     workers: int,
 ) -> None:
     if seed is not None:
-        sys.exit(play_one(seed))
+        sys.exit(play_one(direction, seed))
     begun = time.monotonic()
     with ProcessPoolExecutor(workers) as pool:
         explored = explore(pool, cpu_seconds)
@@ -57,9 +60,9 @@ def main(
     sys.exit(0 if ok else 1)
 
 
-def play_one(seed: int) -> int:
+def play_one(direction: Direction, seed: int) -> int:
     """Show one seed: all its steps, and when it breaks something, the fewest that do."""
-    schedule, what = jobs.one(seed)
+    schedule, what = jobs.one(direction, seed)
     for step in schedule:
         click.echo(f"  {step}")
     click.echo(what or f"seed {seed} breaks nothing")
@@ -67,7 +70,7 @@ def play_one(seed: int) -> int:
 
 
 def explore(pool: ProcessPoolExecutor, cpu_seconds: float) -> list[jobs.Explored]:
-    click.echo("Exhaustive: 1 prefill, 1 decode; each state once, and from each all must come to an end by itself")
+    click.echo("Exhaustive, prefill x decode ranks: each state once, and from each all must come to an end by itself")
     each = cpu_seconds / len(SCENARIOS)
     found = list(run(pool, jobs.explore, [(number, each) for number in range(len(SCENARIOS))], "scenarios"))
     for one in sorted(found, key=lambda one: one.number):
@@ -77,8 +80,9 @@ def explore(pool: ProcessPoolExecutor, cpu_seconds: float) -> list[jobs.Explored
 
 
 def play(pool: ProcessPoolExecutor, first: int, seeds: int) -> jobs.Played:
-    click.echo("\nRandom: up to 4 prefill and 4 decode ranks")
-    pieces = [(at, min(10, first + seeds - at)) for at in range(first, first + seeds, 10)]
+    click.echo("\nRandom, WRITE and READ: up to 4 prefill and 4 decode ranks")
+    starts = range(first, first + seeds, 10)
+    pieces = [(direction, at, min(10, first + seeds - at)) for direction in MACHINES for at in starts]
     total = jobs.Played()
     for one in run(pool, jobs.play, pieces, "runs of ten"):
         total.add(one)

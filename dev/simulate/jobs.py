@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from tests.simulation.explore import SCENARIOS, Explorer
 from tests.simulation.faults import faulty_machines
+from tests.simulation.kinds import Direction
 from tests.simulation.memory import ViolationError
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.player import Player, explain
@@ -86,10 +87,10 @@ def explore(number: int, cpu_s: float) -> Explored:
     try:
         explorer.run(cpu_s)
     except ViolationError as error:
-        violations.append(f"{explorer.scenario.name}: {error}")
+        violations.append(f"{explorer.scenario}: {error}")
     return Explored(
         number,
-        explorer.scenario.name,
+        str(explorer.scenario),
         len(explorer.parents),
         explorer.depth,
         explorer.complete,
@@ -98,15 +99,17 @@ def explore(number: int, cpu_s: float) -> Explored:
     )
 
 
-def play(first: int, count: int) -> Played:
+def play(direction: Direction, first: int, count: int) -> Played:
     """Play a few seeds."""
     played = Played()
     for seed in range(first, first + count):
-        player = Player(seed)
+        player = Player(seed, direction)
         try:
             player.run()
         except ViolationError as error:
-            played.violations.append(f"{explain(player, str(error))}\n(python -m dev.simulate --seed {seed})")
+            played.violations.append(
+                f"{explain(player, str(error))}\n(python -m dev.simulate --direction {direction} --seed {seed})"
+            )
         played.runs += 1
         played.requests += len(player.world.asks)
         played.done += player.world.done
@@ -114,9 +117,9 @@ def play(first: int, count: int) -> Played:
     return played
 
 
-def one(seed: int) -> tuple[list[str], str]:
+def one(direction: Direction, seed: int) -> tuple[list[str], str]:
     """The steps of one seed, and what it breaks."""
-    player = Player(seed)
+    player = Player(seed, direction)
     try:
         player.run()
     except ViolationError as error:
@@ -130,10 +133,10 @@ def catch(name: str, most: int) -> Mutant:
     machines = faulty_machines(fault)
     for seed in range(most):
         try:
-            Player(seed, machines).run()
+            Player(seed, fault.direction, machines).run()
         except ViolationError as error:
             return Mutant(name, fault.hazard, f"seed {seed}", str(error))
-    for scenario in SCENARIOS:
+    for scenario in (one for one in SCENARIOS if one.direction == fault.direction):
         try:
             Explorer(scenario, machines).run(SEARCH_S)
         except ViolationError as error:

@@ -5,9 +5,11 @@ from collections import deque
 from pdpool_connector.protocol.events import WriteResult
 from pdpool_connector.protocol.outcome import Cause, Phase
 
+from tests.simulation.ground import TIMING, check
+from tests.simulation.hosts import DEADLINE_S
 from tests.simulation.memory import Half
 from tests.simulation.processes import Process
-from tests.simulation.world import DEADLINE_S, LATE_S, TIMING, World, check
+from tests.simulation.world import LATE_S, World
 
 SETTLE_S = DEADLINE_S + TIMING.drain_s + 5
 FORGET_S = 3 * (TIMING.verdict_s + TIMING.acked_s)
@@ -17,6 +19,7 @@ def finish(world: World) -> None:
     """Let the faults stop, judge what is held, fence the dead, and judge what is left. Raises ViolationError."""
     heal(world)
     play_on(world, SETTLE_S)
+    call_again(world)
     judge_holds(world)
     for incarnation, process in list(world.everyone.items()):
         if not process.alive:
@@ -27,6 +30,18 @@ def finish(world: World) -> None:
     judge_end(world)
     if world.arrive_late():
         epilogue(world)
+
+
+def call_again(world: World) -> None:
+    """Decodes that have given up saying how long ago something ended in READ have a next hand-off with that prefill."""
+    for process, half in living_halves(world):
+        forgotten = half.ended and not half.releasable and world.now > half.over + TIMING.verdict_s
+        if world.direction == "read" and process.role == "prefill" and forgotten:
+            for rank in range(world.shape[world.asks[half.tag].decode]):
+                decode = world.processes[f"{world.asks[half.tag].decode}.{rank}"]
+                if not world.is_linked(decode, process.instance):
+                    decode.wants.add(process.instance)
+    play_on(world, 1.0)
 
 
 def epilogue(world: World) -> None:
@@ -41,12 +56,12 @@ def epilogue(world: World) -> None:
                 if process.role == "prefill":
                     world.post(tag, process.slot)
     play_on(world, SETTLE_S)
-    for process, half in living_halves(world):
-        if half.tag >= fresh:
-            # Late frames are remembered like others, and so many rooms at once can be more than there is room for.
-            full = half.last is not None and "remembers as many" in half.last.message
-            done = half.last is not None and half.last.phase is Phase.DONE
-            check(done or full, f"what came late has harmed {half} on {process.slot}")
+    halves = [(process, half) for process, half in living_halves(world) if half.tag >= fresh]
+    # Late frames are remembered like others, and so many rooms at once can be more than there is room for.
+    full = {half.tag for _, half in halves if half.last is not None and "remembers as many" in half.last.message}
+    for process, half in halves:
+        done = half.last is not None and half.last.phase is Phase.DONE
+        check(done or half.tag in full, f"what came late has harmed {half} on {process.slot}")
     play_on(world, FORGET_S)
     judge_end(world)
 
@@ -90,7 +105,7 @@ def turn(world: World) -> bool:
             busy.append(world.settle(flight.name, WriteResult.STOPPED))
         while world.land(flight.name):
             busy.append(True)
-        busy.append(world.settle(flight.name, WriteResult.LANDED))
+        busy.append(world.settle(flight.name, WriteResult.FAILED if flight.severed else WriteResult.LANDED))
     return any(busy)
 
 
@@ -133,7 +148,7 @@ def judge_tables(world: World, process: Process) -> None:
     for name, table in tables.items():
         if not isinstance(table, dict | set | list | deque) or name == "fired" or name.startswith("_on_"):
             continue
-        if name in ("_versions", "graves._floor"):
+        if name in ("_versions", "_behind", "graves._floor"):
             strangers = set(table) - alive
         elif name == "_links":
             assert isinstance(table, dict)
@@ -144,12 +159,16 @@ def judge_tables(world: World, process: Process) -> None:
 
 
 def judge_agreement(world: World, process: Process, half: Half) -> None:
-    """Success of all ranks here is success there; an abort that one side was told of, somebody has said."""
+    """Success of all ranks that move is success on the other side; an abort that one was told of, somebody has said.
+
+    It is the side that does not move which hears of success, so that it never believes in more than there was.
+    """
     halves = [(p, other) for p in world.everyone.values() for other in p.halves.values()]
     assert half.last is not None
     mine = [other for p, other in halves if p.role == process.role and other.tag == half.tag]
-    if process.role == "decode" and all(other.last and other.last.phase is Phase.DONE for other in mine):
-        same = [(p, other) for p, other in halves if p.role == "prefill" and other.request == half.request]
+    told, mover = ("decode", "prefill") if world.direction == "write" else ("prefill", "decode")
+    if process.role == told and all(other.last and other.last.phase is Phase.DONE for other in mine):
+        same = [(p, other) for p, other in halves if p.role == mover and other.request == half.request]
         agree = any(not p.alive or (other.last and other.last.phase is Phase.DONE) for p, other in same)
         check(agree, f"sides disagree: {half}; {[str(other) for _, other in same]}")
     if half.last.cause is Cause.ABORTED:

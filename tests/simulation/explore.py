@@ -1,11 +1,11 @@
-"""Every interleaving of a small world: one prefill, one decode, few requests, all faults up to a budget.
+"""Every interleaving of a small world: few ranks, few requests, all faults up to a budget.
 
 States are visited breadth first and each once, so that a violation comes with a shortest trace. What makes that cheap:
-a machine's state has a canonical form, and what an event does to it is worked out once (`Machines`). A state of the
+a machine's state has a canonical form, and what an event does to it is worked out once (`Numbered`). A state of the
 world is then a tuple of numbers. Three choices make the search wider than the world, never narrower:
 
 - A frame that was sent stays deliverable for ever, to its process: that covers loss, delay, reordering and doubling.
-- Each side has a clock of its own, and any clock may stand still while the other runs: a timer fires when it likes.
+- Each process has a clock of its own, and any clock may stand still while others run: a timer fires when it likes.
 - From every state that is reached, faults stop and frames in flight are lost: all must then come to an end by itself.
 """
 
@@ -13,26 +13,34 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from pdpool_connector.protocol.decode import DecodeMachine
 from pdpool_connector.protocol.events import Fenced, Received, Tick
-from pdpool_connector.protocol.prefill import PrefillMachine
 
+from tests.simulation.kinds import MACHINES, Machines
 from tests.simulation.memory import ViolationError
 from tests.simulation.numbered import name
 from tests.simulation.scene import Scenario, State
-from tests.simulation.smallworld import SIDES, D, P, SmallWorld
-from tests.simulation.world import Machines
+from tests.simulation.smallworld import SmallWorld
 
 ROUNDS = 400
 """So many rounds without a fault must suffice for everything to end; each has at least one timer or frame."""
 
 
-SCENARIOS = (
-    Scenario("one request in two writes, aborts and data-plane errors", (2,), 2, aborts=2, errors=1),
+SMALL = (
+    Scenario("one request in two moves, aborts and data-plane errors", (2,), 2, aborts=2, errors=1),
     Scenario("one request, aborts and broken connections", (1,), 1, aborts=1, breaks=2),
     Scenario("one request, aborts and crashes of both sides", (1,), 1, aborts=1, crashes=2),
     Scenario("a room used again, aborts", (1, 1), 1, aborts=1),
-    Scenario("a room used again, a crash or a broken connection", (1, 1), 1, aborts=0, breaks=1, crashes=1),
+    Scenario("a room used again, a crash or a broken connection", (1, 1), 1, breaks=1, crashes=1),
+)
+RANKS = (
+    Scenario("one request, an abort and a data-plane error", (1,), 1, aborts=1, errors=1),
+    Scenario("one request, a crash or a broken connection", (1,), 1, breaks=1, crashes=1),
+)
+SCENARIOS = (
+    *SMALL,
+    *(one._replace(direction="read") for one in SMALL),
+    *(one._replace(prefill=prefill, decode=decode) for prefill, decode in ((1, 2), (2, 1)) for one in RANKS),
+    *(RANKS[0]._replace(prefill=prefill, decode=decode, direction="read") for prefill, decode in ((1, 2), (2, 1))),
 )
 
 
@@ -43,7 +51,7 @@ class Explorer(SmallWorld):
     are reached in `depth` steps; `complete`: there are no others.
     """
 
-    def __init__(self, scenario: Scenario, classes: Machines = (PrefillMachine, DecodeMachine)) -> None:
+    def __init__(self, scenario: Scenario, classes: Machines = MACHINES) -> None:
         super().__init__(scenario, classes)
         self.parents: dict[int, tuple[int | None, str]] = {}
         self.ending: set[int] = set()
@@ -131,49 +139,57 @@ class Explorer(SmallWorld):
         """Everything that can happen without a fault, once; False when there is nothing but to wait."""
         mail, state.mail = state.mail, []
         for frame in mail:
-            side, life, content = self.frames[frame]
-            if state.lives[side] == life:
-                self._do(state, side, Received(content))
-        if state.paired[D] and not state.paired[P]:
-            self._lose(state, D)
-        greeted = state.paired[P] and not self._peer_changed(state, P)
-        action = next((act for label, act in self._ordinary(state) if label != "greet" or not greeted), None)
+            rank, life, content = self.frames[frame]
+            if state.lives[rank] == life:
+                self.do(state, rank, Received(content))
+        for link, (at_prefill, at_decode) in enumerate(state.up):
+            if at_decode and not at_prefill:
+                self.lose(state, link, at_prefill=False)
+        action = next((act for _, act in self._ordinary(state, again=False)), None)
         if action is not None:
             action(state)
         state.soup = frozenset()
         return bool(mail) or action is not None
 
     def _wait(self, state: State) -> bool:
-        """Time passes for both sides alike, to whichever deadline comes first."""
-        dues = [due for side in (P, D) if (due := self.machines.due(state.machines[side])) is not None]
+        """Time passes for all alike, to whichever deadline comes first."""
+        dues = [due for machine in state.machines if (due := self.machines.due(machine)) is not None]
         if not dues:
             return False
-        for side in (P, D):
-            self._do(state, side, Tick(), min(dues))
+        for rank in range(self.scenario.ranks):
+            self.do(state, rank, Tick(), min(dues))
         return True
 
     def _only_holds(self, state: State) -> bool:
         """True when nobody waits for anything but proof."""
-        return not any(
-            half.phase and not half.ended for side in state.halves for half in side
-        ) and not self.machines.get(state.machines[D]).census.count("aborting")
+        waiting = any(half.phase and not half.ended for rank in state.halves for half in rank)
+        aborting = (self.machines.get(state.machines[rank]).census.count("aborting") for rank in self.decodes)
+        return not waiting and not any(aborting)
 
     def _prove(self, state: State) -> None:
-        for side, life in self._dead(state):
-            self._fence(state, side, life)
-        state.flights = [fl for fl in state.flights if not fl.reported]
-        if state.unsettled:
-            self._do(state, P, Fenced(name(D, state.lives[D]), "explored"))
-            self._do(state, D, Fenced(name(P, state.lives[P]), "explored"))
+        """The dead are fenced, and so are the two ends of what did not settle.
+
+        In READ it is decode that calls, and prefill whose pages are held. It calls until its word has been heard, for
+        `verdict_s` at most; later than that, the next hand-off between the two is what they wait for.
+        """
+        if self.scenario.direction == "read":
+            state.wants = [True] * self.scenario.decode
+        for rank, life in self.dead(state):
+            self._fence(state, rank, life)
+        state.flights = [flight for flight in state.flights if not flight.reported]
+        for mover, peer in sorted(state.unsettled):
+            for here, there in ((mover, peer), (peer, mover)):
+                self.do(state, here, Fenced(name(there, state.lives[there]), "explored"))
 
     def _left(self, state: State) -> str:
         """What is left behind; empty when nothing is."""
-        left = [f"{self.machines.get(state.machines[side]).rows} rows at {SIDES[side]}" for side in (P, D)]
-        left = [text for text in left if not text.startswith("0 ")]
+        ranks = range(self.scenario.ranks)
+        rows = [(rank, self.machines.get(state.machines[rank]).rows) for rank in ranks]
+        left = [f"{count} rows at {self.label(rank)}" for rank, count in rows if count]
         left += [
-            f"r{request} at {SIDES[side]}: {half.phase} {half.cause}"
-            for side in (P, D)
-            for request, half in enumerate(state.halves[side])
+            f"r{request} at {self.label(rank)}: {half.phase} {half.cause}"
+            for rank in ranks
+            for request, half in enumerate(state.halves[rank])
             if half.phase and not half.releasable
         ]
         return ", ".join(left)

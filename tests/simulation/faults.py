@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pdpool_connector import protocol
 
-from tests.simulation.world import Machines
+from tests.simulation.kinds import Direction, Machines
 
 SHARED = ("frames", "outcome", "events", "states", "timing")
 """Vocabulary: the world and the machines must mean the same classes by it, so it is never loaded twice."""
@@ -27,10 +27,15 @@ class Fault(NamedTuple):
     line: str
     fault: str
 
+    @property
+    def direction(self) -> Direction:
+        """The one that is played with it: what both share is played in WRITE."""
+        return "read" if self.module.endswith("_read") else "write"
+
 
 @cache
 def faulty_machines(fault: Fault) -> Machines:
-    """Both machines' classes with the fault in them. Raises LookupError when the line is not there exactly once."""
+    """All machines' classes with the fault in them. Raises LookupError when the line is not there exactly once."""
     assert fault.module not in SHARED, "a second copy of shared classes would be a fault of the test"
     source = Path(protocol.__path__[0], f"{fault.module}.py").read_text()
     if source.count(fault.line) != 1:
@@ -40,9 +45,14 @@ def faulty_machines(fault: Fault) -> Machines:
         sys.modules[module.__name__] = module
         text = source.replace(fault.line, fault.fault)
         exec(compile(text, f"<{fault.module}.py with {fault.name}>", "exec"), module.__dict__)
-        prefill = importlib.import_module(f"{protocol.__name__}.prefill")
-        decode = importlib.import_module(f"{protocol.__name__}.decode")
-        return prefill.PrefillMachine, decode.DecodeMachine
+        here = {
+            name: importlib.import_module(f"{protocol.__name__}.{name}")
+            for name in ("prefill", "decode", "prefill_read", "decode_read")
+        }
+        return {
+            "write": (here["prefill"].PrefillMachine, here["decode"].DecodeMachine),
+            "read": (here["prefill_read"].PrefillReadMachine, here["decode_read"].DecodeReadMachine),
+        }
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class Pool:
 
     def __init__(self, size: int) -> None:
         self.owner: list[Half | None] = [None] * size
-        self.content: dict[tuple[int, int], tuple[str, int]] = {}
+        self.content: dict[tuple[int, int], tuple[str, int] | None] = {}
 
     def take(self, half: Half, count: int) -> list[int] | None:
         """Give `count` units to a half; None when there are not enough."""
@@ -66,11 +66,11 @@ class Pool:
         """The engine has its units back, and may give them to the next."""
         self.owner = [None if owner is half else owner for owner in self.owner]
 
-    def put(self, unit: int, rank: int, value: tuple[str, int], handle: int) -> None:
-        """A write lands. Raises ViolationError when the unit is not the attempt's any more."""
+    def put(self, unit: int, rank: int, value: tuple[str, int] | None, handle: int) -> None:
+        """A unit lands. Raises ViolationError when the unit is not the attempt's any more."""
         owner = self.owner[unit]
         if owner is None or owner.handle != handle:
-            raise ViolationError(f"stale write of {value[0]} into unit {unit}, which now belongs to {owner}")
+            raise ViolationError(f"stale write of {value} into unit {unit}, which now belongs to {owner}")
         self.content[unit, rank] = value
 
     def read(self, unit: int, half: Half) -> None:

@@ -1,10 +1,13 @@
-"""The faults of mutants.toml by name."""
+"""The faults of mutants.toml and mutants_read.toml by name."""
 
 import tomllib
 from pathlib import Path
 
 from tests.simulation.faults import Fault
 
-_ROWS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["mutant"]
+_HERE = Path(__file__).parent
+_ROWS = [
+    row for name in ("mutants", "mutants_read") for row in tomllib.loads((_HERE / f"{name}.toml").read_text())["mutant"]
+]
 MUTANTS = {row["name"]: Fault(**row) for row in _ROWS}
 assert len(MUTANTS) == len(_ROWS), "each fault has a name of its own"

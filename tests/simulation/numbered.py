@@ -6,9 +6,9 @@ from pdpool_connector.protocol.events import Effect, Event
 from pdpool_connector.protocol.states import TransitionError
 from pdpool_connector.protocol.timing import Timing
 
+from tests.simulation.kinds import AnyDecode, AnyPrefill
 from tests.simulation.memory import ViolationError
 from tests.simulation.snapshot import copied, form
-from tests.simulation.world import Machines
 
 TIMING = Timing(
     meet_s=4.0, drain_s=2.0, retry_first_s=1.0, retry_max_s=1.0, query_s=2.0, verdict_s=3.0, acked_s=2.0, max_attempts=8
@@ -18,7 +18,7 @@ TIMING = Timing(
 class Numbered:
     """Machines by number: equal numbers behave alike, and what an event does to one is worked out once."""
 
-    def __init__(self, classes: Machines) -> None:
+    def __init__(self, classes: tuple[type[AnyPrefill], type[AnyDecode]]) -> None:
         self._classes = classes
         self._known: dict[object, int] = {}
         self._machines: list[Any] = []
@@ -27,9 +27,9 @@ class Numbered:
     def __len__(self) -> int:
         return len(self._machines)
 
-    def fresh(self, side: int, life: int) -> int:
+    def fresh(self, rank: int, life: int, *, decode: bool) -> int:
         """A machine that has just begun."""
-        return self._number(self._classes[side](name(side, life), TIMING))
+        return self._number(self._classes[decode](name(rank, life), TIMING))
 
     def due(self, number: int) -> float | None:
         """Seconds of its own clock until its next deadline."""
@@ -61,6 +61,16 @@ class Numbered:
         return self._known[key]
 
 
-def name(side: int, life: int) -> str:
+def name(rank: int, life: int) -> str:
     """Incarnation of a life."""
-    return f"{side:016x}{life:016x}"
+    return f"{rank:016x}{life:016x}"
+
+
+def rank_of(incarnation: str) -> int:
+    """Whose life it is."""
+    return int(incarnation[:16], 16)
+
+
+def life_of(incarnation: str) -> int:
+    """Which of its lives it is."""
+    return int(incarnation[16:], 16)

@@ -8,9 +8,10 @@ from typing import NamedTuple
 from pdpool_connector.protocol.events import WriteResult
 
 from tests.simulation.ending import finish, judge_calm
+from tests.simulation.kinds import MACHINES, Direction, Machines
 from tests.simulation.memory import ViolationError
 from tests.simulation.shrink import shrink
-from tests.simulation.world import Machines, Step, World
+from tests.simulation.world import Step, World
 
 SHAPES: tuple[dict[str, int], ...] = (
     {"p0": 1, "p1": 1, "d0": 1, "d1": 1},
@@ -29,11 +30,10 @@ Weighted = tuple[float, Callable[[], Step | None]]
 class Player:
     """One run. `schedule` holds the steps taken so far; `world` is where they led."""
 
-    def __init__(self, seed: int, machines: Machines | None = None, *, steps: int = STEPS) -> None:
+    def __init__(self, seed: int, direction: Direction, machines: Machines = MACHINES, *, steps: int = STEPS) -> None:
         self.seed = seed
         self.random = random.Random(seed)
-        shape = SHAPES[seed % len(SHAPES)]
-        self.world = World(shape, machines) if machines is not None else World(shape)
+        self.world = World(SHAPES[seed % len(SHAPES)], machines, direction)
         self.steps = steps
         self.schedule: list[Step] = []
         self.asked = 0
@@ -106,10 +106,10 @@ class Player:
         flight = self.random.choice(self.world.flights)
         fate = self.random.random()
         if not flight.left:
-            return Step("settle", (flight.name, WriteResult.LANDED))
+            return Step("settle", (flight.name, WriteResult.FAILED if flight.severed else WriteResult.LANDED))
         if flight.stopped and fate < 0.5:
             return Step("settle", (flight.name, WriteResult.STOPPED))
-        if (fate > 0.97 and not self.calm) or (not flight.target.alive and fate > 0.5):
+        if (fate > 0.97 and not self.calm) or (not flight.peer.alive and fate > 0.5):
             return Step("settle", (flight.name, self.random.choice([WriteResult.FAILED, WriteResult.UNSETTLED])))
         return Step("land", (flight.name,))
 
@@ -216,18 +216,22 @@ class Failure(NamedTuple):
     """A seed that broke a promise, and the fewest steps that still do."""
 
     seed: int
+    direction: Direction
     what: str
     steps: int
     trace: list[Step]
 
     def __str__(self) -> str:
-        lines = [f"seed {self.seed}: {self.what}", f"the shortest trace, {len(self.trace)} of {self.steps} steps:"]
+        lines = [
+            f"seed {self.seed}, {self.direction}: {self.what}",
+            f"the shortest trace, {len(self.trace)} of {self.steps} steps:",
+        ]
         return "\n".join(lines + [f"  {step}" for step in self.trace])
 
 
 def replay(player: Player, schedule: list[Step]) -> str | None:
     """What a schedule breaks when it is played again, or None; steps that do not apply any more are left out."""
-    world = World(player.world.shape, player.world.machines)
+    world = World(player.world.shape, player.world.machines, player.world.direction)
     try:
         for step in schedule:
             world.apply(step)
@@ -245,4 +249,4 @@ def kind(what: str) -> str:
 def explain(player: Player, what: str) -> Failure:
     """Shorten what a player has played until it broke something."""
     trace = shrink(player.schedule, lambda steps: kind(replay(player, steps) or "") == kind(what))
-    return Failure(player.seed, replay(player, trace) or what, len(player.schedule), trace)
+    return Failure(player.seed, player.world.direction, replay(player, trace) or what, len(player.schedule), trace)

@@ -3,9 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from pdpool_connector.protocol.decode import DecodeMachine
-from pdpool_connector.protocol.prefill import PrefillMachine
-
+from tests.simulation.kinds import AnyDecode, AnyPrefill
 from tests.simulation.memory import Half, Pool
 
 PAGES = 8
@@ -19,7 +17,7 @@ class Process:
 
     slot: str
     incarnation: str
-    machine: PrefillMachine | DecodeMachine
+    machine: AnyPrefill | AnyDecode
     alive: bool = True
     frozen: bool = False
     fenced: bool = False
@@ -28,7 +26,7 @@ class Process:
     aux: Pool = field(default_factory=lambda: Pool(AUX_ROWS))
     state: Pool = field(default_factory=lambda: Pool(STATE_ITEMS))
     wants: set[str] = field(default_factory=set)
-    writes: Counter[int] = field(default_factory=Counter)
+    moves: Counter[int] = field(default_factory=Counter)
 
     @property
     def role(self) -> str:

@@ -42,8 +42,8 @@ def _copy(value: Any, done: dict[int, Any]) -> Any:
     elif kind is set or kind is list or kind is deque:
         new = done[id(value)] = kind()
         (new.update if kind is set else new.extend)([_copy(item, done) for item in value])
-    elif kind is tuple:
-        new = tuple(_copy(item, done) for item in value)
+    elif issubclass(kind, tuple):
+        new = tuple.__new__(kind, [_copy(item, done) for item in value])
     elif kind is count:
         new = count(int(repr(value)[len("count(") : -1]))
     elif kind is MethodType:
@@ -71,7 +71,7 @@ def _form(value: Any, now: float, seen: dict[int, int]) -> Hashable:
         return tuple((_form(key, now, seen), _form(item, now, seen)) for key, item in value.items())
     if kind is set:
         return tuple(sorted(value))
-    if kind is list or kind is deque or kind is tuple:
+    if kind is list or kind is deque or issubclass(kind, tuple):
         return tuple(_form(item, now, seen) for item in value)
     if kind is count:
         return repr(value)

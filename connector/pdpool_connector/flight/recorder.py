@@ -190,7 +190,7 @@ class Recorder:
                 return None
             story = self._at((event.frame.room, event.frame.sibling), now)
             self._name(story, event.frame.attempt)
-            story.lingers |= isinstance(event.frame, f.Abort)
+            story.lingers |= isinstance(event.frame, f.Abort | f.Drained)
             return story
         return None
 
@@ -292,7 +292,8 @@ class Recorder:
 
 def _is_new(frame: f.AttemptFrame, effects: Sequence[Effect]) -> bool:
     """True for the first word on an attempt. One on an ended attempt that is not kept any more changes nothing."""
-    return isinstance(frame, f.Open | f.Abort) and not any(isinstance(effect, Ignored) for effect in effects)
+    first = isinstance(frame, f.Open | f.Abort | f.Drained)
+    return first and not any(isinstance(effect, Ignored) for effect in effects)
 
 
 def _refused(frame: f.AttemptFrame, effects: Sequence[Effect]) -> bool:
@@ -312,5 +313,5 @@ def _name_of_timer(key: Hashable) -> Any:  # noqa: ANN401 - an attempt's id, or 
 
 def _weight(event: Event) -> int:
     if isinstance(event, Received):
-        return STEP_BYTES + (len(event.frame.pages) if isinstance(event.frame, f.Open) else 0)
+        return STEP_BYTES + (len(event.frame.pages) if isinstance(event.frame, f.Open | f.Computed) else 0)
     return STEP_BYTES + (len(event.pages) if isinstance(event, SendPages | OpenAttempt) else 0)

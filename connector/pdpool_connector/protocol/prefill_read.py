@@ -111,14 +111,12 @@ class PrefillReadMachine(MeetingMachine):
 
     def _note_end(self, frame: f.Done | f.Drained, cause: Cause | None) -> None:
         """Decode's last word on an attempt that is not live: take note, and let it end what it has overtaken."""
-        tombstone = self._graves.get(frame.attempt)
-        if tombstone is not None:
-            self._verdicts.acknowledge(frame, self._now)
-            self._send(frame.sender, f.Ack, frame)
-        elif isinstance(frame, f.Drained) and cause is not None and not self._graves.stale(frame.attempt):
+        known = self._verdicts.acknowledge(frame, self._now) or self._graves.stale(frame.attempt)
+        if isinstance(frame, f.Drained) and cause is not None and not known:
             self._abort_unseen(frame, cause, heard=True)
         else:
             self._send(frame.sender, f.Ack, frame)
+            self._ignore("stale", f"{type(frame).__name__} for attempt {frame.attempt}, which has ended")
 
     def _settle_failed(self, exchange: Exchange) -> None:
         if exchange.state in (S.DRAINING, S.HELD):

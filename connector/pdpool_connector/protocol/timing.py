@@ -1,6 +1,6 @@
 """Deadlines, intervals and bounds of the protocol, in seconds and rows."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +13,8 @@ class Timing:
     doubling. `query_s`: how often decode asks after an attempt that it hears nothing of. `verdict_s`: how long the end
     of an attempt that decode has not acknowledged is remembered and repeated; `acked_s`: how long one that it has.
     `max_attempts`: live hand-offs. `max_tombstones`: remembered ends; one peer may have half of either.
+
+    Raises ValueError for a value that is not above 0: a timer of no length would come due for ever.
     """
 
     meet_s: float = 60.0
@@ -24,3 +26,8 @@ class Timing:
     acked_s: float = 15.0
     max_attempts: int = 16_384
     max_tombstones: int = 262_144
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not value > 0:
+                raise ValueError(f"{name} is {value}, must be above 0")

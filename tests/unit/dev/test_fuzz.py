@@ -4,18 +4,19 @@ import random
 
 import pytest
 from pdpool_connector.protocol.decode import DecodeMachine
-from pdpool_connector.protocol.events import Write
+from pdpool_connector.protocol.events import Report, Write
 from pdpool_connector.protocol.frames import AttemptId
+from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 
-from dev.fuzz import decoders, machines
 from dev.fuzz.__main__ import TARGETS
 from dev.fuzz.allowance import EVERY, FIXED, Allowance
 from dev.fuzz.machines import ME, TIMING, Watched
+from dev.fuzz.targets import make
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_seeds_and_noise_break_nothing(name: str) -> None:
-    fuzz, seeds = (getattr(decoders, name, None) or getattr(machines, name))()
+    fuzz, seeds = make(name)
     noise = random.Random(0)
     for data in [*seeds, *(noise.randbytes(noise.randrange(300)) for _ in range(200))]:
         fuzz(data)
@@ -36,3 +37,12 @@ def test_a_write_outside_what_was_offered_is_noticed() -> None:
     watched.check_move(Write(AttemptId(ME, 1), 0, "p", b"\7\0\0\0", b"\1\0\0\0", None))
     with pytest.raises(AssertionError, match="never offered"):
         watched.check_move(Write(AttemptId(ME, 1), 0, "p", b"\7\0\0\0", b"\2\0\0\0", None))
+
+
+def test_memory_that_is_given_back_while_a_move_uses_it_is_noticed() -> None:
+    watched = Watched(DecodeMachine(ME, TIMING))
+    attempt = AttemptId(ME, 1)
+    watched.moving.append(Write(attempt, 0, "p", b"\7\0\0\0", b"\1\0\0\0", None))
+    over = TransferStatus(phase=Phase.FAILED, cause=Cause.ABORTED, message="", releasable=True)
+    with pytest.raises(AssertionError, match="gives back what"):
+        watched.check_untouched(Report(1, over, (attempt,)))

@@ -9,11 +9,15 @@ from pdpool_connector.flight.recorder import Recorder
 from pdpool_connector.flight.replay import MACHINES, replay
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.decode import DecodeMachine
+from pdpool_connector.protocol.decode_read import DecodeReadMachine
 from pdpool_connector.protocol.events import Event, OpenRequest, Report, StopWriting, WriteEnded
 from pdpool_connector.protocol.prefill import PrefillMachine
+from pdpool_connector.protocol.prefill_read import PrefillReadMachine
 
+from tests.simulation.ground import TIMING
+from tests.simulation.kinds import MACHINES as PAIRS
+from tests.simulation.kinds import Direction
 from tests.simulation.player import Player
-from tests.simulation.world import TIMING
 
 ME = "a" * 32
 BOUNDS = (b"is older than one that is already forgotten", b"remembers as many ended attempts as it can")
@@ -25,7 +29,8 @@ def record_of(machine, recorder: Recorder, handle: int, status, now: float) -> R
     if telling is None:
         return None
     header = Header(
-        role="prefill" if isinstance(machine, PrefillMachine) else "decode",
+        role="prefill" if isinstance(machine, PrefillMachine | PrefillReadMachine) else "decode",
+        direction="read" if isinstance(machine, PrefillReadMachine | DecodeReadMachine) else "write",
         rank=0,
         incarnation=machine.incarnation,
         room=telling.room,
@@ -70,20 +75,23 @@ def recorded(base, sink: list[Record]):
     return Recorded
 
 
-def stories(seed: int) -> list[Record]:
+def stories(seed: int, direction: Direction) -> list[Record]:
     sink: list[Record] = []
-    Player(seed, (recorded(PrefillMachine, sink), recorded(DecodeMachine, sink))).run()
+    prefill, decode = PAIRS[direction]
+    Player(seed, direction, {direction: (recorded(prefill, sink), recorded(decode, sink))}).run()
     return sink
 
 
 @pytest.fixture(scope="module")
 def records() -> list[Record]:
-    return [record for seed in range(60) for record in stories(seed)]
+    return [record for seed in range(40) for direction in PAIRS for record in stories(seed, direction)]
 
 
 def test_every_story_of_the_simulated_world_replays_alone_without_a_difference(records) -> None:
     assert len(records) > 1000
-    assert {record.header.cause for record in records} >= {"", "aborted", "peer_aborted", "timed_out", "peer_lost"}
+    for direction in PAIRS:
+        causes = {record.header.cause for record in records if record.header.direction == direction}
+        assert causes >= {"", "aborted", "peer_aborted", "timed_out", "peer_lost"}
     for record in records:
         if met_a_bound(record):
             continue
@@ -114,7 +122,8 @@ class LetsGoTooEarly(DecodeMachine):
 @pytest.mark.parametrize(("role", "changed"), [("prefill", WritesOn), ("decode", LetsGoTooEarly)])
 def test_a_machine_that_does_otherwise_is_noticed_at_the_step_where_it_does(records, role, changed) -> None:
     machines = {**MACHINES, (role, "write"): changed}
-    results = [(record, replay(record, machines)) for record in records if record.header.role == role]
+    written = [one for one in records if (one.header.role, one.header.direction) == (role, "write")]
+    results = [(record, replay(record, machines)) for record in written]
     differing = [(record, result.difference) for record, result in results if result.difference is not None]
     assert differing
     for record, difference in differing:
