@@ -13,6 +13,8 @@ CLUSTER ?= local
 REGISTRY ?=
 # Extra arguments for pytest: `make test-unit ARGS='-k queue -x'`.
 ARGS ?=
+# Tests start hundreds of processes; compiling their modules in each would cost as much as running them.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## List the targets
@@ -74,7 +76,7 @@ lock: $(READY) ## Pin the newest versions that pyproject.toml and the images' li
 test: $(READY) ## Everything: static checks beside the cluster's start, then all tests, those on the cluster beside the others
 	@$(PY) -m dev.tools build
 	@$(MAKE) --no-print-directory -j2 check test-bed
-	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) -n 2 $(ARGS)
+	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) -n 4 $(ARGS)
 .PHONY: test-bed
 test-bed: cluster
 	@$(MAKE) --no-print-directory images

@@ -1,6 +1,6 @@
 """One connector in a process of its own: obeys one JSON command a line on stdin, answers one on stdout.
 
-Run as a script by `Side`, which the tests hold. Tests look into both arenas themselves, so no answer of a process under
+Its process is held by `Side`, in the tests. Tests look into both arenas themselves, so no answer of a process under
 test is believed about bytes.
 """
 
@@ -10,7 +10,6 @@ import logging
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -29,6 +28,8 @@ from pdpool_connector.protocol.fence import ConnectionsEnded, ContainerTerminate
 from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.runtime import connector as connector_module
 
+from tests.integration.forked import Forked
+
 ANSWER_S = 30.0
 START_S = 90.0  # a process that loads NIXL or Mooncake beside much other work
 LAYERS, HEADS, PAGES, AUX_ROWS, AUX_BYTES = 2, 2, 64, 16, 64
@@ -44,19 +45,7 @@ class Side:
     """
 
     def __init__(self, role: str, backend: str, **options) -> None:
-        root = Path(__file__).resolve().parents[2]
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={
-                **os.environ,
-                "UCX_MODULES": "^ib",
-                "UCX_NET_DEVICES": "lo",
-                "PYTHONPATH": f"{root / 'connector'}",
-                "PYTHONDONTWRITEBYTECODE": "1",
-            },
-        )
+        self.process = Forked(__name__, {**os.environ, "UCX_MODULES": "^ib", "UCX_NET_DEVICES": "lo"})
         self._buffer = b""
         try:
             facts = self.call("start", role=role, backend=backend, options=options, answer_s=START_S)
@@ -336,7 +325,7 @@ class _Connector:
         return {"seconds": time.monotonic() - begun, "threads": threading.active_count()}
 
 
-def _serve() -> None:
+def main() -> None:
     side = _Connector()
     for line in sys.stdin:
         request = json.loads(line)
@@ -348,7 +337,3 @@ def _serve() -> None:
         sys.stdout.flush()
     side.gate.open.set()
     side.connector.close()
-
-
-if __name__ == "__main__":
-    _serve()

@@ -1,6 +1,6 @@
 """One side of an engine pair, in a process of its own: obeys one JSON command a line on stdin, answers one on stdout.
 
-Run as a script by `Peer`, which the tests hold. The tests look into both arenas themselves, so no answer of a process
+Its process is held by `Peer`, in the tests. The tests look into both arenas themselves, so no answer of a process
 under test is believed about bytes.
 """
 
@@ -28,6 +28,8 @@ from pdpool_connector.layout.memory import KVMemory, RemoteMemory, decode_remote
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.staging import Staging
 
+from tests.integration.forked import ROOT, Forked
+
 ANSWER_TIMEOUT_S = 60.0
 GAP = 4096  # bytes of nobody between two regions
 
@@ -36,13 +38,8 @@ class Peer:
     """A process with one engine. Every answer has a deadline; `kill` and `stop` are real signals to its pid."""
 
     def __init__(self, env: dict[str, str], prefix: Sequence[str] = ()) -> None:
-        root = Path(__file__).resolve().parents[2]
-        self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-W", "error", __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **env, "PYTHONPATH": str(root / "connector")},
-        )
+        whole = {**os.environ, **env}
+        self.process = _prefixed(prefix, whole) if prefix else Forked(__name__, whole)
         self.pid = self.process.pid
         self._buffer = b""
         self.arena: MappedArena
@@ -107,6 +104,11 @@ class Peer:
             raise
         finally:
             self.process.stdout.close()
+
+
+def _prefixed(prefix: Sequence[str], env: dict[str, str]) -> "subprocess.Popen[bytes]":
+    command = [*prefix, sys.executable, "-W", "error", "-m", __name__]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=ROOT)
 
 
 class _Side:
