@@ -98,7 +98,7 @@ def _parent(_pid: int) -> socket.socket:
 
 
 def _serve(connection: socket.socket) -> Callable[[], None]:
-    """Fork for each request and tell how each child ended, until the tests end. In a child: return what it is to run."""
+    """Fork for each request and tell how each child ended, until the tests end. In a child: return its work."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     children: dict[int, tuple[int, int]] = {}
