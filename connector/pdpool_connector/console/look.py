@@ -62,8 +62,10 @@ async def look(session: aiohttp.ClientSession, address: str) -> Look:
                 error = f"HTTP {answer.status}: not the admin endpoint of a connector"
     except TimeoutError:
         error = f"no answer within {ANSWER_S:g} s"
-    except (aiohttp.ClientError, ValueError) as fault:
-        error = f"not the admin endpoint of a connector: {fault}" if isinstance(fault, ValueError) else str(fault)
+    except (ValueError, RecursionError) as fault:
+        error = f"not the admin endpoint of a connector: {fault}"
+    except aiohttp.ClientError as fault:
+        error = str(fault)
     return Look(address, time.monotonic(), state, error)
 
 

@@ -53,7 +53,7 @@ def meet(
         raise IncompatiblePeerError(f"engine is {engine!r} here and {remote.engine!r} at the peer")
     try:
         return PairPlan(ours, remote.memory), msgspec.msgpack.decode(remote.descriptor, type=kind)
-    except (LayoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (LayoutError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise IncompatiblePeerError(str(error)) from error
 
 

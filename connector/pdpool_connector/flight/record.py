@@ -103,7 +103,7 @@ def decode_record(data: bytes) -> Record:
     first, *rest = data.splitlines() or [b""]
     try:
         header = msgspec.json.decode(first, type=Header)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"line 1 is no header of a record: {error}") from None
     return Record(header, tuple(_step(number, line) for number, line in enumerate(rest, start=2)))
 
@@ -113,7 +113,7 @@ def _step(number: int, line: bytes) -> Step:
         parsed = msgspec.json.decode(line, type=_Line)
         effects = [_revive(EFFECTS, name, fields) for name, fields in parsed.effects]
         return Step(parsed.at, _revive(EVENTS, *parsed.event), effects, parsed.fault)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecordError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, RecordError) as error:
         raise RecordError(f"line {number} is no step of a record: {error}") from None
 
 

@@ -256,5 +256,5 @@ def decode_remote(data: bytes) -> RemoteMemory:
         raise LayoutError(f"encoded memory has {len(data)} bytes, must have at most {MAX_ENCODED_BYTES}")
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # msgspec lets the latter through
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # msgspec lets the last two through
         raise LayoutError(f"encoded memory is not valid: {error}") from error

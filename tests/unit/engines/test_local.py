@@ -132,6 +132,7 @@ def test_connecting_before_registering_is_refused(sink):
         ({"descriptor": b"\xff\x00"}, ""),
         ({"descriptor": msgspec.msgpack.encode({"pid": 1})}, "fd"),
         ({"descriptor": b"\xa1\x80"}, ""),
+        pytest.param({"descriptor": b"\x81\xa1x" + b"\x91" * 100_000}, "recursion", id="lists within lists"),
     ],
 )
 def test_a_peer_that_does_not_fit_is_refused(engine, sink, changes, message):

@@ -182,6 +182,7 @@ def test_hand_offs_that_end_well_leave_nothing_in_the_recorder() -> None:
         (b"", "line 1 is no header"),
         (b'{"format":"other"}', "line 1 is no header"),
         (b"\xff\xfe", "line 1 is no header"),
+        pytest.param(b'{"later":' + b"[" * 100_000, "line 1 is no header", id="lists within lists"),
     ],
 )
 def test_a_file_that_is_no_record_is_refused_with_its_line(data, what) -> None:
@@ -196,6 +197,7 @@ def test_a_file_that_is_no_record_is_refused_with_its_line(data, what) -> None:
         (b'{"at":1,"event":["PeerReady",{"peer":3}],"effects":[]}', "line 2"),
         (b'{"at":1,"event":["Received",{}],"effects":[]}', "line 2"),
         (b"nonsense", "line 2"),
+        pytest.param(b'{"later":' + b"[" * 100_000, "line 2", id="lists within lists"),
     ],
 )
 def test_a_step_that_is_none_is_refused_with_its_line(records, line, what) -> None:

@@ -201,6 +201,10 @@ def test_an_unknown_field_of_a_newer_peer_is_ignored():
     assert decode_remote(msgspec.msgpack.encode({**fields, "later": [1]})) == remote
 
 
+NESTED = msgspec.Raw(b"\x91" * 1_000_000 + b"\xc0")
+"""A million lists, each in the one before."""
+
+
 def change(path, value):
     fields = msgspec.msgpack.decode(
         encode_remote(RemoteMemory(engine="local", memory=memory(), descriptor=b"x")), type=dict
@@ -237,6 +241,7 @@ def change(path, value):
         change(["memory", "state"], [[0x1000, 1, 1]]),
         change(["memory", "state"], 7),
         b"\0" * (MAX_ENCODED_BYTES + 1),
+        pytest.param(change(["later"], NESTED), id="lists within lists in an unknown field"),
     ],
 )
 def test_what_is_no_remote_memory_is_refused(data):
