@@ -196,8 +196,7 @@ class Scheduler:
         worked = compute(self._core, self._model, now)
         self._last_beat = time.monotonic()
         self._core.side.beat(self._last_beat)
-        if not self.freeze_gauges:
-            self.report = self._make_report(self._core)
+        self._publish()
         if not worked:
             with self._cond:
                 self._cond.wait_for(self._something_to_do, timeout=IDLE_BEAT_S)
@@ -207,8 +206,14 @@ class Scheduler:
         return bool(self._commands) or self._wake or self._stopping
 
     def _ended(self) -> None:
+        """A client that has its whole answer finds its sequence counted nowhere."""
         with self._cond:
             self._open -= 1
+        self._publish()
+
+    def _publish(self) -> None:
+        if not self.freeze_gauges:
+            self.report = self._make_report(self._core)
 
     def _fail_all(self, failure: Failure) -> None:
         with self._cond:

@@ -85,7 +85,8 @@ class Core:
         eos_ids: tokens that end an answer.
         limits: bounds.
         counters: what is counted for Prometheus.
-        on_end: called once for each sequence that leaves.
+        on_end: called once for each sequence that leaves, when it stands in no queue any more and before its last
+            output goes out.
         side: makes the part that depends on the engine's mode.
     """
 
@@ -182,16 +183,16 @@ class Core:
     def _leave(self, seq: Sequence, why: str, now: float) -> None:
         """The one way out for a sequence, whatever ends it."""
         del self._by_request[seq.request]
-        self._on_end()
         self.counters.e2e.observe(now - seq.arrived)
         if self.leak_next:
             self.leak_next = False
             seq.leaked = True
             self._leaked.append(seq)
-            return
-        self.queues.move(seq, None, now)
-        self.side.abandon(seq, why)
-        self._give_back(seq)
+        else:
+            self.queues.move(seq, None, now)
+            self.side.abandon(seq, why)
+            self._give_back(seq)
+        self._on_end()
 
     def purge_leaked(self, now: float) -> None:
         """Let go of the sequences that the leak fault kept."""

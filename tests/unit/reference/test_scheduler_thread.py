@@ -58,11 +58,12 @@ class Bench:
             on_crash=self.crashed.set,
         )
 
-    def request(self, max_new_tokens=3):
+    def request(self, max_new_tokens=3, watch=lambda _output: None):
         ended, outputs = threading.Event(), []
 
         def sink(output):
             outputs.append(output)
+            watch(output)
             if isinstance(output, Failure) or output.finish is not None:
                 ended.set()
 
@@ -86,6 +87,20 @@ def test_a_submitted_request_runs_and_frees_its_place(bench):
         assert ended.wait(WAIT_S)
     assert outputs[-1].finish.reason == "length"
     assert bench.scheduler.open_sequences == 0
+
+
+def test_whoever_has_a_whole_answer_finds_its_sequence_counted_nowhere(bench):
+    seen = []
+
+    def count_at_the_end(output):
+        if output.finish is not None:
+            seen.append((bench.scheduler.report.running, bench.scheduler.report.used_tokens))
+
+    for _ in range(3):
+        request, ended, _ = bench.request(watch=count_at_the_end)
+        bench.scheduler.submit([request])
+        assert ended.wait(WAIT_S)
+    assert seen == [(0, 0)] * 3
 
 
 def test_all_sequences_of_a_request_are_taken_or_none(bench):
