@@ -2,6 +2,7 @@
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -35,12 +36,16 @@ def begin(children: Children, mode: str, *, tp: int = 1, pp: int = 1, backend: s
     return children.begin_engine(mode, model_path="tiny", backend=backend, extra=extra)
 
 
+def states(child: Child) -> list[dict[str, Any]]:
+    """What the connector of each rank says of itself."""
+    admins = [child.addresses["admin"], *(rank["admin"] for rank in child.addresses.get("ranks", {}).values())]
+    return [get_json(f"http://{admin}/v1/state") for admin in admins]
+
+
 def quiet(child: Child) -> bool:
     load = get_json(f"{child.url}/v1/loads?include=all")["loads"][0]
     queues = {name: reqs for name, reqs in load["disaggregation"].items() if name != "mode"}
-    states = [child.addresses["admin"], *(rank["admin"] for rank in child.addresses.get("ranks", {}).values())]
-    rows = [get_json(f"http://{admin}/v1/state")["queues"] for admin in states]
-    live = [queue["reqs"] for row in rows for queue in row.values()]
+    live = [queue["reqs"] for state in states(child) for queue in state["queues"].values()]
     return not any(queues.values()) and not any(live) and not load["num_used_tokens"]
 
 
@@ -101,6 +106,30 @@ def test_one_frozen_rank_stops_the_engine_and_nothing_is_lost_when_it_thaws(expe
         assert [answer.status_code for answer in answers] == [200, 200]
         assert answers[1].json()["output_ids"] == expected[4]
         until(lambda: quiet(prefill) and quiet(decode))
+
+
+@pytest.mark.parametrize("fault", ["drop_handoff", "stop_status", "delay_handoff_s"])
+def test_a_fault_of_frames_meets_every_rank(expected, fault) -> None:
+    with Children() as children:
+        begun = [begin(children, mode, tp=2) for mode in ("prefill", "decode")]
+        prefill, decode = [children.listening(child) for child in begun]
+        assert handed_over(prefill, decode, PROMPTS[4])[1].status_code == 200
+        httpx.post(
+            prefill.url + "/faults", json={fault: 2.5 if fault == "delay_handoff_s" else True}
+        ).raise_for_status()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(handed_over, prefill, decode, PROMPTS[4])
+            until(lambda: all(unanswered_s(rank) > 1.0 for rank in states(decode)))
+            none = {"drop_handoff": False, "stop_status": False, "delay_handoff_s": 0}
+            httpx.post(prefill.url + "/faults", json=none).raise_for_status()
+            answers = waiting.result(30)
+        assert answers[1].json()["output_ids"] == expected[4]
+        until(lambda: quiet(prefill) and quiet(decode))
+
+
+def unanswered_s(state: dict[str, Any]) -> float:
+    """For how long a rank of decode's has had no word from prefill on its oldest hand-off."""
+    return state["attempts"]["opening"]["oldest_s"] or 0.0
 
 
 def test_ranks_that_are_not_there_cannot_be_frozen() -> None:

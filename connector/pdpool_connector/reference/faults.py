@@ -1,17 +1,17 @@
 """Faults on request, for tests of what watches engines. Offered only with --enable-faults."""
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 
-from pdpool_connector.protocol.frames import Accepted, Ack, Done, Drained, Failed, Frame, Sending
+from pdpool_connector.reference.frame_faults import FrameFaults
 from pdpool_connector.reference.ranks import Ranks
 from pdpool_connector.reference.request import RequestError
 from pdpool_connector.reference.request_body import decode_body
 from pdpool_connector.reference.scheduler import Scheduler
 
 MAX_DELAY_S = 600.0
-STATUS_FRAMES = (Accepted, Sending, Done, Failed, Drained, Ack)
 
 
 class FaultsBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -21,9 +21,9 @@ class FaultsBody(msgspec.Struct, forbid_unknown_fields=True):
     freeze_ranks: the loops of these ranks (1 and up) stand still, those of the others go on; [] thaws all.
     freeze_gauges: /metrics keeps its last values.
     leak_request: the next sequence that ends stays in its queue with its pages; false lets go of such.
-    drop_handoff: the connector's outgoing frames are lost.
-    delay_handoff_s: the connector's outgoing frames are held back so long; 0 ends it.
-    stop_status: the connector's frames that say how a hand-off stands are lost, the others pass.
+    drop_handoff: outgoing frames of every rank's connector are lost.
+    delay_handoff_s: outgoing frames of every rank's connector are held back so long; 0 ends it.
+    stop_status: of the frames of every rank's connector those that say how a hand-off stands are lost.
     """
 
     freeze_scheduler: bool | None = None
@@ -35,20 +35,6 @@ class FaultsBody(msgspec.Struct, forbid_unknown_fields=True):
     stop_status: bool | None = None
 
 
-class FrameFaults:
-    """What happens to the connector's outgoing frames. The HTTP thread sets its fields, the connector's reads them."""
-
-    def __init__(self) -> None:
-        self.drop = False
-        self.delay_s = 0.0
-        self.drop_status = False
-
-    def __call__(self, frame: Frame) -> float | None:
-        """Seconds to hold a frame back, None to drop it."""
-        lost = self.drop or (self.drop_status and isinstance(frame, STATUS_FRAMES))
-        return None if lost else self.delay_s
-
-
 def apply_faults(raw: bytes, scheduler: Scheduler, frames: FrameFaults, ranks: Ranks | None) -> dict[str, Any]:
     """Set the faults that a body names. Returns those in force. Raises RequestError for unknown ones."""
     body = decode_body(raw, FaultsBody)
@@ -58,12 +44,7 @@ def apply_faults(raw: bytes, scheduler: Scheduler, frames: FrameFaults, ranks: R
         scheduler.freeze_gauges = body.freeze_gauges
     if body.leak_request is not None:
         scheduler.leak(body.leak_request)
-    if body.drop_handoff is not None:
-        frames.drop = body.drop_handoff
-    if body.delay_handoff_s is not None:
-        frames.delay_s = body.delay_handoff_s
-    if body.stop_status is not None:
-        frames.drop_status = body.stop_status
+    _set_frame_fault(body, frames, ranks)
     if body.freeze_scheduler is not None:
         scheduler.freeze(body.freeze_scheduler)
     return {
@@ -71,10 +52,19 @@ def apply_faults(raw: bytes, scheduler: Scheduler, frames: FrameFaults, ranks: R
         "freeze_ranks": sorted(ranks.frozen) if ranks is not None else [],
         "freeze_gauges": scheduler.freeze_gauges,
         "leak_request": scheduler.leaking,
-        "drop_handoff": frames.drop,
-        "delay_handoff_s": frames.delay_s,
-        "stop_status": frames.drop_status,
+        "drop_handoff": frames.fault.drop,
+        "delay_handoff_s": frames.fault.delay_s,
+        "stop_status": frames.fault.drop_status,
     }
+
+
+def _set_frame_fault(body: FaultsBody, frames: FrameFaults, ranks: Ranks | None) -> None:
+    asked = {"drop": body.drop_handoff, "delay_s": body.delay_handoff_s, "drop_status": body.stop_status}
+    given: dict[str, Any] = {field: value for field, value in asked.items() if value is not None}
+    if given:
+        frames.fault = replace(frames.fault, **given)
+        if ranks is not None:
+            ranks.order_all(frames.fault)
 
 
 def _freeze_ranks(wanted: tuple[int, ...], ranks: Ranks | None) -> None:

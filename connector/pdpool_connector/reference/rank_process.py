@@ -15,6 +15,7 @@ import numpy as np
 
 from pdpool_connector import DecodeConnector, DecodeTransfer, PrefillConnector, PrefillTransfer, TransferStatus
 from pdpool_connector.reference import weights
+from pdpool_connector.reference.frame_faults import FrameFault, FrameFaults
 from pdpool_connector.reference.kv import PagedKV
 from pdpool_connector.reference.model import Model
 from pdpool_connector.reference.process_setup import set_up_process
@@ -93,6 +94,8 @@ class Follower:
                 order = self._orders.recv()
                 if isinstance(order, Freeze):
                     self._thawed.clear() if order.frozen else self._thawed.set()
+                elif isinstance(order, FrameFault):
+                    self._set_fault(order)
                 else:
                     self._inbox.put(order)
                 if isinstance(order, Stop):
@@ -100,6 +103,11 @@ class Follower:
                     return
         except (EOFError, OSError):
             os._exit(1)
+
+    def _set_fault(self, fault: FrameFault) -> None:
+        frames = self._connector.config.frame_filter if self._connector is not None else None
+        assert isinstance(frames, FrameFaults), "faults are asked for where they are enabled, of a rank that is up"
+        frames.fault = fault
 
     def _tell(self, what: object) -> None:
         with self._telling:

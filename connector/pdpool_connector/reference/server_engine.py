@@ -14,7 +14,7 @@ from pdpool_connector.protocol.states import PrefillState
 from pdpool_connector.reference import tokenizer as tokenizers
 from pdpool_connector.reference import weights
 from pdpool_connector.reference.disaggregation import DecodeSide, PrefillSide, UnifiedSide
-from pdpool_connector.reference.faults import FrameFaults
+from pdpool_connector.reference.frame_faults import FrameFaults
 from pdpool_connector.reference.kv import PAGE_TOKENS, PageAllocator, PagedKV
 from pdpool_connector.reference.metrics import Counters, Gauges
 from pdpool_connector.reference.model import Model
@@ -160,7 +160,7 @@ class Engine:
             bootstrap_port=options.bootstrap_port if rank == 0 else 0,
             backend=options.transfer_backend,
             bind_host=options.host,
-            frame_filter=self.frame_faults if options.enable_faults and rank == 0 else None,
+            frame_filter=self.frame_faults if options.enable_faults else None,
             rank=rank,
             instance=self._parts if len(self._parts) > 1 else (),
             registry=registry,

@@ -2,7 +2,7 @@
 
 import pytest
 from pdpool_connector.protocol.frames import Done, Goodbye, Query
-from pdpool_connector.reference.faults import FrameFaults
+from pdpool_connector.reference.frame_faults import FrameFault, FrameFaults
 
 COMMON = {"version": 1, "sender": "0" * 32}
 ATTEMPT = {**COMMON, "attempt": ("0" * 32, 1), "room": 1, "sibling": 0}
@@ -16,18 +16,18 @@ def test_without_a_fault_frames_pass_at_once():
 
 def test_drop_loses_every_frame():
     faults = FrameFaults()
-    faults.drop, faults.delay_s = True, 3.0
+    faults.fault = FrameFault(drop=True, delay_s=3.0)
     assert [faults(frame) for frame in (DONE, QUERY, BYE)] == [None, None, None]
 
 
 def test_delay_holds_every_frame_back():
     faults = FrameFaults()
-    faults.delay_s = 3.0
+    faults.fault = FrameFault(delay_s=3.0)
     assert [faults(frame) for frame in (DONE, QUERY, BYE)] == [3.0, 3.0, 3.0]
 
 
 @pytest.mark.parametrize(("frame", "fate"), [(DONE, None), (QUERY, 0.0), (BYE, 0.0)])
 def test_stopping_status_loses_only_frames_that_say_how_a_handoff_stands(frame, fate):
     faults = FrameFaults()
-    faults.drop_status = True
+    faults.fault = FrameFault(drop_status=True)
     assert faults(frame) == fate
