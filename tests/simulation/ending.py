@@ -3,6 +3,7 @@
 from collections import deque
 
 from pdpool_connector.protocol.events import WriteResult
+from pdpool_connector.protocol.machine import MAX_FENCED
 from pdpool_connector.protocol.outcome import Cause, Phase
 
 from tests.simulation.ground import TIMING, check
@@ -21,10 +22,10 @@ def finish(world: World) -> None:
     play_on(world, SETTLE_S)
     call_again(world)
     judge_holds(world)
-    for incarnation, process in list(world.everyone.items()):
-        if not process.alive:
-            world.fence(incarnation)
     world.vouch()
+    for incarnation in list(world.everyone):
+        world.fence(incarnation)
+    heal(world)
     play_on(world, SETTLE_S)
     play_on(world, FORGET_S)
     judge_end(world)
@@ -147,6 +148,9 @@ def judge_tables(world: World, process: Process) -> None:
     )
     for name, table in tables.items():
         if not isinstance(table, dict | set | list | deque) or name == "fired" or name.startswith("_on_"):
+            continue
+        if name == "_fenced":
+            check(len(table) <= MAX_FENCED, f"{process.slot} remembers {len(table)} fenced processes")
             continue
         if name in ("_versions", "_behind", "graves._floor"):
             strangers = set(table) - alive

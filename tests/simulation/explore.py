@@ -13,11 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from pdpool_connector.protocol.events import Fenced, Received, Tick
+from pdpool_connector.protocol.events import Received, Tick
 
 from tests.simulation.kinds import MACHINES, Machines
 from tests.simulation.memory import ViolationError
-from tests.simulation.numbered import name
 from tests.simulation.scene import Scenario, State
 from tests.simulation.smallworld import SmallWorld
 
@@ -167,19 +166,20 @@ class Explorer(SmallWorld):
         return not waiting and not any(aborting)
 
     def _prove(self, state: State) -> None:
-        """The dead are fenced, and so are the two ends of what did not settle.
+        """The dead are fenced, each once; that something unsettled is over, only the end of a side can prove.
 
         In READ it is decode that calls, and prefill whose pages are held. It calls until its word has been heard, for
         `verdict_s` at most; later than that, the next hand-off between the two is what they wait for.
         """
+        for ends in sorted(state.unsettled):
+            left = sum(len(flight.left) for flight in state.flights if flight.reported)
+            self._crash(state, ends[left % 2])
         if self.scenario.direction == "read":
             state.wants = [True] * self.scenario.decode
         for rank, life in self.dead(state):
-            self._fence(state, rank, life)
+            if (rank, life) not in state.fenced:
+                self._fence(state, rank, life)
         state.flights = [flight for flight in state.flights if not flight.reported]
-        for mover, peer in sorted(state.unsettled):
-            for here, there in ((mover, peer), (peer, mover)):
-                self.do(state, here, Fenced(name(there, state.lives[there]), "explored"))
 
     def _left(self, state: State) -> str:
         """What is left behind; empty when nothing is."""

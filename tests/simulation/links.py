@@ -109,11 +109,10 @@ class Links(Hosts):
     def fence(self, incarnation: str) -> bool:
         """Proof that a dead process touches memory no more: its bytes have stopped, and then everybody is told.
 
-        It is told again for as long as pages
-        are held for it: whoever had not noticed the death by then may have offered pages to it since.
+        It is told once, also to those who have not noticed the death: nothing that they offer later may go there.
         """
         dead = self.everyone.get(incarnation)
-        if dead is None or dead.alive or any(process.frozen for process in self.processes.values()):
+        if dead is None or dead.alive or dead.fenced or any(process.frozen for process in self.processes.values()):
             return False
         dead.fenced = True
         self.sever(dead)
@@ -122,9 +121,8 @@ class Links(Hosts):
         return True
 
     def vouch(self) -> None:
-        """Unsettled transfers between the living: somebody proves to both sides that they are over."""
+        """Unsettled transfers between the living: nobody can tell that one is over before one of the two has ended."""
         for mover, peer in self.unsettled:
-            self.flights = [f for f in self.flights if not (f.reported and f.mover is mover and f.peer is peer)]
-            self.hit(mover, peer.incarnation, Fenced(peer.incarnation, "simulated"))
-            self.hit(peer, mover.incarnation, Fenced(mover.incarnation, "simulated"))
+            if mover.alive and peer.alive:
+                self.crash((mover, peer)[self.done % 2].slot)
         self.unsettled.clear()

@@ -50,6 +50,7 @@ class SmallPlanes(SmallLinks):
 
     def _fly(self, state: State, mover: int, move: Write | Read) -> None:
         peer, life = rank_of(move.peer), life_of(move.peer)
+        require((peer, life) not in state.fenced, "a transfer begins with a process that was fenced")
         here, there = unpack(move.source), unpack(move.target)
         if isinstance(move, Write):
             prefill, decode, number = mover, peer, move.write

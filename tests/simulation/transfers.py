@@ -16,6 +16,7 @@ class Transfers(Ground):
         tag = self.tags.get(move.attempt, -1)
         mover.moves[tag] += 1
         peer = self.everyone[move.peer]
+        check(not peer.fenced, f"a transfer of r{tag} begins with {peer.slot} though that was fenced")
         name = f"{mover.slot}>{peer.slot} r{tag} {type(move).__name__.lower()} {mover.moves[tag]}"
         if isinstance(move, Write):
             half = self.source_of(mover, move)

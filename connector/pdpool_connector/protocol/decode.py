@@ -122,12 +122,11 @@ class DecodeMachine(OpeningMachine[Attempt]):
             self._fail(attempt, Cause.PEER_LOST, event.message)
             self._hold_if_unheard(attempt)
 
-    def _on_fenced(self, event: Fenced) -> None:
-        for attempt in self.attempts_of(event.peer):
-            if event.peer in attempt.loud:
-                attempt.drained.add(event.peer)
-                self._fail(attempt, Cause.PEER_LOST, f"prefill was fenced: {event.proof}")
-                self._judge(attempt)
+    def _prove_quiet(self, attempt: Attempt, event: Fenced) -> None:
+        if event.peer in attempt.loud:
+            attempt.drained.add(event.peer)
+            self._fail(attempt, Cause.PEER_LOST, f"prefill was fenced: {event.proof}")
+            self._judge(attempt)
 
     # --- What writers are told ---
 

@@ -274,14 +274,17 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
             self._fail(attempt, Cause.PEER_LOST, event.message)
 
     def _on_fenced(self, event: Fenced) -> None:
-        for attempt in self.attempts_of(event.peer):
-            source = attempt.source(event.peer)
-            if not source.complete:
-                self._fail(attempt, Cause.PEER_LOST, f"prefill was fenced: {event.proof}")
-            if attempt.state in (S.ABORTING, S.HELD):
-                source.in_flight.clear()
-                source.unsettled = False
-                self._settle(attempt)
+        super()._on_fenced(event)
+        self._forget_address(event.peer)
+
+    def _prove_quiet(self, attempt: ReadAttempt, event: Fenced) -> None:
+        source = attempt.source(event.peer)
+        if not source.complete:
+            self._fail(attempt, Cause.PEER_LOST, f"prefill was fenced: {event.proof}")
+        if attempt.state in (S.ABORTING, S.HELD):
+            source.in_flight.clear()
+            source.unsettled = False
+            self._settle(attempt)
 
     # --- What sources say and are told ---
 

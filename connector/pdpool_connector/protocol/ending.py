@@ -57,7 +57,6 @@ class EndingMachine(Machine[PrefillState], ABC):
         self._missed = MissedHalves(self.timing.max_attempts, self.timing.verdict_s, self._timers)
         self._on_event |= {
             AbortTransfer: self._on_abort_transfer,
-            Fenced: self._on_fenced,
             Shutdown: self._on_shutdown,
         }
         self._on_frame |= {f.Ack: self._on_ack}
@@ -210,6 +209,7 @@ class EndingMachine(Machine[PrefillState], ABC):
             self._timers.set(("peer", peer), self._now + self.timing.verdict_s)
 
     def _on_fenced(self, event: Fenced) -> None:
+        super()._on_fenced(event)
         for exchange in self.exchanges_of(event.peer):
             self._fail(exchange.handoff, Cause.PEER_LOST, f"decode was fenced: {event.proof}")
             if exchange.state in (S.DRAINING, S.HELD):

@@ -1,15 +1,30 @@
 """What both machines share: `handle(event, now) -> effects`, timers, the census, and frames' headers."""
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from pdpool_connector.protocol.census import Census
-from pdpool_connector.protocol.events import Drain, Effect, Event, Ignored, PeerLost, PeerReady, Received, Send, Tick
+from pdpool_connector.protocol.events import (
+    Drain,
+    Effect,
+    Event,
+    Fenced,
+    Ignored,
+    PeerLost,
+    PeerReady,
+    Received,
+    Send,
+    Tick,
+)
 from pdpool_connector.protocol.frames import AttemptFrame, AttemptId
 from pdpool_connector.protocol.timers import Timers
 from pdpool_connector.protocol.timing import Timing
 
 State = TypeVar("State")
+
+MAX_FENCED: Final = 4096
+"""Fenced processes that are remembered. One is fenced when it is gone, so that all that can still name it is what was
+under way by then: an answer of a registry, a connection whose end has not been noticed."""
 
 
 class About(Protocol):
@@ -46,9 +61,11 @@ class Machine(Generic[State]):
         self._timers: Timers[tuple[str, Hashable]] = Timers()
         self._effects: list[Effect] = []
         self._versions: dict[str, int] = {}
+        self._fenced: dict[str, None] = {}
         self._on_event: dict[type, Callable[[Any], None]] = {
             PeerReady: self._on_peer_ready,
             PeerLost: self._on_lost,
+            Fenced: self._on_fenced,
             Received: self._on_received,
             Drain: self._on_drain,
             Tick: self._on_tick,
@@ -94,11 +111,25 @@ class Machine(Generic[State]):
         else:
             handler(frame)
 
+    def fenced(self, peer: str) -> bool:
+        """True for a process that was proved to touch memory no more: nothing is begun with it again."""
+        return peer in self._fenced
+
     def _on_peer_ready(self, event: PeerReady) -> None:
-        self._versions[event.peer] = event.version
+        if event.peer in self._fenced:
+            self._ignore("fenced", f"{event.peer[:8]} was fenced, it is not paired again")
+        else:
+            self._versions[event.peer] = event.version
 
     def _on_lost(self, event: PeerLost) -> None:
         self._versions.pop(event.peer, None)
+
+    def _on_fenced(self, event: Fenced) -> None:
+        """From here on it is not there, whether or not its loss was noticed before or will be."""
+        self._versions.pop(event.peer, None)
+        self._fenced[event.peer] = None
+        if len(self._fenced) > MAX_FENCED:
+            del self._fenced[next(iter(self._fenced))]
 
     def _send(self, peer: str, kind: Callable[..., AttemptFrame], about: About, **fields: object) -> None:
         """Send a frame about an attempt; to a peer that is not paired nothing is sent, and nothing is lost by it."""

@@ -95,7 +95,6 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
             AbortTransfer: self._on_abort_transfer,
             Linked: self._on_linked,
             Unreachable: self._on_unreachable,
-            Fenced: self._on_fenced,
             Shutdown: self._on_shutdown,
         }
         self._on_frame |= {f.Accepted: self._on_accepted}
@@ -152,8 +151,8 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
         """Say to each writer whatever it has not answered yet; again later, with back-off."""
 
     @abstractmethod
-    def _on_fenced(self, event: Fenced) -> None:
-        """See `Fenced`."""
+    def _prove_quiet(self, attempt: AnyAttempt, event: Fenced) -> None:
+        """One of the attempt's writers is fenced."""
 
     @abstractmethod
     def _lose(self, attempt: AnyAttempt, event: PeerLost) -> None:
@@ -187,6 +186,10 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
         return None
 
     def _on_linked(self, event: Linked) -> None:
+        if fenced := [writer for writer in event.writers if self.fenced(writer.incarnation)]:
+            gone = f"process {fenced[0].incarnation[:8]} of prefill {event.prefill} was fenced, and is gone"
+            self._on_unreachable(Unreachable(event.prefill, Cause.PEER_LOST, gone))
+            return
         self._links[event.prefill] = event.writers
         # A connection that was rebuilt may have swallowed frames: everything with these writers is asked after at once.
         known = {attempt: None for writer in event.writers for attempt in self.attempts_of(writer.incarnation)}
@@ -289,10 +292,20 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
 
     def _on_lost(self, event: PeerLost) -> None:
         super()._on_lost(event)
-        for prefill in [name for name, writers in self._links.items() if _includes(writers, event.peer)]:
-            del self._links[prefill]
+        self._unlink(event.peer)
         for attempt in self.attempts_of(event.peer):
             self._lose(attempt, event)
+
+    def _on_fenced(self, event: Fenced) -> None:
+        """Nothing can be offered to it from here on, so that no attempt is left for which the fence came too early."""
+        super()._on_fenced(event)
+        self._unlink(event.peer)
+        for attempt in self.attempts_of(event.peer):
+            self._prove_quiet(attempt, event)
+
+    def _unlink(self, peer: str) -> None:
+        for prefill in [name for name, writers in self._links.items() if _includes(writers, peer)]:
+            del self._links[prefill]
 
     # --- What writers are told ---
 

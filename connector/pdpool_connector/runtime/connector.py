@@ -217,6 +217,8 @@ class Connector(ABC, Generic[AnyTransfer]):
         The caller vouches for `proofs`, which are logged. Silence, NotReady, or a pod object that is gone are no proof:
         a node that is cut off goes on writing. Peers of this host whose end the kernel tells need no call.
 
+        A fence is for good: whether its loss has been noticed or not, nothing is begun with that process again.
+
         Raises InsufficientProofError, and changes nothing, when the proofs do not suffice for the engine in use.
         """
         judge(self._engine.name, proofs, sending=self._sending)
@@ -296,6 +298,10 @@ class Connector(ABC, Generic[AnyTransfer]):
 
     @abstractmethod
     def _say_goodbye(self) -> None: ...
+
+    @abstractmethod
+    def _part_with(self, peer: str) -> None:
+        """A process was fenced: if its loss has not been noticed yet, it has been now."""
 
     def _serve_more(self, http: HttpServer) -> None:
         """Serve what only one side serves."""
@@ -442,6 +448,7 @@ class Connector(ABC, Generic[AnyTransfer]):
         proof = describe(proofs)
         log.warning("fence of %s: %s", incarnation, proof)
         self._drive(Fenced(incarnation, proof))
+        self._part_with(incarnation)
 
     def _at_end(self) -> None:
         self._exits.close()

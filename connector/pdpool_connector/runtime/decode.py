@@ -198,6 +198,14 @@ class DecodeConnector(Connector[DecodeTransfer]):
             self._drive(PeerLost(peer, message))
             self._reads.leave(peer)
 
+    def link_fenced(self, peer: str) -> bool:
+        """See `LinkOwner`."""
+        return self._machine.fenced(peer)
+
+    def _part_with(self, peer: str) -> None:
+        for link in list(self._links.values()):
+            link.part_with(peer)
+
     def link_failed(self, link: InstanceLink, cause: Cause, message: str) -> None:
         """See `LinkOwner`."""
         if link.stage is Stage.CLOSED:

@@ -72,6 +72,9 @@ class LinkOwner(Protocol):
     def link_owed(self, link: "InstanceLink") -> bool:
         """True while pages are held that only a word of a process there can free."""
 
+    def link_fenced(self, peer: str) -> bool:
+        """True for a process with which nothing is begun again."""
+
 
 class Stage(Enum):
     """How far a link has come."""
@@ -132,6 +135,13 @@ class InstanceLink:
             self._give_up = time.monotonic() + self._connect_s
             self._ask()
 
+    def part_with(self, peer: str) -> None:
+        """A process was fenced: if it has a seat here, it loses it."""
+        if (seat := self._seats.get(peer)) is not None:
+            message = f"{self._name(seat.found)} was fenced"
+            self._lose(peer, message)
+            self._again(message)
+
     def line(self, peer: str) -> Line | None:
         """The connection to a paired rank; None when there is none."""
         seat = self._seats.get(peer)
@@ -174,6 +184,9 @@ class InstanceLink:
             self._again(f"bootstrap {self.prefill}: {type(error).__name__}: {error}")
         elif (misfit := _misfit(answer.result())) is not None:
             self._again(f"prefill {self.prefill} cannot be paired: {misfit}", final=Cause.INVALID)
+        elif fenced := [one for one in answer.result() if self._owner.link_fenced(one.info.incarnation)]:
+            message = f"{self._name(fenced[0])} was fenced, and no other process has come in its place"
+            self._again(message, final=Cause.PEER_LOST)
         else:
             self._join(answer.result())
 

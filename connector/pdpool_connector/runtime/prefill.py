@@ -193,7 +193,9 @@ class PrefillConnector(Connector[PrefillTransfer]):
 
     def _on_hello(self, hello: f.Hello, route: bytes, connection: int) -> None:
         peer = self._peers.get(hello.sender)
-        if peer is not None and not peer.present:
+        if self._machine.fenced(hello.sender):
+            self._refuse(route, f"decode {hello.address} was fenced, and is paired no more: restart it", retry=False)
+        elif peer is not None and not peer.present:
             self._refuse(route, "what you left behind is still being cleaned up", retry=True)
         elif peer is not None:
             self._rebind(peer, route, connection)
@@ -312,6 +314,14 @@ class PrefillConnector(Connector[PrefillTransfer]):
         else:
             del self._peers[peer.incarnation]
         log.warning("%s", message)
+
+    def _part_with(self, peer: str) -> None:
+        known = self._peers.get(peer)
+        if known is not None and known.present:
+            if known.paired:
+                bye = f.Goodbye(version=known.version, sender=self.incarnation, reason="decode was fenced; restart it")
+                self._server.send(known.route, bye)
+            self._lose(known, f"decode {known.address} was fenced")
 
     def _on_worker_gone(self, incarnation: str) -> None:
         peer = self._peers.pop(incarnation)

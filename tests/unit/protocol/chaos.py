@@ -171,6 +171,7 @@ class Chaos:
             side, read = self.unsettled[0]
             self.unsettled = [one for one in self.unsettled if one[0] is not side or one[1].peer != read.peer]
             self.do(side, Fenced(read.peer, "simulated"))
+            self.do(self.by_name[read.peer], Fenced(side.machine.incarnation, "simulated"))
         end = self.now + 3 * TIMING.verdict_s
         while self.now < end or self.network:
             self.random.choices(steps, [8, 6, 0, 3, 1])[0]()

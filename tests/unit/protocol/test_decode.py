@@ -13,13 +13,15 @@ from pdpool_connector.protocol.events import (
     OpenAttempt,
     PeerLost,
     PeerReady,
+    Report,
     Shutdown,
     Unreachable,
     Writer,
 )
+from pdpool_connector.protocol.machine import MAX_FENCED
 from pdpool_connector.protocol.outcome import Cause, Phase
 
-from tests.unit.protocol.sides import PREFILL, PREFILL_2, TIMING, Decode, about, ids, names, sent
+from tests.unit.protocol.sides import PREFILL, PREFILL_2, TIMING, Decode, DecodeRead, about, ids, names, sent
 
 
 def said(kind: type[f.Frame], number: int = 1, *, sender: str = PREFILL, **fields: object) -> f.Frame:
@@ -214,6 +216,39 @@ def test_a_fence_of_a_live_writer_fails_the_attempt_and_frees_it() -> None:
     side.open()
     side.do(Fenced(PREFILL, "kubelet"))
     assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, True)
+
+
+@pytest.mark.parametrize("kind", [Decode, DecodeRead])
+def test_a_fence_before_the_loss_was_noticed_covers_what_is_opened_after_it(kind) -> None:
+    side = kind()
+    side.do(Fenced(PREFILL, "kubelet"))
+    effects = side.open()
+    assert (names(effects), [type(e) for e in effects]) == ([], [Report, Connect]), "the fenced are offered nothing"
+    side.do(PeerLost(PREFILL, "connection ended"))
+    assert side.status[1].phase is Phase.WAITING, "another process may come up at that address"
+    side.do(PeerReady(PREFILL_2, f.VERSION_MAX))
+    side.do(Linked("p:1", (Writer(PREFILL_2),)))
+    assert sent(side.effects, f.Open)[0].attempt.number == 1
+
+
+@pytest.mark.parametrize("kind", [Decode, DecodeRead])
+def test_an_attempt_toward_a_fenced_process_is_refused_at_once(kind) -> None:
+    side = kind(linked=False)
+    side.do(Fenced(PREFILL, "kubelet"))
+    side.open()
+    side.link()
+    assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, True)
+    assert "was fenced" in side.status[1].message
+    assert (side.machine.rows, sent(side.effects, f.Open)) == (0, [])
+
+
+def test_only_so_many_fences_are_remembered() -> None:
+    side = Decode(linked=False)
+    for number in range(MAX_FENCED + 10):
+        side.do(Fenced(f"{number:032x}", "kubelet"))
+    assert not side.machine.fenced(f"{9:032x}")
+    assert side.machine.fenced(f"{10:032x}")
+    assert side.machine.fenced(f"{MAX_FENCED + 9:032x}")
 
 
 def test_a_hold_ends_when_the_same_process_is_heard_again() -> None:

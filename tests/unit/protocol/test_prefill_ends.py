@@ -21,6 +21,7 @@ from tests.unit.protocol.sides import (
     DECODE_2,
     TIMING,
     Prefill,
+    PrefillRead,
     abort_frame,
     about,
     ack,
@@ -222,9 +223,22 @@ def test_an_unsettled_write_is_never_called_drained_before_a_fence() -> None:
     assert "Drained" not in names(side.wait(10_000))
     assert not side.status[1].releasable
     assert len(side.machine.held()) == 1
-    assert names(side.do(Fenced(DECODE, "kubelet"))) == ["Drained"]
+    assert names(side.do(Fenced(DECODE, "kubelet"))) == [], "there is nobody left to tell"
     assert side.status[1].releasable
     assert side.status[1].cause is Cause.TRANSFER_FAILED
+
+
+@pytest.mark.parametrize("kind", [Prefill, PrefillRead])
+def test_a_decode_that_was_fenced_opens_nothing_any_more(kind) -> None:
+    side = kind()
+    side.request()
+    side.do(Fenced(DECODE, "kubelet"))
+    (ignored,) = side.opened()
+    assert ignored.reason == "unpaired"
+    (ignored,) = side.do(PeerReady(DECODE, f.VERSION_MAX))
+    assert ignored.reason == "fenced"
+    side.opened()
+    assert side.status[1].phase is Phase.WAITING
 
 
 def test_a_write_that_does_not_end_becomes_a_hold_and_ends_it_when_it_does() -> None:

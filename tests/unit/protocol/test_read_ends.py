@@ -137,7 +137,7 @@ def test_an_unsettled_read_holds_pages_of_both_sides_until_a_fence() -> None:
     assert "Drained" not in names(side.wait(10_000))
     assert names(side.hear(said(f.Abort, sender=PREFILL))) == ["Failed"]
     assert (len(side.machine.held()), side.status[1].releasable) == (1, False)
-    assert names(side.do(Fenced(PREFILL, "kubelet"))) == ["Drained"]
+    assert names(side.do(Fenced(PREFILL, "kubelet"))) == [], "there is nobody left to tell"
     assert (side.status[1].cause, side.status[1].releasable) == (Cause.TRANSFER_FAILED, True)
 
 

@@ -43,6 +43,7 @@ class World:
         self.did: list[tuple] = []
         self.wanted = True
         self.owed = False
+        self.fenced: set[str] = set()
 
     # The reactor
     def at(self, key, when, call) -> None:
@@ -93,6 +94,9 @@ class World:
 
     def link_owed(self, _link) -> bool:
         return self.owed
+
+    def link_fenced(self, peer) -> bool:
+        return peer in self.fenced
 
     # What happens
     def answer(self, *ranks: Found) -> None:
@@ -269,6 +273,24 @@ def test_a_rank_that_says_goodbye_is_lost_without_grace(world, linked) -> None:
     linked.line_left(peer(1), "rank 1 has shut down")
     assert [did[:2] for did in world.take()] == [("lost", peer(1)), ("failed", Cause.PEER_LOST)]
     assert linked.stage is Stage.RESTING
+
+
+def test_a_fenced_rank_is_lost_though_its_connection_still_stands(world, linked) -> None:
+    linked.part_with(peer(1))
+    assert [did[:2] for did in world.take()] == [("lost", peer(1)), ("failed", Cause.PEER_LOST)]
+    assert world.lines[peer(1)].closed
+    assert (linked.stage, world.timers) == (Stage.RESTING, {})
+    linked.part_with(peer(1))
+    assert world.take() == []
+
+
+def test_a_registry_that_still_names_a_fenced_rank_fails_those_who_wait_at_once(world, link) -> None:
+    world.fenced.add(peer(1))
+    world.answer(found(0), found(1))
+    (failed,) = world.take()
+    assert failed[:2] == ("failed", Cause.PEER_LOST)
+    assert "rank 1 of prefill p:1 was fenced, and no other process has come in its place" in failed[2]
+    assert not world.lines
 
 
 def test_a_rank_that_refuses_for_good_fails_those_who_wait(world, link) -> None:

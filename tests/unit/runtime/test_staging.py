@@ -150,3 +150,19 @@ def test_a_slot_is_held_though_the_other_rank_has_not_even_opened(prefill, decod
     assert prefill._staging.reserved == 1
     prefill.fence(decodes[0].incarnation, ProcessExited(pid=1, seen_by="the test"))
     until(lambda: prefill._staging.reserved == 0)
+
+
+def test_a_fence_ends_the_pairing_on_either_side_and_it_is_not_made_again(prefill, decodes) -> None:
+    hand_over(prefill, decodes, 1)
+    until(lambda: len(prefill.stats().peers) == 2)
+    decodes[0].fence(prefill.incarnation, ProcessExited(pid=1, seen_by="the test"))
+    late = decodes[0].open(prefill.bootstrap_address, 2, "r", pages=PAGES, aux_slot=0)
+    until(lambda: late.status.ended)
+    assert (late.status.cause, late.status.releasable) == (Cause.PEER_LOST, True)
+    assert "was fenced" in late.status.message
+    prefill.fence(decodes[1].incarnation, ProcessExited(pid=1, seen_by="the test"))
+    until(lambda: not prefill.stats().peers)
+    later = decodes[1].open(prefill.bootstrap_address, 3, "r", pages=PAGES, aux_slot=0, deadline_s=20.0)
+    until(lambda: later.status.ended)
+    assert (later.status.cause, later.status.releasable) == (Cause.INVALID, True)
+    assert "was fenced, and is paired no more" in later.status.message
