@@ -20,21 +20,34 @@ class Plane:
     """An engine and the environment that makes it use one transport.
 
     lost: what a failure through a lost peer means. Only an engine that copies with its own hands can call it settled.
+    ops: the directions that it moves bytes in.
     """
 
     engine: str
     env: dict[str, str] = field(default_factory=dict)
     host: str = "127.0.0.1"
     lost: Poll = Poll.FAILED_UNSETTLED
+    ops: tuple[str, ...] = ("write", "read")
 
 
 PLANES = {
     "local": Plane("local", lost=Poll.FAILED_SETTLED),
     "nixl": Plane("nixl", {"UCX_NET_DEVICES": "lo"}),
-    "nixl-tcp": Plane("nixl", {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}),
+    "nixl-tcp": Plane("nixl", {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}, ops=("write",)),
     "mooncake": Plane("mooncake"),
 }
-OVER_TCP = ("nixl-tcp", "mooncake")
+OVER_TCP = {name: PLANES[name] for name in ("nixl-tcp", "mooncake")}
+
+
+def cross(metafunc, argument, planes):
+    """Run a test that has `argument` on each plane, and one that has `op`, too, in each direction the plane knows."""
+    if argument not in metafunc.fixturenames:
+        return
+    if "op" not in metafunc.fixturenames:
+        metafunc.parametrize(argument, planes.values(), ids=list(planes), scope="module")
+        return
+    cases = {f"{name}-{op}": (plane, op) for name, plane in planes.items() for op in plane.ops}
+    metafunc.parametrize((argument, "op"), cases.values(), ids=list(cases), scope="module")
 
 
 @contextmanager

@@ -117,10 +117,23 @@ class _Side:
     def __init__(self) -> None:
         self.handles = []
 
-    def open(self, engine, name, host, target, layers, pages, page_bytes, connect_timeout_s=None, state=(), **fields):
+    def open(
+        self,
+        engine,
+        name,
+        host,
+        target,
+        layers,
+        pages,
+        page_bytes,
+        connect_timeout_s=None,
+        state=(),
+        op="write",
+        **fields,
+    ):
         """`page_bytes`: of one region; `state`: item bytes of each state region, which has `pages` items."""
         if connect_timeout_s is None:
-            self.engine = open_engine(engine, name, target=target, host=host)
+            self.engine = open_engine(engine, name, target=target, op=Op(op), host=host)
         elif engine == "nixl":
             self.engine = NixlEngine(name, target=target, connect_timeout_s=connect_timeout_s)
         else:

@@ -5,18 +5,12 @@ import time
 import numpy as np
 import pytest
 
-from tests.integration.engine_cases import CANARY, PLANES, SMALL, ends, expected, fill, lists, move, peers
+from tests.integration.engine_cases import CANARY, PLANES, SMALL, cross, ends, expected, fill, lists, move, peers
 from tests.integration.engine_peer import Peer
 
 
-@pytest.fixture(params=PLANES, scope="module")
-def plane(request):
-    return PLANES[request.param]
-
-
-@pytest.fixture(params=["write", "read"])
-def op(request):
-    return request.param
+def pytest_generate_tests(metafunc):
+    cross(metafunc, "plane", PLANES)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import signal
 import time
 
 import numpy as np
-import pytest
 
 from tests.integration.engine_cases import (
     CANARY,
@@ -12,6 +11,7 @@ from tests.integration.engine_cases import (
     OVER_TCP,
     PLANES,
     SMALL,
+    cross,
     ends,
     expected,
     fill,
@@ -25,19 +25,9 @@ from tests.integration.engine_cases import (
 WHOLE = list(range(32))  # all pages of LARGE: 128 MiB
 
 
-@pytest.fixture(params=PLANES)
-def plane(request):
-    return PLANES[request.param]
-
-
-@pytest.fixture(params=OVER_TCP)
-def tcp(request):
-    return PLANES[request.param]
-
-
-@pytest.fixture(params=["write", "read"])
-def op(request):
-    return request.param
+def pytest_generate_tests(metafunc):
+    cross(metafunc, "plane", PLANES)
+    cross(metafunc, "tcp", OVER_TCP)
 
 
 def stream(initiator, target, op):
@@ -91,7 +81,6 @@ def test_over_tcp_a_stopped_target_stays_pending_and_costs_no_cpu(tcp, op):
         assert initiator.call("poll", handle=handle, wait_s=2.0)["outcome"] == "pending"
         assert initiator.call("usage")["cpu_s"] - before < 0.5, "waiting for a stopped peer must not spin"
         target.signal(signal.SIGCONT)
-        # To its end: UCX may abort a process when one that reads from it over TCP leaves in the middle.
         assert initiator.call("poll", handle=handle, wait_s=60.0)["outcome"] == "done"
 
 
@@ -164,6 +153,39 @@ def test_a_restarted_peer_is_served_as_a_new_incarnation_and_the_former_is_lost(
         wanted = expected(source, sink, [4], [5])
         assert move(initiator, latter, op, [4], [5])["outcome"] == "done"
         assert np.array_equal(sink.arena.view, wanted)
+
+
+def test_nixl_refuses_to_read_over_tcp_and_leaves_the_peer_to_its_writers():
+    with peers(PLANES["nixl-tcp"], {**SMALL, "op": "read"}, "i", "T") as (reader, target):
+        for _ in range(2):
+            answer = reader.connect(target)
+            assert answer["error"] == "IncompatiblePeerError"
+            assert "use direction 'write', or backend 'mooncake'" in answer["message"]
+        assert reader.call("submit", peer=target.name, local=[0], remote=[0])["error"] == "UnknownPeerError"
+        with peers(PLANES["nixl-tcp"], SMALL, "i") as (writer,):
+            assert writer.connect(target) == {}
+            assert move(writer, target, "write", [1], [2])["outcome"] == "done"
+
+
+def test_nixl_reads_where_a_transport_does_so_by_itself():
+    with peers(PLANES["nixl"], {**SMALL, "op": "read"}, "i", "T") as (reader, target):
+        assert reader.connect(target) == {}
+        assert move(reader, target, "read", [1], [2])["outcome"] == "done"
+
+
+def test_over_tcp_a_process_outlives_those_that_leave_it_in_the_middle(tcp, op):
+    with peers(tcp, LARGE, "i", "T") as (first, target):
+        assert first.connect(target) == {}
+        for leave in (lambda peer: peer.process.stdin.close(), lambda peer: peer.process.kill()):
+            with peers(tcp, LARGE, "i") as (fleeting,):
+                assert fleeting.connect(target) == {}
+                target.signal(signal.SIGSTOP)
+                for _ in range(4):
+                    fleeting.call("submit", peer=target.name, **lists(op, WHOLE, WHOLE))
+                target.signal(signal.SIGCONT)
+                leave(fleeting)
+                fleeting.process.wait(20)
+            assert move(first, target, op, [1], [2])["outcome"] == "done"
 
 
 def test_a_transfer_open_at_disconnect_is_unsettled(tcp, op):

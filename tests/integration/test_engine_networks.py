@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.integration.engine_cases import LARGE, SMALL, Plane, ends, expected, fill, lists, move, peers
+from tests.integration.engine_cases import LARGE, SMALL, Plane, cross, ends, expected, fill, lists, move, peers
 from tests.integration.namespaces import DEVICE, HOSTS, wire
 
 SOURCE, SINK, AUX = [3, 4, 5, 17, 44, 0], [40, 41, 42, 2, 47, 0], (1, 6)
@@ -15,17 +15,11 @@ ESTABLISHED = "01"
 V4_IN_V6 = "0000000000000000FFFF0000"
 
 UCX_TCP = {"UCX_TLS": "tcp"}
-ENGINES = {"nixl": Plane("nixl", UCX_TCP), "mooncake": Plane("mooncake")}
+ENGINES = {"nixl": Plane("nixl", UCX_TCP, ops=("write",)), "mooncake": Plane("mooncake")}
 
 
-@pytest.fixture(params=ENGINES, scope="module")
-def plane(request):
-    return ENGINES[request.param]
-
-
-@pytest.fixture(params=["write", "read"])
-def op(request):
-    return request.param
+def pytest_generate_tests(metafunc):
+    cross(metafunc, "plane", ENGINES)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,10 @@ Facts about NIXL 1.5.1 that shape this module, all measured:
 - Nothing can cancel a transfer. Releasing a handle in flight lets its bytes land, and so does forgetting the peer. A
   connection error does not tell whether bytes are still under way. So every failure after the start is unsettled.
 - Only an agent that peers write to or read from needs a progress thread.
+- Where no transport can read by itself (TCP), UCX would have the peer send the bytes. Should the reader then be gone,
+  the peer's process is aborted: the reply's error goes from `ucp_progress_get_reply` (src/ucp/rma/rma_sw.c) straight
+  to `ucs_fatal` in `ucp_request_try_send` (src/ucp/core/ucp_request.inl), whatever the mode of error handling. So this
+  emulation is off, and a peer that cannot be read without it is refused.
 """
 
 from __future__ import annotations
@@ -45,6 +49,10 @@ _SCRATCH_BYTES: Final = 64
 _PARKED: Final = 64
 """Peers that NIXL still knows after `disconnect`. Forgetting one that lives on leaves a socket behind on both sides
 until either process exits. So a peer that comes back finds its connection; the oldest of many are forgotten."""
+_NO_READ: Final = (
+    "NIXL cannot READ from this peer safely: no transport to it reads by itself (TCP does not), and UCX's emulation "
+    "ends the peer's process when a reader is lost; use direction 'write', or backend 'mooncake'"
+)
 _SPIN_S: Final = 100e-6
 """A small transfer over TCP takes about 50 µs, less than the kernel needs to wake a sleeper."""
 
@@ -89,17 +97,19 @@ class NixlEngine:
     """`Engine` over NIXL's UCX backend.
 
     incarnation: ours; peers know our agent by it. target: whether peers write into our memory or read from it (then a
-    progress thread, asleep unless there is traffic, serves them). connect_timeout_s: bound of the warm-up transfer.
+    progress thread, asleep unless there is traffic, serves them). op: what will be submitted; `connect` refuses a peer
+    with which it is not safe. connect_timeout_s: bound of each warm-up transfer.
     Raises EngineUnavailableError when NIXL cannot be loaded or started.
 
-    Sets the environment variable UCX_MODULES to ^ib if it is not set and the machine has no InfiniBand device.
+    Sets environment variables of UCX that are not set: see `nixl_agent`.
     """
 
     name = "nixl"
     stages = True
 
-    def __init__(self, incarnation: str, *, target: bool, connect_timeout_s: float = 10.0) -> None:
+    def __init__(self, incarnation: str, *, target: bool, op: Op = Op.WRITE, connect_timeout_s: float = 10.0) -> None:
         self._agent = NixlAgent(incarnation, progress_thread=target)
+        self._op = op
         self._connect_timeout_s = connect_timeout_s
         self._scratch = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
         self._memory: KVMemory | None = None
@@ -127,6 +137,19 @@ class NixlEngine:
     def connect(self, peer: str, remote: RemoteMemory) -> None:
         """As `Engine.connect`."""
         plan, descriptor = meet(self.name, self._memory, self._peers, peer, remote, _Descriptor)
+        try:
+            self._pair(peer, plan, descriptor)
+            if self._op is Op.READ and (failure := self._warm_up(peer, Op.READ)):
+                _log.info("the first READ from peer %s failed: %s", peer, failure)
+                self.disconnect(peer)
+                # A peer that is gone is told apart from one that cannot be read: this raises.
+                self._pair(peer, plan, descriptor)
+                raise IncompatiblePeerError(_NO_READ)
+        except EngineError:
+            self.disconnect(peer)
+            raise
+
+    def _pair(self, peer: str, plan: PairPlan, descriptor: _Descriptor) -> None:
         self._load(peer, descriptor.metadata)
         try:
             remote_list = self._agent.prepare(peer, [*plan.remote_rows, _scratch_row(descriptor.scratch)])
@@ -140,11 +163,8 @@ class NixlEngine:
             self._forget(peer)
             raise EngineError(f"NIXL cannot prepare our memory for peer {peer}: {error}") from error
         self._peers[peer] = _Peer(plan, descriptor.metadata, local_list, remote_list, time.monotonic())
-        try:
-            self._warm_up(peer)
-        except EngineError:
-            self.disconnect(peer)
-            raise
+        if failure := self._warm_up(peer, Op.WRITE):
+            raise PeerUnreachableError(f"the warm-up transfer to peer {peer} failed: {failure}")
 
     def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
         """As `Engine.submit`; over CMA it copies before it returns."""
@@ -235,7 +255,8 @@ class NixlEngine:
         except NixlError as error:
             _log.warning("NIXL does not forget peer %s: %s", peer, error)
 
-    def _warm_up(self, peer: str) -> None:
+    def _warm_up(self, peer: str, op: Op) -> str:
+        """Move the scratch line; why it failed, or nothing. Raises PeerUnreachableError when the peer is silent."""
         state = self._peers[peer]
         # The scratch line stands behind the rows of the plan.
         local, remote = (
@@ -243,12 +264,11 @@ class NixlEngine:
             for rows in (state.plan.local_rows, state.plan.remote_rows)
         )
         deadline = time.monotonic() + self._connect_timeout_s
-        transfer = self._start(state, lambda: self._agent.make(Op.WRITE, state.local, local, state.remote, remote))
-        while (outcome := self.poll(transfer)) is Poll.PENDING:
+        transfer = self._start(state, lambda: self._agent.make(op, state.local, local, state.remote, remote))
+        while self.poll(transfer) is Poll.PENDING:
             if time.monotonic() > deadline:
                 raise PeerUnreachableError(f"peer {peer} did not answer within {self._connect_timeout_s} s")
-        if outcome is not Poll.DONE:
-            raise PeerUnreachableError(f"the warm-up transfer to peer {peer} failed: {transfer.failure}")
+        return transfer.failure
 
     def _start(self, peer: _Peer, make: Callable[[], int]) -> _Transfer:
         try:

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from pdpool_connector.engines import open_engine
+from pdpool_connector.engines.base import Op
 from pdpool_connector.flight.files import Flight, Speaker
 from pdpool_connector.flight.replay import AnyMachine
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, encode_remote
@@ -93,7 +94,11 @@ class Connector(ABC, Generic[AnyTransfer]):
         """Our engine reads our pages to write the peer's; otherwise somebody writes ours, or a peer reads them."""
         target = "decode" if config.direction == "write" else "prefill"
         self._engine = open_engine(
-            config.backend, self.incarnation, target=self.role == target, host=config.advertise_host
+            config.backend,
+            self.incarnation,
+            target=self.role == target,
+            op=Op(config.direction),
+            host=config.advertise_host,
         )
         self._machine: AnyMachine = self._make_machine()
         self._drops = Drops()

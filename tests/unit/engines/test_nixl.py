@@ -35,6 +35,17 @@ def test_ucx_modules_are_chosen_only_when_unset_and_without_infiniband(monkeypat
     assert os.environ.get("UCX_MODULES") == after
 
 
+@pytest.mark.parametrize(("before", "after"), [(None, "n"), ("y", "y")])
+def test_reads_emulated_by_the_peer_are_switched_off_unless_the_user_wants_them(monkeypatch, before, after):
+    monkeypatch.setenv("UCX_PROTO_EMULATION_ENABLE", before or "")
+    if before is None:
+        monkeypatch.delenv("UCX_PROTO_EMULATION_ENABLE")
+    monkeypatch.setitem(sys.modules, "nixl_cu12._bindings", None)
+    with pytest.raises(EngineUnavailableError):
+        nixl_agent.NixlAgent("me", progress_thread=False)
+    assert os.environ.get("UCX_PROTO_EMULATION_ENABLE") == after
+
+
 def test_the_lock_is_handed_over_in_the_order_of_asking():
     lock = nixl_agent._FairLock()
     order, threads = [], []
