@@ -97,7 +97,7 @@ class Peer:
         with contextlib.suppress(BrokenPipeError):  # it was killed by the test with a command unread
             self.process.stdin.close()
         try:
-            return self.process.wait(10)
+            return self.process.wait(30)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(10)

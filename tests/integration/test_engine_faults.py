@@ -1,9 +1,14 @@
 """What every engine must do when a peer is killed, stopped or restarted; nothing may be called done that is not."""
 
 import signal
+import socket
+import threading
 import time
+from contextlib import contextmanager, suppress
 
+import msgspec
 import numpy as np
+from pdpool_connector.layout.memory import encode_remote
 
 from tests.integration.engine_cases import (
     CANARY,
@@ -99,12 +104,14 @@ def test_over_tcp_a_stopped_peer_delays_no_other(tcp, op):
 
 def test_over_tcp_connecting_a_stopped_peer_ends_by_its_deadline(tcp):
     with peers(tcp, {**SMALL, "connect_timeout_s": 1.0}, "i", "A", "B") as (initiator, frozen, other):
+        threads = initiator.call("usage")["threads"]
         frozen.signal(signal.SIGSTOP)
         started = time.monotonic()
         answer = initiator.connect(frozen)
         assert answer["error"] == "PeerUnreachableError"
         assert "did not answer within 1.0 s" in answer["message"]
         assert time.monotonic() - started < 3.0
+        assert initiator.call("usage")["threads"] == threads, "one left behind may end the process at its exit"
         assert initiator.connect(other) == {}
         assert move(initiator, other, "write", [1], [2])["outcome"] == "done"
         frozen.signal(signal.SIGCONT)
@@ -120,6 +127,56 @@ def test_over_tcp_connecting_a_stopped_peer_delays_no_other(tcp):
         assert answer["connect"] == "PeerUnreachableError"
         assert answer["moved"] > 10, "transfers to another peer that ended during the connect"
         assert answer["longest_s"] < 0.5
+
+
+@contextmanager
+def freezing_after_its_greeting():
+    """The port of a Mooncake process that answers a probe, and nothing that is asked after it."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        silent = []
+
+        def greet():
+            with suppress(OSError):  # closed at the end of the test
+                probe, _ = door.accept()
+                with probe:
+                    probe.recv(4096)
+                    probe.sendall((2).to_bytes(8, "little") + b"\x03{")
+                while True:
+                    silent.append(door.accept()[0])
+
+        thread = threading.Thread(target=greet, daemon=True)
+        thread.start()
+        yield door.getsockname()[1]
+        door.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+        for connection in silent:
+            connection.close()
+
+
+def test_a_mooncake_peer_that_freezes_after_its_greeting_stops_the_others_for_two_seconds_at_most():
+    with peers(PLANES["mooncake"], SMALL, "i", "A") as (initiator, other), freezing_after_its_greeting() as port:
+        assert initiator.connect(other) == {}
+        descriptor = msgspec.msgpack.encode({"session": f"127.0.0.1:{port}", "scratch": 4096})
+        remote = encode_remote(msgspec.structs.replace(other.remote, descriptor=descriptor)).hex()
+        answer = initiator.call("beside_connect", stranger="stranger", remote=remote, peer=other.name)
+        assert answer["connect"] == "PeerUnreachableError"
+        assert answer["moved"] > 0
+        assert answer["longest_s"] < 4.0
+
+
+def test_connections_to_dead_peers_are_closed(tcp, op):
+    with peers(tcp, SMALL, "i") as (initiator,):
+        used = []
+        for _ in range(4):
+            with peers(tcp, SMALL, "T") as (doomed,):
+                assert initiator.connect(doomed) == {}
+                assert move(initiator, doomed, op, [1, 3, 5, 7, 9, 11], [1, 3, 5, 7, 9, 11])["outcome"] == "done"
+                doomed.process.kill()
+                doomed.process.wait(10)
+                assert initiator.call("disconnect", peer=doomed.name) == {}
+                used.append(initiator.call("usage")["fds"])
+        # The first brings what libraries open once.
+        assert used[3] <= used[1], used
 
 
 def test_a_killed_initiator_leaves_the_target_serving_others(plane, op):

@@ -8,6 +8,7 @@ Facts about Mooncake 0.3.13 that shape this module, all measured or read in its 
   end. So a chunk goes as one batch that holds all but its last ranges, and those last ones as batches of their own:
   queued behind the first, they are the marks that say when asking for it costs nothing.
 - Success means that the peer has acknowledged the last byte.
+- It closes a connection only when a transfer over it fails: those to a dead peer stay until it is asked for one.
 - A session is an address and a port. Which process answers there is learned by reading its incarnation.
 """
 
@@ -38,6 +39,7 @@ from .base import (
     Poll,
 )
 from .checks import admit, meet
+from .mooncake_door import answers, bounded
 from .mooncake_session import MooncakeSession
 from .pace import pause, sharpen_sleeps
 
@@ -49,6 +51,9 @@ _MARKS: Final = 4
 _SHORTEST_SLEEP_S: Final = 15e-6
 """A small transfer over TCP takes about 45 µs."""
 _REAP_MARGIN_S: Final = 1.0
+_OPENING_S: Final = 2.0
+"""How long a peer that has just answered may take to describe its memory: no other peer is served meanwhile."""
+_HANG_UP_S: Final = 2.0
 
 
 class _Descriptor(msgspec.Struct, frozen=True):
@@ -62,6 +67,8 @@ class _Descriptor(msgspec.Struct, frozen=True):
 class _Peer:
     plan: PairPlan
     session: str
+    scratch: int
+    """Address of its identity."""
     progress_at: float
     """When something was last submitted or finished (monotonic seconds)."""
     waiting: deque[_Transfer] = field(default_factory=deque)
@@ -130,11 +137,11 @@ class MooncakeEngine:
         plan, descriptor = meet(self.name, self._memory, self._peers, peer, remote, _Descriptor)
         sharpen_sleeps()
         self._reap()
-        self._peers[peer] = _Peer(plan, descriptor.session, time.monotonic())
+        self._peers[peer] = _Peer(plan, descriptor.session, descriptor.scratch, time.monotonic())
         try:
-            self._warm_up(peer, descriptor.scratch)
+            self._warm_up(peer)
         except EngineError:
-            self.disconnect(peer)
+            self._leave(peer)
             raise
 
     def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
@@ -161,9 +168,9 @@ class MooncakeEngine:
 
     def disconnect(self, peer: str) -> None:
         """As `Engine.disconnect`. Mooncake keeps its connections to a peer that lives on, and uses them again."""
-        state = self._peers.pop(peer, None)
-        if state is not None:
-            self._break(state, "disconnected while in flight")
+        state = self._leave(peer)
+        if state is not None and not self._closed and answers(state.session, _HANG_UP_S) is False:
+            self._hang_up(state)
 
     def close(self) -> None:
         """As `Engine.close`."""
@@ -179,28 +186,58 @@ class MooncakeEngine:
             self._memory = None
             self._session.close()
 
-    def _warm_up(self, peer: str, scratch: int) -> None:
+    def _leave(self, peer: str) -> _Peer | None:
+        state = self._peers.pop(peer, None)
+        if state is not None:
+            self._break(state, "disconnected while in flight")
+        return state
+
+    def _hang_up(self, peer: _Peer) -> None:
+        """Let a transfer fail on each connection to a process at whose port nobody answers: so Mooncake closes them.
+
+        They read, and do not write: the port may be another's by now. What is read goes to a page of its own.
+        """
+        landing = self._land()
+        address, begun = landing.ctypes.data, time.monotonic()
+        run = _one_run(address, peer.scratch)
+        tries = [self._session.start(peer.session, Op.READ, *run) for _ in range(_MARKS)]
+        tries = [one for one in tries if one]
+        while tries and (waited := time.monotonic() - begun) < _HANG_UP_S:
+            tries = [one for one in tries if self._session.over(one) is None]
+            time.sleep(pause(waited, _SHORTEST_SLEEP_S))
+        if not tries:
+            self._clear(address)
+
+    def _land(self) -> NDArray[np.uint8]:
+        """A page for one read, registered; one that is given up keeps it, for its bytes may land at any later time."""
+        landing = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
+        self._session.register([landing.ctypes.data], [landing.nbytes])
+        self._landings[landing.ctypes.data] = landing
+        return landing
+
+    def _clear(self, address: int) -> None:
+        self._session.deregister([address])
+        del self._landings[address]
+
+    def _warm_up(self, peer: str) -> None:
         """Read the peer's identity and write a line, both over the connections that chunks will use."""
         state = self._peers[peer]
         deadline = time.monotonic() + self._connect_timeout_s
         late = PeerUnreachableError(f"peer {peer} did not answer within {self._connect_timeout_s} s")
-        answers = self._session.answers(state.session, self._connect_timeout_s)
-        if not answers:
-            raise PeerUnreachableError(f"nobody answers at {state.session}") if answers is False else late
-        # A page of its own for each connect, kept when the read is given up: its bytes may land at any later time.
-        landing = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
+        answered = answers(state.session, self._connect_timeout_s)
+        if not answered:
+            raise PeerUnreachableError(f"nobody answers at {state.session}") if answered is False else late
+        landing = self._land()
         address = landing.ctypes.data
-        self._session.register([address], [landing.nbytes])
-        self._landings[address] = landing
-        for op, line in ((Op.READ, scratch), (Op.WRITE, scratch + _LINE)):
-            transfer = self._begin(state, op, _one_run(address, line))
+        for op, line in ((Op.READ, state.scratch), (Op.WRITE, state.scratch + _LINE)):
+            with bounded(state.session, _OPENING_S):
+                transfer = self._begin(state, op, _one_run(address, line))
             while (outcome := self.poll(transfer)) is Poll.PENDING:
                 if time.monotonic() > deadline:
                     raise late
             if outcome is not Poll.DONE:
                 raise PeerUnreachableError(f"the warm-up transfer to peer {peer} failed: {transfer.failure}")
-        self._session.deregister([address])
-        del self._landings[address]
+        self._clear(address)
         if landing[:_LINE].tobytes() != _identity(peer):
             raise PeerUnreachableError(f"another process than peer {peer} answers at {state.session}")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import ipaddress
 import os
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -62,25 +61,11 @@ class MooncakeSession:
         if self._native.batch_unregister_memory(list(addresses)) != 0:
             raise EngineError("Mooncake cannot deregister the memory; its reason is on stderr")
 
-    def answers(self, peer: str, timeout_s: float) -> bool | None:
-        """Whether a peer answers a probe; None if that is not known after `timeout_s`.
-
-        To be asked before the first transfer to a peer: that one holds a lock which all transfers need, for up to 60 s
-        when the peer is frozen. The probe needs no lock, but waits as long, so a thread is left behind for the rest.
-        """
-        outcome: list[bool] = []
-        native = self._native
-
-        def probe() -> None:
-            outcome.append(native.send_probe(peer) == 0)
-
-        thread = threading.Thread(target=probe, name="pdpool-mooncake-probe", daemon=True)
-        thread.start()
-        thread.join(timeout_s)
-        return outcome[0] if outcome else None
-
     def start(self, peer: str, op: Op, local: Addresses, remote: Addresses, nbytes: Addresses) -> int:
-        """Start one batch of transfers; its id, or 0 when Mooncake refuses it."""
+        """Start one batch of transfers; its id, or 0 when Mooncake refuses it.
+
+        The first to a peer asks it for its memory, for up to 60 s, and holds a lock that all transfers need.
+        """
         call = self._native.batch_transfer_async_write if op is Op.WRITE else self._native.batch_transfer_async_read
         return int(call(peer, local.tolist(), remote.tolist(), nbytes.tolist()))
 
