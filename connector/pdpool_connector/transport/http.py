@@ -56,6 +56,7 @@ class HttpServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="pdpool-http", daemon=True)
         self._runners: list[web.AppRunner] = []
+        self._servers: list[asyncio.Server] = []
         self._thread.start()
 
     def serve(
@@ -91,18 +92,20 @@ class HttpServer:
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         await runner.setup()
         self._runners.append(runner)
-        site = web.TCPSite(runner, self._host, port)
-        await site.start()
-        return int(runner.addresses[0][1])
+        assert runner.server is not None  # there is one once it is set up
+        server = await self._loop.create_server(runner.server, self._host, port, backlog=128)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
 
     async def _stop(self) -> None:
-        for runner in self._runners:
-            for site in list(runner.sites):
-                await site.stop()
-        # A connection that was accepted at the last moment is handed over in the next turns of the loop; cleaning up
-        # before that would miss it.
+        # asyncio forgets to close a connection that it has accepted and not yet handed over when its server is closed.
+        for server in self._servers:
+            for listener in server.sockets:
+                self._loop.remove_reader(listener.fileno())
         for _ in range(3):
             await asyncio.sleep(0)
+        for server in self._servers:
+            server.close()
         for runner in self._runners:
             await runner.cleanup()
         rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
