@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from pdpool_connector import Cause, DecodeConnector, Phase, PrefillConnector
+from pdpool_connector.engines.base import Poll
 from pdpool_connector.protocol import frames as f
 
 from tests.integration.small_side import Side, until
@@ -34,6 +35,20 @@ def pair(request):
     made = Pair(request.param)
     yield made
     made.close()
+
+
+@pytest.fixture(params=["local", "nixl", "mooncake"])
+def checked(request):
+    """A pair in which every hand-off is sampled."""
+    made = Pair(request.param, prefill={"checksum_rate": 1.0})
+    noise = np.random.default_rng(1)
+    made.prefill.cache[:] = noise.integers(0, 256, made.prefill.cache.shape, dtype=np.uint8)
+    yield made
+    made.close()
+
+
+def outcomes(pair: Pair) -> dict[str, int]:
+    return {name: count for name, count in pair.decode.connector.stats().checksums.items() if count}
 
 
 def test_pages_come_as_they_are_computed_and_both_sides_end(pair):
@@ -116,6 +131,58 @@ def test_prefill_that_is_gone_fails_its_hand_offs_and_leaves_decodes_pages_free(
     until(lambda: got.status.releasable)
     assert got.status.phase is Phase.FAILED
     assert got.status.cause is Cause.PEER_LOST
+
+
+def test_pages_that_are_read_in_pieces_and_land_as_they_were_match_their_checksum(checked):
+    for room in range(3):
+        sent, got = checked.open(room, ids(9, 8, 40), prefix_pages=1)
+        sent.send(ids(room, 5, 6), start=0)
+        sent.send(ids(7), start=3, last=True)
+        until(lambda got=got, sent=sent: got.status.ended and sent.status.releasable)
+        assert got.status.phase is Phase.DONE
+    until(lambda: outcomes(checked) == {"matched": 3})
+
+
+def test_one_byte_that_changes_after_it_has_landed_fails_the_hand_off_on_both_sides(checked, monkeypatch):
+    engine, cache = checked.decode.connector._engine, checked.decode.cache
+    poll = engine.poll
+
+    def flip(handle):
+        outcome = poll(handle)
+        if outcome is Poll.DONE:
+            cache[1, 40, 100] ^= 1
+        return outcome
+
+    monkeypatch.setattr(engine, "poll", flip)
+    sent, got = checked.open(1, ids(9, 8, 40))
+    sent.send(ids(3, 5, 6), start=0, last=True)
+    until(lambda: got.status.releasable and sent.status.releasable)
+    assert (got.status.phase, got.status.cause) == (Phase.FAILED, Cause.CORRUPT)
+    assert "checksum" in got.status.message
+    assert sent.status.phase is Phase.FAILED
+    until(lambda: outcomes(checked) == {"mismatched": 1})
+    monkeypatch.undo()
+    sent, got = checked.open(2, ids(9, 8, 40))
+    sent.send(ids(3, 5, 6), start=0, last=True)
+    until(lambda: got.status.ended)
+    assert got.status.phase is Phase.DONE
+    until(lambda: outcomes(checked) == {"mismatched": 1, "matched": 1})
+
+
+def test_an_abort_while_pages_are_hashed_before_they_are_announced_leaves_nothing_behind():
+    pair = Pair("local", prefill={"checksum_rate": 1.0})
+    try:
+        for room in range(40):
+            sent, got = pair.open(room, ids(9, 8, 40))
+            sent.send(ids(3, 5, 6), start=0, last=True)
+            (got if room % 2 else sent).abort("too late or not")
+            until(lambda got=got, sent=sent: got.status.releasable and sent.status.releasable)
+        for side in (pair.prefill, pair.decode):
+            until(lambda side=side: side.connector.stats().held_bytes == 0 and not side.connector.stats().faults)
+        assert outcomes(pair).get("mismatched", 0) == 0
+        assert not pair.prefill.connector._announcements._sums
+    finally:
+        pair.close()
 
 
 def test_sides_of_different_directions_do_not_pair_and_say_so():

@@ -30,6 +30,10 @@ _SPREAD: Final = 0x9E3779B97F4A7C15
 """2**64 / golden ratio: multiplication by it spreads consecutive numbers evenly (Knuth)."""
 
 
+PageSum = Callable[[list[int], list[int]], int]
+"""The sum over pages that go by these names."""
+
+
 def sampled(number: int, rate: float) -> bool:
     """Whether the attempt with this number is among the share `rate` that is checked; the same on every rank."""
     return (number * _SPREAD & 0xFFFFFFFFFFFFFFFF) < rate * 2**64
@@ -50,27 +54,40 @@ class PageSums:
         ids = list(pages)
         return self._sum(cells, ids, ids)
 
-    def of_chunk(self, remote: KVMemory) -> Callable[[Chunk], int] | None:
-        """What gives the sum over a chunk's pages here, known by their ids there; None where pages are cut by heads.
+    def of_chunk(self, remote: KVMemory, *, here: bool) -> Callable[[Chunk], int] | None:
+        """What gives the sum over a chunk's pages here; None where pages are cut by heads.
 
-        A memory that has nothing in common with ours gives 0: nothing is moved to it.
+        `here`: they are the target, and so known by their ids here; otherwise by those that they have there. A memory
+        that has nothing in common with ours gives 0: nothing is moved.
         """
+        cells = self._common(remote)
+        if cells is None:
+            return None
+
+        def chunk_sum(chunk: Chunk) -> int:
+            if not cells or not len(chunk.local_pages):
+                return 0
+            chosen = cells if chunk.span is None else cells[slice(*chunk.span)]
+            pages = chunk.local_pages.tolist()
+            return self._sum(chosen, pages, pages if here else chunk.remote_pages.tolist())
+
+        return chunk_sum
+
+    def of_pages(self, remote: KVMemory) -> PageSum | None:
+        """What gives the sum over pages here, known by other names, of all that both hold; None as with `of_chunk`."""
+        cells = self._common(remote)
+        return None if cells is None else lambda pages, names: self._sum(cells, pages, names)
+
+    def _common(self, remote: KVMemory) -> list[tuple[int, int]] | None:
+        """Layers and parts that both hold; None where their pages are cut by heads."""
         memory = self._memory
         common = overlap(memory, remote)
         if common.empty:
-            return lambda _: 0
+            return []
         if not same_heads(memory, remote):
             return None
         layers = range(common.first_layer, common.first_layer + common.layers)
-        cells = [(layer, part) for layer in layers for part in range(memory.regions_per_layer)]
-
-        def chunk_sum(chunk: Chunk) -> int:
-            if not len(chunk.local_pages):
-                return 0
-            chosen = cells if chunk.span is None else cells[slice(*chunk.span)]
-            return self._sum(chosen, chunk.local_pages.tolist(), chunk.remote_pages.tolist())
-
-        return chunk_sum
+        return [(layer, part) for layer in layers for part in range(memory.regions_per_layer)]
 
     def _sum(self, cells: list[tuple[int, int]], pages: list[int], names: list[int]) -> int:
         total = work = 0

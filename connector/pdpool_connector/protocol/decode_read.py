@@ -28,7 +28,7 @@ from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.protocol.verdicts import Key, Tombstone, Verdicts, forgotten
 
 S = DecodeState
-_READ_CAUSES = {WriteResult.INVALID: Cause.INVALID}
+_READ_CAUSES = {WriteResult.INVALID: Cause.INVALID, WriteResult.CORRUPT: Cause.CORRUPT}
 
 
 @dataclass(slots=True, eq=False)
@@ -155,7 +155,9 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
             read = next(self._reads)
             source.in_flight.add(read)
             target = wish.pages[at : at + len(frame.pages)]
-            self._effects.append(Read(attempt.attempt, read, frame.sender, frame.pages, target, aux, state))
+            self._effects.append(
+                Read(attempt.attempt, read, frame.sender, frame.pages, target, aux, state, frame.checksum)
+            )
         self._complete_if_read(attempt)
 
     def _on_read_ended(self, event: ReadEnded) -> None:

@@ -81,6 +81,10 @@ class EndingMachine(Machine[PrefillState], ABC):
         """How many ended attempts are remembered."""
         return len(self._graves)
 
+    def find(self, attempt: AttemptId) -> Exchange | None:
+        """The exchange of an attempt that has not ended, or whose end is not proved quiet."""
+        return self._by_attempt.get(attempt)
+
     def exchanges_of(self, peer: str) -> list[Exchange]:
         """What is under way with a peer, ends not yet proved quiet included."""
         return list(self._of_peer.get(peer, {}).values())

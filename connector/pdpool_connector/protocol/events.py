@@ -105,6 +105,8 @@ class WriteResult(StrEnum):
     """The engine reported an error; nothing is in flight."""
     INVALID = "invalid"
     """The engine refused indices that lie outside the memory of one side; nothing was moved."""
+    CORRUPT = "corrupt"
+    """All of it is in place, and its checksum is not the one that was told; nothing is in flight."""
     UNSETTLED = "unsettled"
     """The engine reported an error and cannot say whether bytes are still on their way."""
 
@@ -215,6 +217,7 @@ class Read(Plain, frozen=True):
     """Copy pages `source` (the peer's) into `target` (ours); answer with `ReadEnded`.
 
     `aux`: the peer's row and ours. `state`: the peer's items and ours, as many. Both come with the last pages.
+    `checksum`: what the pages must have once they are here, where the attempt is sampled.
     """
 
     attempt: AttemptId
@@ -224,6 +227,7 @@ class Read(Plain, frozen=True):
     target: bytes
     aux: tuple[int, int] | None
     state: tuple[bytes, bytes] = (b"", b"")
+    checksum: int | None = None
 
 
 class StopReading(Plain, frozen=True):

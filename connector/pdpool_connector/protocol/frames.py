@@ -130,6 +130,7 @@ class Computed(AttemptFrame, frozen=True, kw_only=True):
 
     `sequence` counts the frames of this kind from 0; none is taken before those that precede it. `aux_slot` and `state`
     (items of prefill's state pool) come with the `last`. Repeated until decode says `Fetching`, or that it has ended.
+    `checksum`: of these pages, where this attempt is among those that are sampled (`layout.checksum`).
     """
 
     sequence: Index
@@ -138,6 +139,7 @@ class Computed(AttemptFrame, frozen=True, kw_only=True):
     last: bool
     aux_slot: AuxSlot
     state: Pages
+    checksum: Count | None = None
 
 
 class Fetching(AttemptFrame, frozen=True, kw_only=True):

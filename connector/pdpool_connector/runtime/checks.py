@@ -2,6 +2,7 @@
 
 Prefill samples. Where each writer of an attempt has told the sum of what it wrote, the sum of them all must be that of
 the pages. The machine knows nothing of it: on a mismatch it gets an abort with its own cause first, then the `Done`.
+In READ the thread that reads compares what it has read with the sum that was announced; here it is only counted.
 """
 
 import logging
@@ -18,9 +19,9 @@ from pdpool_connector.layout.checksum import MASK, PageSums
 from pdpool_connector.layout.memory import KVMemory
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.decode import Attempt
-from pdpool_connector.protocol.events import AbortTransfer, Event, Received
+from pdpool_connector.protocol.events import AbortTransfer, Event, Read, Received
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.outcome import Cause
+from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class Checks:
         self._drive, self._post = drive, post
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="pdpool-check")
         self._heard: dict[AttemptId, Heard] = {}
+        self._reads: dict[AttemptId, set[bool]] = {}
+        """Whether reads of an attempt have checksums, once some have begun."""
         self._pending = 0
         self.outcomes: Counter[str] = Counter({"matched": 0, "mismatched": 0, "skipped": 0})
 
@@ -76,11 +79,22 @@ class Checks:
             future = self._pool.submit(self._sums.whole, pages)
             future.add_done_callback(lambda ended: self._post(partial(self._checked, frame, ended)))
 
-    def ended(self, attempt: AttemptId) -> None:
+    def reads(self, read: Read) -> None:
+        """A read begins; its attempt is checked when all of its reads are."""
+        if read.source:
+            self._reads.setdefault(read.attempt, set()).add(read.checksum is not None)
+
+    def ended(self, attempt: AttemptId, status: TransferStatus) -> None:
         """The attempt has ended; nothing of it is kept, unless its check still runs."""
         heard = self._heard.get(attempt)
         if heard is not None and heard.last is None:
             del self._heard[attempt]
+        reads = self._reads.pop(attempt, set())
+        if True in reads and status.phase is Phase.DONE:
+            self.outcomes["skipped" if False in reads else "matched"] += 1
+        elif reads and status.cause is Cause.CORRUPT:
+            self.outcomes["mismatched"] += 1
+            log.error("attempt=%s corrupt: %s", attempt, status.message)
 
     def close(self) -> None:
         """Wait for the check that runs, a few tenths of a second at most, and drop the others."""

@@ -68,7 +68,9 @@ class DecodeConnector(Connector[DecodeTransfer]):
         self._whole: dict[str, Sequence[Found]] = {}
         """Links whose ranks are paired, and whose memory is still being reached."""
         super().__init__(config, memory, on_change, registry)
-        self._reads = Reads(self._engine, memory, self._reactor, self._drive, self._on_reachable)
+        self._reads = Reads(
+            self._engine, memory, self._reactor, self._drive, self._on_reachable, begun=self._checks.reads
+        )
 
     def open(
         self,
@@ -269,7 +271,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
         known = self._transfers.get(report.handle)
         if known is not None and report.status.ended:
             self._bytes_moved += report.status.bytes_moved - known.status.bytes_moved
-            self._checks.ended(f.AttemptId(self.incarnation, report.handle))
+            self._checks.ended(f.AttemptId(self.incarnation, report.handle), report.status)
         super()._publish(report)
 
     def _peer_stats(self, now: float) -> tuple[PeerStats, ...]:

@@ -9,7 +9,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from pdpool_connector.engines.base import EngineError, IncompatiblePeerError
-from pdpool_connector.layout.checksum import PageSums
+from pdpool_connector.layout.checksum import PageSum, PageSums
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, decode_remote
 from pdpool_connector.layout.overlap import compatible
 from pdpool_connector.layout.staging import SLOT_BYTES, Reservation, Staging
@@ -20,6 +20,7 @@ from pdpool_connector.protocol.events import (
     PeerLost,
     PeerReady,
     Received,
+    Report,
     StopWriting,
     Write,
     WriteResult,
@@ -28,6 +29,7 @@ from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.prefill_read import PrefillReadMachine
 from pdpool_connector.protocol.states import PrefillState as S
 from pdpool_connector.protocol.versions import VersionMismatchError, negotiate
+from pdpool_connector.runtime.announce import Announcements
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
@@ -67,6 +69,8 @@ class Peer:
     refusal: str = ""
     kv: bool = True
     """It wants pages from us; otherwise the aux row at most."""
+    page_sum: PageSum | None = None
+    """What gives the checksum of pages that it reads; None where it reads none, or pages are cut by heads."""
 
 
 class PrefillConnector(Connector[PrefillTransfer]):
@@ -85,6 +89,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
         self._by_connection: dict[int, Peer] = {}
         self._writes: dict[f.AttemptId, set[int]] = {}
         self._sums = PageSums(memory)
+        self._announcements = Announcements(config.checksum_rate, lambda call: self._reactor.post(call))
         self._ranks: Registry | None = None
         self._lease: LeaseKeeper | None = None
         if config.rank > 0 and config.registry is None:
@@ -232,6 +237,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
         self._peers[incarnation] = peer
         self._by_connection[connection] = peer
         if worker is None:
+            peer.page_sum = self._sums.of_pages(remote.memory) if hello.kv else None
             self._on_connected(incarnation, None)
 
     def _start_worker(self, incarnation: str, remote: RemoteMemory) -> PeerWorker:
@@ -333,8 +339,25 @@ class PrefillConnector(Connector[PrefillTransfer]):
 
     def _transmit(self, peer: str, frame: f.Frame) -> None:
         known = self._peers.get(peer)
+        if known is None or not known.paired:
+            return
+        exchange = self._prefill.find(frame.attempt) if isinstance(frame, f.Computed) else None
+        if isinstance(frame, f.Computed) and exchange is not None and known.page_sum is not None:
+            self._announcements.send(frame, exchange, known.page_sum, partial(self._say, peer))
+        else:
+            self._server.send(known.route, frame)
+
+    def _say(self, peer: str, frame: f.Computed) -> None:
+        """Send what has been hashed, if its decode is still there."""
+        known = self._peers.get(peer)
         if known is not None and known.paired:
             self._server.send(known.route, frame)
+
+    def _publish(self, report: Report) -> None:
+        if report.status.releasable:
+            for attempt in report.attempts:
+                self._announcements.ended(attempt)
+        super()._publish(report)
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Write):
@@ -421,6 +444,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
                 peer.worker.close()
 
     def _join_workers(self, deadline: float) -> bool:
+        self._announcements.close()
         workers = [peer.worker for peer in list(self._peers.values()) if peer.worker is not None]
         ended = [worker.join(max(deadline - time.monotonic(), 0.1)) for worker in workers]
         return all(ended)

@@ -28,7 +28,7 @@ class _Source:
 
 class Reads:
     """Owner thread only. `drive` takes the ends of reads; `connected` is told when a rank's memory can be read, or why
-    not; then the rank is forgotten, and may be tried again.
+    not; then the rank is forgotten, and may be tried again. `begun` is told of each read as it is passed on.
     """
 
     def __init__(
@@ -38,8 +38,11 @@ class Reads:
         reactor: Reactor,
         drive: Callable[[Event], None],
         connected: Callable[[str, str | None], None],
+        *,
+        begun: Callable[[Read], None],
     ) -> None:
         self._engine, self._memory, self._reactor, self._drive, self._told = engine, memory, reactor, drive, connected
+        self._begun = begun
         self._sums = PageSums(memory)
         self._sources: dict[str, _Source] = {}
 
@@ -81,7 +84,9 @@ class Reads:
             self._reactor.post(partial(self._drive, ended(effect, WriteResult.FAILED, 0, "prefill is gone")))
         else:
             source.reads.setdefault(effect.attempt, set()).add(effect.read)
-            source.worker.submit(effect if source.kv else without_pages(effect))
+            read = effect if source.kv else without_pages(effect)
+            self._begun(read)
+            source.worker.submit(read)
 
     def connected(self, peer: str) -> bool:
         """Whether the rank's memory can be read."""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -41,6 +42,7 @@ an abort waits for stays less than a large chunk, and many small writes do not q
 
 
 Move = Write | Read
+AnyMove = TypeVar("AnyMove", Write, Read)
 Ended = WriteEnded | ReadEnded
 
 
@@ -49,8 +51,10 @@ def number_of(move: Move | Ended) -> int:
     return move.write if isinstance(move, Write | WriteEnded) else move.read
 
 
-def without_pages(move: Move) -> Move:
+def without_pages(move: AnyMove) -> AnyMove:
     """The same move for a rank with which only aux rows are exchanged."""
+    if isinstance(move, Read):
+        move = msgspec.structs.replace(move, checksum=None)
     return msgspec.structs.replace(move, source=b"", target=b"", state=(b"", b""))
 
 
@@ -66,7 +70,7 @@ class Job:
     in_flight: int = 0
     bytes_moved: int = 0
     checksum: int | None = None
-    """Of the pages submitted so far, where they are sampled."""
+    """Of the pages written from, or read into, so far, where they are sampled."""
     result: WriteResult = WriteResult.LANDED
     message: str = ""
 
@@ -86,7 +90,8 @@ class PeerWorker:
     """Connects to one peer, then writes to it or reads from it, chunks of different jobs in turn, until closed.
 
     `connected` is called once, from this thread, with an error or None; `ended` for each move; `gone` once, last.
-    `sums` gives the checksums of pages in `memory`, `checksum_rate` the share of writes that have one taken. `kept`
+    `sums` gives the checksums of pages in `memory`, `checksum_rate` the share of writes that have one taken; of reads
+    those have for which the peer has told one. `kept`
     gives away what an unsettled write may still read from `staging`, through which scattered pages go out.
     `submit`, `stop` and `close` are for the owner thread.
     """
@@ -109,7 +114,8 @@ class PeerWorker:
         self._engine, self._memory, self._peer, self._remote = engine, memory, peer, remote
         self._connected, self._ended, self._kept, self._gone = connected, ended, kept, gone
         self._sums, self._checksum_rate = sums, checksum_rate
-        self._chunk_sum: Callable[[Chunk], int] | None = None
+        self._sum_written: Callable[[Chunk], int] | None = None
+        self._sum_read: Callable[[Chunk], int] | None = None
         self._staging = staging
         self._inbox: SimpleQueue[Job | None] = SimpleQueue()
         self._jobs: deque[Job] = deque()
@@ -170,7 +176,8 @@ class PeerWorker:
     def _connect(self) -> EngineError | None:
         try:
             self._plan = PairPlan(self._memory, self._remote.memory)
-            self._chunk_sum = self._sums.of_chunk(self._remote.memory)
+            self._sum_written = self._sums.of_chunk(self._remote.memory, here=False)
+            self._sum_read = self._sums.of_chunk(self._remote.memory, here=True)
             self._engine.connect(self._peer, self._remote)
         except LayoutError as error:
             return IncompatiblePeerError(str(error))
@@ -208,7 +215,7 @@ class PeerWorker:
 
     def _prepare(self, job: Job) -> None:
         writes = isinstance(job.move, Write)
-        if writes and self._chunk_sum is not None and sampled(job.move.attempt.number, self._checksum_rate):
+        if self._is_checked(job.move):
             job.checksum = 0
         try:
             ours, theirs, aux, state = _ends(job.move)
@@ -217,6 +224,12 @@ class PeerWorker:
         except LayoutError as error:
             job.fail(WriteResult.INVALID, str(error))
         self._jobs.append(job)
+
+    def _is_checked(self, move: Move) -> bool:
+        """Whether a checksum is taken: of writes we choose, of reads the peer does, which has told one."""
+        if isinstance(move, Read):
+            return move.checksum is not None and self._sum_read is not None
+        return self._sum_written is not None and sampled(move.attempt.number, self._checksum_rate)
 
     def _advance(self, job: Job) -> None:
         """Submit the job's next chunk and let the next job have its turn."""
@@ -241,8 +254,8 @@ class PeerWorker:
                 job.in_flight += 1
                 self._flight.append((job, chunk, handle))
                 self._flying_bytes += self._plan.nbytes(chunk)
-                if job.checksum is not None and self._chunk_sum is not None:
-                    job.checksum += self._chunk_sum(chunk)  # while the chunk is on its way
+                if job.checksum is not None and job.op is Op.WRITE and self._sum_written is not None:
+                    job.checksum += self._sum_written(chunk)  # while the chunk is on its way
         if job.chunks:
             self._jobs.append(job)
         else:
@@ -267,6 +280,8 @@ class PeerWorker:
             self._unstage(chunk)
         if outcome is Poll.DONE:
             job.bytes_moved += nbytes
+            if job.checksum is not None and job.op is Op.READ and self._sum_read is not None:
+                job.checksum += self._sum_read(chunk)  # while the next one is on its way
         elif outcome is Poll.FAILED_SETTLED:
             job.fail(WriteResult.FAILED, why)
         else:
@@ -299,6 +314,10 @@ class PeerWorker:
     def _end_if_over(self, job: Job) -> None:
         if not job.chunks and not job.in_flight and job not in self._jobs:
             checksum = job.checksum & MASK if job.checksum is not None else None
+            told = job.move.checksum if isinstance(job.move, Read) else None
+            if checksum is not None and told is not None and checksum != told:
+                what = f"the checksum of its pages is {checksum:016x} here and {told:016x} at prefill"
+                job.fail(WriteResult.CORRUPT, what)
             self._ended(ended(job.move, job.result, job.bytes_moved, job.message, checksum))
 
 

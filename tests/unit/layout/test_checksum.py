@@ -60,7 +60,7 @@ def fill(rank: Rank, seed: int = 0) -> None:
 
 def sent(source: Rank, target: Rank, ours: np.ndarray, theirs: np.ndarray) -> int:
     """The sum that a writer tells; the bytes are moved as well."""
-    chunk_sum = PageSums(source.memory).of_chunk(target.memory)
+    chunk_sum = PageSums(source.memory).of_chunk(target.memory, here=False)
     total = sum(chunk_sum(chunk) for chunk in PairPlan(source.memory, target.memory).cut(ours, theirs))
     at = 2 * (source.memory.first_layer - target.memory.first_layer)
     target.bytes[at : at + len(source.bytes), theirs] = source.bytes[:, ours]
@@ -104,10 +104,10 @@ def test_whatever_goes_astray_changes_the_sum(rank, harm) -> None:
 
 def test_pages_that_are_cut_by_heads_have_no_sum_and_an_empty_part_has_none_to_add(rank) -> None:
     whole, half = rank(), rank(heads=2)
-    assert PageSums(whole.memory).of_chunk(half.memory) is None
+    assert PageSums(whole.memory).of_chunk(half.memory, here=False) is None
     front, back = rank(0, 2), rank(2, 2)
     assert sent(front, rank(0, 2), ids(), ids()) == 0
-    assert PageSums(front.memory).of_chunk(back.memory)(None) == 0
+    assert PageSums(front.memory).of_chunk(back.memory, here=False)(None) == 0
 
 
 @pytest.mark.parametrize("rate", [0.0, 1 / 64, 0.25, 1.0])
