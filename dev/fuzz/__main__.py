@@ -1,12 +1,13 @@
 """Fuzz every decoder and all machines for a while: the last line says `fuzz ok` only if nothing was found."""
 
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ TARGETS = {
 LEAST_INPUTS = 1_000_000
 """So many inputs in ten minutes or more; less time is asked for less."""
 OPTIONS = ("-rss_limit_mb=768", "-timeout=10", "-print_final_stats=1", "-max_len=4096", "-verbosity=1")
+TICK_S = 15.0
 SPARE_S = 300
 """Starting takes a while on a busy machine: every module of ours is instrumented."""
 
@@ -48,14 +50,18 @@ def main(minutes: float, workers: int, corpus: Path | None, only: str | None) ->
     names = [only] if only else list(TARGETS)
     each = max(int(60 * minutes * min(workers, len(names)) / len(names)), 1)
     click.echo(f"{len(names)} targets, {each} s each, {workers} at a time")
-    with tempfile.TemporaryDirectory(prefix="pdpool-fuzz-") as scratch, ThreadPoolExecutor(workers) as pool:
+    with tempfile.TemporaryDirectory(prefix="pdpool-fuzz-") as scratch:
         place = corpus or Path(scratch)
-        ticking = threading.Event()
-        threading.Thread(target=tick, args=(ticking, time.monotonic(), 60 * minutes), daemon=True).start()
-        done = [
-            future.result() for future in as_completed(pool.submit(fuzz, name, place / name, each) for name in names)
-        ]
-        ticking.set()
+        with Fuzzers(place, each) as fuzzers, ThreadPoolExecutor(workers) as pool:
+            futures = [pool.submit(fuzzers.fuzz, name) for name in names]
+            try:
+                done = wait_for(futures, fuzzers, 60 * minutes)
+            except KeyboardInterrupt:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would leave what the first is ending
+                fuzzers.stop()
+                pool.shutdown(wait=True, cancel_futures=True)
+                click.echo(f"fuzz stopped: inputs={fuzzers.inputs()}")
+                sys.exit(130)
     for one in sorted(done, key=lambda one: names.index(one.name)):
         result = f"FOUND\n{one.finding}" if one.finding else "nothing found"
         click.echo(f"  {one.name:13} {TARGETS[one.name]:38} {one.inputs:>9} inputs, {one.coverage:>5} edges: {result}")
@@ -70,33 +76,79 @@ def main(minutes: float, workers: int, corpus: Path | None, only: str | None) ->
     sys.exit(0 if ok else 1)
 
 
-def fuzz(name: str, corpus: Path, seconds: int) -> Fuzzed:
-    """Run one target in a process of its own; that process ends by libFuzzer's clock, or at a finding."""
-    corpus.mkdir(parents=True, exist_ok=True)
-    artifacts = f"-artifact_prefix={corpus}/found-"
-    command = [sys.executable, "-m", "dev.fuzz.target", name, str(corpus / "inputs"), *OPTIONS, artifacts]
-    try:
-        ran = subprocess.run(
-            [*command, f"-max_total_time={seconds}"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds + SPARE_S,
-            check=False,
+class Fuzzers:
+    """Targets that run, each in a process of its own that ends by libFuzzer's clock, or at a finding.
+
+    Their sessions are their own as well: Ctrl-C reaches us alone, and we end them.
+    """
+
+    def __init__(self, place: Path, seconds: int) -> None:
+        self._place, self._seconds = place, seconds
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def __enter__(self) -> "Fuzzers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def fuzz(self, name: str) -> Fuzzed:
+        """Run one target."""
+        corpus = self._place / name
+        corpus.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "dev.fuzz.target", name, str(corpus / "inputs"), *OPTIONS]
+        command += [f"-artifact_prefix={corpus}/found-", f"-max_total_time={self._seconds}"]
+        with self._log(name).open("wb") as log, self._lock:
+            if self._stopped:
+                return Fuzzed(name, 0, 0, "it was stopped before it began")
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            self._running[name] = process
+        try:
+            process.wait(self._seconds + SPARE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return Fuzzed(name, self._count(name), 0, f"it did not end within {self._seconds + SPARE_S} s")
+        said = self._log(name).read_text(errors="replace")
+        counted = [int(found) for found in re.findall(r"stat::number_of_executed_units: (\d+)", said)]
+        coverage = [int(found) for found in re.findall(r"\bcov: (\d+)", said)]
+        finding = "" if process.returncode == 0 and counted else f"ended with {process.returncode}:\n{said[-3000:]}"
+        return Fuzzed(name, sum(counted), max(coverage, default=0), finding)
+
+    def stop(self) -> None:
+        """End what runs, and begin nothing more."""
+        with self._lock:
+            self._stopped = True
+            for process in self._running.values():
+                if process.poll() is None:
+                    process.kill()
+
+    def inputs(self) -> int:
+        """How many there have been so far, as far as libFuzzer has told."""
+        with self._lock:
+            return sum(map(self._count, self._running))
+
+    def _log(self, name: str) -> Path:
+        return self._place / name / "log"
+
+    def _count(self, name: str) -> int:
+        pulses = re.findall(rb"^#(\d+)\s", self._log(name).read_bytes(), re.MULTILINE)
+        return int(pulses[-1]) if pulses else 0
+
+
+def wait_for(futures: list[Future[Fuzzed]], fuzzers: Fuzzers, whole: float) -> list[Fuzzed]:
+    """Results once all have ended; says now and then how far it is."""
+    begun = time.monotonic()
+    while wait(futures, timeout=TICK_S).not_done:
+        ended = sum(future.done() for future in futures)
+        click.echo(
+            f"  {time.monotonic() - begun:.0f} of about {whole:.0f} s, {ended}/{len(futures)} targets, "
+            f"{fuzzers.inputs()} inputs",
+            err=True,
         )
-    except subprocess.TimeoutExpired:
-        return Fuzzed(name, 0, 0, f"it did not end within {seconds + SPARE_S} s")
-    said = ran.stderr + ran.stdout
-    counted = [int(found) for found in re.findall(r"stat::number_of_executed_units: (\d+)", said)]
-    coverage = [int(found) for found in re.findall(r"\bcov: (\d+)", said)]
-    finding = "" if ran.returncode == 0 and counted else f"ended with {ran.returncode}:\n{said[-3000:]}"
-    return Fuzzed(name, sum(counted), max(coverage, default=0), finding)
-
-
-def tick(ended: threading.Event, begun: float, whole: float) -> None:
-    """Say now and then how far it is."""
-    while not ended.wait(15):
-        click.echo(f"  {time.monotonic() - begun:.0f} of about {whole:.0f} s", err=True)
+    return [future.result() for future in futures]
 
 
 if __name__ == "__main__":
