@@ -16,6 +16,7 @@ from tests.simulation.mutants import MUTANTS
 from tests.simulation.wiring import WIRING
 
 Result = TypeVar("Result")
+TELL_S = 10.0
 
 
 @click.command(help=__doc__)
@@ -127,11 +128,15 @@ def show(title: str, counts: Counter[str], kinds: Iterable[str]) -> None:
 def run(
     pool: ProcessPoolExecutor, call: Callable[..., Result], arguments: list[tuple[Any, ...]], what: str
 ) -> Iterator[Result]:
-    """Results as they come, with a bar on a terminal."""
+    """Results as they come, with a bar on a terminal, and with a line now and then elsewhere."""
     futures: list[Future[Result]] = [pool.submit(call, *args) for args in arguments]
+    told = time.monotonic()
     with click.progressbar(length=len(futures), label=f"  {what}", file=sys.stderr) as bar:
-        for future in as_completed(futures):
+        for done, future in enumerate(as_completed(futures), start=1):
             bar.update(1)
+            if not sys.stderr.isatty() and time.monotonic() - told > TELL_S:
+                told = time.monotonic()
+                click.echo(f"  {what}: {done}/{len(futures)}", err=True)
             yield future.result()
 
 

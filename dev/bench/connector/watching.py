@@ -32,6 +32,8 @@ def watching(results: Results, stack: ExitStack) -> None:
     }
     _compare(results, stack, "one page", TINY, Job(0, 1500, 64, 1), variants)
     _compare(results, stack, "64 MiB", MEDIUM, Job(0, 12, 1, 64), variants)
+    reading = {name: {**options, "direction": "read"} for name, options in variants.items() if "flight" not in name}
+    _compare(results, stack, "64 MiB in READ", MEDIUM, Job(0, 12, 1, 64), reading)
 
 
 def _compare(
