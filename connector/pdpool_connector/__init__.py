@@ -8,6 +8,7 @@ from pdpool_connector.protocol.answer import Answer, answer_for, client_answer
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.decode import DecodeConnector
+from pdpool_connector.runtime.identity import prompt_digest
 from pdpool_connector.runtime.prefill import PrefillConnector
 from pdpool_connector.runtime.stats import ConnectorStats
 from pdpool_connector.runtime.transfer import DecodeTransfer, PrefillTransfer
@@ -36,6 +37,7 @@ __all__ = [
     "agree",
     "answer_for",
     "client_answer",
+    "prompt_digest",
     "read_keys",
     "shard_model",
 ]

@@ -182,8 +182,7 @@ def judge_agreement(world: World, process: Process, half: Half) -> None:
         newer = [other for other in process.halves.values() if other.request == half.request]
         check(any(other.handle > half.handle for other in newer), f"no newer attempt supersedes {half}")
     if half.last.cause is Cause.PEER_ABORTED:
-        key = (half.room, half.sibling)
-        aborted = [other for _, other in halves if other.aborted and (other.room, other.sibling) == key]
+        aborted = [other for _, other in halves if other.aborted and other.request == half.request]
         check(bool(aborted), f"told of an abort that nobody said: {half}")
 
 
@@ -192,13 +191,9 @@ def judge_calm(world: World) -> None:
     halves = [(process, half) for process in world.everyone.values() for half in process.halves.values()]
     refused = {half.request for _, half in halves if half.last and half.last.cause is Cause.REFUSED}
     aborted = {half.request for _, half in halves if half.aborted}
-    orphaned = {(half.room, half.sibling) for _, half in halves if half.request in world.lost_asks}
     for process, half in halves:
         assert half.last is not None
-        # A half whose counterpart was lost stays in its room, where the next request may be taken for that.
-        if half.last.phase is Phase.DONE or (
-            half.request not in world.lost_asks and (half.room, half.sibling) in orphaned
-        ):
+        if half.last.phase is Phase.DONE:
             continue
         if half.request in world.lost_asks:
             soon = half.over <= half.posted + TIMING.meet_s + LATE_S

@@ -12,9 +12,12 @@ class Engines(Hosts):
     """Requests, from the router to the memory that they end in."""
 
     def ask(self, *fields: object) -> bool:
-        """A request is sent to both sides, in a room that nobody uses; each side gets it at a time of its own."""
+        """A request is sent to both sides, each gets it at a time of its own.
+
+        Every fourth does not care whether others use its room; more of them would only fill the tables of ends.
+        """
         ask = Ask(*fields)  # type: ignore[arg-type] # a schedule holds plain fields
-        if not self.room_is_free(ask):
+        if ask.tag % 4 and not self.room_is_free(ask):
             return False
         return self.enqueue(ask)
 
@@ -60,16 +63,18 @@ class Engines(Hosts):
                 prefill=ask.prefill,
                 room=ask.room,
                 sibling=ask.sibling,
-                request_id=ask.request,
+                request_id=ask.rid("decode"),
                 pages=pack(half.pages),
                 prefix_pages=ask.prefix,
                 aux_slot=half.aux[0],
                 state=pack(half.state),
                 deadline_s=DEADLINE_S,
+                prompt=ask.prompt,
             )
             self.do(process, wish)
         else:
-            self.do(process, OpenRequest(half.handle, ask.room, ask.sibling, ask.request, DEADLINE_S))
+            rid = ask.rid("prefill")
+            self.do(process, OpenRequest(half.handle, ask.room, ask.sibling, rid, DEADLINE_S, ask.prompt))
         check(half.ended or not draining, f"{slot} drains and has taken something new: {half}")
         return True
 

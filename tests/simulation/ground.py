@@ -31,7 +31,7 @@ TIMING = Timing(
 
 
 class Ask(NamedTuple):
-    """One request as the router sends it to both sides."""
+    """One request as the router sends it to both sides. No two have the same prompt, for which `request` stands."""
 
     tag: int
     prefill: str
@@ -42,6 +42,15 @@ class Ask(NamedTuple):
     prefix: int
     state: int
     request: str
+
+    @property
+    def prompt(self) -> bytes:
+        """What both sides tell of the prompt."""
+        return self.request.encode()
+
+    def rid(self, role: str) -> str:
+        """The request's id; the router gives every other request one, and otherwise each side makes its own."""
+        return self.request if int(self.request[1:]) % 2 else f"{role} {self.request}"
 
 
 class Ground(ABC):

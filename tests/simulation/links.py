@@ -94,11 +94,8 @@ class Links(Hosts):
         """Something befalls a peer; hand-offs with others go on."""
         instance = self.everyone[peer].instance
         for half in self.do(process, event):
-            # Halves of one room meet in the order in which they come, so a request may have met another's attempt.
-            room = (self.asks[half.tag].prefill, half.room, half.sibling)
-            with_it = [a for a in self.asks.values() if instance in (a.prefill, a.decode)]
-            known = any((a.prefill, a.room, a.sibling) == room for a in with_it)
-            check(known, f"{event} changed a hand-off with others: {half}")
+            ask = self.asks[half.tag]
+            check(instance in (ask.prefill, ask.decode), f"{event} changed a hand-off with others: {half}")
 
     def unnoticed(self) -> list[tuple[str, str]]:
         """Who has not noticed yet that a peer is dead."""

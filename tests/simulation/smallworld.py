@@ -158,23 +158,21 @@ class SmallWorld(SmallPlanes):
     # --- Engines ---
 
     def _may_post(self, state: State, rank: int, request: int) -> bool:
-        """A room is used again when nobody has a hand-off there any more, as far as the engines know."""
+        """A room is used again at once, for another prompt, when there is memory."""
         if state.halves[rank][request].phase is not None:
             return False
-        before = [half[number] for half in state.halves for number in range(request)]
-        free = state.owner[rank].count(-1) >= self.scenario.pages[request]
-        return free and all(half.ended for half in before)
+        return state.owner[rank].count(-1) >= self.scenario.pages[request]
 
     def _post(self, state: State, rank: int, request: int) -> None:
         free = [page for page, owner in enumerate(state.owner[rank]) if owner < 0][: self.scenario.pages[request]]
         for page in free:
             state.owner[rank][page] = request
         state.halves[rank][request] = Half(phase=Phase.WAITING, pages=tuple(free))
-        rid = f"r{request}"
+        rid, prompt = f"{self.label(rank)[0]} makes up {request}", f"r{request}".encode()
         if rank in self.prefills:
-            self.do(state, rank, OpenRequest(request + 1, ROOM, 0, rid, DEADLINE_S))
+            self.do(state, rank, OpenRequest(request + 1, ROOM, 0, rid, DEADLINE_S, prompt))
         else:
-            self.do(state, rank, OpenAttempt(request + 1, "p", ROOM, 0, rid, pack(free), 0, 0, DEADLINE_S))
+            self.do(state, rank, OpenAttempt(request + 1, "p", ROOM, 0, rid, pack(free), 0, 0, DEADLINE_S, b"", prompt))
 
     def _send(self, state: State, rank: int, request: int) -> None:
         half = state.halves[rank][request]

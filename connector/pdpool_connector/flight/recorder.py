@@ -1,11 +1,12 @@
 """Rings of what went into a machine and came out of it, one for each hand-off, bounded in all. Pure; one thread.
 
 One machine serves all hand-offs, so a ring alone would not replay. A *story* is therefore everything that happened
-under one (room, sibling), which is all that can bear on one hand-off: both halves, attempts that supersede each other,
-halves that were missed. Events that concern everybody (a peer came or went, a link, a fence, drain, shutdown) are kept
-once, and are merged into each story when it is read. A tick belongs to the stories whose timers it fired. What is left
-out are the bounds of the whole machine: the story of a hand-off that was refused because a table was full does not
-replay, and the replay says so by its difference.
+under one (room, sibling, prompt), which is all that can bear on one hand-off: both halves, attempts that supersede each
+other, halves that were missed. (Where one side tells its prompt and the other does not, there are two stories of it.)
+Events that concern everybody (a peer came or went, a link, a fence, drain, shutdown) are kept once, and are merged into
+each story when it is read. A tick belongs to the stories whose timers it fired. What is left out are the bounds of the
+whole machine: the story of a hand-off that was refused because a table was full does not replay, and the replay says so
+by its difference.
 """
 
 from collections import deque
@@ -47,7 +48,8 @@ ENDED: Final = 256
 STEP_BYTES: Final = 1024
 """Estimate of one step with its effects, page ids apart."""
 
-Key = tuple[int, int]
+Key = tuple[int, int, bytes]
+"""Room, sibling and prompt."""
 
 
 class Noted(msgspec.Struct, frozen=True, gc=False):
@@ -62,7 +64,7 @@ class Noted(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True, eq=False)
 class Story:
-    """What is kept under one (room, sibling). `live`: handles that have not come to their end.
+    """What is kept under one key. `live`: handles that have not come to their end.
 
     `lingers`: the machine may remember a half of it that failed, and the next that comes to the room may meet that.
     """
@@ -160,7 +162,7 @@ class Recorder:
         if story is None:
             return None
         wide = [*self._before.values(), *self._wide]
-        return Telling(*story.key, story.request_id, story.missing, list(story.steps), wide)
+        return Telling(*story.key[:2], story.request_id, story.missing, list(story.steps), wide)
 
     # --- Whose event it is ---
 
@@ -178,17 +180,18 @@ class Recorder:
     def _begun(self, event: Event, now: float, effects: Sequence[Effect]) -> Story | None:
         """The story that an event begins, or goes on with in its room; None for what belongs to none that is kept."""
         if isinstance(event, OpenRequest | OpenAttempt):
-            story = self._at((event.room, event.sibling), now)
+            story = self._at((event.room, event.sibling, event.prompt), now)
             story.request_id = event.request_id
             story.live.add(event.handle)
             self._name(story, event.handle)
             if isinstance(event, OpenAttempt):
                 self._name(story, AttemptId(self._incarnation, event.handle))
             return story
-        if isinstance(event, Received) and _is_new(event.frame, effects):
-            if _refused(event.frame, effects) and (event.frame.room, event.frame.sibling) not in self._stories:
+        if isinstance(event, Received) and (frame := _first_word(event.frame, effects)) is not None:
+            key = (frame.room, frame.sibling, frame.prompt)
+            if _refused(frame, effects) and key not in self._stories:
                 return None
-            story = self._at((event.frame.room, event.frame.sibling), now)
+            story = self._at(key, now)
             self._name(story, event.frame.attempt)
             story.lingers |= isinstance(event.frame, f.Abort | f.Drained)
             return story
@@ -290,10 +293,11 @@ class Recorder:
         return None if name is None else self._named.get(name)
 
 
-def _is_new(frame: f.AttemptFrame, effects: Sequence[Effect]) -> bool:
-    """True for the first word on an attempt. One on an ended attempt that is not kept any more changes nothing."""
-    first = isinstance(frame, f.Open | f.Abort | f.Drained)
-    return first and not any(isinstance(effect, Ignored) for effect in effects)
+def _first_word(frame: f.AttemptFrame, effects: Sequence[Effect]) -> f.Open | f.Abort | f.Drained | None:
+    """The frame if it is the first on its attempt. One on an ended attempt that is not kept changes nothing."""
+    if any(isinstance(effect, Ignored) for effect in effects):
+        return None
+    return frame if isinstance(frame, f.Open | f.Abort | f.Drained) else None
 
 
 def _refused(frame: f.AttemptFrame, effects: Sequence[Effect]) -> bool:
@@ -301,14 +305,14 @@ def _refused(frame: f.AttemptFrame, effects: Sequence[Effect]) -> bool:
     return isinstance(frame, f.Open) and f.Drained in said
 
 
-def _name_of_timer(key: Hashable) -> Any:  # noqa: ANN401 - an attempt's id, or (room, sibling)
+def _name_of_timer(key: Hashable) -> Any:  # noqa: ANN401 - an attempt's id, or a story's key
     """Under which name the story of a timer is kept; None for a timer of a table that all share."""
     if isinstance(key, AttemptId):
         return key
     if isinstance(key, tuple) and isinstance(key[-1], AttemptId):  # an end that is told to somebody
         return key[-1]
     room, sibling = getattr(key, "room", None), getattr(key, "sibling", None)
-    return None if room is None or sibling is None else (room, sibling)
+    return None if room is None or sibling is None else (room, sibling, getattr(key, "prompt", b""))
 
 
 def _weight(event: Event) -> int:

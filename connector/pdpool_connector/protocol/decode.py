@@ -153,4 +153,5 @@ class DecodeMachine(OpeningMachine[Attempt]):
             message=attempt.message,
             part=role.part,
             parts=role.parts,
+            prompt=attempt.wish.prompt,
         )

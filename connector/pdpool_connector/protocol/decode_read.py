@@ -244,6 +244,7 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
             request_id=attempt.wish.request_id,
             part=role.part,
             parts=role.parts,
+            prompt=attempt.wish.prompt,
         )
         self._verdicts.reach(tombstone, self._now)
 

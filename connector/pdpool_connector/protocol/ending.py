@@ -1,8 +1,8 @@
 """How hand-offs end at prefill: the tables they are in, and the one way out of them.
 
-A `HandOff` is found by handle, its exchanges by attempt, and, while something may still come, by room and sibling. Each
-exchange leaves all tables in `_finalize`, which every end passes through once; what remains is a tombstone that answers
-late frames. What fails in one exchange fails the others of its hand-off.
+A `HandOff` is found by handle, its exchanges by attempt, and, while something may still come, by room, sibling and
+prompt. Each exchange leaves all tables in `_finalize`, which every end passes through once; what remains is a tombstone
+that answers late frames. What fails in one exchange fails the others of its hand-off.
 """
 
 from abc import ABC, abstractmethod
@@ -23,6 +23,7 @@ from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.machine import Machine
 from pdpool_connector.protocol.missed import Missed, MissedHalves
 from pdpool_connector.protocol.outcome import Cause
+from pdpool_connector.protocol.rooms import Rooms
 from pdpool_connector.protocol.states import FAILURES, Cue, PrefillState, TransitionError
 from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.protocol.verdicts import Tombstone, Verdicts
@@ -49,7 +50,7 @@ class EndingMachine(Machine[PrefillState], ABC):
     def __init__(self, incarnation: str, timing: Timing | None = None) -> None:
         super().__init__(incarnation, PREFILL_LABELS, timing or Timing())
         self._by_handle: dict[int, HandOff] = {}
-        self._by_key: dict[tuple[int, int], HandOff] = {}
+        self._rooms = Rooms()
         self._by_attempt: dict[AttemptId, Exchange] = {}
         self._of_peer: dict[str, dict[AttemptId, Exchange]] = {}
         self._verdicts = Verdicts(self.timing, self._timers, self._send)
@@ -72,7 +73,7 @@ class EndingMachine(Machine[PrefillState], ABC):
     @property
     def rows(self) -> int:
         """Everything this machine keeps about hand-offs, remembered ends included; 0 when nothing is left behind."""
-        handoffs = [*self._by_handle.values(), *self._by_key.values()]
+        handoffs = [*self._by_handle.values(), *self._rooms]
         handoffs += [exchange.handoff for exchange in self._by_attempt.values()]
         return len({handoff.serial for handoff in handoffs}) + len(self._graves) + len(self._missed)
 
@@ -157,8 +158,7 @@ class EndingMachine(Machine[PrefillState], ABC):
 
     def _leave_room(self, handoff: HandOff) -> None:
         self._timers.cancel(("life", handoff))
-        if self._by_key.get(handoff.key) is handoff:
-            del self._by_key[handoff.key]
+        self._rooms.leave(handoff)
 
     def _remember_missed(self, handoff: HandOff) -> None:
         """What has yet to come of a failed hand-off is told so when it comes. A superseded one has a successor."""
@@ -166,7 +166,8 @@ class EndingMachine(Machine[PrefillState], ABC):
         request_id = handoff.offered_as or (request.request_id if request is not None else "")
         assert cause is not None
         awaited = request is None and cause is not Cause.SUPERSEDED
-        missed = Missed(request_id, cause, handoff.message, awaited, handoff.parts, set(handoff.came))
+        parts = (handoff.parts, set(handoff.came))
+        missed = Missed(request_id, cause, handoff.message, awaited, handoff.prompt, *parts)
         self._missed.remember(handoff.key, missed, self._now)
 
     def _on_life_over(self, handoff: HandOff) -> None:
@@ -187,13 +188,13 @@ class EndingMachine(Machine[PrefillState], ABC):
     def _on_drain(self, event: Drain) -> None:
         """What waits for its request waits in vain from now on: decode is told now, not at its deadline."""
         super()._on_drain(event)
-        for handoff in list(self._by_key.values()):
+        for handoff in list(self._rooms):
             if handoff.request is None:
                 self._fail(handoff, Cause.REFUSED, "prefill is draining and takes no new requests")
 
     def _on_shutdown(self, _: Shutdown) -> None:
         self.draining = True
-        for handoff in [*self._by_handle.values(), *self._by_key.values()]:
+        for handoff in [*self._by_handle.values(), *self._rooms]:
             self._fail(handoff, Cause.SHUTDOWN, "prefill is shutting down")
 
     # --- Peers ---

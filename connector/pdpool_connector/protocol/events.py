@@ -71,13 +71,17 @@ class Tick(Plain, frozen=True):
 
 
 class OpenRequest(Plain, frozen=True):
-    """The engine has a request whose cache some decode will ask for. `deadline_s` counts from now."""
+    """The engine has a request whose cache some decode will ask for. `deadline_s` counts from now.
+
+    `prompt`: see `frames.Prompt`.
+    """
 
     handle: int
     room: int
     sibling: int
     request_id: str
     deadline_s: float
+    prompt: bytes = b""
 
 
 class SendPages(Plain, frozen=True):
@@ -139,7 +143,7 @@ class OpenAttempt(Plain, frozen=True):
     """The engine has memory for the cache of a request. `pages` take logical pages `prefix_pages` onward.
 
     `state`: ids of the items of its state pool that take the request's state, one for each that prefill will send.
-    `handle` grows from attempt to attempt: it becomes the attempt's number.
+    `handle` grows from attempt to attempt: it becomes the attempt's number. `prompt`: see `frames.Prompt`.
     """
 
     handle: int
@@ -152,6 +156,7 @@ class OpenAttempt(Plain, frozen=True):
     aux_slot: int
     deadline_s: float
     state: bytes = b""
+    prompt: bytes = b""
 
 
 class Writer(Plain, frozen=True):

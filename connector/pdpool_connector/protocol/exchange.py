@@ -45,12 +45,14 @@ class HandOff:
 
     `exchanges`: claimed ones by part. `unclaimed`: waits for whichever part comes next, while the request is there and
     some part is not. `came`: parts that need not be waited for, because they have opened or were aborted unseen.
-    `sends`: all of them, for each exchange cuts its own pieces from them, in its own time.
+    `sends`: all of them, for each exchange cuts its own pieces from them, in its own time. `prompt`: of all its halves;
+    empty while none has told it.
     """
 
     serial: int
     room: int
     sibling: int
+    prompt: bytes = b""
     request: OpenRequest | None = None
     parts: int = 0
     exchanges: "dict[int, Exchange]" = field(default_factory=dict)
@@ -158,6 +160,11 @@ class Exchange:
     def sibling(self) -> int:
         """The hand-off's index among those that share the room."""
         return self.handoff.sibling
+
+    @property
+    def prompt(self) -> bytes:
+        """The hand-off's prompt."""
+        return self.handoff.prompt
 
     @property
     def attempt(self) -> AttemptId:

@@ -38,6 +38,9 @@ PAGE_ID_BYTES = 4
 NO_AUX = -1
 AuxSlot = Annotated[int, msgspec.Meta(ge=NO_AUX, lt=2**31)]
 """Index of a row of the aux region; NO_AUX where the row is not asked of this rank."""
+PROMPT_BYTES = 16
+Prompt = Annotated[bytes, msgspec.Meta(max_length=PROMPT_BYTES)]
+"""A digest of what the request's cache is computed from, the same on both sides; empty where it is not told."""
 Parts = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 """How many ranks of decode one rank of prefill serves; larger instances than this are not known to exist."""
 
@@ -104,7 +107,8 @@ class Open(AttemptFrame, frozen=True, kw_only=True):
 
     `deadline_s`: what is left of the attempt's life. `part`: index of this decode rank among the `parts` that ask the
     same prefill rank for the same request; all of them give the same `request_id`. `state`: ids of the items of the
-    state pool that take what the request keeps beside pages. Repeated until answered.
+    state pool that take what the request keeps beside pages. `prompt`: only halves of the same prompt meet. Repeated
+    until answered.
     """
 
     request_id: RequestId
@@ -115,6 +119,7 @@ class Open(AttemptFrame, frozen=True, kw_only=True):
     part: Index = 0
     parts: Parts = 1
     state: Pages = b""
+    prompt: Prompt = b""
 
 
 class Accepted(AttemptFrame, frozen=True, kw_only=True):
@@ -170,7 +175,8 @@ class Drained(AttemptFrame, frozen=True, kw_only=True):
     """The attempt has failed, and the sender moves nothing of it: nothing is in flight. Repeated until acknowledged.
 
     In READ prefill says so, too, of an attempt that it ends before it has told decode of any pages. `request_id`,
-    `part` and `parts` are decode's, for a prefill that has not seen the attempt: they tell which of its requests ends.
+    `part`, `parts` and `prompt` are decode's, for a prefill that has not seen the attempt: they tell which of its
+    requests ends.
     """
 
     cause: Text
@@ -178,6 +184,7 @@ class Drained(AttemptFrame, frozen=True, kw_only=True):
     request_id: RequestId = ""
     part: Index = 0
     parts: Parts = 1
+    prompt: Prompt = b""
 
 
 class Ack(AttemptFrame, frozen=True, kw_only=True):
@@ -187,7 +194,7 @@ class Ack(AttemptFrame, frozen=True, kw_only=True):
 class Abort(AttemptFrame, frozen=True, kw_only=True):
     """The side that does not move gives up. Repeated until the mover has said `Drained` (or `Done`).
 
-    `request_id`, `part` and `parts` tell a prefill that has not seen the attempt which of its requests that ends.
+    `request_id`, `part`, `parts` and `prompt` tell a prefill that has not seen the attempt which of its requests ends.
     """
 
     request_id: RequestId
@@ -195,6 +202,7 @@ class Abort(AttemptFrame, frozen=True, kw_only=True):
     message: Text
     part: Index = 0
     parts: Parts = 1
+    prompt: Prompt = b""
 
 
 class Query(AttemptFrame, frozen=True, kw_only=True):

@@ -61,9 +61,9 @@ class MeetingMachine(EndingMachine):
 
     def _on_request(self, event: OpenRequest) -> None:
         key = (event.room, event.sibling)
-        there = self._by_key.get(key)
+        there = self._rooms.find(*key, event.prompt)
         same = there is not None and there.request is None and there.offered_as == event.request_id
-        missed = None if same else self._missed.meet_request(key, event.request_id)
+        missed = None if same else self._missed.meet_request(key, event)
         if self.draining:
             self._refuse_request(event, Cause.REFUSED, "prefill is draining and takes no new requests")
         elif len(self._by_handle) >= self.timing.max_attempts:
@@ -80,7 +80,7 @@ class MeetingMachine(EndingMachine):
     def _admit(self, handoff: HandOff, event: OpenRequest) -> None:
         handoff.request = event
         self._by_handle[event.handle] = handoff
-        self._by_key[handoff.key] = handoff
+        self._rooms.enter(handoff, event.prompt)
         self._timers.set(("life", handoff), self._now + event.deadline_s)
         parked = list(handoff.exchanges.values())
         self._await_parts(handoff)
@@ -107,7 +107,7 @@ class MeetingMachine(EndingMachine):
             self._verdicts.answer(offer, self._now)
             self._ignore("stale", f"Open for attempt {offer.attempt}, which has ended")
             return
-        there = self._by_key.get((offer.room, offer.sibling))
+        there = self._rooms.find(offer.room, offer.sibling, offer.prompt)
         if there is not None and _supersedes(offer, there):
             self._fail(there, Cause.SUPERSEDED, f"decode opened the request again as attempt {offer.attempt}")
             there = None
@@ -125,8 +125,8 @@ class MeetingMachine(EndingMachine):
         """The hand-off that this attempt belongs to, if that has ended already."""
         key = (frame.room, frame.sibling)
         if there is not None and frame.request_id in (there.offered_as, there.request and there.request.request_id):
-            return self._missed.meet_superseded(key, frame.request_id, frame.part, frame.parts)
-        return self._missed.meet_part(key, frame.request_id, frame.part, frame.parts)
+            return self._missed.meet_superseded(key, frame)
+        return self._missed.meet_part(key, frame)
 
     def _take(self, offer: f.Open, there: HandOff | None) -> None:
         handoff = there or HandOff(next(self._serials), offer.room, offer.sibling)
@@ -135,7 +135,7 @@ class MeetingMachine(EndingMachine):
         handoff.parts, exchange.offer = offer.parts, offer
         handoff.exchanges[offer.part] = exchange
         handoff.came.add(offer.part)
-        self._by_key[handoff.key] = handoff
+        self._rooms.enter(handoff, offer.prompt)
         self._by_attempt[offer.attempt] = exchange
         self._of_peer.setdefault(offer.attempt.decode, {})[offer.attempt] = exchange
         if there is None:
@@ -195,7 +195,7 @@ class MeetingMachine(EndingMachine):
 
     def _lose_part(self, frame: f.Open | f.Abort | f.Drained, cause: Cause, message: str) -> None:
         """A part came and cannot be had: that ends the hand-off that it belongs to, or will when that comes."""
-        there = self._by_key.get((frame.room, frame.sibling))
+        there = self._rooms.find(frame.room, frame.sibling, frame.prompt)
         if self._met_missed(frame, there) is not None:
             return
         if there is not None and there.awaits(frame):
@@ -203,7 +203,7 @@ class MeetingMachine(EndingMachine):
             there.came.add(frame.part)
             self._fail(there, cause, message)
         else:
-            missed = Missed(frame.request_id, cause, message, True, frame.parts, {frame.part})
+            missed = Missed(frame.request_id, cause, message, True, frame.prompt, frame.parts, {frame.part})
             self._missed.remember((frame.room, frame.sibling), missed, self._now)
 
     def _on_query(self, frame: f.Query) -> None:

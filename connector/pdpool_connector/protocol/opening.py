@@ -71,6 +71,11 @@ class DecodeAttempt:
         return self.wish.sibling
 
     @property
+    def prompt(self) -> bytes:
+        """What both sides know it by; see `frames.Prompt`."""
+        return self.wish.prompt
+
+    @property
     def pages(self) -> int:
         """How many pages it was given to be written to."""
         return len(self.wish.pages) // f.PAGE_ID_BYTES
@@ -323,6 +328,7 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
             part=role.part,
             parts=role.parts,
             state=wish.state,
+            prompt=wish.prompt,
         )
 
     # --- Small change ---

@@ -181,4 +181,5 @@ class PrefillReadMachine(MeetingMachine):
             message=handoff.message,
             part=offer.part,
             parts=offer.parts,
+            prompt=offer.prompt,
         )

@@ -22,8 +22,8 @@ class Tombstone(msgspec.Struct, gc=False):
     """The end of an attempt, kept to answer late frames. `cause` None means done.
 
     `to`: who is told, by default the attempt's decode. `heard`: it ended by that side's own word, which is acknowledged
-    and not answered with an end of ours. `request_id`, `part`, `parts`: see `frames.Drained`. There are a hundred
-    thousand of these on a busy prefill: none is anything to the garbage collector.
+    and not answered with an end of ours. `request_id`, `part`, `parts`, `prompt`: see `frames.Drained`.
+    There are a hundred thousand of these on a busy prefill: none is anything to the garbage collector.
     """
 
     attempt: AttemptId
@@ -38,6 +38,7 @@ class Tombstone(msgspec.Struct, gc=False):
     request_id: str = ""
     part: int = 0
     parts: int = 1
+    prompt: bytes = b""
     retry_s: float = 0.0
     acknowledged: bool = False
 
@@ -187,6 +188,7 @@ class Verdicts:
                 request_id=tombstone.request_id,
                 part=tombstone.part,
                 parts=tombstone.parts,
+                prompt=tombstone.prompt,
             )
 
 

@@ -1,6 +1,6 @@
 """The hand-off as the scheduler sees it: what prefill, decode and unified engines do differently."""
 
-from pdpool_connector import Cause, Phase, TransferStatus, answer_for, client_answer
+from pdpool_connector import Cause, Phase, TransferStatus, answer_for, client_answer, prompt_digest
 from pdpool_connector.reference.handoff import DecodeHandoffs, Handoff, PrefillHandoff, PrefillHandoffs
 from pdpool_connector.reference.kv import PAGE_TOKENS, AuxRow, PagedKV
 from pdpool_connector.reference.request import Failure, GenerationRequest
@@ -75,6 +75,7 @@ class PrefillSide:
                 handoff.room,
                 request.rid,
                 sibling=handoff.sibling,
+                prompt=prompt_digest(request.prompt),
                 deadline_s=remaining_s(request, now),
                 traceparent=handoff.traceparent,
             )
@@ -221,6 +222,7 @@ class DecodeSide:
                 pages=seq.pages[: -(-len(request.prompt) // PAGE_TOKENS)],
                 aux_slot=seq.aux_slot,
                 sibling=handoff.sibling,
+                prompt=prompt_digest(request.prompt),
                 deadline_s=remaining_s(request, now),
                 traceparent=handoff.traceparent,
             )

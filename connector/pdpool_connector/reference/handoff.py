@@ -36,6 +36,7 @@ class PrefillHandoffs(Protocol):
         request_id: str,
         *,
         sibling: int = 0,
+        prompt: bytes = b"",
         deadline_s: float | None = None,
         traceparent: str | None = None,
     ) -> PrefillHandoff:
@@ -60,6 +61,7 @@ class DecodeHandoffs(Protocol):
         pages: NDArray[np.int32],
         aux_slot: int,
         sibling: int = 0,
+        prompt: bytes = b"",
         deadline_s: float | None = None,
         traceparent: str | None = None,
     ) -> Handoff:

@@ -116,13 +116,16 @@ class RankedPrefill(_Ranked[PrefillConnector]):
         request_id: str,
         *,
         sibling: int = 0,
+        prompt: bytes = b"",
         deadline_s: float | None = None,
         traceparent: str | None = None,
     ) -> RankedTransfer:
         """See `PrefillConnector`. The other ranks' spans are found by room and attempt."""
-        own = self._connector.open(room, request_id, sibling=sibling, deadline_s=deadline_s, traceparent=traceparent)
+        own = self._connector.open(
+            room, request_id, sibling=sibling, prompt=prompt, deadline_s=deadline_s, traceparent=traceparent
+        )
         transfer = self._add(own, sibling)
-        self._ranks.order_all(Request(self._handles, room, request_id, sibling, deadline_s))
+        self._ranks.order_all(Request(self._handles, room, request_id, sibling, prompt, deadline_s))
         return transfer
 
 
@@ -138,6 +141,7 @@ class RankedDecode(_Ranked[DecodeConnector]):
         pages: NDArray[np.int32],
         aux_slot: int,
         sibling: int = 0,
+        prompt: bytes = b"",
         deadline_s: float | None = None,
         traceparent: str | None = None,
     ) -> RankedTransfer:
@@ -149,11 +153,13 @@ class RankedDecode(_Ranked[DecodeConnector]):
             pages=pages,
             aux_slot=aux_slot,
             sibling=sibling,
+            prompt=prompt,
             deadline_s=deadline_s,
             traceparent=traceparent,
         )
         transfer = self._add(own, sibling)
-        self._ranks.order_all(Offer(self._handles, prefill, room, request_id, pages, aux_slot, sibling, deadline_s))
+        offer = Offer(self._handles, prefill, room, request_id, pages, aux_slot, sibling, prompt, deadline_s)
+        self._ranks.order_all(offer)
         return transfer
 
     def set_queue(self, name: str, reqs: int, oldest_s: float | None, moved_total: int) -> None:

@@ -49,6 +49,7 @@ class Request:
     room: int
     request_id: str
     sibling: int
+    prompt: bytes
     deadline_s: float | None
 
 
@@ -63,6 +64,7 @@ class Offer:
     pages: NDArray[np.int32]
     aux_slot: int
     sibling: int
+    prompt: bytes
     deadline_s: float | None
 
 

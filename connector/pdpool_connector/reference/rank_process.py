@@ -160,7 +160,7 @@ class Follower:
     def _(self, order: Request) -> None:
         assert isinstance(self._connector, PrefillConnector), "only prefill's scheduler makes requests"
         self._transfers[order.handle] = self._connector.open(
-            order.room, order.request_id, sibling=order.sibling, deadline_s=order.deadline_s
+            order.room, order.request_id, sibling=order.sibling, prompt=order.prompt, deadline_s=order.deadline_s
         )
         self._changed.set()
 
@@ -174,6 +174,7 @@ class Follower:
             pages=order.pages,
             aux_slot=order.aux_slot,
             sibling=order.sibling,
+            prompt=order.prompt,
             deadline_s=order.deadline_s,
         )
         self._changed.set()

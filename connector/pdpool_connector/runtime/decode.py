@@ -33,6 +33,7 @@ from pdpool_connector.protocol.states import DecodeState
 from pdpool_connector.runtime.checks import Checks
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
+from pdpool_connector.runtime.identity import check_prompt
 from pdpool_connector.runtime.link import Found, InstanceLink, Stage
 from pdpool_connector.runtime.link_rank import Line
 from pdpool_connector.runtime.reads import Reads
@@ -83,6 +84,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
         state: NDArray[np.int32] | None = None,
         prefix_pages: int = 0,
         sibling: int = 0,
+        prompt: bytes = b"",
         deadline_s: float | None = None,
         traceparent: str | None = None,
     ) -> DecodeTransfer:
@@ -91,13 +93,16 @@ class DecodeConnector(Connector[DecodeTransfer]):
         `prefill`: the bootstrap registry's "host:port". `pages`: int32 page ids that take logical pages `prefix_pages`
         .. `prefix_pages + len(pages)`; the first `prefix_pages` decode holds already. `aux_slot`: takes the aux row.
         `state`: int32 ids of items of the state pool, one for each that prefill will send; None where there are none.
-        `sibling`: index of the request among those that share the room. `deadline_s`: life of the attempt, by default
-        `config.request_deadline_s`. `traceparent`: that header of the request's (W3C), for the span.
+        `sibling`: index of the request among those that share the room. `prompt`: digest of the prompt, as prefill
+        gives it (`prompt_digest`): where rooms are used again, halves of different prompts then never meet.
+        `deadline_s`: life of the attempt, by default `config.request_deadline_s`. `traceparent`: that header of
+        the request's (W3C), for the span.
 
         Raises ValueError for values out of range.
         """
         life = self.config.request_deadline_s if deadline_s is None else deadline_s
         check_request(room, request_id, sibling, life)
+        check_prompt(prompt)
         parse_address(prefill)
         check_slot(aux_slot, self.memory)
         if prefix_pages < 0:
@@ -105,7 +110,9 @@ class DecodeConnector(Connector[DecodeTransfer]):
         packed, items = pack_pages(pages, self.memory), pack_state(state, self.memory)
         handle = next(self._handles)
         transfer = DecodeTransfer(handle, room, request_id, self._post)
-        wish = OpenAttempt(handle, prefill, room, sibling, request_id, packed, prefix_pages, aux_slot, life, items)
+        wish = OpenAttempt(
+            handle, prefill, room, sibling, request_id, packed, prefix_pages, aux_slot, life, items, prompt
+        )
         return self._open(transfer, wish, traceparent)
 
     # --- What links ask and tell ---

@@ -32,6 +32,7 @@ from pdpool_connector.protocol.versions import VersionMismatchError, negotiate
 from pdpool_connector.runtime.announce import Announcements
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
+from pdpool_connector.runtime.identity import check_prompt
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import PrefillTransfer, check_request
 from pdpool_connector.runtime.worker import Ended, PeerWorker, ended, number_of, without_pages
@@ -111,21 +112,25 @@ class PrefillConnector(Connector[PrefillTransfer]):
         request_id: str,
         *,
         sibling: int = 0,
+        prompt: bytes = b"",
         deadline_s: float | None = None,
         traceparent: str | None = None,
     ) -> PrefillTransfer:
         """Announce a request whose cache some decode will fetch under `room`; returns at once.
 
-        `sibling`: index of the request among those that share the room. `deadline_s`: life of the hand-off, by default
-        `config.request_deadline_s`. `traceparent`: that header of the request's (W3C), for the span.
+        `sibling`: index of the request among those that share the room. `prompt`: digest of the prompt, as decode gives
+        it (`prompt_digest`): where rooms are used again, halves of different prompts then never meet. `deadline_s`:
+        life of the hand-off, by default `config.request_deadline_s`. `traceparent`: that header of the
+        request's (W3C), for the span.
 
         Raises ValueError for values out of range.
         """
         life = self.config.request_deadline_s if deadline_s is None else deadline_s
         check_request(room, request_id, sibling, life)
+        check_prompt(prompt)
         handle = next(self._handles)
         transfer = PrefillTransfer(handle, room, request_id, self._post, self.memory)
-        return self._open(transfer, OpenRequest(handle, room, sibling, request_id, life), traceparent)
+        return self._open(transfer, OpenRequest(handle, room, sibling, request_id, life, prompt), traceparent)
 
     # --- Set-up ---
 

@@ -98,8 +98,17 @@ class Prefill(Side):
         for peer in peers or (DECODE,):
             self.do(PeerReady(peer, f.VERSION_MAX))
 
-    def request(self, handle: int = 1, *, room: int = 7, sibling: int = 0, rid: str = "r", deadline_s: float = 30.0):
-        return self.do(OpenRequest(handle, room, sibling, rid, deadline_s))
+    def request(
+        self,
+        handle: int = 1,
+        *,
+        room: int = 7,
+        sibling: int = 0,
+        rid: str = "r",
+        deadline_s: float = 30.0,
+        prompt: bytes = b"",
+    ):
+        return self.do(OpenRequest(handle, room, sibling, rid, deadline_s, prompt))
 
     def opened(self, number: int = 1, *, peer: str = DECODE, **changes: object) -> list[Effect]:
         return self.hear(open_frame(number, peer=peer, **changes))
@@ -143,8 +152,10 @@ class Decode(Side):
         prefix: int = 0,
         deadline_s=30.0,
         state=(),
+        prompt: bytes = b"",
     ):
-        return self.do(OpenAttempt(handle, "p:1", room, 0, rid, ids(*pages), prefix, 3, deadline_s, ids(*state)))
+        items = ids(*state)
+        return self.do(OpenAttempt(handle, "p:1", room, 0, rid, ids(*pages), prefix, 3, deadline_s, items, prompt))
 
 
 class DecodeRead(Decode):

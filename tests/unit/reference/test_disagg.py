@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from pdpool_connector import Cause, DecodeTransfer, Phase, PrefillTransfer, TransferStatus
+from pdpool_connector import Cause, DecodeTransfer, Phase, PrefillTransfer, TransferStatus, prompt_digest
 from pdpool_connector.protocol.answer import ANSWERS
 from pdpool_connector.reference import tokenizer as tokenizers
 from pdpool_connector.reference import weights
@@ -120,13 +120,19 @@ def failed(cause, *, releasable):
 # ---------------------------------------------------------------------- prefill
 
 
+def options_of(asked, sibling):
+    """What both sides give when they open their half."""
+    prompt = prompt_digest(asked.request.prompt)
+    return {"sibling": sibling, "prompt": prompt, "deadline_s": 100.0, "traceparent": "00-trace"}
+
+
 def test_prefill_computes_nothing_and_holds_no_page_before_decode_is_there():
     bench = Bench(PrefillSide)
-    bench.ask(40, sibling=3)
+    asked = bench.ask(40, sibling=3)
     assert not bench.turn()
     assert bench.counts() == {State.BOOTSTRAP: 1}
     assert bench.pages.available == 64
-    assert bench.connector.opened == [((77, "rid"), {"sibling": 3, "deadline_s": 100.0, "traceparent": "00-trace"})]
+    assert bench.connector.opened == [((77, "rid"), options_of(asked, sibling=3))]
 
 
 def test_prefill_sends_whole_pages_chunk_by_chunk_and_the_rest_with_the_aux_row():
@@ -254,9 +260,7 @@ def test_decode_offers_the_prompts_pages_and_runs_from_the_first_token():
     assert bench.counts() == {State.TRANSFER: 1}
     transfer = bench.connector.transfers[0]
     assert len(transfer.pages) == 3
-    assert bench.connector.opened == [
-        (("10.0.0.1:8998", 77, "rid"), {"sibling": 1, "deadline_s": 100.0, "traceparent": "00-trace"})
-    ]
+    assert bench.connector.opened == [(("10.0.0.1:8998", 77, "rid"), options_of(asked, sibling=1))]
     land(bench, 0, first_token=65, prompt_tokens=33)
     while bench.turn():
         pass

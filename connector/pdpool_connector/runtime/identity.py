@@ -1,0 +1,24 @@
+"""By what two engines know that they mean the same request, when all that a router gave them in common is a room."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdpool_connector.protocol.frames import PROMPT_BYTES
+
+
+def prompt_digest(tokens: Sequence[int] | NDArray[np.int32]) -> bytes:
+    """Digest of a prompt's token ids (int32), for `open` on both sides: BLAKE2b of 16 bytes over little-endian int32.
+
+    An engine whose cache depends on more than that (an adapter, an image) hashes that too, in the same way on both
+    sides. Raises OverflowError for a token that is no int32.
+    """
+    return blake2b(np.array(tokens, "<i4").tobytes(), digest_size=PROMPT_BYTES).digest()
+
+
+def check_prompt(prompt: bytes) -> None:
+    """Raise ValueError for a digest that no frame can carry."""
+    if len(prompt) > PROMPT_BYTES:
+        raise ValueError(f"prompt has {len(prompt)} bytes, at most {PROMPT_BYTES} are carried: give a digest of it")
