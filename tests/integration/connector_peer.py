@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory, PrefillConnector
-from pdpool_connector.engines.base import Poll
+from pdpool_connector.engines.base import Poll, prompt_submit
 from pdpool_connector.layout import pool
 from pdpool_connector.layout.arena import ArenaLocation, MappedArena
 from pdpool_connector.layout.pairing import Part, shard_model
@@ -120,6 +120,12 @@ class Side:
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
+        if number == signal.SIGSTOP:
+            # On a busy machine its threads run on for some milliseconds.
+            deadline = time.monotonic() + 10
+            while not all(map(_stopped, Path(f"/proc/{self.process.pid}/task").iterdir())):
+                assert time.monotonic() < deadline, "the process does not stop"
+                time.sleep(0.001)
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
@@ -162,6 +168,12 @@ class _Gate:
             return self._engine.submit(peer, chunk, *op)
         self.held += 1
         return _Late(peer, chunk, op)
+
+    def submit_at_once(self, *chunk):
+        """As the engine's, where it has one, while nothing is held back."""
+        at_once = prompt_submit(self._engine)
+        free = self.open.is_set() and self.swapped is None
+        return at_once(*chunk) if at_once is not None and free else None
 
     def poll(self, handle):
         if not isinstance(handle, _Late):
@@ -323,6 +335,10 @@ class _Connector:
         begun = time.monotonic()
         self.connector.close()
         return {"seconds": time.monotonic() - begun, "threads": threading.active_count()}
+
+
+def _stopped(task: Path) -> bool:
+    return (task / "stat").read_text().rpartition(") ")[2][0] == "T"
 
 
 def main() -> None:

@@ -542,7 +542,10 @@ def test_a_thousand_rooms_through_every_path_leave_nothing_behind(local_pair) ->
             decode.abort(name)
         else:
             prefill.send(name, [room % PAGES])
-        if room == 100:
+        if room == 300:
+            for side in (prefill, decode):
+                for early in range(room + 1):  # by then all threads there are have begun, that of checksums too
+                    side.until(f"r{early}", "releasable")
             before = {side: side.stats() for side in (prefill, decode)}
     for side in (prefill, decode):
         for room in range(1000):

@@ -1,9 +1,9 @@
 """What the runtime asks of a data plane.
 
-Threads. `register` and `close` are called by one thread, before any and after every other call. All calls that name a
-peer (`connect`, `submit`, `poll`, `disconnect`) come from that peer's one worker thread; workers of different peers
-call at the same time, and an engine must be safe for that. The owner thread calls none of them: each may block, within
-the bounds told below.
+Threads. `register` and `close` are called by one thread, before any and after every other call. Calls that name a peer
+come one at a time: `connect`, `submit`, `poll` and `disconnect` from that peer's one worker thread, for each may block,
+within the bounds told below; `submit_at_once`, of engines that have it, from the thread that owns the connector, while
+the worker has nothing to do. Calls for different peers come at the same time, and an engine must be safe for that.
 
 Settled and unsettled. A transfer is *settled* when nobody will read its source or write its target any more because of
 it, neither this process, nor the peer's, nor a kernel or a device on behalf of either. DONE is settled, and every byte
@@ -15,9 +15,10 @@ flight to its end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, cast
 
 from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
 from pdpool_connector.layout.plan import Chunk
@@ -41,6 +42,10 @@ class Poll(Enum):
 
 class Handle(Protocol):
     """One submitted chunk. Belongs to the peer's worker thread."""
+
+    @property
+    def outcome(self) -> Poll:
+        """What was last known of its state, without looking."""
 
     @property
     def failure(self) -> str:
@@ -129,3 +134,18 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Disconnect all peers and release memory, threads and descriptors. Idempotent; calls after it raise."""
+
+
+class PromptEngine(Engine, Protocol):
+    """An engine that can start small transfers without waiting for anybody."""
+
+    def submit_at_once(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle | None:
+        """As `submit` for a chunk of a few KiB, but it never blocks, whatever the peer or other threads do.
+
+        Returns None, and has started nothing, where it would have to wait. The handle may be PENDING; `poll` goes on.
+        """
+
+
+def prompt_submit(engine: Engine) -> Callable[[str, Chunk, Op], Handle | None] | None:
+    """`submit_at_once` of an engine whose own class has it: a wrapper of another must not pass it on unseen."""
+    return cast("PromptEngine", engine).submit_at_once if hasattr(type(engine), "submit_at_once") else None

@@ -141,6 +141,10 @@ class LocalEngine:
             return Finished(Poll.FAILED_SETTLED, "the peer's process has exited")
         return Finished(Poll.DONE)
 
+    def submit_at_once(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
+        """As `PromptEngine.submit_at_once`; a copy within this process waits for nobody."""
+        return self.submit(peer, chunk, op)
+
     def poll(self, handle: Handle) -> Poll:
         """As `Engine.poll`; never PENDING."""
         assert isinstance(handle, Finished)

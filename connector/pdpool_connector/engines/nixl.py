@@ -177,6 +177,31 @@ class NixlEngine:
             return _Transfer(state, 0, Poll.DONE)
         return self._start(state, lambda: self._agent.make(op, state.local, local, state.remote, remote))
 
+    def submit_at_once(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle | None:
+        """As `PromptEngine.submit_at_once`; None while another thread is in a call of NIXL's: it may copy."""
+        state = admit(self._peers, peer, chunk, op)
+        local, remote = state.plan.indices(chunk)
+        if not len(local):
+            return _Transfer(state, 0, Poll.DONE)
+        try:
+            started = self._agent.start_now(op, state.local, local, state.remote, remote)
+        except NixlError as error:
+            state.broken = str(error)
+            raise UnknownPeerError(f"NIXL cannot make a transfer: {error}") from error
+        if started is None:
+            return None
+        native, over, failure = started
+        state.progress_at = time.monotonic()
+        transfer = _Transfer(state, native)
+        if over:
+            self._conclude(transfer, Poll.DONE, "")
+        elif failure:
+            state.broken = failure
+            self._conclude(transfer, Poll.FAILED_UNSETTLED, failure)
+        else:
+            state.open.add(transfer)
+        return transfer
+
     def poll(self, handle: Handle) -> Poll:
         """As `Engine.poll`; sleeps 2 ms at most."""
         assert isinstance(handle, _Transfer)

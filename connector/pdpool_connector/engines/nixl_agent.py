@@ -60,6 +60,14 @@ class _FairLock:
             self._waiting.append(turn)
         turn.acquire()
 
+    def enter_now(self) -> bool:
+        """As `__enter__` where nobody is in or waits; otherwise False."""
+        with self._guard:
+            if self._held:
+                return False
+            self._held = True
+            return True
+
     def __exit__(self, *_: object) -> None:
         with self._guard:
             if self._waiting:
@@ -159,6 +167,24 @@ class NixlAgent:
         with self._calling:
             return self._over(self._agent.postXferReq(transfer))
 
+    def start_now(
+        self, op: Op, local: int, local_items: NDArray[np.int32], remote: int, remote_items: NDArray[np.int32]
+    ) -> tuple[int, bool, str] | None:
+        """`make` and `start` in one, or None while another thread is in a call.
+
+        Returns the transfer's handle, whether it is over already, and why it failed, if it did at the start.
+        """
+        if not self._calling.enter_now():
+            return None
+        with self._calling.entered:
+            native = self._nixl.NIXL_WRITE if op is Op.WRITE else self._nixl.NIXL_READ
+            made = self._agent.makeXferReq(native, local, local_items, remote, remote_items, b"", self._backends, False)
+            try:
+                over = self._over(self._agent.postXferReq(made))
+            except Exception as error:  # noqa: BLE001 - NIXL's share no base; the caller is told with the handle
+                return int(made), False, f"{type(error).__name__}: {error}"
+            return int(made), over, ""
+
     def over(self, transfer: int) -> bool:
         """Move what can be moved without waiting; whether the transfer has ended well."""
         with self._calling:
@@ -188,6 +214,11 @@ class _Calling:
     def __init__(self, errors: tuple[type[Exception], ...]) -> None:
         self._lock = _FairLock()
         self._errors = errors
+        self.entered = _Entered(self)
+
+    def enter_now(self) -> bool:
+        """Enter where that needs no waiting, to go on with `entered`; otherwise False."""
+        return self._lock.enter_now()
 
     def __enter__(self) -> None:
         self._lock.__enter__()
@@ -196,6 +227,19 @@ class _Calling:
         self._lock.__exit__()
         if isinstance(error, self._errors):
             raise NixlError(f"{type(error).__name__}: {error}") from error
+
+
+class _Entered:
+    """The rest of a `_Calling` that was entered by `enter_now`."""
+
+    def __init__(self, calling: _Calling) -> None:
+        self._calling = calling
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._calling.__exit__(kind, error, trace)
 
 
 def _load() -> ModuleType:

@@ -61,12 +61,18 @@ class PairPlan:
         whole = same_heads(local, remote)
         strips = 1 if whole else local.page_tokens
         self._pages = PoolPlan(_page_rows(local, common, whole), _page_rows(remote, common, whole), strips)
+        self._strips = strips
         self._page_pieces = self._pages.regions * strips
         self._state = PoolPlan(_state_rows(local, common), _state_rows(remote, common), strips=1)
         self.local_rows = (*self._pages.local_rows, *self._state.local_rows, _whole(local.aux))
         self.remote_rows = (*self._pages.remote_rows, *self._state.remote_rows, _whole(remote.aux))
         self._local_first = _firsts(self._pages.local_rows, self._state.local_rows, local.aux)
         self._remote_first = _firsts(self._pages.remote_rows, self._state.remote_rows, remote.aux)
+        first = np.zeros(1, np.int32)
+        local_pieces, remote_pieces = self._pages.indices(first, first, (0, self._pages.regions))
+        self._local_single = np.append(local_pieces, self._local_first[1]).astype(np.int32)
+        self._remote_single = np.append(remote_pieces, self._remote_first[1]).astype(np.int32)
+        """The numbers for page 0 and aux row 0."""
 
     def check(self, chunk: Chunk, *, read: bool = False) -> None:
         """Raise LayoutError unless the lists pair up, every id is within its memory and no target occurs twice.
@@ -106,6 +112,10 @@ class PairPlan:
         Pieces that follow each other in memory on both sides follow each other here, so that an engine may merge them.
         Staged chunks are not of these pieces: there are only runs of them.
         """
+        if len(chunk.local_pages) == 1 and chunk.aux is not None and chunk.state is None and chunk.span is None:
+            return self._single(self._local_single, int(chunk.local_pages[0]), chunk.aux[0]), self._single(
+                self._remote_single, int(chunk.remote_pages[0]), chunk.aux[1]
+            )
         local, remote = self._pages.indices(chunk.local_pages, chunk.remote_pages, self._span(self._pages, chunk))
         if chunk.aux is None and chunk.state is None:
             return local, remote
@@ -118,6 +128,11 @@ class PairPlan:
             locals_.append(np.array([chunk.aux[0] + self._local_first[1]], np.int32))
             remotes.append(np.array([chunk.aux[1] + self._remote_first[1]], np.int32))
         return np.concatenate(locals_), np.concatenate(remotes)
+
+    def _single(self, zero: Ids, page: int, slot: int) -> Ids:
+        numbers = zero + np.int32(page * self._strips)
+        numbers[-1] = zero[-1] + slot
+        return numbers
 
     def runs(self, chunk: Chunk) -> Runs:
         """Byte ranges of a checked chunk; what follows each other on both sides is one range for each region."""
@@ -140,6 +155,12 @@ class PairPlan:
         if chunk.state is not None:
             moved += self._state.nbytes(len(chunk.state[0]), self._span(self._state, chunk))
         return moved + (self.local.aux.item_bytes if chunk.aux is not None else 0)
+
+    def pages_within(self, nbytes: int, pieces: int) -> int:
+        """How many pages, wherever they lie, have at most so many bytes and pieces; 0 where no page moves."""
+        if not self._pages.item_bytes:
+            return 0
+        return min(nbytes // self._pages.item_bytes, pieces // self._page_pieces)
 
     @property
     def can_stage(self) -> bool:

@@ -6,9 +6,8 @@ import logging
 import secrets
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, Generic, Literal, TypeVar
@@ -26,25 +25,22 @@ from pdpool_connector.layout.pairing import Part, part_of
 from pdpool_connector.layout.process import this_process
 from pdpool_connector.layout.staging import Staging
 from pdpool_connector.protocol.events import (
-    AbortTransfer,
     Drain,
-    Effect,
     Event,
     Fenced,
-    Ignored,
     Report,
-    Send,
     Shutdown,
     Tick,
 )
 from pdpool_connector.protocol.fence import Proof, describe, judge
-from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.runtime.admin import AdminEndpoint
+from pdpool_connector.runtime.board import Board, queues_of
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.ends import Ends
 from pdpool_connector.runtime.exits import ExitWatch
 from pdpool_connector.runtime.metrics import ConnectorCollector, state_json
+from pdpool_connector.runtime.owner import Owner
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.runtime.spans import open_spans
 from pdpool_connector.runtime.stats import ConnectorStats, LinkStats, PeerStats, QueueStats
@@ -59,18 +55,19 @@ log = logging.getLogger(__name__)
 
 LATE_S = 0.5
 """What an exiting process still waits for threads that were left behind."""
-SNAPSHOT_S = 0.1
-"""A busy connector publishes its state this often; an idle one each time it wakes."""
+
+TORN = "was interrupted in the midst of its work"
 
 AnyTransfer = TypeVar("AnyTransfer", bound=Transfer)
 
 
-class Connector(ABC, Generic[AnyTransfer]):
+class Connector(Owner, Generic[AnyTransfer]):
     """One engine rank's end of all its hand-offs.
 
     `memory` is what peers may write to (decode) or we write from (prefill); it must stay mapped until `close` has
-    returned. `on_change` is called from the owner thread when the status of some transfer has changed: it must only
-    wake the scheduler. `registry`, when given, gets the `pdpool_connector_*` metrics.
+    returned. `on_change` is called when the status of some transfer has changed, in the connector's own thread or
+    within a call of yours (`open`, `send`, `abort`): it must only wake the scheduler. `registry`, when given, gets the
+    `pdpool_connector_*` metrics.
     """
 
     role: Literal["prefill", "decode"]
@@ -100,30 +97,30 @@ class Connector(ABC, Generic[AnyTransfer]):
             op=Op(config.direction),
             host=config.advertise_host,
         )
-        self._machine: AnyMachine = self._make_machine()
-        self._drops = Drops()
-        self._reactor = Reactor(f"pdpool-{self.role}", self._after_turn, self._at_end)
+        machine = self._make_machine()
+        reactor = Reactor(
+            f"pdpool-{self.role}",
+            after_turn=self._after_turn,
+            at_rest=lambda: self._board.refresh(),
+            at_end=self._at_end,
+            torn=self._on_torn,
+        )
+        super().__init__(machine, reactor, Drops(), self._open_flight(machine))
         self._context: zmq.Context[Any] = zmq.Context()
         self._started = False
         self._doorkeeper: Doorkeeper | None = None
         self._handles = count(1)
-        self._delayed = count()
         self._transfers: dict[int, AnyTransfer] = {}
         self._spans = open_spans(self.role, config.rank)
         self._ends = Ends(self.role, config.rank, self._spans)
         self._bytes_moved = 0
-        self._queues: dict[str, QueueStats] = {}
         self._changed = False
-        self._born = time.monotonic()
-        self._engine_beat: float | None = None
         self._armed: float | None = None
         """The deadline of the machine's for which the reactor has a timer."""
         self._closed = False
         self._shutting_down = False
         self._settled = threading.Event()
-        self._flight = self._open_flight()
-        self._snapshot_at = 0.0
-        self._snapshot = self._take_snapshot(self._born)
+        self._board = Board(self._take_snapshot, reactor.lag)
 
     # --- Life cycle ---
 
@@ -161,7 +158,7 @@ class Connector(ABC, Generic[AnyTransfer]):
             self._doorkeeper = Doorkeeper(self._context, self.config.curve)
             undo.callback(self._doorkeeper.close)
         key = self.config.curve[0] if self.config.curve else None
-        self._server = ControlServer(self._context, host, port, self._drops, self._reactor.later, key)
+        self._server = ControlServer(self._context, host, port, self._drops, self._reactor, key)
         undo.callback(self._server.close)
         self._reactor.watch(self._server.socket, self._on_server)
         self._reactor.watch(self._server.monitor, self._on_connections)
@@ -246,7 +243,7 @@ class Connector(ABC, Generic[AnyTransfer]):
 
     def beat(self) -> None:
         """The engine's scheduler loop is alive; to be called in each of its turns."""
-        self._engine_beat = time.monotonic()
+        self._board.beat()
 
     # --- What can be asked ---
 
@@ -264,19 +261,11 @@ class Connector(ABC, Generic[AnyTransfer]):
 
     def stats(self) -> ConnectorStats:
         """State as of a fraction of a second ago. From any thread; never waits for the owner thread."""
-        snapshot, now = self._snapshot, time.monotonic()
-        beat = self._engine_beat
-        return replace(
-            snapshot,
-            uptime_s=now - self._born,
-            loop_lag_s=self._reactor.lag(),
-            engine_beat_age_s=None if beat is None else now - beat,
-            queues={**snapshot.queues, **self._queues},
-        )
+        return self._board.read()
 
     def set_queue(self, name: str, reqs: int, oldest_s: float | None, moved_total: int) -> None:
         """Show a queue of the engine's own beside the connector's in `stats()`; from any thread."""
-        self._queues = self._queues | {name: QueueStats(reqs, oldest_s, moved_total)}
+        self._board.set_queue(name, QueueStats(reqs, oldest_s, moved_total))
 
     # --- For the two sides ---
 
@@ -285,12 +274,6 @@ class Connector(ABC, Generic[AnyTransfer]):
 
     @abstractmethod
     def _on_server(self) -> None: ...
-
-    @abstractmethod
-    def _transmit(self, peer: str, frame: Frame) -> None: ...
-
-    @abstractmethod
-    def _perform(self, effect: Effect) -> None: ...
 
     @abstractmethod
     def _peer_stats(self, now: float) -> tuple[PeerStats, ...]: ...
@@ -330,80 +313,32 @@ class Connector(ABC, Generic[AnyTransfer]):
             self._spans.begin(transfer, traceparent)
         handle = transfer._handle
         self._transfers[handle] = transfer
-        self._post(event)
-        if self._closed:
-            self._transfers.pop(handle, None)
-            closed = TransferStatus(
-                Phase.FAILED, Cause.SHUTDOWN, f"the {self.role} connector is closed", releasable=True
-            )
+        if not self._post(event):
+            del self._transfers[handle]
+            transfer.settle(refused := self._refusal())
             if self._spans is not None:
-                self._spans.end(transfer, closed)
-            transfer.settle(closed)
+                self._spans.end(transfer, refused)
         return transfer
 
-    def _post(self, event: Event) -> None:
-        if not self._closed:
-            self._reactor.post(partial(self._drive, event))
+    def _post(self, event: Event) -> bool:
+        """Have the machine handle an event; False, and nothing is done, when the connector works no more."""
+        if self._closed or self._torn:
+            return False
+        self._reactor.step(partial(self._drive, event))
+        return True
+
+    def _refusal(self, *, releasable: bool = True) -> TransferStatus:
+        """Releasable: no peer has heard of it."""
+        cause, what = (Cause.INTERNAL, TORN) if self._torn else (Cause.SHUTDOWN, "is closed")
+        return TransferStatus(Phase.FAILED, cause, f"the {self.role} connector {what}", releasable=releasable)
 
     # --- Owner thread ---
 
-    def _drive(self, event: Event) -> None:
-        """Run the machine, perform what it says, and keep a fault within the attempt that met it."""
-        effects = self._handle(event)
-        for effect in effects:
-            try:
-                self._apply(effect)
-            except Exception:
-                self._reactor.faults += 1
-                log.exception("the %s connector failed at %s", self.role, type(effect).__name__)
-
-    def _handle(self, event: Event) -> list[Effect]:
-        now = time.monotonic()
-        try:
-            effects = self._machine.handle(event, now)
-        except Exception as error:
-            self._reactor.faults += 1
-            log.exception("the %s machine failed on %s", self.role, type(event).__name__)
-            if self._flight is not None:
-                self._flight.note(event, now, (), self._machine.fired, type(error).__name__)
-            return self._give_up_after_fault(event)
-        if self._flight is not None:
-            self._flight.note(event, now, effects, self._machine.fired)
-        return effects
-
-    def _give_up_after_fault(self, event: Event) -> list[Effect]:
-        handle = getattr(event, "handle", None)
-        if not isinstance(handle, int) or isinstance(event, AbortTransfer):
-            return []
-        return self._handle(AbortTransfer(handle, "a fault in the connector; see its log", Cause.INTERNAL))
-
-    def _open_flight(self) -> Flight | None:
+    def _open_flight(self, machine: AnyMachine) -> Flight | None:
         if self.config.flight_dir is None:
             return None
-        speaker = Speaker(self.role, self.config.rank, self.incarnation, self._machine.timing, self.config.direction)
+        speaker = Speaker(self.role, self.config.rank, self.incarnation, machine.timing, self.config.direction)
         return Flight(self.config.flight_dir, speaker)
-
-    def _apply(self, effect: Effect) -> None:
-        if isinstance(effect, Send):
-            if self.config.frame_filter is None:
-                self._transmit(effect.peer, effect.frame)
-            else:
-                self._filtered(effect.frame, partial(self._transmit, effect.peer, effect.frame))
-        elif isinstance(effect, Report):
-            self._publish(effect)
-        elif isinstance(effect, Ignored):
-            self._drops.note(effect.reason, effect.detail)
-        else:
-            self._perform(effect)
-
-    def _filtered(self, frame: Frame, send: Callable[[], None]) -> None:
-        delay = self.config.frame_filter(frame) if self.config.frame_filter is not None else 0.0
-        if delay is None:
-            self._drops.note("filtered", type(frame).__name__)
-        elif delay > 0:
-            self._reactor.at(("delayed", next(self._delayed)), time.monotonic() + delay, send)
-        else:
-            send()
 
     def _publish(self, report: Report) -> None:
         handle, status = report.handle, report.status
@@ -420,7 +355,6 @@ class Connector(ABC, Generic[AnyTransfer]):
             del self._transfers[handle]
 
     def _after_turn(self) -> None:
-        now = time.monotonic()
         due = self._machine.next_deadline
         if due != self._armed:
             self._armed = due
@@ -428,11 +362,8 @@ class Connector(ABC, Generic[AnyTransfer]):
                 self._reactor.cancel("machine")
             else:
                 self._reactor.at("machine", due, self._on_deadline)
-        if self._shutting_down and not self._unsettled():
+        if self._shutting_down and (self._torn or not self._unsettled()):
             self._settled.set()
-        if now - self._snapshot_at >= SNAPSHOT_S:
-            self._snapshot_at = now
-            self._snapshot = self._take_snapshot(now)
         if self._changed:
             self._changed = False
             self._on_change()
@@ -455,27 +386,35 @@ class Connector(ABC, Generic[AnyTransfer]):
         self._drive(Fenced(incarnation, proof))
         self._part_with(incarnation)
 
+    def _on_torn(self) -> None:
+        """An exception that ends the program came in the midst of a turn: nobody knows what of it was done.
+
+        So nothing is moved and nothing is released any more. Peers learn that we leave, and then that we are gone.
+        """
+        self._torn = True
+        log.error("the %s connector %s: its pages stay held until the process ends", self.role, TORN)
+        lost = self._refusal(releasable=False)
+        for transfer in list(self._transfers.values()):
+            if not transfer.status.ended:
+                self._ends.changed(transfer, lost)
+                transfer.settle(lost)
+        self._changed = True
+        self._say_goodbye()
+
     def _at_end(self) -> None:
         self._exits.close()
-        self._snapshot = self._take_snapshot(time.monotonic())
+        self._board.refresh(at_once=True)
         self._server.close()
 
     def _take_snapshot(self, now: float) -> ConnectorStats:
         census = self._machine.census
         self._ends.held([held.attempt for held in self._machine.held()])
-        counts = {
-            label: QueueStats(
-                census.count(label),
-                None if (since := census.oldest(label)) is None else now - since,
-                census.went_on(label),
-            )
-            for label in census.labels
-        }
+        counts = queues_of(census, now)
         return ConnectorStats(
             role=self.role,
             rank=self.config.rank,
             incarnation=self.incarnation,
-            uptime_s=now - self._born,
+            uptime_s=0.0,
             loop_lag_s=0.0,
             engine_beat_age_s=None,
             draining=self._machine.draining,

@@ -67,7 +67,7 @@ class Line:
         self._name, self._owner, self._reactor, self._drops = name, owner, reactor, drops
         self._open = True
         self._secured = key is not None
-        self._control = ControlLink(context, parse_address(info.control), drops, reactor.later, key)
+        self._control = ControlLink(context, parse_address(info.control), drops, reactor, key)
         reactor.watch(self._control.socket, self._on_frames)
         reactor.watch(self._control.monitor, self._on_monitor)
         filtered(hello, partial(self._greet, hello))

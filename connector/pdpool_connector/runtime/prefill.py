@@ -33,15 +33,13 @@ from pdpool_connector.runtime.announce import Announcements
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
 from pdpool_connector.runtime.identity import check_prompt
+from pdpool_connector.runtime.membership import Membership
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import PrefillTransfer, check_request
 from pdpool_connector.runtime.worker import Ended, PeerWorker, ended, number_of, without_pages
-from pdpool_connector.transport.address import Address
-from pdpool_connector.transport.bootstrap import BootstrapClient, RankInfo, Refusal, Registration
+from pdpool_connector.transport.bootstrap import RankInfo
 from pdpool_connector.transport.control import Arrival
-from pdpool_connector.transport.http import HttpServer, Page
-from pdpool_connector.transport.lease import LeaseKeeper
-from pdpool_connector.transport.registry import Registry, RegistryEndpoint
+from pdpool_connector.transport.http import HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +89,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
         self._writes: dict[f.AttemptId, set[int]] = {}
         self._sums = PageSums(memory)
         self._announcements = Announcements(config.checksum_rate, lambda call: self._reactor.post(call))
-        self._ranks: Registry | None = None
-        self._lease: LeaseKeeper | None = None
+        self._membership: Membership | None = None
         if config.rank > 0 and config.registry is None:
             raise ValueError(f"registry is missing: rank {config.rank} has to register at that of rank 0")
         super().__init__(config, memory, on_change, registry)
@@ -103,8 +100,10 @@ class PrefillConnector(Connector[PrefillTransfer]):
     def bootstrap_address(self) -> str:
         """Address of the instance's bootstrap registry, "host:port": what decode is given."""
         if self.config.rank > 0:
-            return self._registry_address()
-        return str(Address(self.config.advertise_host, self._bootstrap_port))
+            return str(self.config.registry)
+        if self._membership is None:
+            raise RuntimeError("bootstrap_address is known once the connector is started")
+        return self._membership.registry_address
 
     def open(
         self,
@@ -148,23 +147,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
             direction=self.config.direction,
             protocol=(f.VERSION_MIN, f.VERSION_MAX),
         )
-        if self.config.rank > 0:
-            client = BootstrapClient(self.config.allowed_networks, self.config.curve)
-            self._lease = LeaseKeeper(
-                client, self._registry_address(), Registration(info=own, ranks=len(self._instance))
-            )
-            http.submit(self._lease.run())
-            return
-        self._ranks = Registry(self._instance, own)
-        endpoint = RegistryEndpoint(
-            self._ranks, self.config.allowed_networks, self._on_registration_refused, self.config.curve
-        )
-        pages = {"/health": Page("text/plain", lambda: b"ok\n")}
-        self._bootstrap_port = http.serve(self.config.bootstrap_port, pages, endpoint.handlers())
-
-    def _registry_address(self) -> str:
-        assert self.config.registry is not None
-        return self.config.registry
+        self._membership = Membership(self.config, self._instance, own, http, self._on_registration_refused)
 
     def _on_registration_refused(self, why: str) -> None:
         self._reactor.post(lambda: self._drops.note("registration", why))
@@ -255,7 +238,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
             checksum_rate=self.config.checksum_rate,
             staging=self._staging,
             connected=lambda error: self._reactor.post(partial(self._on_connected, incarnation, error)),
-            ended=lambda event: self._reactor.post(partial(self._on_write_ended, event)),
+            ended=lambda event: self._reactor.step(partial(self._on_write_ended, event)),
             kept=lambda attempt, slot: self._reactor.post(partial(self._on_kept, attempt, slot)),
             gone=lambda: self._reactor.post(partial(self._on_worker_gone, incarnation)),
         )
@@ -421,18 +404,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
         return tuple(rows)
 
     def _link_stats(self, now: float) -> tuple[LinkStats, ...]:
-        if self._lease is not None:
-            failure = self._lease.failure
-            state = "registering" if failure else "registered"
-            since = now - self._lease.since if failure else None
-            return (LinkStats(self._lease.registry, state, (), failure, since),)
-        if self._ranks is None:
-            return ()
-        answer = self._ranks.ranks()
-        if isinstance(answer, Refusal):
-            since = self._ranks.incomplete_s()
-            return (LinkStats(self.bootstrap_address, "incomplete", answer.missing, answer.error, since),)
-        return (LinkStats(self.bootstrap_address, "whole", (), "", None),)
+        return self._membership.stats(now) if self._membership is not None else ()
 
     def _held_pages(self) -> int:
         return sum(exchange.pages for exchange in self._prefill.held())

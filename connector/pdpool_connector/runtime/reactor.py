@@ -1,11 +1,18 @@
-"""The owner thread: one loop over sockets, timers and posted calls, in which all state of a connector lives.
+"""The owner of a connector's state: one loop over sockets, timers and posted calls, which takes one turn after another.
 
-Whatever it calls must return within a millisecond or so. A call that raises is counted and logged; the loop goes on.
+Whoever takes a turn owns all state for that long. Mostly it is the reactor's own thread. While it sleeps another thread
+may take a turn for a call that it brings (`step`): that saves two switches between threads, which take longer than most
+turns. What comes while a turn is under way is left to whoever has it.
+
+Whatever a turn calls must return within a millisecond or so. A call that raises is counted and logged; the loop goes
+on. The reactor's thread sleeps on descriptors alone, and touches zmq's sockets in turns only: whoever holds the turn
+may use them.
 """
 
 import contextlib
 import logging
 import os
+import select
 import threading
 import time
 import weakref
@@ -16,6 +23,7 @@ from typing import Any
 import zmq
 
 from pdpool_connector.protocol.timers import Timers
+from pdpool_connector.transport.control import readable
 
 log = logging.getLogger(__name__)
 
@@ -25,25 +33,36 @@ LAG_WINDOW_S = 5.0
 """The longest turn of the last such time counts as lag."""
 POSTED_PER_TURN = 1024
 """Posted calls taken in one turn, so that sockets and timers get theirs."""
+POSTED_PER_STEP = 16
+"""The same where another thread lends its time."""
 
 Call = Callable[[], None]
-Readable = zmq.Socket[Any] | int
+Socket = zmq.Socket[Any]
+Readable = Socket | int
 
 
 class Reactor:
-    """Runs calls on its own thread. `after_turn` is called at the end of each turn, `at_end` once, last of all."""
+    """`after_turn` is called at the end of each turn, `at_rest` before the reactor's thread sleeps, `at_end` once, last
+    of all. `torn` is called when an exception that ends the program has cut a turn of another thread's short.
+    """
 
-    def __init__(self, name: str, after_turn: Call, at_end: Call) -> None:
-        self._after_turn = after_turn
-        self._at_end = at_end
+    def __init__(self, name: str, *, after_turn: Call, at_rest: Call, at_end: Call, torn: Call) -> None:
+        self._after_turn, self._at_rest, self._at_end, self._torn = after_turn, at_rest, at_end, torn
+        self._turn = threading.Lock()
+        self._turn.acquire()  # there are no turns before `start`
+        self._taken = False
+        """Whether somebody has the turn."""
+        self._sleeps_until = 0.0
         self._posted: deque[Call] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Whoever still posts may do so after the thread has ended, so the descriptor lives as long as this object.
         weakref.finalize(self, os.close, self._wake)
-        self._poller = zmq.Poller()
-        self._readers: dict[Readable, Call] = {}
-        self.watch(self._wake, self._on_wake)
         self._woken = False
+        self._poll = select.epoll()
+        self._readers: dict[int, tuple[Readable, Call]] = {}
+        self._unread: set[int] = set()
+        """Sockets with something to read that their descriptors do not announce any more."""
+        self.watch(self._wake, self._on_wake)
         self._timers: Timers[Hashable] = Timers()
         self._due: dict[Hashable, Call] = {}
         self._later: list[Call] = []
@@ -55,6 +74,7 @@ class Reactor:
 
     def start(self) -> None:
         """Start the thread."""
+        self._turn.release()
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
@@ -66,25 +86,56 @@ class Reactor:
         return not self._thread.is_alive()
 
     def post(self, call: Call) -> None:
-        """Have `call` run on the owner thread, in order of posting. From any thread; returns at once."""
+        """Have `call` run in a turn, in order of posting. From any thread; returns at once."""
         self._posted.append(call)
-        # One wake-up does for all that is posted before the loop looks: it clears the flag first and looks then.
-        if not self._woken:
-            self._woken = True
-            os.eventfd_write(self._wake, 1)
+        if not self._taken:
+            self._wake_up()
 
-    def watch(self, socket: Readable, call: Call) -> None:
-        """Call when `socket` has something to read. Owner thread, or before `start`."""
-        self._poller.register(socket, zmq.POLLIN)
-        self._readers[socket] = call
+    def step(self, call: Call) -> None:
+        """As `post`, and where nobody is at work take a turn for it at once: from any thread with a millisecond."""
+        self._posted.append(call)
+        if self._woken or self._taken:
+            return  # a turn that is due or under way takes it
+        if not self._turn.acquire(blocking=False):
+            return  # whoever has it looks at what was posted when it has let go
+        self._taken = True
+        try:
+            begun = time.monotonic()
+            self._run_posted(POSTED_PER_STEP)
+            self._finish(begun)
+        except BaseException:
+            # KeyboardInterrupt, or whatever else a signal raises in the main thread, may come between any two steps.
+            self._posted.appendleft(self._torn)
+            raise
+        finally:
+            busy = self._unread or self._next_due() < self._sleeps_until
+            self._taken = False
+            self._turn.release()
+            if busy or self._posted:
+                self._wake_up()
 
-    def unwatch(self, socket: Readable) -> None:
-        """Stop watching."""
-        self._poller.unregister(socket)
-        del self._readers[socket]
+    def watch(self, source: Readable, call: Call) -> None:
+        """Call when `source` has something to read. In a turn, or before `start`."""
+        number = _descriptor(source)
+        self._readers[number] = (source, call)
+        self._poll.register(number, select.EPOLLIN)
+        if not isinstance(source, int):
+            self.recheck(source)
+
+    def unwatch(self, source: Readable) -> None:
+        """Stop watching; to be called before `source` is closed."""
+        number = _descriptor(source)
+        self._poll.unregister(number)
+        self._unread.discard(number)
+        del self._readers[number]
+
+    def recheck(self, socket: Socket) -> None:
+        """Look whether a watched socket has something to read: any use of it may take the news from its descriptor."""
+        if readable(socket):
+            self._unread.add(_descriptor(socket))
 
     def at(self, key: Hashable, when: float, call: Call) -> None:
-        """Call at `when` on the monotonic clock; replaces what `key` stood for."""
+        """Call at `when` on the monotonic clock; replaces what `key` stood for. In a turn, as all that follow."""
         self._timers.set(key, when)
         self._due[key] = call
 
@@ -94,7 +145,7 @@ class Reactor:
         self._due.pop(key, None)
 
     def later(self, call: Call) -> None:
-        """Call at the end of the present turn. Owner thread."""
+        """Call at the end of the present turn, after `after_turn`."""
         self._later.append(call)
 
     def lag(self) -> float:
@@ -104,58 +155,84 @@ class Reactor:
         recent = length if now - when < LAG_WINDOW_S else 0.0
         return max(recent, now - self._beat - IDLE_S, 0.0)
 
-    def _stop(self) -> None:
-        self._stopping = True
-
-    def _run(self) -> None:
-        while not self._stopping:
-            ready = self._poller.poll(self._timeout_ms())
-            begun = time.monotonic()
-            for socket, _ in ready:
-                # A call may close sockets that are still in this turn's list.
-                if (reader := self._readers.get(socket)) is not None:
-                    self.guard(reader)
-            self._run_posted()
-            self._run_due(begun)
-            later, self._later = self._later, []
-            for call in later:
-                self.guard(call)
-            self.guard(self._after_turn)
-            self._note_turn(begun)
-        self.guard(self._at_end)
-
     def guard(self, call: Call) -> None:
         """Run a call; its exception is counted and logged, and ends nothing else."""
         try:
             call()
         except Exception:
             self.faults += 1
-            log.exception("a call on the connector's owner thread failed")
+            log.exception("a call in a turn of the connector failed")
 
-    def _on_wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+    def _stop(self) -> None:
+        self._stopping = True
 
-    def _run_posted(self) -> None:
-        self._woken = False
-        for _ in range(min(len(self._posted), POSTED_PER_TURN)):
-            self.guard(self._posted.popleft())
-        if self._posted:
-            os.eventfd_write(self._wake, 1)
+    def _run(self) -> None:
+        while not self._stopping:
+            asleep_s = 0.0 if self._posted else max(self._sleeps_until - time.monotonic(), 0.0)
+            ready = self._poll.poll(asleep_s)
+            with self._turn:
+                self._taken = True
+                self._take_turn(ready)
+                self._taken = False
+        self._turn.acquire()  # there are no turns any more
+        self.guard(self._at_end)
 
-    def _run_due(self, now: float) -> None:
-        while (key := self._timers.pop_due(now)) is not None:
+    def _take_turn(self, ready: list[tuple[int, int]]) -> None:
+        begun = time.monotonic()
+        unread, self._unread = self._unread, set()
+        for number in unread.union(number for number, _ in ready):
+            self._read(number)
+        self._run_posted(POSTED_PER_TURN)
+        while (key := self._timers.pop_due(begun)) is not None:
             self.guard(self._due.pop(key))
+        self._finish(begun)
+        self.guard(self._at_rest)
+        if self._unread:
+            self._sleeps_until = 0.0
+        else:
+            self._sleeps_until = min(self._next_due(), begun + IDLE_S)
 
-    def _timeout_ms(self) -> int:
-        when = self._timers.next()
-        seconds = IDLE_S if when is None else min(max(when - time.monotonic(), 0.0), IDLE_S)
-        return int(seconds * 1000 + 0.999)
+    def _read(self, number: int) -> None:
+        # A call may close sockets whose turn is still to come.
+        if (reader := self._readers.get(number)) is None:
+            return
+        source, call = reader
+        self.guard(call)
+        if not isinstance(source, int) and self._readers.get(number) is reader:
+            self.recheck(source)
 
-    def _note_turn(self, begun: float) -> None:
+    def _run_posted(self, most: int) -> None:
+        self._woken = False  # before the look: what is posted from now on wakes again
+        while self._posted and most:
+            most -= 1
+            self.guard(self._posted.popleft())
+
+    def _finish(self, begun: float) -> None:
+        self.guard(self._after_turn)
+        later, self._later = self._later, []
+        for call in later:
+            self.guard(call)
         now = time.monotonic()
         length = now - begun
         when, slowest = self._slowest
         if length >= slowest or now - when >= LAG_WINDOW_S:
             self._slowest = (now, length)
         self._beat = now
+
+    def _next_due(self) -> float:
+        when = self._timers.next()
+        return float("inf") if when is None else when
+
+    def _wake_up(self) -> None:
+        # One wake-up does for all that is posted before the loop looks.
+        if not self._woken:
+            self._woken = True
+            os.eventfd_write(self._wake, 1)
+
+    def _on_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+
+def _descriptor(source: Readable) -> int:
+    return source if isinstance(source, int) else source.fileno()

@@ -69,7 +69,7 @@ class Reads:
             sums=self._sums,
             checksum_rate=0.0,
             connected=lambda error: self._reactor.post(partial(self._on_connected, peer, error)),
-            ended=lambda event: self._reactor.post(partial(self._on_ended, peer, event)),
+            ended=lambda event: self._reactor.step(partial(self._on_ended, peer, event)),
             kept=lambda _attempt, slot: slot.release(),
             gone=lambda: self._reactor.post(partial(self._on_gone, peer)),
         )

@@ -16,8 +16,10 @@ from pdpool_connector.protocol.outcome import Phase, TransferStatus
 
 log = logging.getLogger(__name__)
 
-Post = Callable[[Event], None]
+Post = Callable[[Event], object]
 MAX_REQUEST_ID = 256
+FEW = 32
+"""Up to so many numbers a list is searched faster than an array."""
 
 
 class Transfer:
@@ -51,7 +53,7 @@ class Transfer:
         """Have `release` called once, when the hand-off has become releasable, however it ended; now if it has already.
 
         For what goes with a request beside its pages and may still be touched until then: a prefetch of a hierarchical
-        cache, staging memory. It is called in the connector's own thread, or in this one if called now, and must
+        cache, staging memory. It is called in the connector's own thread or in one that calls it, and must
         neither block nor raise: what it raises is logged, and keeps no other from being called. Where pages are held
         until the process ends, so is this.
         """
@@ -174,12 +176,15 @@ def _pack(field: str, ids: NDArray[np.int32], unit: str, limit: int) -> bytes:
     array = np.asarray(ids)
     if array.ndim != 1 or (array.dtype != np.int32 and array.size):
         raise ValueError(f"{field} is a {array.ndim}-dimensional array of {array.dtype}: give one dimension of int32")
-    # As unsigned, negative ids are beyond every limit: one comparison does for both ends.
-    if array.size and int(array.view(np.uint32).max()) >= limit:
-        worst = int(array.min()) if array.min() < 0 else int(array.max())
-        known = f"{unit} 0..{limit - 1}" if limit else f"no {unit}"
-        raise ValueError(f"{field} holds {worst}, the memory has {known}")
-    return array.astype("<i4").tobytes()
+    if 0 < array.size <= FEW:
+        known = array.tolist()
+        lowest, highest = min(known), max(known)
+    else:
+        lowest, highest = (int(array.min()), int(array.max())) if array.size else (0, -1)
+    if lowest < 0 or highest >= limit:
+        has = f"{unit} 0..{limit - 1}" if limit else f"no {unit}"
+        raise ValueError(f"{field} holds {lowest if lowest < 0 else highest}, the memory has {has}")
+    return array.astype("<i4", copy=False).tobytes()
 
 
 def check_slot(slot: int, memory: KVMemory) -> None:

@@ -22,6 +22,7 @@ from pdpool_connector.engines.base import (
     InvalidChunkError,
     Op,
     Poll,
+    prompt_submit,
 )
 from pdpool_connector.layout.checksum import MASK, PageSums, sampled
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
@@ -29,7 +30,7 @@ from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.pool import Ids
 from pdpool_connector.layout.staging import Reservation, Staging
 from pdpool_connector.protocol.events import Read, ReadEnded, Write, WriteEnded, WriteResult
-from pdpool_connector.protocol.frames import AttemptId
+from pdpool_connector.protocol.frames import PAGE_ID_BYTES, AttemptId
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,10 @@ SMALL_BYTES = 1 << 20
 """While the data plane makes us wait, that many chunks may be under way as long as all together are this small: what
 an abort waits for stays less than a large chunk, and many small writes do not queue for each other's round trips."""
 
+
+AT_ONCE_BYTES = 128 << 10
+AT_ONCE_PIECES = 64
+"""The owner itself makes moves that are this small: copying them takes less than waking a thread does."""
 
 Move = Write | Read
 AnyMove = TypeVar("AnyMove", Write, Read)
@@ -64,6 +69,7 @@ class Job:
 
     move: Move
     stopped: bool = False
+    prepared: bool = False
     chunks: deque[Chunk] = field(default_factory=deque)
     gather: bool = False
     """The chunks of pages are cut to be gathered."""
@@ -93,7 +99,8 @@ class PeerWorker:
     `sums` gives the checksums of pages in `memory`, `checksum_rate` the share of writes that have one taken; of reads
     those have for which the peer has told one. `kept`
     gives away what an unsettled write may still read from `staging`, through which scattered pages go out.
-    `submit`, `stop` and `close` are for the owner thread.
+    `submit`, `stop` and `close` are for the owner thread. `submit` makes a small move itself where the engine can do so
+    without waiting and the thread has nothing to do: who makes calls of the engine's holds `hands`.
     """
 
     def __init__(
@@ -117,6 +124,9 @@ class PeerWorker:
         self._sum_written: Callable[[Chunk], int] | None = None
         self._sum_read: Callable[[Chunk], int] | None = None
         self._staging = staging
+        self._at_once = prompt_submit(engine)
+        self._at_once_pages = 0
+        self._hands = threading.Lock()
         self._inbox: SimpleQueue[Job | None] = SimpleQueue()
         self._jobs: deque[Job] = deque()
         self._flight: deque[tuple[Job, Chunk, Handle]] = deque()
@@ -129,10 +139,32 @@ class PeerWorker:
         self._thread.start()
 
     def submit(self, move: Move) -> None:
-        """Queue a move."""
+        """Make a move, or queue it; `ended` may be called before this returns."""
         job = Job(move)
         self._owned[number_of(move)] = job
-        self._inbox.put(job)
+        few = 0 < len(move.target) <= self._at_once_pages * PAGE_ID_BYTES and not move.state[0]
+        if not few or not self._hands.acquire(blocking=False):
+            self._inbox.put(job)
+            return
+        try:
+            if not self._inbox.empty() or not self._move_at_once(job):
+                self._inbox.put(job)
+        finally:
+            self._hands.release()
+
+    def _move_at_once(self, job: Job) -> bool:
+        """In the owner's thread; False when the worker's is to begin it, or to go on with it."""
+        assert self._at_once is not None
+        self._prepare(job)
+        if job.gather or len(job.chunks) != 1 or not self._launch(job, self._at_once):
+            return False
+        if job.in_flight:
+            if self._flight[-1][2].outcome is Poll.PENDING:
+                return False
+            self._poll(*self._flight.pop())
+        else:
+            self._end_if_over(job)
+        return True
 
     def stop(self, moves: set[int]) -> None:
         """Submit no further chunk of these moves; each still ends."""
@@ -163,8 +195,9 @@ class PeerWorker:
             error = self._connect()
             self._connected(error)
             if error is None:
-                self._work()
-                self._engine.disconnect(self._peer)
+                with self._hands:
+                    self._work()
+                    self._engine.disconnect(self._peer)
         except Exception:
             log.exception("the worker of peer %s failed", self._peer[:8])
         finally:
@@ -179,6 +212,8 @@ class PeerWorker:
             self._sum_written = self._sums.of_chunk(self._remote.memory, here=False)
             self._sum_read = self._sums.of_chunk(self._remote.memory, here=True)
             self._engine.connect(self._peer, self._remote)
+            if self._at_once is not None:
+                self._at_once_pages = self._plan.pages_within(AT_ONCE_BYTES, AT_ONCE_PIECES)
         except LayoutError as error:
             return IncompatiblePeerError(str(error))
         except EngineError as error:
@@ -206,14 +241,26 @@ class PeerWorker:
         """Read the inbox; sleep on it only when there is nothing else to do."""
         idle = not self._jobs and not self._flight
         while (idle and not self._closing) or not self._inbox.empty():
-            job = self._inbox.get()
+            job = self._receive() if idle else self._inbox.get()
             idle = False
             if job is None:
                 self._closing = True
-            else:
+                continue
+            if not job.prepared:
                 self._prepare(job)
+            if not job.in_flight:
+                self._jobs.append(job)
+
+    def _receive(self) -> Job | None:
+        """Sleep until there is something to do; meanwhile the owner may do it."""
+        self._hands.release()
+        try:
+            return self._inbox.get()
+        finally:
+            self._hands.acquire()
 
     def _prepare(self, job: Job) -> None:
+        job.prepared = True
         writes = isinstance(job.move, Write)
         if self._is_checked(job.move):
             job.checksum = 0
@@ -223,7 +270,6 @@ class PeerWorker:
             job.chunks = deque(self._plan.cut(ours, theirs, aux, state, gather=job.gather))
         except LayoutError as error:
             job.fail(WriteResult.INVALID, str(error))
-        self._jobs.append(job)
 
     def _is_checked(self, move: Move) -> bool:
         """Whether a checksum is taken: of writes we choose, of reads the peer does, which has told one."""
@@ -236,30 +282,38 @@ class PeerWorker:
         if job.stopped:
             job.fail(WriteResult.STOPPED, "stopped on request")
         if job.chunks:
-            chunk = job.chunks.popleft()
-            try:
-                chunk = self._stage(job, chunk)
-                handle = self._engine.submit(self._peer, chunk, job.op)
-            except (InvalidChunkError, LayoutError) as error:
-                self._unstage(chunk)
-                job.fail(WriteResult.INVALID, str(error))
-            except EngineError as error:
-                self._unstage(chunk)
-                job.fail(WriteResult.FAILED, str(error))
-            except Exception as error:
-                log.exception("engine %s failed to submit", self._engine.name)
-                self._keep(job, chunk)
-                job.fail(WriteResult.UNSETTLED, f"{type(error).__name__}: {error}")
-            else:
-                job.in_flight += 1
-                self._flight.append((job, chunk, handle))
-                self._flying_bytes += self._plan.nbytes(chunk)
-                if job.checksum is not None and job.op is Op.WRITE and self._sum_written is not None:
-                    job.checksum += self._sum_written(chunk)  # while the chunk is on its way
+            self._launch(job, self._engine.submit)
         if job.chunks:
             self._jobs.append(job)
         else:
             self._end_if_over(job)
+
+    def _launch(self, job: Job, submit: Callable[[str, Chunk, Op], Handle | None]) -> bool:
+        """Hand the job's next chunk to the engine; False when that would have to wait, and nothing was begun."""
+        chunk = job.chunks.popleft()
+        try:
+            chunk = self._stage(job, chunk)
+            handle = submit(self._peer, chunk, job.op)
+        except (InvalidChunkError, LayoutError) as error:
+            self._unstage(chunk)
+            job.fail(WriteResult.INVALID, str(error))
+        except EngineError as error:
+            self._unstage(chunk)
+            job.fail(WriteResult.FAILED, str(error))
+        except Exception as error:
+            log.exception("engine %s failed to submit", self._engine.name)
+            self._keep(job, chunk)
+            job.fail(WriteResult.UNSETTLED, f"{type(error).__name__}: {error}")
+        else:
+            if handle is None:
+                job.chunks.appendleft(chunk)
+                return False
+            job.in_flight += 1
+            self._flight.append((job, chunk, handle))
+            self._flying_bytes += self._plan.nbytes(chunk)
+            if job.checksum is not None and job.op is Op.WRITE and self._sum_written is not None:
+                job.checksum += self._sum_written(chunk)  # while the chunk is on its way
+        return True
 
     def _poll(self, job: Job, chunk: Chunk, handle: Handle) -> None:
         try:

@@ -5,7 +5,7 @@ checked it. A connection is never rebuilt by zmq behind our back: its end is evi
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -38,8 +38,26 @@ KEEPALIVE_S = (10, 5, 3)
 """Idle, interval, count of TCP keep-alive: kernels answer it for a frozen process, so only a dead host fails it."""
 
 
-Later = Callable[[Callable[[], None]], None]
-"""Takes a call that is to be made at the end of the turn."""
+_NOW: Final = int(zmq.NOBLOCK)
+_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS: Final = int(zmq.EVENTS)
+_POLLIN: Final = int(zmq.POLLIN)
+"""Plain numbers: the operations of pyzmq's enumerations cost more than its calls."""
+
+
+def readable(socket: zmq.Socket[Any]) -> bool:
+    """Whether there is a message to receive. Cheaper than the exception that receiving none is."""
+    return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
+
+
+class Turns(Protocol):
+    """What the loop that owns a socket does for it."""
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Call at the end of the present turn."""
+
+    def recheck(self, socket: zmq.Socket[Any]) -> None:
+        """Look whether there is something to read: sending may take the news of it from the socket's descriptor."""
 
 
 class Arrival(NamedTuple):
@@ -59,11 +77,11 @@ class ControlServer:
         host: str,
         port: int,
         drops: Drops,
-        later: Later,
+        turns: Turns,
         key: CurveKey | None = None,
     ) -> None:
         """With a key, only clients that speak CURVE get in. Raises OSError when the port cannot be bound."""
-        self._drops, self._later = drops, later
+        self._drops, self._turns = drops, turns
         self._open: set[int] = set()
         self._ended: list[int] = []
         self._outbox: dict[bytes, list[Frame]] = {}
@@ -87,10 +105,9 @@ class ControlServer:
     def receive(self) -> Iterator[Arrival]:
         """Yield what has arrived, at most a batch of messages. Connections that ended meanwhile are in `ended()`."""
         for _ in range(BATCH):
-            try:
-                route, message, *more = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            if not readable(self.socket):
                 return
+            route, message, *more = self.socket.recv_multipart(_NOW, copy=False)
             if more:
                 self._drops.note("malformed", f"message of {len(more) + 1} parts")
                 continue
@@ -112,7 +129,7 @@ class ControlServer:
     def send(self, route: bytes, frame: Frame) -> None:
         """Put a frame into the outbox, which is sent at the end of the turn."""
         if not self._outbox:
-            self._later(self._flush)
+            self._turns.later(self._flush)
         frames = self._outbox.setdefault(route, [])
         frames.append(frame)
         if len(frames) >= OUTBOX:
@@ -126,10 +143,11 @@ class ControlServer:
     def _send(self, route: bytes, frames: Sequence[Frame]) -> None:
         for frame in batches(frames):
             try:
-                self.socket.send(route, zmq.NOBLOCK | zmq.SNDMORE)
-                self.socket.send(encode(frame), zmq.NOBLOCK)
+                self.socket.send(route, _MORE)
+                self.socket.send(encode(frame), _NOW)
             except zmq.ZMQError as error:
                 self._drops.note("unsent", f"{type(frame).__name__}: {error}")
+        self._turns.recheck(self.socket)
 
     def ended(self) -> list[int]:
         """Connections that have ended since the last call."""
@@ -163,10 +181,10 @@ class ControlLink:
         context: zmq.Context[zmq.Socket[bytes]],
         control: Address,
         drops: Drops,
-        later: Later,
+        turns: Turns,
         key: CurveKey | None = None,
     ) -> None:
-        self._drops, self._later = drops, later
+        self._drops, self._turns = drops, turns
         self._outbox: list[Frame] = []
         self.socket = context.socket(zmq.DEALER)
         _tune(self.socket)
@@ -179,10 +197,9 @@ class ControlLink:
     def receive(self) -> Iterator[SingleFrame]:
         """Yield what has arrived, at most a batch of messages."""
         for _ in range(BATCH):
-            try:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            if not readable(self.socket):
                 return
+            parts = self.socket.recv_multipart(_NOW, copy=False)
             if len(parts) != 1:
                 self._drops.note("malformed", f"message of {len(parts)} parts")
             else:
@@ -191,7 +208,7 @@ class ControlLink:
     def send(self, frame: Frame) -> None:
         """Put a frame into the outbox, which is sent at the end of the turn."""
         if not self._outbox:
-            self._later(self._flush)
+            self._turns.later(self._flush)
         self._outbox.append(frame)
         if len(self._outbox) >= OUTBOX:
             self._flush()
@@ -201,9 +218,11 @@ class ControlLink:
         frames, self._outbox = self._outbox, []
         for frame in batches(frames):
             try:
-                self.socket.send(encode(frame), zmq.NOBLOCK)
+                self.socket.send(encode(frame), _NOW)
             except zmq.ZMQError as error:
                 self._drops.note("unsent", f"{type(frame).__name__}: {error}")
+        if frames:
+            self._turns.recheck(self.socket)
 
     def ended(self) -> bool:
         """True, once, after the connection was refused, reset or closed by the other side.
@@ -235,11 +254,8 @@ def _tune(socket: zmq.Socket[bytes]) -> None:
 
 def _events(monitor: zmq.Socket[bytes]) -> Iterator[Mapping[str, Any]]:
     """What has been reported of connections since the last call."""
-    while True:
-        try:
-            yield parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
-        except zmq.Again:
-            return
+    while readable(monitor):
+        yield parse_monitor_message(monitor.recv_multipart(_NOW))
 
 
 def _checked(message: zmq.Frame, drops: Drops) -> Sequence[SingleFrame]:

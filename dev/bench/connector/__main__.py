@@ -1,7 +1,9 @@
-"""`python -m dev.bench.connector`: measure, print a table, draw plots, and close with one line for machines."""
+"""`python -m dev.bench.connector`: measure, print and write a table, draw plots, and end with a line for machines."""
 
 from __future__ import annotations
 
+import io
+import os
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from .figures import FIGURES, Results
+from .stages import stages
 from .watching import watching
 
-MEASURED = FIGURES | {"watching": watching}
+MEASURED = FIGURES | {"watching": watching, "stages": stages}
 
 
 def table(results: Results) -> Table:
@@ -28,16 +31,45 @@ def table(results: Results) -> Table:
     return shown
 
 
+def document(results: Results) -> str:
+    """The table and where the time goes, as Markdown."""
+    where = f"`make bench-connector` on {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}."
+    lines = [
+        "# The last whole run",
+        "",
+        f"{where} Medians [10th .. 90th percentile].",
+        "",
+        "| figure | plane | value | spread | target | met | remarks |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in results.rows:
+        met = "" if row.met is None else "yes" if row.met else "no"
+        value = f"{row.value:.3g} {row.unit}".strip()
+        cells = (row.what, row.plane, value, row.spread, row.target, met, row.note)
+        lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+    out = io.StringIO()
+    missed(results, Console(file=out, width=10_000))
+    lines += ["", "## Where the time goes", "", *(f"- {line}" for line in out.getvalue().splitlines())]
+    return "\n".join([*lines, "", f"`{last_line(results)}`", ""])
+
+
 def missed(results: Results, console: Console) -> None:
-    """Where targets are missed: by how much, and the threads that the time goes to."""
+    """Where targets are missed: by how much; and where the time goes."""
     rows = [row for row in results.rows if row.met is False]
     for row in rows:
         console.print(f"missed: {row.plane}, {row.what}: {row.value:.3g} {row.unit}, wanted {row.target}")
-    if {"tiny", "rate"} & {row.figure for row in rows}:
-        for plane, threads in results.series.get("threads", {}).items():
-            order = sorted(threads.items(), key=lambda entry: -entry[1])
-            spent = ", ".join(f"{name} {used:.0f}" for name, used in order if used >= 1)
-            console.print(f"CPU of one hand-off over {plane}, us by thread: {spent}")
+    for plane, reached in results.series.get("stages", {}).items():
+        steps = ", ".join(f"{stage} {when:.0f}" for stage, when in reached)
+        console.print(f"one page over {plane}, us after the last send: {steps}")
+    for plane, threads in results.series.get("threads", {}).items():
+        order = sorted(threads.items(), key=lambda entry: -entry[1])
+        spent = ", ".join(f"{name} {used:.0f}" for name, used in order if used >= 1)
+        console.print(f"CPU of one hand-off over {plane}, us by thread: {spent}")
+    for (plane, layout), line in results.series.get("fit", {}).items():
+        console.print(
+            f"{plane}, {layout}: a request takes {line[0]:.2f} ms and {line[1]:.3f} ms for each MiB, "
+            f"of the bare engine {line[2]:.2f} ms and {line[3]:.3f} ms"
+        )
 
 
 def last_line(results: Results) -> str:
@@ -64,9 +96,10 @@ def main(only: tuple[str, ...], plots: Path | None) -> None:
     """Measure the connector over NIXL and Mooncake, beside the bare engines."""
     console = Console(width=200)
     results = Results(say=console.print)
-    for name in only or MEASURED:
+    chosen = only or tuple(MEASURED)
+    for number, name in enumerate(chosen, 1):
         begun = time.monotonic()
-        console.print(f"{name}: {(MEASURED[name].__doc__ or '').splitlines()[0]}")
+        console.print(f"{number} of {len(chosen)}, {name}: {(MEASURED[name].__doc__ or '').splitlines()[0]}")
         with ExitStack() as stack:
             MEASURED[name](results, stack)
         console.print(f"  ({time.monotonic() - begun:.0f} s)")
@@ -76,6 +109,8 @@ def main(only: tuple[str, ...], plots: Path | None) -> None:
         from .plots import draw
 
         draw(results, plots)
+        if not only:
+            (plots / "connector.md").write_text(document(results), encoding="utf-8")
     console.print(last_line(results), soft_wrap=True, highlight=False)
 
 

@@ -96,6 +96,7 @@ def big(results: Results, stack: ExitStack) -> None:
             for pair in pairs:
                 pair.check(job)
                 _add_big(results, pair, job, ours[pair.plane.name], bare[pair.plane.name])
+    _fit(results)
 
 
 def _add_big(results: Results, pair: Pair, job: Job, ours: list[float], bare: list[dict[str, float]]) -> None:
@@ -118,6 +119,19 @@ def _add_big(results: Results, pair: Pair, job: Job, ours: list[float], bare: li
         )
     )
     results.series.setdefault("big", []).append((name, layout, job.pages, ratio, rate))
+
+
+def _fit(results: Results) -> None:
+    """Straight lines through the times of a plane and a layout: what a request costs, and what each of its MiB does."""
+    times: dict[tuple[str, str], list[tuple[int, float, float]]] = defaultdict(list)
+    for name, layout, mib, ratio, rate in results.series["big"]:
+        spent = mib * LARGE.page_bytes / rate / 1e6
+        times[name, layout].append((mib, spent, spent * ratio))
+    for key, points in times.items():
+        size, ours, bare = np.array(points).T
+        # Relative errors are alike over all sizes, so each weighs by its inverse.
+        lines = [np.polyfit(size, spent, 1, w=1 / spent) for spent in (ours, bare)]
+        results.series.setdefault("fit", {})[key] = tuple(float(line[at]) for line in lines for at in (1, 0))
 
 
 def tiny(results: Results, stack: ExitStack) -> None:

@@ -81,10 +81,20 @@ def _goodput(axes: Axes, planes: dict[str, list[tuple[float, float, float, float
     axes.legend()
 
 
+def _stages(axes: Axes, planes: dict[str, list[tuple[str, float]]]) -> None:
+    for name, reached in planes.items():
+        axes.plot([when for _, when in reached], [stage for stage, _ in reached], marker="o", label=name)
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.set_xlabel("microseconds after the last send, one page, medians")
+    axes.legend()
+
+
 PLOTS: dict[str, Callable[[Axes, Any], None]] = {
     "big": _big,
     "tiny": _tiny,
     "threads": _threads,
     "abort": _abort,
     "goodput": _goodput,
+    "stages": _stages,
 }

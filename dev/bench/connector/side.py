@@ -17,7 +17,7 @@ from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.timing import Timing
 
-from . import raw
+from . import raw, stages
 from .memory import places
 from .process import Setup
 from .scheduler import DecodeLoop, Job, PrefillLoop, Times, Wake
@@ -133,6 +133,16 @@ class Side:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{len(self.idle)} hand-offs did not get there within {IDLE_S} s")
             self.wake.wait(1.0)
+
+    def mark(self) -> None:
+        """Note when stages of hand-offs are reached, until `marks`."""
+        self._marks: stages.Marks = []
+        self._unmark = stages.mark(self.setup.role, self.connector, self._marks)
+
+    def marks(self) -> stages.Marks:
+        """The notes since `mark`."""
+        self._unmark()
+        return self._marks
 
     def cpu(self) -> tuple[float, float]:
         """(wall, CPU) seconds of the whole process so far, all threads, user and system."""

@@ -1,17 +1,20 @@
-"""The owner thread: nothing that it calls can end it, and it stops when told."""
+"""The owner of all state: nothing that it calls can end it, there is one turn at a time, and it stops when told."""
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
-from pdpool_connector.runtime.reactor import Reactor
+import zmq
+from pdpool_connector.runtime.reactor import IDLE_S, Reactor
 
 
 @pytest.fixture
 def reactor() -> Iterator[Reactor]:
-    reactor = Reactor("test", lambda: None, lambda: None)
+    idle = dict.fromkeys(("after_turn", "at_rest", "at_end", "torn"), lambda: None)
+    reactor = Reactor("test", **idle)
     reactor.start()
     yield reactor
     assert reactor.stop(5)
@@ -91,3 +94,106 @@ def test_idle_costs_next_to_nothing(reactor: Reactor) -> None:
     begun, cpu = time.monotonic(), time.process_time()
     time.sleep(1.0)
     assert (time.process_time() - cpu) / (time.monotonic() - begun) < 0.02
+
+
+def test_a_step_is_taken_by_the_thread_that_asks_while_the_loop_sleeps(reactor: Reactor) -> None:
+    threads: set[str] = set()
+    deadline = time.monotonic() + 5
+    while threading.current_thread().name not in threads:
+        assert time.monotonic() < deadline
+        reactor.step(lambda: threads.add(threading.current_thread().name))
+        time.sleep(0.001)
+
+
+def test_what_a_step_posts_is_done_in_order_and_before_it_returns(reactor: Reactor) -> None:
+    done: list[int] = []
+
+    def first() -> None:
+        reactor.step(lambda: done.append(2))
+        reactor.post(lambda: done.append(3))
+        done.append(1)
+
+    assert call(reactor)
+    reactor.step(first)
+    assert call(reactor)
+    assert done == [1, 2, 3]
+
+
+def test_there_is_one_turn_at_a_time_and_no_step_is_lost(reactor: Reactor) -> None:
+    busy = threading.Lock()
+    counts = [0, 0]
+
+    def count() -> None:
+        counts[1] += not busy.acquire(blocking=False)
+        counts[0] += 1
+        busy.release()
+
+    def many() -> None:
+        for _ in range(3000):
+            reactor.step(count)
+
+    threads = [threading.Thread(target=many) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert call(reactor)
+    assert counts == [12000, 0]
+
+
+def test_a_step_that_sets_a_timer_has_the_sleeping_loop_keep_it(reactor: Reactor) -> None:
+    fired = threading.Event()
+    begun = time.monotonic()
+    reactor.step(lambda: reactor.at("soon", begun + 0.02, fired.set))
+    assert fired.wait(5)
+    assert time.monotonic() - begun < IDLE_S
+
+
+def test_a_message_that_a_send_has_swallowed_the_news_of_is_read(reactor: Reactor) -> None:
+    """Sending takes what zmq has to tell from a socket's descriptor, and the loop sleeps on that."""
+    context: zmq.Context = zmq.Context()
+    ours, theirs = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    ours.bind("inproc://pair")
+    theirs.connect("inproc://pair")
+    heard = threading.Semaphore(0)
+
+    def read() -> None:
+        ours.recv(zmq.NOBLOCK)
+        heard.release()
+
+    def send() -> None:
+        ours.send(b"out")
+        reactor.recheck(ours)
+
+    reactor.step(lambda: reactor.watch(ours, read))
+    for _ in range(300):
+        theirs.send(b"in")
+        reactor.step(send)
+        assert heard.acquire(timeout=5)
+        theirs.recv()
+    reactor.step(lambda: reactor.unwatch(ours))
+    assert call(reactor)
+    context.destroy(linger=0)
+
+
+def test_what_ends_the_program_in_the_midst_of_a_turn_is_told_first_of_all() -> None:
+    seen: list[str] = []
+    idle = dict.fromkeys(("after_turn", "at_rest", "at_end"), lambda: None)
+    reactor = Reactor("test", torn=lambda: seen.append("torn"), **idle)
+    reactor.start()
+    ours = threading.current_thread()
+
+    def interrupt() -> None:
+        if threading.current_thread() is ours:  # threads of the program are interrupted, the loop's own is not
+            seen.append("begun")
+            reactor.post(lambda: seen.append("next"))
+            raise KeyboardInterrupt
+
+    deadline = time.monotonic() + 5
+    while not seen:
+        assert time.monotonic() < deadline
+        with contextlib.suppress(KeyboardInterrupt):
+            reactor.step(interrupt)
+    assert call(reactor)
+    assert seen == ["begun", "torn", "next"]
+    assert reactor.stop(5)

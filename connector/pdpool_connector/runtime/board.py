@@ -1,0 +1,64 @@
+"""What a connector shows of itself: a snapshot that its owner takes now and then, and that anyone may read."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from pdpool_connector.protocol.census import Census
+from pdpool_connector.runtime.stats import ConnectorStats, QueueStats
+
+SNAPSHOT_S = 0.1
+"""A busy connector publishes its state this often; an idle one each time it wakes."""
+
+Take = Callable[[float], ConnectorStats]
+
+
+class Board:
+    """`take` makes a snapshot at a moment; it is called in turns of the connector's, or before its start."""
+
+    def __init__(self, take: Take, lag: Callable[[], float]) -> None:
+        self._take, self._lag = take, lag
+        self._born = self._taken_at = time.monotonic()
+        self._engine_beat: float | None = None
+        self._queues: dict[str, QueueStats] = {}
+        self._snapshot = take(self._born)
+
+    def refresh(self, *, at_once: bool = False) -> None:
+        """Take a snapshot, if the last is old."""
+        now = time.monotonic()
+        if at_once or now - self._taken_at >= SNAPSHOT_S:
+            self._taken_at = now
+            self._snapshot = self._take(now)
+
+    def beat(self) -> None:
+        """The engine's scheduler loop is alive."""
+        self._engine_beat = time.monotonic()
+
+    def set_queue(self, name: str, queue: QueueStats) -> None:
+        """Show a queue of the engine's own."""
+        self._queues = self._queues | {name: queue}
+
+    def read(self) -> ConnectorStats:
+        """The last snapshot, and what is known without one. From any thread."""
+        snapshot, now = self._snapshot, time.monotonic()
+        beat = self._engine_beat
+        return replace(
+            snapshot,
+            uptime_s=now - self._born,
+            loop_lag_s=self._lag(),
+            engine_beat_age_s=None if beat is None else now - beat,
+            queues={**snapshot.queues, **self._queues},
+        )
+
+
+def queues_of(census: Census[Any], now: float) -> dict[str, QueueStats]:
+    """What a machine's census says of each label."""
+    return {
+        label: QueueStats(
+            census.count(label),
+            None if (since := census.oldest(label)) is None else now - since,
+            census.went_on(label),
+        )
+        for label in census.labels
+    }
