@@ -1,11 +1,13 @@
 """A peer's worker: chunks in turn, stops between them, and never calls unsettled what is settled or the reverse."""
 
 import threading
+import time
 from collections.abc import Callable
 from queue import Queue
 
 import numpy as np
 import pytest
+from msgspec import structs
 from pdpool_connector.engines.base import EngineError, InvalidChunkError, Poll
 from pdpool_connector.layout.checksum import PageSums
 from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
@@ -137,6 +139,87 @@ def test_a_write_is_cut_and_ends_once_with_all_its_bytes(bench) -> None:
     assert sum(sizes) == 10
     assert (end.result, end.bytes_moved) == (WriteResult.LANDED, 10 * PAGE + 64)
     assert one.ended.empty()
+
+
+SMALL = structs.replace(MEMORY, kv=tuple(structs.replace(region, item_bytes=512) for region in MEMORY.kv))
+
+
+class PromptEngine(ScriptedEngine):
+    """Ends what it is given at once in the way that `outcome` tells; None: it would have to wait."""
+
+    outcome: Poll | None = Poll.DONE
+
+    def submit_at_once(self, peer, chunk, op) -> Transfer | None:
+        self.threads.append(threading.current_thread().name)
+        if self.outcome is None:
+            return None
+        transfer = self.submit(peer, chunk, op)
+        transfer.outcome = self.outcome
+        return transfer
+
+
+def small_bench(outcome: Poll | None) -> Bench:
+    engine = PromptEngine()
+    engine.outcome, engine.threads = outcome, []
+    one = Bench(engine, SMALL, SMALL)
+    assert one.connected.get(timeout=5) is None
+    while not one.worker._inbox.empty() or one.worker._hands.locked():
+        time.sleep(0.001)  # until the worker sleeps
+    return one
+
+
+def end(one: Bench) -> None:
+    one.worker.close()
+    assert one.worker.join(5)
+
+
+def test_a_small_move_is_made_by_whoever_brings_it_while_the_worker_sleeps() -> None:
+    one = small_bench(Poll.DONE)
+    one.write(1, 1, aux=True)
+    assert one.ended.get_nowait().result is WriteResult.LANDED
+    assert one.engine.threads == [threading.current_thread().name]
+    end(one)
+
+
+def test_a_failed_small_move_says_whether_bytes_may_still_land() -> None:
+    for outcome, result in ((Poll.FAILED_SETTLED, WriteResult.FAILED), (Poll.FAILED_UNSETTLED, WriteResult.UNSETTLED)):
+        one = small_bench(outcome)
+        one.write(1, 1)
+        assert one.ended.get_nowait().result is result
+        end(one)
+
+
+def test_the_worker_goes_on_with_a_small_move_that_is_not_over_at_once() -> None:
+    one = small_bench(Poll.PENDING)
+    one.write(1, 1)
+    assert one.ended.empty()
+    one.next_submit().outcome = Poll.DONE
+    assert one.next_end().result is WriteResult.LANDED
+    assert one.engine.count == 1
+    end(one)
+
+
+def test_the_worker_makes_a_small_move_that_would_have_to_wait() -> None:
+    one = small_bench(None)
+    one.write(1, 1)
+    one.next_submit().outcome = Poll.DONE
+    assert one.next_end().result is WriteResult.LANDED
+    assert len(one.engine.threads) == 1
+    end(one)
+
+
+def test_large_moves_and_those_behind_others_are_the_workers() -> None:
+    one = small_bench(Poll.PENDING)
+    one.write(1, 200)
+    first = one.next_submit()
+    one.write(2, 1)
+    assert one.engine.threads == []
+    first.outcome = Poll.DONE
+    while (transfer := one.next_submit()).chunk.local_pages[0] != 64:
+        transfer.outcome = Poll.DONE
+    transfer.outcome = Poll.DONE
+    assert {one.next_end().write, one.next_end().write} == {1, 2}
+    end(one)
 
 
 def test_no_more_chunks_are_in_flight_than_told_and_jobs_take_turns(bench) -> None:
