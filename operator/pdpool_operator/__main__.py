@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,15 +19,19 @@ from . import app
 from .api.models import POOL_KINDS, DisaggregatedService
 from .build.settings import BuildSettings
 from .controller import Controller
+from .controller_fences import Fencer
 from .controller_judge import Judge
 from .observe.cluster import POOL_RESOURCES, SERVICES_PD, Cluster
 from .observe.http import session
 from .observe.keys import Bindings, Key, keys_of
+from .observe.lives import Lives
 from .observe.routers import RouterClient, router_key
 from .observe.sampler import CONCURRENCY, Look, Sampler
 from .runtime import health, logs
-from .runtime.api import Api, ApiError, connect
+from .runtime.api import PODS, Api, ApiError, connect
 from .runtime.config import Config, ConfigInvalidError, load
+from .runtime.engines import Engines
+from .runtime.keys import Signer, control_keys
 from .runtime.lease import Elector
 from .runtime.lease_store import CALL_TIMEOUT_S, ApiLease
 from .runtime.manager import work
@@ -84,16 +89,30 @@ class Operator:
             on_samples=self.judge.on_samples,
             on_look=self._count_look,
         )
+        self.lives = Lives()
+        signer = Signer(config.seed)
+        self.settings = BuildSettings(
+            engine_image=config.engine_image, router_image=config.router_image, operator_key=signer.public
+        )
+        fencer = Fencer(
+            Engines(clients.pods, signer, f"operator {config.identity}"),
+            self.sampler,
+            self.lives,
+            _now,
+            self._count_fence,
+        )
+        self.judge.word_due = fencer.due
         routers = RouterClient(clients.pods)
         self.controller = Controller(
             api=self.api,
-            cluster=Cluster(self.api, self.sampler, routers, self._router_key, _now),
+            cluster=Cluster(self.api, self.sampler, routers, self._router_key, self.lives, _now),
             routers=routers,
             sampler=self.sampler,
             judge=self.judge,
+            fencer=fencer,
             bindings=self.bindings,
             recorder=Recorder(self.api, config.identity, _now),
-            settings=BuildSettings(engine_image=config.engine_image, router_image=config.router_image),
+            engine_settings=self._engine_settings,
             router_key=self._router_key,
             enqueue=self.queue.add,
             now=_now,
@@ -185,8 +204,16 @@ class Operator:
             return
 
     def _nudge(self, body: Any) -> None:  # noqa: ANN401 - kopf's body: a mapping
+        if body.get("kind") == PODS.kind:
+            self.lives.note(body)
         for key in keys_of(body, self.bindings):
             self.queue.add(key)
+
+    def _engine_settings(self, namespace: str) -> BuildSettings:
+        return replace(self.settings, curve_keys=control_keys(self.config.seed, namespace))
+
+    def _count_fence(self, outcome: str) -> None:
+        self.metrics.fences.labels(outcome).inc()
 
     def _count_look(self, look: Look) -> None:
         self.metrics.samples.labels(str(look.role), look.source, look.outcome).inc()

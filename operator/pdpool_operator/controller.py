@@ -16,13 +16,14 @@ from .api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
 from .api.reasons import Reason
 from .build.settings import BuildSettings
 from .controller_apply import Outcome, carry_out
+from .controller_fences import Fencer
 from .controller_judge import REFRESH, Judge
 from .observe.cluster import EVENTS_AFTER, POOL_RESOURCES, SERVICES_PD, Cluster
 from .observe.keys import Bindings, Key
 from .observe.model import ObservedPool
 from .observe.routers import RouterClient
 from .observe.sampler import Sampler
-from .plan.model import EventType, Plan
+from .plan.model import Event, EventType, Plan
 from .plan.pool import plan_pool
 from .plan.service import plan_service
 from .runtime.api import SECRETS, Api, Resource
@@ -54,9 +55,11 @@ class Controller:
     routers: RouterClient
     sampler: Sampler
     judge: Judge
+    fencer: Fencer
     bindings: Bindings
     recorder: Recorder
-    settings: BuildSettings
+    engine_settings: Callable[[str], BuildSettings]
+    """What engines of a namespace are built with."""
     router_key: Callable[[DisaggregatedService], str]
     enqueue: Callable[[Key], object]
     now: Callable[[], datetime]
@@ -82,12 +85,14 @@ class Controller:
         observed = await self.cluster.pool(pool)
         self.judge.observed(key, observed)
         diagnoses = self.judge.judge(key)
-        plan = plan_pool(observed, self.settings, self.now())
+        plan = plan_pool(observed, self.engine_settings(key.namespace), self.now())
         outcome = await carry_out(plan, key.namespace, self.api, self.routers)
-        status = pool_status(PoolFacts(observed, plan, diagnoses, outcome.faults), self.now())
+        fencing = self.fencer.plan(observed)
+        fenced = await self.fencer.give(fencing.fences)
+        status = pool_status(PoolFacts(observed, plan, diagnoses, outcome.faults, fencing.unproven), self.now())
         pending = await self._write_status(key, resource, body, pool.status, status)
         self.judge.shown(key, diagnoses)
-        await self._tell(resource, body, plan, outcome, pool.status, status)
+        await self._tell(resource, body, plan, outcome, pool.status, status, fenced)
         return self._result(plan, outcome, pending, _ask_events_again_s(observed, self.now()))
 
     async def reconcile_service(self, key: Key) -> Result:
@@ -109,7 +114,7 @@ class Controller:
         except SpecInvalid as invalid:
             return await self._refuse(SERVICES_PD, body, str(invalid))
         router_key = self.router_key(service)
-        plan = plan_service(observed, self.settings, router_key)
+        plan = plan_service(observed, self.engine_settings(key.namespace), router_key)
         outcome = await carry_out(plan, key.namespace, self.api, self.routers, router_key)
         for secret in outcome.secrets:
             self.cluster.secret_applied(key.namespace, secret)
@@ -135,11 +140,18 @@ class Controller:
         return None
 
     async def _tell(
-        self, resource: Resource, body: Object, plan: Plan, outcome: Outcome, before: Status, after: Status
+        self,
+        resource: Resource,
+        body: Object,
+        plan: Plan,
+        outcome: Outcome,
+        before: Status,
+        after: Status,
+        seen: tuple[Event, ...] = (),
     ) -> None:
-        """Events: what the plan did, if it was done, and what the status newly says."""
+        """Events: what the plan did, if it was done, what was seen beside it, and what the status newly says."""
         done = () if outcome.faults or outcome.unsettled else plan.events
-        for event in (*done, *transition_events(before.conditions, after.conditions)):
+        for event in (*done, *seen, *transition_events(before.conditions, after.conditions)):
             await self.recorder.emit(resource, body, str(event.type), str(event.reason), event.message)
 
     def _result(self, plan: Plan, outcome: Outcome, *at_latest_s: float | None) -> Result:
@@ -151,7 +163,8 @@ class Controller:
 
     async def _forget_pool(self, key: Key, kind: type[Pool]) -> Result:
         """Owner references clean up what the pool owned; here only memory is left to be cleaned."""
-        self.judge.gone(key)
+        if (pool := self.judge.gone(key)) is not None:
+            self.fencer.gone(pool.pool.metadata.uid)
         await self.sampler.watch(key.namespace, key.name, kind.role, ())
         self.written.pop(key, None)
         return Result()

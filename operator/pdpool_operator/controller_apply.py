@@ -52,7 +52,10 @@ async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient,
     for obj in plan.verify:
         faults += await _apply(api, obj, secrets, dry_run=True)
     for obj in () if faults else plan.apply:
-        faults += await _apply(api, obj, secrets)
+        refused = await _apply(api, obj, secrets)
+        faults += refused
+        if refused and obj["kind"] == SECRETS.kind:
+            break  # what follows would say that the Secret is there
     if not faults:
         for patch in plan.patch:
             await api.merge(RESOURCES[patch.kind], namespace, patch.name, patch.body)

@@ -41,6 +41,8 @@ class Judge:
         self._tracks: dict[tuple[str, int], RankTrack] = {}
         self._shown: dict[Key, _Shown] = {}
         self._diagnoses: dict[Key, tuple[Diagnosis, ...]] = {}
+        self.word_due: Callable[[ObservedPool], bool] = lambda _: False
+        """Whether something is to be told of lost peers of a pool."""
 
     def on_samples(self, _: Target, samples: Sequence[RankSample]) -> None:
         """Take in a look at one pod."""
@@ -54,11 +56,13 @@ class Judge:
         self._pools[key] = pool
         self._forget(gone)
 
-    def gone(self, key: Key) -> None:
-        """There is no such pool any more."""
-        self._forget(_pods(self._pools.pop(key, None)))
+    def gone(self, key: Key) -> ObservedPool | None:
+        """There is no such pool any more; returns what was last seen of it."""
+        last = self._pools.pop(key, None)
+        self._forget(_pods(last))
         self._shown.pop(key, None)
         self._diagnoses.pop(key, None)
+        return last
 
     def judge(self, key: Key) -> tuple[Diagnosis, ...]:
         """The judgement on each instance of a pool, given the pools that services bind to it."""
@@ -89,6 +93,8 @@ class Judge:
             changed = shown.verdicts != _verdicts(diagnoses)
             stale = shown.lengths != _lengths(diagnoses) and self._now() - shown.at >= REFRESH
             self._diagnoses[key] = diagnoses
+            if self.word_due(self._pools[key]):
+                self._enqueue(key)
             if changed or stale:
                 self._enqueue(key)
                 for service in self._bindings.services(key):

@@ -1,11 +1,12 @@
-"""The series that the rules and their scenarios speak of are those that the operator exports, labels included."""
+"""The series that the rules and their scenarios speak of are those that operator and connectors export, with labels."""
 
 import re
 
 import yaml
+from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory
 from pdpool_operator.diagnose.model import Verdict
 from pdpool_operator.runtime.metrics import Metrics, QueueReading
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from .test_alerts import SCENARIOS
@@ -21,13 +22,42 @@ def exported() -> dict[str, set[str]]:
         leading=lambda: True,
         waiting_keys=lambda: 0,
     )
-    text = generate_latest(metrics.registry).decode()
+    return _series(metrics.registry) | {
+        # Prometheus' discovery says which pod a connector is in.
+        name: labels | {"namespace", "pod"}
+        for name, labels in _of_a_connector().items()
+    }
+
+
+def _series(registry: CollectorRegistry) -> dict[str, set[str]]:
     return {
         sample.name: set(sample.labels)
-        for family in text_string_to_metric_families(text)
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
         for sample in family.samples
         if sample.name.startswith("pdpool_")
     }
+
+
+def _of_a_connector() -> dict[str, set[str]]:
+    arena = HostArena(3 * 64)
+    memory = KVMemory(
+        kv=tuple(arena.region(64 * index, 64, 1) for index in range(2)),
+        aux=arena.region(128, 64, 1),
+        page_tokens=1,
+        layers=1,
+        kv_heads=1,
+        head_dim=16,
+        dtype="float32",
+        model="m",
+    )
+    registry = CollectorRegistry()
+    connector = DecodeConnector(ConnectorConfig("127.0.0.1"), memory, lambda: None, registry)
+    connector.start()
+    try:
+        return _series(registry)
+    finally:
+        connector.close()
+        arena.close()
 
 
 def test_rules_use_exported_series_and_labels_only(rules: str) -> None:
@@ -50,8 +80,8 @@ def test_scenarios_feed_series_that_the_operator_exports() -> None:
         for test in yaml.safe_load(path.read_text())["tests"]:
             for series in test["input_series"]:
                 name, _, labels = series["series"].partition("{")
-                # Prometheus adds `pod`; the rest is the operator's.
-                assert set(re.findall(r"(\w+)=", labels)) - {"pod"} == known[name], series
+                # Prometheus adds `pod`; the rest is exported.
+                assert set(re.findall(r"(\w+)=", labels)) - {"pod"} == known[name] - {"pod"}, series
 
 
 def test_unknown_instances_are_called_by_the_operator_s_word(rules: str) -> None:

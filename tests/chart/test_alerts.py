@@ -11,6 +11,7 @@ from .conftest import Render
 SCENARIOS = sorted((Path(__file__).parent / "alerts").glob("*.yaml"))
 STUCK = "bootstrap_queue_stuck.yaml"
 BLIND = "blind.yaml"
+MEMORY = "memory.yaml"
 
 
 def run_scenarios(promtool: Path, folder: Path, rules: str, scenarios: list[Path]) -> subprocess.CompletedProcess[str]:
@@ -57,6 +58,16 @@ MUTATIONS = {
     "an outage is never told": (BLIND, "for: 5m", "for: 30m"),
     "any verdict counts as unknown": (BLIND, '{verdict="Unknown"}', ""),
     "unknown is told too early": (BLIND, "for: 10m", "for: 5m"),
+    "sums that agree count as corruption": (MEMORY, '{outcome="mismatched"}', ""),
+    "corruption is never told": (MEMORY, '{outcome="mismatched"}) > 0', '{outcome="mismatched"}) > 5'),
+    "corruption pages nobody": (MEMORY, "severity: critical", "severity: info"),
+    "holds that come and go count as one": (MEMORY, "[10m])) == 0", "[10m])) >= 0"),
+    "a hold is told too early": (MEMORY, "for: 10m", "for: 5m"),
+    "a hold is never told": (
+        MEMORY,
+        "pdpool_connector_held_oldest_seconds) > 0",
+        "pdpool_connector_held_oldest_seconds) > 6000",
+    ),
 }
 
 
@@ -74,16 +85,29 @@ def test_scenarios_notice_when(name: str, promtool: Path, tmp_path: Path, rules:
 
 
 def test_windows_are_values(render: Render) -> None:
-    windows = {"noProgress": "11s", "bootstrapQueueStuck": "12s", "operatorDown": "13s", "instanceUnknown": "14s"}
+    windows = {
+        "noProgress": "11s",
+        "bootstrapQueueStuck": "12s",
+        "operatorDown": "13s",
+        "instanceUnknown": "14s",
+        "memoryHeld": "15s",
+    }
     text = render({"rules": {"windows": windows}}).one("ConfigMap", "pdpool-rules")["data"]["pdpool.rules.yaml"]
     rules = {rule["alert"]: rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]}
-    assert {alert: rule["for"] for alert, rule in rules.items()} == {
+    assert {alert: rule["for"] for alert, rule in rules.items() if "for" in rule} == {
         "PdpoolPrefillBootstrapQueueStuck": "12s",
         "PdpoolOperatorDown": "13s",
         "PdpoolInstanceUnknown": "14s",
+        "PdpoolMemoryHeld": "15s",
     }
+    assert "[15s]" in rules["PdpoolMemoryHeld"]["expr"]
     assert "[11s]" in rules["PdpoolPrefillBootstrapQueueStuck"]["expr"]
     assert "${" not in text
+
+
+def test_an_upgrade_that_reuses_the_values_of_an_older_chart_fills_every_window_in(render: Render) -> None:
+    rendered = render({"rules": {"windows": {"memoryHeld": None}}})
+    assert "${" not in rendered.one("ConfigMap", "pdpool-rules")["data"]["pdpool.rules.yaml"]
 
 
 def test_every_alert_has_a_section_in_the_documentation(rules: str) -> None:

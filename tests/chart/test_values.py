@@ -166,6 +166,13 @@ def test_engines_are_reached_on_the_contract_s_ports_only(render: Render) -> Non
     assert [port["port"] for port in from_watchers["ports"]] == [names.ADMIN_PORT, names.ENGINE_HTTP_PORT]
 
 
+@pytest.mark.parametrize(("ranks", "last"), [(8, 9407), (1, 9400), (None, 9463)])
+def test_watchers_reach_the_admin_endpoint_of_every_rank(render: Render, ranks: int | None, last: int) -> None:
+    rendered = render({"networkPolicy": {"engineNamespaces": ["llm"], "ranks": ranks}})
+    ports = rendered.one("NetworkPolicy", "pdpool-engines", "llm")["spec"]["ingress"][2]["ports"]
+    assert (ports[0]["port"], ports[0]["endPort"]) == (names.ADMIN_PORT, last)
+
+
 def test_operator_is_reached_by_prometheus_only(render: Render) -> None:
     values = {"networkPolicy": {"prometheus": {"podSelector": {"matchLabels": {"app": "prometheus"}}}}}
     (rule,) = render(values).one("NetworkPolicy", "pdpool-operator")["spec"]["ingress"]

@@ -1,14 +1,20 @@
 """Pods and processes are killed; the service recovers, and the routers' lists follow."""
 
+import contextlib
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable, Iterator
 
 import pytest
+import zmq
+from pdpool_connector.protocol import frames
+from pdpool_connector.transport.curve import connect_with, make_key
 
 from dev.shell import wait_for
-from tests.cluster.stack import HTTP_PORT, POOLS, Stack, condition, listed
-from tests.cluster.stack_traffic import Traffic, generate
+from tests.cluster.stack import ADMIN_PORT, HTTP_PORT, POOLS, Stack, ask, condition, listed, refused_with
+from tests.cluster.stack_traffic import PROMPTS, Traffic, generate
 
 pytestmark = [
     pytest.mark.cluster,
@@ -46,9 +52,14 @@ def recovered(stack: Stack, traffic: Traffic) -> None:
     assert wrong == [], "a request was answered with other tokens"
 
 
+def free_again(stack: Stack) -> None:
+    """All queues are empty and nothing is held: the operator has vouched for the end of whoever was killed."""
+    wait_for("all queues to be empty and nothing held", stack.work_left, deadline_s=60)
+
+
 def empty_again(stack: Stack) -> None:
-    """All queues are empty. What a killed prefill may still write to stays held, for nobody vouches for its death; that
-    ends with the decode engines, whose drain would wait for it in later tests.
+    """All queues are empty. What a pod that was deleted by force may still write to stays held, for nobody saw it end;
+    that ends with the decode engines, whose drain would wait for it in later tests.
     """
     wait_for("all queues to be empty", stack.queues_left, deadline_s=45)
     if stack.work_left():
@@ -81,7 +92,116 @@ def test_after_an_engines_process_was_killed_its_list_entry_goes_and_comes_back(
         wait_for(f"the container of {name} to be started again", restarted, deadline_s=60)
         recovered(serving, traffic)
     assert pod_named(serving, name)["metadata"]["uid"] == pod["metadata"]["uid"]
-    empty_again(serving)
+    free_again(serving)
+
+
+@pytest.fixture
+def held_for(serving: Stack) -> Iterator[Callable[[], str]]:
+    """Have decode engines hold memory for the prefill engine: stopped, with requests that it has taken on. Calling it
+    returns the incarnation for which they do, once the process or the pod of that engine was ended.
+    """
+    pod = pod_named(serving, "chat-prefill-0-0")
+    process = process_of(serving, pod)
+    incarnation = state_of(pod)["incarnation"]
+    serving.until_listed(1)
+    url, before = serving.router_url(), attempts_at_decode(serving)
+    os.kill(process, signal.SIGSTOP)
+    clients = [threading.Thread(target=ask_in_vain, args=(url, prompt)) for prompt in PROMPTS[:3]]
+    for client in clients:
+        client.start()
+    try:
+        wait_for(
+            "decode engines to have offered memory",
+            lambda: None if attempts_at_decode(serving) > before else "no hand-off is under way",
+            deadline_s=10,
+        )
+
+        def held() -> str:
+            wait_for(
+                "decode engines to hold memory",
+                lambda: None if incarnation in held_at_decode(serving) else f"held for {held_at_decode(serving)}",
+                deadline_s=15,
+                interval_s=0.05,
+            )
+            return incarnation
+
+        yield held
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+        for client in clients:
+            client.join(60)
+
+
+def ask_in_vain(url: str, prompt: tuple[int, ...]) -> None:
+    with contextlib.suppress(OSError):
+        generate(url, prompt, timeout_s=8)
+
+
+def state_of(pod: dict) -> dict:
+    return ask(f"http://{pod['status']['podIP']}:{ADMIN_PORT}/v1/state", timeout_s=5)
+
+
+def attempts_at_decode(stack: Stack) -> int:
+    return sum(queue["reqs"] for pod in stack.pods("decode") for queue in state_of(pod)["attempts"].values())
+
+
+def held_at_decode(stack: Stack) -> set[str]:
+    return {row["incarnation"] for pod in stack.pods("decode") for row in state_of(pod)["held_for"]}
+
+
+def fenced(stack: Stack, incarnation: str) -> None:
+    """Nothing is held, and the decode pool's events say why."""
+    wait_for("nothing to be held", lambda: str(held_at_decode(stack)) if held_at_decode(stack) else None, deadline_s=60)
+    events = stack.get("events.events.k8s.io", "--field-selector=reason=FencedPeer")["items"]
+    told = [event for event in events if incarnation[:8] in event["note"]]
+    assert {event["regarding"]["kind"] for event in told} == {"DecodePool"}, events
+
+
+def test_what_is_held_for_an_engine_whose_process_was_killed_is_freed_when_its_container_has_ended(
+    serving: Stack, held_for
+):
+    pod = pod_named(serving, "chat-prefill-0-0")
+    os.kill(process_of(serving, pod), signal.SIGKILL)
+    fenced(serving, held_for())
+    assert pod_named(serving, "chat-prefill-0-0")["metadata"]["uid"] == pod["metadata"]["uid"]
+    serving.settle()
+
+
+def test_what_is_held_for_an_engine_whose_pod_was_deleted_is_freed_by_what_the_kubelet_said_before_it_went(
+    serving: Stack, held_for
+):
+    serving.kubectl("delete", "pod", "chat-prefill-0-0", "-n", POOLS, "--grace-period=1", "--wait=false")
+    fenced(serving, held_for())
+    serving.settle()
+
+
+def test_an_engine_without_the_keys_of_its_namespace_gets_nothing(serving: Stack):
+    """An impostor in the pods' network, which knows every address and speaks the protocol, with a key of its own."""
+    (prefill,) = serving.pods("prefill")
+    context = zmq.Context()
+    try:
+        for secured in (False, True):
+            before = state_of(prefill)
+            impostor = context.socket(zmq.DEALER)
+            impostor.setsockopt(zmq.LINGER, 0)
+            if secured:
+                connect_with(impostor, make_key())
+            impostor.connect(f"tcp://{prefill['status']['podIP']}:8999")
+            impostor.send(frames.encode(frames.Goodbye(version=1, sender="0" * 32, reason="lies")))
+
+            def unheard(before: dict = before) -> str | None:
+                drops, was = state_of(prefill)["drops"], before["drops"]
+                return None if drops.get("unauthenticated", 0) > was.get("unauthenticated", 0) else str(drops)
+
+            wait_for("the impostor to be turned away", unheard, deadline_s=15)
+            assert state_of(prefill)["drops"].get("unpaired", 0) == before["drops"].get("unpaired", 0)
+            assert impostor.poll(0) == 0
+            impostor.close()
+    finally:
+        context.term()
+    change = {"incarnation": "0" * 32, "proofs": [{"kind": "process_exited", "pid": 1, "seen_by": "an impostor"}]}
+    assert refused_with(f"http://{prefill['status']['podIP']}:{ADMIN_PORT}/v1/fence", change) == 401
 
 
 @pytest.mark.parametrize("name", ["chat-decode-1-0", "chat-prefill-0-0"])

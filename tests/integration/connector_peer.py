@@ -231,7 +231,9 @@ class _Connector:
         )
         if elsewhere:
             # As in a pod of its own, where the kernel tells nobody of its end: tests see holds, and fence by hand.
-            connector_module.this_process = lambda: msgspec.structs.replace(this_process(), pid_namespace="pid:[1]")
+            connector_module.this_process = lambda pod_uid: msgspec.structs.replace(
+                this_process(pod_uid), pid_namespace="pid:[1]"
+            )
         make = PrefillConnector if role == "prefill" else DecodeConnector
         self.connector = make(config, memory, self.changed.set)
         self.gate = self.connector._engine = _Gate(self.connector._engine)

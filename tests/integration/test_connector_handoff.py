@@ -357,12 +357,61 @@ def test_a_killed_prefill_fails_its_attempts_at_once_holds_their_pages_and_is_se
     stats = decode.settle(lambda stats: stats["holds"] == 1)
     assert stats["held_bytes"] == 2 * 4 * 512
     assert not decode.status("lost")["releasable"]
+    decode.call("fence", incarnation=prefill.incarnation, connections=False)
     if backend != "local":
-        with pytest.raises(AssertionError, match=f"ContainerTerminated is no proof for engine '{backend}'"):
-            decode.call("fence", incarnation=prefill.incarnation, connections=False)
+        # All share an address here: what leads to `other` may be the killed one's; what leads to its successor is not.
+        again.open("more", 8)
+        decode.open("more", 8, prefill=again.bootstrap, pages=[21], aux_slot=0)
+        again.send("more", [6])
+        decode.until("more", "done")
+        time.sleep(1.0)
         assert not decode.status("lost")["releasable"]
-    decode.call("fence", incarnation=prefill.incarnation)
+        assert other.end() == 0
     assert decode.until("lost", "releasable")["cause"] == "peer_lost"
+
+
+def test_the_word_on_a_peer_that_still_runs_and_has_connections_here_frees_nothing(sides) -> None:
+    prefill, decode = sides("prefill", "nixl"), sides("decode", "nixl")
+    fill(prefill, 1)
+    meet(prefill, decode, 7)
+    prefill.until("r", "ready")
+    prefill.call("hold_writes")
+    prefill.send("r", [1, 2])
+    prefill.settle(lambda stats: stats["held_writes"] == 1)
+    prefill.signal(signal.SIGSTOP)
+    decode.abort("r")
+    decode.settle(lambda stats: stats["holds"] == 1)
+    decode.call("fence", incarnation=prefill.incarnation, connections=False)
+    time.sleep(1.0)
+    assert not decode.status("r")["releasable"]
+    prefill.kill()
+    decode.until("r", "releasable")
+
+
+def test_a_hand_off_that_is_offered_while_the_peers_connection_has_just_ended_is_held_for_a_known_process(
+    sides,
+) -> None:
+    prefill, decode = sides("prefill", pod_uid="pod-p"), sides("decode")
+    meet(prefill, decode, 7)
+    prefill.send("r", [1, 2])
+    decode.until("r", "done")
+    decode.settle(lambda stats: stats["kept"] == 0)
+    prefill.kill()
+    decode.settle(lambda stats: stats["peers"] == [])
+    decode.open("elsewhere", 9, prefill="127.0.0.1:1", pages=[13], aux_slot=2)
+    time.sleep(0.15)  # the connector looks through what it knows, at most every 0.1 s
+    decode.abort("elsewhere")
+    decode.open("late", 8, prefill=prefill.bootstrap, pages=[12], aux_slot=1)
+    decode.settle(lambda stats: stats["holds"] == 1)
+    assert [(row["incarnation"], row["pod_uid"], row["holds"]) for row in decode.stats()["held_for"]] == [
+        (prefill.incarnation, "pod-p", 1)
+    ]
+
+
+def test_an_unknown_peers_end_over_tcp_is_not_believed_for_its_connections_cannot_be_told(sides) -> None:
+    decode = sides("decode", "nixl")
+    with pytest.raises(AssertionError, match="ContainerTerminated is no proof for engine 'nixl'"):
+        decode.call("fence", incarnation="0" * 32, connections=False)
 
 
 @pytest.mark.parametrize("victim", ["prefill", "decode"])

@@ -59,10 +59,10 @@ app.kubernetes.io/component: operator
 {{ get .Values "_seed" }}
 {{- end -}}
 
-{{/* The rule file with its windows filled in. */}}
+{{/* The rule file with its windows filled in. `helm upgrade --reuse-values` knows no window that this version adds. */}}
 {{- define "pdpool.rules" -}}
 {{- $text := regexReplaceAllLiteral "^#.*\n" (.Files.Get "files/rules/pdpool.rules.yaml") "" | trim -}}
-{{- range $name, $value := .Values.rules.windows -}}
+{{- range $name, $value := merge (dict) .Values.rules.windows (dict "memoryHeld" "10m") -}}
 {{- $text = replace (printf "${%s}" $name) $value $text -}}
 {{- end -}}
 {{ $text }}

@@ -3,29 +3,83 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 from pathlib import Path
+from typing import Annotated
 
+import ifaddr
 import msgspec
+
+MAX_ADDRESSES = 256
+_Text = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class ProcessName(msgspec.Struct, frozen=True, kw_only=True):
-    """A process, for those who share its PID namespace. `started`: clock ticks since boot (proc_pid_stat(5))."""
+    """A process, for those who share its PID namespace, and where it runs, for everybody else.
+
+    started: clock ticks since boot (proc_pid_stat(5)). container_started: the same of process 1 of its PID namespace;
+    None if that cannot be read. addresses: IP addresses of its network namespace. pod_uid: of its Kubernetes pod, ""
+    outside of one. What follows `pid_namespace` is not told by older peers.
+    """
 
     pid: int
     started: int
     boot_id: str
     pid_namespace: str
+    container_started: int | None = None
+    network_namespace: str = ""
+    addresses: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MAX_ADDRESSES)] = ()
+    pod_uid: _Text = ""
+
+    def __post_init__(self) -> None:
+        """Check that the addresses are some. Raises ValueError."""
+        for one in self.addresses:
+            ipaddress.ip_address(one)
+
+    @property
+    def container(self) -> str:
+        """One run of one container: another text for each, also within one pod. "" if that is not known.
+
+        Containers that share a PID namespace have the same one, over their restarts too.
+        """
+        if self.container_started is None:
+            return ""
+        return f"{self.boot_id} {self.pid_namespace} {self.container_started}"
+
+    def addresses_seen_by(self, other: ProcessName) -> frozenset[str]:
+        """Those under which a connection of `other` can lead to it. Loopback is a network namespace's own."""
+        if (self.boot_id, self.network_namespace) == (other.boot_id, other.network_namespace):
+            return frozenset(self.addresses)
+        return frozenset(one for one in self.addresses if not ipaddress.ip_address(one).is_loopback)
 
 
-def this_process() -> ProcessName:
+def this_process(pod_uid: str = "") -> ProcessName:
     """Our own name."""
     return ProcessName(
         pid=os.getpid(),
         started=_started(os.getpid()),
         boot_id=Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
         pid_namespace=str(Path("/proc/self/ns/pid").readlink()),
+        container_started=_started_if_shown(1),
+        network_namespace=str(Path("/proc/self/ns/net").readlink()),
+        addresses=_addresses(),
+        pod_uid=pod_uid,
     )
+
+
+def _addresses() -> tuple[str, ...]:
+    """All IP addresses that are up here; none at all if there are more than can be told."""
+    found = {ip.ip if isinstance(ip.ip, str) else ip.ip[0] for one in ifaddr.get_adapters() for ip in one.ips}
+    return tuple(sorted(found)) if len(found) <= MAX_ADDRESSES else ()
+
+
+def _started_if_shown(pid: int) -> int | None:
+    """As `_started`; None where /proc hides other users' processes."""
+    try:
+        return _started(pid)
+    except OSError:
+        return None
 
 
 def open_process(name: ProcessName) -> int | None:

@@ -72,7 +72,12 @@ class ReadAttempt(DecodeAttempt):
     @property
     def quiet(self) -> bool:
         """True when no read of ours can be under way, and so nothing touches our pages."""
-        return all(source.quiet for source in self.sources.values())
+        return not self.loud
+
+    @property
+    def loud(self) -> tuple[str, ...]:
+        """Sources from which reads of ours may still land, as far as is proved."""
+        return tuple(peer for peer, source in self.sources.items() if not source.quiet)
 
 
 class DecodeReadMachine(OpeningMachine[ReadAttempt]):

@@ -7,7 +7,9 @@ from typing import Any
 
 import click
 
+from pdpool_connector import CurveKey, Gate, read_keys
 from pdpool_connector.engines import BACKENDS
+from pdpool_connector.transport.curve import KeysError
 
 MODES = ("unified", "prefill", "decode")
 
@@ -29,6 +31,10 @@ class EngineOptions:
     kv_pages: int
     tp_size: int
     pp_size: int
+    curve: tuple[CurveKey, ...]
+    curve_required: bool
+    admin_gate: Gate | None
+    pod_uid: str
     admin_socket: Path | None
     flight_dir: Path | None
     enable_faults: bool
@@ -38,6 +44,7 @@ class EngineOptions:
 _port = click.IntRange(0, 65535)
 _ranks = click.IntRange(1, 64)
 _pages = click.IntRange(4, 1 << 20)
+_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 _grace = click.FloatRange(0, 3600)
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--mode", type=click.Choice(MODES), default="unified", envvar="PDPOOL_ROLE", show_default=True),
@@ -47,12 +54,16 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--port", type=_port, default=30000, show_default=True, help="HTTP."),
     click.option("--bootstrap-port", type=_port, default=8998, show_default=True, help="Prefill: rendezvous (HTTP)."),
     click.option("--control-port", type=_port, default=8999, show_default=True, help="Hand-off messages (zmq)."),
-    click.option("--admin-port", type=_port, default=9400, show_default=True, help="Connector's state, read only."),
+    click.option("--admin-port", type=_port, default=9400, show_default=True, help="Connector's state and changes."),
     click.option("--advertise-host", envvar="PDPOOL_POD_IP", help="Address for peers.  [default: --host]"),
     click.option("--transfer-backend", type=click.Choice(BACKENDS), default="nixl", show_default=True),
     click.option("--kv-pages", type=_pages, default=2048, show_default=True, help="Pages of 16 tokens."),
     click.option("--tp-size", type=_ranks, default=1, show_default=True, help="Ranks that share each layer's heads."),
     click.option("--pp-size", type=_ranks, default=1, show_default=True, help="Stages that share the layers."),
+    click.option("--curve-keys", type=_file, help="Keys of the control channel (docs/connector.md); read at start."),
+    click.option("--curve-optional", is_flag=True, help="Decode: also reach prefills without keys, for an upgrade."),
+    click.option("--operator-key", type=_file, help="Operator's public key (PEM): who may change the connector."),
+    click.option("--pod-uid", default="", envvar="PDPOOL_POD_UID", help="UID of this pod: for peers, and in tokens."),
     click.option("--admin-socket", type=click.Path(path_type=Path), help="Unix socket that takes /drain."),
     click.option("--flight-dir", type=click.Path(path_type=Path), help="Takes a record of each failed hand-off."),
     click.option("--enable-faults", is_flag=True, help="Offer /faults, which breaks this engine on request."),
@@ -74,4 +85,31 @@ def make_options(values: Mapping[str, Any]) -> EngineOptions:
         message = f"--advertise-host is needed: peers cannot connect to {advertise}"
         raise click.UsageError(message)
     name = values["served_model_name"] or Path(values["model_path"]).name
-    return EngineOptions(**{**values, "advertise_host": advertise, "served_model_name": name})
+    others = {
+        key: value for key, value in values.items() if key not in ("curve_keys", "curve_optional", "operator_key")
+    }
+    return EngineOptions(
+        **{**others, "advertise_host": advertise, "served_model_name": name},
+        curve=_keys(values["curve_keys"]),
+        curve_required=not values["curve_optional"],
+        admin_gate=_gate(values["operator_key"], values["pod_uid"]),
+    )
+
+
+def _keys(path: Path | None) -> tuple[CurveKey, ...]:
+    try:
+        return read_keys(path) if path is not None else ()
+    except KeysError as error:
+        raise click.UsageError(f"--curve-keys: {error}") from None
+
+
+def _gate(path: Path | None, pod_uid: str) -> Gate | None:
+    if path is None:
+        return None
+    if not pod_uid:
+        message = "--pod-uid is needed with --operator-key: tokens name the pod that they are for"
+        raise click.UsageError(message)
+    try:
+        return Gate(path.read_text(encoding="ascii"), pod_uid)
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"--operator-key {path}: {error}") from None

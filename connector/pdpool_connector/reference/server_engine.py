@@ -165,6 +165,10 @@ class Engine:
             instance=self._parts if len(self._parts) > 1 else (),
             registry=registry,
             flight_dir=options.flight_dir,
+            curve=options.curve,
+            curve_required=options.curve_required,
+            pod_uid=options.pod_uid,
+            admin_gate=options.admin_gate,
         )
 
     def _make_ranks(self, model: Model) -> Ranks:

@@ -55,7 +55,9 @@ class ConnectorConfig:
     bytes, prefill ("write") or decode ("read"); both sides must have the same.
 
     `curve`: keys of the control channel, the same for all processes of a service, the one to listen with first (see
-    `transport.curve`); without any, whoever reaches the port is let in.
+    `transport.curve`); without any, whoever reaches the port is let in. `curve_required`: False lets decode connect to
+    prefills that listen without keys, too, which is for the time of an upgrade only. `pod_uid`: of the Kubernetes pod,
+    told to peers, so that the operator knows whose end to look for.
     `admin_gate`: who may change something through the admin endpoint; without one nobody may, and it is read only.
 
     Raises ValueError, naming field and value, for what cannot work.
@@ -76,6 +78,8 @@ class ConnectorConfig:
     bind_host: str | None = None
     frame_filter: FrameFilter | None = None
     curve: tuple[CurveKey, ...] = ()
+    curve_required: bool = True
+    pod_uid: str = ""
     admin_gate: Gate | None = None
     timing: Timing = field(default_factory=Timing)
     flight_dir: Path | None = None

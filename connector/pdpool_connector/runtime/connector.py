@@ -7,7 +7,8 @@ import secrets
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from itertools import count
 from typing import Any, Generic, Literal, TypeVar
@@ -32,7 +33,7 @@ from pdpool_connector.protocol.events import (
     Shutdown,
     Tick,
 )
-from pdpool_connector.protocol.fence import Proof, describe, judge
+from pdpool_connector.protocol.fence import Proof, describe
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.runtime.admin import AdminEndpoint
 from pdpool_connector.runtime.board import Board, queues_of
@@ -43,8 +44,9 @@ from pdpool_connector.runtime.metrics import ConnectorCollector, state_json
 from pdpool_connector.runtime.owner import Owner
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.runtime.spans import open_spans
-from pdpool_connector.runtime.stats import ConnectorStats, LinkStats, PeerStats, QueueStats
+from pdpool_connector.runtime.stats import ConnectorStats, HeldFor, LinkStats, PeerStats, QueueStats
 from pdpool_connector.runtime.transfer import Transfer
+from pdpool_connector.runtime.vouch import Vouchers
 from pdpool_connector.transport.address import Address
 from pdpool_connector.transport.control import ControlServer
 from pdpool_connector.transport.curve import Doorkeeper
@@ -106,6 +108,16 @@ class Connector(Owner, Generic[AnyTransfer]):
             torn=self._on_torn,
         )
         super().__init__(machine, reactor, Drops(), self._open_flight(machine))
+        self._process = this_process(config.pod_uid)
+        self._vouchers = Vouchers(
+            self._engine.name,
+            sending=self._sending,
+            who=f"{self.role} {self.incarnation}",
+            reactor=reactor,
+            submit=lambda look: self._http.submit(look),
+            fence=self._release,
+            owed=lambda peer: self._attempts_with(peer) > 0,
+        )
         self._context: zmq.Context[Any] = zmq.Context()
         self._started = False
         self._doorkeeper: Doorkeeper | None = None
@@ -131,7 +143,7 @@ class Connector(Owner, Generic[AnyTransfer]):
         """
         descriptor = self._engine.register(self.memory, self._staging.region if self._staging is not None else None)
         self._remote_form = encode_remote(
-            RemoteMemory(engine=self._engine.name, memory=self.memory, descriptor=descriptor, process=this_process())
+            RemoteMemory(engine=self._engine.name, memory=self.memory, descriptor=descriptor, process=self._process)
         )
         with contextlib.ExitStack() as undo:
             self._listen(undo)
@@ -217,14 +229,15 @@ class Connector(Owner, Generic[AnyTransfer]):
         """Release what is held because of `incarnation`: there is proof that it can touch our memory no more.
 
         The caller vouches for `proofs`, which are logged. Silence, NotReady, or a pod object that is gone are no proof:
-        a node that is cut off goes on writing. Peers of this host whose end the kernel tells need no call.
+        a node that is cut off goes on writing. Peers of this host whose end the kernel tells need no call. Where the
+        end of the peer's connections must be seen at our end too, that is waited for here; to call again does no harm.
 
         A fence is for good: whether its loss has been noticed or not, nothing is begun with that process again.
 
         Raises InsufficientProofError, and changes nothing, when the proofs do not suffice for the engine in use.
         """
-        judge(self._engine.name, proofs, sending=self._sending)
-        self._reactor.post(lambda: self._release(incarnation, proofs))
+        self._vouchers.check(incarnation, proofs)
+        self._reactor.post(lambda: self._vouchers.take(incarnation, proofs))
 
     def abort_room(self, room: int, message: str) -> int:
         """Give up all hand-offs of a room; returns how many. From any thread."""
@@ -283,6 +296,17 @@ class Connector(Owner, Generic[AnyTransfer]):
 
     @abstractmethod
     def _held_pages(self) -> int: ...
+
+    @abstractmethod
+    def _at_hand(self) -> Container[str]:
+        """The peers that were paired and are not lost, out of reach for the moment or not."""
+
+    @abstractmethod
+    def _attempts_with(self, peer: str) -> int: ...
+
+    @abstractmethod
+    def _unproven(self) -> Iterable[str]:
+        """For each held hand-off, the peers that are not proved quiet."""
 
     @abstractmethod
     def _say_goodbye(self) -> None: ...
@@ -408,12 +432,16 @@ class Connector(Owner, Generic[AnyTransfer]):
 
     def _take_snapshot(self, now: float) -> ConnectorStats:
         census = self._machine.census
+        at_hand = self._at_hand()
+        self._vouchers.keep(peer for peer in self._vouchers.peers if peer in at_hand or self._attempts_with(peer))
         self._ends.held([held.attempt for held in self._machine.held()])
         counts = queues_of(census, now)
         return ConnectorStats(
             role=self.role,
             rank=self.config.rank,
             incarnation=self.incarnation,
+            pod_uid=self._process.pod_uid,
+            container=self._process.container,
             uptime_s=0.0,
             loop_lag_s=0.0,
             engine_beat_age_s=None,
@@ -429,12 +457,21 @@ class Connector(Owner, Generic[AnyTransfer]):
             holds=counts["held"].reqs,
             held_bytes=self._held_pages() * self.memory.page_bytes if counts["held"].reqs else 0,
             held_oldest_s=counts["held"].oldest_s,
+            held_for=self._held_for(),
             bytes_moved_total=self._bytes_moved,
             tombstones=self._machine.tombstones,
             faults=self._reactor.faults,
             peers=self._peer_stats(now),
             links=self._link_stats(now),
         )
+
+    def _held_for(self) -> tuple[HeldFor, ...]:
+        rows = []
+        for peer, holds in sorted(Counter(self._unproven()).items()):
+            process = self._vouchers.peers.get(peer)
+            where = (process.pod_uid, process.container) if process is not None else ("", "")
+            rows.append(HeldFor(peer, holds, *where))
+        return tuple(rows)
 
     def _admin_pages(self) -> dict[str, Page]:
         metrics = CollectorRegistry()

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -129,6 +129,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
             theirs = ", ".join(sorted(directions))
             raise LayoutError(f"direction is {theirs} at prefill and {self.config.direction} at decode")
         writers = pair([info.part for info in ranks], self._instance)[self.config.rank]
+        await self._vouchers.before_pairing({info.incarnation: info.control for info in ranks})
         return [Found(ranks[writer.rank], writer) for writer in writers]
 
     def connect(self, link: InstanceLink, found: Found, name: str) -> Line:
@@ -141,6 +142,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
             memory=self._remote_form,
             kv=found.writer.kv,
         )
+        keys = self.config.curve if self.config.curve_required else (*self.config.curve, None)
         return Line(
             found.info,
             name,
@@ -150,15 +152,14 @@ class DecodeConnector(Connector[DecodeTransfer]):
             reactor=self._reactor,
             context=self._context,
             drops=self._drops,
-            key=self.config.curve[link.rounds % len(self.config.curve)] if self.config.curve else None,
+            key=keys[link.rounds % len(keys)] if keys else None,
         )
 
     def link_paired(self, link: InstanceLink, peer: str, version: int) -> None:
         """See `LinkOwner`."""
         self._by_peer[peer] = link
-        if self.config.direction == "write" and (line := link.line(peer)) is not None:
-            # In reads we are the ones who write into our pages, and the end of the other side does not stop us.
-            self._watch_exit(peer, line.memory)
+        if (line := link.line(peer)) is not None:
+            self._note_process(peer, line)
         self._drive(PeerReady(peer, version))
 
     def _on_reachable(self, peer: str, failure: str | None) -> None:
@@ -180,11 +181,16 @@ class DecodeConnector(Connector[DecodeTransfer]):
             del self._whole[link.prefill]
             self._drive(Linked(link.prefill, _serving(writers)))
 
-    def _watch_exit(self, peer: str, memory: bytes) -> None:
+    def _note_process(self, peer: str, line: Line) -> None:
         try:
-            self._exits.watch(peer, decode_remote(memory).process)
+            process = decode_remote(line.memory).process
         except LayoutError as error:
             self._drops.note("malformed", f"memory of prefill {peer[:8]}: {error}")
+            return
+        self._vouchers.note(peer, line.control, process)
+        if self.config.direction == "write":
+            # In reads we are the ones who write into our pages, and the end of the other side does not stop us.
+            self._exits.watch(peer, process)
 
     def link_whole(self, link: InstanceLink, writers: Sequence[Found]) -> None:
         """See `LinkOwner`."""
@@ -296,6 +302,15 @@ class DecodeConnector(Connector[DecodeTransfer]):
 
     def _held_pages(self) -> int:
         return sum(attempt.pages for attempt in self._decode.held())
+
+    def _at_hand(self) -> Container[str]:
+        return self._by_peer
+
+    def _attempts_with(self, peer: str) -> int:
+        return len(self._decode.attempts_of(peer))
+
+    def _unproven(self) -> Iterable[str]:
+        return [peer for attempt in self._decode.held() for peer in attempt.loud]
 
     def _unsettled(self) -> int:
         return self._machine.census.count("aborting")

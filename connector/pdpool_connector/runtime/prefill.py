@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -222,6 +222,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
         peer = Peer(incarnation, hello.address, version, route, connection, worker, time.monotonic())
         peer.kv = hello.kv
         self._exits.watch(incarnation, remote.process)
+        self._vouchers.note(incarnation, hello.address, remote.process)
         self._peers[incarnation] = peer
         self._by_connection[connection] = peer
         if worker is None:
@@ -408,6 +409,15 @@ class PrefillConnector(Connector[PrefillTransfer]):
 
     def _held_pages(self) -> int:
         return sum(exchange.pages for exchange in self._prefill.held())
+
+    def _at_hand(self) -> Container[str]:
+        return self._peers
+
+    def _attempts_with(self, peer: str) -> int:
+        return len(self._prefill.exchanges_of(peer))
+
+    def _unproven(self) -> Iterable[str]:
+        return [exchange.attempt.decode for exchange in self._prefill.held()]
 
     def _unsettled(self) -> int:
         return self._machine.census.count("draining")

@@ -25,6 +25,19 @@ class PeerStats:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldFor:
+    """How many hand-offs wait for proof that one process touches their pages no more.
+
+    pod_uid, container: where that process ran (`layout.process.ProcessName`); "" if it did not say.
+    """
+
+    incarnation: str
+    holds: int
+    pod_uid: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
 class LinkStats:
     """What this connector has to reach: at decode a prefill instance, at prefill its own, each by its registry.
 
@@ -50,11 +63,16 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class ConnectorStats:
-    """State of one connector at one moment; all times in seconds, sizes in bytes, totals since the process began."""
+    """State of one connector at one moment; all times in seconds, sizes in bytes, totals since the process began.
+
+    pod_uid, container: where it runs, as its peers are told.
+    """
 
     role: str
     rank: int
     incarnation: str
+    pod_uid: str
+    container: str
     uptime_s: float
     loop_lag_s: float
     engine_beat_age_s: float | None
@@ -70,6 +88,7 @@ class ConnectorStats:
     holds: int
     held_bytes: int
     held_oldest_s: float | None
+    held_for: tuple[HeldFor, ...]
     bytes_moved_total: int
     tombstones: int
     faults: int

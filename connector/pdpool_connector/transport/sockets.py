@@ -4,15 +4,21 @@ When a process dies, the kernel goes on delivering what it had sent. Our end of 
 of it was read, so a process without such ends has received everything that any dead process of this host had sent.
 """
 
+import ipaddress
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 _LISTEN = 0x0A
+_NOT_ACCEPTED = frozenset({0x01, 0x03, 0x08})
+"""ESTABLISHED, SYN_RECV, CLOSE_WAIT: without an owner, a connection in one of these waits to be accepted."""
 _MAPPED = bytes(10) + b"\xff\xff"
 """First 12 bytes of an IPv4 address in IPv6 form (RFC 4291, 2.5.5.2)."""
 
 End = tuple[bytes, int]
 """IP address and port."""
+Connection = tuple[End, End]
+"""Our end and the other."""
 
 
 class _Row(NamedTuple):
@@ -34,6 +40,24 @@ def ownerless_connections(pid: int) -> int:
     return sum(
         row.inode in ours and row.state != _LISTEN and not owners.get((row.remote, row.local), 0) for row in rows
     )
+
+
+def connections(pid: int) -> frozenset[Connection]:
+    """TCP connections of process `pid` with others, and those of its network namespace that nobody has accepted yet.
+
+    One of them is in the table until `pid` has closed it, however long the other end is gone. Raises OSError as above.
+    """
+    rows = [*_rows(pid, "tcp"), *_rows(pid, "tcp6")]
+    inodes = _inodes(pid)
+    ours = {(row.local, row.remote) for row in rows if row.state != _LISTEN and row.inode in inodes}
+    waiting = {(row.local, row.remote) for row in rows if not row.inode and row.state in _NOT_ACCEPTED}
+    return frozenset((local, remote) for local, remote in ours | waiting if (remote, local) not in ours)
+
+
+def leading_to(addresses: Iterable[str], table: Iterable[Connection]) -> frozenset[Connection]:
+    """The connections whose other end has one of these IP addresses."""
+    wanted = {ipaddress.ip_address(one).packed.removeprefix(_MAPPED) for one in addresses}
+    return frozenset(connection for connection in table if connection[1][0] in wanted)
 
 
 def _inodes(pid: int) -> set[int]:

@@ -191,7 +191,7 @@ class PoolStatus(Model):
         default=(),
         max_length=MAX_CONDITIONS,
         json_schema_extra=BY_TYPE,
-        description="Ready, Progressing and QueuesHealthy.",
+        description="Ready, Progressing, QueuesHealthy and HoldsProvable.",
     )
 
 

@@ -36,6 +36,12 @@ ANNOTATION_DRAIN_STARTED: Final = f"{GROUP}/drain-started"
 ANNOTATION_DRAIN_REASON: Final = f"{GROUP}/drain-reason"
 """On an instance's StatefulSet: why it drains, a `DrainReason`."""
 
+ANNOTATION_CONTROL_KEYS: Final = f"{GROUP}/control-keys"
+"""On engine pods: whether they have keys for the control channel, a `ControlKeys`; absent: none."""
+
+ANNOTATION_KEYS_HASH: Final = f"{GROUP}/keys-hash"
+"""On a pool's Service: hash of the Secret with its engines' keys, which was applied before and cannot be read."""
+
 ANNOTATION_RESTARTED_AT: Final = f"{GROUP}/restarted-at"
 """Set by users on a pool or service, to any new value: replace its pods one by one, and adopt what a newer operator
 builds.
@@ -56,6 +62,9 @@ ADMIN_SOCKET: Final = f"{RUN_DIRECTORY}/admin.sock"
 ROUTER_CONFIG_DIRECTORY: Final = "/etc/pdpool"
 WORKERS_KEY: Final = "workers.json"
 ROUTER_KEY_KEY: Final = "key"
+KEYS_DIRECTORY: Final = "/etc/pdpool/keys"
+CURVE_KEYS_KEY: Final = "curve.json"
+OPERATOR_KEY_KEY: Final = "operator.pem"
 
 
 class Role(StrEnum):
@@ -69,6 +78,11 @@ class Role(StrEnum):
 def pool_workload(pool: str, role: Role) -> str:
     """Name that the pool's headless Service and PodDisruptionBudget share: `chat-prefill`."""
     return f"{pool}-{role}"
+
+
+def engine_secret(pool: str, role: Role) -> str:
+    """Name of the Secret with the keys of a pool's engines: `chat-prefill-keys`."""
+    return f"{pool_workload(pool, role)}-keys"
 
 
 def instance(pool: str, role: Role, index: int) -> str:
@@ -94,6 +108,11 @@ def router_secret(service: str) -> str:
 def pool_selector(pool: str, role: Role) -> dict[str, str]:
     """Labels that select exactly the pods of one pool."""
     return {LABEL_POOL: pool, LABEL_ROLE: str(role)}
+
+
+def engine_selector(role: Role) -> dict[str, str]:
+    """Labels that select the engine pods of one role in a namespace."""
+    return {LABEL_MANAGED_BY: MANAGED_BY, LABEL_ROLE: str(role)}
 
 
 def pool_labels(pool: str, role: Role) -> dict[str, str]:
@@ -127,7 +146,7 @@ def engine_url(pod_ip: str) -> str:
 
 
 def admin_url(pod_ip: str, rank: int = 0) -> str:
-    """URL of the read-only admin endpoint of the connector of one rank."""
+    """URL of the admin endpoint of the connector of one rank."""
     return f"http://{_bracketed(pod_ip)}:{ADMIN_PORT + rank}"
 
 

@@ -51,7 +51,13 @@ class Reason(StrEnum):
     QUEUES_STUCK = "QueuesStuck"
     QUEUES_UNKNOWN = "QueuesUnknown"
 
+    # Memory that engines hold back for peers that are lost.
+    NOTHING_UNPROVEN = "NothingUnproven"
+    PEER_UNPROVEN = "PeerUnproven"
+
     # Events only: something was done or seen.
+    FENCED_PEER = "FencedPeer"
+    FENCE_REFUSED = "FenceRefused"
     INSTANCE_CREATED = "InstanceCreated"
     INSTANCE_REPLACED = "InstanceReplaced"
     INSTANCE_DELETED = "InstanceDeleted"

@@ -6,7 +6,7 @@ from ..api import names
 from ..api.models import EngineType, Pool
 from ..api.names import Role
 from .common import TERMINATION_MARGIN_S, container_security_context, http_probe, pod_security_context
-from .settings import BuildSettings
+from .settings import BuildSettings, ControlKeys
 from .template import TemplateInvalid, merge_template
 
 REFERENCE_COMMAND = ("python", "-m", "pdpool_connector.reference")
@@ -15,6 +15,8 @@ AGENT_COMMAND = ("python", "-m", "pdpool_connector.agent")
 STARTUP_PERIOD_S = 2
 STARTUP_FAILURES = 300
 """Together ten minutes for an engine to load its model before the kubelet restarts it."""
+
+KEYS_MODE = 0o440
 
 OWNED_FLAGS = frozenset(
     {
@@ -29,6 +31,10 @@ OWNED_FLAGS = frozenset(
         "--admin-socket",
         "--advertise-host",
         "--transfer-backend",
+        "--curve-keys",
+        "--curve-optional",
+        "--operator-key",
+        "--pod-uid",
     }
 )
 """Flags that follow from typed fields or from fixed ports, and that a template may therefore not set."""
@@ -40,7 +46,9 @@ def engine_template(pool: Pool, index: int, settings: BuildSettings) -> dict[str
     Raises:
         TemplateInvalid: the user's template contradicts what pdpool sets, or is malformed.
     """
-    template = merge_template(_template(pool, index), pool.spec.template, owned_flags=OWNED_FLAGS)
+    template = merge_template(
+        _template(pool, index, settings.control_keys), pool.spec.template, owned_flags=OWNED_FLAGS
+    )
     engine = template["spec"]["containers"][0]
     if not engine.get("image"):
         engine["image"] = _default_image(pool, settings)
@@ -56,25 +64,33 @@ def _default_image(pool: Pool, settings: BuildSettings) -> str:
     return settings.engine_image
 
 
-def _template(pool: Pool, index: int) -> dict[str, Any]:
+def _template(pool: Pool, index: int, control_keys: ControlKeys) -> dict[str, Any]:
+    secret = names.engine_secret(pool.metadata.name, pool.role)
     return {
-        "metadata": {"labels": names.instance_labels(pool.metadata.name, pool.role, index)},
+        "metadata": {
+            "labels": names.instance_labels(pool.metadata.name, pool.role, index),
+            "annotations": {names.ANNOTATION_CONTROL_KEYS: str(control_keys)},
+        },
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": pod_security_context(),
             "terminationGracePeriodSeconds": pool.spec.drain_timeout_seconds + TERMINATION_MARGIN_S,
-            "containers": [_engine_container(pool, index)],
-            "volumes": [{"name": "tmp", "emptyDir": {}}, {"name": "run-pdpool", "emptyDir": {}}],
+            "containers": [_engine_container(pool, index, control_keys)],
+            "volumes": [
+                {"name": "tmp", "emptyDir": {}},
+                {"name": "run-pdpool", "emptyDir": {}},
+                {"name": "pdpool-keys", "secret": {"secretName": secret, "defaultMode": KEYS_MODE}},
+            ],
         },
     }
 
 
-def _engine_container(pool: Pool, index: int) -> dict[str, Any]:
+def _engine_container(pool: Pool, index: int, control_keys: ControlKeys) -> dict[str, Any]:
     return {
         "name": names.ENGINE_CONTAINER,
         "command": list(REFERENCE_COMMAND),
-        "args": _args(pool),
+        "args": [*_args(pool), *_key_args(control_keys)],
         "env": _environment(pool, index),
         "ports": container_ports(pool.role),
         "startupProbe": http_probe(
@@ -101,6 +117,7 @@ def _engine_container(pool: Pool, index: int) -> dict[str, Any]:
         "volumeMounts": [
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 -- an emptyDir of the pod
             {"name": "run-pdpool", "mountPath": names.RUN_DIRECTORY},
+            {"name": "pdpool-keys", "mountPath": names.KEYS_DIRECTORY, "readOnly": True},
         ],
     }
 
@@ -123,11 +140,21 @@ def _args(pool: Pool) -> list[str]:
     return [f"{flag}={value}" for flag, value in flags.items()]
 
 
+def _key_args(control_keys: ControlKeys) -> list[str]:
+    args = [f"--operator-key={names.KEYS_DIRECTORY}/{names.OPERATOR_KEY_KEY}"]
+    if control_keys is not ControlKeys.NONE:
+        args.append(f"--curve-keys={names.KEYS_DIRECTORY}/{names.CURVE_KEYS_KEY}")
+    if control_keys is ControlKeys.OPTIONAL:
+        args.append("--curve-optional")
+    return args
+
+
 def _environment(pool: Pool, index: int) -> list[dict[str, Any]]:
     return [
         {"name": "PDPOOL_ROLE", "value": str(pool.role)},
         {"name": "PDPOOL_POOL", "value": pool.metadata.name},
         {"name": "PDPOOL_INSTANCE", "value": str(index)},
+        {"name": "PDPOOL_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         {"name": "PDPOOL_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         # UCX's InfiniBand module crashes at exit where the kernel has no InfiniBand.
         {"name": "UCX_MODULES", "value": "^ib"},

@@ -1,5 +1,6 @@
 """Objects of a pool: one StatefulSet per instance, the headless Service and the PodDisruptionBudget."""
 
+import base64
 from typing import Any
 
 from ..api import names
@@ -47,14 +48,18 @@ def instance_stateful_set(pool: Pool, index: int, settings: BuildSettings) -> di
     }
 
 
-def headless_service(pool: Pool) -> dict[str, Any]:
-    """Service that gives the pods their DNS names. Addresses appear before readiness: peers pair while they start."""
+def headless_service(pool: Pool, keys: dict[str, Any]) -> dict[str, Any]:
+    """Service that gives the pods their DNS names. Addresses appear before readiness: peers pair while they start.
+
+    It says by its annotations which `keys`, the Secret, were applied before it.
+    """
+    applied = {names.ANNOTATION_KEYS_HASH: keys["metadata"]["annotations"][names.ANNOTATION_BUILD_HASH]}
     name = names.pool_workload(pool.metadata.name, pool.role)
     return with_build_hash(
         {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": metadata(pool, pool.kind, name, names.pool_labels(pool.metadata.name, pool.role)),
+            "metadata": metadata(pool, pool.kind, name, names.pool_labels(pool.metadata.name, pool.role), applied),
             "spec": {
                 "clusterIP": "None",
                 "publishNotReadyAddresses": True,
@@ -79,6 +84,22 @@ def pool_disruption_budget(pool: Pool) -> dict[str, Any]:
     )
 
 
-def pool_objects(pool: Pool) -> tuple[dict[str, Any], ...]:
+def engine_keys_secret(pool: Pool, settings: BuildSettings) -> dict[str, Any]:
+    """Secret with the keys that the pool's engines read."""
+    content = {names.CURVE_KEYS_KEY: settings.curve_keys, names.OPERATOR_KEY_KEY: settings.operator_key}
+    name = names.engine_secret(pool.metadata.name, pool.role)
+    return with_build_hash(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": metadata(pool, pool.kind, name, names.pool_labels(pool.metadata.name, pool.role)),
+            "type": "Opaque",
+            "data": {key: base64.b64encode(text.encode()).decode() for key, text in content.items()},
+        }
+    )
+
+
+def pool_objects(pool: Pool, settings: BuildSettings) -> tuple[dict[str, Any], ...]:
     """The objects of a pool that are not instances."""
-    return headless_service(pool), pool_disruption_budget(pool)
+    keys = engine_keys_secret(pool, settings)
+    return keys, headless_service(pool, keys), pool_disruption_budget(pool)

@@ -12,6 +12,7 @@ from typing import Any
 from ..api import names
 from ..api.base import SpecInvalid
 from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
+from ..build.settings import ControlKeys
 from ..runtime.api import (
     CONFIG_MAPS,
     DEPLOYMENTS,
@@ -25,6 +26,7 @@ from ..runtime.api import (
 )
 from . import parse
 from .http import Unanswered
+from .lives import Lives
 from .model import ObservedInstance, ObservedObject, ObservedPod, ObservedPool, ObservedRouter, ObservedService
 from .routers import RouterClient
 from .sampler import Sampler, Target
@@ -39,6 +41,7 @@ POOL_RESOURCES = {PrefillPool: PREFILL_POOLS, DecodePool: DECODE_POOLS}
 EVENTS_AFTER = timedelta(seconds=3)
 """Age of a pod that is not Ready (or of an instance without one) from which events are asked why."""
 MAX_EVENT_LOOKUPS = 8
+SECRET_MISSED_AFTER = timedelta(seconds=10)
 SECRET_TRUST = timedelta(minutes=10)
 """The operator cannot read Secrets: for so long it believes that what it applied is still there."""
 
@@ -52,8 +55,10 @@ class Cluster:
         sampler: Sampler,
         routers: RouterClient,
         router_key: Callable[[DisaggregatedService], str],
+        lives: Lives,
         now: Callable[[], datetime],
     ) -> None:
+        self._lives = lives
         self._api = api
         self._sampler = sampler
         self._routers = routers
@@ -132,12 +137,16 @@ class Cluster:
     async def _pool(self, pool: Pool) -> ObservedPool:
         namespace, name, role = pool.metadata.namespace, pool.metadata.name, pool.role
         shared = names.pool_workload(name, role)
-        stateful_sets, pods, *objects = await asyncio.gather(
+        other = names.Role.DECODE if role is names.Role.PREFILL else names.Role.PREFILL
+        stateful_sets, pods, others, *objects = await asyncio.gather(
             self._stateful_sets(pool),
             self._list(PODS, namespace, names.selector_string(names.pool_selector(name, role))),
+            self._list(PODS, namespace, names.selector_string(names.engine_selector(other))),
             self._api.get(SERVICES, namespace, shared),
             self._api.get(DISRUPTION_BUDGETS, namespace, shared),
         )
+        for pod in (*pods, *others):
+            self._lives.note(pod)
         by_owner = {parse.controller_uid(pod): pod for pod in sorted(pods, key=_age)}
         instances = [self._instance(index, sts, by_owner) for index, sts in stateful_sets]
         await self._watch(pool, instances)
@@ -145,10 +154,17 @@ class Cluster:
         instances = await self._with_events(
             namespace, instances, {sts["metadata"]["uid"]: sts for _, sts in stateful_sets}
         )
+        keys = parse.applied_keys(objects[0], names.engine_secret(name, role)) if objects[0] is not None else None
+        if any(map(self._lacks_volume, instances)):
+            keys = None
         return ObservedPool(
             pool=pool,
             instances=tuple(sorted(instances, key=lambda instance: instance.index)),
-            objects=tuple(parse.observed_object(obj) for obj in objects if obj is not None),
+            objects=(
+                *(parse.observed_object(obj) for obj in objects if obj is not None),
+                *([keys] if keys else []),
+            ),
+            others_have_keys=all(map(_has_keys, others)),
         )
 
     async def _stateful_sets(self, pool: Pool) -> list[tuple[int, Object]]:
@@ -232,6 +248,12 @@ class Cluster:
         except Unanswered as error:
             return ObservedRouter(pod, None, str(error))
 
+    def _lacks_volume(self, instance: ObservedInstance) -> bool:
+        """Whether a container has waited for long enough that a Secret may be missing."""
+        pod = instance.pod
+        waits = pod is not None and pod.waiting_reason == "ContainerCreating"
+        return waits and pod is not None and self._now() - pod.created_at > SECRET_MISSED_AFTER
+
     def _secret(self, service: DisaggregatedService, routers: Iterable[ObservedRouter]) -> ObservedObject | None:
         """The Secret as we applied it for this very service, while there is no reason to doubt that it is there."""
         where = f"{service.metadata.namespace}/{names.router_secret(service.metadata.name)}"
@@ -246,6 +268,11 @@ class Cluster:
 
     async def _list(self, resource: Resource, namespace: str, labels: str = "", fields: str = "") -> list[Object]:
         return [obj async for obj in self._api.list(resource, namespace, labels, fields)]
+
+
+def _has_keys(pod: Object) -> bool:
+    """Whether an engine pod was made with keys for the control channel."""
+    return parse.annotation(pod, names.ANNOTATION_CONTROL_KEYS) not in {"", ControlKeys.NONE}
 
 
 def _binds(service: DisaggregatedService, pool: Pool) -> bool:

@@ -35,6 +35,29 @@ class PeerSample:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldSample:
+    """Hand-offs whose memory a connector keeps back because one process of the other side may still touch it."""
+
+    incarnation: str
+    holds: int
+    pod_uid: str
+    """Of that process, as it said itself when they were paired; empty if it did not say."""
+    container: str
+    """One run of one container, as that process knows it; another text for each run. Empty if it did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodLife:
+    """What the kubelet has said of the runs of a pod's engine container that have ended."""
+
+    name: str
+    container_id: str
+    """Of the run that ended last."""
+    over: bool
+    """There will be no other run in this pod."""
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectorSample:
     """Answer of the connector's admin endpoint, `GET :9400/v1/state`. It answers also while the engine's loop is
     frozen.
@@ -50,6 +73,11 @@ class ConnectorSample:
     holds: int
     """Pieces of memory kept back until their writers are proved quiet."""
     peers: tuple[PeerSample, ...] = ()
+    held_for: tuple[HoldSample, ...] = ()
+    pod_uid: str = ""
+    """As the connector itself says it."""
+    container: str = ""
+    """The run of the container that it is in, as in `HoldSample`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +98,8 @@ class RankSample:
     pod_uid: str
     at: datetime
     """When the answer arrived, by the operator's clock."""
+    asked_at: datetime
+    """When it was asked."""
     connector: ConnectorSample | None
     engine: EngineSample | None
     connector_error: str = ""
@@ -161,6 +191,8 @@ class ObservedPool:
     """Service and PodDisruptionBudget by the pool's names, whoever owns them."""
     stuck_after_s: float = 30.0
     """From the service that binds the pool, else the default."""
+    others_have_keys: bool = True
+    """Every engine pod of the other role in the namespace was made with keys for the control channel."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..api import names
-from .model import ObservedDeployment, ObservedObject, ObservedPod
+from .model import ObservedDeployment, ObservedObject, ObservedPod, PodLife
 
 Object = Mapping[str, Any]
 
@@ -66,12 +66,37 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
     )
 
 
+def pod_life(pod: Object) -> PodLife | None:
+    """What the kubelet has said of ended runs of the engine container; None if it has said nothing of the kind.
+
+    Only a status with the container's id counts: the kubelet alone writes it. A pod that is gone, forced away, or
+    called lost by the node controller says nothing, for its processes may go on.
+    """
+    meta, status = pod["metadata"], pod.get("status") or {}
+    engine: Object = next(
+        (c for c in status.get("containerStatuses") or () if c.get("name") == names.ENGINE_CONTAINER), {}
+    )
+    now, last = ((engine.get(key) or {}).get("terminated") or {} for key in ("state", "lastState"))
+    if container_id := now.get("containerID"):
+        restarts = status.get("phase") not in {"Succeeded", "Failed"} and "deletionTimestamp" not in meta
+        return PodLife(meta["name"], container_id, over=not restarts)
+    if container_id := last.get("containerID"):
+        return PodLife(meta["name"], container_id, over=False)
+    return None
+
+
 def observed_object(obj: Object) -> ObservedObject:
     """Anything that we make and that is not an instance."""
     meta = obj["metadata"]
     return ObservedObject(
         obj["kind"], meta["name"], meta["uid"], controller_uid(obj), annotation(obj, names.ANNOTATION_BUILD_HASH)
     )
+
+
+def applied_keys(service: Object, name: str) -> ObservedObject | None:
+    """The Secret `name` as it was applied before this Service of a pool was, which says so; None if it does not."""
+    applied = annotation(service, names.ANNOTATION_KEYS_HASH)
+    return ObservedObject("Secret", name, "", controller_uid(service), applied) if applied else None
 
 
 def observed_deployment(obj: Object) -> ObservedDeployment:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..api.names import Role, admin_url, engine_url
 from .http import Unanswered, invalid, request
-from .model import ConnectorSample, EngineSample, PeerSample, QueueSample, RankSample
+from .model import ConnectorSample, EngineSample, HoldSample, PeerSample, QueueSample, RankSample
 
 INTERVAL_S = 3.0
 JITTER = 0.2
@@ -46,14 +46,24 @@ class _Peer(_Answer):
     waiting: Count = 0
 
 
+class _Hold(_Answer):
+    incarnation: Name
+    holds: Count
+    pod_uid: Name = ""
+    container: Annotated[str, Field(max_length=256)] = ""
+
+
 class _State(_Answer):
     incarnation: Name
+    pod_uid: Name = ""
+    container: Annotated[str, Field(max_length=256)] = ""
     uptime_s: Seconds
     loop_lag_s: Seconds
     engine_beat_age_s: Seconds
     draining: bool
     queues: Annotated[dict[Name, _Queue], Field(max_length=16)]
     holds: Count = 0
+    held_for: Annotated[list[_Hold], Field(max_length=4096)] = []
     peers: Annotated[list[_Peer], Field(max_length=4096)] = []
 
 
@@ -191,6 +201,7 @@ class Sampler:
 
     async def sample(self, target: Target) -> list[RankSample]:
         """One look at each rank of one pod; never raises for what the pod does."""
+        asked_at = self._now()
         (engines, engine_error), connectors = await asyncio.gather(
             self._ask_engine(target),
             asyncio.gather(*(self._ask_connector(target, rank) for rank in range(target.ranks))),
@@ -198,7 +209,14 @@ class Sampler:
         at = self._now()
         return [
             RankSample(
-                rank, target.pod_uid, at, connector, engines.get(rank), error, "" if rank in engines else engine_error
+                rank=rank,
+                pod_uid=target.pod_uid,
+                at=at,
+                asked_at=asked_at,
+                connector=connector,
+                engine=engines.get(rank),
+                connector_error=error,
+                engine_error="" if rank in engines else engine_error,
             )
             for rank, (connector, error) in enumerate(connectors)
         ]
@@ -248,6 +266,9 @@ def parse_state(body: bytes) -> ConnectorSample:
         queues={name: QueueSample(q.reqs, q.oldest_s, q.moved_total) for name, q in state.queues.items()},
         holds=state.holds,
         peers=tuple(PeerSample(p.incarnation, p.control, p.last_seen_s, p.waiting) for p in state.peers),
+        held_for=tuple(HoldSample(h.incarnation, h.holds, h.pod_uid, h.container) for h in state.held_for),
+        pod_uid=state.pod_uid,
+        container=state.container,
     )
 
 

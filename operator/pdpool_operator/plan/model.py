@@ -94,6 +94,23 @@ class WorkerChange:
 
 
 @dataclass(frozen=True, slots=True)
+class Fence:
+    """Tell one rank of an engine that a process runs no more, so that it may use again what it holds for it."""
+
+    pod: str
+    pod_uid: str
+    ip: str
+    rank: int
+    incarnation: str
+    """The process that has ended."""
+    peer: str
+    """Name of its pod."""
+    peer_uid: str
+    container_id: str
+    """The run of a container by whose end it is proved."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The next safe actions. Empty on the goal state."""
 

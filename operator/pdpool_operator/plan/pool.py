@@ -33,11 +33,11 @@ from typing import Any
 from ..api import names
 from ..api.base import format_time
 from ..api.models import Pool
-from ..api.names import ANNOTATION_BUILD_HASH
+from ..api.names import ANNOTATION_BUILD_HASH, Role
 from ..api.reasons import Reason
 from ..build.common import TERMINATION_MARGIN_S
 from ..build.pool import PODS_PER_INSTANCE, instance_stateful_set, pool_objects, pool_spec_hash
-from ..build.settings import BuildSettings
+from ..build.settings import BuildSettings, ControlKeys
 from ..build.template import TemplateInvalid
 from ..observe.model import ObservedInstance, ObservedPool
 from .drain import deadline, has_work_to_lose, work_left
@@ -59,16 +59,29 @@ def plan_pool(observed: ObservedPool, settings: BuildSettings, now: datetime) ->
     foreign = conflicts(pool.metadata.uid, _everything(observed))
     if foreign:
         return Plan(faults=foreign, requeue_after_s=HOLD_POLL_S)
+    settings = replace(settings, control_keys=control_keys(observed))
     try:
         wanted = [instance_stateful_set(pool, index, settings) for index in range(pool.spec.replicas)]
     except TemplateInvalid as invalid:
         return Plan(faults=(Fault(Reason.TEMPLATE_INVALID, str(invalid)),))
     context = _Context(pool, observed, pool_spec_hash(pool), wanted, now)
-    support = missing_or_changed(pool_objects(pool), observed.objects)
+    support = missing_or_changed(pool_objects(pool, settings), observed.objects)
     plan = _join(
         [Plan(apply=support), _create(context), _align(context), _cancel(context), _go_on(context), _begin(context)]
     )
     return replace(plan, progress=plan.progress or _waiting(context), update_available=_built_otherwise(context))
+
+
+def control_keys(observed: ObservedPool) -> ControlKeys:
+    """What pods made now are to have, so that they can speak with all that run.
+
+    Pods of an operator that gave none have no keys, and keep on running. Decode connects and prefill listens, so
+    decodes get keys first and may reach prefills without; prefills get them when every decode has; decodes that are
+    made after that insist on them.
+    """
+    if observed.others_have_keys:
+        return ControlKeys.REQUIRED
+    return ControlKeys.OPTIONAL if observed.pool.role is Role.DECODE else ControlKeys.NONE
 
 
 @dataclass(frozen=True, slots=True)

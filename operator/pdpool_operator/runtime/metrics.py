@@ -102,6 +102,12 @@ class Metrics:
         self.samples = Counter(
             "pdpool_samples", "Looks at engine ranks.", ("role", "source", "outcome"), registry=self.registry
         )
+        self.fences = Counter(
+            "pdpool_fences",
+            "Engines told that a lost peer has ended, by outcome (given, refused, unanswered).",
+            ("outcome",),
+            registry=self.registry,
+        )
         self.calls = Counter(
             "pdpool_api_calls",
             "Calls of the Kubernetes API by verb, resource and HTTP status (0: none).",

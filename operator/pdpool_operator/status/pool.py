@@ -11,8 +11,10 @@ from ..api.reasons import Reason
 from ..build.pool import pool_spec_hash
 from ..diagnose.model import Diagnosis, Verdict
 from ..observe.model import ObservedInstance, ObservedPool
+from ..plan.fences import Unproven
 from ..plan.model import Fault, Plan
 from .chain import ConditionWriter, Rule, Violation, first_violation, shortened
+from .holds import holds_provable
 from .pods import PodFacts, pod_trouble
 from .queues import oldest_waiting_since, queues_column, queues_healthy
 
@@ -30,6 +32,8 @@ class PoolFacts:
     diagnoses: tuple[Diagnosis, ...]
     faults: tuple[Fault, ...] = ()
     """Of carrying out the plan; those of planning are in the plan."""
+    unproven: tuple[Unproven, ...] = ()
+    """What engines hold without hope of proof."""
 
     @property
     def all_faults(self) -> tuple[Fault, ...]:
@@ -123,7 +127,7 @@ def pool_status(facts: PoolFacts, now: datetime) -> PoolStatus:
             _instance_status(instance, facts, spec_hash) for instance in mine if instance.index < MAX_INSTANCES
         ),
         conditions=(_ready(writer, facts, ready), progressing(writer, facts.plan, facts.all_faults),
-                    queues_healthy(writer, facts.diagnoses)),
+                    queues_healthy(writer, facts.diagnoses), holds_provable(writer, facts.unproven)),
     )  # fmt: skip
 
 

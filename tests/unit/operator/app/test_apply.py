@@ -74,6 +74,18 @@ async def run(plan: Plan, api: Api, **routers: str):
     return await carry_out(plan, "llm", api, Routers(api.done, **routers), "k")
 
 
+async def test_a_refused_secret_keeps_back_what_would_say_that_it_is_there():
+    class Refusing(Api):
+        async def apply_unread(self, resource, body):
+            raise NameConflictError(resource.kind, body["metadata"]["name"], "somebody")
+
+    api = Refusing()
+    plan = Plan(apply=(obj("Secret", "k"), obj("Service", "s")))
+    outcome = await run(plan, api)
+    assert [fault.reason for fault in outcome.faults] == [Reason.NAME_CONFLICT]
+    assert api.done == []
+
+
 async def test_everything_is_done_in_the_plans_order_and_removals_before_additions():
     api = Api()
     outcome = await run(PLAN, api)

@@ -54,7 +54,9 @@ class World:
             else ConnectorSample("life", 10.0, 0.0, 0.0, False, {n: QueueSample(*q) for n, q in queues.items()}, 0)
         )
         engine = None if queues is None else EngineSample(0, 0, {})
-        sample = RankSample(0, f"pod-{role}", self.now, connector, engine, "" if queues is not None else "timeout")
+        sample = RankSample(
+            0, f"pod-{role}", self.now, self.now, connector, engine, "" if queues is not None else "timeout"
+        )
         self.judge.on_samples(Target("llm", "chat", role, 0, f"pod-{role}", "127.0.0.1"), [sample])
 
     def verdict(self, key: Key) -> str:

@@ -55,11 +55,11 @@ RICH = make_pool(
 CASES: dict[str, list[dict[str, Any]]] = {
     "prefill_defaults": [
         pool_objects.instance_stateful_set(make_pool(), 0, SETTINGS),
-        *pool_objects.pool_objects(make_pool()),
+        *pool_objects.pool_objects(make_pool(), SETTINGS),
     ],
     "decode_with_template": [
         pool_objects.instance_stateful_set(RICH, 2, SETTINGS),
-        *pool_objects.pool_objects(RICH),
+        *pool_objects.pool_objects(RICH, SETTINGS),
     ],
     "router": [
         router.router_key_secret(make_service(), "0123456789abcdef"),

@@ -4,6 +4,7 @@ import pytest
 from pdpool_operator.api.base import SpecInvalid
 from pdpool_operator.api.models import DisaggregatedService
 from pdpool_operator.observe.cluster import Cluster
+from pdpool_operator.observe.lives import Lives
 
 from tests.unit.operator.plan.makers import T0
 
@@ -28,6 +29,8 @@ class OneBadPool:
 
 
 async def test_a_pool_that_does_not_fit_its_model_is_not_taken_for_no_pool():
-    cluster = Cluster(cast("Any", OneBadPool()), cast("Any", None), cast("Any", None), lambda _: "key", lambda: T0)
+    cluster = Cluster(
+        cast("Any", OneBadPool()), cast("Any", None), cast("Any", None), lambda _: "key", Lives(), lambda: T0
+    )
     with pytest.raises(SpecInvalid, match=r"PrefillPool chat: spec\.replicas"):
         await cluster.service(SERVICE)

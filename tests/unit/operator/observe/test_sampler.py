@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.observe.http import BODY_LIMIT, Unanswered, session
-from pdpool_operator.observe.model import RankSample
+from pdpool_operator.observe.model import HoldSample, RankSample
 from pdpool_operator.observe.sampler import Look, Sampler, Target, parse_loads, parse_state
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -24,6 +24,8 @@ STATE = {
     "role": "prefill",
     "rank": 0,
     "incarnation": "ab" * 16,
+    "pod_uid": "pod-1",
+    "container": "boot pid:[1] 7",
     "uptime_s": 12.5,
     "loop_lag_s": 0.001,
     "engine_beat_age_s": 31.0,
@@ -36,6 +38,7 @@ STATE = {
     "holds": 1,
     "held_bytes": 4096,
     "held_oldest_s": 2.0,
+    "held_for": [{"incarnation": "ef" * 16, "holds": 1, "pod_uid": "pod-9", "container": "boot pid:[1] 3"}],
     "bytes_moved_total": 123,
     "peers": [{"incarnation": "cd" * 16, "control": "10.0.0.3:8999", "last_seen_s": 0.5, "attempts": 3, "waiting": 3}],
 }
@@ -149,6 +152,9 @@ async def test_both_sources_are_taken_in(http, serve):
     assert sample.connector.queues["prefill_inflight"].oldest_s is None
     assert sample.connector.beat_age_s == 31.0
     assert sample.connector.holds == 1
+    assert sample.connector.held_for == (HoldSample("ef" * 16, 1, "pod-9", "boot pid:[1] 3"),)
+    assert (sample.connector.pod_uid, sample.connector.container) == ("pod-1", "boot pid:[1] 7")
+    assert sample.asked_at <= sample.at
     assert sample.connector.peers[0].control == "10.0.0.3:8999"
     assert sample.engine.running == 2
     assert sample.engine.waiting == 5

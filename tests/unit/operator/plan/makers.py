@@ -20,7 +20,12 @@ from pdpool_operator.observe.model import (
     RankSample,
 )
 
-SETTINGS = BuildSettings(engine_image="localhost/pdpool-engine:dev", router_image="localhost/pdpool-router:dev")
+SETTINGS = BuildSettings(
+    engine_image="localhost/pdpool-engine:dev",
+    router_image="localhost/pdpool-router:dev",
+    curve_keys='[{"public": "p", "secret": "s"}]',
+    operator_key="-----BEGIN PUBLIC KEY-----",
+)
 T0 = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 POOL_UID = "11111111-1111-1111-1111-111111111111"
 SERVICE_UID = POOL_UID.replace("1", "3")
@@ -108,7 +113,7 @@ def as_observed(obj: dict[str, Any]) -> ObservedObject:
 
 def make_observed(pool: Pool, *instances: ObservedInstance, **changes: Any) -> ObservedPool:
     observed = ObservedPool(
-        pool=pool, instances=instances, objects=tuple(as_observed(obj) for obj in pool_objects(pool))
+        pool=pool, instances=instances, objects=tuple(as_observed(obj) for obj in pool_objects(pool, SETTINGS))
     )
     return replace(observed, **changes)
 
@@ -141,6 +146,7 @@ def make_sample(
         rank=rank,
         pod_uid=pod_uid,
         at=at,
+        asked_at=at,
         connector=None if connector_error else connector,
         engine=None if running is None else EngineSample(running, 0, {}),
         connector_error=connector_error,

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from pdpool_operator.api import names
 from pdpool_operator.api.reasons import Reason
-from pdpool_operator.build.settings import BuildSettings
 from pdpool_operator.plan.pool import plan_pool
 
 from tests.unit.operator.plan.makers import SETTINGS, T0, seconds
@@ -15,7 +14,14 @@ def test_a_new_pool_is_created_at_once() -> None:
     world = World()
     world.want(replicas=3)
     world.settle()
-    assert world.trace == ["apply Service", "apply PodDisruptionBudget", "create 0", "create 1", "create 2"]
+    assert world.trace == [
+        "apply Secret",
+        "apply Service",
+        "apply PodDisruptionBudget",
+        "create 0",
+        "create 1",
+        "create 2",
+    ]
 
 
 def test_at_the_goal_there_is_nothing_to_do() -> None:
@@ -236,7 +242,7 @@ def test_before_an_update_drains_anything_its_template_is_verified() -> None:
 
 def test_another_build_of_the_same_spec_restarts_nothing_and_shows_as_available() -> None:
     world = settled(2)
-    world.settings = BuildSettings(engine_image="localhost/pdpool-engine:next", router_image="x")
+    world.settings = replace(world.settings, engine_image="localhost/pdpool-engine:next")
     plan = world.plan()
     assert not plan.acts
     assert plan.progress is None

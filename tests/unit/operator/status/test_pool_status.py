@@ -8,7 +8,8 @@ from pdpool_operator.api.models import Pool, PoolStatus
 from pdpool_operator.api.reasons import Reason
 from pdpool_operator.build.settings import BuildSettings
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
-from pdpool_operator.observe.model import ObservedInstance
+from pdpool_operator.observe.model import HoldSample, ObservedInstance
+from pdpool_operator.plan.fences import Unproven
 from pdpool_operator.plan.model import Fault, Plan
 from pdpool_operator.plan.pool import plan_pool
 from pdpool_operator.status.chain import find
@@ -40,12 +41,13 @@ def status_of(
     plan: Plan | None = None,
     faults: tuple[Fault, ...] = (),
     settings: BuildSettings = SETTINGS,
+    unproven: tuple[Unproven, ...] = (),
     at: float = 0.0,
 ) -> PoolStatus:
     observed = make_observed(pool, *instances)
     plan = plan or plan_pool(observed, settings, T0)
     found = tuple(diagnosis(i.index) for i in instances) if diagnoses is None else tuple(diagnoses)
-    return pool_status(PoolFacts(observed, plan, found, faults), T0 + seconds(at))
+    return pool_status(PoolFacts(observed, plan, found, faults, unproven), T0 + seconds(at))
 
 
 def condition(status: PoolStatus, kind: str) -> Condition:
@@ -75,6 +77,19 @@ def test_at_the_goal_everything_is_good_and_belongs_to_the_generation() -> None:
     assert (status.replicas, status.ready_replicas, status.updated_replicas, status.ready) == (2, 2, 2, "2/2")
     assert status.selector == "pdpool.dev/pool=chat,pdpool.dev/role=prefill"
     assert status.queues == "Idle"
+
+
+def test_memory_that_nobody_can_prove_free_is_a_condition_that_names_holder_and_peer_and_leaves_ready_alone() -> None:
+    pool = make_pool()
+    hold = HoldSample("d" * 32, 2, "gone", "run")
+    lost = Unproven("chat-decode-0-0", hold, "its pod is gone, and nobody saw its container end")
+    status = status_of(pool, make_instance(pool), unproven=(lost,) * 7)
+    assert outcome(status, "HoldsProvable") == ("False", "PeerUnproven")
+    message = condition(status, "HoldsProvable").message
+    assert "chat-decode-0-0 holds memory for process dddddddd: its pod is gone" in message
+    assert "and 2 more" in message
+    assert outcome(status) == ("True", "Ready")
+    assert outcome(status_of(pool, make_instance(pool)), "HoldsProvable") == ("True", "NothingUnproven")
 
 
 def test_a_new_pool_has_no_pods_and_progresses() -> None:

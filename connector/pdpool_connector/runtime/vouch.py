@@ -1,0 +1,137 @@
+"""Adds to somebody's word that a peer runs no more what only we can see: that its connections have ended at our end.
+
+Peers of other hosts cannot be watched from here. Somebody who knows, the operator, says that their containers have
+ended; over TCP that is no proof until all that they had sent was read (docs/fences.md).
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from pdpool_connector.layout.process import ProcessName, this_process
+from pdpool_connector.protocol.fence import ConnectionsEnded, InsufficientProofError, Proof, judge
+from pdpool_connector.runtime.reactor import Reactor
+from pdpool_connector.transport.sockets import Connection, connections, leading_to
+
+log = logging.getLogger(__name__)
+
+LOOK_FIRST_S = 0.02
+LOOK_MAX_S = 1.0
+"""Pause between two looks at our connections while some still lead to the peer, doubling."""
+
+Table = frozenset[Connection]
+
+
+class Vouchers:
+    """Knows where peers run, as they told at pairing, and fences one once the word on it and our own sight suffice.
+
+    `engine`, `sending`: see `fence.judge`. `submit`: runs a coroutine elsewhere; a look at the kernel's tables takes
+    longer than the owner thread may pause. `owed`: whether anything of a peer still waits for proof. `check` and
+    `before_pairing` are for any thread, the rest is for the owner thread.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        *,
+        sending: bool,
+        who: str,
+        reactor: Reactor,
+        submit: Callable[[Coroutine[Any, Any, Table]], "Future[Table]"],
+        fence: Callable[[str, tuple[Proof, ...]], None],
+        owed: Callable[[str], bool],
+    ) -> None:
+        self._engine, self._sending = engine, sending
+        self._seen_here = ConnectionsEnded(seen_by=who)
+        self._reactor, self._submit, self._fence, self._owed = reactor, submit, fence, owed
+        self._here = this_process()
+        self._peers: dict[str, ProcessName] = {}
+        self._controls: dict[str, str] = {}
+        self._frozen: dict[str, Table] = {}
+        self._waiting: set[str] = set()
+
+    @property
+    def peers(self) -> Mapping[str, ProcessName]:
+        """What each peer told of itself."""
+        return self._peers
+
+    def note(self, peer: str, control: str, process: ProcessName | None) -> None:
+        """A peer is paired, at this control address. Asking again does no harm."""
+        if process is not None:
+            self._peers[peer] = process
+            self._controls[peer] = control
+
+    def keep(self, peers: Iterable[str]) -> None:
+        """Forget all but these."""
+        for peer in self._peers.keys() - set(peers):
+            del self._peers[peer], self._controls[peer]
+            self._frozen.pop(peer, None)
+
+    def check(self, peer: str, proofs: Sequence[Proof]) -> None:
+        """Raise InsufficientProofError unless `proofs` suffice, or will together with what we can see ourselves."""
+        try:
+            judge(self._engine, proofs, sending=self._sending)
+        except InsufficientProofError:
+            if not self._addresses(peer):
+                raise
+            judge(self._engine, (*proofs, self._seen_here), sending=self._sending)
+
+    def take(self, peer: str, proofs: tuple[Proof, ...]) -> None:
+        """Fence the peer: at once, or when the connections that it had to us have ended."""
+        try:
+            judge(self._engine, proofs, sending=self._sending)
+        except InsufficientProofError:
+            if peer not in self._waiting:
+                self._waiting.add(peer)
+                self._look(peer, proofs, LOOK_FIRST_S)
+        else:
+            self._fence(peer, proofs)
+
+    async def before_pairing(self, newcomers: Mapping[str, str]) -> None:
+        """Note which connections there are before processes that listen where former ones did make theirs.
+
+        newcomers: control address by incarnation. Without this the connections of a process could not be told from
+        those of its successor in the same pod.
+        """
+        taken = set(newcomers.values())
+        former = [
+            peer
+            for peer, control in tuple(self._controls.items())
+            if control in taken and peer not in newcomers and peer not in self._frozen
+        ]
+        if former:
+            table = await asyncio.to_thread(connections, os.getpid())
+            self._reactor.post(partial(self._freeze, former, table))
+
+    def _freeze(self, peers: Sequence[str], table: Table) -> None:
+        for peer in peers:
+            if peer in self._peers:
+                self._frozen.setdefault(peer, table)
+
+    def _addresses(self, peer: str) -> frozenset[str]:
+        process = self._peers.get(peer)
+        return process.addresses_seen_by(self._here) if process is not None else frozenset()
+
+    def _look(self, peer: str, proofs: tuple[Proof, ...], pause_s: float) -> None:
+        table = self._submit(asyncio.to_thread(connections, os.getpid()))
+        table.add_done_callback(lambda done: self._reactor.post(partial(self._on_table, peer, proofs, pause_s, done)))
+
+    def _on_table(self, peer: str, proofs: tuple[Proof, ...], pause_s: float, table: "Future[Table]") -> None:
+        if table.cancelled() or not self._owed(peer) or not (addresses := self._addresses(peer)):
+            self._waiting.discard(peer)
+            return
+        if table.exception() is None and not self._left(peer, addresses, table.result()):
+            self._waiting.discard(peer)
+            self._fence(peer, (*proofs, self._seen_here))
+            return
+        again = partial(self._look, peer, proofs, min(2 * pause_s, LOOK_MAX_S))
+        self._reactor.at(("vouched", peer), time.monotonic() + pause_s, again)
+
+    def _left(self, peer: str, addresses: frozenset[str], table: Table) -> Table:
+        """Connections that may be the peer's."""
+        return leading_to(addresses, table & self._frozen.get(peer, table))

@@ -1,0 +1,34 @@
+"""How a process tells who and where it is."""
+
+import msgspec
+import pytest
+from pdpool_connector.layout.process import ProcessName, this_process
+
+
+def test_a_container_that_was_started_again_has_another_name():
+    here = this_process("pod")
+    assert here.container == this_process().container != ""
+    again = msgspec.structs.replace(here, container_started=(here.container_started or 0) + 1)
+    assert again.container != here.container
+
+
+def test_where_process_1_is_hidden_the_container_has_no_name():
+    assert msgspec.structs.replace(this_process(), container_started=None).container == ""
+
+
+def test_loopback_leads_to_a_process_of_the_same_network_namespace_alone():
+    here = msgspec.structs.replace(this_process(), addresses=("127.0.0.1", "10.0.0.7", "::1"))
+    elsewhere = msgspec.structs.replace(here, network_namespace="net:[1]")
+    assert here.addresses_seen_by(here) == {"127.0.0.1", "10.0.0.7", "::1"}
+    assert here.addresses_seen_by(elsewhere) == {"10.0.0.7"}
+
+
+def test_what_older_peers_do_not_tell_is_unknown():
+    old = msgspec.msgpack.encode({"pid": 1, "started": 2, "boot_id": "b", "pid_namespace": "p"})
+    name = msgspec.msgpack.decode(old, type=ProcessName)
+    assert (name.container, name.addresses, name.pod_uid) == ("", (), "")
+
+
+def test_an_address_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="does not appear to be"):
+        msgspec.structs.replace(this_process(), addresses=("nonsense",))

@@ -1,0 +1,69 @@
+"""Which connections of ours lead to a peer, by the kernel's table."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pdpool_connector.transport.sockets import connections, leading_to
+
+CLIENT = """
+import socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1])), source_address=("127.0.0.2", 0)) as peer:
+    peer.sendall(b"x" * 4096)
+    sys.stdin.read()
+"""
+
+
+def leading_there(address: str = "127.0.0.2") -> int:
+    return len(leading_to([address], connections(os.getpid())))
+
+
+@contextmanager
+def client(port: int) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", CLIENT, str(port)], stdin=subprocess.PIPE)
+    with process:
+        yield process
+        process.kill()
+
+
+def test_a_connection_stays_until_our_end_is_closed_however_long_the_other_process_is_gone():
+    with socket.create_server(("127.0.0.1", 0)) as server, client(server.getsockname()[1]) as peer:
+        ours, _ = server.accept()
+        assert leading_there() == 1
+        peer.kill()
+        peer.wait(10)
+        assert leading_there() == 1, "what it had sent has not been read"
+        ours.close()
+        assert leading_there() == 0
+
+
+def test_a_connection_that_nobody_has_accepted_counts_for_it_may_carry_bytes():
+    with socket.create_server(("127.0.0.1", 0)) as server, client(server.getsockname()[1]) as peer:
+        server.settimeout(10)
+        while not leading_there():
+            assert peer.poll() is None
+        server.accept()[0].close()
+
+
+def test_connections_with_ourselves_to_others_and_listening_sockets_do_not_count():
+    with socket.create_server(("127.0.0.1", 0)) as server, client(server.getsockname()[1]):
+        ours, _ = server.accept()
+        assert leading_there("127.0.0.3") == leading_there("127.0.0.1") == 0
+        with socket.create_connection(server.getsockname(), source_address=("127.0.0.3", 0)):
+            itself, _ = server.accept()
+            assert leading_there("127.0.0.3") == 0
+            itself.close()
+        ours.close()
+
+
+def test_ipv4_in_ipv6_form_is_the_same_address():
+    with (
+        socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server,
+        client(server.getsockname()[1]),
+    ):
+        ours, _ = server.accept()
+        assert leading_there() == 1
+        ours.close()
