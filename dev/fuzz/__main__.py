@@ -26,7 +26,8 @@ TARGETS = {
 }
 LEAST_INPUTS = 1_000_000
 """So many inputs in ten minutes or more; less time is asked for less."""
-OPTIONS = ("-rss_limit_mb=768", "-timeout=10", "-print_final_stats=1", "-max_len=4096", "-verbosity=1")
+MAX_LEN = 4096
+OPTIONS = ("-rss_limit_mb=768", "-timeout=10", "-print_final_stats=1", f"-max_len={MAX_LEN}", "-verbosity=1")
 TICK_S = 15.0
 SPARE_S = 300
 """Starting takes a while on a busy machine: every module of ours is instrumented."""

@@ -3,14 +3,14 @@
 import contextlib
 import itertools
 from collections.abc import Sequence
+from typing import get_args
 
 import jwt
 import msgspec
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pdpool_connector.flight.record import Header, Record, RecordError, Step, decode_record, encode_record
-from pdpool_connector.flight.replay import replay
-from pdpool_connector.protocol.decode import DecodeMachine
+from pdpool_connector.flight.replay import MACHINES, Direction, replay
 from pdpool_connector.protocol.events import (
     AbortTransfer,
     Event,
@@ -18,7 +18,6 @@ from pdpool_connector.protocol.events import (
     OpenAttempt,
     PeerReady,
     Received,
-    Tick,
     Writer,
 )
 from pdpool_connector.protocol.frames import AttemptFrame
@@ -94,20 +93,21 @@ def flight() -> tuple[Fuzzed, Sequence[bytes]]:
             except RecordError:
                 return
 
-    return fuzz, [encode_record(_record("write")), encode_record(_record("read"))]
-
-
-def _record(direction: str) -> Record:
-    """An attempt that decode gives up, as it was told and answered."""
-    machine = DecodeMachine(A, Timing())
-    wish = OpenAttempt(1, "p:1", 7, 0, "r", bytes(16), 0, 3, 30.0)
     frames = [frame for frame in sample_frames() if isinstance(frame, AttemptFrame)]
-    events: list[Event] = [wish, PeerReady(B, 2), Linked("p:1", (Writer(B),)), Tick(), AbortTransfer(1, "given up")]
-    events += [Received(msgspec.structs.replace(frame, sender=B)) for frame in frames]
+    records = [_record(direction, frame) for direction in get_args(Direction) for frame in frames]
+    return fuzz, [encode_record(record) for record in records]
+
+
+def _record(direction: Direction, frame: AttemptFrame) -> Record:
+    """An attempt that decode gives up, as it was told and answered; short, for the fuzzer's inputs are."""
+    machine = MACHINES["decode", direction](A, Timing())
+    wish = OpenAttempt(1, "p:1", 7, 0, "r", bytes(16), 0, 3, 30.0)
+    said = Received(msgspec.structs.replace(frame, sender=B))
+    events: list[Event] = [wish, PeerReady(B, 2), Linked("p:1", (Writer(B),)), said, AbortTransfer(1, "given up")]
     steps = [Step(float(at), event, machine.handle(event, float(at))) for at, event in enumerate(events)]
     header = Header(
         role="decode",
-        direction="read" if direction == "read" else "write",
+        direction=direction,
         rank=0,
         incarnation=A,
         room=7,

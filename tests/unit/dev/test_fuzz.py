@@ -8,7 +8,7 @@ from pdpool_connector.protocol.events import Report, Write
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 
-from dev.fuzz.__main__ import TARGETS
+from dev.fuzz.__main__ import MAX_LEN, TARGETS
 from dev.fuzz.allowance import EVERY, FIXED, Allowance
 from dev.fuzz.machines import ME, TIMING, Watched
 from dev.fuzz.targets import make
@@ -46,3 +46,9 @@ def test_memory_that_is_given_back_while_a_move_uses_it_is_noticed() -> None:
     over = TransferStatus(phase=Phase.FAILED, cause=Cause.ABORTED, message="", releasable=True)
     with pytest.raises(AssertionError, match="gives back what"):
         watched.check_untouched(Report(1, over, (attempt,)))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_seeds_are_as_short_as_the_fuzzers_inputs(name: str) -> None:
+    """A longer one would be cut, and then be of no use to it."""
+    assert max(map(len, make(name)[1])) <= MAX_LEN
