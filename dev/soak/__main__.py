@@ -1,8 +1,10 @@
 """Aborted hand-offs in great number over real data planes; the last line tells what was out of place."""
 
+import math
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -16,15 +18,10 @@ PROGRESS_S = 5.0
 SEED = 20_261_122
 
 
-def soak(plane: Plane, aborts: int, seed: int, fleet: Fleet) -> tuple[Total, int]:
-    """One data plane; the sums and the rows that were left behind."""
-    begun = printed = time.monotonic()
-    before: list[Usage] = []
-    if aborts >= 10 * WARM_UP:
-        for _ in fleet.round(WARM_UP):
-            pass
-        before = fleet.usages()
-    for total in fleet.round(max(aborts - fleet.total().aborted, 1)):
+def tell(plane: Plane, begun: float, totals: Iterable[Total]) -> None:
+    """Print where a round stands, at its start and every few seconds, until it is over."""
+    printed = -math.inf
+    for total in totals:
         if time.monotonic() - printed >= PROGRESS_S:
             printed = time.monotonic()
             click.echo(
@@ -32,6 +29,16 @@ def soak(plane: Plane, aborts: int, seed: int, fleet: Fleet) -> tuple[Total, int
                 f"other={sum(total.outcomes.values()) - total.aborted - total.outcomes['done']} "
                 f"landed_after_abort={total.late} stale_bytes={total.stale_bytes} rows={total.rows}"
             )
+
+
+def soak(plane: Plane, aborts: int, seed: int, fleet: Fleet) -> tuple[Total, int]:
+    """One data plane; the sums and the rows that were left behind."""
+    begun = time.monotonic()
+    before: list[Usage] = []
+    if aborts >= 10 * WARM_UP:
+        tell(plane, begun, fleet.round(WARM_UP))
+        before = fleet.usages()
+    tell(plane, begun, fleet.round(max(aborts - fleet.total().aborted, 1)))
     total, seconds = fleet.total(), time.monotonic() - begun
     fds, rss, tables = grown(before or fleet.usages(), fleet.usages())
     leaked = total.rows + sum(tables.values()) + max(fds - GROWN_FDS, 0)
