@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,9 +37,10 @@ class Forked:
         self._status, theirs_status = os.pipe()
         passed = [theirs_in, theirs_out, 2, theirs_status]
         try:
-            parent = _parent(os.getpid())
-            socket.send_fds(parent, [json.dumps({"module": module, "env": env}).encode()], passed)
-            self.pid = int(parent.recv(REQUEST_BYTES) or b"0")
+            with _asking:
+                parent = _parent(os.getpid())
+                socket.send_fds(parent, [json.dumps({"module": module, "env": env}).encode()], passed)
+                self.pid = int(parent.recv(REQUEST_BYTES) or b"0")
         finally:
             for descriptor in (theirs_in, theirs_out, theirs_status):
                 os.close(descriptor)
@@ -74,6 +76,9 @@ class Forked:
             self.returncode = int(os.read(self._status, 16))
             os.close(self._status)
         return self.returncode
+
+
+_asking = threading.Lock()
 
 
 @functools.cache
