@@ -24,6 +24,7 @@ from pdpool_connector.protocol.events import (
     SendPages,
     Shutdown,
     Tick,
+    Unlinked,
     Unreachable,
     Write,
     WriteEnded,
@@ -188,7 +189,10 @@ class Watched:
 
     def link(self, data: Bytes) -> Event:
         prefill = f"p{data.below(2)}"
-        if data.below(4) == 0:
+        kind = data.below(4)
+        if kind == 0:
+            return Unlinked(prefill)
+        if kind == 1:
             return Unreachable(prefill, Cause.PEER_LOST, "fuzzed")
         writers = PEERS[: 1 + data.below(2)]
         return Linked(prefill, tuple(Writer(one, writes_aux=one is writers[-1]) for one in writers))

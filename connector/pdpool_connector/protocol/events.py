@@ -178,6 +178,12 @@ class Linked(Plain, frozen=True):
     writers: tuple[Writer, ...]
 
 
+class Unlinked(Plain, frozen=True):
+    """A connection to a rank behind `prefill` ended: what is opened from now on waits until it is linked again."""
+
+    prefill: str
+
+
 class Unreachable(Plain, frozen=True):
     """The bootstrap address `prefill` could not be paired with; whoever waits for it fails."""
 
@@ -278,6 +284,7 @@ Event = (
     | ReadEnded
     | OpenAttempt
     | Linked
+    | Unlinked
     | Unreachable
 )
 Effect = Send | Write | StopWriting | Read | StopReading | Connect | Report | Ignored

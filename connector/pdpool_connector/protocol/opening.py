@@ -19,6 +19,7 @@ from pdpool_connector.protocol.events import (
     PeerLost,
     Report,
     Shutdown,
+    Unlinked,
     Unreachable,
     Writer,
 )
@@ -99,6 +100,7 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
             OpenAttempt: self._on_open_attempt,
             AbortTransfer: self._on_abort_transfer,
             Linked: self._on_linked,
+            Unlinked: self._on_unlinked,
             Unreachable: self._on_unreachable,
             Shutdown: self._on_shutdown,
         }
@@ -214,6 +216,9 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
             attempt.offered = True
             self._move(attempt, Cue.LINKED)
         self._nudge(attempt)
+
+    def _on_unlinked(self, event: Unlinked) -> None:
+        self._links.pop(event.prefill, None)
 
     def _on_unreachable(self, event: Unreachable) -> None:
         for attempt in list(self._by_prefill.get(event.prefill, {}).values()):

@@ -25,6 +25,7 @@ from pdpool_connector.protocol.events import (
     Received,
     Report,
     StopReading,
+    Unlinked,
     Unreachable,
     Writer,
 )
@@ -204,6 +205,10 @@ class DecodeConnector(Connector[DecodeTransfer]):
             if (line := link.line(found.info.incarnation)) is not None:
                 self._reads.connect(found.info.incarnation, line.memory, kv=found.writer.kv)
         self._link_when_reachable(link)
+
+    def link_broken(self, link: InstanceLink) -> None:
+        """See `LinkOwner`."""
+        self._drive(Unlinked(link.prefill))
 
     def link_lost(self, link: InstanceLink, peer: str, message: str) -> None:
         """See `LinkOwner`. Another address may lead to the same process; then it is lost by that one only."""

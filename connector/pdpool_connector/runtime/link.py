@@ -57,6 +57,9 @@ class LinkOwner(Protocol):
     def link_whole(self, link: "InstanceLink", writers: Sequence[Found]) -> None:
         """All of its ranks are paired."""
 
+    def link_broken(self, link: "InstanceLink") -> None:
+        """The connection to a rank that was paired ended; the same process may answer again, or another."""
+
     def link_lost(self, link: "InstanceLink", peer: str, message: str) -> None:
         """There is evidence that a rank that was paired is gone."""
 
@@ -233,6 +236,7 @@ class InstanceLink:
         if not paired:
             self._again(message)
             return
+        self._owner.link_broken(self)
         lost = f"{message}, and the same process did not answer again"
         self._reactor.at(("grace", seat), time.monotonic() + GRACE_S, partial(self._on_grace_over, peer, lost))
         self._give_up = time.monotonic() + self._connect_s

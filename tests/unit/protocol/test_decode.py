@@ -15,6 +15,7 @@ from pdpool_connector.protocol.events import (
     PeerReady,
     Report,
     Shutdown,
+    Unlinked,
     Unreachable,
     Writer,
 )
@@ -187,6 +188,17 @@ def test_an_unreachable_prefill_fails_what_waits_for_it() -> None:
     side.open()
     side.do(Unreachable("p:1", Cause.PEER_LOST, "connection refused"))
     assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, True)
+
+
+def test_what_is_opened_while_a_connection_is_down_meets_whoever_answers_next() -> None:
+    side = Decode()
+    side.do(Unlinked("p:1"))
+    side.open()
+    side.do(PeerLost(PREFILL, "it was restarted"))
+    assert side.status[1].phase is Phase.WAITING
+    side.do(PeerReady(PREFILL_2, f.VERSION_MAX))
+    side.do(Linked("p:1", (Writer(PREFILL_2),)))
+    assert list(side.machine.attempts_of(PREFILL_2)), "offered to the process that came after"
 
 
 def test_a_lost_writer_fails_its_attempts_only_and_holds_their_pages() -> None:

@@ -43,6 +43,7 @@ class World:
         self.did: list[tuple] = []
         self.wanted = True
         self.owed = False
+        self.broken = 0
         self.fenced: set[str] = set()
 
     # The reactor
@@ -81,6 +82,9 @@ class World:
     def link_whole(self, _link, writers) -> None:
         self.did.append(("whole", tuple(one.info.rank for one in writers)))
         self.wanted = False
+
+    def link_broken(self, _link) -> None:
+        self.broken += 1
 
     def link_lost(self, _link, peer, message) -> None:
         self.did.append(("lost", peer, message))
@@ -191,6 +195,7 @@ def test_a_rank_of_another_protocol_is_not_connected_to(world, link) -> None:
 
 def test_a_connection_that_comes_back_within_the_grace_costs_nothing(world, linked) -> None:
     world.cut(linked, 1)
+    assert world.broken == 1, "nothing new is offered meanwhile"
     world.wait(GRACE_S / 2)
     world.answer(found(0), found(1))
     world.pair(linked, 1)
