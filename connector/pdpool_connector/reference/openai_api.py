@@ -64,19 +64,12 @@ class _Common(HandoffFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     rid: Rid | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
 
 
 class CompletionBody(_Common):
     """`POST /v1/completions`."""
 
     prompt: str | list[str | Token | list[Token]] = msgspec.field(default_factory=list)
-    echo: bool | None = None
-    suffix: str | None = None
-    best_of: int | None = None
-    logprobs: int | None = None
 
 
 class TextPart(msgspec.Struct):
@@ -103,19 +96,11 @@ class ChatBody(_Common, kw_only=True):
 
     messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
     max_completion_tokens: NewTokens | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    response_format: dict[str, Any] | None = None
-    continue_final_message: bool | None = None
-
-
-_NO_PENALTIES: dict[str, object] = {"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
 
 
 def completion_job(body: CompletionBody, tokenizer: Tokenizer, vocab: int, request_id: str) -> Job:
     """The sequences that a completion asks for. Raises RequestError."""
-    refuse_unsupported(body, {**_NO_PENALTIES, "echo": False, "suffix": "", "best_of": 1, "logprobs": None})
+    refuse_unsupported(body)
     prompts = [check_tokens(tokens, vocab, "prompt") for tokens in _prompts(body.prompt, tokenizer)]
     sampling = _sampling(body, body.max_tokens or DEFAULT_COMPLETION_TOKENS)
     count = len(prompts)
@@ -134,15 +119,7 @@ def chat_job(body: ChatBody, tokenizer: Tokenizer, vocab: int, request_id: str, 
 
     `room_for` is the most tokens that prompt and answer may have together.
     """
-    harmless = {
-        **_NO_PENALTIES,
-        "logprobs": False,
-        "top_logprobs": 0,
-        "tools": [],
-        "response_format": {"type": "text"},
-        "continue_final_message": False,
-    }
-    refuse_unsupported(body, harmless)
+    refuse_unsupported(body)
     for number, message in enumerate(body.messages):
         if message.content is None and message.role != "assistant":
             param = f"messages[{number}].content"

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
 from pdpool_connector.reference.request import Handoff, RequestError, SamplingParams
+from pdpool_connector.transport.address import AddressError, parse_address
 
 MAX_SEQUENCES = 128
 """Bound on prompts x samples of one HTTP request; OpenAI's bound on `n`."""
@@ -30,7 +31,59 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 
 
-class HandoffFields(msgspec.Struct):
+class Unsupported(msgspec.Struct):
+    """What SGLang 0.5.23 or OpenAI do and this engine does not, though it would change the answer.
+
+    Each field's default is the value that asks for nothing; so do null, {} and a list of such values. All bodies are
+    read for all of them, so that one in the wrong place is refused too.
+    """
+
+    frequency_penalty: Any = 0
+    presence_penalty: Any = 0
+    repetition_penalty: Any = 1
+    logit_bias: Any = None
+    min_p: Any = 0
+    min_tokens: Any = 0
+    min_new_tokens: Any = 0
+    regex: Any = None
+    ebnf: Any = None
+    json_schema: Any = None
+    structural_tag: Any = None
+    response_format: Any = msgspec.field(default_factory=lambda: {"type": "text"})
+    tools: Any = None
+    stop_regex: Any = None
+    no_stop_trim: Any = False
+    skip_special_tokens: Any = True
+    spaces_between_special_tokens: Any = True
+    custom_params: Any = None
+    custom_logit_processor: Any = None
+    chat_template_kwargs: Any = None
+    continue_final_message: Any = False
+    reasoning_effort: Any = None
+    lora_path: Any = None
+    session_params: Any = None
+    input_embeds: Any = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    echo: Any = False
+    suffix: Any = ""
+    best_of: Any = 1
+    logprobs: Any = False
+    top_logprobs: Any = 0
+    return_logprob: Any = False
+    top_logprobs_num: Any = 0
+    token_ids_logprob: Any = None
+    return_hidden_states: Any = False
+    return_routed_experts: Any = False
+    return_token_ids: Any = False
+    return_prompt_token_ids: Any = False
+
+
+_NOTHING: Final = Unsupported()
+
+
+class HandoffFields(Unsupported):
     """What the router adds to a body: one value for the request, or one for each prompt or sequence."""
 
     bootstrap_host: str | list[str] | None = None
@@ -56,18 +109,20 @@ def decode_body(raw: bytes, shape: type[Body]) -> Body:
         raise RequestError("the body nests too deeply to be read", code="invalid_json") from None
 
 
-def refuse_unsupported(body: msgspec.Struct, harmless: dict[str, object], prefix: str = "") -> None:
-    """Refuse what this engine does not do, rather than ignore it.
-
-    `harmless` maps such a field to the value that asks for nothing (None never asks).
-    """
-    for name, nothing in harmless.items():
-        value = getattr(body, name)
-        if value is not None and value != nothing:
+def refuse_unsupported(body: Unsupported, prefix: str = "") -> None:
+    """Refuse what this engine does not do, rather than ignore it. Raises RequestError."""
+    for name in Unsupported.__struct_fields__:
+        value, nothing = getattr(body, name), getattr(_NOTHING, name)
+        if not all(_asks_nothing(item, nothing) for item in (value if isinstance(value, list) else [value])):
             param = prefix + name
             raise RequestError(
                 f"{param}: not supported by the reference engine; leave it out", param=param, code="unsupported"
             )
+
+
+def _asks_nothing(value: object, nothing: object) -> bool:
+    """0 is not false here: `"logprobs": 0` asks for the log probability of each token."""
+    return value in (None, {}) or (value == nothing and isinstance(value, bool) == isinstance(nothing, bool))
 
 
 def stop_strings(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
@@ -99,24 +154,21 @@ def handoffs(fields: HandoffFields, prompts: int, samples: int) -> list[Handoff 
     ports = _spread("bootstrap_port", fields.bootstrap_port, prompts, samples)
     found: list[Handoff | None] = []
     for i, (host, port, room) in enumerate(zip(hosts, ports, rooms, strict=True)):
-        if not isinstance(host, str) or not host:
-            raise _unfit("bootstrap_host", host, i, "the name or address of a prefill engine")
         if not isinstance(port, int):
             raise _unfit("bootstrap_port", port, i, "a port number")
         if not isinstance(room, int):
             raise _unfit("bootstrap_room", room, i, "a number")
-        found.append(
-            Handoff(
-                prefill=f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}",
-                room=room,
-                sibling=i,
-            )
-        )
+        bare_ipv6 = ":" in str(host) and not str(host).startswith("[")
+        try:
+            prefill = parse_address(f"[{host}]:{port}" if bare_ipv6 else f"{host}:{port}")
+        except AddressError:
+            raise _unfit("bootstrap_host", host, i, "the name or address of a prefill engine") from None
+        found.append(Handoff(prefill=str(prefill), room=room, sibling=i))
     return found
 
 
 def _unfit(name: str, value: object, sequence: int, right: str) -> RequestError:
-    return RequestError(f"{name}: {value!r} for sequence {sequence}; {right} is needed", param=name)
+    return RequestError(f"{name}: {repr(value)[:300]} for sequence {sequence}; {right} is needed", param=name)
 
 
 def _spread(name: str, value: object, prompts: int, samples: int) -> Sequence[object]:

@@ -17,33 +17,32 @@ from pdpool_connector.reference.request_body import (
     Token,
     TopK,
     TopP,
+    Unsupported,
     check_tokens,
     make_job,
     refuse_unsupported,
     stop_strings,
 )
 
+DEFAULT_NEW_TOKENS = 128
+"""SGLang's for a body that names none."""
 
-class SamplingBody(msgspec.Struct):
-    """`sampling_params` of `/generate`, with SGLang's defaults."""
 
-    max_new_tokens: NewTokens = 128
-    temperature: Temperature = 1.0
-    top_p: TopP = 1.0
-    top_k: TopK = -1
-    min_p: float = 0.0
-    n: Samples = 1
+class SamplingBody(Unsupported):
+    """`sampling_params` of `/generate`. Null is the default, as the router drops fields that are null.
+
+    For `max_new_tokens` SGLang itself takes null as the whole context.
+    """
+
+    max_new_tokens: NewTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    n: Samples | None = None
     sampling_seed: Seed | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Token] | None = None
-    ignore_eos: bool = False
-    min_new_tokens: int = 0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    json_schema: str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
+    ignore_eos: bool | None = None
 
 
 class GenerateBody(HandoffFields):
@@ -53,8 +52,7 @@ class GenerateBody(HandoffFields):
     input_ids: list[Token | list[Token]] | None = None
     sampling_params: SamplingBody | list[SamplingBody] | None = None
     rid: Rid | list[Rid] | None = None
-    stream: bool = False
-    return_logprob: bool | list[bool] | None = None
+    stream: bool | None = None
 
 
 class AbortBody(msgspec.Struct):
@@ -64,21 +62,9 @@ class AbortBody(msgspec.Struct):
     abort_all: bool = False
 
 
-_HARMLESS: dict[str, object] = {
-    "min_p": 0,
-    "min_new_tokens": 0,
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "repetition_penalty": 1,
-    "json_schema": None,
-    "regex": None,
-    "ebnf": None,
-}
-
-
 def generate_job(body: GenerateBody, tokenizer: Tokenizer, vocab: int, request_id: str) -> Job:
     """The sequences that a `/generate` body asks for. Raises RequestError."""
-    refuse_unsupported(body, {"return_logprob": False})
+    refuse_unsupported(body)
     prompts, param = _prompts(body, tokenizer)
     prompts = [check_tokens(tokens, vocab, param) for tokens in prompts]
     bodies = (
@@ -90,12 +76,13 @@ def generate_job(body: GenerateBody, tokenizer: Tokenizer, vocab: int, request_i
     for name, values in (("sampling_params", bodies), ("rid", rids)):
         if len(values) != len(prompts):
             raise RequestError(f"{name}: {len(values)} entries for {len(prompts)} prompts", param=name)
-    samples = {one.n for one in bodies}
+    samples = {one.n or 1 for one in bodies}
     if len(samples) > 1:
         raise RequestError(
             f"sampling_params.n: {sorted(samples)}; one value for all prompts is right", param="sampling_params.n"
         )
-    return make_job(rids, prompts, [_sampling(one) for one in bodies], body, samples=samples.pop(), stream=body.stream)
+    sampling = [_sampling(one) for one in bodies]
+    return make_job(rids, prompts, sampling, body, samples=samples.pop(), stream=body.stream or False)
 
 
 def _prompts(body: GenerateBody, tokenizer: Tokenizer) -> tuple[list[tuple[int, ...]], str]:
@@ -115,16 +102,16 @@ def _prompts(body: GenerateBody, tokenizer: Tokenizer) -> tuple[list[tuple[int, 
 
 
 def _sampling(body: SamplingBody) -> SamplingParams:
-    refuse_unsupported(body, _HARMLESS, "sampling_params.")
+    refuse_unsupported(body, "sampling_params.")
     return SamplingParams(
-        max_new_tokens=body.max_new_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=max(0, body.top_k),
+        max_new_tokens=body.max_new_tokens or DEFAULT_NEW_TOKENS,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(0, body.top_k or 0),
         seed=body.sampling_seed,
         stop=stop_strings(body.stop, "sampling_params.stop"),
         stop_token_ids=frozenset(body.stop_token_ids or ()),
-        ignore_eos=body.ignore_eos,
+        ignore_eos=body.ignore_eos or False,
     )
 
 

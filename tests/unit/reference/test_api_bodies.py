@@ -5,8 +5,8 @@ import json
 import pytest
 from pdpool_connector.reference.openai_api import ChatBody, CompletionBody, chat_job, completion_job
 from pdpool_connector.reference.request import Handoff, RequestError
-from pdpool_connector.reference.request_body import decode_body
-from pdpool_connector.reference.sglang_api import GenerateBody, generate_job
+from pdpool_connector.reference.request_body import Unsupported, decode_body
+from pdpool_connector.reference.sglang_api import GenerateBody, SamplingBody, generate_job
 
 VOCAB = 300
 IMAGE = {"type": "image_url", "text": "a"}
@@ -35,6 +35,9 @@ def generate(**body):
     return generate_job(decode_body(json.dumps(body).encode(), GenerateBody), Bytes(), VOCAB, "id")
 
 
+ROOM = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
+
+
 REFUSED = [
     (completion, {"prompt": []}, "prompt"),
     (completion, {"prompt": ""}, "prompt"),
@@ -59,6 +62,14 @@ REFUSED = [
     (completion, {"prompt": "a", "bootstrap_room": 1}, "bootstrap_host"),
     (completion, {"prompt": "a", "bootstrap_room": 1, "bootstrap_host": "h"}, "bootstrap_port"),
     (completion, {"prompt": "a", "bootstrap_room": 1, "bootstrap_host": "", "bootstrap_port": 1}, "bootstrap_host"),
+    *(
+        (
+            completion,
+            {"prompt": "a", "bootstrap_room": 1, "bootstrap_host": host, "bootstrap_port": 1},
+            "bootstrap_host",
+        )
+        for host in ("x y", "[::1", "::1]", "http://h", "h:80", "a" * 64)
+    ),
     (completion, {"prompt": "a", "bootstrap_room": -1}, "bootstrap_room"),
     (completion, {"prompt": "a", "bootstrap_room": 2**63}, "bootstrap_room"),
     (
@@ -90,6 +101,12 @@ REFUSED = [
     (generate, {"text": "a", "sampling_params": {"min_p": 0.1}}, "sampling_params.min_p"),
     (generate, {"text": "a", "sampling_params": {"regex": "a+"}}, "sampling_params.regex"),
     (generate, {"text": "a", "return_logprob": True}, "return_logprob"),
+    (completion, {"prompt": "a", "skip_special_tokens": False}, "skip_special_tokens"),
+    (completion, {"prompt": "a", "response_format": {"type": "json_object"}}, "response_format"),
+    (chat, {"min_p": 0.1}, "min_p"),
+    (generate, {"text": "a", "image_data": "a.png"}, "image_data"),
+    (generate, {"text": "a", "input_embeds": [[1.0]]}, "input_embeds"),
+    (generate, {"text": "a", "lora_path": [None, "a"]}, "lora_path"),
 ]
 
 
@@ -123,8 +140,60 @@ def test_json_that_is_no_object_is_refused(raw):
         decode_body(raw, CompletionBody)
 
 
+@pytest.mark.parametrize("name", Unsupported.__struct_fields__)
+def test_what_would_change_the_answer_is_refused_wherever_it_is_asked_for(name):
+    def of_sampling(text, **fields):
+        return generate(text=text, sampling_params=fields)
+
+    for parse, body, prefix in (
+        (completion, {"prompt": "a"}, ""),
+        (chat, {}, ""),
+        (generate, {"text": "a"}, ""),
+        (of_sampling, {"text": "a"}, "sampling_params."),
+    ):
+        for value in (3.5, "a", ["a"], {"a": 1}):
+            with pytest.raises(RequestError, match=rf"^{prefix}{name}: ") as caught:
+                parse(**body, **{name: value})
+            assert (caught.value.status, caught.value.code) == (400, "unsupported")
+            assert caught.value.param == prefix + name
+
+
+ADDED_BY_THE_ROUTER = {
+    completion: {"prompt": "a", "echo": False, "no_stop_trim": False, "ignore_eos": False, "skip_special_tokens": True}
+    | {"stream": False, "return_hidden_states": False},
+    chat: {"logprobs": False, "stream": False, "no_stop_trim": False, "ignore_eos": False, "skip_special_tokens": True}
+    | {"continue_final_message": False, "separate_reasoning": True, "stream_reasoning": True}
+    | {"return_hidden_states": False},
+    generate: {"text": "a", "model": None, "return_text_in_logprobs": False, "stream": False, "log_metrics": True}
+    | {"return_hidden_states": False, "background": False, "no_logs": False, "return_bytes": False}
+    | {"return_entropy": False},
+}
+"""Recorded from sglang-router 0.3.2, which sends these whether or not the client did."""
+
+
+def test_what_the_router_adds_is_taken():
+    for parse, body in ADDED_BY_THE_ROUTER.items():
+        assert len(parse(**body).prompts) == 1
+
+
+def test_fields_that_ask_for_nothing_are_taken():
+    nothing = {
+        "min_p": 0,
+        "repetition_penalty": 1.0,
+        "logit_bias": {},
+        "custom_params": {},
+        "stop_regex": [],
+        "return_logprob": [False],
+    }
+    nothing |= {"lora_path": [None], "tools": [], "response_format": {"type": "text"}, "suffix": "", "best_of": 1}
+    nulls = dict.fromkeys(Unsupported.__struct_fields__)
+    for fields in (nothing, nulls):
+        for job in (completion(prompt="a", **fields), chat(**fields), generate(text="a", sampling_params=fields)):
+            assert len(job.prompts) == 1
+
+
 def test_fields_that_nobody_here_knows_are_ignored_as_sglang_does():
-    assert completion(prompt="ab", skip_special_tokens=True, no_stop_trim=False).prompts == [(97, 98)]
+    assert completion(prompt="ab", user="a", no_such_field=3).prompts == [(97, 98)]
 
 
 def test_prompts_come_as_text_texts_tokens_or_lists_of_tokens():
@@ -140,6 +209,8 @@ def test_prompts_come_as_text_texts_tokens_or_lists_of_tokens():
 def test_defaults_are_those_of_the_api():
     assert completion(prompt="a").sampling[0].max_new_tokens == 16
     assert generate(text="a").sampling[0].max_new_tokens == 128
+    nulls = dict.fromkeys(SamplingBody.__struct_fields__)
+    assert generate(text="a", sampling_params=nulls, stream=None).sampling == generate(text="a").sampling
     assert chat().sampling[0].max_new_tokens == 95, "what 100 tokens leave over after a prompt of 5"
     assert chat().sampling[0].temperature == 1.0
     assert chat(max_tokens=7).sampling[0].max_new_tokens == 7
