@@ -15,6 +15,16 @@ CHART = CHECKOUT / "charts" / "pdpool"
 Render = Callable[..., "Rendered"]
 
 
+class Strict(yaml.SafeLoader):
+    """Refuses what PyYAML lets pass and Kubernetes does not: a key that stands twice in one map."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        twice = {key for key in keys if keys.count(key) > 1}
+        assert not twice, f"{twice} stand twice {node.start_mark}"
+        return super().construct_mapping(node, deep)
+
+
 class Rendered:
     """What `helm template` printed: objects by kind and name, or its error."""
 
@@ -23,7 +33,7 @@ class Rendered:
         self.error = result.stderr
         self.objects: list[dict[str, Any]] = []
         if not self.failed:
-            self.objects = [document for document in yaml.safe_load_all(result.stdout) if document]
+            self.objects = [document for document in yaml.load_all(result.stdout, Loader=Strict) if document]
 
     def all(self, kind: str) -> list[dict[str, Any]]:
         return [document for document in self.objects if document["kind"] == kind]

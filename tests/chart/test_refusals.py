@@ -29,6 +29,20 @@ from .conftest import CHART, Render
         ({"rules": {"windows": {"noProgres": "1m"}}}, ["/rules/windows", "noProgres", "not allowed"]),
         ({"test": {"router": {"port": 0}}}, ["/test/router/port", "minimum"]),
         ({"networkPolicy": {"prometheus": {"podSelector": {"app": "x"}}}}, ["podSelector", "app", "not allowed"]),
+        ({"operator": {"resources": {"limits": {"memory": "lots"}}}}, ["/operator/resources/limits/memory", "'lots'"]),
+        ({"operator": {"resources": {"limits": {"cpu": -1}}}}, ["/operator/resources/limits/cpu", "minimum"]),
+        (
+            {"operator": {"resources": {"requests": {"memory": "1mi"}}}},
+            ["/operator/resources/requests/memory", "'1mi'"],
+        ),
+        ({"commonLabels": {"a b": "x"}}, ["/commonLabels", "'a b' not allowed"]),
+        ({"operator": {"podLabels": {"team": "a b"}}}, ["/operator/podLabels/team", "'a b'"]),
+        ({"operator": {"podAnnotations": {"a b": "x"}}}, ["/operator/podAnnotations", "'a b' not allowed"]),
+        ({"operator": {"podAnnotations": {"on": True}}}, ["/operator/podAnnotations/on", "got boolean, want string"]),
+        ({"operator": {"tolerations": [{"efect": "NoSchedule"}]}}, ["/operator/tolerations/0", "efect", "not allowed"]),
+        ({"operator": {"affinity": {"nodeAfinity": {}}}}, ["/operator/affinity", "nodeAfinity", "not allowed"]),
+        ({"operator": {"priorityClassName": "High!"}}, ["/operator/priorityClassName", "'High!'"]),
+        ({"image": {"registry": "https://registry.example"}}, ["/image/registry", "pattern"]),
     ],
 )
 def test_bad_values_are_refused_with_the_field_s_name(render: Render, values: dict[str, Any], words: list[str]) -> None:
@@ -36,6 +50,50 @@ def test_bad_values_are_refused_with_the_field_s_name(render: Render, values: di
     assert refused.failed
     for word in words:
         assert word in refused.error
+
+
+OWN_LABELS = [
+    "helm.sh/chart",
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/version",
+    "app.kubernetes.io/component",
+    "app.kubernetes.io/managed-by",
+    "rbac.authorization.k8s.io/aggregate-to-admin",
+    "pdpool.dev/role",
+]
+
+
+@pytest.mark.parametrize("label", OWN_LABELS)
+def test_labels_of_the_chart_s_own_are_refused(render: Render, label: str) -> None:
+    refused = render({"commonLabels": {"team": "a", label: "evil"}})
+    assert refused.failed
+    assert f"commonLabels: {label} belongs to the chart; leave it out" in refused.error
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["operator.podLabels", "rules.configMap.labels", "rules.prometheusRule.labels", "metrics.podMonitor.labels"],
+)
+def test_labels_of_the_chart_s_own_are_refused_everywhere(render: Render, path: str) -> None:
+    values: dict[str, Any] = {
+        "rules": {"prometheusRule": {"enabled": True}},
+        "metrics": {"podMonitor": {"enabled": True}},
+    }
+    node = values
+    for name in path.split("."):
+        node = node.setdefault(name, {})
+    node["app.kubernetes.io/name"] = "evil"
+    refused = render(values, api_versions="monitoring.coreos.com/v1")
+    assert refused.failed
+    assert f"{path}: app.kubernetes.io/name belongs to the chart; leave it out" in refused.error
+
+
+@pytest.mark.parametrize("annotation", ["checksum/seed", "prometheus.io/port"])
+def test_annotations_that_tell_of_the_pod_are_refused(render: Render, annotation: str) -> None:
+    refused = render({"operator": {"podAnnotations": {annotation: "evil"}}})
+    assert refused.failed
+    assert f"operator.podAnnotations: {annotation} belongs to the chart; leave it out" in refused.error
 
 
 def test_a_foreign_service_account_must_be_named(render: Render) -> None:
@@ -67,11 +125,86 @@ def paths(values: dict[str, Any], known: set[str], path: str = "") -> set[str]:
     return found
 
 
-def test_schema_and_values_have_the_same_keys() -> None:
-    known = keys(json.loads((CHART / "values.schema.json").read_text()))
-    written = paths(yaml.safe_load((CHART / "values.yaml").read_text()), known)
+# Keys that versions before this one did not have: `helm upgrade --reuse-values` comes without them.
+ADDED = {"networkPolicy.ranks", "rules.windows.memoryHeld"}
+# Parts of what Kubernetes defines, each of which may be left away.
+PARTS = {"operator.resources.requests", "operator.resources.limits"}
+PARTS |= {"networkPolicy.prometheus.namespaceSelector.matchLabels"}
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert isinstance(schema, dict)
+    return schema
+
+
+@pytest.fixture(scope="module")
+def values() -> dict[str, Any]:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert isinstance(values, dict)
+    return values
+
+
+def requirements(node: dict[str, Any], path: str = "") -> set[str]:
+    """Paths of all keys that a schema requires."""
+    found = {f"{path}{name}" for name in node.get("required", [])}
+    for name, child in node.get("properties", {}).items():
+        found |= requirements(child, f"{path}{name}.")
+    return found
+
+
+def at(values: dict[str, Any], path: str) -> Any:
+    node: Any = values
+    for name in path.split("."):
+        node = node[name]
+    return node
+
+
+def test_null_is_refused_where_the_default_is_not_empty(schema: dict[str, Any], values: dict[str, Any]) -> None:
+    filled = {path for path in paths(values, keys(schema)) if at(values, path) not in ("", [], {})}
+    assert requirements(schema) == filled - ADDED - PARTS
+
+
+@pytest.mark.parametrize(
+    ("unset", "words"),
+    [
+        ({"operator": None}, "at '': missing property 'operator'"),
+        ({"networkPolicy": {"prometheus": None}}, "at '/networkPolicy': missing property 'prometheus'"),
+        ({"rules": {"windows": {"noProgress": None}}}, "at '/rules/windows': missing property 'noProgress'"),
+        ({"image": {"registry": None}}, "at '/image': missing property 'registry'"),
+    ],
+)
+def test_null_is_refused_with_the_key_s_name(render: Render, unset: dict[str, Any], words: str) -> None:
+    refused = render(unset)
+    assert refused.failed
+    assert words in refused.error
+
+
+def test_null_where_the_default_is_empty_is_the_default(
+    render: Render, schema: dict[str, Any], values: dict[str, Any]
+) -> None:
+    # A seed of ones own, for the chart's is another at each rendering.
+    seed = {"seed": {"existingSecret": "mine"}}
+    unset: dict[str, Any] = {}
+    for path in keys(schema) - requirements(schema) - PARTS - {"seed.existingSecret", "global"}:
+        if path in paths(values, keys(schema)):
+            *folders, name = path.split(".")
+            node = unset
+            for folder in folders:
+                node = node.setdefault(folder, {})
+            node[name] = None
+    assert len(unset) > 5
+    rendered = render(unset | seed)
+    assert not rendered.failed, rendered.error
+    assert rendered.objects == render(seed).objects
+
+
+def test_schema_and_values_have_the_same_keys(schema: dict[str, Any], values: dict[str, Any]) -> None:
+    known = keys(schema)
+    written = paths(values, known)
     # Free-form parts that Kubernetes defines, and Helm's own key.
     optional = {"global", "operator.resources.claims", "networkPolicy.prometheus.podSelector.matchLabels"}
-    optional |= {key for key in known if key.endswith(".matchExpressions")}
+    optional |= {key for key in known if key.endswith((".matchExpressions", "Affinity"))}
     assert written <= known
     assert known - written <= optional

@@ -220,6 +220,37 @@ def test_rules_can_lie_where_prometheus_can_mount_them(render: Render) -> None:
     assert render({"rules": {"configMap": {"enabled": False}}}).all("ConfigMap") == []
 
 
+def test_labels_of_one_object_win_over_those_of_all(render: Render) -> None:
+    values = {
+        "commonLabels": {"team": "all", "release": "all"},
+        "rules": {"configMap": {"labels": {"release": "one"}}, "prometheusRule": {"enabled": True, "labels": {}}},
+        "metrics": {"podMonitor": {"enabled": True, "labels": {"release": "one"}}},
+    }
+    rendered = render(values, api_versions="monitoring.coreos.com/v1")
+    expected = {
+        ("ConfigMap", "pdpool-rules"): "one",
+        ("PodMonitor", "pdpool-operator"): "one",
+        ("PodMonitor", "pdpool-engines"): "one",
+        ("PrometheusRule", "pdpool"): "all",
+        ("Service", "pdpool-operator-metrics"): "all",
+    }
+    for (kind, name), release in expected.items():
+        labels = rendered.one(kind, name)["metadata"]["labels"]
+        assert (labels["team"], labels["release"]) == ("all", release), (kind, name)
+        assert labels["app.kubernetes.io/name"] == "pdpool"
+
+
+def test_pods_carry_annotations_of_ones_own_and_need_not_ask_to_be_scraped(render: Render) -> None:
+    values = {"operator": {"podAnnotations": {"prometheus.io/scrape": "false", "example.com/owner": "us"}}}
+    annotations = render(values).one("Deployment", "pdpool-operator")["spec"]["template"]["metadata"]["annotations"]
+    assert annotations.pop("checksum/seed")
+    assert annotations == {
+        "prometheus.io/scrape": "false",
+        "prometheus.io/port": "8080",
+        "example.com/owner": "us",
+    }
+
+
 def test_view_and_edit_roles_grow_by_the_kinds(render: Render, default: Rendered) -> None:
     view, edit = default.one("ClusterRole", "pdpool-view"), default.one("ClusterRole", "pdpool-edit")
     assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"

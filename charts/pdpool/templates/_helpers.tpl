@@ -22,14 +22,39 @@
 {{- end -}}
 
 {{- define "pdpool.labels" -}}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
-app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-{{- with .Values.commonLabels }}
+{{- include "pdpool.labelsAnd" (list . "" dict) -}}
+{{- end -}}
+
+{{/* Labels of an object, as YAML: list of the root context, and the key and the labels of the value that adds to commonLabels. */}}
+{{- define "pdpool.labelsAnd" -}}
+{{- $root := index . 0 -}}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+app.kubernetes.io/name: {{ $root.Chart.Name }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+{{- include "pdpool.checkLabels" (list "commonLabels" $root.Values.commonLabels) }}
+{{- include "pdpool.checkLabels" (slice . 1) }}
+{{- with merge (dict) (index . 2 | default dict) ($root.Values.commonLabels | default dict) }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/* Refuses labels that would stand twice, or that let roles and pools take an object for theirs: list of a value's key and its labels. */}}
+{{- define "pdpool.checkLabels" -}}
+{{- $own := list "helm.sh/chart" -}}
+{{- range list "name" "instance" "version" "component" "managed-by" -}}
+{{- $own = append $own (printf "app.kubernetes.io/%s" .) -}}
+{{- end -}}
+{{- range $label, $_ := index . 1 -}}
+{{- if or (has $label $own) (hasPrefix "rbac.authorization.k8s.io/" $label) (hasPrefix "pdpool.dev/" $label) -}}
+{{- include "pdpool.refuseOwn" (list (index $ 0) $label) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "pdpool.refuseOwn" -}}
+{{- fail (printf "%s: %s belongs to the chart; leave it out" (index . 0) (index . 1)) -}}
 {{- end -}}
 
 {{- define "pdpool.operatorSelector" -}}
