@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 import yaml
 from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory
 from pdpool_operator.diagnose.model import Verdict
@@ -84,5 +85,6 @@ def test_scenarios_feed_series_that_the_operator_exports() -> None:
                 assert set(re.findall(r"(\w+)=", labels)) - {"pod"} == known[name] - {"pod"}, series
 
 
-def test_unknown_instances_are_called_by_the_operator_s_word(rules: str) -> None:
-    assert f'verdict="{Verdict.UNKNOWN}"' in rules
+@pytest.mark.parametrize("verdict", [Verdict.STUCK, Verdict.UNKNOWN])
+def test_verdicts_are_called_by_the_operator_s_words(verdict: Verdict, rules: str) -> None:
+    assert f'verdict="{verdict}"' in rules

@@ -10,6 +10,7 @@ from .conftest import Render
 
 SCENARIOS = sorted((Path(__file__).parent / "alerts").glob("*.yaml"))
 STUCK = "bootstrap_queue_stuck.yaml"
+INSTANCE = "instance_stuck.yaml"
 BLIND = "blind.yaml"
 MEMORY = "memory.yaml"
 
@@ -53,6 +54,31 @@ MUTATIONS = {
     "it fires late": (STUCK, "for: 3m", "for: 5m"),
     "it pages nobody": (STUCK, "severity: critical", "severity: info"),
     "it does not say where": (STUCK, "Prefill pool {{ $labels.namespace }}/{{ $labels.pool }}", "A pool"),
+    "any verdict counts as stuck": (INSTANCE, '{verdict="Stuck"}', ""),
+    "one that is blocked counts as stuck": (INSTANCE, 'verdict="Stuck"', 'verdict=~"Stuck|Blocked"'),
+    "a stuck instance is told at once": (INSTANCE, "for: 1m", "for: 0s"),
+    "a stuck instance is told late": (INSTANCE, "for: 1m", "for: 2m"),
+    "stuck instances of a pool are one": (
+        INSTANCE,
+        'role, instance) (pdpool_instance_verdict{verdict="Stuck"}',
+        'role) (pdpool_instance_verdict{verdict="Stuck"}',
+    ),
+    "a new leader's pod is a new alert": (
+        INSTANCE,
+        'max by (namespace, pool, role, instance) (pdpool_instance_verdict{verdict="Stuck"}',
+        'max by (namespace, pool, role, instance, pod) (pdpool_instance_verdict{verdict="Stuck"}',
+    ),
+    "a verdict of the past counts": (
+        INSTANCE,
+        'pdpool_instance_verdict{verdict="Stuck"}',
+        'max_over_time(pdpool_instance_verdict{verdict="Stuck"}[5m])',
+    ),
+    "a missing sample ends it": (
+        INSTANCE,
+        'pdpool_instance_verdict{verdict="Stuck"}',
+        'max_over_time(pdpool_instance_verdict{verdict="Stuck"}[15s])',
+    ),
+    "a stuck instance pages nobody": (INSTANCE, "severity: critical", "severity: info"),
     "a standby counts as a leader": (BLIND, "absent(pdpool_leader == 1)", "absent(pdpool_leader)"),
     "a hand-over is an outage": (BLIND, "for: 5m", "for: 1m"),
     "an outage is never told": (BLIND, "for: 5m", "for: 30m"),
@@ -88,6 +114,7 @@ def test_windows_are_values(render: Render) -> None:
     windows = {
         "noProgress": "11s",
         "bootstrapQueueStuck": "12s",
+        "instanceStuck": "16s",
         "operatorDown": "13s",
         "instanceUnknown": "14s",
         "memoryHeld": "15s",
@@ -96,6 +123,7 @@ def test_windows_are_values(render: Render) -> None:
     rules = {rule["alert"]: rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]}
     assert {alert: rule["for"] for alert, rule in rules.items() if "for" in rule} == {
         "PdpoolPrefillBootstrapQueueStuck": "12s",
+        "PdpoolInstanceStuck": "16s",
         "PdpoolOperatorDown": "13s",
         "PdpoolInstanceUnknown": "14s",
         "PdpoolMemoryHeld": "15s",
@@ -106,7 +134,7 @@ def test_windows_are_values(render: Render) -> None:
 
 
 def test_an_upgrade_that_reuses_the_values_of_an_older_chart_fills_every_window_in(render: Render) -> None:
-    rendered = render({"rules": {"windows": {"memoryHeld": None}}})
+    rendered = render({"rules": {"windows": {"instanceStuck": None, "memoryHeld": None}}})
     assert "${" not in rendered.one("ConfigMap", "pdpool-rules")["data"]["pdpool.rules.yaml"]
 
 

@@ -87,7 +87,7 @@ app.kubernetes.io/component: operator
 {{/* The rule file with its windows filled in. `helm upgrade --reuse-values` knows no window that this version adds. */}}
 {{- define "pdpool.rules" -}}
 {{- $text := regexReplaceAllLiteral "^#.*\n" (.Files.Get "files/rules/pdpool.rules.yaml") "" | trim -}}
-{{- range $name, $value := merge (dict) .Values.rules.windows (dict "memoryHeld" "10m") -}}
+{{- range $name, $value := merge (dict) .Values.rules.windows (dict "instanceStuck" "1m" "memoryHeld" "10m") -}}
 {{- $text = replace (printf "${%s}" $name) $value $text -}}
 {{- end -}}
 {{ $text }}
