@@ -8,7 +8,6 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 PYTEST := $(VENV)/bin/pytest
 CODE := operator connector dev tests images examples
-# `make demo CLUSTER=current REGISTRY=registry.example/team` uses the current kubeconfig context and your registry.
 CLUSTER ?= local
 REGISTRY ?=
 # Extra arguments for pytest: `make test-unit ARGS='-k queue -x'`.
@@ -27,9 +26,9 @@ $(READY): requirements/dev.lock requirements/nodeps.txt pyproject.toml dev/venv.
 venv: $(READY) ## Make the locked Python environment in .venv
 
 .PHONY: demo demo-down
-demo: $(READY) ## The whole story on a local Kubernetes: install, ask, break, alert, recover
+demo: $(READY) ## The whole story on a local Kubernetes, or on yours: CLUSTER=current REGISTRY=registry.example/team
 	@$(PY) -m dev.demo up --cluster $(CLUSTER) $(if $(REGISTRY),--registry $(REGISTRY))
-demo-down: $(READY) ## Remove what the demo made, the local cluster included
+demo-down: $(READY) ## Take the local cluster down; CLUSTER=current: remove from yours what the demo made there
 	@$(PY) -m dev.demo down --cluster $(CLUSTER)
 
 .PHONY: cluster cluster-down cluster-status
@@ -119,7 +118,8 @@ dist: $(READY) ## Build the wheel and the source distribution into dist/
 	$(VENV)/bin/uv build -q --out-dir dist
 
 .PHONY: clean
-clean: $(READY) ## Stop the cluster, undo what it changed on the host, remove what was built in the checkout
+clean: $(READY) ## Stop the cluster, undo what it changed on the host, remove all that was made in the checkout
 	@$(PY) -m dev.cluster down
 	@echo "built tools, images and the model stay in $${PDPOOL_CACHE:-$${XDG_CACHE_HOME:-~/.cache}/pdpool}: delete it to start from nothing"
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist .cache/models .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name .git -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

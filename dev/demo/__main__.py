@@ -1,9 +1,7 @@
 """`python -m dev.demo [up | down] [--cluster local | current] [--registry R]`."""
 
-import fcntl
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -11,9 +9,9 @@ import openai
 
 from dev.demo import down as removal
 from dev.demo import story, trouble
+from dev.demo.lock import alone
 from dev.demo.screen import DemoError, Screen
 from dev.demo.target import Target, target
-from dev.paths import cache_dir
 from dev.shell import CommandError
 
 FAILURES = (CommandError, DemoError, TimeoutError, openai.OpenAIError, OSError, KeyError)
@@ -30,24 +28,14 @@ REGISTRY = click.option("--registry", help="Where to push images for --cluster c
 def choose(screen: Screen, cluster: str, registry: str | None) -> Target:
     """Return the cluster by its name, or end with a usage error."""
     if cluster == "current" and not registry:
-        raise click.UsageError("--cluster current needs --registry: the nodes have to pull the images from somewhere")
+        raise click.UsageError(
+            "--cluster current needs --registry (`make demo CLUSTER=current REGISTRY=registry.example/team`): "
+            "the nodes have to pull the images from somewhere"
+        )
     try:
         return target(cluster, registry, screen)
     except (CommandError, DemoError) as error:
         raise click.ClickException(str(error)) from error
-
-
-@contextmanager
-def alone() -> Iterator[None]:
-    """Let one demo run at a time on this machine: two would remove each other's pools."""
-    path = cache_dir() / "demo.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise click.ClickException(f"another demo is running on this machine (it holds {path})") from None
-        yield
 
 
 def tell(screen: Screen, cluster: Target) -> None:
@@ -90,7 +78,7 @@ def up(cluster: str, registry: str | None) -> None:
 @click.option("--cluster", type=click.Choice(("local", "current")), default="local", show_default=True)
 @click.option("--keep-cluster", is_flag=True, help="Do not stop the local cluster.")
 def down(cluster: str, keep_cluster: bool) -> None:
-    """Remove what the demo made; stop the local cluster."""
+    """Take the local cluster down, with all that is in it; in another one, remove what the demo made."""
     screen = Screen()
     with alone():
         try:

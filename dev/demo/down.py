@@ -6,7 +6,6 @@ from dev.demo import install
 from dev.demo.install import OURS, RELEASE, SYSTEM
 from dev.demo.screen import Screen
 from dev.demo.target import Target
-from dev.shell import CommandError
 
 GONE_S = 180.0
 KINDS = ("prefillpools", "decodepools", "disaggregatedservices")
@@ -50,17 +49,13 @@ def _pools(target: Target) -> list[dict[str, Any]]:
 
 
 def everything(screen: Screen, target: Target, *, stops: bool) -> None:
-    """Remove what the demo made and stop the cluster if it is ours (`stops`), which then removes what could not be.
+    """Remove what the demo made: with the whole cluster if it is ours to stop (`stops`), else one by one.
 
     Raises:
-        CommandError: it could not be removed, and the cluster stays.
+        CommandError: something could not be removed.
     """
-    try:
+    if not stops:
         remove(screen, target)
-    except CommandError as error:
-        if not stops:
-            raise
-        screen.say(f"not removed one by one ({error}); the whole cluster goes anyway")
-    if stops:
-        screen.step("Stopping the local cluster")
-        target.stop()
+        return
+    screen.step("Stopping the local cluster, and with it all that was made in it")
+    target.stop()

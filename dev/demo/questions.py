@@ -12,6 +12,8 @@ STREAM_TOKENS = 48
 ANSWER_TOKENS = 24
 STREAM_S = 90.0
 BATCH_S = 300.0
+EXAMPLE = 1
+"""Which of `questions` is shown with its answer: the small model knows Japan's capital."""
 
 _CAPITALS = ("Italy", "Japan", "Egypt", "Canada", "Peru", "Kenya", "Norway", "Greece")
 _TOPICS = ("photosynthesis", "gravity", "the water cycle", "an eclipse", "volcanoes", "magnets", "rainbows", "tides")

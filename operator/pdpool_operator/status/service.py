@@ -132,7 +132,8 @@ def service_status(facts: ServiceFacts, now: datetime) -> DisaggregatedServiceSt
 def _conditions(facts: ServiceFacts, writer: ConditionWriter) -> tuple[Condition, ...]:
     router = facts.observed.service.spec.router
     good = Reason.READY if router.enabled else Reason.ROUTER_DISABLED
-    message = f"{router.replicas} routers are Ready" if router.enabled else "The service runs no router"
+    ready = "1 router is Ready" if router.replicas == 1 else f"{router.replicas} routers are Ready"
+    message = ready if router.enabled else "The service runs no router"
     return (
         writer.judge(READY, first_violation(READY_CHAIN, facts), Reason.READY, "Requests can be served"),
         progressing(writer, facts.plan, facts.all_faults),

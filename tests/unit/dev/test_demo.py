@@ -1,10 +1,15 @@
 """Pure parts of the demo."""
 
+import os
+
+import click
 import pytest
 import yaml
 
-from dev.demo import questions, stuck
+from dev.demo import down, questions, stuck
 from dev.demo.install import FAULTS, STUCK_AFTER_S, demo_objects, helm_values
+from dev.demo.lock import alone
+from dev.demo.screen import Screen
 from dev.demo.story import Figures
 from dev.demo.target import Images
 
@@ -47,6 +52,7 @@ def test_faults_are_enabled_on_decode_engines_only_and_said(template: str, args:
 def test_questions_are_32_different_ones_of_many_lengths() -> None:
     asked = questions.questions()
     assert len(asked) == len(set(asked)) == 32
+    assert "Japan" in asked[questions.EXAMPLE]
     assert min(map(len, asked)) < 40
     assert max(map(len, asked)) > 16 * 16
 
@@ -75,3 +81,36 @@ def test_windows_of_the_demo_are_among_the_printed_values() -> None:
     values = yaml.safe_dump(helm_values(Images("localhost", "dev", "localhost/prometheus:1", "abc")))
     assert "bootstrapQueueStuck: 15s" in values
     assert "noProgress: 12s" in values
+
+
+def test_a_second_demo_is_refused_with_the_process_of_the_first(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PDPOOL_CACHE", str(tmp_path))
+    with alone(), pytest.raises(click.ClickException, match=rf"as process {os.getpid()} .*Ctrl-C"), alone():
+        pytest.fail("two demos at once")
+    with alone():
+        "the first has ended"
+
+
+class _Cluster:
+    """Counts what is asked of it."""
+
+    def __init__(self) -> None:
+        self.asked = []
+
+    def stop(self) -> None:
+        self.asked.append("stop")
+
+    def kubectl(self, *arguments: str, **_: object) -> str:
+        self.asked.append(arguments[0])
+        return ""
+
+    def get(self, *arguments: str) -> dict[str, list[object]]:
+        self.asked.append(f"get {arguments[0]}")
+        return {"items": []}
+
+
+@pytest.mark.parametrize(("stops", "asked"), [(True, ["stop"]), (False, ["get", "get namespaces"])])
+def test_a_cluster_of_our_own_goes_without_being_emptied_first(stops: bool, asked: list[str]) -> None:
+    cluster = _Cluster()
+    down.everything(Screen(), cluster, stops=stops)
+    assert cluster.asked == asked

@@ -28,7 +28,7 @@ def test_at_the_goal_requests_can_be_served() -> None:
     status = status_of(observe())
     assert outcome(status)[:2] == ("True", "Ready")
     assert outcome(status, "Progressing")[:2] == ("False", "Complete")
-    assert outcome(status, "RouterReady")[:2] == ("True", "Ready")
+    assert outcome(status, "RouterReady") == ("True", "Ready", "1 router is Ready")
     assert status.url == "http://chat-router.llm.svc:8000"
     assert status.ready == "1/1 prefill, 2/2 decode"
     assert status.router_replicas == 1
