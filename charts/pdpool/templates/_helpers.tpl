@@ -84,8 +84,36 @@ app.kubernetes.io/component: operator
 {{ get .Values "_seed" }}
 {{- end -}}
 
+{{/* Milliseconds of a Prometheus duration, whose form the schema has checked. */}}
+{{- define "pdpool.milliseconds" -}}
+{{- $total := 0 -}}
+{{- /* Without leading zeros, for int64 reads 010 as eight. */ -}}
+{{- range $unit, $length := dict "d" 86400000 "h" 3600000 "m" 60000 "s" 1000 "ms" 1 -}}
+{{- $count := regexFind (printf "[0-9]+%s([0-9]|$)" $unit) $ | regexFind "^[0-9]+" | regexFind "[1-9][0-9]*" -}}
+{{- $total = add $total (mul $length (int64 $count)) -}}
+{{- end -}}
+{{ $total }}
+{{- end -}}
+
+{{/* Refuses windows with which the alert on a stuck queue could not fire, or would fire on one that moves. 300 s is the default of the
+engines' request deadline. */}}
+{{- define "pdpool.checkWindows" -}}
+{{- $window := .Values.rules.windows.noProgress -}}
+{{- $stuck := .Values.rules.windows.bootstrapQueueStuck -}}
+{{- $window_ms := include "pdpool.milliseconds" $window | int64 -}}
+{{- if ge (add $window_ms (include "pdpool.milliseconds" $stuck | int64)) 300000 -}}
+{{- fail (printf "rules.windows: noProgress (%s) and bootstrapQueueStuck (%s) must together be shorter than the engines' request deadline (300 s), such as 1m and 3m" $window $stuck) -}}
+{{- end -}}
+{{- with .Values.metrics.podMonitor -}}
+{{- if and .enabled (lt $window_ms (mul 4 (include "pdpool.milliseconds" .interval | int64))) -}}
+{{- fail (printf "rules.windows.noProgress: %s is shorter than four scrape intervals (metrics.podMonitor.interval: %s); lengthen it, or scrape more often" $window .interval) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The rule file with its windows filled in. `helm upgrade --reuse-values` knows no window that this version adds. */}}
 {{- define "pdpool.rules" -}}
+{{- include "pdpool.checkWindows" . -}}
 {{- $text := regexReplaceAllLiteral "^#.*\n" (.Files.Get "files/rules/pdpool.rules.yaml") "" | trim -}}
 {{- range $name, $value := merge (dict) .Values.rules.windows (dict "instanceStuck" "1m" "memoryHeld" "10m") -}}
 {{- $text = replace (printf "${%s}" $name) $value $text -}}
