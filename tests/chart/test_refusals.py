@@ -131,7 +131,7 @@ def paths(values: dict[str, Any], known: set[str], path: str = "") -> set[str]:
 
 
 # Keys that versions before this one did not have: `helm upgrade --reuse-values` comes without them.
-ADDED = {"networkPolicy.ranks", "rules.windows.memoryHeld"}
+ADDED = {"networkPolicy.ranks", "rules.windows.memoryHeld", "rules.windows.instanceStuck"}
 # Parts of what Kubernetes defines, each of which may be left away.
 PARTS = {"operator.resources.requests", "operator.resources.limits"}
 PARTS |= {"networkPolicy.prometheus.namespaceSelector.matchLabels"}
