@@ -18,12 +18,19 @@ ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - a pod serves other pods
 KEY_ID = "operator"
 NOWHERE = "http://127.0.0.1:9"
 
+MAX_BODY_BYTES = 16 << 20
+"""As the engines have it (a test compares): what they would refuse is refused here, and not sent to two of them."""
+
 FLAGS = (
     # Round robin on both sides would form fixed pairs; power_of_two does not start with fewer than two workers.
     *("--policy", "round_robin", "--decode-policy", "random"),
     # A worker that hangs is out after 5 s, one that drains after 2.
     *("--health-check-interval-secs", "2", "--health-failure-threshold", "2", "--health-success-threshold", "1"),
     *("--health-check-timeout-secs", "1", "--health-check-endpoint", "/health"),
+    # The breaker blames both halves of a pair for what one did, so that one dead decode would shut out all of prefill
+    # for 60 s. Health checks and the operator's list take dead workers out.
+    "--disable-circuit-breaker",
+    *("--max-payload-size", str(MAX_BODY_BYTES)),
     # Registration of a dead worker holds up others for most of this time.
     *("--worker-startup-timeout-secs", "10", "--worker-startup-check-interval", "1"),
     # The time of a whole stream; above the longest.

@@ -3,15 +3,18 @@
 import contextlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
-from pdpool_connector.demo.launch import HOST, Children, free_port, get_status
+from pdpool_connector.demo.launch import HOST, ROUTER_FLAGS, Children, free_port, get_json, get_status
+from pdpool_connector.reference.request_body import MAX_BODY_BYTES
 
 SCRIPT = Path(__file__).parents[2] / "images" / "router" / "start_router.py"
 KEY = "0123456789abcdef"
@@ -89,6 +92,50 @@ def test_an_empty_list_is_filled_and_emptied_with_the_key_only(engines, tmp_path
         assert httpx.delete(f"{url}/workers/{gone}").status_code in (401, 403)
         assert httpx.delete(f"{url}/workers/{gone}", headers=ADMIN).status_code == 202
         until(lambda: [worker["worker_type"] for worker in listed(url)] == ["prefill"])
+
+
+TO_OPEN_A_CIRCUIT = 10
+"""Failures in a row after which the router by its defaults leaves both partners alone for 60 s."""
+
+
+def ask(url, patience=2.0, **fields):
+    """Status of a request through the router; None when it fails or takes longer."""
+    try:
+        return httpx.post(url + "/generate", json={**BODY, **fields}, timeout=patience).status_code
+    except httpx.TransportError:
+        return None
+
+
+def test_the_bound_of_a_body_is_the_engines_and_no_failure_opens_a_circuit():
+    for flags in (list(runpy.run_path(str(SCRIPT))["FLAGS"]), list(ROUTER_FLAGS)):
+        assert flags[flags.index("--max-payload-size") + 1] == str(MAX_BODY_BYTES)
+        assert "--disable-circuit-breaker" in flags
+
+
+def test_bodies_that_are_too_large_are_refused_at_once_and_harm_nobody(engines, tmp_path):
+    with router(tmp_path, as_workers(engines)) as (_, url, _):
+        until(lambda: get_status(url + "/readiness") == 200)
+        large = json.dumps({**BODY, "rid": "x" * MAX_BODY_BYTES}).encode()
+        for _ in range(4):
+            answer = httpx.post(url + "/generate", content=large, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 413
+        assert ask(url) == 200
+
+
+def test_a_decode_that_is_killed_under_load_takes_nobody_with_it(engines, tmp_path):
+    with Children() as children, ThreadPoolExecutor(40) as clients:
+        doomed = children.engine("decode", model_path="tiny")
+        workers = as_workers(engines)
+        workers["decode"].append({"url": doomed.url})
+        with router(tmp_path, workers) as (_, url, _):
+            until(lambda: get_status(url + "/readiness") == 200)
+            for _ in range(40):
+                clients.submit(ask, url, 4.0, sampling_params={"max_new_tokens": 1500, "ignore_eos": True})
+            until(lambda: get_json(doomed.url + "/v1/loads")["loads"][0]["num_running_reqs"] > TO_OPEN_A_CIRCUIT)
+            doomed.process.kill()
+            until(lambda: not next(one for one in listed(url) if one["url"] == doomed.url)["is_healthy"])
+            until(lambda: ask(url) == 200, seconds=15)
+            assert [ask(url) for _ in range(8)] == [200] * 8
 
 
 def test_it_does_not_start_without_a_key(tmp_path):

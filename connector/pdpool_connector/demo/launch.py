@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pdpool_connector.reference.request_body import MAX_BODY_BYTES
+
 HOST = "127.0.0.1"
 START_S = 60.0
 STOP_S = 10.0
@@ -27,6 +29,13 @@ PROBE_S = 0.1
 LOG_TAIL_BYTES = 4000
 SNAPSHOT_S = 3.0
 """Longest time after which a connector's state shows what has happened."""
+
+ROUTER_FLAGS = (
+    *("--policy", "round_robin", "--worker-startup-timeout-secs", "30", "--log-level", "warn"),
+    *("--health-check-interval-secs", "2", "--health-failure-threshold", "2", "--health-check-timeout-secs", "1"),
+    *("--disable-circuit-breaker", "--max-payload-size", str(MAX_BODY_BYTES)),
+)
+"""The reasons are in the router image's entrypoint, whose flags fit a cluster."""
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -145,15 +154,7 @@ class Children:
             command += ["--prefill", child.url, str(child.addresses["bootstrap_port"])]
         for child in decode:
             command += ["--decode", child.url]
-        command += ["--policy", "round_robin", "--worker-startup-timeout-secs", "30", "--log-level", "warn"]
-        command += [
-            "--health-check-interval-secs",
-            "2",
-            "--health-failure-threshold",
-            "2",
-            "--health-check-timeout-secs",
-            "1",
-        ]
+        command += ROUTER_FLAGS
         child = self._spawn("router", [*command, *extra], {})
         child.addresses = {"http": f"http://{HOST}:{port}"}
         self._await_status(child, "/readiness")

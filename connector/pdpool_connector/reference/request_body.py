@@ -10,6 +10,8 @@ import msgspec
 from pdpool_connector.reference.request import Handoff, RequestError, SamplingParams
 from pdpool_connector.transport.address import AddressError, parse_address
 
+MAX_BODY_BYTES = 16 << 20
+"""Longest body that is read. The routers in front refuse longer ones themselves."""
 MAX_SEQUENCES = 128
 """Bound on prompts x samples of one HTTP request; OpenAI's bound on `n`."""
 MAX_STOPS = 16

@@ -25,14 +25,13 @@ from pdpool_connector.reference.openai_api import (
     new_request_id,
 )
 from pdpool_connector.reference.request import RequestError
-from pdpool_connector.reference.request_body import Job, decode_body
+from pdpool_connector.reference.request_body import MAX_BODY_BYTES, Job, decode_body
 from pdpool_connector.reference.scheduler_report import Report
 from pdpool_connector.reference.server_engine import Engine
 from pdpool_connector.reference.server_generate import STREAMING, GenerationError, check_length, check_rooms, respond
 from pdpool_connector.reference.sglang_api import AbortBody, GenerateBody, GenerateReply, generate_job
 from pdpool_connector.reference.tokenizer import TextTooLongError
 
-MAX_BODY_BYTES = 16 << 20
 LOADS_S = 2.0
 """Within this time the scheduler must answer /v1/loads; stale numbers are worse than none."""
 
