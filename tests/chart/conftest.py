@@ -61,8 +61,14 @@ def promtool() -> Path:
 
 @pytest.fixture(scope="session")
 def render(helm: Path) -> Render:
-    def run(values: dict[str, Any] | None = None, *, api_versions: str = "") -> Rendered:
-        command = [str(helm), "template", "pdpool", str(CHART), "--namespace", "pdpool-system", "--values", "-"]
+    def run(
+        values: dict[str, Any] | None = None,
+        *,
+        api_versions: str = "",
+        release: str = "pdpool",
+        namespace: str = "pdpool-system",
+    ) -> Rendered:
+        command = [str(helm), "template", release, str(CHART), "--namespace", namespace, "--values", "-"]
         if api_versions:
             command += ["--api-versions", api_versions]
         text = yaml.safe_dump(values or {})

@@ -34,6 +34,15 @@ from .conftest import CHART, Render
         ({"metrics": {"podMonitor": {"interval": "0s"}}}, ["/metrics/podMonitor/interval", "'0s'"]),
         ({"test": {"router": {"port": 0}}}, ["/test/router/port", "minimum"]),
         ({"networkPolicy": {"prometheus": {"podSelector": {"app": "x"}}}}, ["podSelector", "app", "not allowed"]),
+        (
+            {
+                "networkPolicy": {
+                    "prometheus": {"podSelector": {"matchExpressions": [{"key": "app", "operator": "in"}]}}
+                }
+            },
+            ["/podSelector/matchExpressions/0/operator", "'In'"],
+        ),
+        ({"fullnameOverride": "1st"}, ["/fullnameOverride", "'1st'"]),
         ({"operator": {"resources": {"limits": {"memory": "lots"}}}}, ["/operator/resources/limits/memory", "'lots'"]),
         ({"operator": {"resources": {"limits": {"cpu": -1}}}}, ["/operator/resources/limits/cpu", "minimum"]),
         (
@@ -45,6 +54,7 @@ from .conftest import CHART, Render
         ({"operator": {"podAnnotations": {"a b": "x"}}}, ["/operator/podAnnotations", "'a b' not allowed"]),
         ({"operator": {"podAnnotations": {"on": True}}}, ["/operator/podAnnotations/on", "got boolean, want string"]),
         ({"operator": {"tolerations": [{"efect": "NoSchedule"}]}}, ["/operator/tolerations/0", "efect", "not allowed"]),
+        ({"operator": {"tolerations": [{"operator": "Equals"}]}}, ["/operator/tolerations/0/operator", "'Equal'"]),
         ({"operator": {"affinity": {"nodeAfinity": {}}}}, ["/operator/affinity", "nodeAfinity", "not allowed"]),
         ({"operator": {"priorityClassName": "High!"}}, ["/operator/priorityClassName", "'High!'"]),
         ({"image": {"registry": "https://registry.example"}}, ["/image/registry", "pattern"]),
