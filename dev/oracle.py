@@ -9,6 +9,7 @@ import asyncio
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,8 @@ import click
 from pdpool_connector.demo.launch import Children, LaunchError, bytes_moved
 from pdpool_connector.reference import tokenizer as tokenizers
 from pdpool_connector.reference import weights_fetch
+
+from dev.progress import Progress, ticking
 
 NEW_TOKENS = 8
 CONCURRENT = 8
@@ -97,8 +100,8 @@ def _complete(text: str) -> Prompt:
     return Prompt("completion", "/v1/completions", body)
 
 
-async def ask_all(url: str, prompts: list[Prompt]) -> list[Answer]:
-    """The part of each answer that must agree; an error agrees with nothing."""
+async def ask_all(url: str, prompts: list[Prompt], each: Callable[[], None] = lambda: None) -> list[Answer]:
+    """The part of each answer that must agree; an error agrees with nothing. `each` is called at each that comes."""
     slots = asyncio.Semaphore(CONCURRENT)
     timeout = aiohttp.ClientTimeout(total=ANSWER_S)
     async with aiohttp.ClientSession(url, timeout=timeout) as session:
@@ -106,13 +109,22 @@ async def ask_all(url: str, prompts: list[Prompt]) -> list[Answer]:
         async def ask(prompt: Prompt) -> Answer:
             async with slots, session.post(prompt.path, json=prompt.body) as response:
                 answer = await response.json()
+                each()
                 return _essence(answer) if response.status == 200 else Answer(False, (response.status, answer))
 
         return list(await asyncio.gather(*[ask(prompt) for prompt in prompts]))
 
 
 async def _ask_both(unified: str, router: str, prompts: list[Prompt]) -> list[list[Answer]]:
-    return list(await asyncio.gather(ask_all(unified, prompts), ask_all(router, prompts)))
+    answered = Counter[str]()
+    ways = {"unified": unified, "disaggregated": router}
+
+    def told() -> str:
+        return "answered: " + ", ".join(f"{answered[way]} of {len(prompts)} {way}" for way in ways)
+
+    with ticking(Progress(), told):
+        asked = [ask_all(url, prompts, partial(answered.update, [way])) for way, url in ways.items()]
+        return list(await asyncio.gather(*asked))
 
 
 def _essence(answer: dict[str, Any]) -> Answer:

@@ -5,8 +5,10 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+
+from dev.progress import Progress, ticking
 
 
 class CommandError(RuntimeError):
@@ -72,6 +74,10 @@ class Clock:
     def say(self, text: str) -> None:
         """Print one line."""
         print(f"{self._label} [{self.elapsed_s:6.1f} s] {text}", flush=True)
+
+    def ticking(self, state: Callable[[], str]) -> AbstractContextManager[None]:
+        """Show `state()`, which must not raise, while the block runs; the block itself prints nothing."""
+        return ticking(Progress(f"{self._label}            "), state)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from dev.demo import install
 from dev.demo.install import OURS, RELEASE, SYSTEM
 from dev.demo.screen import Screen
 from dev.demo.target import Target
+from dev.shell import CommandError
 
 GONE_S = 180.0
 KINDS = ("prefillpools", "decodepools", "disaggregatedservices")
@@ -41,7 +42,20 @@ def remove(screen: Screen, target: Target) -> None:
     for program, *arguments in commands:
         screen.command(" ".join((program, *arguments)))
         run = target.helm if program == "helm" else target.kubectl
-        screen.block(run(*arguments, timeout_s=GONE_S + 10))
+        with screen.ticking(lambda: _still_there(target)):
+            said = run(*arguments, timeout_s=GONE_S + 10)
+        screen.block(said)
+
+
+def _still_there(target: Target) -> str:
+    """Return in words which namespaces of the demo there are, and how many pods in them."""
+    try:
+        names = [one["metadata"]["name"] for one in target.get("namespaces", "-l", OURS)["items"]]
+        pods = [len(target.get("pods", "-n", name)["items"]) for name in names]
+    except CommandError as error:
+        return f"namespaces cannot be listed: {str(error).splitlines()[-1]}"
+    told = [f"{name} with {count} pods" for name, count in zip(names, pods, strict=True)]
+    return f"still there: {', '.join(told)}" if told else "the namespaces are gone"
 
 
 def _pools(target: Target) -> list[dict[str, Any]]:

@@ -74,7 +74,8 @@ def operator(screen: Screen, target: Target, images: Images) -> None:
     if TAKE in target.helm("upgrade", "--help"):
         # CRDs outlive a release, and another one's name (of the cluster tests, for example) stays written on them.
         flags.append(TAKE)
-    target.helm("upgrade", "--install", RELEASE, chart, *flags, stdin=values)
+    with screen.ticking(lambda: "helm waits for the operator to be Ready"):
+        target.helm("upgrade", "--install", RELEASE, chart, *flags, stdin=values)
     screen.block(target.kubectl("get", "deployment", "-n", SYSTEM))
 
 
@@ -84,7 +85,8 @@ def _settle_interrupted(screen: Screen, target: Target) -> None:
     for release in releases:
         if release["name"] == RELEASE and release["status"].startswith(("pending", "uninstalling")):
             screen.say(f"an interrupted run left the release {release['status']}: removing it (CRDs stay)")
-            target.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait")
+            with screen.ticking(lambda: "helm waits for its objects to be gone"):
+                target.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait")
 
 
 def prometheus(screen: Screen, target: Target, images: Images) -> None:
@@ -92,7 +94,8 @@ def prometheus(screen: Screen, target: Target, images: Images) -> None:
     rules = target.get("configmap", deploy.RULES, "-n", deploy.NAMESPACE)["data"]["pdpool.rules.yaml"]
     alerts = [line.split("alert:")[1].strip() for line in rules.splitlines() if "alert:" in line]
     screen.say(f"Prometheus in namespace {deploy.NAMESPACE} loads the chart's rules: {', '.join(alerts)}")
-    deploy.deploy(target.kubectl, images.prometheus, images.product("operator"))
+    with screen.ticking(lambda: "Prometheus is not Ready yet"):
+        deploy.deploy(target.kubectl, images.prometheus, images.product("operator"))
 
 
 def demo_objects(text: str) -> tuple[list[dict[str, Any]], list[str]]:
@@ -131,6 +134,22 @@ def remove_pools(screen: Screen, target: Target) -> None:
     screen.wait("all that was made for them to be gone", left, GONE_S)
 
 
+def pods_ready(target: Target) -> str:
+    """Return in words how many of the pools' pods are Ready, and which are not."""
+    try:
+        pods = target.get("pods", "-n", POOLS, "-l", "app.kubernetes.io/managed-by=pdpool")["items"]
+    except CommandError as error:
+        return f"pods cannot be listed: {str(error).splitlines()[-1]}"
+    waiting = [pod["metadata"]["name"] for pod in pods if not _is_ready(pod)]
+    names = f"; not yet: {', '.join(waiting)}" if waiting else ""
+    return f"{len(pods) - len(waiting)} of {len(pods)} pods are Ready{names}"
+
+
+def _is_ready(pod: dict[str, Any]) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+
+
 def pools(screen: Screen, target: Target) -> float:
     """Apply the example and wait until its service is Ready; return the seconds between the two."""
     documents, changes = demo_objects((CHECKOUT / "examples" / "chat.yaml").read_text())
@@ -142,14 +161,17 @@ def pools(screen: Screen, target: Target) -> float:
     screen.block(applied)
     screen.command(f"kubectl wait -n {POOLS} --for=condition=Ready pdsvc/{SERVICE} --timeout={READY_S:.0f}s")
     try:
-        target.kubectl(
-            *("wait", "-n", POOLS, "--for=condition=Ready", f"pdsvc/{SERVICE}", f"--timeout={READY_S:.0f}s"),
-            timeout_s=READY_S + 10,
-        )
+        with screen.ticking(lambda: pods_ready(target)):
+            target.kubectl(
+                *("wait", "-n", POOLS, "--for=condition=Ready", f"pdsvc/{SERVICE}", f"--timeout={READY_S:.0f}s"),
+                timeout_s=READY_S + 10,
+            )
     except CommandError as error:
         raise TimeoutError(f"{SERVICE} did not get Ready within {READY_S:.0f} s: {error}") from error
     seconds = time.monotonic() - began
-    target.kubectl("wait", "-n", POOLS, "--for=condition=QueuesHealthy", f"pdsvc/{SERVICE}", f"--timeout={SEEN_S:.0f}s")
+    healthy = ("wait", "-n", POOLS, "--for=condition=QueuesHealthy", f"pdsvc/{SERVICE}", f"--timeout={SEEN_S:.0f}s")
+    with screen.ticking(lambda: "the operator has not looked at all queues yet"):
+        target.kubectl(*healthy)
     screen.command(f"kubectl get pd -n {POOLS}")
     screen.block(target.kubectl("get", "pd", "-n", POOLS))
     screen.block(target.kubectl("get", "pods", "-n", POOLS, "-o", "wide"))

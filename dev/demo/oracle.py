@@ -62,13 +62,14 @@ def unified_engine(screen: Screen, target: Target, image: str, model_path: str, 
         CommandError: it cannot be started or did not get Ready in time.
     """
     screen.say("starting one engine that does both phases in one process: its answers are what must come back")
-    target.kubectl("delete", "pod", NAME, "-n", POOLS, "--ignore-not-found", "--timeout=30s")
-    target.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(pod(image, model_path, model)))
     try:
-        target.kubectl(
-            *("wait", "-n", POOLS, "--for=condition=Ready", f"pod/{NAME}", f"--timeout={READY_S:.0f}s"),
-            timeout_s=READY_S + 10,
-        )
+        with screen.ticking(lambda: f"pod {NAME} is not Ready yet"):
+            target.kubectl("delete", "pod", NAME, "-n", POOLS, "--ignore-not-found", "--timeout=30s")
+            target.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(pod(image, model_path, model)))
+            target.kubectl(
+                *("wait", "-n", POOLS, "--for=condition=Ready", f"pod/{NAME}", f"--timeout={READY_S:.0f}s"),
+                timeout_s=READY_S + 10,
+            )
         with target.reach(POOLS, "pod", NAME, PORT) as url:
             yield url
     finally:

@@ -67,14 +67,25 @@ def stream(url: str, model: str, question: str, show: Callable[[str], None]) -> 
     return text, first - began
 
 
-def ask_all(url: str, model: str, asked: Iterable[str], deadline_s: float = BATCH_S) -> list[Answer]:
-    """Ask all questions at once and return the answers in their order; none takes longer than the deadline."""
-    return asyncio.run(_ask_all(url, model, list(asked), deadline_s))
+def ask_all(
+    url: str, model: str, asked: Iterable[str], deadline_s: float = BATCH_S, each: Callable[[], None] = lambda: None
+) -> list[Answer]:
+    """Ask all questions at once and return the answers in their order; none takes longer than the deadline.
+
+    `each` is called at each answer or error, as it comes.
+    """
+    return asyncio.run(_ask_all(url, model, list(asked), deadline_s, each))
 
 
-async def _ask_all(url: str, model: str, asked: list[str], deadline_s: float) -> list[Answer]:
+async def _ask_all(url: str, model: str, asked: list[str], deadline_s: float, each: Callable[[], None]) -> list[Answer]:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=deadline_s) as client:
-        return await asyncio.gather(*(_ask(client, model, question, deadline_s) for question in asked))
+
+        async def ask(question: str) -> Answer:
+            answer = await _ask(client, model, question, deadline_s)
+            each()
+            return answer
+
+        return await asyncio.gather(*map(ask, asked))
 
 
 async def _ask(client: openai.AsyncOpenAI, model: str, question: str, deadline_s: float) -> Answer:

@@ -1,13 +1,17 @@
 """What the demo prints: numbered steps, commands as a reader would type them, waits with their deadline."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dev.progress import Progress, ticking
 from dev.shell import wait_for
+
+INDENT = "   "
 
 
 class DemoError(RuntimeError):
@@ -23,6 +27,7 @@ class Screen:
         self._step = 0
         self.doing = "starting"
         """What is being done now, for the report of a failure."""
+        self._progress = Progress(INDENT)
 
     def step(self, title: str) -> None:
         """Begin a step."""
@@ -49,10 +54,11 @@ class Screen:
 
     def event(self, since: float, text: str) -> None:
         """Print what was seen, with the seconds since a moment of `time.monotonic()`."""
+        self._progress.clear()
         self.console.print(f"   [yellow]+{time.monotonic() - since:5.1f} s[/]  {escape(text)}")
 
     def wait(self, what: str, unmet: Callable[[], str | None], deadline_s: float, interval_s: float = 0.5) -> float:
-        """Wait for a condition, saying so, and return the seconds it took.
+        """Wait for a condition, showing what it lacks, and return the seconds it took.
 
         Args:
             what: what is waited for.
@@ -65,8 +71,34 @@ class Screen:
         """
         began = time.monotonic()
         self.say(f"waiting for {what} (at most {deadline_s:.0f} s)")
-        wait_for(what, unmet, deadline_s=deadline_s, interval_s=interval_s)
+        self._progress = Progress(INDENT)
+
+        def shown() -> str | None:
+            if (reason := unmet()) is not None:
+                self._progress.show(reason)
+            return reason
+
+        try:
+            wait_for(what, shown, deadline_s=deadline_s, interval_s=interval_s)
+        finally:
+            self._progress.clear()
         return time.monotonic() - began
+
+    def ticking(self, state: Callable[[], str]) -> AbstractContextManager[None]:
+        """Show `state()`, which must not raise, while the block runs; the block itself prints nothing."""
+        return ticking(Progress(INDENT), state)
+
+    @contextmanager
+    def counting(self, total: int, what: str) -> Iterator[Callable[[], None]]:
+        """Give a function to call at each of `total` things that come, and show how many have: `3 of 32 answered`."""
+        done = 0
+
+        def one() -> None:
+            nonlocal done
+            done += 1
+
+        with self.ticking(lambda: f"{done} of {total} {what}"):
+            yield one
 
     def figures(self, rows: list[tuple[str, str]]) -> None:
         """Print a table of names and values."""

@@ -97,14 +97,18 @@ def _many_questions(screen: Screen, target: Target, images: Images, router: str,
     asked = questions.questions()
     figures.asked = len(asked)
     screen.step(f"{len(asked)} concurrent chat requests, each compared with a unified engine's answer")
-    answers = questions.ask_all(router, model, asked)
+    with screen.counting(len(asked), "answered over the hand-off") as each:
+        answers = questions.ask_all(router, model, asked, each=each)
     screen.say(f"{sum(answer.tokens for answer in answers)} tokens over the hand-off, for example:")
     shown = questions.EXAMPLE
     screen.block(f"> {asked[shown]}\n{answers[shown].text or answers[shown].error}")
     screen.say("a model this small is often wrong; what counts is that a unified engine says the same, word for word")
     path = target.get("prefillpool", SERVICE, "-n", POOLS)["spec"]["model"]["path"]
-    with unified_engine(screen, target, images.product("engine"), path, model) as url:
-        expected = questions.ask_all(url, model, asked)
+    with (
+        unified_engine(screen, target, images.product("engine"), path, model) as url,
+        screen.counting(len(asked), "answered by the unified engine") as each,
+    ):
+        expected = questions.ask_all(url, model, asked, each=each)
     differing = [
         f"{question!r}: disaggregated {got}, unified {want}"
         for question, got, want in zip(asked, answers, expected, strict=True)

@@ -1,6 +1,7 @@
 """`python -m dev.images model | build | load | push`."""
 
 import sys
+from functools import partial
 
 import click
 
@@ -62,7 +63,8 @@ def push_command(registry: str, tag: str, names: tuple[str, ...]) -> None:
     clock = Clock("images")
     for name in names or PRODUCT_IMAGES:
         reference = f"{registry}/{IMAGES[name].tag.split('/')[-1].split(':')[0]}:{tag}"
-        digest = push(name, reference)
+        with clock.ticking(partial("pushing {}".format, reference)):
+            digest = push(name, reference)
         clock.say(f"pushed {reference} ({digest})")
 
 

@@ -38,7 +38,8 @@ def base_image(clock: Clock) -> str:
     root.mkdir(parents=True)
     clock.say(f"debootstrap {SUITE} with {', '.join(PACKAGES)} (about a minute)")
     include = f"--include={','.join(PACKAGES)}"
-    run("nice", "-n", "10", "debootstrap", "--variant=minbase", include, SUITE, root, *_mirror(), timeout_s=1800)
+    with clock.ticking(lambda: "debootstrap unpacks and configures Debian's packages"):
+        run("nice", "-n", "10", "debootstrap", "--variant=minbase", include, SUITE, root, *_mirror(), timeout_s=1800)
     mounts.remove_below(work)
     for pattern in UNUSED:
         for path in root.glob(pattern):

@@ -89,7 +89,8 @@ def _build(image: Image, clock: Clock) -> None:
     arguments += ["--tag", image.tag, "--file", image.dockerfile]
     if image.needs_base:
         arguments += ["--build-arg", f"BASE={base_image(clock)}", *_pip_settings()]
-    store.buildah(*arguments, image.context())
+    with clock.ticking(lambda: f"buildah is at {image.tag}"):
+        store.buildah(*arguments, image.context())
     clock.say(f"built {image.tag} in {clock.elapsed_s - started:.1f} s")
 
 

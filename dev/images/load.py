@@ -21,9 +21,13 @@ def load(name: str, state: State, clock: Clock) -> None:
     image = IMAGES[name]
     started = clock.elapsed_s
     reference = f"{REGISTRY}/{name}:local"
-    digest = push(name, reference)
+    with clock.ticking(lambda: f"pushing {image.tag} to {REGISTRY}"):
+        digest = push(name, reference)
     stale = [node for node in NODES if _digest_on(state, node, image.tag) != digest]
-    with ThreadPoolExecutor() as both:
+    with (
+        clock.ticking(lambda: f"{', '.join(node.name for node in stale)}: pulling {image.tag}"),
+        ThreadPoolExecutor() as both,
+    ):
         # Results are read so that a failure on either node is raised.
         list(both.map(lambda node: _pull(state, node, reference, image.tag), stale))
     where = f"into {', '.join(node.name for node in stale)}" if stale else "is on every node already"

@@ -19,7 +19,8 @@ def prepare_model(clock: Clock) -> None:
         CommandError: it cannot be fetched or converted.
     """
     fetch = (sys.executable, "-m", "pdpool_connector.reference.weights_fetch")
-    source = Path(run(*fetch, timeout_s=1200).splitlines()[-1])
+    with clock.ticking(lambda: "fetching and converting SmolLM2, unless it is there already"):
+        source = Path(run(*fetch, timeout_s=1200).splitlines()[-1])
     MODEL.mkdir(parents=True, exist_ok=True)
     for stale in MODEL.iterdir():
         if not (source / stale.name).exists():
