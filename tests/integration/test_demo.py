@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import httpx2 as httpx
 import pytest
+from pdpool_connector.demo.launch import LOGS_PREFIX, remove_abandoned_logs
 
 COMMAND = [sys.executable, "-m", "pdpool_connector.cli", "demo", "--model", "tiny", "--transfer-backend", "local"]
 START_S = 120
@@ -72,6 +74,36 @@ def test_it_stays_serves_and_ends_by_ctrl_c(demo):
     assert not any(alive(child) for child in children)
 
 
+def test_a_data_plane_that_is_not_installed_is_told_in_its_own_words_and_without_a_traceback(tmp_path):
+    (tmp_path / "nixl_cu12.py").write_text("raise ImportError('not here')")
+    done = subprocess.run(
+        [*COMMAND[:-1], "nixl", "--once"],
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    hint, where = done.stdout[done.stdout.index("failed:") :].splitlines()[1:3]
+    assert "NIXL cannot be imported (not here)" in hint
+    assert "pip install --no-deps nixl-cu12" in hint
+    assert "Traceback" not in done.stdout + done.stderr
+    assert Path(where.removeprefix("its whole log: ")).is_file()
+
+
+def test_logs_of_a_run_that_is_gone_are_removed_by_the_next_and_those_of_one_that_lives_are_not(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    names = [f"{LOGS_PREFIX}{gone.pid}-abc", f"{LOGS_PREFIX}{os.getpid()}-def", "pdpool-logs-of-somebody"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0-prefill.log").touch()
+    remove_abandoned_logs()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_no_child_survives_it(demo, number):
     process, _, children = demo
@@ -86,6 +118,9 @@ def test_it_ends_with_the_log_of_a_child_that_ends(demo):
     rest = process.stdout.read()
     assert process.wait(30) == 1
     assert "decode ended with code -9" in rest
+    log = Path(re.search(r"its whole log: (\S+)", rest)[1])
+    assert "decode engine of" in log.read_text()
+    shutil.rmtree(log.parent)
     assert not any(alive(child) for child in children)
 
 

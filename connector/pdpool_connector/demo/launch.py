@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +27,12 @@ HOST = "127.0.0.1"
 START_S = 60.0
 STOP_S = 10.0
 PROBE_S = 0.1
+TELL_S = 2.0
+"""A wait says every so often that it goes on."""
 LOG_TAIL_BYTES = 4000
+LOG_END_LINES = 20
+TRACEBACK = "Traceback (most recent call last):"
+LOGS_PREFIX = "pdpool-logs-"
 SNAPSHOT_S = 3.0
 """Longest time after which a connector's state shows what has happened."""
 
@@ -42,7 +48,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LaunchError(Exception):
-    """A process did not come up; the message has the end of its log."""
+    """A process did not come up or ended; the message has the end of its log, and where all of it is."""
 
 
 @dataclass
@@ -63,6 +69,14 @@ class Child:
     def log_tail(self) -> str:
         """The end of what it wrote to stderr."""
         return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+
+    def last_words(self) -> str:
+        """Why it ended, as far as its log says: an error's own words without the traceback, else its last lines."""
+        lines = self.log.read_text(errors="replace").rstrip().splitlines()
+        if any(line.startswith(TRACEBACK) for line in lines):
+            lines = lines[-1:]
+        end = "\n".join(lines[-LOG_END_LINES:]) or "it wrote nothing"
+        return f"{end}\nits whole log: {self.log}"
 
     def stop(self, timeout_s: float = STOP_S) -> int:
         """End it: SIGTERM, and SIGKILL when that takes too long. Returns its exit code."""
@@ -91,7 +105,8 @@ class Children:
     def __init__(self, say: Callable[[str], None] = lambda _: None) -> None:
         self._say = say
         self._children: list[Child] = []
-        self._logs = tempfile.TemporaryDirectory(prefix="pdpool-")
+        remove_abandoned_logs()
+        self._logs = Path(tempfile.mkdtemp(prefix=f"{LOGS_PREFIX}{os.getpid()}-"))
 
     def __enter__(self) -> Self:
         return self
@@ -99,17 +114,21 @@ class Children:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        self.stop(keep_logs=isinstance(error, LaunchError))
 
-    def stop(self) -> None:
-        """End all: they are told at once and waited for in turn."""
+    def stop(self, *, keep_logs: bool = False) -> None:
+        """End all: they are told at once and waited for in turn.
+
+        Logs go with them; `keep_logs` leaves them until the next process that starts children.
+        """
         for child in reversed(self._children):
             if child.process.poll() is None:
                 child.process.terminate()
         for child in reversed(self._children):
             child.stop()
         self._children.clear()
-        self._logs.cleanup()
+        if not keep_logs and self._logs.exists():
+            shutil.rmtree(self._logs)
 
     def wait_for_end_of_any(self) -> None:
         """Wait until one of them ends. Raises LaunchError then."""
@@ -119,7 +138,7 @@ class Children:
                 stack.callback(os.close, pidfd)
                 selector.register(pidfd, selectors.EVENT_READ, child)
             ended: Child = selector.select()[0][0].data
-        raise LaunchError(f"{ended.name} ended with code {ended.process.wait(STOP_S)}:\n{ended.log_tail()}")
+        raise LaunchError(f"{ended.name} ended with code {ended.process.wait(STOP_S)}:\n{ended.last_words()}")
 
     def engine(
         self, mode: str, *, model_path: str, backend: str = "local", name: str | None = None, extra: Sequence[str] = ()
@@ -162,7 +181,7 @@ class Children:
         return child
 
     def _spawn(self, name: str, command: list[str], env: dict[str, str]) -> Child:
-        log = Path(self._logs.name) / f"{len(self._children)}-{name}.log"
+        log = self._logs / f"{len(self._children)}-{name}.log"
         parent = os.getpid()
         with log.open("wb") as errors:
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
@@ -184,24 +203,39 @@ class Children:
         deadline = time.monotonic() + START_S
         with selectors.DefaultSelector() as selector:
             selector.register(child.process.stdout, selectors.EVENT_READ)
-            if not selector.select(deadline - time.monotonic()):
-                raise LaunchError(f"{child.name} did not listen within {START_S:.0f} s:\n{child.log_tail()}")
+            while not selector.select(TELL_S) and time.monotonic() < deadline:
+                self._say(f"waiting for the {child.name} engine to load and to listen")
+            if not selector.select(0):
+                raise LaunchError(f"{child.name} did not listen within {START_S:.0f} s:\n{child.last_words()}")
         line = child.process.stdout.readline()
         if not line:
             code = child.process.wait(STOP_S)
-            raise LaunchError(f"{child.name} ended with code {code} before it listened:\n{child.log_tail()}")
+            raise LaunchError(f"{child.name} ended with code {code} before it listened:\n{child.last_words()}")
         addresses: dict[str, Any] = json.loads(line)
         return addresses
 
     def _await_status(self, child: Child, path: str) -> None:
         """Poll until 200: the router has no other way to say that it serves."""
-        deadline = time.monotonic() + START_S
+        told = time.monotonic()
+        deadline = told + START_S
         while get_status(child.url + path) != 200:
             if (code := child.process.poll()) is not None:
-                raise LaunchError(f"{child.name} ended with code {code}:\n{child.log_tail()}")
+                raise LaunchError(f"{child.name} ended with code {code}:\n{child.last_words()}")
             if time.monotonic() > deadline:
-                raise LaunchError(f"{child.name} did not serve within {START_S:.0f} s:\n{child.log_tail()}")
+                raise LaunchError(f"{child.name} did not serve within {START_S:.0f} s:\n{child.last_words()}")
+            if time.monotonic() > told + TELL_S:
+                told = time.monotonic()
+                self._say(f"waiting for the {child.name} to find its engines healthy and to serve")
             time.sleep(PROBE_S)
+
+
+def remove_abandoned_logs() -> None:
+    """Remove the logs of processes of this user that are gone: killed, or ended with logs to be read."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{LOGS_PREFIX}*-*"):
+        owner = folder.name.removeprefix(LOGS_PREFIX).split("-")[0]
+        with contextlib.suppress(FileNotFoundError):  # another process removes it, too
+            if owner.isdigit() and folder.stat().st_uid == os.getuid() and not Path(f"/proc/{owner}").exists():
+                shutil.rmtree(folder)
 
 
 def get_status(url: str) -> int | None:

@@ -66,8 +66,9 @@ def convert(gguf_path: Path, out_dir: Path, say: Say) -> None:
     if _is_made_from(out_dir, digest):
         say(f"{out_dir} holds this model already")
         return
-    say(f"reading {gguf_path} ({gguf_path.stat().st_size >> 20} MiB)")
+    say(f"reading {gguf_path} ({gguf_path.stat().st_size >> 20} MiB); its vocabulary takes some seconds")
     reader = gguf.GGUFReader(gguf_path)
+    say(f"converting {len(reader.tensors)} tensors to 32 bits, the largest first")
     source = _Source(reader.fields, {tensor.name: tensor for tensor in reader.tensors})
     config = _config(source, digest)
     _refuse_unknown(source, config)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from pdpool_connector.engines.base import EngineUnavailableError
 from pdpool_connector.reference.options import EngineOptions
 from pdpool_connector.reference.process_setup import set_up_process
 from pdpool_connector.reference.ranks import RankLostError
@@ -31,7 +32,10 @@ def run_engine(options: EngineOptions) -> int:
 
 
 def _cannot_start(error: Exception) -> int:
-    """What the command line asks for is not to be had (a port, a model): say it in one line. Returns the exit code."""
+    """Say in one line that what the command line asks for (a port, a model, a data plane) is not to be had.
+
+    Returns the exit code.
+    """
     log.error("the engine cannot start: %s", error)
     return 1
 
@@ -61,7 +65,7 @@ class _Process:
         try:
             engine = Engine(self._options, crashed=self._on_crash)
             engine.start()
-        except (OSError, WeightsError, RankLostError) as error:
+        except (OSError, WeightsError, RankLostError, EngineUnavailableError) as error:
             return _cannot_start(error)
         runners: list[web.AppRunner] = []
         try:
