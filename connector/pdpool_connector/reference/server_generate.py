@@ -114,7 +114,9 @@ async def _arriving(
     patience = DEFAULT_DEADLINE_S + STALL_S
     while left:
         try:
-            index, output = await asyncio.wait_for(outputs.get(), patience)
+            # Not wait_for: before Python 3.12 it loses a cancellation, a client's leaving, that comes with a token.
+            async with asyncio.timeout(patience):
+                index, output = await outputs.get()
         except TimeoutError:
             message = f"the engine produced nothing for {patience:.0f} s"
             raise GenerationError(Failure(504, "engine_stalled", message)) from None

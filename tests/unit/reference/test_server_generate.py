@@ -1,0 +1,23 @@
+"""How the outputs of a request reach its handler."""
+
+import asyncio
+
+import pytest
+from pdpool_connector.reference.openai_api import Result
+from pdpool_connector.reference.request import Tokens
+from pdpool_connector.reference.server_generate import _arriving
+
+
+async def test_a_client_that_leaves_at_the_moment_of_a_token_ends_its_request_too():
+    outputs = asyncio.Queue()
+
+    async def handle():
+        return [index async for index, _ in _arriving(outputs, [Result(1)])]
+
+    handler = asyncio.create_task(handle())
+    await asyncio.sleep(0)  # it waits for the first token
+    outputs.put_nowait((0, Tokens((1,), "a")))
+    handler.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asyncio.shield(handler), 1.0)
+    assert handler.cancelled()
