@@ -69,13 +69,17 @@ async def watch(
     identity: str,
     stop: asyncio.Event,
     ready: asyncio.Event,
+    started: Callable[[], None],
 ) -> None:
     """Watch until `stop`; `nudge` is called with the body of every object that appears, changes or goes.
+
+    `started` is called when kopf has put its own signal handlers in place, before any signal can reach them.
 
     `identity` is only given because kopf asks for the name of the user otherwise, which a container need not have.
     """
     wanted = list(namespaces)
-    await kopf.operator(
+    others = asyncio.all_tasks()
+    tasks = await kopf.spawn_tasks(
         registry=_registry(nudge),
         settings=_settings(),
         clusterwide=not wanted,
@@ -85,3 +89,5 @@ async def watch(
         stop_flag=stop,
         ready_flag=ready,
     )
+    started()
+    await kopf.run_tasks(tasks, ignored=others)

@@ -115,7 +115,9 @@ def test_operator_is_probed_and_given_time_to_stop(render: Render) -> None:
     pod = deployment["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] == 77
     (container,) = pod["containers"]
-    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
+    startup = container["startupProbe"]
+    assert startup["httpGet"] == container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 300, "a slow start is no reason to kill"
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
 
 

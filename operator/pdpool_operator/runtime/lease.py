@@ -11,10 +11,12 @@ carries the resourceVersion it is based on, hence of two that try at once one fa
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
+
+from .stopping import unless
 
 LEASE_DURATION_S = 15
 RENEW_DEADLINE_S = 10.0
@@ -148,7 +150,7 @@ class Elector:
     namespace: str
     clock: Callable[[], float]
     on_lost: Callable[[str], None]
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep
     view: View = field(default_factory=View)
 
     @property
@@ -166,13 +168,20 @@ class Elector:
             return 0.0
         return max(0.0, self.view.renewed_at + LEASE_DURATION_S - 1.0 - now)
 
-    async def acquire(self) -> None:
-        """Wait until this process is the leader."""
-        while not self.leading:
-            await self._step()
+    async def acquire(self, stop: asyncio.Event) -> bool:
+        """Wait until this process is the leader; False once `stop` is set.
+
+        No write begins after that. One that is under way is awaited and undone: cut off, it might still make this
+        process the holder, and the next one would have to wait until the Lease runs out.
+        """
+        while not (stop.is_set() or self.leading):
+            await self._step(stop)
             if not self.leading:
                 action = decide(self.view, self.clock(), self.me)
-                await self.sleep(action.seconds if isinstance(action, Wait) else RETRY_S / 4)
+                await unless(stop, self.sleep(action.seconds if isinstance(action, Wait) else RETRY_S / 4))
+        if stop.is_set():
+            await self.release()
+        return self.leading
 
     async def hold(self) -> None:
         """Renew for ever; returns (after `on_lost`) when leadership is lost."""
@@ -200,8 +209,11 @@ class Elector:
         except (LeaseConflictError, LeaseUnavailableError) as error:
             log.warning("lease not released, it runs out by itself: %s", error)
 
-    async def _step(self) -> Lost | None:
-        """Read, decide, write once. Errors leave the view as it is: time alone decides about leadership."""
+    async def _step(self, stop: asyncio.Event | None = None) -> Lost | None:
+        """Read, decide, write once (unless `stop` is set by then).
+
+        Errors leave the view as it is: time alone decides about leadership.
+        """
         try:
             self.view = self.view.seen(_parse(await self.store.read()), self.clock())
         except LeaseUnavailableError as error:
@@ -212,7 +224,7 @@ class Elector:
         action = decide(self.view, started, self.me)
         if isinstance(action, Lost):
             return action
-        if isinstance(action, Acquire | Renew):
+        if isinstance(action, Acquire | Renew) and not (stop is not None and stop.is_set()):
             await self._write(action, started)
         return None
 

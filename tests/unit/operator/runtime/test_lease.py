@@ -112,7 +112,7 @@ def elector(store: Store, me: str, clock: Clock, lost: list[str]) -> Elector:
 async def test_it_acquires_renews_and_releases():
     store, clock, lost = Store(), Clock(), []
     leader = elector(store, "a", clock, lost)
-    await leader.acquire()
+    await leader.acquire(asyncio.Event())
     assert leader.leading
     holding = asyncio.create_task(leader.hold())
     for _ in range(100):
@@ -131,15 +131,15 @@ async def test_it_acquires_renews_and_releases():
 async def test_a_released_lease_is_taken_at_once_and_a_held_one_only_after_it_ran_out():
     store, lost = Store(), []
     first = elector(store, "a", Clock(), lost)
-    await first.acquire()
+    await first.acquire(asyncio.Event())
     clock = Clock(offset=5000)
     second = elector(store, "b", clock, lost)
-    await second.acquire()
+    await second.acquire(asyncio.Event())
     assert clock.true >= LEASE_DURATION_S
     await second.release()
     clock = Clock()
     third = elector(store, "c", clock, lost)
-    await third.acquire()
+    await third.acquire(asyncio.Event())
     assert clock.true <= RETRY_S
     assert store.lease["spec"]["leaseTransitions"] == 2
 
@@ -148,7 +148,7 @@ async def test_a_released_lease_is_taken_at_once_and_a_held_one_only_after_it_ra
 async def test_loss_is_told_once_and_before_anybody_else_may_lead(how):
     store, clock, lost = Store(), Clock(), []
     leader = elector(store, "a", clock, lost)
-    await leader.acquire()
+    await leader.acquire(asyncio.Event())
     start = clock()
     if how == "down":
         store.down = True
@@ -170,7 +170,7 @@ async def test_a_renewal_that_hangs_ends_in_loss(monkeypatch):
         await asyncio.sleep(0.01)
 
     leader = Elector(store, "a", "n", "ns", loop.time, lost.append, sleep=sleep)
-    await leader.acquire()
+    await leader.acquire(asyncio.Event())
     store.hang = True
     await asyncio.wait_for(leader.hold(), 5)
     assert len(lost) == 1
@@ -179,7 +179,7 @@ async def test_a_renewal_that_hangs_ends_in_loss(monkeypatch):
 async def test_a_write_may_not_outlast_the_lease():
     clock = Clock()
     leader = elector(Store(), "a", clock, [])
-    await leader.acquire()
+    await leader.acquire(asyncio.Event())
     assert leader.write_budget_s() == LEASE_DURATION_S - 1
     clock.true += 9.9
     assert leader.write_budget_s() == pytest.approx(LEASE_DURATION_S - 1 - 9.9)

@@ -1,0 +1,269 @@
+"""One operator process: take part in the election, and while leading, run the controller."""
+
+import asyncio
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from aiohttp import web
+
+from . import app
+from .api.models import POOL_KINDS, DisaggregatedService
+from .build.settings import BuildSettings
+from .controller import Controller
+from .controller_fences import Fencer
+from .controller_judge import Judge
+from .observe.cluster import POOL_RESOURCES, SERVICES_PD, Cluster
+from .observe.http import session
+from .observe.keys import Bindings, Key, keys_of
+from .observe.lives import Lives
+from .observe.routers import RouterClient, router_key
+from .observe.sampler import CONCURRENCY, Look, Sampler
+from .runtime import health, logs
+from .runtime.api import PODS, Api, ApiError, connect
+from .runtime.config import Config, ConfigInvalidError, load
+from .runtime.engines import Engines
+from .runtime.keys import Signer, control_keys
+from .runtime.lease import Elector
+from .runtime.lease_store import CALL_TIMEOUT_S, ApiLease
+from .runtime.manager import work
+from .runtime.metrics import Metrics
+from .runtime.queue import WorkQueue
+from .runtime.recorder import Recorder
+from .runtime.stopping import Signals, unless
+
+LEASE = "pdpool-operator"
+WORKERS = 4
+RESYNC_S = 600.0
+NOT_SERVED_AGAIN_S = 3.0
+STOP_WITHIN_S = 2.0
+
+log = logging.getLogger("pdpool_operator")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _stop_at_once(why: str) -> None:
+    """Another operator may be writing from now on: not one more instruction of ours may run."""
+    log.critical("no longer the leader: %s; stopping at once", why)
+    os._exit(1)
+
+
+class Operator:
+    """The parts of one operator process, wired up. Must be made inside the event loop."""
+
+    def __init__(self, config: Config, clients: "Clients") -> None:
+        self.config = config
+        self.queue: WorkQueue[Key] = WorkQueue(time.monotonic)
+        self.bindings = Bindings()
+        self.judge = Judge(self.bindings, _now, self.queue.add)
+        self.metrics = Metrics(
+            queues=self.judge.readings,
+            verdicts=self.judge.verdicts,
+            leading=lambda: self.elector.leading,
+            waiting_keys=lambda: len(self.queue),
+        )
+        lease_api = Api(clients.lease, timeout_s=CALL_TIMEOUT_S, on_call=self.metrics.on_call)
+        self.elector = Elector(
+            store=ApiLease(lease_api, config.namespace, LEASE),
+            me=config.identity,
+            name=LEASE,
+            namespace=config.namespace,
+            clock=time.monotonic,
+            on_lost=_stop_at_once,
+        )
+        self.api = Api(clients.api, write_budget=self.elector.write_budget_s, on_call=self.metrics.on_call)
+        self.sampler = Sampler(
+            clients.pods,
+            clock=time.monotonic,
+            now=_now,
+            on_samples=self.judge.on_samples,
+            on_look=self._count_look,
+        )
+        self.lives = Lives()
+        signer = Signer(config.seed)
+        self.settings = BuildSettings(
+            engine_image=config.engine_image, router_image=config.router_image, operator_key=signer.public
+        )
+        fencer = Fencer(
+            Engines(clients.pods, signer, f"operator {config.identity}"),
+            self.sampler,
+            self.lives,
+            _now,
+            self._count_fence,
+        )
+        self.judge.word_due = fencer.due
+        routers = RouterClient(clients.pods)
+        self.controller = Controller(
+            api=self.api,
+            cluster=Cluster(self.api, self.sampler, routers, self._router_key, self.lives, _now),
+            routers=routers,
+            sampler=self.sampler,
+            judge=self.judge,
+            fencer=fencer,
+            bindings=self.bindings,
+            recorder=Recorder(self.api, config.identity, _now),
+            engine_settings=self._engine_settings,
+            router_key=self._router_key,
+            enqueue=self.queue.add,
+            now=_now,
+        )
+        self.watching = asyncio.Event()
+        self.listed = asyncio.Event()
+
+    def state(self) -> str | None:
+        """What this process is: `leader` once it watches and has listed all, `standby` while another one leads."""
+        if self.watching.is_set() and self.listed.is_set():
+            return "leader"
+        record = self.elector.view.record
+        return "standby" if record is not None and record.holder not in {"", self.config.identity} else None
+
+    def health(self) -> web.Application:
+        """The HTTP endpoints."""
+        return health.application(self.metrics.registry, stalled_s=self.queue.stalled_s, state=self.state)
+
+    async def lead(self, stop: asyncio.Event) -> None:
+        """Work as the leader until `stop`; raises what ended a part of it otherwise."""
+        holding = asyncio.create_task(self.elector.hold(), name="lease")
+        if not await unless(stop, self._wait_for_kinds()):
+            await self._give_up([holding])
+            return
+        # kopf cancels at its end whatever was started after it: our own parts come first.
+        ours = [holding, *(asyncio.create_task(part, name=name) for name, part in self._parts())]
+        kopf_stop = asyncio.Event()
+        watch = app.watch(
+            self._nudge,
+            self.config.watch_namespaces,
+            identity=self.config.identity,
+            stop=kopf_stop,
+            ready=self.watching,
+            started=Signals(stop).install,
+        )
+        kopf = asyncio.create_task(watch, name="kopf")
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        done, _ = await asyncio.wait([*ours, kopf, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await self._give_up(ours)
+        kopf_stop.set()
+        await asyncio.wait([kopf], timeout=STOP_WITHIN_S)
+        for task in done - {stopping}:
+            raise RuntimeError(f"{task.get_name()} ended by itself") from task.exception()
+
+    async def _give_up(self, ours: Sequence[asyncio.Task[None]]) -> None:
+        """End what may write, and give the Lease back once it has ended."""
+        for task in ours:
+            task.cancel()
+        _, still_writing = await asyncio.wait(ours, timeout=STOP_WITHIN_S)
+        if not still_writing:
+            await self.elector.release()
+
+    def _parts(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
+        workers = [(f"worker {i}", work(self.queue, self.controller.reconcile, self.metrics)) for i in range(WORKERS)]
+        return [
+            ("sampler", self.sampler.run()),
+            ("judge", self.judge.run()),
+            ("resync", self._resync()),
+            *workers,
+        ]
+
+    async def _resync(self) -> None:
+        """Look at everything now and then: makes good what a watch has missed."""
+        while True:
+            try:
+                async for key in self._keys():
+                    self.queue.add(key)
+                self.listed.set()
+            except ApiError as error:
+                log.warning("resync failed, again soon: %s", error)
+                await asyncio.sleep(NOT_SERVED_AGAIN_S)
+                continue
+            await asyncio.sleep(RESYNC_S * random.uniform(0.9, 1.1))  # noqa: S311 - spreads load, guards nothing
+
+    async def _keys(self) -> AsyncIterator[Key]:
+        for namespace in self.config.watch_namespaces or (None,):
+            for resource in (*(POOL_RESOURCES[kind] for kind in POOL_KINDS), SERVICES_PD):
+                async for body in self.api.list(resource, namespace):
+                    yield Key(resource.kind, body["metadata"]["namespace"], body["metadata"]["name"])
+
+    async def _wait_for_kinds(self) -> None:
+        """kopf would look once for kinds that are not served yet, and then never again."""
+        while True:
+            try:
+                async for _ in self._keys():
+                    pass
+            except ApiError as error:
+                log.warning("cannot list pools and services, again soon: %s", error)
+                await asyncio.sleep(NOT_SERVED_AGAIN_S)
+                continue
+            return
+
+    def _nudge(self, body: Any) -> None:  # noqa: ANN401 - kopf's body: a mapping
+        if body.get("kind") == PODS.kind:
+            self.lives.note(body)
+        for key in keys_of(body, self.bindings):
+            self.queue.add(key)
+
+    def _engine_settings(self, namespace: str) -> BuildSettings:
+        return replace(self.settings, curve_keys=control_keys(self.config.seed, namespace))
+
+    def _count_fence(self, outcome: str) -> None:
+        self.metrics.fences.labels(outcome).inc()
+
+    def _count_look(self, look: Look) -> None:
+        self.metrics.samples.labels(str(look.role), look.source, look.outcome).inc()
+
+    def _router_key(self, service: DisaggregatedService) -> str:
+        meta = service.metadata
+        return router_key(self.config.seed, meta.namespace, meta.name, meta.uid)
+
+
+class Clients:
+    """The connections of one process: to the API server (the Lease has its own), and to pods."""
+
+    api: Any
+    lease: Any
+    pods: Any
+
+    async def __aenter__(self) -> "Clients":
+        self.api, self.lease, self.pods = await connect(), await connect(), session(2 * CONCURRENCY)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for client in (self.api, self.lease, self.pods):
+            await client.close()
+
+
+async def serve(config: Config) -> None:
+    """Run until SIGTERM."""
+    stop = asyncio.Event()
+    Signals(stop).install()
+    async with Clients() as clients:
+        operator = Operator(config, clients)
+        runner = web.AppRunner(operator.health(), access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        await web.TCPSite(runner, config.host, config.port).start()
+        try:
+            if await operator.elector.acquire(stop):
+                log.info("leading as %s", config.identity)
+                await operator.lead(stop)
+        finally:
+            await runner.cleanup()
+    log.info("stopped")
+
+
+def main() -> None:
+    """Entry point."""
+    try:
+        config = load()
+    except ConfigInvalidError as error:
+        sys.exit(f"pdpool-operator: {error}")
+    logs.set_up(config.log_level)
+    asyncio.run(serve(config))
