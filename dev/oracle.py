@@ -174,7 +174,7 @@ def run(model_path: str, backend: str, count: int) -> bool:
 def main(model: str, backend: str, count: int) -> None:
     """Compare disaggregated answers with those of a unified engine."""
     try:
-        model_path = str(weights_fetch.smollm2_dir()) if model == "smollm2" else model
+        model_path = str(weights_fetch.smollm2_dir(print)) if model == "smollm2" else model
         same = run(model_path, backend, count)
     except LaunchError as error:
         sys.exit(f"oracle: {error}")

@@ -6,6 +6,7 @@ may conflict with Debian's) is not touched, and removing the cache removes them.
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 from dev.paths import cache_dir
@@ -73,14 +74,17 @@ def ensure(clock: Clock) -> None:
     if os.geteuid() != 0:
         raise PermissionError(f"Debian packages {wanted + missing} are missing; installing them needs root")
     clock.say("apt-get update")
-    run("apt-get", "-q", "update", timeout_s=600)
+    with clock.ticking(lambda: "apt-get reads the lists of packages"):
+        run("apt-get", "-q", "update", timeout_s=600)
     if wanted:
         clock.say(f"installing Debian packages (no daemons among them): {' '.join(wanted)}")
-        _install(wanted)
+        with clock.ticking(lambda: "apt-get downloads and installs them"):
+            _install(wanted)
     if missing:
         clock.say(f"unpacking, not installing, Debian packages into {cache_dir() / 'debian'}: {' '.join(missing)}")
         for package in missing:
-            _unpack(package)
+            with clock.ticking(partial("downloading and unpacking {}".format, package)):
+                _unpack(package)
 
 
 def _install(packages: list[str]) -> None:

@@ -23,8 +23,9 @@ def down(state: State, clock: Clock) -> None:
     """
     record = host.own_record(state)
     clock.say("ending the cluster's processes")
-    supervise.stop(state)
-    killed = processes.kill_everything(state)
+    with clock.ticking(lambda: "waiting for their end"):
+        supervise.stop(state)
+        killed = processes.kill_everything(state)
     clock.say(f"ended supervisord and its programs, killed {killed} processes of pods and their shims")
     shim_sockets = _shim_sockets(state)
     unmounted = mounts.remove_below(state.root)
