@@ -22,6 +22,8 @@ READY_S = 240.0
 SEEN_S = 45.0
 """Within that the operator has sampled the queues of new engines."""
 GONE_S = 180.0
+RULES_S = 150.0
+"""Within that the kubelet has put a changed ConfigMap into a running pod, and Prometheus has read it."""
 
 # Short, so that the story does not take minutes: Prometheus scrapes every 3 s here. A chart's defaults suit real pools.
 WINDOWS = {"noProgress": "12s", "bootstrapQueueStuck": "15s"}
@@ -90,12 +92,25 @@ def _settle_interrupted(screen: Screen, target: Target) -> None:
 
 
 def prometheus(screen: Screen, target: Target, images: Images) -> None:
-    """Deploy Prometheus with the chart's rules."""
+    """Deploy Prometheus and wait until it has loaded the chart's rules.
+
+    Raises:
+        TimeoutError: it goes on with others.
+    """
     rules = target.get("configmap", deploy.RULES, "-n", deploy.NAMESPACE)["data"]["pdpool.rules.yaml"]
     alerts = [line.split("alert:")[1].strip() for line in rules.splitlines() if "alert:" in line]
-    screen.say(f"Prometheus in namespace {deploy.NAMESPACE} loads the chart's rules: {', '.join(alerts)}")
+    screen.say(f"Prometheus in namespace {deploy.NAMESPACE}")
     with screen.ticking(lambda: "Prometheus is not Ready yet"):
         deploy.deploy(target.kubectl, images.prometheus, images.product("operator"))
+
+    def unmet() -> str | None:
+        try:
+            return deploy.not_loaded(deploy.ask(target.kubectl, "rules")["groups"], rules)
+        except CommandError as error:
+            return str(error)
+
+    screen.wait("Prometheus to show the chart's rules with the windows set above", unmet, RULES_S)
+    screen.say(f"rules loaded: {', '.join(alerts)}")
 
 
 def demo_objects(text: str) -> tuple[list[dict[str, Any]], list[str]]:

@@ -162,7 +162,7 @@ def _show(screen: Screen, target: Target) -> None:
     alert: dict[str, Any] = next(
         alert for alert in deploy.ask(target.kubectl, "alerts")["alerts"] if alert["labels"]["alertname"] == ALERT
     )
-    screen.say(f"Prometheus, /api/v1/alerts: {alert['state']} since {alert['activeAt']}")
+    screen.say(f"Prometheus, /api/v1/alerts: {alert['state']}, active since {alert['activeAt']}")
     screen.block(alert["annotations"]["description"])
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import string
 import urllib.parse
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import yaml
 NAMESPACE = "monitoring"
 RULES = "pdpool-rules"
 HERE = Path(__file__).parent
+UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800, "y": 31536000}
+"""Seconds of each unit of a Prometheus duration."""
 # Runs kubectl with the given arguments and standard input, and returns its standard output.
 Kubectl = Callable[..., str]
 
@@ -60,6 +63,33 @@ def deploy(kubectl: Kubectl, image: str, discover_image: str, deadline_s: float 
         *("rollout", "status", "deployment/prometheus", "-n", NAMESPACE, f"--timeout={deadline_s:.0f}s"),
         timeout_s=deadline_s + 10,
     )
+
+
+def not_loaded(groups: list[dict[str, Any]], rules: str) -> str | None:
+    """Return what the answer of /api/v1/rules lacks of a rule file: an alert, its `for` or a range of its expression.
+
+    Args:
+        groups: field `groups` of the answer.
+        rules: text of the rule file.
+    """
+    shown = {
+        rule["name"]: (float(rule["duration"]), _ranges(rule["query"])) for group in groups for rule in group["rules"]
+    }
+    for group in yaml.safe_load(rules)["groups"]:
+        for rule in group["rules"]:
+            wanted = (_seconds(rule.get("for", "0s")), _ranges(rule["expr"]))
+            found = shown.get(rule["alert"])
+            if found != wanted:
+                return f"{rule['alert']} is to have `for` and ranges of {wanted} s, and Prometheus shows {found}"
+    return None
+
+
+def _ranges(expression: str) -> list[float]:
+    return [_seconds(duration) for duration in re.findall(r"\[(\w+)\]", expression)]
+
+
+def _seconds(duration: str) -> float:
+    return sum(int(count) * UNITS[unit] for count, unit in re.findall(r"(\d+)(ms|[smhdwy])", duration))
 
 
 def ask(kubectl: Kubectl, path: str, **parameters: str) -> Any:  # noqa: ANN401 -- the shape depends on the path

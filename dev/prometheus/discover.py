@@ -1,7 +1,9 @@
 """Kubernetes discovery for Debian's Prometheus, whose build leaves it out: a side container lists pdpool's pods and
-writes a target file with the same `__meta_kubernetes_pod_*` labels that Prometheus' own discovery gives.
+writes a target file with the same `__meta_kubernetes_pod_*` labels that Prometheus' own discovery gives. It also tells
+Prometheus to read its rule files again when the kubelet has changed them, which Prometheus does not notice by itself.
 
-Runs as `python discover.py FILE` in a pod, from a ConfigMap: the standard library only.
+Runs as `python discover.py FILE RULES URL` in a pod, from a ConfigMap: the standard library only. RULES is the folder
+of the rule files, URL that of Prometheus.
 """
 
 import json
@@ -63,11 +65,32 @@ def write(path: Path, text: str) -> None:
     partial.rename(path)
 
 
-def main(path: Path) -> None:
-    """Keep the target file up to date; while the API server does not answer, the last one stays."""
+class Reloader:
+    """Tells Prometheus at `url` of every content of the rule files in `folder`, the first one too."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._folder = folder
+        self._request = urllib.request.Request(f"{url}/-/reload", method="POST")
+        self._told: dict[str, bytes] | None = None
+
+    def look(self) -> None:
+        """Tell it if the files are not as last told. Raises OSError if it did not take them: to be tried again."""
+        found = {file.name: file.read_bytes() for file in sorted(self._folder.glob("*.yaml"))}
+        if found == self._told:
+            return
+        with urllib.request.urlopen(self._request, timeout=TIMEOUT_S):
+            self._told = found
+
+
+def main(path: Path, reloader: Reloader) -> None:
+    """Keep the target file and the rules up to date; while the API server does not answer, the last targets stay."""
     context = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
     written = ""
     while True:
+        try:
+            reloader.look()
+        except OSError as error:
+            print(f"discover: rules not loaded: {error}", file=sys.stderr, flush=True)
         try:
             text = json.dumps(targets(list_pods(context)), indent=1)
         except OSError as error:
@@ -82,4 +105,4 @@ def main(path: Path) -> None:
 if __name__ == "__main__":
     # The kernel gives process 1 of a container no default action for SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Reloader(Path(sys.argv[2]), sys.argv[3]))

@@ -1,13 +1,18 @@
 """The local cluster's Prometheus: its discovery, and that its scrape jobs keep what they should."""
 
 import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from pdpool_operator.api import names
 
-from dev.prometheus.deploy import manifests
-from dev.prometheus.discover import targets
+from dev.prometheus.deploy import manifests, not_loaded
+from dev.prometheus.discover import Reloader, targets
 
 from .conftest import Rendered
 
@@ -77,6 +82,89 @@ def test_scrape_jobs_keep_engines_routers_and_the_operator_and_nothing_else(defa
 def test_operator_s_own_labels_win_where_its_series_name_pools() -> None:
     jobs = {job["job_name"]: job for job in configuration()["scrape_configs"]}
     assert jobs["pdpool-operator"]["honor_labels"] is True
+
+
+class Prometheus:
+    """Counts what is posted to it, by path; answers with `status`."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.posted: list[str] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                outer.posted.append(self.path)
+                self.send_response(outer.status)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def prometheus() -> Iterator[Prometheus]:
+    one = Prometheus()
+    thread = threading.Thread(target=one.server.serve_forever)
+    thread.start()
+    yield one
+    one.server.shutdown()
+    thread.join()
+    one.server.server_close()
+
+
+def test_prometheus_is_told_of_rule_files_once_for_each_content(tmp_path: Path, prometheus: Prometheus) -> None:
+    reloader, file = Reloader(tmp_path, prometheus.url), tmp_path / "pdpool.rules.yaml"
+    for text in ("a", "a", "b", "b", "a"):
+        file.write_text(text)
+        reloader.look()
+    assert prometheus.posted == ["/-/reload"] * 3
+
+
+def test_prometheus_is_told_again_of_rule_files_that_it_did_not_take(tmp_path: Path, prometheus: Prometheus) -> None:
+    reloader = Reloader(tmp_path, prometheus.url)
+    (tmp_path / "pdpool.rules.yaml").write_text("a")
+    prometheus.status = 500
+    for _ in range(2):
+        with pytest.raises(OSError, match="500"):
+            reloader.look()
+    prometheus.status = 200
+    reloader.look()
+    reloader.look()
+    assert len(prometheus.posted) == 3
+
+
+def test_the_container_that_reloads_sees_the_rules_of_prometheus_and_reaches_it_on_loopback() -> None:
+    (deployment,) = [m for m in manifests("i", "d", "") if m["kind"] == "Deployment"]
+    containers = {c["name"]: c for c in deployment["spec"]["template"]["spec"]["containers"]}
+    mounts = {
+        name: {m["mountPath"] for m in container["volumeMounts"] if m["name"] == "rules"}
+        for name, container in containers.items()
+    }
+    assert mounts["prometheus"] == mounts["discover"] == {"/etc/prometheus/rules"}
+    assert containers["discover"]["command"][-2:] == ["/etc/prometheus/rules", "http://127.0.0.1:9090"]
+    assert "--web.enable-lifecycle" in containers["prometheus"]["args"]
+
+
+SHOWN = {"name": "A", "duration": 75, "query": "min_over_time(x[1m]) > 0 and x[1h30m]"}
+
+
+@pytest.mark.parametrize(
+    ("wait", "expression", "loaded"),
+    [
+        ("75s", "min_over_time(x[60s]) > 0 and x[90m]", True),
+        ("1m15s", "min_over_time(x[1m]) > 0 and x[1h30m]", True),
+        ("15s", "min_over_time(x[60s]) > 0 and x[90m]", False),
+        ("75s", "min_over_time(x[12s]) > 0 and x[90m]", False),
+    ],
+)
+def test_rules_count_as_loaded_when_prometheus_shows_their_windows(wait: str, expression: str, loaded: bool) -> None:
+    rules = yaml.safe_dump({"groups": [{"rules": [{"alert": "A", "for": wait, "expr": expression}]}]})
+    assert (not_loaded([{"rules": [SHOWN]}], rules) is None) is loaded
+    assert "A is to have" in str(not_loaded([], rules))
 
 
 def test_prometheus_restarts_when_the_rules_change() -> None:
