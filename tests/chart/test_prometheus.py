@@ -1,7 +1,11 @@
 """The local cluster's Prometheus: its discovery, and that its scrape jobs keep what they should."""
 
+import json
 import re
+import socket
+import subprocess
 import threading
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,8 +17,9 @@ from pdpool_operator.api import names
 
 from dev.prometheus.deploy import manifests, not_loaded
 from dev.prometheus.discover import Reloader, targets
+from dev.shell import wait_for
 
-from .conftest import Rendered
+from .conftest import Render, Rendered
 
 
 def pod(labels: dict[str, str], ports: dict[str, int], **status: str) -> dict[str, Any]:
@@ -173,3 +178,45 @@ def test_prometheus_restarts_when_the_rules_change() -> None:
         return str(deployment["spec"]["template"]["metadata"]["annotations"]["pdpool.dev/checksum"])
 
     assert checksum("a") == checksum("a") != checksum("b")
+
+
+def test_a_real_prometheus_takes_changed_windows_when_it_is_told(
+    tmp_path: Path, promtool: Path, render: Render
+) -> None:
+    rules, port = tmp_path / "rules", free_port()
+    rules.mkdir()
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump({"rule_files": [f"{rules}/*.yaml"]}))
+    url = f"http://127.0.0.1:{port}"
+    command = [promtool.with_name("prometheus"), f"--config.file={tmp_path / 'prometheus.yml'}"]
+    command += [f"--storage.tsdb.path={tmp_path / 'data'}", f"--web.listen-address=127.0.0.1:{port}"]
+    reloader = Reloader(rules, url)
+
+    def loaded(windows: dict[str, str]) -> str | None:
+        text = render({"rules": {"windows": windows}}).one("ConfigMap", "pdpool-rules")["data"]["pdpool.rules.yaml"]
+        (rules / "pdpool.rules.yaml").write_text(text)
+        wait_for("Prometheus to be told", lambda: told(reloader), deadline_s=60)
+        with urllib.request.urlopen(f"{url}/api/v1/rules", timeout=10) as answer:
+            return not_loaded(json.load(answer)["data"]["groups"], text)
+
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([*command, "--web.enable-lifecycle"], stdout=log, stderr=log)
+    try:
+        assert loaded({}) is None
+        assert loaded({"noProgress": "90s", "bootstrapQueueStuck": "15s", "instanceStuck": "120s"}) is None
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def told(reloader: Reloader) -> str | None:
+    try:
+        reloader.look()
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
