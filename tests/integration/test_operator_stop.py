@@ -27,7 +27,7 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/pdpool-system/leases"
 LEASE = f"{LEASES}/pdpool-operator"
 POOLS = "/apis/pdpool.dev/v1alpha1/prefillpools"
 REACHED_S = 60.0
-ENDED_S = 8.0
+ENDED_S = 10.0
 """A third of a pod's grace period."""
 
 pytestmark = pytest.mark.timeout(120)
