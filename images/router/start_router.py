@@ -19,7 +19,7 @@ KEY_ID = "operator"
 NOWHERE = "http://127.0.0.1:9"
 
 MAX_BODY_BYTES = 16 << 20
-"""As the engines have it (a test compares): what they would refuse is refused here, and not sent to two of them."""
+"""The engines' bound (a test compares): what they would refuse is refused here, and not sent to pair after pair."""
 
 FLAGS = (
     # Round robin on both sides would form fixed pairs; power_of_two does not start with fewer than two workers.

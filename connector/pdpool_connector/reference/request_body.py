@@ -11,7 +11,9 @@ from pdpool_connector.reference.request import Handoff, RequestError, SamplingPa
 from pdpool_connector.transport.address import AddressError, parse_address
 
 MAX_BODY_BYTES = 16 << 20
-"""Longest body that is read. The routers in front refuse longer ones themselves."""
+"""Longest body of a client's. The router refuses longer ones itself."""
+ROUTER_ADDS_BYTES = 64 << 10
+"""Above what the router adds to a body: its defaults, and host (at most 253 bytes), port and room of each sequence."""
 MAX_SEQUENCES = 128
 """Bound on prompts x samples of one HTTP request; OpenAI's bound on `n`."""
 MAX_STOPS = 16

@@ -25,7 +25,7 @@ from pdpool_connector.reference.openai_api import (
     new_request_id,
 )
 from pdpool_connector.reference.request import RequestError
-from pdpool_connector.reference.request_body import MAX_BODY_BYTES, Job, decode_body
+from pdpool_connector.reference.request_body import MAX_BODY_BYTES, ROUTER_ADDS_BYTES, Job, decode_body
 from pdpool_connector.reference.scheduler_report import Report
 from pdpool_connector.reference.server_engine import Engine
 from pdpool_connector.reference.server_generate import STREAMING, GenerationError, check_length, check_rooms, respond
@@ -76,7 +76,7 @@ class Api:
 
     def app(self) -> web.Application:
         """The application with all routes."""
-        app = web.Application(middlewares=[errors_as_json], client_max_size=MAX_BODY_BYTES)
+        app = web.Application(middlewares=[errors_as_json], client_max_size=MAX_BODY_BYTES + ROUTER_ADDS_BYTES)
         app.add_routes(
             [
                 web.post("/generate", self.generate),
