@@ -10,11 +10,18 @@ settings.register_profile("pdpool", deadline=None, derandomize=True, print_blob=
 settings.load_profile("pdpool")
 
 
+LONG = ("tests/integration/test_soak.py", "tests/integration/test_engine_faults.py")
+"""Files that would be the last to end; their tests share nothing."""
+
+
 class ClusterApart(LoadScopeScheduling):
-    """The cluster's tests are one unit of work, the first to be given out; every other file is one."""
+    """The cluster's tests are one unit of work, the first to be given out; every other file is one, but for `LONG`."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "cluster" if nodeid.startswith("tests/cluster/") else nodeid.partition("::")[0]
+        if nodeid.startswith("tests/cluster/"):
+            return "cluster"
+        path = nodeid.partition("::")[0]
+        return nodeid if path in LONG else path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ClusterApart:
