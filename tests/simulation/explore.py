@@ -60,8 +60,9 @@ class Explorer(SmallWorld):
 
     # --- The search ---
 
-    def run(self, cpu_s: float, progress: Callable[[int, int], None] | None = None) -> None:
-        """Search breadth first for so long, or until everything was visited. Raises ViolationError with the trace.
+    def run(self, cpu_s: float, progress: Callable[[int, int], None] | None = None, *, least_depth: int = 0) -> None:
+        """Search breadth first for so long, and to `least_depth` however long that takes, or until everything was
+        visited. Raises ViolationError with the trace.
 
         `progress` is called now and then with the depth that is being searched, and the number of states known.
         """
@@ -73,7 +74,7 @@ class Explorer(SmallWorld):
         while level:
             following: list[tuple[int, State]] = []
             for at, (number, state) in enumerate(level):
-                if time.process_time() > end:
+                if time.process_time() > end and self.depth >= least_depth:
                     return
                 if progress is not None and at % 1000 == 0:
                     progress(self.depth, len(self.parents))

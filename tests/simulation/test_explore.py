@@ -15,7 +15,7 @@ from tests.simulation.snapshot import copied, form
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 def test_no_interleaving_breaks_a_promise(scenario: Scenario) -> None:
     explorer = Explorer(scenario)
-    explorer.run(cpu_s=0.6)
+    explorer.run(cpu_s=0.6, least_depth=3)
     assert explorer.depth >= 3, "so little shows nothing"
 
 
