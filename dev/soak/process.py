@@ -13,6 +13,7 @@ import msgspec
 from pdpool_connector import ConnectorConfig, DecodeConnector, PrefillConnector
 from pdpool_connector.protocol.timing import Timing
 
+from dev import inside
 from dev.soak.pool import Pool
 
 TIMING = Timing(drain_s=2.0, meet_s=15.0, retry_first_s=0.05, retry_max_s=0.5, query_s=1.0, verdict_s=15.0, acked_s=2.0)
@@ -178,7 +179,7 @@ class Process:
 
 def rows(connector: PrefillConnector | DecodeConnector) -> int:
     """What the connector keeps of hand-offs: machine, transfers, holds."""
-    return connector._machine.rows + len(connector._transfers) + connector.stats().holds
+    return inside.rows(connector) + len(connector._transfers) + connector.stats().holds
 
 
 def started(make: Callable[..., AnyConnector], order: Order, pool: Pool) -> tuple[AnyConnector, threading.Event]:

@@ -40,8 +40,11 @@ async def test_pools_become_workloads_and_ready_only_when_their_engines_are(here
     await here.run_pod("chat-prefill-0-0")
     await here.run_pod("chat-decode-0-0")
     await here.until("DecodePool", "Ready", status="True", reason="Ready")
-    ready = await here.until("PrefillPool", "Ready", status="False")
-    assert "chat-prefill-1" in ready["message"]
+
+    async def names_the_one_that_is_missing() -> bool:
+        return "chat-prefill-1" in (await here.condition("PrefillPool", "Ready"))["message"]
+
+    assert await eventually(names_the_one_that_is_missing)
     await here.run_pod("chat-prefill-1-0")
     await here.until("PrefillPool", "Ready", status="True")
     await here.until("PrefillPool", "Progressing", status="False", reason="Complete")

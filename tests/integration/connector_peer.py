@@ -28,6 +28,7 @@ from pdpool_connector.protocol.fence import ConnectionsEnded, ContainerTerminate
 from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.runtime import connector as connector_module
 
+from dev import inside
 from tests.integration.forked import Forked
 
 ANSWER_S = 30.0
@@ -300,7 +301,7 @@ class _Connector:
 
     def stats(self):
         return msgspec.to_builtins(self.connector.stats()) | {
-            "rows": self.connector._machine.rows,
+            "rows": inside.rows(self.connector),
             "kept": len(self.connector._transfers),
             "held_writes": self.gate.held,
             "drained": self.connector.stats().drained,
