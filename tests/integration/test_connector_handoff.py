@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+import urllib.error
 import urllib.request
 
 import numpy as np
@@ -230,6 +231,19 @@ def test_an_abort_stops_the_writer_between_chunks(sides, backend) -> None:
     assert 0 < np.count_nonzero(decode.pages.any(axis=(0, 2))) < 40, "chunks went on after the abort"
 
 
+def registered(bootstrap: str, within_s: float = 10.0):
+    """What the registry says once all ranks are there."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return ask(bootstrap, BOOTSTRAP_PATH)
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code != 503 or time.monotonic() > deadline:
+                    raise
+        time.sleep(0.02)
+
+
 class Cable:
     """A TCP connection to a prefill's control port that can be cut, and the bootstrap registry that leads to it."""
 
@@ -238,7 +252,7 @@ class Cable:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.sockets: list[socket.socket] = []
         self.plugged = True
-        info = ask(prefill.bootstrap, BOOTSTRAP_PATH)
+        info = registered(prefill.bootstrap)
         (row,) = [row for row in info["ranks"] if row["incarnation"] == prefill.incarnation]
         row["control"] = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.http = HttpServer("127.0.0.1")
