@@ -28,7 +28,7 @@ from pdpool_connector.layout.memory import KVMemory, RemoteMemory, decode_remote
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.staging import Staging
 
-from tests.integration.forked import ROOT, Forked
+from tests.integration.forked import OWN_CODE, ROOT, Forked
 
 ANSWER_TIMEOUT_S = 60.0
 GAP = 4096  # bytes of nobody between two regions
@@ -38,7 +38,7 @@ class Peer:
     """A process with one engine. Every answer has a deadline; `kill` and `stop` are real signals to its pid."""
 
     def __init__(self, env: dict[str, str], prefix: Sequence[str] = ()) -> None:
-        whole = {**os.environ, **env}
+        whole = {**os.environ, **env, **OWN_CODE}
         self.process = _prefixed(prefix, whole) if prefix else Forked(__name__, whole)
         self.pid = self.process.pid
         self._buffer = b""

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+OWN_CODE = {"PYTHONPATH": str(ROOT / "connector")}
+"""The connector beside these tests, which may be a copy with a fault in it, before the one that is installed."""
 STARTED_BY = ("tests.integration.engine_peer", "tests.integration.connector_peer")
 """The modules whose processes come from here; each is imported before the first fork."""
 REQUEST_BYTES = 1 << 16
@@ -90,7 +92,7 @@ def _parent(_pid: int) -> socket.socket:
             [sys.executable, "-W", "error", "-m", "tests.integration.forked", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             cwd=ROOT,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, **OWN_CODE, "OPENBLAS_NUM_THREADS": "1"},
         )
     ours.settimeout(FORK_S)
 
