@@ -1,9 +1,7 @@
 """Peers of the same host are fenced without anybody's help: the kernel tells when their process has ended."""
 
-import asyncio
 import logging
 import os
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
@@ -11,14 +9,11 @@ from typing import Any
 
 from pdpool_connector.layout.process import ProcessName, open_process
 from pdpool_connector.protocol.fence import ConnectionsEnded, InsufficientProofError, ProcessExited, Proof, judge
+from pdpool_connector.runtime.looks import Looks
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.transport.sockets import ownerless_connections
 
 log = logging.getLogger(__name__)
-
-LOOK_FIRST_S = 0.02
-LOOK_MAX_S = 1.0
-"""Pause between two looks at our connections while some still lead to nobody, doubling."""
 
 
 class ExitWatch:
@@ -39,7 +34,8 @@ class ExitWatch:
         fence: Callable[[str, tuple[Proof, ...]], None],
     ) -> None:
         self._engine, self._sending, self._who = engine, sending, who
-        self._reactor, self._submit, self._fence = reactor, submit, fence
+        self._reactor, self._fence = reactor, fence
+        self._ownerless = Looks(reactor, submit, ownerless_connections)
         self._pidfds: dict[str, int] = {}
 
     def watch(self, peer: str, process: ProcessName | None) -> None:
@@ -65,22 +61,10 @@ class ExitWatch:
         try:
             judge(self._engine, (exited,), sending=self._sending)
         except InsufficientProofError:
-            self._look(peer, exited, LOOK_FIRST_S)
+            proofs = (exited, ConnectionsEnded(seen_by=self._who))
+            self._ownerless.begin(peer, lambda count: count == 0, partial(self._conclude, peer, proofs))
         else:
             self._fence(peer, (exited,))
-
-    def _look(self, peer: str, exited: ProcessExited, pause_s: float) -> None:
-        count = self._submit(asyncio.to_thread(ownerless_connections, os.getpid()))
-        count.add_done_callback(lambda done: self._reactor.post(partial(self._on_counted, peer, exited, pause_s, done)))
-
-    def _on_counted(self, peer: str, exited: ProcessExited, pause_s: float, count: "Future[int]") -> None:
-        if count.cancelled():
-            return
-        if count.exception() is None and count.result() == 0:
-            self._conclude(peer, (exited, ConnectionsEnded(seen_by=self._who)))
-            return
-        again = partial(self._look, peer, exited, min(2 * pause_s, LOOK_MAX_S))
-        self._reactor.at(("ownerless", peer), time.monotonic() + pause_s, again)
 
     def _conclude(self, peer: str, proofs: tuple[Proof, ...]) -> None:
         try:

@@ -7,7 +7,6 @@ ended; over TCP that is no proof until all that they had sent was read (docs/fen
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -15,14 +14,11 @@ from typing import Any
 
 from pdpool_connector.layout.process import ProcessName, this_process
 from pdpool_connector.protocol.fence import ConnectionsEnded, InsufficientProofError, Proof, judge
+from pdpool_connector.runtime.looks import Looks
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.transport.sockets import Connection, connections, leading_to
 
 log = logging.getLogger(__name__)
-
-LOOK_FIRST_S = 0.02
-LOOK_MAX_S = 1.0
-"""Pause between two looks at our connections while some still lead to the peer, doubling."""
 
 Table = frozenset[Connection]
 
@@ -48,12 +44,12 @@ class Vouchers:
     ) -> None:
         self._engine, self._sending = engine, sending
         self._seen_here = ConnectionsEnded(seen_by=who)
-        self._reactor, self._submit, self._fence, self._owed = reactor, submit, fence, owed
+        self._reactor, self._fence, self._owed = reactor, fence, owed
+        self._connections = Looks(reactor, submit, connections)
         self._here = this_process()
         self._peers: dict[str, ProcessName] = {}
         self._controls: dict[str, str] = {}
         self._frozen: dict[str, Table] = {}
-        self._waiting: set[str] = set()
 
     @property
     def peers(self) -> Mapping[str, ProcessName]:
@@ -86,9 +82,8 @@ class Vouchers:
         try:
             judge(self._engine, proofs, sending=self._sending)
         except InsufficientProofError:
-            if peer not in self._waiting:
-                self._waiting.add(peer)
-                self._look(peer, proofs, LOOK_FIRST_S)
+            conclude = partial(self._fence, peer, (*proofs, self._seen_here))
+            self._connections.begin(peer, partial(self._has_left, peer), conclude, partial(self._is_wanted, peer))
         else:
             self._fence(peer, proofs)
 
@@ -117,21 +112,9 @@ class Vouchers:
         process = self._peers.get(peer)
         return process.addresses_seen_by(self._here) if process is not None else frozenset()
 
-    def _look(self, peer: str, proofs: tuple[Proof, ...], pause_s: float) -> None:
-        table = self._submit(asyncio.to_thread(connections, os.getpid()))
-        table.add_done_callback(lambda done: self._reactor.post(partial(self._on_table, peer, proofs, pause_s, done)))
+    def _is_wanted(self, peer: str) -> bool:
+        return self._owed(peer) and bool(self._addresses(peer))
 
-    def _on_table(self, peer: str, proofs: tuple[Proof, ...], pause_s: float, table: "Future[Table]") -> None:
-        if table.cancelled() or not self._owed(peer) or not (addresses := self._addresses(peer)):
-            self._waiting.discard(peer)
-            return
-        if table.exception() is None and not self._left(peer, addresses, table.result()):
-            self._waiting.discard(peer)
-            self._fence(peer, (*proofs, self._seen_here))
-            return
-        again = partial(self._look, peer, proofs, min(2 * pause_s, LOOK_MAX_S))
-        self._reactor.at(("vouched", peer), time.monotonic() + pause_s, again)
-
-    def _left(self, peer: str, addresses: frozenset[str], table: Table) -> Table:
-        """Connections that may be the peer's."""
-        return leading_to(addresses, table & self._frozen.get(peer, table))
+    def _has_left(self, peer: str, table: Table) -> bool:
+        """Whether no connection is there that may be the peer's."""
+        return not leading_to(self._addresses(peer), table & self._frozen.get(peer, table))
