@@ -22,6 +22,8 @@ import yaml
 from aiohttp import web
 from pdpool_operator.runtime.lease import LEASE_DURATION_S
 
+from tests.serving import serving
+
 ROOT = Path(__file__).parents[2]
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/pdpool-system/leases"
 LEASE = f"{LEASES}/pdpool-operator"
@@ -80,15 +82,8 @@ class ApiServer:
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
     one = ApiServer()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", one.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    one.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
-    yield one
-    await runner.cleanup()
+    async with serving(one.handle) as one.url:
+        yield one
 
 
 class Process:

@@ -23,6 +23,8 @@ from pdpool_operator.runtime.api import (
     UnavailableError,
 )
 
+from tests.serving import serving
+
 OURS = {"kind": "PrefillPool", "name": "chat", "uid": "owner-1", "controller": True}
 PATH = "/apis/apps/v1/namespaces/llm/statefulsets/x"
 
@@ -62,15 +64,8 @@ class Server:
 @pytest.fixture
 async def server():
     one = Server()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", one.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    one.port = site._server.sockets[0].getsockname()[1]
-    yield one
-    await runner.cleanup()
+    async with serving(one.handle) as one.url:
+        yield one
 
 
 @pytest.fixture
@@ -78,7 +73,7 @@ async def connect(server):
     clients = []
 
     def make(**options: Any) -> Api:
-        client = ApiClient(Configuration(host=f"http://127.0.0.1:{server.port}"))
+        client = ApiClient(Configuration(host=server.url))
         clients.append(client)
         return Api(client, **options)
 
@@ -215,7 +210,7 @@ async def test_nobody_there_is_unavailable_and_every_call_is_counted(server, con
     calls: list[tuple[str, str, int]] = []
     api = connect(on_call=lambda verb, plural, status, _: calls.append((verb, plural, status)))
     assert await api.get(PODS, "llm", "x") is None
-    server.port = 1
+    server.url = "http://127.0.0.1:1"
     with pytest.raises(UnavailableError):
         await connect(on_call=lambda verb, plural, status, _: calls.append((verb, plural, status))).get(PODS, "a", "b")
     assert calls == [("get", "pods", 404), ("get", "pods", 0)]
