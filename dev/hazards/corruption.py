@@ -6,7 +6,7 @@ from pdpool_connector.protocol import frames as f
 
 from dev.hazards.raw import RawDecode, refused_by_api
 from dev.hazards.stage import CANARY, NotApplicableError, Stage, hazard
-from tests.integration.test_connector_handoff import Cable
+from tests.integration.cable import Cable
 
 
 @hazard(1, "premature drained acknowledgement when a room is used again")

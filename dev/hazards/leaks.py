@@ -8,7 +8,7 @@ import urllib.request
 from typing import Any
 
 from dev.hazards.stage import Stage, free_port, hazard
-from tests.integration.test_connector_handoff import Cable
+from tests.integration.cable import Cable
 
 
 @hazard(25, "clear and completion race, and bring a room back")

@@ -13,7 +13,7 @@ from pdpool_connector.protocol.agree import Key, agree
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 
 from dev.hazards.stage import Stage, free_port, hazard
-from tests.integration.test_connector_handoff import Cable
+from tests.integration.cable import Cable
 
 
 @hazard(12, "a transfer worker dies for ever")

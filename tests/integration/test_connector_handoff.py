@@ -1,10 +1,6 @@
-"""Two real processes, real zmq, real data planes: what arrives, and what an abort or a death leaves behind."""
+"""Two real processes, real zmq, real data planes: what arrives, and what an abort leaves behind."""
 
-import contextlib
-import json
-import signal
 import socket
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -14,32 +10,10 @@ import pytest
 import zmq
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.runtime.worker import SMALL_IN_FLIGHT
-from pdpool_connector.transport.bootstrap import BOOTSTRAP_PATH
-from pdpool_connector.transport.http import HttpServer, Page
 
+from tests.integration.cable import ask
 from tests.integration.connector_peer import PAGES, Side
-
-TIMING = {"drain_s": 1.0, "retry_first_s": 0.05, "retry_max_s": 0.5, "query_s": 0.5, "verdict_s": 4.0, "acked_s": 0.5}
-
-
-@pytest.fixture(params=["local", "nixl", "mooncake"])
-def backend(request) -> str:
-    return request.param
-
-
-@pytest.fixture
-def sides():
-    """Make sides; all are ended, and those that were not killed must exit cleanly."""
-    made: list[Side] = []
-
-    def make(role: str, backend: str = "local", **options) -> Side:
-        side = Side(role, backend, **{"timing": TIMING, "request_deadline_s": 20.0, **options})
-        made.append(side)
-        return side
-
-    yield make
-    codes = [side.end() for side in reversed(made)]
-    assert set(codes) <= {0, -signal.SIGKILL}, codes
+from tests.integration.handoffs import TIMING, fill, free_port, meet
 
 
 @pytest.fixture(scope="module")
@@ -76,17 +50,6 @@ def _clean(prefill: Side, decode: Side):
     for side in (prefill, decode):
         side.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == 0)
         assert side.stats()["faults"] == 0
-
-
-def fill(prefill: Side, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    prefill.pages[:] = random.integers(1, 256, prefill.pages.shape, dtype=np.uint8)
-    prefill.aux[:] = random.integers(1, 256, prefill.aux.shape, dtype=np.uint8)
-
-
-def meet(prefill: Side, decode: Side, room: int, *, name: str = "r", pages=(8, 3), aux_slot: int = 5, **more) -> None:
-    prefill.open(name, room)
-    decode.open(name, room, prefill=prefill.bootstrap, pages=list(pages), aux_slot=aux_slot, **more)
 
 
 def test_pages_and_aux_row_arrive_where_they_belong_and_nowhere_else(pair) -> None:
@@ -231,255 +194,6 @@ def test_an_abort_stops_the_writer_between_chunks(sides, backend) -> None:
     assert 0 < np.count_nonzero(decode.pages.any(axis=(0, 2))) < 40, "chunks went on after the abort"
 
 
-def registered(bootstrap: str, within_s: float = 10.0):
-    """What the registry says once all ranks are there."""
-    deadline = time.monotonic() + within_s
-    while True:
-        try:
-            return ask(bootstrap, BOOTSTRAP_PATH)
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code != 503 or time.monotonic() > deadline:
-                    raise
-        time.sleep(0.02)
-
-
-class Cable:
-    """A TCP connection to a prefill's control port that can be cut, and the bootstrap registry that leads to it."""
-
-    def __init__(self, prefill: Side) -> None:
-        self.target = tuple(prefill.control.rsplit(":", 1))
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.sockets: list[socket.socket] = []
-        self.plugged = True
-        info = registered(prefill.bootstrap)
-        (row,) = [row for row in info["ranks"] if row["incarnation"] == prefill.incarnation]
-        row["control"] = f"127.0.0.1:{self.listener.getsockname()[1]}"
-        self.http = HttpServer("127.0.0.1")
-        page = Page("application/json", json.dumps(info).encode)
-        self.bootstrap = f"127.0.0.1:{self.http.serve(0, {BOOTSTRAP_PATH: page})}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self.listener.accept()
-            except OSError:
-                return
-            if not self.plugged:
-                near.close()
-                continue
-            far = socket.create_connection(self.target)
-            self.sockets += [near, far]
-            for ends in ((near, far), (far, near)):
-                threading.Thread(target=self._pump, args=ends, daemon=True).start()
-
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def cut(self) -> None:
-        for end in self.sockets:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.cut()
-        with contextlib.suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-        for end in self.sockets:
-            end.close()
-        self.http.close()
-
-
-@pytest.fixture
-def cable(sides):
-    prefill, decode = sides("prefill"), sides("decode")
-    fill(prefill, 1)
-    cable = Cable(prefill)
-    yield prefill, decode, cable
-    cable.close()
-
-
-def test_a_connection_that_breaks_and_comes_back_costs_nothing(cable) -> None:
-    prefill, decode, wire = cable
-    prefill.open("r", 7)
-    decode.open("r", 7, prefill=wire.bootstrap, pages=[8, 3], aux_slot=5)
-    prefill.send("r", [1], last=False)
-    decode.until("r", "transferring")
-    for _ in range(3):
-        wire.cut()
-    prefill.send("r", [2], start=1)
-    decode.until("r", "done")
-    prefill.until("r", "done")
-    assert (decode.pages[:, [8, 3]] == prefill.pages[:, [1, 2]]).all()
-    decode.settle(lambda stats: stats["outcomes"] == {"done": 1, "failed": 0, "aborted": 0})
-
-
-def test_a_hold_after_a_partition_ends_when_both_sides_meet_again(cable) -> None:
-    prefill, decode, wire = cable
-    prefill.open("r", 7)
-    decode.open("r", 7, prefill=wire.bootstrap, pages=[8, 3], aux_slot=5)
-    prefill.until("r", "ready")
-    wire.plugged = False
-    wire.cut()
-    assert decode.until("r", "ended", within_s=4)["cause"] == "peer_lost"
-    assert prefill.until("r", "ended", within_s=4)["cause"] == "peer_lost"
-    assert prefill.status("r")["releasable"]
-    decode.settle(lambda stats: stats["holds"] == 1)
-    wire.plugged = True
-    prefill.open("again", 8)
-    decode.open("again", 8, prefill=wire.bootstrap, pages=[20], aux_slot=6)
-    prefill.send("again", [5])
-    decode.until("again", "done")
-    assert decode.until("r", "releasable")["cause"] == "peer_lost"
-
-
-def test_a_killed_prefill_fails_its_attempts_at_once_holds_their_pages_and_is_served_when_it_is_back(
-    sides, backend
-) -> None:
-    ports = {"control_port": _free_port(), "bootstrap_port": _free_port()}
-    prefill, other = sides("prefill", backend, **ports), sides("prefill", backend)
-    decode = sides("decode", backend)
-    for side, name, page in ((prefill, "lost", 1), (other, "kept", 2)):
-        fill(side, page)
-        side.open(name, 7)
-        decode.open(name, 7, prefill=side.bootstrap, pages=[page, 10 + page], aux_slot=page)
-        side.send(name, [4], last=False)
-        decode.until(name, "transferring")
-    killed = time.monotonic()
-    prefill.kill()
-    status = decode.until("lost", "ended", within_s=4)
-    assert time.monotonic() - killed < 2.0
-    assert (status["cause"], status["releasable"]) == ("peer_lost", False)
-    assert decode.status("kept")["phase"] == "transferring"
-
-    again = sides("prefill", backend, **ports)
-    fill(again, 3)
-    meet(again, decode, 7, name="again", pages=[20])
-    again.send("again", [5])
-    decode.until("again", "done")
-    assert (decode.pages[:, 20] == again.pages[:, 5]).all()
-
-    other.send("kept", [5], start=1)
-    decode.until("kept", "done")
-    stats = decode.settle(lambda stats: stats["holds"] == 1)
-    assert stats["held_bytes"] == 2 * 4 * 512
-    assert not decode.status("lost")["releasable"]
-    decode.call("fence", incarnation=prefill.incarnation, connections=False)
-    if backend != "local":
-        # All share an address here: what leads to `other` may be the killed one's; what leads to its successor is not.
-        again.open("more", 8)
-        decode.open("more", 8, prefill=again.bootstrap, pages=[21], aux_slot=0)
-        again.send("more", [6])
-        decode.until("more", "done")
-        time.sleep(1.0)
-        assert not decode.status("lost")["releasable"]
-        assert other.end() == 0
-    assert decode.until("lost", "releasable")["cause"] == "peer_lost"
-
-
-def test_the_word_on_a_peer_that_still_runs_and_has_connections_here_frees_nothing(sides) -> None:
-    prefill, decode = sides("prefill", "nixl"), sides("decode", "nixl")
-    fill(prefill, 1)
-    meet(prefill, decode, 7)
-    prefill.until("r", "ready")
-    prefill.call("hold_writes")
-    prefill.send("r", [1, 2])
-    prefill.settle(lambda stats: stats["held_writes"] == 1)
-    prefill.signal(signal.SIGSTOP)
-    decode.abort("r")
-    decode.settle(lambda stats: stats["holds"] == 1)
-    decode.call("fence", incarnation=prefill.incarnation, connections=False)
-    time.sleep(1.0)
-    assert not decode.status("r")["releasable"]
-    prefill.kill()
-    decode.until("r", "releasable")
-
-
-def test_a_hand_off_that_is_opened_while_the_peers_connection_is_down_holds_nothing(sides) -> None:
-    prefill, decode = sides("prefill"), sides("decode")
-    meet(prefill, decode, 7)
-    prefill.send("r", [1, 2])
-    decode.until("r", "done")
-    prefill.kill()
-    decode.settle(lambda stats: stats["peers"] == [])
-    decode.open("late", 8, prefill=prefill.bootstrap, pages=[12], aux_slot=1)
-    decode.abort("late")
-    decode.until("late", "releasable")
-    assert decode.stats()["holds"] == 0
-
-
-def test_an_unknown_peers_end_over_tcp_is_not_believed_for_its_connections_cannot_be_told(sides) -> None:
-    decode = sides("decode", "nixl")
-    with pytest.raises(AssertionError, match="ContainerTerminated is no proof for engine 'nixl'"):
-        decode.call("fence", incarnation="0" * 32, connections=False)
-
-
-@pytest.mark.parametrize("victim", ["prefill", "decode"])
-def test_the_end_of_a_process_of_this_host_fences_it_without_a_call(sides, backend, victim: str) -> None:
-    prefill, decode = sides("prefill", backend, elsewhere=False), sides("decode", backend, elsewhere=False)
-    fill(prefill, 1)
-    meet(prefill, decode, 7)
-    prefill.until("r", "ready")
-    prefill.call("hold_writes")
-    prefill.send("r", [1, 2])
-    prefill.settle(lambda stats: stats["held_writes"] == 1)
-    killed, survivor = (prefill, decode) if victim == "prefill" else (decode, prefill)
-    began = time.monotonic()
-    killed.kill()
-    assert survivor.until("r", "releasable", within_s=5)["cause"] == "peer_lost"
-    assert time.monotonic() - began < 2.0
-    prefill.call("release_writes") if victim == "decode" else None
-    survivor.settle(lambda stats: stats["holds"] == stats["kept"] == 0)
-
-
-def test_a_stopped_process_of_this_host_is_not_fenced(sides, backend) -> None:
-    prefill, decode = sides("prefill", backend, elsewhere=False), sides("decode", backend, elsewhere=False)
-    meet(prefill, decode, 7)
-    prefill.until("r", "ready")
-    prefill.signal(signal.SIGSTOP)
-    decode.abort("r")
-    decode.settle(lambda stats: stats["holds"] == 1)
-    assert not decode.status("r")["releasable"]
-    prefill.signal(signal.SIGCONT)
-    decode.until("r", "releasable")
-
-
-def test_a_killed_decode_fails_its_attempts_at_once_and_a_new_one_is_served(sides, backend) -> None:
-    prefill, decode = sides("prefill", backend), sides("decode", backend)
-    fill(prefill, 1)
-    meet(prefill, decode, 7)
-    prefill.until("r", "ready")
-    killed = time.monotonic()
-    decode.kill()
-    status = prefill.until("r", "ended", within_s=4)
-    assert time.monotonic() - killed < 2.0
-    assert (status["cause"], status["releasable"]) == ("peer_lost", True)
-    again = sides("decode", backend)
-    meet(prefill, again, 7, name="again")
-    prefill.send("again", [1, 2])
-    again.until("again", "done")
-
-
-def test_a_frozen_prefill_is_not_taken_for_dead(sides) -> None:
-    prefill, decode = sides("prefill"), sides("decode")
-    fill(prefill, 1)
-    meet(prefill, decode, 7)
-    prefill.until("r", "ready")
-    prefill.signal(signal.SIGSTOP)
-    time.sleep(3)
-    assert decode.status("r")["phase"] == "waiting"
-    prefill.signal(signal.SIGCONT)
-    prefill.send("r", [1, 2])
-    decode.until("r", "done")
-
-
 def test_without_a_decode_a_request_ends_at_its_deadline(local_pair) -> None:
     prefill, _ = local_pair
     prefill.open("r", 7, deadline_s=0.5)
@@ -497,7 +211,7 @@ def test_without_a_request_an_attempt_ends_at_its_deadline(local_pair) -> None:
 
 def test_an_unreachable_prefill_fails_what_waits_for_it(sides) -> None:
     decode = sides("decode", connect_deadline_s=1.0)
-    decode.open("r", 7, prefill=f"127.0.0.1:{_free_port()}", pages=[1], aux_slot=0)
+    decode.open("r", 7, prefill=f"127.0.0.1:{free_port()}", pages=[1], aux_slot=0)
     status = decode.until("r", "ended", within_s=5)
     assert (status["cause"], status["releasable"]) == ("peer_lost", True)
     assert "cannot be reached" in status["message"]
@@ -705,11 +419,6 @@ def test_state_and_metrics_are_served_over_http(local_pair) -> None:
     decode.abort("r")
 
 
-def ask(address: str, path: str) -> dict:
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=5) as answer:
-        return json.loads(answer.read())
-
-
 def test_it_works_over_ipv6(sides, backend) -> None:
     prefill, decode = sides("prefill", backend, host="::1"), sides("decode", backend, host="::1")
     fill(prefill, 1)
@@ -717,8 +426,3 @@ def test_it_works_over_ipv6(sides, backend) -> None:
     meet(prefill, decode, 7)
     prefill.send("r", [1, 2])
     decode.until("r", "done")
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]

@@ -12,8 +12,9 @@ import pytest
 from pdpool_connector import Cause, Key, Phase, TransferStatus, Verdict, agree, shard_model
 from pdpool_connector.layout.pairing import pair
 
+from tests.integration.cable import Cable, ask
 from tests.integration.connector_peer import HEAD_BYTES, PAGES, TOKENS, Side
-from tests.integration.test_connector_handoff import TIMING, Cable, ask
+from tests.integration.handoffs import TIMING
 
 HEADS = 4
 SOURCE, TARGET = [1, 2, 33], [8, 3, 60]

@@ -1,0 +1,85 @@
+"""A connection between two connectors that tests can cut, and what is asked over HTTP."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+
+from pdpool_connector.transport.bootstrap import BOOTSTRAP_PATH
+from pdpool_connector.transport.http import HttpServer, Page
+
+from tests.integration.connector_peer import Side
+
+
+def ask(address: str, path: str) -> dict:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=5) as answer:
+        return json.loads(answer.read())
+
+
+def registered(bootstrap: str, within_s: float = 10.0):
+    """What the registry says once all ranks are there."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return ask(bootstrap, BOOTSTRAP_PATH)
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code != 503 or time.monotonic() > deadline:
+                    raise
+        time.sleep(0.02)
+
+
+class Cable:
+    """A TCP connection to a prefill's control port that can be cut, and the bootstrap registry that leads to it."""
+
+    def __init__(self, prefill: Side) -> None:
+        self.target = tuple(prefill.control.rsplit(":", 1))
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.sockets: list[socket.socket] = []
+        self.plugged = True
+        info = registered(prefill.bootstrap)
+        (row,) = [row for row in info["ranks"] if row["incarnation"] == prefill.incarnation]
+        row["control"] = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.http = HttpServer("127.0.0.1")
+        page = Page("application/json", json.dumps(info).encode)
+        self.bootstrap = f"127.0.0.1:{self.http.serve(0, {BOOTSTRAP_PATH: page})}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return
+            if not self.plugged:
+                near.close()
+                continue
+            far = socket.create_connection(self.target)
+            self.sockets += [near, far]
+            for ends in ((near, far), (far, near)):
+                threading.Thread(target=self._pump, args=ends, daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        for end in self.sockets:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.cut()
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        for end in self.sockets:
+            end.close()
+        self.http.close()

@@ -1,0 +1,28 @@
+"""Connectors in processes of their own, for the tests that name their data plane or take each."""
+
+import signal
+
+import pytest
+
+from tests.integration.connector_peer import Side
+from tests.integration.handoffs import TIMING
+
+
+@pytest.fixture(params=["local", "nixl", "mooncake"])
+def backend(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def sides():
+    """Make sides; all are ended, and those that were not killed must exit cleanly."""
+    made: list[Side] = []
+
+    def make(role: str, backend: str = "local", **options) -> Side:
+        side = Side(role, backend, **{"timing": TIMING, "request_deadline_s": 20.0, **options})
+        made.append(side)
+        return side
+
+    yield make
+    codes = [side.end() for side in reversed(made)]
+    assert set(codes) <= {0, -signal.SIGKILL}, codes

@@ -1,0 +1,193 @@
+"""Two real processes, of which one is killed, stopped or cut off: what fails, what is held, and what frees it."""
+
+import signal
+import time
+
+import pytest
+
+from tests.integration.cable import Cable
+from tests.integration.connector_peer import Side
+from tests.integration.handoffs import fill, free_port, meet
+
+
+def hold_a_write(prefill: Side, decode: Side) -> None:
+    """Leave a hand-off in the middle: its only write is submitted, and lands when the data plane is let go on."""
+    fill(prefill, 1)
+    meet(prefill, decode, 7)
+    prefill.until("r", "ready")
+    prefill.call("hold_writes")
+    prefill.send("r", [1, 2])
+    prefill.settle(lambda stats: stats["held_writes"] == 1)
+
+
+@pytest.fixture
+def cable(sides):
+    prefill, decode = sides("prefill"), sides("decode")
+    fill(prefill, 1)
+    cable = Cable(prefill)
+    yield prefill, decode, cable
+    cable.close()
+
+
+def test_a_connection_that_breaks_and_comes_back_costs_nothing(cable) -> None:
+    prefill, decode, wire = cable
+    prefill.open("r", 7)
+    decode.open("r", 7, prefill=wire.bootstrap, pages=[8, 3], aux_slot=5)
+    prefill.send("r", [1], last=False)
+    decode.until("r", "transferring")
+    for _ in range(3):
+        wire.cut()
+    prefill.send("r", [2], start=1)
+    decode.until("r", "done")
+    prefill.until("r", "done")
+    assert (decode.pages[:, [8, 3]] == prefill.pages[:, [1, 2]]).all()
+    decode.settle(lambda stats: stats["outcomes"] == {"done": 1, "failed": 0, "aborted": 0})
+
+
+def test_a_hold_after_a_partition_ends_when_both_sides_meet_again(cable) -> None:
+    prefill, decode, wire = cable
+    prefill.open("r", 7)
+    decode.open("r", 7, prefill=wire.bootstrap, pages=[8, 3], aux_slot=5)
+    prefill.until("r", "ready")
+    wire.plugged = False
+    wire.cut()
+    assert decode.until("r", "ended", within_s=4)["cause"] == "peer_lost"
+    assert prefill.until("r", "ended", within_s=4)["cause"] == "peer_lost"
+    assert prefill.status("r")["releasable"]
+    decode.settle(lambda stats: stats["holds"] == 1)
+    wire.plugged = True
+    prefill.open("again", 8)
+    decode.open("again", 8, prefill=wire.bootstrap, pages=[20], aux_slot=6)
+    prefill.send("again", [5])
+    decode.until("again", "done")
+    assert decode.until("r", "releasable")["cause"] == "peer_lost"
+
+
+def test_a_killed_prefill_fails_its_attempts_at_once_holds_their_pages_and_is_served_when_it_is_back(
+    sides, backend
+) -> None:
+    ports = {"control_port": free_port(), "bootstrap_port": free_port()}
+    prefill, other = sides("prefill", backend, **ports), sides("prefill", backend)
+    decode = sides("decode", backend)
+    for side, name, page in ((prefill, "lost", 1), (other, "kept", 2)):
+        fill(side, page)
+        side.open(name, 7)
+        decode.open(name, 7, prefill=side.bootstrap, pages=[page, 10 + page], aux_slot=page)
+        side.send(name, [4], last=False)
+        decode.until(name, "transferring")
+    killed = time.monotonic()
+    prefill.kill()
+    status = decode.until("lost", "ended", within_s=4)
+    assert time.monotonic() - killed < 2.0
+    assert (status["cause"], status["releasable"]) == ("peer_lost", False)
+    assert decode.status("kept")["phase"] == "transferring"
+
+    again = sides("prefill", backend, **ports)
+    fill(again, 3)
+    meet(again, decode, 7, name="again", pages=[20])
+    again.send("again", [5])
+    decode.until("again", "done")
+    assert (decode.pages[:, 20] == again.pages[:, 5]).all()
+
+    other.send("kept", [5], start=1)
+    decode.until("kept", "done")
+    stats = decode.settle(lambda stats: stats["holds"] == 1)
+    assert stats["held_bytes"] == 2 * 4 * 512
+    assert not decode.status("lost")["releasable"]
+    decode.call("fence", incarnation=prefill.incarnation, connections=False)
+    if backend != "local":
+        # All share an address here: what leads to `other` may be the killed one's; what leads to its successor is not.
+        again.open("more", 8)
+        decode.open("more", 8, prefill=again.bootstrap, pages=[21], aux_slot=0)
+        again.send("more", [6])
+        decode.until("more", "done")
+        time.sleep(1.0)
+        assert not decode.status("lost")["releasable"]
+        assert other.end() == 0
+    assert decode.until("lost", "releasable")["cause"] == "peer_lost"
+
+
+def test_the_word_on_a_peer_that_still_runs_and_has_connections_here_frees_nothing(sides) -> None:
+    prefill, decode = sides("prefill", "nixl"), sides("decode", "nixl")
+    hold_a_write(prefill, decode)
+    prefill.signal(signal.SIGSTOP)
+    decode.abort("r")
+    decode.settle(lambda stats: stats["holds"] == 1)
+    decode.call("fence", incarnation=prefill.incarnation, connections=False)
+    time.sleep(1.0)
+    assert not decode.status("r")["releasable"]
+    prefill.kill()
+    decode.until("r", "releasable")
+
+
+def test_a_hand_off_that_is_opened_while_the_peers_connection_is_down_holds_nothing(sides) -> None:
+    prefill, decode = sides("prefill"), sides("decode")
+    meet(prefill, decode, 7)
+    prefill.send("r", [1, 2])
+    decode.until("r", "done")
+    prefill.kill()
+    decode.settle(lambda stats: stats["peers"] == [])
+    decode.open("late", 8, prefill=prefill.bootstrap, pages=[12], aux_slot=1)
+    decode.abort("late")
+    decode.until("late", "releasable")
+    assert decode.stats()["holds"] == 0
+
+
+def test_an_unknown_peers_end_over_tcp_is_not_believed_for_its_connections_cannot_be_told(sides) -> None:
+    decode = sides("decode", "nixl")
+    with pytest.raises(AssertionError, match="ContainerTerminated is no proof for engine 'nixl'"):
+        decode.call("fence", incarnation="0" * 32, connections=False)
+
+
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+def test_the_end_of_a_process_of_this_host_fences_it_without_a_call(sides, backend, victim: str) -> None:
+    prefill, decode = sides("prefill", backend, elsewhere=False), sides("decode", backend, elsewhere=False)
+    hold_a_write(prefill, decode)
+    killed, survivor = (prefill, decode) if victim == "prefill" else (decode, prefill)
+    began = time.monotonic()
+    killed.kill()
+    assert survivor.until("r", "releasable", within_s=5)["cause"] == "peer_lost"
+    assert time.monotonic() - began < 2.0
+    prefill.call("release_writes") if victim == "decode" else None
+    survivor.settle(lambda stats: stats["holds"] == stats["kept"] == 0)
+
+
+def test_a_stopped_process_of_this_host_is_not_fenced(sides, backend) -> None:
+    prefill, decode = sides("prefill", backend, elsewhere=False), sides("decode", backend, elsewhere=False)
+    meet(prefill, decode, 7)
+    prefill.until("r", "ready")
+    prefill.signal(signal.SIGSTOP)
+    decode.abort("r")
+    decode.settle(lambda stats: stats["holds"] == 1)
+    assert not decode.status("r")["releasable"]
+    prefill.signal(signal.SIGCONT)
+    decode.until("r", "releasable")
+
+
+def test_a_killed_decode_fails_its_attempts_at_once_and_a_new_one_is_served(sides, backend) -> None:
+    prefill, decode = sides("prefill", backend), sides("decode", backend)
+    fill(prefill, 1)
+    meet(prefill, decode, 7)
+    prefill.until("r", "ready")
+    killed = time.monotonic()
+    decode.kill()
+    status = prefill.until("r", "ended", within_s=4)
+    assert time.monotonic() - killed < 2.0
+    assert (status["cause"], status["releasable"]) == ("peer_lost", True)
+    again = sides("decode", backend)
+    meet(prefill, again, 7, name="again")
+    prefill.send("again", [1, 2])
+    again.until("again", "done")
+
+
+def test_a_frozen_prefill_is_not_taken_for_dead(sides) -> None:
+    prefill, decode = sides("prefill"), sides("decode")
+    fill(prefill, 1)
+    meet(prefill, decode, 7)
+    prefill.until("r", "ready")
+    prefill.signal(signal.SIGSTOP)
+    time.sleep(3)
+    assert decode.status("r")["phase"] == "waiting"
+    prefill.signal(signal.SIGCONT)
+    prefill.send("r", [1, 2])
+    decode.until("r", "done")
