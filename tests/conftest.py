@@ -1,5 +1,6 @@
 """What every test shares: property tests draw the same examples in every run, and a slow machine is no failure. With
-`-n`, one process runs all tests of the cluster in their order, while the others run the rest."""
+`-n`, the tests of one file, or of the whole stack, run in one process, and what takes longest begins first.
+"""
 
 import pytest
 from hypothesis import settings
@@ -10,20 +11,30 @@ settings.register_profile("pdpool", deadline=None, derandomize=True, print_blob=
 settings.load_profile("pdpool")
 
 
+OPERATORS = "tests/cluster/test_operator_"
+"""Files whose tests need the cluster, each a namespace of it; the tests of the whole stack wait for their end."""
+
 LONG = ("tests/integration/test_soak.py", "tests/integration/test_engine_faults.py")
 """Files that would be the last to end; their tests share nothing."""
 
+ORDER = (OPERATORS, "tests/cluster/", *LONG, "tests/integration/", "tests/simulation/", "tests/")
 
-class ClusterApart(LoadScopeScheduling):
-    """The cluster's tests are one unit of work, the first to be given out; every other file is one, but for `LONG`."""
+
+class Units(LoadScopeScheduling):
+    """What one process runs in a row: a file, a single test of a `LONG` one, or all that needs the cluster alone."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith("tests/cluster/"):
+        if nodeid.startswith("tests/cluster/") and not nodeid.startswith(OPERATORS):
             return "cluster"
         path = nodeid.partition("::")[0]
         return nodeid if path in LONG else path
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ClusterApart:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put first what takes longest, else the run would wait for it at its end."""
+    items.sort(key=lambda item: next(i for i, start in enumerate(ORDER) if item.nodeid.startswith(start)))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Units:
     """Asked only when tests run in several processes."""
-    return ClusterApart(config, log)
+    return Units(config, log)

@@ -1,10 +1,8 @@
-"""What the tests on the cluster share: its CRDs, and one installation of the chart for the tests of the whole stack.
+"""What the tests on the cluster share: its CRDs, and one installation of the chart for the tests of the whole stack."""
 
-Those come last, for their operator serves all namespaces, and would write on other tests' objects.
-"""
-
+import contextlib
 import fcntl
-import json
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +13,11 @@ from pdpool_connector.demo.launch import Children
 
 from dev.cluster import bringup
 from dev.cluster.layout import state_at
-from dev.demo import down
-from dev.demo import install as demo
-from dev.demo.screen import Screen
-from dev.demo.target import target
 from dev.paths import CHECKOUT, cache_dir
 from dev.shell import run, wait_for
 from dev.tools.build import binary
-from tests.cluster.stack import CRDS, KINDS, MADE, OURS, POOLS, SYSTEM, Stack, namespace
+from tests.cluster.leftovers import make_room, remove
+from tests.cluster.stack import CRDS, OURS, POOLS, SYSTEM, Stack, namespace
 from tests.cluster.stack_traffic import PROMPTS, generate
 
 LAST = "test_chart_rights.py"
@@ -48,103 +43,64 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     return report
 
 
-@pytest.fixture(scope="session")
-def turn() -> Iterator[IO[str]]:
-    """The lock by which test sessions share the cluster; shared, until somebody needs the cluster alone."""
+@contextlib.contextmanager
+def _turn(how: int, deadline_s: float) -> Iterator[IO[str]]:
+    """The lock by which tests share the cluster, or have it alone.
+
+    Raises:
+        TimeoutError: others hold it.
+    """
     path = cache_dir() / "cluster-tests.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
-        _take(lock, fcntl.LOCK_SH)
+
+        def busy() -> str | None:
+            return None if _taken(lock, how) else f"other tests hold {lock.name}"
+
+        wait_for("a turn on the cluster", busy, deadline_s=deadline_s)
         yield lock
 
 
-def _take(lock: IO[str], how: int) -> None:
-    def busy() -> str | None:
-        try:
-            fcntl.flock(lock, how | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return f"another test session holds {lock.name}"
-        return None
-
-    wait_for("a turn on the cluster", busy, deadline_s=150)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def crds(turn: IO[str]) -> Iterator[None]:
-    """The kinds, for operators that no chart installed; those that this session made go with it."""
-    if "KUBECONFIG" not in os.environ:
-        yield
-        return
-    kubectl = binary("kubectl")
-    absent = not run(kubectl, "get", "crd", *CRDS, "--ignore-not-found", "-o", "name")
-    if absent:
-        run(kubectl, "apply", "--server-side", "-f", str(CHECKOUT / "crds"))
-        run(kubectl, "wait", "--for=condition=Established", "crd", *CRDS, "--timeout=20s")
-    yield
+def _taken(lock: IO[str], how: int) -> bool:
     try:
-        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
     except BlockingIOError:
-        return
-    if absent:
-        run(kubectl, "delete", "crd", *CRDS, "--ignore-not-found", "--timeout=60s", timeout_s=70)
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def crds() -> Iterator[None]:
+    """The kinds, for operators that no chart installed; the last that needs those that tests made removes them."""
+    kubectl = binary("kubectl")
+    with _turn(fcntl.LOCK_SH, 150) as turn:
+        if not run(kubectl, "get", "crd", *CRDS, "--ignore-not-found", "-o", "name"):
+            run(kubectl, "apply", "--server-side", "-f", str(CHECKOUT / "crds"))
+            run(kubectl, "label", "crd", *CRDS, f"{OURS}=")
+        run(kubectl, "wait", "--for=condition=Established", "crd", *CRDS, "--timeout=20s")
+        yield
+        if _taken(turn, fcntl.LOCK_EX):
+            run(kubectl, "delete", "crd", "-l", OURS, "--timeout=60s", timeout_s=70)
 
 
 @pytest.fixture(scope="session")
-def stack(turn: IO[str], crds: None, pytestconfig: pytest.Config) -> Iterator[Stack]:
+def stack(pytestconfig: pytest.Config) -> Iterator[Stack]:
     """The chart, freshly installed, and an empty namespace for pools; nothing of it is left in the end."""
     state = state_at(None)
     status = bringup.status(state)
     if status is None or Path(os.environ["KUBECONFIG"]) != state.kubeconfig:
         pytest.skip("not the local cluster: pods could not be reached from here, nor the audit log be read")
-    fcntl.flock(turn, fcntl.LOCK_UN)
-    _take(turn, fcntl.LOCK_EX)
     one = Stack(status)
-    _make_room(one, pytestconfig)
-    try:
-        one.kubectl("delete", "crd", *CRDS, "--ignore-not-found", "--timeout=30s")
-        one.apply(namespace(SYSTEM), namespace(POOLS))
-        one.install()
-        yield one
-    finally:
-        _remove(one)
-
-
-def _make_room(stack: Stack, config: pytest.Config) -> None:
-    """Remove the demo, or what an interrupted session left; refuse to touch what somebody else installed."""
-    screen = Screen()
-    if stack.kubectl("get", "namespaces", "-l", demo.OURS, "-o", "name"):
-        _say(config, "removing the demo's release and pools: one operator at a time serves a cluster")
-        down.remove(screen, target("local", None, screen))
-    if stack.kubectl("get", "namespaces", "-l", OURS, "-o", "name"):
-        _say(config, "removing what an interrupted test session left")
-        _remove(stack)
-    releases = json.loads(stack.helm("list", "--all-namespaces", "--all", "--output", "json"))
-    foreign = [f"{one['namespace']}/{one['name']}" for one in releases if one["chart"].startswith("pdpool-")]
-    assert not foreign, f"pdpool is installed as {foreign}: uninstall it, for two operators would serve the same pools"
-    # Those of other tests may still be on their way out with their namespaces.
-    wait_for("all pools to be gone, for the tests remove the CRDs", lambda: _objects(stack) or None, deadline_s=60)
-
-
-def _objects(stack: Stack) -> str:
-    kinds = ",".join(stack.kubectl("get", "crd", *CRDS, "--ignore-not-found", "-o", "name").split())
-    names = kinds.replace("customresourcedefinition.apiextensions.k8s.io/", "")
-    return names and stack.kubectl("get", names, "--all-namespaces", "-o", "name")
-
-
-def _remove(stack: Stack) -> None:
-    if _objects(stack):
-        # Before their namespaces, whose controller looks again only after the longest grace period of a pod.
-        for name in stack.kubectl("get", "namespaces", "-l", OURS, "-o", "name").split():
-            where = name.removeprefix("namespace/")
-            stack.kubectl("delete", KINDS, "--all", "-n", where, "--wait=false")
-
-            def left(where: str = where) -> str | None:
-                return stack.kubectl("get", "pods,statefulsets", "-n", where, "-l", MADE, "-o", "name").strip() or None
-
-            wait_for(f"the pods in {where} to be gone", left, deadline_s=120)
-    stack.uninstall()
-    stack.kubectl("delete", "namespaces", "-l", OURS, "--timeout=120s", timeout_s=130)
-    stack.kubectl("delete", "crd", *CRDS, "--ignore-not-found", "--timeout=30s")
+    # Its operator serves all namespaces, and would write on other tests' objects.
+    with _turn(fcntl.LOCK_EX, 280):
+        make_room(one, functools.partial(_say, pytestconfig))
+        try:
+            one.kubectl("delete", "crd", *CRDS, "--ignore-not-found", "--timeout=30s")
+            one.apply(namespace(SYSTEM), namespace(POOLS))
+            one.install()
+            yield one
+        finally:
+            remove(one)
 
 
 def _say(config: pytest.Config, text: str) -> None:

@@ -24,7 +24,7 @@ import yaml
 from aiohttp import web
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT
 from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS, SERVICES_PD
-from pdpool_operator.runtime.api import LEASES, PODS, Api, ApiError, Resource, connect
+from pdpool_operator.runtime.api import LEASES, PODS, Api, ApiError, NotFoundError, Resource, connect
 
 ROOT = Path(__file__).parents[2]
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
@@ -34,6 +34,10 @@ BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBind
 QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
 POOLS = {"PrefillPool": PREFILL_POOLS, "DecodePool": DECODE_POOLS, "DisaggregatedService": SERVICES_PD}
 
+BENCH = "pdpool.dev/operator-tests"
+"""Label of the namespaces that these tests made; an operator in one serves no other."""
+ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+"""Before a command: it does not outlive a test session that is killed."""
 NOBODY = "pdpool-tests-no-such-scheduler"
 ADDRESSES = (f"127.88.{i // 250}.{i % 250 + 1}" for i in itertools.count(os.getpid() % 200 * 250))
 
@@ -60,7 +64,7 @@ class Admin(Api):
     """The test's own hands in the cluster."""
 
     async def drop(self, resource: Resource, namespace: str | None, name: str, **options: Any) -> None:
-        with contextlib.suppress(ApiError):
+        with contextlib.suppress(NotFoundError):
             body = {"apiVersion": "v1", "kind": "DeleteOptions"} | options
             await self._call("delete", resource, resource.path(namespace, name), body=body)
 
@@ -79,21 +83,21 @@ class Admin(Api):
         return [item async for item in self.list(resource, namespace, labels)]
 
 
-async def _renewed_leases(admin: Admin) -> dict[str, str]:
-    """Version of each Lease that an operator holds, by namespace."""
+async def _leases(admin: Admin) -> dict[str, str]:
+    """Version of each Lease that an operator holds, by namespace; without those of tests, which keep to their own."""
+    tests = {one["metadata"]["name"] for one in await admin.all(NAMESPACES, None, BENCH)}
     return {
         lease["metadata"]["namespace"]: lease["metadata"]["resourceVersion"]
         for lease in await admin.all(LEASES, None)
-        if lease["metadata"]["name"] == "pdpool-operator" and (lease.get("spec") or {}).get("holderIdentity")
+        if lease["metadata"]["name"] == "pdpool-operator"
+        and (lease.get("spec") or {}).get("holderIdentity")
+        and lease["metadata"]["namespace"] not in tests
     }
 
 
-async def _alone(admin: Admin, before: dict[str, str], ours: str) -> None:
+async def _alone(admin: Admin, before: dict[str, str]) -> None:
     """Fail if an operator of somebody else leads: it may serve all namespaces, and write on ours."""
-    now = await _renewed_leases(admin)
-    strangers = [
-        namespace for namespace, version in now.items() if namespace != ours and before.get(namespace) != version
-    ]
+    strangers = [ns for ns, version in (await _leases(admin)).items() if before.get(ns) != version]
     assert not strangers, f"an operator leads in {strangers} and may write on the tests' objects: uninstall it"
 
 
@@ -108,9 +112,8 @@ class Operator:
 
     async def start(self, *, ready: bool = True) -> "Operator":
         with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-W", "error", "-m", "pdpool_operator", env=self.env, stderr=log, cwd=ROOT
-            )
+            command = (*ENDS_WITH_US, sys.executable, "-W", "error", "-m", "pdpool_operator")
+            self.process = await asyncio.create_subprocess_exec(*command, env=self.env, stderr=log, cwd=ROOT)
         if ready:
             await self.until("leader")
         return self
@@ -250,7 +253,7 @@ class Bench:
     async def set_up(self) -> None:
         """The namespace, with an account that has exactly the rights that the chart gives the operator."""
         ns = self.namespace
-        await self.admin.make(NAMESPACES, {"metadata": {"name": ns}})
+        await self.admin.make(NAMESPACES, {"metadata": {"name": ns, "labels": {BENCH: ""}}})
         await self.admin.make(ACCOUNTS, {"metadata": {"name": "operator", "namespace": ns}})
         table = yaml.safe_load((ROOT / "charts/pdpool/files/rbac.yaml").read_text())
         meta = {"name": "operator", "namespace": ns}
@@ -403,13 +406,13 @@ async def bench(folder: Path) -> AsyncIterator[Bench]:
     client = await connect()
     try:
         one = Bench(Admin(client), folder)
-        leases = await _renewed_leases(one.admin)
+        leases = await _leases(one.admin)
         try:
             await one.set_up()
             yield one
         finally:
             try:
-                await _alone(one.admin, leases, one.namespace)
+                await _alone(one.admin, leases)
             finally:
                 await one.tear_down()
     finally:

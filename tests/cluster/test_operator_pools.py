@@ -16,6 +16,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(180),
     pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
+    pytest.mark.usefixtures("crds"),
 ]
 
 

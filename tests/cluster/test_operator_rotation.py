@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(240),
     pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
+    pytest.mark.usefixtures("crds"),
 ]
 
 
