@@ -92,7 +92,7 @@ def stack(pytestconfig: pytest.Config) -> Iterator[Stack]:
         pytest.skip("not the local cluster: pods could not be reached from here, nor the audit log be read")
     one = Stack(status)
     # Its operator serves all namespaces, and would write on other tests' objects.
-    with _turn(fcntl.LOCK_EX, 280):
+    with _turn(fcntl.LOCK_EX, 900):
         make_room(one, functools.partial(_say, pytestconfig))
         try:
             one.kubectl("delete", "crd", *CRDS, "--ignore-not-found", "--timeout=30s")

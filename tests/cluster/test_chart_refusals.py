@@ -14,7 +14,7 @@ from tests.cluster.stack import CRDS, KINDS, MADE, POOLS, Object, Stack, audited
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(300, func_only=True),
     pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
 ]
 

@@ -9,7 +9,7 @@ from tests.cluster.stack import OPERATOR, SYSTEM, Object, Stack, audited
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(120, func_only=True),
     pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
 ]
 
