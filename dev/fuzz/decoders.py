@@ -134,6 +134,7 @@ def _sample_frames(version: int) -> list[f.Frame]:
         f.HelloRefused(version=version, sender=B, reason="no", retry=True),
         f.Goodbye(version=version, sender=A, reason="bye"),
         opened,
+        f.Expect(**head, request_id="r", deadline_s=30.0),  # type: ignore[arg-type]
         *(kind(**head) for kind in (f.Accepted, f.Sending, f.Ack, f.Query)),  # type: ignore[arg-type]
         *(kind(**head, **told) for kind in (f.Failed, f.Drained)),  # type: ignore[arg-type]
         f.Computed(**head, sequence=0, start=0, pages=bytes(8), last=True, aux_slot=1, state=b""),  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from pdpool_connector.protocol.events import (
     AbortTransfer,
     Drain,
     Event,
+    ExpectAttempt,
     Fenced,
     Linked,
     OpenAttempt,
@@ -41,7 +42,7 @@ from dev.fuzz.decoders import A, B, Fuzzed, sample_frames
 AnyMachine = PrefillMachine | PrefillReadMachine | DecodeMachine | DecodeReadMachine
 ME = "c" * 32
 PEERS = (A, B)
-TIMING = Timing(max_attempts=6, max_tombstones=8)
+TIMING = Timing(max_attempts=6, max_tombstones=8, expected_within_s=4.0)
 MOST_EVENTS = 64
 IDS = 16
 """Pages, rows and items of each side."""
@@ -155,7 +156,7 @@ class Watched:
             lambda: (Drain, Shutdown)[data.below(2)]() if data.below(8) == 0 else Tick(),
         ]
         prefill = isinstance(self.machine, PrefillMachine | PrefillReadMachine)
-        own = [self.request, self.send] if prefill else [self.attempt, self.link]
+        own = [self.request, self.send] if prefill else [self.attempt, self.link, self.expect]
         choices = [*common, *(lambda make=make: make(data) for make in own)]
         return choices[(kind - 10) % len(choices)]()
 
@@ -165,7 +166,8 @@ class Watched:
 
     def request(self, data: Bytes) -> Event:
         self.handles += 1
-        return OpenRequest(self.handles, data.below(3), data.below(2), f"r{data.below(3)}", 1.0 + data.below(30))
+        where = (data.below(3), data.below(2), f"r{data.below(3)}")
+        return OpenRequest(self.handles, *where, 1.0 + data.below(30), refused="fuzzed" if data.below(8) == 1 else "")
 
     def send(self, data: Bytes) -> Event:
         last = bool(data.below(2))
@@ -184,8 +186,14 @@ class Watched:
             prefix_pages=data.below(4),
             aux_slot=data.below(IDS),
             deadline_s=1.0 + data.below(30),
+            refused="fuzzed" if data.below(8) == 1 else "",
             **wish,  # type: ignore[arg-type]
         )
+
+    def expect(self, data: Bytes) -> Event:
+        self.handles += 1
+        where = (f"p{data.below(2)}", data.below(3), data.below(2), f"r{data.below(3)}")
+        return ExpectAttempt(self.handles, *where, 1.0 + data.below(30))
 
     def link(self, data: Bytes) -> Event:
         prefill = f"p{data.below(2)}"

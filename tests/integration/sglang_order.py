@@ -66,6 +66,7 @@ class Receiver:
     def __init__(self, connector: DecodeConnector, prefill: str, room: int) -> None:
         self._connector, self._prefill, self._room = connector, prefill, room
         self.transfer: DecodeTransfer | None = None
+        connector.expect(prefill, room, f"room-{room}")
 
     def init(self, prefill_dp_rank: int) -> None:
         """Nothing to do: the connector finds the ranks itself, and without blocking."""
@@ -84,8 +85,10 @@ class Receiver:
         )
 
     def abort(self) -> None:
-        assert self.transfer is not None
-        self.transfer.abort("the client left")
+        if self.transfer is None:
+            self._connector.refuse(self._prefill, self._room, f"room-{self._room}", "the client left")
+        else:
+            self.transfer.abort("the client left")
 
     def failure_exception(self) -> None:
         assert self.transfer is not None

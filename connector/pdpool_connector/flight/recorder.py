@@ -36,6 +36,7 @@ from pdpool_connector.protocol.events import (
     Tick,
 )
 from pdpool_connector.protocol.frames import AttemptId
+from pdpool_connector.protocol.missed import PartFrame
 
 RING: Final = 512
 """Steps kept of one story: a prompt of 100 chunks takes 300, and five minutes of waiting with queries 120."""
@@ -293,11 +294,11 @@ class Recorder:
         return None if name is None else self._named.get(name)
 
 
-def _first_word(frame: f.AttemptFrame, effects: Sequence[Effect]) -> f.Open | f.Abort | f.Drained | None:
+def _first_word(frame: f.AttemptFrame, effects: Sequence[Effect]) -> PartFrame | None:
     """The frame if it is the first on its attempt. One on an ended attempt that is not kept changes nothing."""
     if any(isinstance(effect, Ignored) for effect in effects):
         return None
-    return frame if isinstance(frame, f.Open | f.Abort | f.Drained) else None
+    return frame if isinstance(frame, PartFrame) else None
 
 
 def _refused(frame: f.AttemptFrame, effects: Sequence[Effect]) -> bool:

@@ -122,13 +122,18 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
         return ReadAttempt(AttemptId(self.incarnation, wish.handle), wish, self._now + wish.deadline_s)
 
     def _refusal(self, wish: OpenAttempt) -> str | None:
-        """Each live attempt will need a tombstone for each of its sources."""
+        if not self._may_tell(wish):
+            return "decode remembers as many ended attempts as it can; try again in a few seconds"
+        return super()._refusal(wish)
+
+    def _may_tell(self, wish: OpenAttempt) -> bool:
+        """Each attempt will need a tombstone for each of its sources."""
         told = self._links.get(wish.prefill, (Writer(""),))
         reserved = sum(len(rows) for rows in (*self._of_peer.values(), *self._by_prefill.values())) + len(told) - 1
         for peer in (writer.incarnation for writer in told):
             if self._graves.full(peer, reserved=reserved, reserved_of_peer=len(self._of_peer.get(peer, ()))):
-                return "decode remembers as many ended attempts as it can; try again in a few seconds"
-        return super()._refusal(wish)
+                return False
+        return super()._may_tell(wish)
 
     # --- Reading ---
 

@@ -19,6 +19,7 @@ from pdpool_connector.protocol.events import (
     Shutdown,
 )
 from pdpool_connector.protocol.exchange import ENDED, Exchange, HandOff, aggregate
+from pdpool_connector.protocol.expecting import Expected
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.machine import Machine
 from pdpool_connector.protocol.missed import Missed, MissedHalves
@@ -56,6 +57,7 @@ class EndingMachine(Machine[PrefillState], ABC):
         self._verdicts = Verdicts(self.timing, self._timers, self._send)
         self._graves = self._verdicts.graves
         self._missed = MissedHalves(self.timing.max_attempts, self.timing.verdict_s, self._timers)
+        self._expected = Expected(self.timing.max_attempts, self._timers)
         self._on_event |= {
             AbortTransfer: self._on_abort_transfer,
             Shutdown: self._on_shutdown,
@@ -67,6 +69,7 @@ class EndingMachine(Machine[PrefillState], ABC):
             "verdict": lambda key: self._verdicts.tell(key, self._now),
             "grave": self._verdicts.forget,
             "missed": lambda table: table.expire(self._now),
+            "expected": self._expected.forget,
             "peer": self._on_peer_long_gone,
         }
 
@@ -75,7 +78,13 @@ class EndingMachine(Machine[PrefillState], ABC):
         """Everything this machine keeps about hand-offs, remembered ends included; 0 when nothing is left behind."""
         handoffs = [*self._by_handle.values(), *self._rooms]
         handoffs += [exchange.handoff for exchange in self._by_attempt.values()]
-        return len({handoff.serial for handoff in handoffs}) + len(self._graves) + len(self._missed)
+        remembered = len(self._graves) + len(self._missed) + len(self._expected)
+        return len({handoff.serial for handoff in handoffs}) + remembered
+
+    @property
+    def expected(self) -> int:
+        """How many requests decodes have announced and not opened."""
+        return len(self._expected)
 
     @property
     def tombstones(self) -> int:
@@ -158,6 +167,7 @@ class EndingMachine(Machine[PrefillState], ABC):
 
     def _leave_room(self, handoff: HandOff) -> None:
         self._timers.cancel(("life", handoff))
+        self._timers.cancel(("unexpected", handoff))
         self._rooms.leave(handoff)
 
     def _remember_missed(self, handoff: HandOff) -> None:

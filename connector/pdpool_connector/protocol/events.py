@@ -73,7 +73,7 @@ class Tick(Plain, frozen=True):
 class OpenRequest(Plain, frozen=True):
     """The engine has a request whose cache some decode will ask for. `deadline_s` counts from now.
 
-    `prompt`: see `frames.Prompt`.
+    `prompt`: see `frames.Prompt`. `refused`: why the engine will not serve it, if so: whoever comes for it is told.
     """
 
     handle: int
@@ -82,6 +82,7 @@ class OpenRequest(Plain, frozen=True):
     request_id: str
     deadline_s: float
     prompt: bytes = b""
+    refused: str = ""
 
 
 class SendPages(Plain, frozen=True):
@@ -139,11 +140,27 @@ class ReadEnded(Plain, frozen=True):
     message: str = ""
 
 
+class ExpectAttempt(Plain, frozen=True):
+    """The engine has a request that it will open, or refuse, within `deadline_s`: prefill may know.
+
+    `handle` is drawn from the same numbers as those of attempts.
+    """
+
+    handle: int
+    prefill: str
+    room: int
+    sibling: int
+    request_id: str
+    deadline_s: float
+    prompt: bytes = b""
+
+
 class OpenAttempt(Plain, frozen=True):
     """The engine has memory for the cache of a request. `pages` take logical pages `prefix_pages` onward.
 
     `state`: ids of the items of its state pool that take the request's state, one for each that prefill will send.
-    `handle` grows from attempt to attempt: it becomes the attempt's number. `prompt`: see `frames.Prompt`.
+    `handle` grows from attempt to attempt: it becomes the attempt's number. `prompt`: see `frames.Prompt`. `refused`:
+    why the engine will not take it, if so: then prefill is told that instead of any pages.
     """
 
     handle: int
@@ -157,6 +174,7 @@ class OpenAttempt(Plain, frozen=True):
     deadline_s: float
     state: bytes = b""
     prompt: bytes = b""
+    refused: str = ""
 
 
 class Writer(Plain, frozen=True):
@@ -282,6 +300,7 @@ Event = (
     | SendPages
     | WriteEnded
     | ReadEnded
+    | ExpectAttempt
     | OpenAttempt
     | Linked
     | Unlinked

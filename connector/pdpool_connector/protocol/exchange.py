@@ -84,7 +84,7 @@ class HandOff:
         """True while some part has not come, or nobody knows how many there are."""
         return len(self.came) < self.parts or not self.parts
 
-    def awaits(self, frame: f.Open | f.Abort | f.Drained) -> bool:
+    def awaits(self, frame: f.Open | f.Expect | f.Abort | f.Drained) -> bool:
         """True when `frame` can be the word of a part that has not come yet."""
         fits = self.parts in (0, frame.parts) and frame.part not in self.came
         return fits and self.offered_as in (None, frame.request_id)

@@ -11,10 +11,12 @@ from typing import Annotated, Final
 import msgspec
 
 VERSION_MIN = 1
-VERSION_MAX = 2
+VERSION_MAX = 3
 """Versions of this protocol that this code speaks; pairing settles on the highest that both sides know."""
 BATCH_VERSION = 2
 """First version that knows `Batch`; to older peers every frame goes alone."""
+EXPECT_VERSION = 3
+"""First version that knows `Expect`; older prefills are not told, and go on without the hint."""
 
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 """Largest frame that is looked at. A request of 2**20 tokens in pages of 16 offers 256 KiB of page ids."""
@@ -122,6 +124,20 @@ class Open(AttemptFrame, frozen=True, kw_only=True):
     prompt: Prompt = b""
 
 
+class Expect(AttemptFrame, frozen=True, kw_only=True):
+    """Decode's engine has a request that it has not opened yet: a hint, repeated every few seconds while that is so.
+
+    `attempt`: a number of its own; the attempt that opens the request has a later one. `deadline_s`: what is left of
+    the request's life. The other fields are those that its `Open` will have.
+    """
+
+    request_id: RequestId
+    deadline_s: Seconds
+    part: Index = 0
+    parts: Parts = 1
+    prompt: Prompt = b""
+
+
 class Accepted(AttemptFrame, frozen=True, kw_only=True):
     """Prefill knows the attempt and will serve it, now or when its own request arrives."""
 
@@ -209,7 +225,9 @@ class Query(AttemptFrame, frozen=True, kw_only=True):
     """The sender asks how the attempt stands; the answer is whichever frame would say so."""
 
 
-AnyAttemptFrame = Open | Accepted | Sending | Computed | Fetching | Done | Failed | Drained | Ack | Abort | Query
+AnyAttemptFrame = (
+    Open | Expect | Accepted | Sending | Computed | Fetching | Done | Failed | Drained | Ack | Abort | Query
+)
 MAX_BATCH: Final = 64
 MAX_BATCHED_BYTES: Final = 16 * 1024
 """Ids in an `Open` or a `Computed` that still travels with others, so that no batch comes near `MAX_FRAME_BYTES`."""

@@ -11,13 +11,15 @@ from itertools import count
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.ending import LIVE, EndingMachine
 from pdpool_connector.protocol.events import (
+    Fenced,
     OpenRequest,
+    PeerLost,
     Received,
     Report,
     SendPages,
 )
 from pdpool_connector.protocol.exchange import Exchange, HandOff, InvalidSendError
-from pdpool_connector.protocol.missed import Missed
+from pdpool_connector.protocol.missed import Missed, PartFrame
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.protocol.states import Cue, PrefillState
 from pdpool_connector.protocol.timing import Timing
@@ -34,7 +36,8 @@ class MeetingMachine(EndingMachine):
         super().__init__(incarnation, timing)
         self._serials = count()
         self._on_event |= {OpenRequest: self._on_request, SendPages: self._on_send_pages}
-        self._on_frame |= {f.Open: self._on_open, f.Query: self._on_query}
+        self._on_frame |= {f.Open: self._on_open, f.Expect: self._on_expect, f.Query: self._on_query}
+        self._on_timer |= {"unexpected": self._on_unexpected}
 
     # --- What each direction does in its own way ---
 
@@ -64,20 +67,24 @@ class MeetingMachine(EndingMachine):
         there = self._rooms.find(*key, event.prompt)
         same = there is not None and there.request is None and there.offered_as == event.request_id
         missed = None if same else self._missed.meet_request(key, event)
-        if self.draining:
-            self._refuse_request(event, Cause.REFUSED, "prefill is draining and takes no new requests")
-        elif len(self._by_handle) >= self.timing.max_attempts:
-            limit = self.timing.max_attempts
-            self._refuse_request(event, Cause.REFUSED, f"prefill has {limit} hand-offs under way, which is its limit")
-        elif there is not None and there.request is not None:
+        refusal = event.refused or self._unwelcome()
+        if there is not None and there.request is not None:
             why = f"room {event.room} sibling {event.sibling} is in use by request {there.request.request_id!r}"
-            self._refuse_request(event, Cause.CONFLICT, why)
+            self._refuse_request(event, Cause.REFUSED if refusal else Cause.CONFLICT, refusal or why)
         elif missed is not None:
             self._refuse_request(event, missed.cause, missed.message)
         else:
-            self._admit(there or HandOff(next(self._serials), event.room, event.sibling), event)
+            self._admit(there or HandOff(next(self._serials), event.room, event.sibling), event, refusal)
 
-    def _admit(self, handoff: HandOff, event: OpenRequest) -> None:
+    def _unwelcome(self) -> str:
+        """Why no request is taken, if so."""
+        if self.draining:
+            return "prefill is draining and takes no new requests"
+        limit = self.timing.max_attempts
+        return f"prefill has {limit} hand-offs under way, which is its limit" if len(self._by_handle) >= limit else ""
+
+    def _admit(self, handoff: HandOff, event: OpenRequest, refusal: str) -> None:
+        """Take a request in; one that is refused ends at once, so that decode is told, whether it has come or will."""
         handoff.request = event
         self._by_handle[event.handle] = handoff
         self._rooms.enter(handoff, event.prompt)
@@ -86,8 +93,19 @@ class MeetingMachine(EndingMachine):
         self._await_parts(handoff)
         for exchange in parked:
             self._move(exchange, Cue.REQUESTED)
+        if refusal:
+            self._fail(handoff, Cause.REFUSED, refusal)
+            return
+        if not parked:
+            self._await_word(handoff)
+        for exchange in parked:
             self._met(exchange)
         self._report(handoff)
+
+    def _await_word(self, handoff: HandOff) -> None:
+        """Some decode is to say soon that it has the request, and that it has it still."""
+        if self.timing.expected_within_s is not None:
+            self._timers.set(("unexpected", handoff), self._now + self.timing.expected_within_s)
 
     def _await_parts(self, handoff: HandOff) -> None:
         """One exchange waits on behalf of all parts that have not come."""
@@ -99,7 +117,43 @@ class MeetingMachine(EndingMachine):
         refused = TransferStatus(phase=Phase.FAILED, cause=cause, message=message, releasable=True)
         self._effects.append(Report(event.handle, refused))
 
+    # --- What decode expects ---
+
+    def _on_expect(self, frame: f.Expect) -> None:
+        there = self._rooms.find(frame.room, frame.sibling, frame.prompt)
+        if there is not None and not there.awaits(frame):
+            self._ignore("stale", f"Expect for room {frame.room} sibling {frame.sibling}, which has been opened")
+            return
+        self._expected.note(frame, self._now)
+        if there is not None and there.request is not None and not there.exchanges:
+            self._await_word(there)
+
+    def _on_unexpected(self, handoff: HandOff) -> None:
+        """A decode that cannot say that it has the request may have it all the same."""
+        if any(version < f.EXPECT_VERSION for version in self._versions.values()):
+            self._await_word(handoff)
+        else:
+            seconds = f"{self.timing.expected_within_s:g} s"
+            self._fail(handoff, Cause.TIMED_OUT, f"no decode engine has announced the request for {seconds}")
+
+    def _on_lost(self, event: PeerLost) -> None:
+        super()._on_lost(event)
+        self._lose_expected(event.peer, event.message)
+
+    def _on_fenced(self, event: Fenced) -> None:
+        super()._on_fenced(event)
+        self._lose_expected(event.peer, f"decode was fenced: {event.proof}")
+
+    def _lose_expected(self, peer: str, message: str) -> None:
+        """What nobody else will open ends, or will when its request comes."""
+        for frame in self._expected.take(peer):
+            if not self._expected.elsewhere(frame):
+                self._lose_part(frame, Cause.PEER_LOST, message)
+
+    # --- Attempts ---
+
     def _on_open(self, offer: f.Open) -> None:
+        self._expected.met(offer)
         if (known := self._by_attempt.get(offer.attempt)) is not None:
             self._answer(known)
             return
@@ -121,7 +175,7 @@ class MeetingMachine(EndingMachine):
         else:
             self._take(offer, there)
 
-    def _met_missed(self, frame: f.Open | f.Abort | f.Drained, there: HandOff | None) -> Missed | None:
+    def _met_missed(self, frame: PartFrame, there: HandOff | None) -> Missed | None:
         """The hand-off that this attempt belongs to, if that has ended already."""
         key = (frame.room, frame.sibling)
         if there is not None and frame.request_id in (there.offered_as, there.request and there.request.request_id):
@@ -132,6 +186,7 @@ class MeetingMachine(EndingMachine):
         handoff = there or HandOff(next(self._serials), offer.room, offer.sibling)
         exchange = handoff.unclaimed or Exchange(handoff)
         handoff.unclaimed = None
+        self._timers.cancel(("unexpected", handoff))
         handoff.parts, exchange.offer = offer.parts, offer
         handoff.exchanges[offer.part] = exchange
         handoff.came.add(offer.part)
@@ -190,10 +245,11 @@ class MeetingMachine(EndingMachine):
 
     def _abort_unseen(self, frame: f.Abort | f.Drained, cause: Cause, *, heard: bool = False) -> None:
         """The end has overtaken its attempt."""
+        self._expected.met(frame)
         self._bury(frame, cause, frame.message, heard=heard)
         self._lose_part(frame, cause, frame.message)
 
-    def _lose_part(self, frame: f.Open | f.Abort | f.Drained, cause: Cause, message: str) -> None:
+    def _lose_part(self, frame: PartFrame, cause: Cause, message: str) -> None:
         """A part came and cannot be had: that ends the hand-off that it belongs to, or will when that comes."""
         there = self._rooms.find(frame.room, frame.sibling, frame.prompt)
         if self._met_missed(frame, there) is not None:

@@ -10,7 +10,7 @@ from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.rooms import may_meet
 from pdpool_connector.protocol.timers import Timers
 
-PartFrame = f.Open | f.Abort | f.Drained
+PartFrame = f.Open | f.Expect | f.Abort | f.Drained
 """Frames that tell which request, and which part of it, an attempt is for."""
 
 

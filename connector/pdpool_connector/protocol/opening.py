@@ -13,6 +13,7 @@ from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import (
     AbortTransfer,
     Connect,
+    ExpectAttempt,
     Fenced,
     Linked,
     OpenAttempt,
@@ -23,6 +24,7 @@ from pdpool_connector.protocol.events import (
     Unreachable,
     Writer,
 )
+from pdpool_connector.protocol.expecting import Expectation, Expecting
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.machine import Machine
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
@@ -96,7 +98,9 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
         self._by_prefill: dict[str, dict[AttemptId, AnyAttempt]] = {}
         self._of_peer: dict[str, dict[AttemptId, AnyAttempt]] = {}
         self._links: dict[str, tuple[Writer, ...]] = {}
+        self._expecting = Expecting(self.timing.max_attempts)
         self._on_event |= {
+            ExpectAttempt: self._on_expect_attempt,
             OpenAttempt: self._on_open_attempt,
             AbortTransfer: self._on_abort_transfer,
             Linked: self._on_linked,
@@ -106,11 +110,17 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
         }
         self._on_frame |= {f.Accepted: self._on_accepted}
         self._on_timer |= {"life": self._on_life_over, "abort": self._on_abort_over, "nudge": self._nudge}
+        self._on_timer |= {"expect": self._expect_again}
 
     @property
     def rows(self) -> int:
         """Everything this machine keeps about hand-offs; 0 when nothing is left behind."""
-        return len(self._attempts)
+        return len(self._attempts) + len(self._expecting)
+
+    @property
+    def expected(self) -> int:
+        """How many requests our engine has announced and not opened."""
+        return len(self._expecting)
 
     @property
     def tombstones(self) -> int:
@@ -126,8 +136,8 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
         return list(self._of_peer.get(peer, {}).values())
 
     def waits_for(self, prefill: str) -> bool:
-        """True while attempts wait for the bootstrap address `prefill` to be paired."""
-        return prefill in self._by_prefill
+        """True while attempts, or a word to it, wait for the bootstrap address `prefill` to be paired."""
+        return prefill in self._by_prefill or prefill in self._expecting
 
     def holds_for(self, prefill: str) -> bool:
         """True while pages are held back that a process behind `prefill` could prove quiet, were it heard."""
@@ -165,10 +175,51 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
     def _lose(self, attempt: AnyAttempt, event: PeerLost) -> None:
         """One of the attempt's writers is lost."""
 
+    # --- What is expected ---
+
+    def _on_expect_attempt(self, wish: ExpectAttempt) -> None:
+        row = Expectation(AttemptId(self.incarnation, wish.handle), wish, self._now + wish.deadline_s)
+        if self.draining or not self._expecting.add(row):
+            return
+        self._expect(row)
+        if len(self._expecting.rows(wish.prefill)) == 1:
+            self._expect_later(wish.prefill)
+
+    def _expect(self, row: Expectation) -> None:
+        """Tell the ranks at which it would be opened."""
+        wish = row.wish
+        for writer in self._links.get(wish.prefill, ()):
+            if self._versions.get(writer.incarnation, 0) >= f.EXPECT_VERSION:
+                self._send(
+                    writer.incarnation,
+                    f.Expect,
+                    row,
+                    request_id=wish.request_id,
+                    deadline_s=max(row.expires - self._now, 0.0),
+                    part=writer.part,
+                    parts=writer.parts,
+                    prompt=wish.prompt,
+                )
+
+    def _expect_again(self, prefill: str) -> None:
+        self._expecting.expire(prefill, self._now)
+        for row in self._expecting.rows(prefill):
+            self._expect(row)
+        if prefill in self._expecting:
+            self._expect_later(prefill)
+
+    def _expect_later(self, prefill: str) -> None:
+        self._timers.set(("expect", prefill), self._now + self.timing.expect_s)
+        if prefill not in self._links:
+            self._effects.append(Connect(prefill))
+
     # --- Opening ---
 
     def _on_open_attempt(self, wish: OpenAttempt) -> None:
-        if (refusal := self._refusal(wish)) is not None:
+        """One that is refused has a row as well, until prefill is told: its half is not to wait for us."""
+        self._expecting.drop(wish)
+        refusal = wish.refused or self._refusal(wish)
+        if refusal and not self._may_tell(wish):
             refused = TransferStatus(phase=Phase.FAILED, cause=Cause.REFUSED, message=refusal, releasable=True)
             self._effects.append(Report(wish.handle, refused))
             return
@@ -176,7 +227,10 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
         self._attempts[attempt.attempt] = attempt
         self._timers.set(("life", attempt), attempt.deadline)
         self._move(attempt, Cue.REQUESTED)
-        self._report(attempt)
+        if refusal:
+            self._fail(attempt, Cause.REFUSED, refusal)
+        else:
+            self._report(attempt)
         if (writers := self._links.get(wish.prefill)) is not None:
             self._offer(attempt, writers)
         else:
@@ -192,6 +246,11 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
             return f"decode has {self.timing.max_attempts} hand-offs under way, which is its limit"
         return None
 
+    def _may_tell(self, wish: OpenAttempt) -> bool:
+        """Whether there is room for a refusal until prefill has heard of it."""
+        del wish
+        return len(self._attempts) < 2 * self.timing.max_attempts
+
     def _on_linked(self, event: Linked) -> None:
         if fenced := [writer for writer in event.writers if self.fenced(writer.incarnation)]:
             gone = f"process {fenced[0].incarnation[:8]} of prefill {event.prefill} was fenced, and is gone"
@@ -205,6 +264,8 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
             self._nudge(attempt)
         for attempt in self._by_prefill.pop(event.prefill, {}).values():
             self._offer(attempt, event.writers)
+        for row in self._expecting.rows(event.prefill):
+            self._expect(row)
 
     def _offer(self, attempt: AnyAttempt, writers: tuple[Writer, ...]) -> None:
         """Tell the writers of an attempt: of it, or, when it has failed before they could be told, of that."""
@@ -296,6 +357,7 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
 
     def _on_shutdown(self, _: Shutdown) -> None:
         self.draining = True
+        self._expecting.clear()
         for attempt in list(self._attempts.values()):
             self._fail(attempt, Cause.SHUTDOWN, "decode is shutting down", tell=attempt.offered)
             self._give_up_telling(attempt)

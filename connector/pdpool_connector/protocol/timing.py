@@ -10,7 +10,10 @@ class Timing:
     `meet_s`: how long an attempt waits at prefill for the engine's request: the router posts both at once, so one that
     has not come by then was lost, with a process for example. `drain_s`: how long a failed hand-off waits for proof of
     quiet before it is counted as a hold. `retry_first_s`, `retry_max_s`: back-off of frames that want an answer,
-    doubling. `query_s`: how often decode asks after an attempt that it hears nothing of. `verdict_s`: how long the end
+    doubling. `query_s`: how often decode asks after an attempt that it hears nothing of. `expect_s`: how often it
+    repeats that its engine has a request that is not opened yet. `expected_within_s`: how long a request waits at
+    prefill without a word of any decode that its engine has it; None: until its deadline, for engines of decode that
+    call no `expect`. `verdict_s`: how long the end
     of an attempt that decode has not acknowledged is remembered and repeated; `acked_s`: how long one that it has.
     `max_attempts`: live hand-offs. `max_tombstones`: remembered ends; one peer may have half of either.
 
@@ -22,6 +25,8 @@ class Timing:
     retry_first_s: float = 0.1
     retry_max_s: float = 2.0
     query_s: float = 5.0
+    expect_s: float = 5.0
+    expected_within_s: float | None = None
     verdict_s: float = 120.0
     acked_s: float = 15.0
     max_attempts: int = 16_384
@@ -29,5 +34,5 @@ class Timing:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not value > 0:
+            if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value}, must be above 0")

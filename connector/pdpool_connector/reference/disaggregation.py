@@ -1,11 +1,15 @@
 """The hand-off as the scheduler sees it: what prefill, decode and unified engines do differently."""
 
-from pdpool_connector import Cause, Phase, TransferStatus, answer_for, client_answer, prompt_digest
+import logging
+
+from pdpool_connector import Cause, Phase, TransferStatus, answer_for, client_answer
 from pdpool_connector.reference.handoff import DecodeHandoffs, Handoff, PrefillHandoff, PrefillHandoffs
 from pdpool_connector.reference.kv import PAGE_TOKENS, AuxRow, PagedKV
-from pdpool_connector.reference.request import Failure, GenerationRequest
+from pdpool_connector.reference.request import Failure, GenerationRequest, identity
 from pdpool_connector.reference.scheduler_core import Core
 from pdpool_connector.reference.scheduler_queues import Sequence, State
+
+log = logging.getLogger(__name__)
 
 
 def failure_of(status: TransferStatus) -> Failure:
@@ -75,7 +79,7 @@ class PrefillSide:
                 handoff.room,
                 request.rid,
                 sibling=handoff.sibling,
-                prompt=prompt_digest(request.prompt),
+                prompt=identity(request.prompt, request.sampling),
                 deadline_s=remaining_s(request, now),
                 traceparent=handoff.traceparent,
             )
@@ -185,8 +189,16 @@ class DecodeSide:
         return len(request.prompt) + request.sampling.max_new_tokens - 1
 
     def abandon(self, seq: Sequence, message: str) -> None:
-        """See Side."""
+        """See Side. Prefill is told, too, of a sequence that it will never hear of otherwise."""
         _abort(seq, message)
+        request, handoff = seq.request, seq.request.handoff
+        if seq.transfer is None and handoff is not None:
+            prompt = identity(request.prompt, request.sampling)
+            where = (handoff.prefill, handoff.room, request.rid)
+            try:
+                self._connector.refuse(*where, message, sibling=handoff.sibling, prompt=prompt)
+            except ValueError as error:
+                log.warning("prefill cannot be told that request %s ended: %s", request.rid, error)
 
     def beat(self, now: float) -> None:
         """See Side."""
@@ -222,7 +234,7 @@ class DecodeSide:
                 pages=seq.pages[: -(-len(request.prompt) // PAGE_TOKENS)],
                 aux_slot=seq.aux_slot,
                 sibling=handoff.sibling,
-                prompt=prompt_digest(request.prompt),
+                prompt=identity(request.prompt, request.sampling),
                 deadline_s=remaining_s(request, now),
                 traceparent=handoff.traceparent,
             )

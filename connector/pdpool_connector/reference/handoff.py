@@ -67,6 +67,11 @@ class DecodeHandoffs(Protocol):
     ) -> Handoff:
         """Offer memory for the cache of a request."""
 
+    def refuse(
+        self, prefill: str, room: int, request_id: str, message: str, *, sibling: int = 0, prompt: bytes = b""
+    ) -> None:
+        """Say that a request will not be opened."""
+
     def beat(self) -> None:
         """The scheduler lives."""
 

@@ -162,6 +162,12 @@ class RankedDecode(_Ranked[DecodeConnector]):
         self._ranks.order_all(offer)
         return transfer
 
+    def refuse(
+        self, prefill: str, room: int, request_id: str, message: str, *, sibling: int = 0, prompt: bytes = b""
+    ) -> None:
+        """See `DecodeConnector`. One rank's word ends the request at all of prefill's."""
+        self._connector.refuse(prefill, room, request_id, message, sibling=sibling, prompt=prompt)
+
     def set_queue(self, name: str, reqs: int, oldest_s: float | None, moved_total: int) -> None:
         """See `Connector`."""
         self._connector.set_queue(name, reqs, oldest_s, moved_total)

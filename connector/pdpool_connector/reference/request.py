@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from pdpool_connector import prompt_digest
+
 DEFAULT_DEADLINE_S = 300.0
 """Seconds within which a request must have its first token; SGLang's bootstrap and waiting timeouts have this value."""
 
@@ -91,6 +93,12 @@ class GenerationRequest:
     sink: Sink
     handoff: Handoff | None = None
     deadline: float = field(default_factory=lambda: time.monotonic() + DEFAULT_DEADLINE_S)
+
+
+def identity(prompt: tuple[int, ...], sampling: SamplingParams) -> bytes:
+    """By what the two halves of a sequence know each other: what its cache and its first token come from."""
+    drawn = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
+    return prompt_digest(prompt, repr(drawn).encode())
 
 
 class RequestError(Exception):

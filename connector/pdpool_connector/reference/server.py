@@ -102,7 +102,7 @@ class Api:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
-        body = decode_body(await self._take(request), CompletionBody)
+        body = decode_body(await request.read(), CompletionBody)
         request_id = new_request_id()
         engine = self._engine
         job = await _tokenised(completion_job, body, engine.tokenizer, engine.config.vocab, request_id)
@@ -110,7 +110,7 @@ class Api:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
-        body = decode_body(await self._take(request), ChatBody)
+        body = decode_body(await request.read(), ChatBody)
         request_id = new_request_id()
         engine = self._engine
         vocab, room_for = engine.config.vocab, engine.max_tokens
@@ -119,20 +119,26 @@ class Api:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """`POST /generate`."""
-        body = decode_body(await self._take(request), GenerateBody)
+        body = decode_body(await request.read(), GenerateBody)
         engine = self._engine
         job = await _tokenised(generate_job, body, engine.tokenizer, engine.config.vocab, new_request_id())
         return await self._answer(request, job, GenerateReply(job.rids))
 
-    async def _take(self, request: web.Request) -> bytes:
+    async def _answer(self, request: web.Request, job: Job, reply: Reply) -> web.StreamResponse:
+        engine = self._engine
+        try:
+            self._check(job)
+            engine.announce(job)
+            return await respond(request, engine.scheduler, job, reply)
+        except RequestError as error:
+            engine.turn_away(job, error.message)
+            raise
+
+    def _check(self, job: Job) -> None:
         if self._engine.draining:
             raise RequestError("the engine is draining; ask another one", status=503, code="draining")
-        return await request.read()
-
-    async def _answer(self, request: web.Request, job: Job, reply: Reply) -> web.StreamResponse:
         check_rooms(job, self._engine.options.mode)
         check_length(job, self._engine.max_tokens)
-        return await respond(request, self._engine.scheduler, job, reply)
 
     def _reply(
         self, kind: type[CompletionReply], body: ChatBody | CompletionBody, job: Job, request_id: str

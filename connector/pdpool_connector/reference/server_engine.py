@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from pdpool_connector import ConnectorConfig, ConnectorStats, DecodeConnector, PrefillConnector
 from pdpool_connector.layout.pairing import Part
 from pdpool_connector.protocol.states import PrefillState
+from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.reference import tokenizer as tokenizers
 from pdpool_connector.reference import weights
 from pdpool_connector.reference.disaggregation import DecodeSide, PrefillSide, UnifiedSide
@@ -22,6 +23,8 @@ from pdpool_connector.reference.options import EngineOptions
 from pdpool_connector.reference.rank_handoffs import RankedDecode, RankedPrefill
 from pdpool_connector.reference.rank_orders import Connect, Drain, RankSpec
 from pdpool_connector.reference.ranks import Ranks
+from pdpool_connector.reference.request import DEFAULT_DEADLINE_S, Handoff, identity
+from pdpool_connector.reference.request_body import Job
 from pdpool_connector.reference.scheduler import Scheduler
 from pdpool_connector.reference.scheduler_core import Core, Limits, Side
 from pdpool_connector.reference.shard import parts_of
@@ -29,6 +32,11 @@ from pdpool_connector.reference.shard import parts_of
 SCHEDULER_SILENT_S = 20.0
 CONNECTOR_SILENT_S = 5.0
 """A loop that has not turned for so long makes /health say 503."""
+EXPECTED_WITHIN_S = 15.0
+"""How long prefill waits for the word of a decode engine that it has a request. Decode says so when the request comes,
+and every 5 s after (`Timing.expect_s`): what has missed three was never sent, or its process is dead or stands still as
+a whole. A decode that meets this prefill for the first time has to pair with it before, which takes a second or so.
+Not longer: the router offers requests to a dead decode until its health checks have noticed, and each waits so long."""
 STOP_S = 10.0
 DRAIN_POLL_S = 0.05
 """The connector's state is a snapshot that nobody announces, so that a drain looks at it again and again."""
@@ -104,6 +112,31 @@ class Engine:
             if self.ranks is not None:
                 self.ranks.order_all(Drain())
 
+    def announce(self, job: Job) -> None:
+        """Tell prefill what has come here. Not left to the scheduler: one that stands still has the requests, too.
+
+        Rank 0 serves the first layers and heads and so meets rank 0 of prefill, which is the one that waits for this.
+        """
+        if isinstance(self.connector, DecodeConnector):
+            for rid, handoff, prompt in _halves(job):
+                self.connector.expect(
+                    handoff.prefill,
+                    handoff.room,
+                    rid,
+                    sibling=handoff.sibling,
+                    prompt=prompt,
+                    deadline_s=DEFAULT_DEADLINE_S,
+                )
+
+    def turn_away(self, job: Job, why: str) -> None:
+        """Tell the other engine that a request is not served here."""
+        for rid, handoff, prompt in _halves(job):
+            if isinstance(self.connector, DecodeConnector):
+                where = (handoff.prefill, handoff.room, rid)
+                self.connector.refuse(*where, why, sibling=handoff.sibling, prompt=prompt)
+            elif self.connector is not None:
+                self.connector.refuse(handoff.room, rid, why, sibling=handoff.sibling, prompt=prompt)
+
     def drain_state(self) -> dict[str, Any]:
         """How far the drain is. Drained: no sequence anywhere, and no page that a peer may still touch."""
         report = self.scheduler.report
@@ -165,6 +198,7 @@ class Engine:
             instance=self._parts if len(self._parts) > 1 else (),
             registry=registry,
             flight_dir=options.flight_dir,
+            timing=Timing(expected_within_s=EXPECTED_WITHIN_S if rank == 0 else None),
             curve=options.curve,
             curve_required=options.curve_required,
             pod_uid=options.pod_uid,
@@ -212,6 +246,12 @@ class Engine:
         while not (drained := self.drain_state()["drained"]) and time.monotonic() < deadline:  # noqa: ASYNC110 - see DRAIN_POLL_S
             await asyncio.sleep(DRAIN_POLL_S)
         return bool(drained)
+
+
+def _halves(job: Job) -> Iterator[tuple[str, Handoff, bytes]]:
+    for rid, handoff, prompt, sampling in zip(job.rids, job.handoffs, job.prompts, job.sampling, strict=True):
+        if handoff is not None:
+            yield rid, handoff, identity(prompt, sampling)
 
 
 def _settled(stats: ConnectorStats) -> bool:

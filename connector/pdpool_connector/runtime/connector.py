@@ -459,6 +459,7 @@ class Connector(Owner, Generic[AnyTransfer]):
             held_oldest_s=counts["held"].oldest_s,
             held_for=self._held_for(),
             bytes_moved_total=self._bytes_moved,
+            expected=self._machine.expected,
             tombstones=self._machine.tombstones,
             faults=self._reactor.faults,
             peers=self._peer_stats(now),

@@ -17,6 +17,7 @@ from pdpool_connector.protocol.decode_read import DecodeReadMachine
 from pdpool_connector.protocol.events import (
     Connect,
     Effect,
+    ExpectAttempt,
     Linked,
     OpenAttempt,
     PeerLost,
@@ -39,7 +40,14 @@ from pdpool_connector.runtime.link import Found, InstanceLink, Stage
 from pdpool_connector.runtime.link_rank import Line
 from pdpool_connector.runtime.reads import Reads
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
-from pdpool_connector.runtime.transfer import DecodeTransfer, check_request, check_slot, pack_pages, pack_state
+from pdpool_connector.runtime.transfer import (
+    DecodeTransfer,
+    check_reason,
+    check_request,
+    check_slot,
+    pack_pages,
+    pack_state,
+)
 from pdpool_connector.transport.address import parse_address
 from pdpool_connector.transport.bootstrap import BootstrapClient
 
@@ -102,9 +110,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
         Raises ValueError for values out of range.
         """
         life = self.config.request_deadline_s if deadline_s is None else deadline_s
-        check_request(room, request_id, sibling, life)
-        check_prompt(prompt)
-        parse_address(prefill)
+        self._check(prefill, room, request_id, sibling, prompt, life)
         check_slot(aux_slot, self.memory)
         if prefix_pages < 0:
             raise ValueError(f"prefix_pages={prefix_pages} is negative")
@@ -115,6 +121,48 @@ class DecodeConnector(Connector[DecodeTransfer]):
             handle, prefill, room, sibling, request_id, packed, prefix_pages, aux_slot, life, items, prompt
         )
         return self._open(transfer, wish, traceparent)
+
+    def expect(
+        self,
+        prefill: str,
+        room: int,
+        request_id: str,
+        *,
+        sibling: int = 0,
+        prompt: bytes = b"",
+        deadline_s: float | None = None,
+    ) -> None:
+        """Tell prefill that the engine has a request, which it will `open`, or `refuse`, later; returns at once.
+
+        To be called as soon as the request has arrived, from any thread, with the arguments that `open` will have; best
+        where a scheduler that stands still cannot keep it from being called. It is repeated until then. A request whose
+        decode is lost before it was opened then ends at prefill at once, not at its deadline. It is a hint: where it
+        does not arrive, or finds no room, nothing fails by it.
+
+        Raises ValueError for values out of range.
+        """
+        life = self.config.request_deadline_s if deadline_s is None else deadline_s
+        self._check(prefill, room, request_id, sibling, prompt, life)
+        self._post(ExpectAttempt(next(self._handles), prefill, room, sibling, request_id, life, prompt))
+
+    def refuse(
+        self, prefill: str, room: int, request_id: str, message: str, *, sibling: int = 0, prompt: bytes = b""
+    ) -> None:
+        """Tell prefill that the engine will not `open` a request, announced or not; returns at once.
+
+        Prefill's half then ends with `Cause.REFUSED` and `message`. Raises ValueError for values out of range.
+        """
+        life = self.config.request_deadline_s
+        check_reason(message)
+        self._check(prefill, room, request_id, sibling, prompt, life)
+        handle = next(self._handles)
+        wish = OpenAttempt(handle, prefill, room, sibling, request_id, b"", 0, 0, life, prompt=prompt, refused=message)
+        self._open(DecodeTransfer(handle, room, request_id, self._post), wish, None)
+
+    def _check(self, prefill: str, room: int, request_id: str, sibling: int, prompt: bytes, deadline_s: float) -> None:
+        check_request(room, request_id, sibling, deadline_s)
+        check_prompt(prompt)
+        parse_address(prefill)
 
     # --- What links ask and tell ---
 

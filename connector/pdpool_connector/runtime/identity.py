@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 from pdpool_connector.protocol.frames import PROMPT_BYTES
 
 
-def prompt_digest(tokens: Sequence[int] | NDArray[np.int32]) -> bytes:
+def prompt_digest(tokens: Sequence[int] | NDArray[np.int32], also: bytes = b"") -> bytes:
     """Digest of a prompt's token ids (int32), for `open` on both sides: BLAKE2b of 16 bytes over little-endian int32.
 
-    An engine whose cache depends on more than that (an adapter, an image) hashes that too, in the same way on both
-    sides. Raises OverflowError for a token that is no int32.
+    `also`: what else cache and first token depend on (an adapter, an image, how the token is drawn), in the same form
+    on both sides. Raises OverflowError for a token that is no int32.
     """
-    return blake2b(np.array(tokens, "<i4").tobytes(), digest_size=PROMPT_BYTES).digest()
+    key = blake2b(also, digest_size=PROMPT_BYTES).digest() if also else b""
+    return blake2b(np.array(tokens, "<i4").tobytes(), digest_size=PROMPT_BYTES, key=key).digest()
 
 
 def check_prompt(prompt: bytes) -> None:

@@ -91,6 +91,7 @@ def _gauges(stats: ConnectorStats) -> Iterable[Metric]:
             "Time for which the instance that is longest out of reach has been so; 0: all are in reach.",
             max((link.failing_s or 0.0 for link in stats.links), default=0.0),
         ),
+        ("expected", "Requests that an engine of decode has announced and not opened.", stats.expected),
         ("tombstones", "Ended attempts that are remembered for late frames.", stats.tombstones),
         ("draining", "1 when no new work is taken.", int(stats.draining)),
     ):

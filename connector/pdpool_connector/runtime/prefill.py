@@ -35,7 +35,7 @@ from pdpool_connector.runtime.connector import Connector
 from pdpool_connector.runtime.identity import check_prompt
 from pdpool_connector.runtime.membership import Membership
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
-from pdpool_connector.runtime.transfer import PrefillTransfer, check_request
+from pdpool_connector.runtime.transfer import PrefillTransfer, check_reason, check_request
 from pdpool_connector.runtime.worker import Ended, PeerWorker, ended, number_of, without_pages
 from pdpool_connector.transport.bootstrap import RankInfo
 from pdpool_connector.transport.control import Arrival
@@ -130,6 +130,19 @@ class PrefillConnector(Connector[PrefillTransfer]):
         handle = next(self._handles)
         transfer = PrefillTransfer(handle, room, request_id, self._post, self.memory)
         return self._open(transfer, OpenRequest(handle, room, sibling, request_id, life, prompt), traceparent)
+
+    def refuse(self, room: int, request_id: str, message: str, *, sibling: int = 0, prompt: bytes = b"") -> None:
+        """Tell the decode that comes for a request, or has come, that the engine will not serve it; returns at once.
+
+        Decode's half then ends with `Cause.REFUSED` and `message`. Raises ValueError for values out of range.
+        """
+        life = self.config.request_deadline_s
+        check_reason(message)
+        check_request(room, request_id, sibling, life)
+        check_prompt(prompt)
+        handle = next(self._handles)
+        transfer = PrefillTransfer(handle, room, request_id, self._post, self.memory)
+        self._open(transfer, OpenRequest(handle, room, sibling, request_id, life, prompt, message), None)
 
     # --- Set-up ---
 

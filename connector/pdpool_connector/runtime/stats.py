@@ -90,6 +90,7 @@ class ConnectorStats:
     held_oldest_s: float | None
     held_for: tuple[HeldFor, ...]
     bytes_moved_total: int
+    expected: int
     tombstones: int
     faults: int
     peers: tuple[PeerStats, ...]

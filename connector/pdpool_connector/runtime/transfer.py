@@ -203,3 +203,9 @@ def check_request(room: int, request_id: str, sibling: int, deadline_s: float) -
         raise ValueError(f"sibling={sibling} is out of range: give 0 to 2**31 - 1")
     if not 0 < deadline_s <= 86400:
         raise ValueError(f"deadline_s={deadline_s} is out of range: give more than 0 and at most 86400 seconds")
+
+
+def check_reason(message: str) -> None:
+    """Raise ValueError for a refusal that gives none."""
+    if not message:
+        raise ValueError("message is empty: say why the request is refused")

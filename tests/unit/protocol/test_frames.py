@@ -19,6 +19,7 @@ EVERY = [
     ),
     f.Goodbye(version=f.VERSION_MAX, sender="a" * 32, reason="bye"),
     open_frame(),
+    f.Expect(**about(), request_id="r", deadline_s=300.0, part=1, parts=2, prompt=b"p"),
     f.Accepted(**about()),
     f.Sending(**about()),
     f.Computed(**about(), sequence=0, start=2, pages=b"1234", last=True, aux_slot=-1, state=b"5678"),

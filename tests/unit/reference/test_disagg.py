@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from pdpool_connector import Cause, DecodeTransfer, Phase, PrefillTransfer, TransferStatus, prompt_digest
+from pdpool_connector import Cause, DecodeTransfer, Phase, PrefillTransfer, TransferStatus
 from pdpool_connector.protocol.answer import ANSWERS
 from pdpool_connector.reference import tokenizer as tokenizers
 from pdpool_connector.reference import weights
@@ -11,7 +11,7 @@ from pdpool_connector.reference.disaggregation import DecodeSide, PrefillSide
 from pdpool_connector.reference.kv import AuxRow, PageAllocator, PagedKV
 from pdpool_connector.reference.metrics import Counters
 from pdpool_connector.reference.model import Model
-from pdpool_connector.reference.request import Failure, Finish, GenerationRequest, Handoff, SamplingParams
+from pdpool_connector.reference.request import Failure, Finish, GenerationRequest, Handoff, SamplingParams, identity
 from pdpool_connector.reference.scheduler_batch import admit, compute
 from pdpool_connector.reference.scheduler_core import Core, Limits
 from pdpool_connector.reference.scheduler_queues import State
@@ -47,15 +47,18 @@ class Scripted:
     """A connector of either side."""
 
     def __init__(self):
-        self.transfers, self.opened, self.queues, self.drained, self.refuse = [], [], {}, 0, None
+        self.transfers, self.opened, self.queues, self.drained, self.wrong, self.refused = [], [], {}, 0, None, []
 
     def open(self, *where, pages=None, aux_slot=None, **options):
-        if self.refuse:
-            raise ValueError(self.refuse)
+        if self.wrong:
+            raise ValueError(self.wrong)
         transfer = ScriptedPrefill() if pages is None else ScriptedDecode(pages, aux_slot)
         self.transfers.append(transfer)
         self.opened.append((where, options))
         return transfer
+
+    def refuse(self, *what, **options):
+        self.refused.append((what, options))
 
     def set_queue(self, name, reqs, oldest_s, moved_total):
         self.queues[name] = (reqs, oldest_s, moved_total)
@@ -122,7 +125,7 @@ def failed(cause, *, releasable):
 
 def options_of(asked, sibling):
     """What both sides give when they open their half."""
-    prompt = prompt_digest(asked.request.prompt)
+    prompt = identity(asked.request.prompt, asked.request.sampling)
     return {"sibling": sibling, "prompt": prompt, "deadline_s": 100.0, "traceparent": "00-trace"}
 
 
@@ -236,7 +239,7 @@ def test_every_cause_has_a_status_and_keeps_its_message(cause):
 def test_what_the_connector_will_not_open_is_a_bad_request():
     for side in (PrefillSide, DecodeSide):
         bench = Bench(side)
-        bench.connector.refuse = "room=-1 is out of range"
+        bench.connector.wrong = "room=-1 is out of range"
         asked = bench.ask(8)
         bench.turn()
         assert asked.outputs == [Failure(400, "invalid_handoff", "room=-1 is out of range")]
@@ -348,3 +351,19 @@ def test_a_drain_opens_what_waits_before_the_connector_takes_no_more():
     bench.turn()
     assert bench.connector.drained == 1
     assert bench.counts() == {State.TRANSFER: 1}
+
+
+def test_prefill_is_told_of_a_sequence_that_ended_before_it_was_opened():
+    bench = Bench(DecodeSide, pages=1)
+    asked = bench.ask(40, sibling=3)
+    bench.turn()
+    bench.core.abort(asked.request, bench.now)
+    prompt = identity(asked.request.prompt, asked.request.sampling)
+    said = ("10.0.0.1:8998", 77, "rid", "the request ended: abort")
+    assert bench.connector.refused == [(said, {"sibling": 3, "prompt": prompt})]
+
+
+def test_halves_of_one_prompt_that_draw_their_first_token_differently_are_not_the_same():
+    greedy, warm = (SamplingParams(max_new_tokens=1, temperature=heat) for heat in (0.0, 1.0))
+    assert identity((1, 2), greedy) == identity((1, 2), SamplingParams(max_new_tokens=9, temperature=0.0))
+    assert len({identity((1, 2), greedy), identity((1, 2), warm), identity((1, 3), greedy)}) == 3

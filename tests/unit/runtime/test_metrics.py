@@ -37,6 +37,7 @@ def stats() -> ConnectorStats:
         held_oldest_s=9.0,
         held_for=(),
         bytes_moved_total=10,
+        expected=5,
         tombstones=6,
         faults=0,
         peers=(),

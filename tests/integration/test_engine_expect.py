@@ -1,0 +1,155 @@
+"""Requests whose decode engine dies, freezes or refuses before it has opened them: prefill's half ends, soon."""
+
+import itertools
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2 as httpx
+import pytest
+from pdpool_connector.demo.launch import Children, get_json
+from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.reference.server_engine import EXPECTED_WITHIN_S
+
+ROOMS = itertools.count(5_000_000)
+BODY = {"input_ids": list(range(1, 40)), "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}}
+SOON_S = 2.0
+REPEATED_S = Timing().expect_s
+
+
+@pytest.fixture(scope="module")
+def children():
+    with Children() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def prefill(children):
+    return children.engine("prefill", model_path="tiny", extra=["--enable-faults"])
+
+
+@pytest.fixture
+def decode(children):
+    return children.engine("decode", model_path="tiny", extra=["--enable-faults"])
+
+
+def until(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that in time"
+        time.sleep(0.02)
+
+
+def queued(child, queue):
+    return get_json(child.url + "/v1/loads?include=all")["loads"][0]["disaggregation"][f"{queue}_queue_reqs"]
+
+
+def freeze(child, frozen=True):
+    assert httpx.post(child.url + "/faults", json={"freeze_scheduler": frozen}).status_code == 200
+
+
+def expected(child):
+    """Requests that decodes have announced and not opened, as this engine's connector knows."""
+    return get_json(f"http://{child.addresses['admin']}/v1/state")["expected"]
+
+
+def warm_up(prefill, decode, pool):
+    """One request through both, so that they are paired."""
+    body = {**BODY, **where(prefill)}
+    halves = [pool.submit(httpx.post, child.url + "/generate", json=body, timeout=30) for child in (prefill, decode)]
+    assert [half.result().status_code for half in halves] == [200, 200]
+
+
+def where(prefill):
+    port = prefill.addresses["bootstrap_port"]
+    return {"bootstrap_host": "127.0.0.1", "bootstrap_port": port, "bootstrap_room": next(ROOMS)}
+
+
+def post(child, body, patience=60.0):
+    """Answer of an engine, None when it died, and when that came."""
+    try:
+        response = httpx.post(child.url + "/generate", json=body, timeout=patience)
+    except httpx.TransportError:
+        response = None
+    return response, time.monotonic()
+
+
+def test_a_request_ends_at_prefill_when_the_decode_that_had_it_is_killed(prefill, decode):
+    with ThreadPoolExecutor(3) as pool:
+        warm_up(prefill, decode, pool)
+        freeze(decode)
+        body = {**BODY, **where(prefill)}
+        halves = [pool.submit(post, child, body) for child in (decode, prefill)]
+        until(lambda: queued(prefill, "prefill_bootstrap") == 1 and expected(prefill) == 1)
+        killed = time.monotonic()
+        decode.process.kill()
+        response, at = halves[1].result()
+        assert at - killed < SOON_S
+        assert (response.status_code, response.json()["error"]["code"]) == (502, "peer_lost")
+
+
+def test_the_router_then_tries_another_decode_and_clients_get_their_answer(prefill, decode, children):
+    doomed = children.engine("decode", model_path="tiny", extra=["--enable-faults"])
+    router = children.router([prefill], [doomed, decode])
+    with ThreadPoolExecutor(8) as pool:
+        wanted = post(router, BODY)[0].json()["output_ids"]
+        for one in (doomed, decode):
+            warm_up(prefill, one, pool)
+        freeze(doomed)
+        asked = [pool.submit(post, router, BODY) for _ in range(8)]
+        until(lambda: 0 < expected(prefill) == sum(not half.done() for half in asked))
+        killed = time.monotonic()
+        doomed.process.kill()
+        answers = [half.result() for half in asked]
+        assert [(response.status_code, response.json()["output_ids"]) for response, _ in answers] == [(200, wanted)] * 8
+        assert max(at for _, at in answers) - killed < EXPECTED_WITHIN_S + 5.0, "some meet the dead one once more"
+
+
+def test_only_what_no_living_connector_speaks_of_ends_in_the_time_for_that(prefill, children):
+    """A decode whose scheduler stands still, one that stands still as a whole, and a request that none ever got."""
+    with ThreadPoolExecutor(6) as pool:
+        slow, frozen = (children.engine("decode", model_path="tiny", extra=["--enable-faults"]) for _ in range(2))
+        for decode in (slow, frozen):
+            warm_up(prefill, decode, pool)
+            freeze(decode)
+        bodies = [{**BODY, **where(prefill)} for _ in range(3)]
+        answer = pool.submit(post, slow, bodies[0], 120.0)
+        pool.submit(post, frozen, bodies[1], 1.0)
+        begun = time.monotonic()
+        halves = [pool.submit(post, prefill, body, 120.0) for body in bodies]
+        until(lambda: queued(prefill, "prefill_bootstrap") == 3 and expected(prefill) == 2)
+        frozen.process.send_signal(signal.SIGSTOP)
+        for half in halves[1:]:
+            response, at = half.result()
+            assert (response.status_code, response.json()["error"]["code"]) == (504, "timed_out")
+            assert "no decode engine has announced the request" in response.json()["error"]["message"]
+            assert EXPECTED_WITHIN_S - 1 < at - begun < EXPECTED_WITHIN_S + REPEATED_S + SOON_S
+        assert queued(prefill, "prefill_bootstrap") == 1, "as the alert and the demo have it"
+        freeze(slow, frozen=False)
+        assert [half.result()[0].status_code for half in (answer, halves[0])] == [200, 200]
+        frozen.process.kill()
+
+
+def test_what_decode_refuses_before_it_opens_it_ends_at_prefill(prefill, children):
+    small = children.engine("decode", model_path="tiny", extra=["--kv-pages", "4"])
+    check_refused(small, prefill, "this engine has room for 64 in one sequence")
+
+
+def test_what_prefill_refuses_ends_at_decode(decode, children):
+    small = children.engine("prefill", model_path="tiny", extra=["--kv-pages", "4"])
+    check_refused(small, decode, "this engine has room for 64 in one sequence", prefill=small)
+
+
+def check_refused(refusing, other, why, prefill=None):
+    body = {**BODY, **where(prefill or other), "sampling_params": {"max_new_tokens": 40}}
+    with ThreadPoolExecutor(2) as pool:
+        for first, second in ((refusing, other), (other, refusing)):
+            body["bootstrap_room"] = next(ROOMS)
+            begun = time.monotonic()
+            halves = [pool.submit(post, child, body) for child in (first, second)]
+            answers = dict(zip((first.url, second.url), [half.result() for half in halves], strict=True))
+            assert answers[refusing.url][0].status_code == 400
+            response, at = answers[other.url]
+            assert at - begun < SOON_S
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "refused")
+            assert why in response.json()["error"]["message"]

@@ -1,0 +1,395 @@
+"""What decode says of requests that it has not opened, and what becomes of them: lost decodes, refusals, silence."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pdpool_connector.protocol import frames as f
+from pdpool_connector.protocol.events import (
+    Connect,
+    Drain,
+    ExpectAttempt,
+    Fenced,
+    Linked,
+    OpenAttempt,
+    OpenRequest,
+    PeerLost,
+    PeerReady,
+    Shutdown,
+    Unlinked,
+    Writer,
+)
+from pdpool_connector.protocol.outcome import Cause, Phase
+from pdpool_connector.protocol.timing import Timing
+
+from tests.unit.protocol.sides import (
+    DECODE,
+    DECODE_2,
+    PREFILL,
+    PREFILL_2,
+    Decode,
+    DecodeRead,
+    Prefill,
+    PrefillRead,
+    about,
+    names,
+    sent,
+)
+
+PREFILLS = pytest.mark.parametrize("make", [Prefill, PrefillRead])
+DECODES = pytest.mark.parametrize("make", [Decode, DecodeRead])
+WITHIN = Timing(expected_within_s=5.0, expect_s=2.0)
+SMALL = Timing(max_attempts=4)
+GONE = "decode is gone"
+
+
+def expect_frame(number: int = 1, *, peer: str = DECODE, room: int = 7, rid: str = "r", **changes: object) -> f.Expect:
+    fields = {"request_id": rid, "deadline_s": 30.0} | changes
+    return f.Expect(**about(number, sender=peer, room=room), **fields)
+
+
+def expect(handle: int = 1, *, room: int = 7, rid: str = "r", deadline_s: float = 30.0, prompt: bytes = b""):
+    return ExpectAttempt(handle, "p:1", room, 0, rid, deadline_s, prompt)
+
+
+def refusal(handle: int = 2, *, room: int = 7, rid: str = "r", prompt: bytes = b"") -> OpenAttempt:
+    return OpenAttempt(handle, "p:1", room, 0, rid, b"", 0, 0, 30.0, prompt=prompt, refused="no memory")
+
+
+def ended(side, handle: int = 1):
+    status = side.status[handle]
+    return (status.phase, status.cause, status.releasable) if handle in side.status else None
+
+
+LOST = (Phase.FAILED, Cause.PEER_LOST, True)
+
+
+# --- Prefill: a decode that is lost ---
+
+
+@PREFILLS
+@pytest.mark.parametrize("end", [PeerLost(DECODE, GONE), Fenced(DECODE, GONE)])
+def test_a_request_ends_with_the_decode_that_had_it_and_died_before_it_opened_it(make, end) -> None:
+    side = make()
+    side.request()
+    side.hear(expect_frame())
+    side.do(end)
+    assert ended(side) == LOST
+    assert GONE in side.status[1].message
+
+
+@PREFILLS
+def test_one_that_comes_after_its_decode_has_died_ends_at_once(make) -> None:
+    side = make()
+    side.hear(expect_frame())
+    side.do(PeerLost(DECODE, GONE))
+    side.request()
+    assert ended(side) == LOST
+
+
+@PREFILLS
+def test_only_what_the_lost_decode_alone_had_ends(make) -> None:
+    side = make(Timing(), DECODE, DECODE_2)
+    for handle, room in enumerate((7, 8, 9), start=1):
+        side.request(handle, room=room)
+    side.hear(expect_frame(1, room=7))
+    side.hear(expect_frame(2, room=8))
+    side.hear(expect_frame(1, room=8, peer=DECODE_2))
+    side.do(PeerLost(DECODE, GONE))
+    assert [side.status[handle].phase for handle in (1, 2, 3)] == [Phase.FAILED, Phase.WAITING, Phase.WAITING]
+    side.do(PeerLost(DECODE_2, GONE))
+    assert [side.status[handle].phase for handle in (2, 3)] == [Phase.FAILED, Phase.WAITING]
+
+
+@PREFILLS
+def test_halves_of_other_prompts_are_not_meant(make) -> None:
+    side = make()
+    side.request(prompt=b"mine")
+    side.hear(expect_frame(prompt=b"other"))
+    side.do(PeerLost(DECODE, GONE))
+    assert side.status[1].phase is Phase.WAITING
+
+
+@PREFILLS
+def test_what_was_opened_is_no_more_expected_by_whoever_opened_it(make) -> None:
+    side = make()
+    side.hear(expect_frame(1))
+    side.opened(2)
+    side.request()
+    side.send()
+    assert len(side.machine._expected) == 0
+    assert "stale" in [effect.reason for effect in side.hear(expect_frame(1)) if hasattr(effect, "reason")]
+    assert len(side.machine._expected) == 0
+
+
+@PREFILLS
+def test_a_part_that_was_never_opened_is_missed_with_its_rank(make) -> None:
+    side = make(Timing(), DECODE, DECODE_2)
+    side.request()
+    side.opened(2, part=0, parts=2)
+    side.hear(expect_frame(1, peer=DECODE_2, part=1, parts=2))
+    side.do(PeerLost(DECODE_2, GONE))
+    assert ended(side) == LOST
+
+
+@PREFILLS
+def test_what_decodes_expect_is_bounded_and_leaves_by_its_deadline(make) -> None:
+    side = make(SMALL, DECODE, DECODE_2)
+    for number in range(10):
+        side.hear(expect_frame(number, room=number, deadline_s=5.0))
+        side.hear(expect_frame(number, room=number, deadline_s=9.0, peer=DECODE_2))
+    assert len(side.machine._expected) == SMALL.max_attempts
+    assert len(side.machine._expected.take(DECODE)) == SMALL.max_attempts // 2
+    side.wait(9.0)
+    assert side.machine.rows == 0
+
+
+@PREFILLS
+def test_the_same_word_again_takes_no_more_room(make) -> None:
+    side = make()
+    side.hear(expect_frame())
+    side.hear(expect_frame())
+    assert len(side.machine._expected) == 1
+
+
+# --- Prefill: silence ---
+
+
+@PREFILLS
+def test_a_request_of_which_no_decode_says_anything_ends_in_time(make) -> None:
+    side = make(WITHIN)
+    side.request()
+    side.wait(4.9)
+    assert side.status[1].phase is Phase.WAITING
+    side.wait(0.1)
+    assert ended(side) == (Phase.FAILED, Cause.TIMED_OUT, True)
+    assert side.status[1].message == "no decode engine has announced the request for 5 s"
+
+
+@PREFILLS
+def test_without_that_time_a_request_waits_for_its_own_deadline(make) -> None:
+    side = make()
+    side.request(deadline_s=300.0)
+    side.wait(299.0)
+    assert side.status[1].phase is Phase.WAITING
+
+
+@PREFILLS
+@given(pauses=st.lists(st.floats(0.0, 4.9), min_size=1, max_size=8))
+def test_a_request_that_decode_goes_on_announcing_waits_for_its_own_deadline(make, pauses) -> None:
+    side = make(WITHIN)
+    side.request(deadline_s=300.0)
+    for pause in pauses:
+        side.hear(expect_frame(deadline_s=1.0))  # its row may have gone meanwhile
+        side.wait(pause)
+        assert side.status[1].phase is Phase.WAITING
+    side.wait(5.0)
+    assert side.status[1].cause is Cause.TIMED_OUT
+
+
+@PREFILLS
+def test_one_that_was_opened_needs_no_announcing(make) -> None:
+    side = make(WITHIN)
+    side.request(deadline_s=300.0)
+    side.opened()
+    side.wait(30.0)
+    assert side.status[1].phase is Phase.READY
+
+
+@PREFILLS
+def test_one_whose_decode_came_first_needs_no_announcing(make) -> None:
+    side = make(WITHIN)
+    side.opened()
+    side.request(deadline_s=300.0)
+    side.wait(30.0)
+    assert side.status[1].phase is Phase.READY
+
+
+@PREFILLS
+def test_while_a_decode_is_paired_that_cannot_announce_silence_says_nothing(make) -> None:
+    side = make(WITHIN)
+    side.do(PeerReady(DECODE_2, f.EXPECT_VERSION - 1))
+    side.request(deadline_s=300.0)
+    side.wait(60.0)
+    assert side.status[1].phase is Phase.WAITING
+    side.do(PeerLost(DECODE_2, GONE))
+    side.wait(5.0)
+    assert side.status[1].cause is Cause.TIMED_OUT
+
+
+# --- Decode: announcing ---
+
+
+@DECODES
+def test_a_request_is_announced_at_once_and_again_until_it_is_opened(make) -> None:
+    side = make(WITHIN)
+    (first,) = sent(side.do(expect()))
+    assert (type(first), first.request_id, first.deadline_s) == (f.Expect, "r", 30.0)
+    assert [frame.deadline_s for frame in sent(side.wait(5.0))] == [28.0, 26.0]
+    side.open(2)
+    assert "Expect" not in names(side.wait(20.0))
+
+
+@DECODES
+def test_every_rank_that_it_would_be_opened_at_is_told_as_what_part(make) -> None:
+    side = make(WITHIN, (Writer(PREFILL, part=1, parts=2), Writer(PREFILL_2, part=0, parts=3)))
+    assert [(frame.part, frame.parts) for frame in sent(side.do(expect()), f.Expect)] == [(1, 2), (0, 3)]
+
+
+@DECODES
+def test_a_prefill_that_is_not_linked_is_told_when_it_is_and_again_after_a_break(make) -> None:
+    side = make(WITHIN, linked=False)
+    effects = side.do(expect())
+    assert Connect("p:1") in effects
+    assert side.machine.waits_for("p:1")
+    assert names(side.link()) == ["Expect"]
+    side.do(Unlinked("p:1"))
+    assert names(side.link()) == ["Expect"]
+
+
+@DECODES
+def test_while_a_prefill_cannot_be_reached_it_is_tried_again(make) -> None:
+    side = make(WITHIN, linked=False)
+    side.do(expect(deadline_s=5.0))
+    assert side.wait(4.5).count(Connect("p:1")) == 2
+    side.wait(2.0)
+    assert not side.machine.waits_for("p:1")
+    assert side.machine.rows == 0
+    assert side.machine.next_deadline is None
+
+
+@DECODES
+def test_a_prefill_of_the_version_before_is_not_told(make) -> None:
+    side = make(WITHIN, linked=False)
+    side.do(PeerReady(PREFILL, f.EXPECT_VERSION - 1))
+    side.do(Linked("p:1", side.writers))
+    side.do(expect())
+    assert names(side.wait(10.0)) == []
+    assert names(side.open(2)) == ["Open"]
+
+
+@DECODES
+def test_what_is_announced_is_bounded(make) -> None:
+    side = make(SMALL)
+    told = [names(side.do(expect(number, room=number))) for number in range(6)]
+    assert told == [["Expect"]] * 4 + [[]] * 2
+
+
+@DECODES
+@pytest.mark.parametrize("end", [Drain(), Shutdown()])
+def test_a_decode_that_takes_nothing_new_announces_nothing_new(make, end) -> None:
+    side = make(WITHIN)
+    side.do(end)
+    assert sent(side.do(expect())) == []
+
+
+@DECODES
+def test_a_decode_that_shuts_down_announces_no_more(make) -> None:
+    side = make(WITHIN)
+    side.do(expect())
+    side.do(Shutdown())
+    assert sent(side.wait(10.0)) == []
+    assert side.machine.rows == 0
+
+
+# --- A side that refuses ---
+
+
+def deliver(effects, side) -> list:
+    return [effect for frame in sent(effects) for effect in side.hear(frame)]
+
+
+PAIRS = pytest.mark.parametrize(("decodes", "prefills"), [(Decode, Prefill), (DecodeRead, PrefillRead)])
+
+
+@PAIRS
+@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize("prefill_first", [True, False])
+def test_what_decodes_engine_refuses_ends_at_prefill_too(decodes, prefills, announced, prefill_first) -> None:
+    decode, prefill = decodes(), prefills()
+    if prefill_first:
+        prefill.request()
+    if announced:
+        deliver(decode.do(expect()), prefill)
+    answers = deliver(decode.do(refusal()), prefill)
+    if not prefill_first:
+        prefill.request()
+    assert ended(prefill) == (Phase.FAILED, Cause.REFUSED, True)
+    assert prefill.status[1].message == "no memory"
+    assert ended(decode, 2) == (Phase.FAILED, Cause.REFUSED, True)
+    deliver(deliver(answers, decode), prefill)
+    for side in (decode, prefill):
+        side.wait(200.0)
+        assert side.machine.rows == 0
+
+
+@PAIRS
+def test_a_refusal_waits_for_prefill_to_be_linked(decodes, prefills) -> None:
+    decode, prefill = decodes(linked=False), prefills()
+    prefill.request()
+    effects = decode.do(refusal())
+    assert Connect("p:1") in effects
+    assert ended(decode, 2) == (Phase.FAILED, Cause.REFUSED, True)
+    deliver(decode.link(), prefill)
+    assert ended(prefill) == (Phase.FAILED, Cause.REFUSED, True)
+
+
+@DECODES
+def test_a_refusal_that_nobody_hears_is_forgotten(make) -> None:
+    side = make(linked=False)
+    side.do(refusal())
+    side.wait(side.machine.timing.drain_s)
+    assert side.machine.rows == 0
+
+
+@PAIRS
+def test_a_decode_that_is_full_or_drains_tells_prefill(decodes, prefills) -> None:
+    for timing, before in ((SMALL, None), (Timing(), Drain())):
+        decode, prefill = decodes(timing), prefills(Timing())
+        for number in range(4):
+            decode.open(10 + number, room=number)
+        if before is not None:
+            decode.do(before)
+        prefill.request()
+        deliver(decode.open(20), prefill)
+        assert ended(decode, 20) == (Phase.FAILED, Cause.REFUSED, True)
+        assert ended(prefill) == (Phase.FAILED, Cause.REFUSED, True)
+
+
+@DECODES
+def test_refusals_that_wait_to_be_told_are_bounded(make) -> None:
+    side = make(SMALL, linked=False)
+    for number in range(20):
+        side.do(refusal(number, room=number))
+    assert side.machine.rows <= 2 * SMALL.max_attempts
+    assert all(ended(side, number) == (Phase.FAILED, Cause.REFUSED, True) for number in range(20))
+
+
+@PAIRS
+@pytest.mark.parametrize("decode_first", [True, False])
+@pytest.mark.parametrize("why", ["engine", "drain", "full"])
+def test_what_prefill_refuses_ends_at_decode_too(decodes, prefills, decode_first, why) -> None:
+    decode, prefill = decodes(), prefills(SMALL)
+    if why == "full":
+        for handle in range(10, 14):
+            prefill.request(handle, room=handle)
+    offers = decode.open()
+    if decode_first:
+        deliver(deliver(offers, prefill), decode)
+    if why == "drain":
+        prefill.do(Drain())
+    effects = prefill.do(OpenRequest(1, 7, 0, "r", 30.0, refused="no memory" if why == "engine" else ""))
+    assert ended(prefill) == (Phase.FAILED, Cause.REFUSED, True)
+    deliver(effects if decode_first else deliver(offers, prefill), decode)
+    deliver(prefill.wait(0.2), decode)
+    assert decode.status[1].cause is Cause.REFUSED
+    assert decode.status[1].releasable
+
+
+@PREFILLS
+def test_a_refusal_is_for_one_request_of_its_room(make) -> None:
+    side = make()
+    side.do(OpenRequest(1, 7, 0, "r", 30.0, refused="no memory"))
+    side.opened(1)
+    side.request(2, rid="s")
+    side.opened(2, request_id="s")
+    assert side.status[2].phase is Phase.READY
