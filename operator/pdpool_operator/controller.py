@@ -87,7 +87,7 @@ class Controller:
         diagnoses = self.judge.judge(key)
         plan = plan_pool(observed, self.engine_settings(key.namespace), self.now())
         outcome = await carry_out(plan, key.namespace, self.api, self.routers)
-        fencing = self.fencer.plan(observed)
+        fencing = self.fencer.take(key, observed)
         fenced = await self.fencer.give(fencing.fences)
         status = pool_status(PoolFacts(observed, plan, diagnoses, outcome.faults, fencing.unproven), self.now())
         pending = await self._write_status(key, resource, body, pool.status, status)
@@ -163,8 +163,7 @@ class Controller:
 
     async def _forget_pool(self, key: Key, kind: type[Pool]) -> Result:
         """Owner references clean up what the pool owned; here only memory is left to be cleaned."""
-        if (pool := self.judge.gone(key)) is not None:
-            self.fencer.gone(pool.pool.metadata.uid)
+        self.judge.gone(key)
         await self.sampler.watch(key.namespace, key.name, kind.role, ())
         self.written.pop(key, None)
         return Result()

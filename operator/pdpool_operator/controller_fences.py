@@ -2,15 +2,20 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from .api.base import ConditionStatus
 from .api.reasons import Reason
+from .observe.keys import Key
 from .observe.lives import Lives
-from .observe.model import ObservedPod, ObservedPool, PodLife, RankSample
+from .observe.model import ObservedPod, ObservedPool, RankSample
 from .observe.sampler import Sampler
 from .plan.fences import Fencing, Unproven, plan_fences
 from .plan.model import Event, EventType, Fence
 from .runtime.engines import Engines, Told
+from .status.chain import find
+from .status.holds import HOLDS_PROVABLE
 
 AGAIN = timedelta(seconds=15)
 """A fence that was given shows at the next look, or when the last connections have ended at the holder's end."""
@@ -19,12 +24,14 @@ PATIENCE = timedelta(seconds=30)
 
 Whom = tuple[str, int, str]
 """UID of the holder's pod, rank, incarnation of the peer."""
-Hold = tuple[str, str]
-"""Name of the holder's pod, incarnation of the peer."""
+Hold = tuple[str, int, str]
+"""Name of the holder's pod, rank, incarnation of the peer."""
+Looks = Mapping[str, Mapping[int, RankSample]]
+"""By UID of the pod, then by rank."""
 
 
 class Fencer:
-    """Decides by `plan_fences` from what the sampler and the kubelets say now."""
+    """Decides by `plan_fences` from what the sampler and the kubelets say: once every second, for all pools at once."""
 
     def __init__(
         self,
@@ -37,36 +44,27 @@ class Fencer:
         self._engines, self._sampler, self._lives = engines, sampler, lives
         self._now, self._count = now, count
         self._given: dict[Whom, datetime] = {}
-        self._unproven: dict[str, dict[Hold, datetime]] = {}
-        """Since when, by UID of the pool."""
-        self._shown: dict[str, tuple[Unproven, ...]] = {}
+        self._pools: dict[Key, _Pool] = {}
 
-    def due(self, pool: ObservedPool) -> bool:
-        """Whether some pod of the pool is to be told something, or people are."""
-        fencing = self._plan(pool)
-        return bool(fencing.fences) or fencing.unproven != self._shown.get(pool.pool.metadata.uid, ())
+    def look(self, pools: Mapping[Key, ObservedPool]) -> list[Key]:
+        """Decide anew; returns the pools of which some pod is to be told something, or people are."""
+        looks = self._sampler.looks()
+        self._pools = {key: self._decide(key, pool, looks) for key, pool in pools.items()}
+        self._forget(looks)
+        return [
+            key for key, mine in self._pools.items() if mine.lasting != mine.shown or any(map(self._due, mine.fences))
+        ]
 
-    def plan(self, pool: ObservedPool) -> Fencing:
-        """What to tell the pods of a pool now, and which of their holds have been without hope for a while.
+    def take(self, key: Key, pool: ObservedPool) -> Fencing:
+        """What was decided of a pool: whom to tell now, and which holds have been without hope for a while.
 
         The caller does the one and shows the other.
         """
-        fencing = self._plan(pool)
-        self._shown[pool.pool.metadata.uid] = fencing.unproven
-        return fencing
-
-    def gone(self, pool_uid: str) -> None:
-        """There is no such pool any more."""
-        self._shown.pop(pool_uid, None)
-        self._unproven.pop(pool_uid, None)
-
-    def _plan(self, pool: ObservedPool) -> Fencing:
-        pods = _pods(pool)
-        looks = {target.pod_uid: self._sampler.newest(target.pod_uid) for target in self._sampler.targets()}
-        fencing = plan_fences(pods, looks, self._lives_of(looks))
-        self._forget(pods, looks)
-        due = tuple(fence for fence in fencing.fences if self._is_due(fence))
-        return Fencing(due, self._lasting(pool.pool.metadata.uid, fencing.unproven))
+        mine = self._pools.get(key)
+        if mine is None or mine.uid != pool.pool.metadata.uid:
+            mine = self._pools[key] = self._decide(key, pool, self._sampler.looks())
+        mine.shown = mine.lasting
+        return Fencing(tuple(filter(self._due, mine.fences)), mine.lasting)
 
     async def give(self, fences: Sequence[Fence]) -> tuple[Event, ...]:
         """Tell them all; the events that say what came of it."""
@@ -77,44 +75,60 @@ class Fencer:
                 self._given[_whom(one.fence)] = self._now()
         return tuple(event for one in told if (event := _event(one)) is not None)
 
-    def _lives_of(self, looks: Mapping[str, Mapping[int, RankSample]]) -> dict[str, PodLife]:
-        named = {
-            hold.pod_uid
-            for ranks in looks.values()
-            for sample in ranks.values()
-            if sample.connector is not None
-            for hold in sample.connector.held_for
-        }
-        return {uid: life for uid in named if (life := self._lives.of(uid)) is not None}
+    def _decide(self, key: Key, pool: ObservedPool, looks: Looks) -> "_Pool":
+        fencing = plan_fences(_pods(pool), looks, self._lives.of)
+        before, uid, now = self._pools.get(key), pool.pool.metadata.uid, self._now()
+        if before is None or before.uid != uid:
+            before = None
+        # What the status says already, an operator before this one has waited for.
+        fresh = now if before is not None or not _told(pool) else now - PATIENCE
+        since = {_hold(one): fresh for one in fencing.unproven}
+        if before is not None:
+            since |= {hold: at for hold, at in before.since.items() if hold in since}
+        lasting = tuple(one for one in fencing.unproven if now - since[_hold(one)] >= PATIENCE)
+        return _Pool(uid, fencing.fences, since, lasting, before.shown if before is not None else ())
 
-    def _is_due(self, fence: Fence) -> bool:
+    def _due(self, fence: Fence) -> bool:
         given = self._given.get(_whom(fence))
         return given is None or self._now() - given >= AGAIN
 
-    def _lasting(self, pool_uid: str, unproven: Sequence[Unproven]) -> tuple[Unproven, ...]:
-        now, before = self._now(), self._unproven.get(pool_uid, {})
-        since = {(one.holder, one.hold.incarnation): now for one in unproven}
-        since |= {key: before[key] for key in since if key in before}
-        self._unproven[pool_uid] = since
-        return tuple(one for one in unproven if now - since[one.holder, one.hold.incarnation] >= PATIENCE)
+    def _forget(self, looks: Looks) -> None:
+        """What was given, and is held no more."""
+        held = {
+            (uid, rank, hold.incarnation)
+            for uid, ranks in looks.items()
+            for rank, sample in ranks.items()
+            if sample.connector is not None
+            for hold in sample.connector.held_for
+        }
+        self._given = {whom: at for whom, at in self._given.items() if whom in held}
 
-    def _forget(self, pods: Sequence[ObservedPod], looks: Mapping[str, Mapping[int, RankSample]]) -> None:
-        """What was given to these pods, and is held no more."""
-        for pod in pods:
-            held = {
-                (pod.uid, rank, hold.incarnation)
-                for rank, sample in looks.get(pod.uid, {}).items()
-                if sample.connector is not None
-                for hold in sample.connector.held_for
-            }
-            for whom in [whom for whom in self._given if whom[0] == pod.uid and whom not in held]:
-                del self._given[whom]
-        for whom in [whom for whom in self._given if whom[0] not in looks]:
-            del self._given[whom]
+
+@dataclass(slots=True)
+class _Pool:
+    """What was decided of one pool."""
+
+    uid: str
+    fences: tuple[Fence, ...]
+    since: Mapping[Hold, datetime]
+    """When each hold without hope was first seen."""
+    lasting: tuple[Unproven, ...]
+    shown: tuple[Unproven, ...]
+    """What of it the status says."""
 
 
 def _pods(pool: ObservedPool) -> list[ObservedPod]:
     return [i.pod for i in pool.instances if i.pod is not None and i.controller_uid == pool.pool.metadata.uid]
+
+
+def _told(pool: ObservedPool) -> bool:
+    """Whether the pool's status says of holds that they are without hope."""
+    condition = find(pool.pool.status.conditions, HOLDS_PROVABLE)
+    return condition is not None and condition.status is ConditionStatus.FALSE
+
+
+def _hold(one: Unproven) -> Hold:
+    return one.holder, one.rank, one.hold.incarnation
 
 
 def _whom(fence: Fence) -> Whom:

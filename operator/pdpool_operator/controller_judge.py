@@ -4,7 +4,7 @@ No call of the API is made here: pods are as the last reconcile saw them, queues
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -14,7 +14,7 @@ from .diagnose.track import RankTrack, follow
 from .observe.keys import Bindings, Key
 from .observe.model import ObservedPool, RankSample
 from .observe.sampler import Target
-from .runtime.metrics import QueueReading
+from .runtime.metrics import HoldReading, QueueReading
 
 JUDGE_EVERY_S = 1.0
 REFRESH = timedelta(seconds=30)
@@ -38,17 +38,17 @@ class Judge:
         self._now = now
         self._enqueue = enqueue
         self._pools: dict[Key, ObservedPool] = {}
-        self._tracks: dict[tuple[str, int], RankTrack] = {}
+        self._tracks: dict[str, dict[int, RankTrack]] = {}
+        """By UID of the pod and rank."""
         self._shown: dict[Key, _Shown] = {}
         self._diagnoses: dict[Key, tuple[Diagnosis, ...]] = {}
-        self.word_due: Callable[[ObservedPool], bool] = lambda _: False
-        """Whether something is to be told of lost peers of a pool."""
+        self.words_due: Callable[[Mapping[Key, ObservedPool]], Collection[Key]] = lambda _: ()
+        """Of which of the pools something is to be told about lost peers."""
 
-    def on_samples(self, _: Target, samples: Sequence[RankSample]) -> None:
-        """Take in a look at one pod."""
-        for sample in samples:
-            key = (sample.pod_uid, sample.rank)
-            self._tracks[key] = follow(self._tracks.get(key), sample)
+    def on_samples(self, target: Target, samples: Sequence[RankSample]) -> None:
+        """Take in a look at all ranks of one pod."""
+        before = self._tracks.get(target.pod_uid, {})
+        self._tracks[target.pod_uid] = {sample.rank: follow(before.get(sample.rank), sample) for sample in samples}
 
     def observed(self, key: Key, pool: ObservedPool) -> None:
         """The pool is like this now."""
@@ -56,13 +56,11 @@ class Judge:
         self._pools[key] = pool
         self._forget(gone)
 
-    def gone(self, key: Key) -> ObservedPool | None:
-        """There is no such pool any more; returns what was last seen of it."""
-        last = self._pools.pop(key, None)
-        self._forget(_pods(last))
+    def gone(self, key: Key) -> None:
+        """There is no such pool any more."""
+        self._forget(_pods(self._pools.pop(key, None)))
         self._shown.pop(key, None)
         self._diagnoses.pop(key, None)
-        return last
 
     def judge(self, key: Key) -> tuple[Diagnosis, ...]:
         """The judgement on each instance of a pool, given the pools that services bind to it."""
@@ -85,6 +83,8 @@ class Judge:
 
     def tick(self) -> None:
         """Ask for a reconcile of every pool (and its services) whose status does not say what is so now."""
+        for key in self.words_due(self._pools):
+            self._enqueue(key)
         for key in list(self._pools):
             diagnoses = self.judge(key)
             shown = self._shown.get(key)
@@ -93,8 +93,6 @@ class Judge:
             changed = shown.verdicts != _verdicts(diagnoses)
             stale = shown.lengths != _lengths(diagnoses) and self._now() - shown.at >= REFRESH
             self._diagnoses[key] = diagnoses
-            if self.word_due(self._pools[key]):
-                self._enqueue(key)
             if changed or stale:
                 self._enqueue(key)
                 for service in self._bindings.services(key):
@@ -108,13 +106,29 @@ class Judge:
             for d in diagnoses
         }
 
-    def readings(self) -> list[QueueReading]:
+    def queues(self) -> Iterator[QueueReading]:
         """The hand-off queues as last seen: for metrics. A rank that did not answer last time has none."""
-        found = []
+        for labels, latest in self._ranks():
+            if latest.connector is not None:
+                for name, queue in latest.connector.queues.items():
+                    yield QueueReading((*labels, name), queue.reqs, queue.oldest_s, queue.moved_total)
+            elif latest.engine is not None:
+                for name, reqs in latest.engine.queues.items():
+                    yield QueueReading((*labels, name), reqs, None, None)
+
+    def holds(self) -> Iterator[HoldReading]:
+        """What ranks keep back, as last seen: for metrics. A rank that did not answer last time has none."""
+        for labels, latest in self._ranks():
+            if (connector := latest.connector) is not None:
+                yield HoldReading(labels, connector.held_bytes, connector.held_oldest_s or 0.0)
+
+    def _ranks(self) -> Iterator[tuple[tuple[str, str, str, str, str], RankSample]]:
+        """The last look at every rank of all pools, with its labels."""
         for key in self._pools:
             for subject in self._subjects(key):
-                found += _readings(key.namespace, subject)
-        return found
+                for track in subject.tracks:
+                    where = (key.namespace, subject.pool, str(subject.role), str(subject.index))
+                    yield (*where, str(track.latest.rank)), track.latest
 
     def _subjects(self, key: Key) -> tuple[Subject, ...]:
         pool = self._pools.get(key)
@@ -125,8 +139,8 @@ class Judge:
         return {pool for pool in pools if pool.kind != key.kind}
 
     def _forget(self, pods: set[str]) -> None:
-        for uid, rank in [key for key in self._tracks if key[0] in pods]:
-            del self._tracks[uid, rank]
+        for uid in pods:
+            self._tracks.pop(uid, None)
 
 
 def _pods(pool: ObservedPool | None) -> set[str]:
@@ -145,17 +159,3 @@ def _lengths(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, int, str, int],
         if track.latest.connector is not None
         for name, queue in track.latest.connector.queues.items()
     )
-
-
-def _readings(namespace: str, subject: Subject) -> list[QueueReading]:
-    found = []
-    for track in subject.tracks:
-        connector, engine = track.latest.connector, track.latest.engine
-        rank = (namespace, subject.pool, str(subject.role), str(subject.index), str(track.latest.rank))
-        if connector is not None:
-            for name, queue in connector.queues.items():
-                found.append(QueueReading((*rank, name), queue.reqs, queue.oldest_s, queue.moved_total))
-        elif engine is not None:
-            for name, reqs in engine.queues.items():
-                found.append(QueueReading((*rank, name), reqs, None, None))
-    return found

@@ -43,6 +43,7 @@ WORKERS = 4
 RESYNC_S = 600.0
 NOT_SERVED_AGAIN_S = 3.0
 STOP_WITHIN_S = 2.0
+CONTROL_CONNECTIONS = 64
 
 log = logging.getLogger("pdpool_operator")
 
@@ -66,7 +67,8 @@ class Operator:
         self.bindings = Bindings()
         self.judge = Judge(self.bindings, _now, self.queue.add)
         self.metrics = Metrics(
-            queues=self.judge.readings,
+            queues=self.judge.queues,
+            holds=self.judge.holds,
             verdicts=self.judge.verdicts,
             leading=lambda: self.elector.leading,
             waiting_keys=lambda: len(self.queue),
@@ -94,14 +96,14 @@ class Operator:
             engine_image=config.engine_image, router_image=config.router_image, operator_key=signer.public
         )
         fencer = Fencer(
-            Engines(clients.pods, signer, f"operator {config.identity}"),
+            Engines(clients.control, signer, f"operator {config.identity}"),
             self.sampler,
             self.lives,
             _now,
             self._count_fence,
         )
-        self.judge.word_due = fencer.due
-        routers = RouterClient(clients.pods)
+        self.judge.words_due = fencer.look
+        routers = RouterClient(clients.control)
         self.controller = Controller(
             api=self.api,
             cluster=Cluster(self.api, self.sampler, routers, self._router_key, self.lives, _now),
@@ -226,18 +228,22 @@ class Operator:
 
 
 class Clients:
-    """The connections of one process: to the API server (the Lease has its own), and to pods."""
+    """The connections of one process: to the API server (the Lease has its own), and to pods, where those that change
+    something do not wait for those that look: pods of a lost node hold up each look until its deadline.
+    """
 
     api: Any
     lease: Any
     pods: Any
+    control: Any
 
     async def __aenter__(self) -> "Clients":
-        self.api, self.lease, self.pods = await connect(), await connect(), session(2 * CONCURRENCY)
+        self.api, self.lease = await connect(), await connect()
+        self.pods, self.control = session(CONCURRENCY), session(CONTROL_CONNECTIONS)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for client in (self.api, self.lease, self.pods):
+        for client in (self.api, self.lease, self.pods, self.control):
             await client.close()
 
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory
 from pdpool_operator.diagnose.model import Verdict
-from pdpool_operator.runtime.metrics import Metrics, QueueReading
+from pdpool_operator.runtime.metrics import HoldReading, Metrics, QueueReading
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,6 +19,7 @@ def exported() -> dict[str, set[str]]:
     """Label names by series name, as scraped from the operator's own registry."""
     metrics = Metrics(
         queues=lambda: [QueueReading(labels=QUEUE, reqs=1, oldest_s=1.0, moved_total=1)],
+        holds=lambda: [HoldReading(labels=QUEUE[:5], held_bytes=1, oldest_s=1.0)],
         verdicts=lambda: {QUEUE[:4]: str(Verdict.UNKNOWN)},
         leading=lambda: True,
         waiting_keys=lambda: 0,

@@ -91,8 +91,8 @@ MUTATIONS = {
     "a hold is told too early": (MEMORY, "for: 10m", "for: 5m"),
     "a hold is never told": (
         MEMORY,
-        "pdpool_connector_held_oldest_seconds) > 0",
-        "pdpool_connector_held_oldest_seconds) > 6000",
+        "pdpool_held_oldest_seconds) > 0",
+        "pdpool_held_oldest_seconds) > 6000",
     ),
 }
 

@@ -439,6 +439,7 @@ class Connector(Owner, Generic[AnyTransfer]):
         return ConnectorStats(
             role=self.role,
             rank=self.config.rank,
+            ranks=len(self.config.instance) or 1,
             incarnation=self.incarnation,
             pod_uid=self._process.pod_uid,
             container=self._process.container,

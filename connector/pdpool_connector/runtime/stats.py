@@ -65,11 +65,13 @@ class Distribution:
 class ConnectorStats:
     """State of one connector at one moment; all times in seconds, sizes in bytes, totals since the process began.
 
+    ranks: how many the instance has; the admin endpoint of each is one port after that of the one before it.
     pod_uid, container: where it runs, as its peers are told.
     """
 
     role: str
     rank: int
+    ranks: int
     incarnation: str
     pod_uid: str
     container: str

@@ -9,8 +9,8 @@ from .rank import Surroundings, is_overdue, judge_rank, oldest_waiting_since
 from .track import RankTrack
 
 
-def subjects(observed: ObservedPool, tracks: Mapping[tuple[str, int], RankTrack]) -> tuple[Subject, ...]:
-    """The instances of a pool as they are judged. `tracks` are by (UID of the pod, rank)."""
+def subjects(observed: ObservedPool, tracks: Mapping[str, Mapping[int, RankTrack]]) -> tuple[Subject, ...]:
+    """The instances of a pool as they are judged. `tracks` are by UID of the pod, then by rank."""
     pool = observed.pool
     return tuple(
         Subject(
@@ -19,11 +19,7 @@ def subjects(observed: ObservedPool, tracks: Mapping[tuple[str, int], RankTrack]
             index=instance.index,
             pod=instance.pod,
             leaving=instance.deleting or instance.drain_started is not None,
-            tracks=tuple(
-                track
-                for (uid, _), track in sorted(tracks.items())
-                if instance.pod is not None and uid == instance.pod.uid
-            ),
+            tracks=tuple(tracks.get(instance.pod.uid, {}).values()) if instance.pod is not None else (),
         )
         for instance in observed.instances
         if instance.controller_uid == pool.metadata.uid

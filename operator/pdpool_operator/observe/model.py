@@ -24,22 +24,10 @@ class QueueSample:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerSample:
-    """What a connector knows of one connector on the other side."""
-
-    incarnation: str
-    control: str
-    """Control address, `host:port`."""
-    last_seen_s: float
-    waiting: int
-
-
-@dataclass(frozen=True, slots=True)
 class HoldSample:
-    """Hand-offs whose memory a connector keeps back because one process of the other side may still touch it."""
+    """A process of the other side that may still touch memory, which a connector therefore keeps back."""
 
     incarnation: str
-    holds: int
     pod_uid: str
     """Of that process, as it said itself when they were paired; empty if it did not say."""
     container: str
@@ -59,20 +47,21 @@ class PodLife:
 
 @dataclass(frozen=True, slots=True)
 class ConnectorSample:
-    """Answer of the connector's admin endpoint, `GET :9400/v1/state`. It answers also while the engine's loop is
-    frozen.
+    """Answer of the admin endpoint of one rank's connector, `GET :9400+rank/v1/state`. It answers also while the
+    engine's loop is frozen.
     """
 
     incarnation: str
-    uptime_s: float
-    loop_lag_s: float
     beat_age_s: float
     """Seconds since the engine's scheduler loop last ran."""
-    draining: bool
     queues: Mapping[str, QueueSample]
-    holds: int
-    """Pieces of memory kept back until their writers are proved quiet."""
-    peers: tuple[PeerSample, ...] = ()
+    ranks: int = 1
+    """How many the instance has, this one among them."""
+    holds: int = 0
+    """Hand-offs whose memory is kept back until their writers are proved quiet."""
+    held_bytes: int = 0
+    held_oldest_s: float | None = None
+    """Age of the oldest hold in seconds; `None` when nothing is held."""
     held_for: tuple[HoldSample, ...] = ()
     pod_uid: str = ""
     """As the connector itself says it."""
@@ -105,6 +94,9 @@ class RankSample:
     connector_error: str = ""
     """Why `connector` is None: `timeout`, `refused`, `http 503`, …"""
     engine_error: str = ""
+    """Why `engine` is None; empty when the engine answered and counts the requests of this rank at another one, as for
+    the ranks that share a scheduler.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..api.names import Role, admin_url, engine_url
 from .http import Unanswered, invalid, request
-from .model import ConnectorSample, EngineSample, HoldSample, PeerSample, QueueSample, RankSample
+from .model import ConnectorSample, EngineSample, HoldSample, QueueSample, RankSample
 
 INTERVAL_S = 3.0
 JITTER = 0.2
 TIMEOUT_S = 2.0
-CONCURRENCY = 32
+CONCURRENCY = 64
+"""Requests under way at a time, to all pods together."""
+MAX_RANKS = 256
+"""Ranks of one pod; whoever claims more is not believed, for each is a request at every look."""
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -39,32 +42,23 @@ class _Queue(_Answer):
     moved_total: Count | None = None
 
 
-class _Peer(_Answer):
-    incarnation: Name
-    control: Annotated[str, Field(max_length=256)] = ""
-    last_seen_s: Seconds = 0.0
-    waiting: Count = 0
-
-
 class _Hold(_Answer):
     incarnation: Name
-    holds: Count
     pod_uid: Name = ""
     container: Annotated[str, Field(max_length=256)] = ""
 
 
 class _State(_Answer):
     incarnation: Name
+    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 1
     pod_uid: Name = ""
     container: Annotated[str, Field(max_length=256)] = ""
-    uptime_s: Seconds
-    loop_lag_s: Seconds
     engine_beat_age_s: Seconds
-    draining: bool
     queues: Annotated[dict[Name, _Queue], Field(max_length=16)]
     holds: Count = 0
+    held_bytes: Count = 0
+    held_oldest_s: Seconds | None = None
     held_for: Annotated[list[_Hold], Field(max_length=4096)] = []
-    peers: Annotated[list[_Peer], Field(max_length=4096)] = []
 
 
 class _Load(_Answer):
@@ -83,7 +77,7 @@ _SUFFIX = "_queue_reqs"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One engine pod to look at. `pool` is its pool's name; `ranks` how many connectors it runs."""
+    """One engine pod to look at. `pool` is its pool's name."""
 
     namespace: str
     pool: str
@@ -91,7 +85,6 @@ class Target:
     instance: int
     pod_uid: str
     ip: str
-    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +152,9 @@ class Sampler:
         under_way = [self._looked[uid].wait() for uid in wanted if uid not in new]
         await asyncio.gather(*(self._look(target) for target in new.values()), *under_way)
 
-    def targets(self) -> Iterable[Target]:
-        """The pods that are looked at."""
-        return self._targets.values()
+    def looks(self) -> Mapping[str, Mapping[int, RankSample]]:
+        """The newest look at each rank, by UID of the pod: of all pods that are looked at."""
+        return {uid: self.newest(uid) for uid in self._targets}
 
     def newest(self, pod_uid: str) -> Mapping[int, RankSample]:
         """The newest look at each rank of a pod; a rank never looked at is absent."""
@@ -188,8 +181,7 @@ class Sampler:
 
     async def _look(self, target: Target) -> None:
         try:
-            async with self._slots:
-                samples = await self.sample(target)
+            samples = await self.sample(target)
         finally:
             self._looking.discard(target.pod_uid)
             if looked := self._looked.get(target.pod_uid):
@@ -200,12 +192,17 @@ class Sampler:
         self._on_samples(target, samples)
 
     async def sample(self, target: Target) -> list[RankSample]:
-        """One look at each rank of one pod; never raises for what the pod does."""
+        """One look at each rank of one pod; never raises for what the pod does.
+
+        How many ranks there are is what its connectors say, now or at the last look.
+        """
         asked_at = self._now()
+        known = max(1, len(self.newest(target.pod_uid)))
         (engines, engine_error), connectors = await asyncio.gather(
-            self._ask_engine(target),
-            asyncio.gather(*(self._ask_connector(target, rank) for rank in range(target.ranks))),
+            self._ask_engine(target), self._ask_connectors(target, range(known))
         )
+        said = max((one.ranks for one, _ in connectors if one is not None), default=known)
+        connectors = [*connectors[:said], *await self._ask_connectors(target, range(known, said))]
         at = self._now()
         return [
             RankSample(
@@ -216,10 +213,13 @@ class Sampler:
                 connector=connector,
                 engine=engines.get(rank),
                 connector_error=error,
-                engine_error="" if rank in engines else engine_error,
+                engine_error=_why_no_engine(rank, engines, engine_error),
             )
             for rank, (connector, error) in enumerate(connectors)
         ]
+
+    async def _ask_connectors(self, target: Target, ranks: Iterable[int]) -> list[tuple[ConnectorSample | None, str]]:
+        return await asyncio.gather(*(self._ask_connector(target, rank) for rank in ranks))
 
     async def _ask_connector(self, target: Target, rank: int) -> tuple[ConnectorSample | None, str]:
         try:
@@ -237,10 +237,11 @@ class Sampler:
             self._on_look(Look(target.role, "engine", error.outcome))
             return {}, str(error)
         self._on_look(Look(target.role, "engine", "ok"))
-        return samples, "invalid: rank not listed"
+        return samples, ""
 
     async def _get(self, url: str) -> bytes:
-        status, body = await request(self._http, "GET", url, timeout_s=self._timeout_s)
+        async with self._slots:  # before the deadline begins: that others hang is no silence of this one
+            status, body = await request(self._http, "GET", url, timeout_s=self._timeout_s)
         if status != 200:
             raise Unanswered(f"http {status}")
         return body
@@ -251,6 +252,13 @@ class Sampler:
         self._newest.pop(uid, None)
 
 
+def _why_no_engine(rank: int, engines: Mapping[int, EngineSample], error: str) -> str:
+    """Ranks that share a scheduler are counted together, at the first of them."""
+    if rank in engines or error:
+        return error
+    return "" if 0 in engines else "invalid: rank not listed"
+
+
 def parse_state(body: bytes) -> ConnectorSample:
     """Read the answer of a connector's `/v1/state`; raises Unanswered if it is not one."""
     try:
@@ -259,14 +267,13 @@ def parse_state(body: bytes) -> ConnectorSample:
         raise Unanswered(invalid(error)) from error
     return ConnectorSample(
         incarnation=state.incarnation,
-        uptime_s=state.uptime_s,
-        loop_lag_s=state.loop_lag_s,
         beat_age_s=state.engine_beat_age_s,
-        draining=state.draining,
         queues={name: QueueSample(q.reqs, q.oldest_s, q.moved_total) for name, q in state.queues.items()},
+        ranks=state.ranks,
         holds=state.holds,
-        peers=tuple(PeerSample(p.incarnation, p.control, p.last_seen_s, p.waiting) for p in state.peers),
-        held_for=tuple(HoldSample(h.incarnation, h.holds, h.pod_uid, h.container) for h in state.held_for),
+        held_bytes=state.held_bytes,
+        held_oldest_s=state.held_oldest_s,
+        held_for=tuple(HoldSample(h.incarnation, h.pod_uid, h.container) for h in state.held_for),
         pod_uid=state.pod_uid,
         container=state.container,
     )

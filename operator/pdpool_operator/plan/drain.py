@@ -3,7 +3,7 @@
 An instance is *drained* when nothing can come to it any more and nothing of what came is left:
 
     drained  <=>  no router lists it
-             and  every rank has answered after  drain_started + SETTLE_S
+             and  every rank has answered what was asked after  drain_started + SETTLE_S
              and  running = waiting = 0, every hand-off queue = 0, holds = 0  on every rank
 
 It is given up at  drain_started + drainTimeoutSeconds,  whatever is left then. What cannot be seen counts as left: an
@@ -51,11 +51,11 @@ def _left(instance: ObservedInstance, settled: datetime) -> Iterator[str]:
     if not instance.ranks:
         yield "no rank has been sampled"
     for number, rank in sorted(instance.ranks.items()):
-        if rank.connector is None or rank.engine is None:
-            yield f"rank {number} does not answer ({rank.connector_error or rank.engine_error or 'unknown'})"
+        if rank.connector is None or rank.engine_error:
+            yield f"rank {number} does not answer ({rank.connector_error or rank.engine_error})"
         elif known := list(_known_work(rank)):
             yield f"rank {number} has {', '.join(known)}"
-        elif rank.at < settled:
+        elif rank.asked_at < settled:
             yield f"rank {number} has not been asked since it left the rotation"
 
 

@@ -12,7 +12,7 @@ second half is needed, because the kubelet's word reaches us late: by then P its
 Silence, NotReady, a pod object that is gone, deletion by force: none of these ends a process.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -26,6 +26,7 @@ class Unproven:
 
     holder: str
     """Name of the pod that holds."""
+    rank: int
     hold: HoldSample
     why: str
 
@@ -41,14 +42,14 @@ class Fencing:
 def plan_fences(
     holders: Sequence[ObservedPod],
     looks: Mapping[str, Mapping[int, RankSample]],
-    lives: Mapping[str, PodLife],
+    lives: Callable[[str], PodLife | None],
 ) -> Fencing:
-    """What to tell these pods.
+    """What to tell these pods, each of their ranks for itself.
 
     Args:
         holders: pods whose memory is at stake.
         looks: the newest look at each rank of every pod that is there, by UID; a pod that is not in it is gone.
-        lives: what the kubelet has said of ended containers, by UID of the pod.
+        lives: what the kubelet has said of ended containers of the pod with this UID.
     """
     fences: list[Fence] = []
     unproven: list[Unproven] = []
@@ -68,7 +69,7 @@ def plan_fences(
                 )
             )
         elif why := _hopeless(hold, looks):
-            unproven.append(Unproven(holder.name, hold, why))
+            unproven.append(Unproven(holder.name, rank, hold, why))
     return Fencing(tuple(fences), tuple(unproven))
 
 
@@ -87,9 +88,9 @@ def _ended(
     hold: HoldSample,
     said_at: datetime,
     looks: Mapping[str, Mapping[int, RankSample]],
-    lives: Mapping[str, PodLife],
+    lives: Callable[[str], PodLife | None],
 ) -> PodLife | None:
-    life = lives.get(hold.pod_uid)
+    life = lives(hold.pod_uid)
     if life is None or life.over:
         return life
     anew = any(_is_another_run(hold, said_at, look) for look in looks.get(hold.pod_uid, {}).values())

@@ -11,8 +11,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-RANK_LABELS = ("namespace", "pool", "role", "instance", "rank", "queue")
 INSTANCE_LABELS = ("namespace", "pool", "role", "instance")
+RANK_LABELS = (*INSTANCE_LABELS, "rank")
+QUEUE_LABELS = (*RANK_LABELS, "queue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +21,21 @@ class QueueReading:
     """One hand-off queue of one rank as last seen; what is None is left out."""
 
     labels: tuple[str, str, str, str, str, str]
-    """Values of RANK_LABELS."""
+    """Values of QUEUE_LABELS."""
     reqs: int
     oldest_s: float | None
     moved_total: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class HoldReading:
+    """What one rank was last seen to keep back."""
+
+    labels: tuple[str, str, str, str, str]
+    """Values of RANK_LABELS."""
+    held_bytes: int
+    oldest_s: float
+    """Age of the oldest hold; 0: nothing is held."""
 
 
 class _Live(Collector):
@@ -32,35 +44,21 @@ class _Live(Collector):
     def __init__(
         self,
         queues: Callable[[], Iterable[QueueReading]],
+        holds: Callable[[], Iterable[HoldReading]],
         verdicts: Callable[[], Mapping[tuple[str, str, str, str], str]],
         leading: Callable[[], bool],
         waiting_keys: Callable[[], int],
     ) -> None:
         self._queues = queues
+        self._holds = holds
         self._verdicts = verdicts
         self._leading = leading
         self._waiting_keys = waiting_keys
 
     def collect(self) -> Iterator[Metric]:
         """One family after the other."""
-        readings = list(self._queues())
-        reqs = GaugeMetricFamily("pdpool_queue_reqs", "Requests in a hand-off queue.", labels=RANK_LABELS)
-        oldest = GaugeMetricFamily(
-            "pdpool_queue_oldest_seconds",
-            "Age of the oldest request in a hand-off queue; absent when none waits.",
-            labels=RANK_LABELS,
-        )
-        moved = CounterMetricFamily(
-            "pdpool_queue_moved",
-            "Requests that left a hand-off queue, as the engine's connector counts them (anew when it restarts).",
-            labels=RANK_LABELS,
-        )
-        for reading in readings:
-            reqs.add_metric(reading.labels, reading.reqs)
-            if reading.oldest_s is not None:
-                oldest.add_metric(reading.labels, reading.oldest_s)
-            if reading.moved_total is not None:
-                moved.add_metric(reading.labels, reading.moved_total)
+        yield from self._of_queues()
+        yield from self._of_holds()
         verdict = GaugeMetricFamily(
             "pdpool_instance_verdict", "1 for the verdict that holds.", labels=(*INSTANCE_LABELS, "verdict")
         )
@@ -70,7 +68,39 @@ class _Live(Collector):
         leader.add_metric((), float(self._leading()))
         keys = GaugeMetricFamily("pdpool_reconcile_waiting", "Objects that wait for a reconcile.")
         keys.add_metric((), self._waiting_keys())
-        yield from (reqs, oldest, moved, verdict, leader, keys)
+        yield from (verdict, leader, keys)
+
+    def _of_queues(self) -> Iterator[Metric]:
+        reqs = GaugeMetricFamily("pdpool_queue_reqs", "Requests in a hand-off queue.", labels=QUEUE_LABELS)
+        oldest = GaugeMetricFamily(
+            "pdpool_queue_oldest_seconds",
+            "Age of the oldest request in a hand-off queue; absent when none waits.",
+            labels=QUEUE_LABELS,
+        )
+        moved = CounterMetricFamily(
+            "pdpool_queue_moved",
+            "Requests that left a hand-off queue, as the engine's connector counts them (anew when it restarts).",
+            labels=QUEUE_LABELS,
+        )
+        for reading in self._queues():
+            reqs.add_metric(reading.labels, reading.reqs)
+            if reading.oldest_s is not None:
+                oldest.add_metric(reading.labels, reading.oldest_s)
+            if reading.moved_total is not None:
+                moved.add_metric(reading.labels, reading.moved_total)
+        yield from (reqs, oldest, moved)
+
+    def _of_holds(self) -> Iterator[Metric]:
+        held = GaugeMetricFamily(
+            "pdpool_held_bytes", "Memory that a rank keeps back for lost peers.", labels=RANK_LABELS
+        )
+        oldest = GaugeMetricFamily(
+            "pdpool_held_oldest_seconds", "Age of the oldest hold of a rank; 0: none.", labels=RANK_LABELS
+        )
+        for reading in self._holds():
+            held.add_metric(reading.labels, reading.held_bytes)
+            oldest.add_metric(reading.labels, reading.oldest_s)
+        yield from (held, oldest)
 
 
 class Metrics:
@@ -80,12 +110,13 @@ class Metrics:
         self,
         *,
         queues: Callable[[], Iterable[QueueReading]],
+        holds: Callable[[], Iterable[HoldReading]],
         verdicts: Callable[[], Mapping[tuple[str, str, str, str], str]],
         leading: Callable[[], bool],
         waiting_keys: Callable[[], int],
     ) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Live(queues, verdicts, leading, waiting_keys))
+        self.registry.register(_Live(queues, holds, verdicts, leading, waiting_keys))
         self.reconciles = Counter(
             "pdpool_reconcile",
             "Reconciles by kind of object and outcome (ok, refused, conflict, error).",

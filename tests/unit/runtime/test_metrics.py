@@ -17,6 +17,7 @@ def stats() -> ConnectorStats:
     return ConnectorStats(
         role="prefill",
         rank=0,
+        ranks=1,
         incarnation="a" * 32,
         pod_uid="",
         container="",

@@ -7,13 +7,15 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 from pdpool_connector.transport.tokens import Gate
+from pdpool_operator.api.base import Condition, ConditionStatus
 from pdpool_operator.api.names import ADMIN_PORT, Role
 from pdpool_operator.api.reasons import Reason
 from pdpool_operator.controller_fences import AGAIN, PATIENCE, Fencer
 from pdpool_operator.observe.http import session
+from pdpool_operator.observe.keys import Key
 from pdpool_operator.observe.lives import Lives
 from pdpool_operator.observe.model import HoldSample
-from pdpool_operator.observe.sampler import Target
+from pdpool_operator.plan.fences import Fencing
 from pdpool_operator.runtime.engines import Engines
 from pdpool_operator.runtime.keys import Signer
 
@@ -28,21 +30,24 @@ ENDED = {
 }
 
 
+KEY = Key("DecodePool", "llm", "chat")
+
+
 class Samples:
-    """In the place of the sampler: one decode pod."""
+    """In the place of the sampler: one decode pod of two ranks, of which some hold."""
 
     def __init__(self, uid: str) -> None:
-        self.uid, self.held = uid, True
+        self.uid, self.held, self.asked = uid, {0}, 0
 
-    def targets(self):
-        return [Target("llm", "chat", Role.DECODE, 0, self.uid, IP)]
+    def looks(self):
+        self.asked += 1
+        return {self.uid: {rank: self.look(rank) for rank in (0, 1)}}
 
-    def newest(self, uid: str):
-        assert uid == self.uid
-        sample = make_sample(pod_uid=uid)
+    def look(self, rank: int):
+        sample = make_sample(pod_uid=self.uid, rank=rank)
         assert sample.connector is not None
-        holds = (HoldSample(DEAD, 1, "dead-pod", "run 1"),) if self.held else ()
-        return {0: replace(sample, connector=replace(sample.connector, pod_uid=uid, held_for=holds))}
+        holds = (HoldSample(DEAD, "dead-pod", "run 1"),) if rank in self.held else ()
+        return replace(sample, connector=replace(sample.connector, pod_uid=self.uid, held_for=holds))
 
 
 class Scene:
@@ -53,17 +58,24 @@ class Scene:
         self.pool = make_observed(pool, replace(instance, pod=replace(instance.pod, ip=IP)))
         self.samples, self.lives, self.now, self.counts = Samples(instance.pod.uid), Lives(), T0, Counter[str]()
         self.gate = Gate(Signer(SEED).public, instance.pod.uid)
-        self.status, self.bodies = 200, []
+        self.status, self.bodies = 200, {0: [], 1: []}
         engines = Engines(http, Signer(SEED), "operator x")
         self.fencer = Fencer(engines, self.samples, self.lives, lambda: self.now, lambda o: self.counts.update([o]))
 
     async def answer(self, request: web.Request) -> web.Response:
         assert self.gate.admit(request.headers["Authorization"], "fence") == "operator x"
-        self.bodies.append(await request.json())
+        assert request.url.port is not None
+        self.bodies[request.url.port - ADMIN_PORT].append(await request.json())
         return web.json_response({"error": "no proof"}, status=self.status)
 
+    def due(self) -> bool:
+        return self.fencer.look({KEY: self.pool}) == [KEY]
+
+    def take(self) -> Fencing:
+        return self.fencer.take(KEY, self.pool)
+
     async def give(self):
-        return await self.fencer.give(self.fencer.plan(self.pool).fences)
+        return await self.fencer.give(self.take().fences)
 
 
 @pytest.fixture
@@ -74,7 +86,8 @@ async def scene():
     app.router.add_post("/v1/fence", scene.answer)
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.TCPSite(runner, IP, ADMIN_PORT).start()
+    for rank in scene.bodies:
+        await web.TCPSite(runner, IP, ADMIN_PORT + rank).start()
     yield scene
     await runner.cleanup()
     await http.close()
@@ -82,11 +95,11 @@ async def scene():
 
 async def test_a_signed_word_with_the_kubelets_evidence_reaches_the_holder_and_is_an_event(scene):
     scene.lives.note(ENDED)
-    assert scene.fencer.due(scene.pool)
+    assert scene.due()
     (event,) = await scene.give()
     assert event.reason is Reason.FENCED_PEER
     assert "containerd://c1" in event.message
-    (body,) = scene.bodies
+    (body,) = scene.bodies[0]
     assert body["incarnation"] == DEAD
     (proof,) = body["proofs"]
     assert (proof["kind"], proof["pod_uid"]) == ("container_terminated", "dead-pod")
@@ -96,13 +109,13 @@ async def test_a_signed_word_with_the_kubelets_evidence_reaches_the_holder_and_i
 async def test_it_is_given_once_and_again_only_if_it_did_not_help(scene):
     scene.lives.note(ENDED)
     await scene.give()
-    assert not scene.fencer.due(scene.pool)
+    assert not scene.due()
     scene.now += AGAIN
-    assert scene.fencer.due(scene.pool)
+    assert scene.due()
     await scene.give()
-    scene.samples.held = False
+    scene.samples.held = set()
     scene.now += AGAIN
-    assert not scene.fencer.due(scene.pool)
+    assert not scene.due()
 
 
 async def test_a_refusal_is_told_in_the_connectors_words(scene):
@@ -114,15 +127,68 @@ async def test_a_refusal_is_told_in_the_connectors_words(scene):
     assert scene.counts == {"refused": 1}
 
 
+async def test_every_rank_that_holds_is_told_at_its_own_port(scene):
+    scene.lives.note(ENDED)
+    scene.samples.held = {0, 1}
+    events = await scene.give()
+    assert [len(bodies) for bodies in scene.bodies.values()] == [1, 1]
+    assert ["rank 0" in events[0].message, "rank 1" in events[1].message] == [True, True]
+    scene.samples.held = {1}
+    scene.now += AGAIN
+    assert scene.due()
+    await scene.give()
+    assert [len(bodies) for bodies in scene.bodies.values()] == [1, 2]
+
+
+async def test_what_was_decided_for_all_pools_at_once_is_what_a_reconcile_takes(scene):
+    scene.lives.note(ENDED)
+    assert scene.due()
+    asked = scene.samples.asked
+    await scene.give()
+    assert scene.samples.asked == asked, "decided twice"
+
+
 async def test_a_hold_without_hope_is_told_after_a_while_and_until_it_ends(scene):
-    assert scene.fencer.plan(scene.pool).unproven == ()
+    scene.due()
+    assert scene.take().unproven == ()
     scene.now += PATIENCE
-    assert scene.fencer.due(scene.pool)
-    assert [one.hold.incarnation for one in scene.fencer.plan(scene.pool).unproven] == [DEAD]
-    assert not scene.fencer.due(scene.pool)
-    scene.samples.held = False
-    assert scene.fencer.due(scene.pool)
-    assert scene.fencer.plan(scene.pool).unproven == ()
-    scene.samples.held = True
+    assert scene.due()
+    assert [one.hold.incarnation for one in scene.take().unproven] == [DEAD]
+    assert not scene.due()
+    scene.samples.held = set()
+    assert scene.due()
+    assert scene.take().unproven == ()
+    assert not scene.due()
+    scene.samples.held = {0}
     scene.now += seconds(1)
-    assert scene.fencer.plan(scene.pool).unproven == (), "it began anew"
+    assert not scene.due(), "it began anew"
+
+
+async def test_an_operator_that_begins_goes_on_saying_what_the_status_says(scene):
+    told = Condition(
+        type="HoldsProvable",
+        status=ConditionStatus.FALSE,
+        reason=Reason.PEER_UNPROVEN,
+        last_transition_time=T0 - seconds(600),
+    )
+    pool = scene.pool.pool
+    status = pool.status.model_copy(update={"conditions": (told,)})
+    scene.pool = replace(scene.pool, pool=pool.model_copy(update={"status": status}))
+    assert [one.hold.incarnation for one in scene.take().unproven] == [DEAD]
+    scene.samples.held = {0, 1}
+    scene.due()
+    assert [one.rank for one in scene.take().unproven] == [0], "what is new is waited for"
+
+
+async def test_a_pool_that_was_made_anew_under_the_same_name_begins_anew(scene):
+    scene.due()
+    scene.now += PATIENCE
+    assert scene.due()
+    assert scene.take().unproven
+    pool = scene.pool.pool
+    another = pool.model_copy(update={"metadata": pool.metadata.model_copy(update={"uid": "another"})})
+    instances = tuple(replace(i, controller_uid="another") for i in scene.pool.instances)
+    scene.pool = replace(scene.pool, pool=another, instances=instances)
+    assert scene.take().unproven == ()
+    scene.now += PATIENCE
+    assert scene.due()

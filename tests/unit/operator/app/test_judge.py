@@ -49,9 +49,7 @@ class World:
 
     def sample(self, role: Role, queues: dict[str, tuple[int, float | None, int]] | None) -> None:
         connector = (
-            queues
-            if queues is None
-            else ConnectorSample("life", 10.0, 0.0, 0.0, False, {n: QueueSample(*q) for n, q in queues.items()}, 0)
+            queues if queues is None else ConnectorSample("life", 0.0, {n: QueueSample(*q) for n, q in queues.items()})
         )
         engine = None if queues is None else EngineSample(0, 0, {})
         sample = RankSample(
@@ -125,14 +123,35 @@ def test_lengths_that_change_are_shown_every_half_minute_and_not_more_often(worl
 
 
 def test_readings_are_of_what_answers_and_vanish_with_the_pool(world):
-    (reading,) = [r for r in world.judge.readings() if r.labels[2] == "prefill"]
+    (reading,) = [r for r in world.judge.queues() if r.labels[2] == "prefill"]
     assert reading.labels == ("llm", "chat", "prefill", "0", "0", "prefill_bootstrap")
     assert (reading.reqs, reading.oldest_s, reading.moved_total) == (0, None, 5)
     world.sample(Role.PREFILL, None)
-    assert [r for r in world.judge.readings() if r.labels[2] == "prefill"] == []
+    assert [r for r in world.judge.queues() if r.labels[2] == "prefill"] == []
     assert ("llm", "chat", "prefill", "0") in world.judge.verdicts()
     world.judge.gone(PREFILL)
     assert ("llm", "chat", "prefill", "0") not in world.judge.verdicts()
     world.judge.gone(DECODE)
-    assert world.judge.readings() == []
+    assert list(world.judge.queues()) == []
+    assert list(world.judge.holds()) == []
     assert world.judge._tracks == {}
+
+
+def test_what_each_rank_keeps_back_is_told_and_a_rank_that_is_no_more_is_forgotten(world):
+    def look(rank: int, **held) -> RankSample:
+        connector = ConnectorSample("life", 0.0, {}, ranks=2, **held)
+        return RankSample(rank, "pod-decode", world.now, world.now, connector, None)
+
+    target = Target("llm", "chat", Role.DECODE, 0, "pod-decode", "127.0.0.1")
+    world.judge.on_samples(target, [look(0), look(1, holds=1, held_bytes=4096, held_oldest_s=7.0)])
+    shown = {r.labels[4]: (r.held_bytes, r.oldest_s) for r in world.judge.holds() if r.labels[2] == "decode"}
+    assert shown == {"0": (0, 0.0), "1": (4096, 7.0)}
+    world.judge.on_samples(target, [look(0)])
+    assert [r.labels[4] for r in world.judge.holds() if r.labels[2] == "decode"] == ["0"]
+
+
+def test_pools_of_which_something_is_to_be_told_about_lost_peers_are_asked_for(world):
+    world.asked.clear()
+    world.judge.words_due = lambda pools: [key for key in pools if key == DECODE]
+    world.judge.tick()
+    assert world.asked == [DECODE]

@@ -262,7 +262,7 @@ def test_subjects_take_the_tracks_of_the_present_pod_of_our_own_instances() -> N
     ours, foreign = make_instance(pool), make_instance(pool, 1, controller_uid="somebody-else")
     draining = make_instance(pool, 2, drain_started=T0)
     track = follow(None, make_sample())
-    tracks = {("uid-of-chat-prefill-0-0", 0): track, ("an earlier pod", 0): track}
+    tracks = {"uid-of-chat-prefill-0-0": {0: track}, "an earlier pod": {0: track}}
     found = subjects(make_observed(pool, ours, foreign, draining), tracks)
     assert [(s.index, s.leaving, s.tracks) for s in found] == [(0, False, (track,)), (2, True, ())]
 

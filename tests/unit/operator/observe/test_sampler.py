@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.observe.http import BODY_LIMIT, Unanswered, session
 from pdpool_operator.observe.model import HoldSample, RankSample
-from pdpool_operator.observe.sampler import Look, Sampler, Target, parse_loads, parse_state
+from pdpool_operator.observe.sampler import MAX_RANKS, Look, Sampler, Target, parse_loads, parse_state
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 ADDRESSES = (f"127.77.{i // 250}.{i % 250 + 1}" for i in itertools.count())
@@ -23,6 +23,7 @@ STATE = {
     "version": 1,
     "role": "prefill",
     "rank": 0,
+    "ranks": 1,
     "incarnation": "ab" * 16,
     "pod_uid": "pod-1",
     "container": "boot pid:[1] 7",
@@ -67,8 +68,8 @@ LOADS = {
 class Pod:
     """A pod that answers on both ports as it is told."""
 
-    def __init__(self) -> None:
-        self.ip = next(ADDRESSES)
+    def __init__(self, ip: str = "", rank: int = 0) -> None:
+        self.ip, self.port = ip or next(ADDRESSES), ADMIN_PORT + rank
         self.state = self.loads = None
         self.asked = 0
         self.at_once = self.most_at_once = 0
@@ -99,7 +100,7 @@ async def serve():
     runners = []
 
     async def start(pod: Pod, *, admin: bool = True, engine: bool = True) -> Pod:
-        for wanted, port, handler in ((admin, ADMIN_PORT, pod.admin), (engine, ENGINE_HTTP_PORT, pod.engine)):
+        for wanted, port, handler in ((admin, pod.port, pod.admin), (engine, ENGINE_HTTP_PORT, pod.engine)):
             if wanted:
                 app = web.Application()
                 app.router.add_get("/{path:.*}", handler)
@@ -152,10 +153,10 @@ async def test_both_sources_are_taken_in(http, serve):
     assert sample.connector.queues["prefill_inflight"].oldest_s is None
     assert sample.connector.beat_age_s == 31.0
     assert sample.connector.holds == 1
-    assert sample.connector.held_for == (HoldSample("ef" * 16, 1, "pod-9", "boot pid:[1] 3"),)
+    assert sample.connector.held_for == (HoldSample("ef" * 16, "pod-9", "boot pid:[1] 3"),)
     assert (sample.connector.pod_uid, sample.connector.container) == ("pod-1", "boot pid:[1] 7")
     assert sample.asked_at <= sample.at
-    assert sample.connector.peers[0].control == "10.0.0.3:8999"
+    assert (sample.connector.ranks, sample.connector.held_bytes, sample.connector.held_oldest_s) == (1, 4096, 2.0)
     assert sample.engine.running == 2
     assert sample.engine.waiting == 5
     assert sample.engine.queues == {"prefill_bootstrap": 3, "prefill_inflight": 1}
@@ -215,6 +216,8 @@ async def test_an_answer_that_drips_is_unknown_within_the_deadline(http, serve):
         pytest.param(lambda: web.Response(body=b"\xff\xfe{}"), "invalid", id="no text"),
         pytest.param({}, "invalid", id="fields missing"),
         pytest.param(STATE | {"holds": -1}, "invalid", id="negative"),
+        pytest.param(STATE | {"ranks": 0}, "invalid", id="no ranks"),
+        pytest.param(STATE | {"ranks": MAX_RANKS + 1}, "invalid", id="too many ranks"),
         pytest.param(STATE | {"queues": {"x": {"reqs": "many"}}}, "invalid", id="wrong type"),
         pytest.param(STATE | {"queues": {str(i): {"reqs": 1} for i in range(17)}}, "invalid", id="too many queues"),
         pytest.param(lambda: web.Response(body=b" " * (BODY_LIMIT + 2)), "invalid", id="too long"),
@@ -236,15 +239,33 @@ async def test_garbage_is_unknown(http, serve, answer, reason):
         assert sample.connector_error.startswith(reason)
 
 
-async def test_every_rank_is_asked_at_its_own_port(http, serve):
+async def test_every_rank_is_asked_at_its_own_port_as_soon_as_one_says_how_many_there_are(http, serve):
     pod = await serve(Pod())
-    pod.state, pod.loads = STATE, LOADS
-    two = Target("llm", "chat", Role.PREFILL, 0, "u1", pod.ip, ranks=2)
-    first, second = await sampler(http).sample(two)
-    assert first.connector is not None
-    assert second.connector_error == "refused"
-    assert second.engine is None
-    assert second.engine_error == "invalid: rank not listed"
+    pod.state, pod.loads = STATE | {"ranks": 3}, LOADS
+    second = await serve(Pod(pod.ip, rank=1), engine=False)
+    second.state = STATE | {"ranks": 3, "rank": 1, "holds": 7}
+    one = sampler(http)
+    await one.watch("llm", "chat", Role.PREFILL, [target(pod)])
+    samples = one.newest("u1")
+    assert [samples[rank].connector_error for rank in (0, 1, 2)] == ["", "", "refused"]
+    assert samples[1].connector.holds == 7
+    pod.state = lambda: web.Response(status=503)
+    again = await one.sample(target(pod))
+    assert [sample.connector_error for sample in again] == ["http 503", "", "refused"], "the others are known"
+
+
+async def test_ranks_that_share_a_scheduler_are_counted_at_the_first(http, serve):
+    pod = await serve(Pod())
+    pod.state, pod.loads = STATE | {"ranks": 2}, LOADS
+    first, second = await sampler(http).sample(target(pod))
+    assert (first.engine.running, first.engine_error) == (2, "")
+    assert (second.engine, second.engine_error) == (None, "")
+    pod.loads = {"loads": [LOADS["loads"][0] | {"dp_rank": 1}]}
+    first, second = await sampler(http).sample(target(pod))
+    assert (first.engine, first.engine_error) == (None, "invalid: rank not listed")
+    assert second.engine.running == 2
+    pod.loads = lambda: web.Response(status=503)
+    assert [sample.engine_error for sample in await sampler(http).sample(target(pod))] == ["http 503"] * 2
 
 
 async def eventually(condition, timeout_s: float = 5.0) -> None:
@@ -278,7 +299,7 @@ async def test_a_pod_is_looked_at_again_and_again_and_forgotten_when_it_vanishes
     assert one.newest("u1")
     await one.watch("llm", "chat", Role.PREFILL, [])
     assert one.newest("u1") == {}
-    assert list(one.targets()) == []
+    assert one.looks() == {}
 
 
 async def test_a_pod_that_hangs_is_asked_once_at_a_time_and_does_not_hold_up_others(http, serve, running):
@@ -322,13 +343,16 @@ async def test_a_new_pod_is_known_when_watch_returns_to_whoever_asked(http, serv
     assert pod.asked == 2
 
 
-async def test_all_looks_together_are_bounded(http, serve, running):
-    pod = await serve(Pod(), engine=False)
+async def test_all_requests_together_are_bounded_and_waiting_for_a_turn_is_no_silence(http, serve, running):
+    pod, other = await serve(Pod(), engine=False), await serve(Pod())
     pod.hold.clear()
+    other.state, other.loads = STATE, LOADS
     one = running(sampler(http, interval_s=0.01, timeout_s=0.3, concurrency=2))
-    await one.watch("llm", "chat", Role.PREFILL, [target(pod, f"u{i}") for i in range(6)])
-    await eventually(lambda: len(one.seen) == 6)
+    hung = [target(pod, f"u{i}") for i in range(6)]
+    await one.watch("llm", "chat", Role.PREFILL, [*hung, target(other, "answers")])
+    await eventually(lambda: len(one.seen) == 7)
     assert pod.most_at_once <= 2
+    assert {sample.connector_error for sample in one.seen["answers"]} == {""}
 
 
 @settings(deadline=None, derandomize=True)

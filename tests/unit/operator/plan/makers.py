@@ -135,10 +135,7 @@ def make_sample(
     """
     connector = ConnectorSample(
         incarnation=incarnation,
-        uptime_s=100.0,
-        loop_lag_s=0.001,
         beat_age_s=beat_age_s,
-        draining=False,
         queues={name: QueueSample(*queue) for name, queue in (queues or {}).items()},
         holds=holds,
     )

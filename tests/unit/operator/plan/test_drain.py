@@ -38,10 +38,27 @@ def test_an_idle_engine_that_no_router_lists_is_drained() -> None:
             {"ranks": {0: make_sample(LATER - seconds(0.001))}},
             "rank 0 has not been asked since it left the rotation",
         ),
+        (
+            {"ranks": {0: replace(make_sample(LATER), asked_at=LATER - seconds(0.001))}},
+            "rank 0 has not been asked since it left the rotation",
+        ),
+        (
+            {"ranks": {0: make_sample(LATER), 1: make_sample(LATER, rank=1, connector_error="timeout")}},
+            "rank 1 does not answer (timeout)",
+        ),
+        (
+            {"ranks": {0: make_sample(LATER), 1: replace(make_sample(LATER, rank=1, holds=2), engine=None)}},
+            "rank 1 has 2 held",
+        ),
     ],
 )
 def test_what_is_left_or_cannot_be_seen_keeps_a_drain_going(changes: dict[str, Any], left: str) -> None:
     assert work_left(draining(**changes), T0) == (left,)
+
+
+def test_ranks_whose_requests_another_rank_counts_do_not_keep_a_drain_going() -> None:
+    counted_elsewhere = replace(make_sample(LATER, rank=1), engine=None)
+    assert work_left(draining(ranks={0: make_sample(LATER), 1: counted_elsewhere}), T0) == ()
 
 
 def test_a_pod_that_is_not_ready_has_only_the_work_it_is_known_to_have() -> None:

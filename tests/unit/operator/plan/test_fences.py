@@ -11,7 +11,7 @@ from tests.unit.operator.plan.makers import T0, make_pod, make_sample, seconds
 DEAD = "d" * 32
 HOLDER = make_pod("chat-decode-0-0", ip="10.0.2.1")
 PEER = make_pod("chat-prefill-0-0")
-HOLD = HoldSample(DEAD, holds=2, pod_uid=PEER.uid, container="boot pid:[1] 100")
+HOLD = HoldSample(DEAD, pod_uid=PEER.uid, container="boot pid:[1] 100")
 
 
 def look(pod: ObservedPod, *, asked_at: datetime = T0, container: str = "", holds: tuple[HoldSample, ...] = ()):
@@ -27,7 +27,7 @@ def fencing(
     looks = {HOLDER.uid: {0: look(HOLDER, holds=(hold,))}}
     if not gone:
         looks[PEER.uid] = {} if peer is None else {0: peer}
-    return plan_fences([HOLDER], looks, {} if life is None else {PEER.uid: life})
+    return plan_fences([HOLDER], looks, {PEER.uid: life}.get)
 
 
 OVER = PodLife(PEER.name, "containerd://c1", over=True)
@@ -94,4 +94,14 @@ def test_a_holder_whose_address_another_pod_has_is_not_told():
     sample = look(HOLDER, holds=(HOLD,))
     assert sample.connector is not None
     stranger = replace(sample, connector=replace(sample.connector, pod_uid="another"))
-    assert plan_fences([HOLDER], {HOLDER.uid: {0: stranger}}, {PEER.uid: OVER}) == Fencing()
+    assert plan_fences([HOLDER], {HOLDER.uid: {0: stranger}}, {PEER.uid: OVER}.get) == Fencing()
+
+
+def test_each_rank_that_holds_is_told_by_itself_and_of_the_process_that_it_holds_for():
+    other = HoldSample("e" * 32, pod_uid=PEER.uid, container=HOLD.container)
+    ranks = {0: look(HOLDER), 1: look(HOLDER, holds=(HOLD,)), 2: look(HOLDER, holds=(HOLD, other))}
+    result = plan_fences([HOLDER], {HOLDER.uid: ranks}, {PEER.uid: OVER}.get)
+    told = [(fence.rank, fence.incarnation) for fence in result.fences]
+    assert told == [(1, DEAD), (2, DEAD), (2, other.incarnation)]
+    gone = plan_fences([HOLDER], {HOLDER.uid: ranks}, {}.get)
+    assert [(one.rank, one.hold.incarnation) for one in gone.unproven] == told

@@ -15,24 +15,29 @@ from pdpool_operator.runtime import health, logs
 from pdpool_operator.runtime.api import PODS, ConflictError, ForbiddenError, NotFoundError, UnavailableError
 from pdpool_operator.runtime.config import ConfigInvalidError, load
 from pdpool_operator.runtime.manager import Result, work
-from pdpool_operator.runtime.metrics import Metrics, QueueReading
+from pdpool_operator.runtime.metrics import HoldReading, Metrics, QueueReading
 from pdpool_operator.runtime.queue import WorkQueue
 from pdpool_operator.runtime.recorder import NOTE_LIMIT, Recorder
 
 READING = QueueReading(("llm", "chat", "prefill", "0", "0", "prefill_bootstrap"), 3, None, 17)
+HELD = HoldReading(("llm", "chat", "prefill", "0", "1"), 4096, 7.5)
 
 
 @pytest.fixture
 def world() -> SimpleNamespace:
     return SimpleNamespace(
-        queues=[READING], verdicts={("llm", "chat", "prefill", "0"): "Stuck"}, stalled=0.0, state=None
+        queues=[READING], holds=[HELD], verdicts={("llm", "chat", "prefill", "0"): "Stuck"}, stalled=0.0, state=None
     )
 
 
 @pytest.fixture
 def metrics(world) -> Metrics:
     return Metrics(
-        queues=lambda: world.queues, verdicts=lambda: world.verdicts, leading=lambda: True, waiting_keys=lambda: 2
+        queues=lambda: world.queues,
+        holds=lambda: world.holds,
+        verdicts=lambda: world.verdicts,
+        leading=lambda: True,
+        waiting_keys=lambda: 2,
     )
 
 
@@ -66,11 +71,15 @@ async def test_series_of_what_vanished_or_is_unknown_are_absent_and_not_zero(wor
     assert f"pdpool_queue_moved_total{labels} 17.0" in text
     assert "# TYPE pdpool_queue_moved_total counter" in text
     assert "pdpool_queue_oldest_seconds{" not in text
+    rank = '{instance="0",namespace="llm",pool="chat",rank="1",role="prefill"}'
+    assert f"pdpool_held_bytes{rank} 4096.0" in text
+    assert f"pdpool_held_oldest_seconds{rank} 7.5" in text
     assert 'verdict="Stuck"} 1.0' in text
     assert "pdpool_leader 1.0" in text
-    world.queues, world.verdicts = [], {}
+    world.queues, world.holds, world.verdicts = [], [], {}
     _, text = await get(client, "/metrics")
     assert "pdpool_queue_reqs{" not in text
+    assert "pdpool_held_oldest_seconds{" not in text
     assert "pdpool_instance_verdict{" not in text
 
 

@@ -81,12 +81,16 @@ def test_at_the_goal_everything_is_good_and_belongs_to_the_generation() -> None:
 
 def test_memory_that_nobody_can_prove_free_is_a_condition_that_names_holder_and_peer_and_leaves_ready_alone() -> None:
     pool = make_pool()
-    hold = HoldSample("d" * 32, 2, "gone", "run")
-    lost = Unproven("chat-decode-0-0", hold, "its pod is gone, and nobody saw its container end")
-    status = status_of(pool, make_instance(pool), unproven=(lost,) * 7)
+    why = "its pod is gone, and nobody saw its container end"
+    lost = [
+        Unproven(f"chat-decode-{holder}-0", rank, HoldSample(letter * 32, "gone", "run"), why)
+        for holder in range(7)
+        for rank, letter in enumerate("ddef")
+    ]
+    status = status_of(pool, make_instance(pool), unproven=tuple(lost))
     assert outcome(status, "HoldsProvable") == ("False", "PeerUnproven")
     message = condition(status, "HoldsProvable").message
-    assert "chat-decode-0-0 holds memory for process dddddddd: its pod is gone" in message
+    assert message.count("chat-decode-0-0 holds memory for process dddddddd, eeeeeeee, ffffffff: its pod is gone") == 1
     assert "and 2 more" in message
     assert outcome(status) == ("True", "Ready")
     assert outcome(status_of(pool, make_instance(pool)), "HoldsProvable") == ("True", "NothingUnproven")

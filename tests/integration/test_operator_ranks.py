@@ -1,0 +1,72 @@
+"""The operator's half that asks and tells engines, against a real engine of two ranks."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import aiohttp
+import pytest
+from pdpool_connector.demo.launch import Children
+from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
+from pdpool_operator.observe.http import session
+from pdpool_operator.observe.model import RankSample
+from pdpool_operator.observe.sampler import Sampler, Target
+from pdpool_operator.plan.model import Fence
+from pdpool_operator.runtime.engines import Engines
+from pdpool_operator.runtime.keys import Signer
+
+IP = "127.97.0.1"
+SIGNER = Signer(b"0123456789abcdef0123456789abcdef")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[None]:
+    """A decode engine of two ranks, at the ports of a pod."""
+    key: Path = tmp_path_factory.mktemp("keys") / "operator.pem"
+    key.write_text(SIGNER.public)
+    extra = ["--host", IP, "--advertise-host", IP, "--port", str(ENGINE_HTTP_PORT), "--admin-port", str(ADMIN_PORT)]
+    extra += ["--tp-size", "2", "--kv-pages", "64", "--pod-uid", "pod-1", "--operator-key", str(key)]
+    with Children() as children:
+        children.engine("decode", model_path="tiny", extra=extra)
+        yield
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with session(8) as client:
+        yield client
+
+
+async def look(http: aiohttp.ClientSession) -> list[RankSample]:
+    sampler = Sampler(http, clock=lambda: 0.0, now=lambda: datetime.now(UTC))
+    return await sampler.sample(Target("llm", "chat", Role.DECODE, 0, "pod-1", IP))
+
+
+@pytest.mark.usefixtures("engine")
+async def test_every_rank_answers_for_its_own_memory_and_the_scheduler_for_all(http: aiohttp.ClientSession) -> None:
+    samples = await look(http)
+    assert [sample.connector_error for sample in samples] == ["", ""]
+    connectors = [sample.connector for sample in samples if sample.connector is not None]
+    assert len({connector.incarnation for connector in connectors}) == 2
+    assert {connector.pod_uid for connector in connectors} == {"pod-1"}
+    assert [sample.engine_error for sample in samples] == ["", ""]
+    assert [sample.engine is None for sample in samples] == [False, True]
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_each_rank_takes_the_signed_word_on_a_lost_peer(http: aiohttp.ClientSession, rank: int) -> None:
+    fence = Fence(
+        pod="chat-decode-0-0",
+        pod_uid="pod-1",
+        ip=IP,
+        rank=rank,
+        incarnation="d" * 32,
+        peer="chat-prefill-0-0",
+        peer_uid="pod-2",
+        container_id="containerd://c1",
+    )
+    told = await Engines(http, SIGNER, "operator x").fence(fence)
+    assert (told.outcome, told.words) == ("given", "")
+    forged = await Engines(http, Signer(b"another seed of thirty-two bytes."), "operator y").fence(fence)
+    assert forged.outcome == "refused"
