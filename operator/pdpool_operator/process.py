@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from . import app
+from .api import names
 from .api.models import POOL_KINDS, DisaggregatedService
 from .build.settings import BuildSettings
 from .controller import Controller
@@ -26,7 +27,7 @@ from .observe.lives import Lives
 from .observe.routers import RouterClient, router_key
 from .observe.sampler import CONCURRENCY, Look, Sampler
 from .runtime import health, logs
-from .runtime.api import PODS, Api, ApiError, connect
+from .runtime.api import PODS, Api, ApiError, UnavailableError, connect
 from .runtime.config import Config, ConfigInvalidError, load
 from .runtime.engines import Engines
 from .runtime.keys import Signer, control_keys
@@ -44,6 +45,7 @@ RESYNC_S = 600.0
 NOT_SERVED_AGAIN_S = 3.0
 STOP_WITHIN_S = 2.0
 CONTROL_CONNECTIONS = 64
+OURS = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
 
 log = logging.getLogger("pdpool_operator")
 
@@ -172,9 +174,30 @@ class Operator:
         return [
             ("sampler", self.sampler.run()),
             ("judge", self.judge.run()),
-            ("resync", self._resync()),
+            ("resync", self._catch_up()),
             *workers,
         ]
+
+    async def _catch_up(self) -> None:
+        await asyncio.gather(self._recall(), self._resync())
+
+    async def _recall(self) -> None:
+        """Take in what kubelets have said while nobody listened, as far back as the API server remembers."""
+        marks = list(self.elector.inherited)
+        while marks:
+            try:
+                where = self.config.watch_namespaces or (None,)
+                states = await asyncio.gather(*(self.api.history(PODS, one, OURS, marks[0]) for one in where))
+            except UnavailableError as error:
+                log.warning("what became of pods cannot be read, again soon: %s", error)
+                await asyncio.sleep(NOT_SERVED_AGAIN_S)
+            except ApiError as error:
+                log.warning("what became of pods before is not known: %s", error)
+                del marks[0]
+            else:
+                said = sum(self.lives.note(pod) for some in states for pod in some)
+                log.info("read what became of pods before: %d ends of containers", said)
+                return
 
     async def _resync(self) -> None:
         """Look at everything now and then: makes good what a watch has missed."""

@@ -42,6 +42,9 @@ ANNOTATION_CONTROL_KEYS: Final = f"{GROUP}/control-keys"
 ANNOTATION_KEYS_HASH: Final = f"{GROUP}/keys-hash"
 """On a pool's Service: hash of the Secret with its engines' keys, which was applied before and cannot be read."""
 
+ANNOTATION_HISTORY_FROM: Final = f"{GROUP}/history-from"
+"""On the operator's Lease: resourceVersion from which a successor is to read what became of pods."""
+
 ANNOTATION_RESTARTED_AT: Final = f"{GROUP}/restarted-at"
 """Set by users on a pool or service, to any new value: replace its pods one by one, and adopt what a newer operator
 builds.

@@ -23,6 +23,8 @@ STATUS_FIELD_MANAGER = "pdpool-status"
 
 REQUEST_TIMEOUT_S = 10.0
 PAGE_LIMIT = 500
+HISTORY_S = 5
+"""For so long the API server goes on telling; what it remembers comes at once."""
 
 Object = dict[str, Any]
 
@@ -81,6 +83,10 @@ class ConflictError(ApiError):
     """409: a precondition failed, or somebody else was faster."""
 
 
+class GoneError(ApiError):
+    """410: the API server does not remember that far back."""
+
+
 class InvalidError(ApiError):
     """400 or 422: the object is refused."""
 
@@ -118,11 +124,23 @@ def _error(status: int, body: bytes, what: str) -> ApiError:
         403: ForbiddenError,
         404: NotFoundError,
         409: ConflictError,
+        410: GoneError,
         422: InvalidError,
         429: UnavailableError,
     }
     kind = kinds.get(status, UnavailableError if status >= 500 else ApiError)
     return kind(status, reason, message, what)
+
+
+def _parsed(body: bytes, what: str) -> Object:
+    """The object in an answer. What is none comes from something in between, and is no answer."""
+    try:
+        parsed = json.loads(body)
+    except ValueError as error:
+        raise UnavailableError(0, "NoJSON", str(error), what) from error
+    if not isinstance(parsed, dict):
+        raise UnavailableError(0, "NoObject", f"{type(parsed).__name__} instead of an object", what)
+    return parsed
 
 
 def _always() -> float:
@@ -177,6 +195,27 @@ class Api:
             if not token:
                 return
             query["continue"] = token
+
+    async def history(self, resource: Resource, namespace: str | None, labels: str, since: str) -> tuple[Object, ...]:
+        """The states that matching objects have had after the resourceVersion `since`, in order; of deleted ones the
+        last is how they were deleted.
+
+        Raises GoneError: the API server does not remember that far back.
+        """
+        query = {
+            "watch": "1",
+            "resourceVersion": since,
+            "timeoutSeconds": str(HISTORY_S),
+            "labelSelector": labels,
+        }
+        path = resource.path(namespace)
+        told = await self._send("watch", resource, path, query=query)
+        events = [_parsed(line, f"watch {path}") for line in told.splitlines() if line.strip()]
+        for event in events:
+            if event["type"] == "ERROR":
+                status = event["object"]
+                raise _error(int(status.get("code", 0)), json.dumps(status).encode(), f"watch {path}")
+        return tuple(event["object"] for event in events)
 
     async def apply(self, resource: Resource, body: Mapping[str, Any], *, dry_run: bool = False) -> Object:
         """Server-side apply of a child: `body` is our full intent, with the owner reference that makes it ours.
@@ -281,6 +320,20 @@ class Api:
         content: str = "application/json",
         budget_s: float = math.inf,
     ) -> Object:
+        answer = await self._send(verb, resource, path, query=query, body=body, content=content, budget_s=budget_s)
+        return _parsed(answer, f"{verb} {path}")
+
+    async def _send(
+        self,
+        verb: str,
+        resource: Resource,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content: str = "application/json",
+        budget_s: float = math.inf,
+    ) -> bytes:
         timeout_s = min(self._timeout_s, budget_s)
         method = {"create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE"}.get(verb, "GET")
         headers = {
@@ -304,8 +357,7 @@ class Api:
             self._on_call(verb, resource.plural, status, time.monotonic() - started)
         if not 200 <= status < 300:
             raise _error(status, data, what)
-        parsed: Object = json.loads(data)
-        return parsed
+        return data
 
 
 def controller_uid(obj: Mapping[str, Any]) -> str | None:

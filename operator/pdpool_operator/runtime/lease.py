@@ -6,22 +6,29 @@ ours, so clock skew does no harm. A holder that has not renewed for `RENEW_DEADL
 renewal was sent, stops writing at once: that is earlier than anybody else may take over. Every write to the Lease
 carries the resourceVersion it is based on, hence of two that try at once one fails.
 
+The holder also notes in the Lease how far back a successor has to read to know of everything that the holder may not
+have acted on: the resourceVersion that the Lease had `UNACTED_S` before.
+
 `decide` is a pure function; `Elector` is the loop around it.
 """
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from ..api.names import ANNOTATION_HISTORY_FROM
 from .stopping import unless
 
 LEASE_DURATION_S = 15
 RENEW_DEADLINE_S = 10.0
 RETRY_S = 2.0
 """client-go's defaults (tools/leaderelection)."""
+UNACTED_S = 30.0
+"""An engine tells within seconds that it has lost a peer; until it does, nothing can be done about that peer."""
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +43,8 @@ class Record:
     transitions: int = 0
     acquired: str = ""
     renewed: str = ""
+    history: str = ""
+    """resourceVersion from which a successor is to read; empty: not noted."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +161,11 @@ class Elector:
     on_lost: Callable[[str], None]
     sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep
     view: View = field(default_factory=View)
+    inherited: tuple[str, ...] = ()
+    """resourceVersions from which to read what became of things before this process led: the farthest back first. Empty
+    when nobody led before it.
+    """
+    _marks: deque[tuple[float, str]] = field(default_factory=deque)
 
     @property
     def leading(self) -> bool:
@@ -233,21 +247,34 @@ class Elector:
         old = self.view.record
         version = old.version if old else ""
         if isinstance(action, Acquire):
+            before = (old.history, old.version) if old else ()
+            self.inherited = tuple(dict.fromkeys(mark for mark in before if mark))
+            self._marks = deque((started, mark) for mark in self.inherited[:1])
             record = Record(self.me, LEASE_DURATION_S, version, action.transitions, stamp, stamp)
         else:
             acquired, transitions = (old.acquired, old.transitions) if old else (stamp, 0)
             record = Record(self.me, LEASE_DURATION_S, version, transitions, acquired, stamp)
+        record = replace(record, history=self._mark(started))
         try:
             stored = _parse(await self.store.write(self._body(record)))
         except (LeaseConflictError, LeaseUnavailableError) as error:
             log.info("lease not written: %s", error)
             return
         self.view = View(stored, self.clock(), started)
+        if stored is not None:
+            self._marks.append((started, stored.version))
+
+    def _mark(self, now: float) -> str:
+        while len(self._marks) > 1 and now - self._marks[1][0] >= UNACTED_S:
+            self._marks.popleft()
+        return self._marks[0][1] if self._marks else ""
 
     def _body(self, record: Record) -> dict[str, Any]:
         metadata: dict[str, Any] = {"name": self.name, "namespace": self.namespace}
         if record.version:
             metadata["resourceVersion"] = record.version
+        if record.history:
+            metadata["annotations"] = {ANNOTATION_HISTORY_FROM: record.history}
         spec: dict[str, Any] = {
             "holderIdentity": record.holder,
             "leaseDurationSeconds": record.duration_s,
@@ -269,4 +296,5 @@ def _parse(lease: Mapping[str, Any] | None) -> Record | None:
         transitions=int(spec.get("leaseTransitions") or 0),
         acquired=spec.get("acquireTime") or "",
         renewed=spec.get("renewTime") or "",
+        history=(lease["metadata"].get("annotations") or {}).get(ANNOTATION_HISTORY_FROM) or "",
     )

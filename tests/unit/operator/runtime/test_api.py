@@ -15,6 +15,7 @@ from pdpool_operator.runtime.api import (
     ApiError,
     ConflictError,
     ForbiddenError,
+    GoneError,
     InvalidError,
     NameConflictError,
     NotFoundError,
@@ -55,7 +56,8 @@ class Server:
         status, answer = self.answers.get(
             (request.method, request.path), (404, {"reason": "NotFound", "message": "no"})
         )
-        return web.json_response(answer(request) if callable(answer) else answer, status=status)
+        answer = answer(request) if callable(answer) else answer
+        return answer if isinstance(answer, web.Response) else web.json_response(answer, status=status)
 
     def writes(self) -> list[tuple[str, str, dict[str, str], Any, str]]:
         return [asked for asked in self.asked if asked[0] != "GET"]
@@ -218,3 +220,31 @@ async def test_nobody_there_is_unavailable_and_every_call_is_counted(server, con
 
 def test_names_cannot_break_out_of_their_path():
     assert Resource("", "v1", "pods", "Pod").path("a/b", "../c") == "/api/v1/namespaces/a%2Fb/pods/..%2Fc"
+
+
+def told(*events: tuple[str, dict[str, Any]]) -> web.Response:
+    return web.Response(text="".join(json.dumps({"type": kind, "object": obj}) + "\n" for kind, obj in events))
+
+
+async def test_history_is_what_was_since_in_order_deleted_ones_too(server, connect):
+    states = [{"metadata": {"uid": "u1", "resourceVersion": version}} for version in ("8", "9")]
+    server.answers["GET", "/api/v1/namespaces/llm/pods"] = 200, told(("MODIFIED", states[0]), ("DELETED", states[1]))
+    assert await connect().history(PODS, "llm", "a=b", "7") == tuple(states)
+    query = {"watch": "1", "resourceVersion": "7", "timeoutSeconds": "5", "labelSelector": "a=b"}
+    assert server.asked == [("GET", "/api/v1/namespaces/llm/pods", query, None, "application/json")]
+
+
+@pytest.mark.parametrize("as_event", [False, True])
+async def test_history_that_the_server_has_forgotten_is_gone(server, connect, as_event):
+    status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version: 7 (9)"}
+    answer = (200, told(("ERROR", status))) if as_event else (410, status)
+    server.answers["GET", "/api/v1/pods"] = answer
+    with pytest.raises(GoneError, match="too old resource version"):
+        await connect().history(PODS, None, "", "7")
+
+
+@pytest.mark.parametrize("body", ["<html>", "[1]", ""])
+async def test_an_answer_that_is_no_object_is_no_answer(server, connect, body):
+    server.answers["GET", PATH] = 200, web.Response(text=body)
+    with pytest.raises(UnavailableError):
+        await connect().get(STATEFUL_SETS, "llm", "x")

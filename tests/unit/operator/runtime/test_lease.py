@@ -13,6 +13,7 @@ from pdpool_operator.runtime.lease import (
     LEASE_DURATION_S,
     RENEW_DEADLINE_S,
     RETRY_S,
+    UNACTED_S,
     Acquire,
     Elector,
     LeaseConflictError,
@@ -288,3 +289,38 @@ def test_two_never_lead_at_once_under_any_interleaving(rates, steps):
         world.true += wait
         getattr(world, what)(world.candidates[index])
         assert len(world.leaders()) <= 1
+
+
+async def test_a_successor_learns_how_far_back_it_has_to_read():
+    store, clock, lost = Store(), Clock(), []
+    first = elector(store, "a", clock, lost)
+    await first.acquire(asyncio.Event())
+    assert first.inherited == (), "nobody led before"
+    holding = asyncio.create_task(first.hold())
+    seen = {}
+    while clock.true < 100:
+        await asyncio.sleep(0)
+        seen.setdefault(int(store.lease["metadata"]["resourceVersion"]), clock.true)
+    holding.cancel()
+    last = store.lease["metadata"]["resourceVersion"]
+    second = elector(store, "b", clock, lost)
+    await second.acquire(asyncio.Event())
+    history, version = second.inherited
+    assert version == last
+    assert UNACTED_S <= seen[int(last)] - seen[int(history)] <= UNACTED_S + 3 * RETRY_S
+    third = elector(store, "c", clock, lost)
+    await third.acquire(asyncio.Event())
+    assert third.inherited[0] == history, "what the second had no time to act on is still to be read"
+
+
+async def test_a_lease_that_says_nothing_of_the_past_is_read_from_its_own_version():
+    store = Store()
+    store.version = 7
+    store.lease = {"metadata": {"resourceVersion": "7"}, "spec": {"holderIdentity": "", "leaseDurationSeconds": 1}}
+    one = elector(store, "a", Clock(), [])
+    await one.acquire(asyncio.Event())
+    assert one.inherited == ("7",)
+    await one.release()
+    two = elector(store, "b", Clock(), [])
+    await two.acquire(asyncio.Event())
+    assert two.inherited == ("7", "9")
