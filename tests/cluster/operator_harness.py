@@ -12,75 +12,26 @@ import itertools
 import os
 import secrets
 import signal
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import yaml
-from aiohttp import web
-from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT
-from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS, SERVICES_PD
-from pdpool_operator.runtime.api import LEASES, PODS, Api, ApiError, NotFoundError, Resource, connect
+from pdpool_operator.runtime.api import LEASES, PODS, ApiError, Resource, connect
 
-ROOT = Path(__file__).parents[2]
-NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
+from tests.cluster.hands import NAMESPACES, POOLS, Admin, Object, eventually
+from tests.cluster.operator_engine import Engine
+from tests.cluster.operator_process import ROOT, Operator
+
 ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
 BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
-QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
-POOLS = {"PrefillPool": PREFILL_POOLS, "DecodePool": DECODE_POOLS, "DisaggregatedService": SERVICES_PD}
 
 BENCH = "pdpool.dev/operator-tests"
 """Label of the namespaces that these tests made; an operator in one serves no other."""
-ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL")
-"""Before a command: it does not outlive a test session that is killed."""
 NOBODY = "pdpool-tests-no-such-scheduler"
 ADDRESSES = (f"127.88.{i // 250}.{i % 250 + 1}" for i in itertools.count(os.getpid() % 200 * 250))
-
-Object = dict[str, Any]
-
-
-async def eventually(what: Callable[[], Awaitable[Any]], *, within_s: float = 30.0, every_s: float = 0.1) -> Any:
-    """What `what` returns as soon as it is true; fails with its last value or error when it never is."""
-    last: Any = None
-    try:
-        async with asyncio.timeout(within_s):
-            while True:
-                try:
-                    if last := await what():
-                        return last
-                except (ApiError, AssertionError, KeyError, aiohttp.ClientError) as error:
-                    last = error
-                await asyncio.sleep(every_s)
-    except TimeoutError:
-        raise AssertionError(f"not within {within_s} s; last: {last!r}") from None
-
-
-class Admin(Api):
-    """The test's own hands in the cluster."""
-
-    async def drop(self, resource: Resource, namespace: str | None, name: str, **options: Any) -> None:
-        with contextlib.suppress(NotFoundError):
-            body = {"apiVersion": "v1", "kind": "DeleteOptions"} | options
-            await self._call("delete", resource, resource.path(namespace, name), body=body)
-
-    async def make(self, resource: Resource, body: Object) -> Object:
-        path = resource.path(body["metadata"].get("namespace"))
-        kind = {"apiVersion": resource.api_version, "kind": resource.kind}
-        return await self._call("create", resource, path, body=kind | body)
-
-    async def edit(
-        self, resource: Resource, namespace: str, name: str, patch: Object, sub: str | None = None
-    ) -> Object:
-        path = resource.path(namespace, name, sub)
-        return await self._call("patch", resource, path, body=patch, content="application/merge-patch+json")
-
-    async def all(self, resource: Resource, namespace: str | None, labels: str = "") -> list[Object]:
-        return [item async for item in self.list(resource, namespace, labels)]
 
 
 async def _leases(admin: Admin) -> dict[str, str]:
@@ -99,144 +50,6 @@ async def _alone(admin: Admin, before: dict[str, str]) -> None:
     """Fail if an operator of somebody else leads: it may serve all namespaces, and write on ours."""
     strangers = [ns for ns, version in (await _leases(admin)).items() if before.get(ns) != version]
     assert not strangers, f"an operator leads in {strangers} and may write on the tests' objects: uninstall it"
-
-
-@dataclass
-class Operator:
-    """One operator process."""
-
-    env: dict[str, str]
-    log: Path
-    url: str
-    process: asyncio.subprocess.Process | None = None
-
-    async def start(self, *, ready: bool = True) -> "Operator":
-        with self.log.open("ab") as log:
-            command = (*ENDS_WITH_US, sys.executable, "-W", "error", "-m", "pdpool_operator")
-            self.process = await asyncio.create_subprocess_exec(*command, env=self.env, stderr=log, cwd=ROOT)
-        if ready:
-            await self.until("leader")
-        return self
-
-    async def until(self, state: str, within_s: float = 40.0) -> None:
-        async def is_so() -> bool:
-            assert self.process is not None
-            assert self.process.returncode is None, self.logged()[-3000:]
-            with contextlib.suppress(aiohttp.ClientError):
-                return (await self.get("/readyz")).strip() == state
-            return False
-
-        await eventually(is_so, within_s=within_s)
-
-    async def get(self, path: str) -> str:
-        async with aiohttp.ClientSession() as http, http.get(self.url + path) as answer:
-            return await answer.text()
-
-    async def calls(self) -> dict[tuple[str, str], float]:
-        """Calls of the API so far, by (verb, resource)."""
-        counts: dict[tuple[str, str], float] = {}
-        for line in (await self.get("/metrics")).splitlines():
-            if line.startswith("pdpool_api_calls_total{"):
-                labels = dict(part.split("=") for part in line[line.index("{") + 1 : line.index("}")].split(","))
-                key = (labels["verb"].strip('"'), labels["resource"].strip('"'))
-                counts[key] = counts.get(key, 0) + float(line.rsplit(" ", 1)[1])
-        return counts
-
-    async def reconciles(self) -> float:
-        """Reconciles so far."""
-        lines = (await self.get("/metrics")).splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("pdpool_reconcile_total{"))
-
-    async def quiet_reconciles(self) -> float:
-        """Reconciles so far, once two looks, 2 s apart, see no further one."""
-        last = -1.0
-
-        async def same() -> bool:
-            nonlocal last
-            now = await self.reconciles()
-            quiet, last = now == last, now
-            return quiet
-
-        await eventually(same, every_s=2.0, within_s=60)
-        return last
-
-    def send(self, number: int) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    async def stop(self, number: int = signal.SIGTERM, within_s: float = 10.0) -> float:
-        """End it; seconds it took."""
-        assert self.process is not None
-        started = time.monotonic()
-        if self.process.returncode is None:
-            self.send(number)
-        async with asyncio.timeout(within_s):
-            await self.process.wait()
-        return time.monotonic() - started
-
-    def logged(self) -> str:
-        return self.log.read_text() if self.log.exists() else ""
-
-
-@dataclass
-class Engine:
-    """A stand-in for an engine pod's processes: enough of HTTP for samplers and routers, under the test's control."""
-
-    ip: str
-    running: int = 0
-    queues: dict[str, int] = field(default_factory=dict)
-    runners: list[web.AppRunner] = field(default_factory=list)
-
-    async def start(self) -> "Engine":
-        for port, routes in ((ADMIN_PORT, {"/v1/state": self._state}), (ENGINE_HTTP_PORT, self._http())):
-            app = web.Application()
-            for path, handler in routes.items():
-                app.router.add_get(path, handler)
-            runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
-            await runner.setup()
-            await web.TCPSite(runner, self.ip, port).start()
-            self.runners.append(runner)
-        return self
-
-    async def stop(self) -> None:
-        for runner in self.runners:
-            await runner.cleanup()
-        self.runners.clear()
-
-    def _http(self) -> dict[str, Any]:
-        async def info(_: web.Request) -> web.Response:
-            return web.json_response({"model_path": "tiny", "served_model_name": "tiny", "is_generation": True})
-
-        async def models(_: web.Request) -> web.Response:
-            return web.json_response({"object": "list", "data": [{"id": "tiny", "object": "model"}]})
-
-        async def ok(_: web.Request) -> web.Response:
-            return web.Response()
-
-        async def loads(_: web.Request) -> web.Response:
-            load = {"dp_rank": 0, "num_running_reqs": self.running, "num_waiting_reqs": 0, "disaggregation": {}}
-            return web.json_response({"loads": [load]})
-
-        paths = {"/health": ok, "/health_generate": ok, "/v1/loads": loads, "/v1/models": models}
-        return paths | dict.fromkeys(("/server_info", "/get_server_info", "/model_info", "/get_model_info"), info)
-
-    async def _state(self, _: web.Request) -> web.Response:
-        queues = {
-            name: {"reqs": n, "oldest_s": 1.0 if n else None, "moved_total": 5} for name, n in self.queues.items()
-        }
-        return web.json_response(
-            {
-                "version": 1,
-                "incarnation": self.ip,
-                "uptime_s": 10.0,
-                "loop_lag_s": 0.001,
-                "engine_beat_age_s": 0.01,
-                "draining": False,
-                "queues": queues,
-                "holds": 0,
-                "peers": [],
-            }
-        )
 
 
 class Bench:
@@ -330,7 +143,7 @@ class Bench:
     async def service(self, name: str = "chat", **spec: Any) -> Object:
         refs = {side: {"poolRef": {"name": "chat"}} for side in ("prefill", "decode")}
         body = {"metadata": {"name": name, "namespace": self.namespace}, "spec": refs | spec}
-        return await self.admin.make(SERVICES_PD, body)
+        return await self.admin.make(POOLS["DisaggregatedService"], body)
 
     async def see(self, resource: Resource, name: str) -> Object | None:
         return await self.admin.get(resource, self.namespace, name)
@@ -368,7 +181,7 @@ class Bench:
         if engine:
             if name in self.engines:
                 await self.engines[name].stop()
-            self.engines[name] = await Engine(ip).start()
+            self.engines[name] = await Engine(ip, pod["metadata"]["uid"]).start()
         await self.set_ready(pod["metadata"]["name"], ready, ip)
         return ip
 
@@ -398,6 +211,19 @@ class Bench:
         if ip:
             status |= {"podIP": ip, "podIPs": [{"ip": ip}]}
         await self.admin.edit(PODS, self.namespace, name, {"status": status}, "status")
+
+    async def end_container(self, name: str) -> None:
+        """Be the kubelet: the engine container of a pod that is to go has ended."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        ended = {"containerID": f"containerd://{name}", "exitCode": 0, "startedAt": stamp, "finishedAt": stamp}
+        container = {"name": "engine", "state": {"terminated": ended}, "ready": False, "restartCount": 0}
+        statuses = [container | {"image": "x", "imageID": ""}]
+        status = {"phase": "Failed", "containerStatuses": statuses}
+        await self.admin.edit(PODS, self.namespace, name, {"status": status}, "status")
+
+    async def remove_pod(self, name: str, uid: str) -> None:
+        """Take a pod's object away, as the kubelet does in the end, and as deletion by force does at once."""
+        await self.admin.drop(PODS, self.namespace, name, gracePeriodSeconds=0, preconditions={"uid": uid})
 
 
 @contextlib.asynccontextmanager

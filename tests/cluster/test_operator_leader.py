@@ -11,7 +11,8 @@ import pytest
 from pdpool_operator.observe.cluster import PREFILL_POOLS
 from pdpool_operator.runtime.api import DISRUPTION_BUDGETS, LEASES, PODS, SERVICES, STATEFUL_SETS
 
-from tests.cluster.operator_harness import POOLS, Bench, bench, eventually
+from tests.cluster.hands import POOLS, eventually
+from tests.cluster.operator_harness import Bench, bench
 
 pytestmark = [
     pytest.mark.cluster,

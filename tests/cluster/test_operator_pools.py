@@ -10,7 +10,8 @@ import pytest
 from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS
 from pdpool_operator.runtime.api import DISRUPTION_BUDGETS, PODS, SERVICES, STATEFUL_SETS, Resource
 
-from tests.cluster.operator_harness import NOBODY, QUOTAS, Bench, bench, eventually
+from tests.cluster.hands import QUOTAS, eventually
+from tests.cluster.operator_harness import NOBODY, Bench, bench
 
 pytestmark = [
     pytest.mark.cluster,

@@ -17,7 +17,9 @@ from pdpool_operator.observe.model import RouterWorker
 from pdpool_operator.observe.routers import RouterClient
 from pdpool_operator.runtime.api import CONFIG_MAPS, DEPLOYMENTS, EVENTS, PODS, SECRETS, SERVICES, STATEFUL_SETS
 
-from tests.cluster.operator_harness import NOBODY, QUOTAS, ROOT, Bench, bench, eventually
+from tests.cluster.hands import QUOTAS, eventually
+from tests.cluster.operator_harness import NOBODY, Bench, bench
+from tests.cluster.operator_process import ROOT
 
 pytestmark = [
     pytest.mark.cluster,

@@ -70,19 +70,31 @@ def pod_life(pod: Object) -> PodLife | None:
     """What the kubelet has said of ended runs of the engine container; None if it has said nothing of the kind.
 
     Only a status with the container's id counts: the kubelet alone writes it. A pod that is gone, forced away, or
-    called lost by the node controller says nothing, for its processes may go on.
+    called lost by the node controller says nothing, for its processes may go on. Nor does that a pod is to go: a
+    kubelet that is cut off does not know of it, and starts the container again whose end it had told before.
     """
-    meta, status = pod["metadata"], pod.get("status") or {}
     engine: Object = next(
-        (c for c in status.get("containerStatuses") or () if c.get("name") == names.ENGINE_CONTAINER), {}
+        (c for c in _status(pod).get("containerStatuses") or () if c.get("name") == names.ENGINE_CONTAINER), {}
     )
     now, last = ((engine.get(key) or {}).get("terminated") or {} for key in ("state", "lastState"))
     if container_id := now.get("containerID"):
-        restarts = status.get("phase") not in {"Succeeded", "Failed"} and "deletionTimestamp" not in meta
-        return PodLife(meta["name"], container_id, over=not restarts)
+        return PodLife(pod["metadata"]["name"], container_id, over=_ended_for_good(pod))
     if container_id := last.get("containerID"):
-        return PodLife(meta["name"], container_id, over=False)
+        return PodLife(pod["metadata"]["name"], container_id, over=False)
     return None
+
+
+def _ended_for_good(pod: Object) -> bool:
+    """Whether the kubelet has given the pod its last phase, which it does when no container runs or will run any more:
+    kubelet/status, mergePodStatus (since 1.24), for deleted pods too (since 1.27). The garbage collector of pods gives
+    that phase to pods whose Node object is gone, and says so.
+    """
+    collected = condition(pod, "DisruptionTarget").get("reason") == "DeletionByPodGC"
+    return _status(pod).get("phase") in {"Succeeded", "Failed"} and not collected
+
+
+def _status(pod: Object) -> Object:
+    return pod.get("status") or {}
 
 
 def observed_object(obj: Object) -> ObservedObject:

@@ -26,7 +26,10 @@ DEAD = "d" * 32
 IP = "127.99.0.7"
 ENDED = {
     "metadata": {"name": "chat-prefill-0-0", "uid": "dead-pod", "deletionTimestamp": "2026-11-22T06:00:00Z"},
-    "status": {"containerStatuses": [{"name": "engine", "state": {"terminated": {"containerID": "containerd://c1"}}}]},
+    "status": {
+        "phase": "Failed",
+        "containerStatuses": [{"name": "engine", "state": {"terminated": {"containerID": "containerd://c1"}}}],
+    },
 }
 
 

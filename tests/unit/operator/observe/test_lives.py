@@ -12,13 +12,21 @@ RUNNING = {"running": {"startedAt": "2026-11-22T06:00:00Z"}}
 
 
 def pod(
-    state: Any, last: Any = None, *, phase: str = "Running", deleted: bool = False, uid: str = "u", name: str = "engine"
-):
+    state: Any,
+    last: Any = None,
+    *,
+    phase: str = "Running",
+    deleted: bool = False,
+    collected: bool = False,
+    uid: str = "u",
+    name: str = "engine",
+) -> dict[str, Any]:
     meta = {"name": "chat-prefill-0-0", "uid": uid}
     if deleted:
         meta["deletionTimestamp"] = "2026-11-22T06:00:00Z"
     container = {"name": name, "state": state, "lastState": last or {}}
-    return {"metadata": meta, "status": {"phase": phase, "containerStatuses": [container]}}
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC" if collected else "Evicted"}
+    return {"metadata": meta, "status": {"phase": phase, "containerStatuses": [container], "conditions": [target]}}
 
 
 @pytest.mark.parametrize(
@@ -37,7 +45,17 @@ def pod(
             PodLife("chat-prefill-0-0", "containerd://c1", False),
         ),
         (pod(ENDED), PodLife("chat-prefill-0-0", "containerd://c1", over=False)),
-        (pod(ENDED, deleted=True), PodLife("chat-prefill-0-0", "containerd://c1", over=True)),
+        pytest.param(
+            pod(ENDED, deleted=True),
+            PodLife("chat-prefill-0-0", "containerd://c1", over=False),
+            id="the kubelet may not know that the pod is to go, and start it again",
+        ),
+        pytest.param(
+            pod(ENDED, deleted=True, phase="Failed", collected=True),
+            PodLife("chat-prefill-0-0", "containerd://c1", over=False),
+            id="the phase is not the kubelet's",
+        ),
+        (pod(ENDED, deleted=True, phase="Failed"), PodLife("chat-prefill-0-0", "containerd://c1", over=True)),
         (pod(ENDED, phase="Succeeded"), PodLife("chat-prefill-0-0", "containerd://c1", over=True)),
     ],
 )
@@ -47,7 +65,7 @@ def test_only_a_container_that_the_kubelet_names_as_terminated_has_ended(seen, l
 
 def test_what_was_said_of_a_pod_outlives_it_and_is_not_taken_back():
     lives = Lives()
-    assert lives.note(pod(ENDED, deleted=True))
+    assert lives.note(pod(ENDED, deleted=True, phase="Failed"))
     assert not lives.note(pod(RUNNING, ENDED, deleted=True))
     found = lives.of("u")
     assert found is not None
@@ -57,5 +75,5 @@ def test_what_was_said_of_a_pod_outlives_it_and_is_not_taken_back():
 def test_the_oldest_are_forgotten_first():
     lives = Lives(remembered=2)
     for uid in "abc":
-        lives.note(pod(ENDED, deleted=True, uid=uid))
+        lives.note(pod(ENDED, phase="Failed", uid=uid))
     assert [lives.of(uid) is not None for uid in "abc"] == [False, True, True]

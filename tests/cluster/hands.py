@@ -1,0 +1,55 @@
+"""A test's own hands in the cluster: to make, change and remove things, and to wait for what others make of them."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS, SERVICES_PD
+from pdpool_operator.runtime.api import Api, ApiError, NotFoundError, Resource
+
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
+QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
+POOLS = {"PrefillPool": PREFILL_POOLS, "DecodePool": DECODE_POOLS, "DisaggregatedService": SERVICES_PD}
+
+Object = dict[str, Any]
+
+
+async def eventually(what: Callable[[], Awaitable[Any]], *, within_s: float = 30.0, every_s: float = 0.1) -> Any:
+    """What `what` returns as soon as it is true; fails with its last value or error when it never is."""
+    last: Any = None
+    try:
+        async with asyncio.timeout(within_s):
+            while True:
+                try:
+                    if last := await what():
+                        return last
+                except (ApiError, AssertionError, KeyError, aiohttp.ClientError) as error:
+                    last = error
+                await asyncio.sleep(every_s)
+    except TimeoutError:
+        raise AssertionError(f"not within {within_s} s; last: {last!r}") from None
+
+
+class Admin(Api):
+    """The test's own hands in the cluster."""
+
+    async def drop(self, resource: Resource, namespace: str | None, name: str, **options: Any) -> None:
+        with contextlib.suppress(NotFoundError):
+            body = {"apiVersion": "v1", "kind": "DeleteOptions"} | options
+            await self._call("delete", resource, resource.path(namespace, name), body=body)
+
+    async def make(self, resource: Resource, body: Object) -> Object:
+        path = resource.path(body["metadata"].get("namespace"))
+        kind = {"apiVersion": resource.api_version, "kind": resource.kind}
+        return await self._call("create", resource, path, body=kind | body)
+
+    async def edit(
+        self, resource: Resource, namespace: str, name: str, patch: Object, sub: str | None = None
+    ) -> Object:
+        path = resource.path(namespace, name, sub)
+        return await self._call("patch", resource, path, body=patch, content="application/merge-patch+json")
+
+    async def all(self, resource: Resource, namespace: str | None, labels: str = "") -> list[Object]:
+        return [item async for item in self.list(resource, namespace, labels)]

@@ -1,0 +1,88 @@
+"""What the operator tells engines of lost peers, across its own restarts, against a real API server."""
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from pdpool_operator.observe.cluster import DECODE_POOLS
+from pdpool_operator.runtime.api import PODS
+
+from tests.cluster.hands import eventually
+from tests.cluster.operator_harness import Bench, bench
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
+]
+
+DEAD = ("d" * 32, "e" * 32)
+HOLDER, PEER = "chat-decode-0-0", "chat-prefill-0-0"
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench(tmp_path) as one:
+        yield one
+
+
+async def serve_both_sides(here: Bench) -> str:
+    """A prefill, and a decode of two ranks; returns the UID of the prefill's pod."""
+    await here.pool("PrefillPool")
+    await here.pool("DecodePool")
+    await here.run_pod(PEER)
+    await here.run_pod(HOLDER)
+    engine = here.engines[HOLDER]
+    await engine.stop()
+    engine.ranks = 2
+    await engine.start()
+    for kind in ("PrefillPool", "DecodePool"):
+        await here.until(kind, "QueuesHealthy", status="True")
+    uid: str = (await here.pod(PEER))["metadata"]["uid"]
+    return uid
+
+
+async def lose(here: Bench, uid: str) -> None:
+    """The prefill's process is gone, and each rank of the decode holds memory for one of its ranks."""
+    await here.engines[PEER].stop()
+    here.engines[HOLDER].held_for = {rank: {incarnation: uid} for rank, incarnation in enumerate(DEAD)}
+
+
+async def nothing_is_held(here: Bench) -> bool:
+    return not any(here.engines[HOLDER].held_for.values())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+async def test_what_ended_in_order_while_no_operator_ran_is_proved_by_the_next_one(here: Bench, how: int):
+    operator = await here.operator().start()
+    uid = await serve_both_sides(here)
+    await operator.stop(how)
+    await here.admin.drop(PODS, here.namespace, PEER)
+    await here.end_container(PEER)
+    await here.remove_pod(PEER, uid)
+    await here.pod(PEER, but_not=uid)
+    await lose(here, uid)
+    await here.operator().start()
+    await eventually(lambda: nothing_is_held(here), within_s=40)
+    await here.until("DecodePool", "HoldsProvable", status="True")
+
+
+async def test_what_was_deleted_by_force_while_no_operator_ran_stays_held_and_is_told(here: Bench):
+    operator = await here.operator().start()
+    uid = await serve_both_sides(here)
+    await operator.stop(signal.SIGKILL)
+    await here.remove_pod(PEER, uid)
+    await here.pod(PEER, but_not=uid)
+    await lose(here, uid)
+    await here.operator().start()
+    told = await here.until("DecodePool", "HoldsProvable", status="False", reason="PeerUnproven", within_s=75)
+    assert f"{HOLDER} holds memory for process dddddddd, eeeeeeee" in told["message"]
+    assert [len(held) for held in here.engines[HOLDER].held_for.values()] == [1, 1]
+    before = await here.see(DECODE_POOLS, "chat")
+    await here.operators[-1].stop()
+    third = await here.operator().start()
+    await third.quiet_reconciles()
+    after = await here.see(DECODE_POOLS, "chat")
+    assert after["status"]["conditions"] == before["status"]["conditions"], "the next operator says it at once"
