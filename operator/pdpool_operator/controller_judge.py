@@ -25,8 +25,10 @@ REFRESH = timedelta(seconds=30)
 class _Shown:
     """What the last reconcile of a pool was based on."""
 
-    verdicts: tuple[tuple[int, str, tuple[str, ...]], ...]
-    lengths: tuple[tuple[int, int, str, int], ...]
+    news: tuple[tuple[int, str, tuple[str, ...]], ...]
+    """Verdicts, as far as a change of them is to be shown at once."""
+    detail: tuple[object, ...]
+    """Verdicts and lengths, which change while requests come and go."""
     at: datetime
 
 
@@ -73,7 +75,7 @@ class Judge:
     def shown(self, key: Key, diagnoses: tuple[Diagnosis, ...]) -> None:
         """These diagnoses are what the pool's status now says."""
         self._diagnoses[key] = diagnoses
-        self._shown[key] = _Shown(_verdicts(diagnoses), _lengths(diagnoses), self._now())
+        self._shown[key] = _Shown(_news(diagnoses), _detail(diagnoses), self._now())
 
     async def run(self) -> None:
         """Judge all pools every second, for ever."""
@@ -90,8 +92,8 @@ class Judge:
             shown = self._shown.get(key)
             if shown is None:
                 continue  # its first reconcile is still under way
-            changed = shown.verdicts != _verdicts(diagnoses)
-            stale = shown.lengths != _lengths(diagnoses) and self._now() - shown.at >= REFRESH
+            changed = shown.news != _news(diagnoses)
+            stale = self._now() - shown.at >= REFRESH and shown.detail != _detail(diagnoses)
             self._diagnoses[key] = diagnoses
             if changed or stale:
                 self._enqueue(key)
@@ -147,8 +149,12 @@ def _pods(pool: ObservedPool | None) -> set[str]:
     return {i.pod.uid for i in pool.instances if i.pod is not None} if pool else set()
 
 
-def _verdicts(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
-    return tuple((d.subject.index, str(d.verdict), d.blames) for d in diagnoses)
+def _news(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
+    return tuple((d.subject.index, "" if d.verdict.well else str(d.verdict), d.blames) for d in diagnoses)
+
+
+def _detail(diagnoses: Sequence[Diagnosis]) -> tuple[object, ...]:
+    return tuple(d.verdict for d in diagnoses), _lengths(diagnoses)
 
 
 def _lengths(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, int, str, int], ...]:

@@ -34,7 +34,15 @@ class Verdict(StrEnum):
     @property
     def severity(self) -> int:
         """Rank among the verdicts; the most severe of an instance's ranks, or of a pool's instances, stands for all."""
-        return list(Verdict).index(self)
+        return _SEVERITY[self]
+
+    @property
+    def well(self) -> bool:
+        """Whether nothing is to be done: Idle and Flowing take turns all the time while requests come and go."""
+        return self in {Verdict.IDLE, Verdict.FLOWING}
+
+
+_SEVERITY = {verdict: rank for rank, verdict in enumerate(Verdict)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,10 @@ An engine is *silent* when its connector answers but its scheduler loop has not 
 once requests on the other side are overdue. No answer at all is no evidence: such an engine is `Unknown`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 
 from ..api.names import Role
 from ..observe.model import ConnectorSample, QueueSample
@@ -40,9 +41,11 @@ PURPOSE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Surroundings:
-    """What the judgement needs beside the rank itself."""
+    """What the judgement needs beside the rank itself. What follows from the other side is the same for every rank, and
+    found once.
+    """
 
     others: Sequence[Subject]
     """Instances of the other side."""
@@ -50,6 +53,31 @@ class Surroundings:
     silent_after: timedelta
     """`stuck_after`, or half of it once requests are overdue somewhere."""
     now: datetime
+
+    @cached_property
+    def silent(self) -> Mapping[str, timedelta]:
+        """For how long the engines that are silent have been so, by name of the instance."""
+        return {s.name: silence for s in self.others if (silence := _silence(s, self)) is not None}
+
+    @cached_property
+    def candidates(self) -> Sequence[Subject]:
+        """Instances that could take part in a hand-off."""
+        return [s for s in self.others if not s.leaving and s.pod is not None and not s.pod.terminating]
+
+    @cached_property
+    def unseen(self) -> tuple[str, ...]:
+        """Those of them that do not answer."""
+        return tuple(s.name for s in self.candidates if not _answers(s, self))
+
+    @cached_property
+    def resumed(self) -> tuple[str, ...]:
+        """Those that run again since a moment."""
+        return tuple(s.name for s in self.candidates if any(_has_just_resumed(track, self) for track in s.tracks))
+
+    @cached_property
+    def busy(self) -> tuple[str, ...]:
+        """Those that have requests which wait long for themselves."""
+        return tuple(s.name for s in self.candidates if any(_is_busy(track, self) for track in s.tracks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,28 +180,24 @@ def _judge_overdue(wait: _Wait, track: RankTrack, around: Surroundings) -> Findi
 
 def _judge_wait_for_others(wait: _Wait, around: Surroundings, *, moving: bool) -> Finding:
     role = WAITS_FOR_OTHER_SIDE[wait.name]
-    silent = {s.name: silence for s in around.others if (silence := _silence(s, around)) is not None}
-    if silent:
+    if around.silent:
         shown = ", ".join(
             f"{name} engine loop silent for {_seconds(silence)} while its connector answers"
-            for name, silence in silent.items()
+            for name, silence in around.silent.items()
         )
-        return Finding(Verdict.BLOCKED, f"{wait}; {shown}", tuple(silent))
+        return Finding(Verdict.BLOCKED, f"{wait}; {shown}", tuple(around.silent))
     if moving:
         return Finding(Verdict.SATURATED, f"{wait}; the queue moves")
     still = f"{wait}; nothing moved for {_seconds(wait.still)}"
-    candidates = [s for s in around.others if not s.leaving and s.pod is not None and not s.pod.terminating]
-    if not candidates:
+    if not around.candidates:
         return Finding(Verdict.BLOCKED, f"{still}; there is no {role} engine")
-    unseen = [s.name for s in candidates if not _answers(s, around)]
-    if unseen:
-        return Finding(Verdict.BLOCKED, f"{still}; {', '.join(unseen)} cannot be asked", tuple(unseen))
-    resumed = [s.name for s in candidates if any(_has_just_resumed(track, around) for track in s.tracks)]
-    if resumed:
-        return Finding(Verdict.BLOCKED, f"{still}; {', '.join(resumed)} runs again since a moment", tuple(resumed))
-    busy = [s.name for s in candidates if any(_is_busy(track, around) for track in s.tracks)]
-    if busy:
-        return Finding(Verdict.BLOCKED, f"{still}; {', '.join(busy)} has requests that wait as long", tuple(busy))
+    for names, why in (
+        (around.unseen, "cannot be asked"),
+        (around.resumed, "runs again since a moment"),
+        (around.busy, "has requests that wait as long"),
+    ):
+        if names:
+            return Finding(Verdict.BLOCKED, f"{still}; {', '.join(names)} {why}", names)
     return Finding(Verdict.STUCK, f"{still}, though every {role} engine runs")
 
 

@@ -47,7 +47,7 @@ def queues_column(diagnoses: Sequence[Diagnosis], *, with_role: bool = False) ->
     top = worst(diagnoses)
     if top is None:
         return ""
-    if top.verdict in {Verdict.IDLE, Verdict.FLOWING}:
+    if top.verdict.well:
         return str(top.verdict)
     if top.verdict is Verdict.BLOCKED:
         return f"{top.verdict} ({'decode' if top.subject.role == 'prefill' else 'prefill'})"

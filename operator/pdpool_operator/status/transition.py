@@ -7,6 +7,7 @@ from typing import Any
 from ..api.base import Condition, ConditionStatus
 from ..api.models import DisaggregatedServiceStatus, PoolStatus
 from ..api.reasons import Reason
+from ..diagnose.model import Verdict
 from ..plan.model import Event, EventType
 from .chain import find
 
@@ -14,6 +15,8 @@ Status = PoolStatus | DisaggregatedServiceStatus
 
 REFRESH = timedelta(seconds=30)
 """How often a status may be written when only numbers in it changed: live numbers are what metrics are for."""
+
+WELL = {str(verdict) for verdict in Verdict if verdict.well}
 
 _ON_THE_WAY = {
     Reason.STARTING,
@@ -69,11 +72,17 @@ def _event(before: Condition | None, after: Condition) -> Event | None:
 def _lasting(status: Status) -> dict[str, Any]:
     """The status without what changes all the time while the state is the same: lengths, ages, and texts with them."""
     content = status.to_dict()
-    content["oldestWaitingSince"] = "oldestWaitingSince" in content
+    content.pop("oldestWaitingSince", None)
+    content["queues"] = _unless_well(content["queues"])
     for instance in content.get("instances", []):
         instance.pop("queues", None)
         instance.pop("message", None)
+        instance["verdict"] = _unless_well(instance["verdict"])
     for condition in content.get("conditions", []):
         if condition["type"] == "QueuesHealthy" or condition["reason"] == Reason.DRAINING:
             condition.pop("message", None)
     return content
+
+
+def _unless_well(verdict: str) -> str:
+    return "" if verdict in WELL else verdict

@@ -122,6 +122,21 @@ def test_lengths_that_change_are_shown_every_half_minute_and_not_more_often(worl
     assert all(gap >= REFRESH.total_seconds() for gap in gaps)
 
 
+def test_requests_that_come_and_go_are_no_news(world):
+    """Idle at one look and Flowing at the next: under light traffic, each pool would be written every few seconds."""
+    asked = 0
+    for second in range(90):
+        world.now += timedelta(seconds=1)
+        world.sample(Role.PREFILL, {"prefill_bootstrap": (second % 2, 0.5 if second % 2 else None, 5 + second)})
+        world.sample(Role.DECODE, {"decode_transfer": (0, None, 5)})
+        world.asked.clear()
+        world.judge.tick()
+        if PREFILL in world.asked:
+            asked += 1
+            world.reconcile(PREFILL)
+    assert asked <= 3
+
+
 def test_readings_are_of_what_answers_and_vanish_with_the_pool(world):
     (reading,) = [r for r in world.judge.queues() if r.labels[2] == "prefill"]
     assert reading.labels == ("llm", "chat", "prefill", "0", "0", "prefill_bootstrap")

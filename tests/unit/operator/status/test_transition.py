@@ -22,6 +22,7 @@ def status(**changes: Any) -> PoolStatus:
     )  # fmt: skip
     before = PoolStatus(
         ready="1/1",
+        queues="Flowing",
         oldest_waiting_since=T0,
         instances=(instance,),
         conditions=(condition("Ready", "True", "Ready"), condition("QueuesHealthy", "False", "QueuesStuck", "92 s")),
@@ -32,12 +33,15 @@ def status(**changes: Any) -> PoolStatus:
 NUMBERS_ONLY: list[dict[str, Any]] = [
     {"instances": (status().instances[0].model_copy(update={"queues": ()}),)},
     {"instances": (status().instances[0].model_copy(update={"message": "3 requests"}),)},
+    {"instances": (status().instances[0].model_copy(update={"verdict": "Idle"}),)},
+    {"queues": "Idle"},
     {"oldest_waiting_since": T0 + seconds(60)},
+    {"oldest_waiting_since": None},
     {"conditions": (status().conditions[0], condition("QueuesHealthy", "False", "QueuesStuck", "93 s"))},
 ]
 NEWS: list[dict[str, Any]] = [
     {"ready": "0/1"},
-    {"oldest_waiting_since": None},
+    {"queues": "Stuck (instance 0)"},
     {"instances": (status().instances[0].model_copy(update={"verdict": "Stuck"}),)},
     {"instances": ()},
     {"conditions": (condition("Ready", "True", "Ready", "other words"), status().conditions[1])},
