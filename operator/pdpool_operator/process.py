@@ -40,7 +40,10 @@ from .runtime.recorder import Recorder
 from .runtime.stopping import Signals, unless
 
 LEASE = "pdpool-operator"
-WORKERS = 4
+WORKERS = 16
+"""A reconcile mostly waits: for routers and engines of a node that is gone, until the deadline of each request. So many
+may do so at a time before others have to wait for them.
+"""
 RESYNC_S = 600.0
 NOT_SERVED_AGAIN_S = 3.0
 STOP_WITHIN_S = 2.0
@@ -98,14 +101,14 @@ class Operator:
             engine_image=config.engine_image, router_image=config.router_image, operator_key=signer.public
         )
         fencer = Fencer(
-            Engines(clients.control, signer, f"operator {config.identity}"),
+            Engines(clients.control, signer, f"operator {config.identity}", write_budget=self.elector.write_budget_s),
             self.sampler,
             self.lives,
             _now,
             self._count_fence,
         )
         self.judge.words_due = fencer.look
-        routers = RouterClient(clients.control)
+        routers = RouterClient(clients.control, write_budget=self.elector.write_budget_s)
         self.controller = Controller(
             api=self.api,
             cluster=Cluster(self.api, self.sampler, routers, self._router_key, self.lives, _now),

@@ -7,6 +7,7 @@ count once the list, read back, shows them.
 import asyncio
 import hashlib
 import hmac
+import math
 from collections.abc import Callable
 from typing import Annotated
 
@@ -14,6 +15,7 @@ import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..api.names import Role, router_url
+from ..runtime.api import within_budget
 from .http import Unanswered, invalid, request
 from .model import RouterWorker
 
@@ -48,11 +50,22 @@ def router_key(master: bytes, namespace: str, name: str, uid: str) -> str:
 
 
 class RouterClient:
-    """Talks to the control endpoints of router replicas."""
+    """Talks to the control endpoints of router replicas.
 
-    def __init__(self, http: aiohttp.ClientSession, *, timeout_s: float = TIMEOUT_S) -> None:
+    `write_budget` is asked before every change, as for those in the API server: one who has lost the Lease while it
+    stood still would change lists by what it saw before.
+    """
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        write_budget: Callable[[], float] = lambda: math.inf,
+    ) -> None:
         self._http = http
         self._timeout_s = timeout_s
+        self._write_budget = write_budget
 
     async def workers(self, ip: str, key: str) -> tuple[RouterWorker, ...]:
         """The worker list of one replica; raises Unanswered."""
@@ -89,8 +102,10 @@ class RouterClient:
         self, method: str, ip: str, path: str, key: str, json: dict[str, str | int] | None = None
     ) -> tuple[int, bytes]:
         headers = {"Authorization": f"Bearer {key}"}
-        url = router_url(ip) + path
-        return await request(self._http, method, url, timeout_s=self._timeout_s, headers=headers, json=json)
+        url, timeout_s = router_url(ip) + path, self._timeout_s
+        if method != "GET":
+            timeout_s = min(timeout_s, within_budget(self._write_budget, f"{method} {url}"))
+        return await request(self._http, method, url, timeout_s=timeout_s, headers=headers, json=json)
 
 
 def parse_workers(body: bytes) -> tuple[RouterWorker, ...]:

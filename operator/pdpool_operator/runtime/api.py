@@ -132,6 +132,14 @@ def _error(status: int, body: bytes, what: str) -> ApiError:
     return kind(status, reason, message, what)
 
 
+def within_budget(write_budget: Callable[[], float], what: str) -> float:
+    """Seconds within which a change that begins now has to end; raises NotLeaderError if it may not begin."""
+    budget = write_budget()
+    if budget <= 0:
+        raise NotLeaderError(f"{what} was not sent: another operator may be the leader")
+    return budget
+
+
 def _parsed(body: bytes, what: str) -> Object:
     """The object in an answer. What is none comes from something in between, and is no answer."""
     try:
@@ -304,9 +312,7 @@ class Api:
         *,
         content: str = "application/apply-patch+yaml",
     ) -> Object:
-        budget = self._write_budget()
-        if budget <= 0:
-            raise NotLeaderError(f"{verb} {path} was not sent: another operator may be the leader")
+        budget = within_budget(self._write_budget, f"{verb} {path}")
         return await self._call(verb, resource, path, body=body, query=query, content=content, budget_s=budget)
 
     async def _call(

@@ -1,5 +1,7 @@
 """What the operator tells connectors through their admin endpoints."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import aiohttp
@@ -7,6 +9,7 @@ import aiohttp
 from ..api.names import admin_url
 from ..observe.http import Unanswered, request
 from ..plan.model import Fence
+from .api import within_budget
 from .keys import Signer
 
 TIMEOUT_S = 3.0
@@ -22,10 +25,20 @@ class Told:
 
 
 class Engines:
-    """Asks connectors to change something; each request is signed for its pod alone."""
+    """Asks connectors to change something; each request is signed for its pod alone.
 
-    def __init__(self, http: aiohttp.ClientSession, signer: Signer, who: str) -> None:
-        self._http, self._signer, self._who = http, signer, who
+    `write_budget` is asked before every one, as for those to the API server.
+    """
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        signer: Signer,
+        who: str,
+        *,
+        write_budget: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        self._http, self._signer, self._who, self._write_budget = http, signer, who, write_budget
 
     async def fence(self, fence: Fence) -> Told:
         """Tell a connector that a process has ended."""
@@ -35,12 +48,14 @@ class Engines:
             "container_id": fence.container_id,
             "seen_by": f"kubelet, told by {self._who}",
         }
+        url = f"{admin_url(fence.ip, fence.rank)}/v1/fence"
+        timeout_s = min(TIMEOUT_S, within_budget(self._write_budget, f"POST {url}"))
         try:
             status, body = await request(
                 self._http,
                 "POST",
-                f"{admin_url(fence.ip, fence.rank)}/v1/fence",
-                timeout_s=TIMEOUT_S,
+                url,
+                timeout_s=timeout_s,
                 headers={"Authorization": self._signer.authorization("fence", fence.pod_uid, self._who)},
                 json={"incarnation": fence.incarnation, "proofs": [proof]},
             )

@@ -16,6 +16,7 @@ from pdpool_operator.observe.keys import Key
 from pdpool_operator.observe.lives import Lives
 from pdpool_operator.observe.model import HoldSample
 from pdpool_operator.plan.fences import Fencing
+from pdpool_operator.runtime.api import NotLeaderError
 from pdpool_operator.runtime.engines import Engines
 from pdpool_operator.runtime.keys import Signer
 
@@ -62,7 +63,8 @@ class Scene:
         self.samples, self.lives, self.now, self.counts = Samples(instance.pod.uid), Lives(), T0, Counter[str]()
         self.gate = Gate(Signer(SEED).public, instance.pod.uid)
         self.status, self.bodies = 200, {0: [], 1: []}
-        engines = Engines(http, Signer(SEED), "operator x")
+        self.budget_s = 60.0
+        engines = Engines(http, Signer(SEED), "operator x", write_budget=lambda: self.budget_s)
         self.fencer = Fencer(engines, self.samples, self.lives, lambda: self.now, lambda o: self.counts.update([o]))
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -119,6 +121,14 @@ async def test_it_is_given_once_and_again_only_if_it_did_not_help(scene):
     scene.samples.held = set()
     scene.now += AGAIN
     assert not scene.due()
+
+
+async def test_one_who_may_not_write_tells_nobody(scene):
+    scene.lives.note(ENDED)
+    scene.budget_s = 0.0
+    with pytest.raises(NotLeaderError):
+        await scene.give()
+    assert scene.bodies == {0: [], 1: []}
 
 
 async def test_a_refusal_is_told_in_the_connectors_words(scene):

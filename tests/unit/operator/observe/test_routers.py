@@ -9,6 +9,7 @@ from pdpool_operator.api.names import ROUTER_HTTP_PORT, Role
 from pdpool_operator.observe import routers
 from pdpool_operator.observe.http import Unanswered, session
 from pdpool_operator.observe.routers import RouterClient, parse_workers, router_key
+from pdpool_operator.runtime.api import NotLeaderError
 
 ADDRESSES = (f"127.78.0.{i}" for i in itertools.count(1))
 
@@ -134,3 +135,26 @@ def test_a_key_is_the_same_for_ever_and_another_for_every_service_and_seed():
         (b"seed", "ns", "name", "uid2"),
     ))}) == 5  # fmt: skip
     assert len(key) == 64
+
+
+async def test_one_who_may_not_write_changes_no_list_but_may_look(router):
+    async with session(4) as http:
+        client = RouterClient(http, write_budget=lambda: 0.0)
+        assert await client.workers(router.ip, "secret") == ()
+        for change in (
+            client.add(router.ip, "secret", "http://10.0.0.1:30000", Role.DECODE, None),
+            client.remove(router.ip, "secret", "id-1"),
+        ):
+            with pytest.raises(NotLeaderError, match="was not sent"):
+                await change
+    assert not router.posted
+    assert not router.pending
+
+
+async def test_a_change_ends_before_another_operator_may_write(router):
+    router.hang.clear()
+    async with session(4) as http:
+        client = RouterClient(http, timeout_s=60.0, write_budget=lambda: 0.1)
+        with pytest.raises(Unanswered, match="timeout"):
+            async with asyncio.timeout(5):
+                await client.add(router.ip, "secret", "http://10.0.0.1:30000", Role.DECODE, None)
