@@ -18,7 +18,10 @@ from .status.chain import find
 from .status.holds import HOLDS_PROVABLE
 
 AGAIN = timedelta(seconds=15)
-"""A fence that was given shows at the next look, or when the last connections have ended at the holder's end."""
+"""A fence that was given shows at the next look, or when the last connections have ended at the holder's end. One that
+has not helped is given again after this time, then after twice as long each time.
+"""
+AT_LATEST = timedelta(minutes=10)
 PATIENCE = timedelta(seconds=30)
 """How long a hold must have been without hope of proof before it is told: pods are met one after the other."""
 
@@ -43,7 +46,7 @@ class Fencer:
     ) -> None:
         self._engines, self._sampler, self._lives = engines, sampler, lives
         self._now, self._count = now, count
-        self._given: dict[Whom, datetime] = {}
+        self._given: dict[Whom, _Given] = {}
         self._pools: dict[Key, _Pool] = {}
 
     def look(self, pools: Mapping[Key, ObservedPool]) -> list[Key]:
@@ -71,8 +74,9 @@ class Fencer:
         told = await asyncio.gather(*(self._engines.fence(fence) for fence in fences))
         for one in told:
             self._count(one.outcome)
-            if one.outcome != "unanswered":
-                self._given[_whom(one.fence)] = self._now()
+            whom = _whom(one.fence)
+            wait = min(2 * self._given[whom].wait, AT_LATEST) if whom in self._given else AGAIN
+            self._given[whom] = _Given(self._now(), wait)
         return tuple(event for one in told if (event := _event(one)) is not None)
 
     def _decide(self, key: Key, pool: ObservedPool, looks: Looks) -> "_Pool":
@@ -90,7 +94,7 @@ class Fencer:
 
     def _due(self, fence: Fence) -> bool:
         given = self._given.get(_whom(fence))
-        return given is None or self._now() - given >= AGAIN
+        return given is None or self._now() - given.at >= given.wait
 
     def _forget(self, looks: Looks) -> None:
         """What was given, and is held no more."""
@@ -101,7 +105,16 @@ class Fencer:
             if sample.connector is not None
             for hold in sample.connector.held_for
         }
-        self._given = {whom: at for whom, at in self._given.items() if whom in held}
+        self._given = {whom: given for whom, given in self._given.items() if whom in held}
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A fence that was given, or tried to be."""
+
+    at: datetime
+    wait: timedelta
+    """Until it is given again, if it has not helped."""
 
 
 @dataclass(slots=True)

@@ -71,7 +71,9 @@ class Scene:
         assert self.gate.admit(request.headers["Authorization"], "fence") == "operator x"
         assert request.url.port is not None
         self.bodies[request.url.port - ADMIN_PORT].append(await request.json())
-        return web.json_response({"error": "no proof"}, status=self.status)
+        if self.status is None and request.transport is not None:
+            request.transport.close()
+        return web.json_response({"error": "no proof"}, status=self.status or 200)
 
     def due(self) -> bool:
         return self.fencer.look({KEY: self.pool}) == [KEY]
@@ -129,6 +131,20 @@ async def test_one_who_may_not_write_tells_nobody(scene):
     with pytest.raises(NotLeaderError):
         await scene.give()
     assert scene.bodies == {0: [], 1: []}
+
+
+@pytest.mark.parametrize("status", [200, 422, None])
+async def test_what_does_not_help_is_tried_less_and_less_often(scene, status):
+    """Each try is a reconcile, and each refusal an event."""
+    scene.lives.note(ENDED)
+    scene.status = status
+    tries = 0
+    for _ in range(3600):
+        scene.now += seconds(1)
+        if scene.due():
+            tries += 1
+            await scene.give()
+    assert 6 <= tries <= 12
 
 
 async def test_a_refusal_is_told_in_the_connectors_words(scene):
