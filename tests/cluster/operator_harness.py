@@ -221,10 +221,6 @@ class Bench:
         status = {"phase": "Failed", "containerStatuses": statuses}
         await self.admin.edit(PODS, self.namespace, name, {"status": status}, "status")
 
-    async def remove_pod(self, name: str, uid: str) -> None:
-        """Take a pod's object away, as the kubelet does in the end, and as deletion by force does at once."""
-        await self.admin.drop(PODS, self.namespace, name, gracePeriodSeconds=0, preconditions={"uid": uid})
-
 
 @contextlib.asynccontextmanager
 async def bench(folder: Path) -> AsyncIterator[Bench]:

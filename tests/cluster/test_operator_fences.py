@@ -15,6 +15,7 @@ from tests.cluster.operator_harness import Bench, bench
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(180),
+    pytest.mark.usefixtures("crds"),
     pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
 ]
 
@@ -59,9 +60,11 @@ async def test_what_ended_in_order_while_no_operator_ran_is_proved_by_the_next_o
     operator = await here.operator().start()
     uid = await serve_both_sides(here)
     await operator.stop(how)
+    # A finalizer keeps the object while a kubelet ends its containers: that of these pods is the test itself.
+    await here.admin.edit(PODS, here.namespace, PEER, {"metadata": {"finalizers": ["pdpool.dev/test"]}})
     await here.admin.drop(PODS, here.namespace, PEER)
     await here.end_container(PEER)
-    await here.remove_pod(PEER, uid)
+    await here.admin.edit(PODS, here.namespace, PEER, {"metadata": {"finalizers": None}})
     await here.pod(PEER, but_not=uid)
     await lose(here, uid)
     await here.operator().start()
@@ -73,7 +76,7 @@ async def test_what_was_deleted_by_force_while_no_operator_ran_stays_held_and_is
     operator = await here.operator().start()
     uid = await serve_both_sides(here)
     await operator.stop(signal.SIGKILL)
-    await here.remove_pod(PEER, uid)
+    await here.admin.drop(PODS, here.namespace, PEER, gracePeriodSeconds=0)
     await here.pod(PEER, but_not=uid)
     await lose(here, uid)
     await here.operator().start()
