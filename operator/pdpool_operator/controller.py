@@ -89,7 +89,7 @@ class Controller:
         outcome = await carry_out(plan, key.namespace, self.api, self.routers)
         fencing = self.fencer.take(key, observed)
         fenced = await self.fencer.give(fencing.fences)
-        status = pool_status(PoolFacts(observed, plan, diagnoses, outcome.faults, fencing.unproven), self.now())
+        status = pool_status(PoolFacts(observed, plan, diagnoses, self.now(), outcome.faults, fencing.unproven))
         pending = await self._write_status(key, resource, body, pool.status, status)
         self.judge.shown(key, diagnoses)
         await self._tell(resource, body, plan, outcome, pool.status, status, fenced)

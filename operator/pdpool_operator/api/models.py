@@ -297,12 +297,3 @@ class DisaggregatedService(Resource):
 
 POOL_KINDS: tuple[type[Pool], ...] = (PrefillPool, DecodePool)
 """The kinds of pool."""
-
-
-def pool_type(role: Role) -> type[Pool]:
-    """The kind of pool whose engines have this role.
-
-    Raises:
-        KeyError: the role is not an engine's.
-    """
-    return {kind.role: kind for kind in POOL_KINDS}[role]

@@ -93,11 +93,6 @@ def instance(pool: str, role: Role, index: int) -> str:
     return f"{pool}-{role}-{index}"
 
 
-def instance_pod(pool: str, role: Role, index: int, ordinal: int = 0) -> str:
-    """Name of a pod of an instance: `chat-prefill-0-0`."""
-    return f"{instance(pool, role, index)}-{ordinal}"
-
-
 def router(service: str) -> str:
     """Name that the router's Deployment, Service, PodDisruptionBudget and ConfigMap share: `chat-router`."""
     return f"{service}-router"

@@ -23,6 +23,7 @@ class Reason(StrEnum):
     CONTAINER_CONFIG_INVALID = "ContainerConfigInvalid"
     UNSCHEDULABLE = "Unschedulable"
     CRASH_LOOP = "CrashLoop"
+    POD_LINGERS = "PodLingers"
 
     # On the way.
     NO_PODS = "NoPods"

@@ -8,7 +8,7 @@ An engine's loop is seen to *resume* when it runs after it had not for `GAP_S` o
 at fault before it has had time to catch up.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -56,14 +56,6 @@ def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
         beat_age_s=beat_age_s,
         resumed_at=sample.at if same and beat_age_s < GAP_S <= track.beat_age_s else track.resumed_at,
     )
-
-
-def follow_all(samples: Iterable[RankSample]) -> RankTrack | None:
-    """The track after a series of looks, oldest first."""
-    track = None
-    for sample in samples:
-        track = follow(track, sample)
-    return track
 
 
 def _progress(before: Mapping[str, QueueTrack], connector: ConnectorSample, at: datetime) -> dict[str, QueueTrack]:

@@ -116,6 +116,8 @@ class ObservedPod:
     build_hash: str
     created_at: datetime
     node: str = ""
+    gone_by: datetime | None = None
+    """When a pod that terminates was to be gone: its grace period is over then. `None` while it is to stay."""
     restarts: int = 0
     """Restarts of all containers together."""
     waiting_reason: str = ""
@@ -195,7 +197,6 @@ class RouterWorker:
     url: str
     role: Role
     bootstrap_port: int | None
-    healthy: bool
 
 
 @dataclass(frozen=True, slots=True)

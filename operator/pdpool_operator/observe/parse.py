@@ -58,6 +58,7 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
         build_hash=annotation(pod, names.ANNOTATION_BUILD_HASH),
         created_at=moment(meta["creationTimestamp"]) or datetime.fromtimestamp(0, UTC),
         node=spec.get("nodeName", ""),
+        gone_by=moment(meta.get("deletionTimestamp")),
         restarts=sum(int(c.get("restartCount", 0)) for c in containers),
         waiting_reason=waiting.get("reason", ""),
         waiting_message=waiting.get("message", ""),

@@ -31,7 +31,6 @@ class _Worker(BaseModel):
     id: Annotated[str, Field(max_length=128, pattern="^[A-Za-z0-9._-]+$")]
     url: Annotated[str, Field(max_length=512)]
     worker_type: str
-    is_healthy: bool = False
     bootstrap_port: int | None = None
 
 
@@ -117,7 +116,4 @@ def parse_workers(body: bytes) -> tuple[RouterWorker, ...]:
         listed = _Workers.model_validate_json(body).workers
     except ValidationError as error:
         raise Unanswered(invalid(error)) from error
-    return tuple(
-        RouterWorker(w.id, w.url, _ROLES.get(w.worker_type, Role.ROUTER), w.bootstrap_port, w.is_healthy)
-        for w in listed
-    )
+    return tuple(RouterWorker(w.id, w.url, _ROLES.get(w.worker_type, Role.ROUTER), w.bootstrap_port) for w in listed)

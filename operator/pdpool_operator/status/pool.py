@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from ..api import names
-from ..api.base import Condition, ConditionStatus
+from ..api.base import Condition, ConditionStatus, format_time
 from ..api.models import MAX_INSTANCES, MAX_RANK_QUEUES, InstanceStatus, PoolStatus, RankQueue
 from ..api.reasons import Reason
 from ..build.pool import pool_spec_hash
@@ -21,6 +21,8 @@ from .queues import oldest_waiting_since, queues_column, queues_healthy
 READY = "Ready"
 PROGRESSING = "Progressing"
 MAX_INSTANCE_MESSAGE = 512
+LINGERS_AFTER = timedelta(seconds=60)
+"""Beyond a pod's grace period: what a kubelet that is well needs at most to say that the pod is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class PoolFacts:
     observed: ObservedPool
     plan: Plan
     diagnoses: tuple[Diagnosis, ...]
+    now: datetime
     faults: tuple[Fault, ...] = ()
     """Of carrying out the plan; those of planning are in the plan."""
     unproven: tuple[Unproven, ...] = ()
@@ -67,6 +70,20 @@ def has_pod_trouble(facts: PoolFacts) -> Violation | None:
     return pod_trouble([PodFacts(i.name, i.pod, i.create_error) for i in facts.wanted])
 
 
+def has_lingering_pod(facts: PoolFacts) -> Violation | None:
+    """A pod was to be gone, and its node does not say that it is: there can be no other pod of its name."""
+    for instance in facts.wanted:
+        pod = instance.pod
+        if pod is not None and pod.gone_by is not None and facts.now - pod.gone_by > LINGERS_AFTER:
+            message = (
+                f"{pod.name} was to be gone by {format_time(pod.gone_by)}, but node {pod.node} does not say so, and no "
+                f"other pod can take its place. If the node is off for good, taint it "
+                f"node.kubernetes.io/out-of-service; a pod that is deleted by force may go on running"
+            )
+            return Violation(Reason.POD_LINGERS, message)
+    return None
+
+
 def lacks_instances(facts: PoolFacts) -> Violation | None:
     """Instances are still to be created."""
     missing = facts.observed.pool.spec.replicas - len(facts.wanted)
@@ -101,16 +118,17 @@ READY_CHAIN: Sequence[Rule[PoolFacts]] = (
     being_deleted,
     has_fault,
     has_pod_trouble,
+    has_lingering_pod,
     lacks_instances,
     is_updating,
     engines_not_ready,
 )
 
 
-def pool_status(facts: PoolFacts, now: datetime) -> PoolStatus:
+def pool_status(facts: PoolFacts) -> PoolStatus:
     """The status to show now. What the earlier status said decides only about times of transition."""
     pool, before = facts.observed.pool, facts.observed.pool.status
-    writer = ConditionWriter(before.conditions, pool.metadata.generation, now)
+    writer = ConditionWriter(before.conditions, pool.metadata.generation, facts.now)
     spec_hash = pool_spec_hash(pool)
     mine = [i for i in facts.observed.instances if i.controller_uid == pool.metadata.uid]
     ready = sum(is_ready(instance) for instance in facts.wanted)

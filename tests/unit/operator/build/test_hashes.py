@@ -93,7 +93,7 @@ def test_every_derived_name_of_the_longest_allowed_pool_fits() -> None:
     revision_label = built["metadata"]["name"] + "-" + "x" * 10
     longest = [
         revision_label,
-        names.instance_pod(pool.metadata.name, PrefillPool.role, 255),
+        f"{names.instance(pool.metadata.name, PrefillPool.role, 255)}-0",
         names.router_secret("a" * 40),
     ]
     assert max(map(len, longest)) <= 63

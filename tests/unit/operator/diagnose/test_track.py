@@ -4,10 +4,10 @@ from collections.abc import Sequence
 import hypothesis.strategies as st
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
-from pdpool_operator.diagnose.track import RankTrack, follow, follow_all
+from pdpool_operator.diagnose.track import RankTrack, follow
 from pdpool_operator.observe.model import RankSample
 
-from tests.unit.operator.plan.makers import T0, make_sample, seconds
+from tests.unit.operator.plan.makers import T0, follow_all, make_sample, seconds
 
 QUEUE = "prefill_bootstrap"
 
@@ -62,7 +62,6 @@ def test_another_pod_begins_anew() -> None:
 def test_a_rank_that_never_answered_has_no_incarnation() -> None:
     track = follow(None, missed(0))
     assert track == RankTrack(missed(0))
-    assert follow_all([]) is None
 
 
 @hypothesis_settings(max_examples=200, derandomize=True, deadline=None)

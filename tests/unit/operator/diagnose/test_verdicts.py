@@ -7,10 +7,11 @@ from pdpool_operator.api.names import Role
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict, worst
 from pdpool_operator.diagnose.pools import diagnose, subjects
 from pdpool_operator.diagnose.rank import STALE_S
-from pdpool_operator.diagnose.track import follow, follow_all
+from pdpool_operator.diagnose.track import follow
 
 from tests.unit.operator.plan.makers import (
     T0,
+    follow_all,
     make_instance,
     make_observed,
     make_pod,

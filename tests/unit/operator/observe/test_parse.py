@@ -57,3 +57,10 @@ def test_a_deployment_is_read_with_its_defaults():
     deployment = parse.observed_deployment({"metadata": {"name": "d", "uid": "u", "generation": 2}, "spec": {}})
     assert (deployment.replicas, deployment.ready_replicas, deployment.failure) == (1, 0, "")
     assert deployment.observed_generation < deployment.generation
+
+
+def test_a_pod_that_terminates_says_by_when_it_was_to_be_gone() -> None:
+    meta = META | {"deletionTimestamp": "2026-11-22T06:01:30Z"}
+    pod = parse.observed_pod({"metadata": meta, "spec": {"nodeName": "node-7"}, "status": {"phase": "Running"}})
+    assert (pod.terminating, pod.gone_by, pod.node) == (True, parse.moment("2026-11-22T06:01:30Z"), "node-7")
+    assert parse.observed_pod({"metadata": META}).gone_by is None

@@ -1,5 +1,6 @@
 """Short makers of observations for tests of the operator's pure half."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,6 +10,7 @@ from pdpool_operator.api.models import DecodePool, DisaggregatedService, Pool, P
 from pdpool_operator.api.names import Role
 from pdpool_operator.build.pool import instance_stateful_set, pool_objects
 from pdpool_operator.build.settings import BuildSettings
+from pdpool_operator.diagnose.track import RankTrack, follow
 from pdpool_operator.observe.model import (
     ConnectorSample,
     EngineSample,
@@ -149,3 +151,11 @@ def make_sample(
         connector_error=connector_error,
         engine_error="timeout" if running is None else "",
     )
+
+
+def follow_all(samples: Iterable[RankSample]) -> RankTrack | None:
+    """The track after a series of looks, oldest first."""
+    track = None
+    for sample in samples:
+        track = follow(track, sample)
+    return track

@@ -33,9 +33,9 @@ from tests.unit.operator.plan.makers import (
 )
 
 KEY = "0123456789abcdef"
-PREFILL_0 = RouterWorker("p0", "http://10.0.1.1:30000", Role.PREFILL, 8998, True)
-DECODE_0 = RouterWorker("d0", "http://10.0.2.1:30000", Role.DECODE, None, True)
-DECODE_1 = RouterWorker("d1", "http://10.0.2.2:30000", Role.DECODE, None, True)
+PREFILL_0 = RouterWorker("p0", "http://10.0.1.1:30000", Role.PREFILL, 8998)
+DECODE_0 = RouterWorker("d0", "http://10.0.2.1:30000", Role.DECODE, None)
+DECODE_1 = RouterWorker("d1", "http://10.0.2.2:30000", Role.DECODE, None)
 
 
 def router_pod(number: int = 0, **changes: Any) -> ObservedPod:

@@ -47,7 +47,7 @@ def status_of(
     observed = make_observed(pool, *instances)
     plan = plan or plan_pool(observed, settings, T0)
     found = tuple(diagnosis(i.index) for i in instances) if diagnoses is None else tuple(diagnoses)
-    return pool_status(PoolFacts(observed, plan, found, faults, unproven), T0 + seconds(at))
+    return pool_status(PoolFacts(observed, plan, found, T0 + seconds(at), faults, unproven))
 
 
 def condition(status: PoolStatus, kind: str) -> Condition:
@@ -94,6 +94,19 @@ def test_memory_that_nobody_can_prove_free_is_a_condition_that_names_holder_and_
     assert "and 2 more" in message
     assert outcome(status) == ("True", "Ready")
     assert outcome(status_of(pool, make_instance(pool)), "HoldsProvable") == ("True", "NothingUnproven")
+
+
+def test_a_pod_that_a_dead_node_does_not_let_go_is_told_once_its_time_is_over() -> None:
+    pool = make_pool(replicas=2)
+    stuck = make_instance(pool, 1, ready=False)
+    assert stuck.pod is not None
+    stuck = replace(stuck, pod=replace(stuck.pod, terminating=True, gone_by=T0, node="node-7"))
+    assert outcome(status_of(pool, make_instance(pool), stuck, at=60)) == ("False", "EnginesNotReady")
+    for at in (61, 3600):
+        status = status_of(pool, make_instance(pool), stuck, at=at)
+        assert outcome(status) == ("False", "PodLingers")
+        message = condition(status, "Ready").message
+        assert message.startswith("chat-prefill-1-0 was to be gone by 2026-11-21T12:00:00Z, but node node-7")
 
 
 def test_a_new_pool_has_no_pods_and_progresses() -> None:
