@@ -6,7 +6,8 @@ With  still(q)   = time since anything moved in the queue q, and
     overdue(q)  <=>  q is not empty and oldest(q) >= stuckAfter     (still(q), where the connector tells no age)
     stalled(q)  <=>  overdue(q) and still(q) >= stuckAfter
 
-    overdue and not stalled                       Saturated, or Blocked if an engine of the other side is silent
+    overdue and not stalled                       Saturated, or Blocked if an engine of the other side is silent;
+                                                  Unknown, if nothing moved for as long as we have looked
     stalled, and own engine loop silent           Stuck
     stalled, and an engine it waits for silent    Blocked by that one
     stalled, and the other side busy, unseen,
@@ -87,6 +88,8 @@ class _Wait:
     name: str
     queue: QueueSample
     still: timedelta
+    begun: bool
+    """That nothing moves was seen to begin."""
     oldest: timedelta | None
 
     def overdue(self, limit: timedelta) -> bool:
@@ -153,7 +156,8 @@ def _waits(track: RankTrack, connector: ConnectorSample, now: datetime) -> Itera
     for name, queue in sorted(connector.queues.items()):
         if queue.reqs > 0 and queue.moved_total is not None:
             oldest = None if queue.oldest_s is None else timedelta(seconds=queue.oldest_s)
-            yield _Wait(name, queue, now - track.queues[name].still_since, oldest)
+            seen = track.queues[name]
+            yield _Wait(name, queue, now - seen.still_since, seen.begun, oldest)
 
 
 def _judge_healthy(track: RankTrack, waits: list[_Wait]) -> Finding:
@@ -171,11 +175,17 @@ def _judge_overdue(wait: _Wait, track: RankTrack, around: Surroundings) -> Findi
     if wait.name in WAITS_FOR_OTHER_SIDE:
         return _judge_wait_for_others(wait, around, moving=moving)
     if moving:
-        return Finding(Verdict.SATURATED, f"{wait}; the queue moves")
+        return _judge_moving(wait)
     engine = track.latest.engine
     if wait.name == "decode_prealloc" and engine is not None and engine.running > 0:
         return Finding(Verdict.SATURATED, f"{wait} that {engine.running} running requests hold")
     return Finding(Verdict.STUCK, f"{wait}; nothing moved for {_seconds(wait.still)}")
+
+
+def _judge_moving(wait: _Wait) -> Finding:
+    if wait.begun:
+        return Finding(Verdict.SATURATED, f"{wait}; the queue moves")
+    return Finding(Verdict.UNKNOWN, f"{wait}; not watched for long enough to say whether the queue moves")
 
 
 def _judge_wait_for_others(wait: _Wait, around: Surroundings, *, moving: bool) -> Finding:
@@ -187,7 +197,7 @@ def _judge_wait_for_others(wait: _Wait, around: Surroundings, *, moving: bool) -
         )
         return Finding(Verdict.BLOCKED, f"{wait}; {shown}", tuple(around.silent))
     if moving:
-        return Finding(Verdict.SATURATED, f"{wait}; the queue moves")
+        return _judge_moving(wait)
     still = f"{wait}; nothing moved for {_seconds(wait.still)}"
     if not around.candidates:
         return Finding(Verdict.BLOCKED, f"{still}; there is no {role} engine")

@@ -24,6 +24,8 @@ class QueueTrack:
 
     moved_total: int | None
     still_since: datetime
+    begun: bool
+    """The stillness was seen to begin. Otherwise it is as old as our looking, and may be older."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ def _progress(before: Mapping[str, QueueTrack], connector: ConnectorSample, at: 
     progress: dict[str, QueueTrack] = {}
     for name, queue in connector.queues.items():
         earlier = before.get(name)
-        still = earlier is not None and queue.reqs > 0 and queue.moved_total == earlier.moved_total
-        progress[name] = QueueTrack(queue.moved_total, earlier.still_since if still and earlier else at)
+        if earlier is not None and queue.reqs > 0 and queue.moved_total == earlier.moved_total:
+            progress[name] = earlier
+        else:
+            progress[name] = QueueTrack(queue.moved_total, at, begun=earlier is not None or queue.reqs == 0)
     return progress

@@ -25,11 +25,15 @@ BOOTSTRAP, INFLIGHT, PREALLOC, TRANSFER = "prefill_bootstrap", "prefill_inflight
 
 
 def subject(role: Role, index: int = 0, *, since: float = 0.0, at: float = 0.0, **sample: Any) -> Subject:
-    """An instance that was looked at twice with the same counters: `since` and `at`, in seconds after T0."""
+    """An instance that was looked at twice with the same counters, `since` and `at`, in seconds after T0, and once before
+    when its queues were empty.
+    """
     name = f"chat-{role}-{index}-0"
     uid = f"uid-of-{name}"
+    empty = {queue: (0, None, None) for queue in sample.get("queues") or ()}
+    before = make_sample(T0 + seconds(since - 1), pod_uid=uid, **{**sample, "queues": empty})
     looks = [make_sample(T0 + seconds(moment), pod_uid=uid, **sample) for moment in (since, at)]
-    track = follow_all(looks)
+    track = follow_all([before, *looks])
     assert track is not None
     return Subject("chat", role, index, make_pod(name), leaving=False, tracks=(track,))
 
@@ -63,6 +67,19 @@ def test_running_requests_or_short_waits_are_flowing() -> None:
 def test_long_waits_in_a_queue_that_moves_are_saturated() -> None:
     moving = prefill(since=20, at=40, queues={BOOTSTRAP: (50, 35.0, 5)})
     assert judge(moving, decode(at=40), at=40).verdict is Verdict.SATURATED
+
+
+def test_a_queue_that_was_not_watched_for_long_is_not_said_to_move() -> None:
+    """As after the operator has started anew: its requests are old, and whether they move is not known yet."""
+    for queues in ({BOOTSTRAP: (14, 92.0, 5)}, {INFLIGHT: (14, 92.0, 5)}):
+        track = follow_all([make_sample(T0, queues=queues), make_sample(T0 + seconds(29), queues=queues)])
+        assert track is not None
+        waiting = replace(prefill(), tracks=(track,))
+        diagnosis = judge(waiting, decode(at=29), at=29)
+        assert diagnosis.verdict is Verdict.UNKNOWN
+        assert "14 requests wait 92 s" in diagnosis.message
+        later = follow(track, make_sample(T0 + seconds(30), queues=queues))
+        assert judge(replace(waiting, tracks=(later,)), decode(at=30), at=30).verdict is Verdict.STUCK
 
 
 def test_the_story_of_the_frozen_decode_names_it_in_the_words_of_the_design() -> None:
