@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS
-from pdpool_operator.runtime.api import DISRUPTION_BUDGETS, PODS, SERVICES, STATEFUL_SETS, Resource
+from pdpool_operator.runtime.api import DISRUPTION_BUDGETS, EVENTS, PODS, SERVICES, STATEFUL_SETS, Resource
 
 from tests.cluster.hands import QUOTAS, eventually
 from tests.cluster.operator_harness import NOBODY, Bench, bench
@@ -189,6 +189,27 @@ async def test_deleting_a_pool_removes_what_it_made_also_with_the_operator_away(
         return not any([await here.admin.all(kind, here.namespace) for kind in kinds])
 
     await eventually(gone, within_s=60)
+
+
+@pytest.mark.parametrize("how", ["Background", "Foreground"])
+async def test_a_pool_that_is_deleted_and_made_anew_at_once_waits_for_what_was_the_former_one_s(here: Bench, how: str):
+    await here.operator().start()
+    async with here.kubelet():
+        await here.pool("PrefillPool", replicas=2)
+        await here.until("PrefillPool", "Ready", status="True")
+        # As a pod that drains keeps it; foreground deletion waits for it.
+        await here.admin.edit(
+            PODS, here.namespace, "chat-prefill-0-0", {"metadata": {"finalizers": ["pdpool.dev/test"]}}
+        )
+        await here.admin.drop(PREFILL_POOLS, here.namespace, "chat", propagationPolicy=how)
+        again = await eventually(lambda: here.pool("PrefillPool", replicas=2), every_s=0.02)
+        await here.until("PrefillPool", "Ready", status="False")
+        await here.admin.edit(PODS, here.namespace, "chat-prefill-0-0", {"metadata": {"finalizers": None}})
+        await here.until("PrefillPool", "Ready", status="True")
+    for sts in await here.admin.all(STATEFUL_SETS, here.namespace):
+        assert [owner["uid"] for owner in sts["metadata"]["ownerReferences"]] == [again["metadata"]["uid"]]
+    told = [event["reason"] for event in await here.admin.all(EVENTS, here.namespace) if event["type"] == "Warning"]
+    assert "NameConflict" not in told
 
 
 async def test_scaling_down_removes_the_highest_instance_only(here: Bench):

@@ -199,6 +199,7 @@ class Cluster:
             drain_started=parse.moment(parse.annotation(sts, names.ANNOTATION_DRAIN_STARTED)),
             drain_reason=parse.annotation(sts, names.ANNOTATION_DRAIN_REASON),
             pod=pod,
+            controller=parse.controller(sts),
         )
 
     async def _watch(self, pool: Pool, instances: Iterable[ObservedInstance]) -> None:

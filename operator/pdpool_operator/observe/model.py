@@ -159,6 +159,8 @@ class ObservedInstance:
     """
     ranks: Mapping[int, RankSample] = field(default_factory=dict)
     """Newest sample of each rank of the present pod; a rank that is absent was never seen."""
+    controller: str = ""
+    """The controlling owner as `kind/name`, empty when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,8 @@ class ObservedObject:
     uid: str
     controller_uid: str
     build_hash: str
+    controller: str = ""
+    """The controlling owner as `kind/name`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +230,8 @@ class ObservedDeployment:
     observed_generation: int
     failure: str = ""
     """Message of the condition ReplicaFailure while it is True."""
+    controller: str = ""
+    """The controlling owner as `kind/name`."""
 
 
 @dataclass(frozen=True, slots=True)

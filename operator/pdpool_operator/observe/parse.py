@@ -21,8 +21,17 @@ def moment(text: str | None) -> datetime | None:
 
 def controller_uid(obj: Object) -> str:
     """UID of the controlling owner reference, empty if there is none."""
-    owners = obj["metadata"].get("ownerReferences") or ()
-    return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
+    return str(_controller(obj).get("uid", ""))
+
+
+def controller(obj: Object) -> str:
+    """The controlling owner as `kind/name`, empty if there is none."""
+    owner = _controller(obj)
+    return f"{owner['kind']}/{owner['name']}" if owner else ""
+
+
+def _controller(obj: Object) -> Object:
+    return next((owner for owner in obj["metadata"].get("ownerReferences") or () if owner.get("controller")), {})
 
 
 def annotation(obj: Object, key: str) -> str:
@@ -102,14 +111,21 @@ def observed_object(obj: Object) -> ObservedObject:
     """Anything that we make and that is not an instance."""
     meta = obj["metadata"]
     return ObservedObject(
-        obj["kind"], meta["name"], meta["uid"], controller_uid(obj), annotation(obj, names.ANNOTATION_BUILD_HASH)
+        kind=obj["kind"],
+        name=meta["name"],
+        uid=meta["uid"],
+        controller_uid=controller_uid(obj),
+        build_hash=annotation(obj, names.ANNOTATION_BUILD_HASH),
+        controller=controller(obj),
     )
 
 
 def applied_keys(service: Object, name: str) -> ObservedObject | None:
     """The Secret `name` as it was applied before this Service of a pool was, which says so; None if it does not."""
     applied = annotation(service, names.ANNOTATION_KEYS_HASH)
-    return ObservedObject("Secret", name, "", controller_uid(service), applied) if applied else None
+    if not applied:
+        return None
+    return ObservedObject("Secret", name, "", controller_uid(service), applied, controller(service))
 
 
 def observed_deployment(obj: Object) -> ObservedDeployment:
@@ -128,6 +144,7 @@ def observed_deployment(obj: Object) -> ObservedDeployment:
         generation=int(meta.get("generation", 0)),
         observed_generation=int(status.get("observedGeneration", 0)),
         failure=failure.get("message", "") if failure.get("status") == "True" else "",
+        controller=controller(obj),
     )
 
 

@@ -1,26 +1,53 @@
 """Rules for the objects beside the workloads: whose they are, and when they are applied."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+from ..api.models import DisaggregatedService, Pool
 from ..api.names import ANNOTATION_BUILD_HASH
 from ..api.reasons import Reason
 from ..observe.model import ObservedObject
-from .model import Fault
+from .model import Fault, Plan, Progress
+
+TAKEN_POLL_S = 10.0
+"""Backstop while a name is taken: the cluster announces when it is free."""
 
 
-def conflicts(owner_uid: str, present: Iterable[tuple[str, str, str]]) -> tuple[Fault, ...]:
-    """A fault for every object, given as (kind, name, UID of its controller), that has a name of ours and is not
-    ours.
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An object that stands under a name of ours."""
+
+    kind: str
+    name: str
+    controller_uid: str
+    controller: str
+    """As `kind/name`."""
+
+
+def blocked(owner: Pool | DisaggregatedService, standing: Iterable[Standing]) -> Plan | None:
+    """What there is to do while names of ours are taken: nothing, but to say by whom; None when none is.
+
+    What belonged to an earlier object of the owner's name is on its way out, and waited for. Anything else is a fault
+    that people have to mend.
     """
-    return tuple(
-        Fault(
-            Reason.NAME_CONFLICT,
-            f"{kind} {name} exists and belongs to somebody else; rename one of the two, or delete it",
+    others = [one for one in standing if one.controller_uid != owner.metadata.uid]
+    former = f"{owner.kind}/{owner.metadata.name}"
+    foreign = [one for one in others if one.controller != former]
+    if foreign:
+        faults = (
+            f"{one.kind} {one.name} exists and belongs to somebody else; rename one of the two, or delete it"
+            for one in foreign
         )
-        for kind, name, controller_uid in present
-        if controller_uid != owner_uid
-    )
+        return Plan(
+            faults=tuple(Fault(Reason.NAME_CONFLICT, message) for message in faults), requeue_after_s=TAKEN_POLL_S
+        )
+    if others:
+        what = ", ".join(f"{one.kind} {one.name}" for one in others[:5])
+        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+        message = f"Waiting for {what}{more} of an earlier {owner.kind} {owner.metadata.name} to be gone"
+        return Plan(progress=Progress(Reason.STARTING, message), requeue_after_s=TAKEN_POLL_S)
+    return None
 
 
 def missing_or_changed(

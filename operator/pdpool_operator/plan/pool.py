@@ -42,7 +42,7 @@ from ..build.template import TemplateInvalid
 from ..observe.model import ObservedInstance, ObservedPool
 from .drain import deadline, has_work_to_lose, work_left
 from .model import Delete, DrainReason, Event, EventType, Fault, Patch, Plan, Progress
-from .objects import conflicts, missing_or_changed
+from .objects import Standing, blocked, missing_or_changed
 
 DRAIN_POLL_S = 1.0
 """How often a drain is looked at: queues change without an event in the cluster."""
@@ -56,9 +56,8 @@ def plan_pool(observed: ObservedPool, settings: BuildSettings, now: datetime) ->
     pool = observed.pool
     if pool.metadata.deletion_timestamp is not None:
         return Plan()
-    foreign = conflicts(pool.metadata.uid, _everything(observed))
-    if foreign:
-        return Plan(faults=foreign, requeue_after_s=HOLD_POLL_S)
+    if taken := blocked(pool, _standing(observed)):
+        return taken
     settings = replace(settings, control_keys=control_keys(observed))
     try:
         wanted = [instance_stateful_set(pool, index, settings) for index in range(pool.spec.replicas)]
@@ -316,10 +315,10 @@ def _patch(instance: ObservedInstance, body: dict[str, Any]) -> Patch:
     return Patch("StatefulSet", instance.name, {**body, "metadata": meta})
 
 
-def _everything(observed: ObservedPool) -> list[tuple[str, str, str]]:
+def _standing(observed: ObservedPool) -> list[Standing]:
     return [
-        *(("StatefulSet", instance.name, instance.controller_uid) for instance in observed.instances),
-        *((obj.kind, obj.name, obj.controller_uid) for obj in observed.objects),
+        *(Standing("StatefulSet", i.name, i.controller_uid, i.controller) for i in observed.instances),
+        *(Standing(obj.kind, obj.name, obj.controller_uid, obj.controller) for obj in observed.objects),
     ]
 
 

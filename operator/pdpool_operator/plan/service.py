@@ -15,7 +15,7 @@ from ..build import router
 from ..build.settings import BuildSettings
 from ..observe.model import ObservedService
 from .model import Delete, Event, EventType, Patch, Plan, Progress, WorkerAction, WorkerChange
-from .objects import conflicts, missing_or_changed
+from .objects import Standing, blocked, missing_or_changed
 from .rotation import Rotation, desired_rotation, worker_changes
 
 READ_BACK_S = 1.0
@@ -23,8 +23,6 @@ READ_BACK_S = 1.0
 
 ASK_AGAIN_S = 2.0
 """After a router did not tell its list."""
-
-CONFLICT_POLL_S = 10.0
 
 
 def plan_service(observed: ObservedService, settings: BuildSettings, router_key: str) -> Plan:
@@ -35,12 +33,11 @@ def plan_service(observed: ObservedService, settings: BuildSettings, router_key:
     if not service.spec.router.enabled:
         return _remove_router(observed)
     deployment = observed.deployment
-    present = [(obj.kind, obj.name, obj.controller_uid) for obj in observed.objects]
+    standing = [Standing(obj.kind, obj.name, obj.controller_uid, obj.controller) for obj in observed.objects]
     if deployment is not None:
-        present.append(("Deployment", deployment.name, deployment.controller_uid))
-    foreign = conflicts(service.metadata.uid, present)
-    if foreign:
-        return Plan(faults=foreign, requeue_after_s=CONFLICT_POLL_S)
+        standing.append(Standing("Deployment", deployment.name, deployment.controller_uid, deployment.controller))
+    if taken := blocked(service, standing):
+        return taken
     rotation = desired_rotation(observed)
     support = (
         router.router_key_secret(service, router_key),

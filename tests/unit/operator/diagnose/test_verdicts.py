@@ -25,12 +25,12 @@ BOOTSTRAP, INFLIGHT, PREALLOC, TRANSFER = "prefill_bootstrap", "prefill_inflight
 
 
 def subject(role: Role, index: int = 0, *, since: float = 0.0, at: float = 0.0, **sample: Any) -> Subject:
-    """An instance that was looked at twice with the same counters, `since` and `at`, in seconds after T0, and once before
-    when its queues were empty.
+    """An instance that was looked at twice with the same counters: `since` and `at`, in seconds after T0. Once before,
+    its queues were empty.
     """
     name = f"chat-{role}-{index}-0"
     uid = f"uid-of-{name}"
-    empty = {queue: (0, None, None) for queue in sample.get("queues") or ()}
+    empty = dict.fromkeys(sample.get("queues") or (), (0, None, None))
     before = make_sample(T0 + seconds(since - 1), pod_uid=uid, **{**sample, "queues": empty})
     looks = [make_sample(T0 + seconds(moment), pod_uid=uid, **sample) for moment in (since, at)]
     track = follow_all([before, *looks])
