@@ -68,7 +68,7 @@ class Engine:
         held = self.held_for.get(rank, {})
         return web.json_response(
             {
-                "incarnation": f"{self.ip}/{rank}",
+                "incarnation": f"{self.ip}-{rank}",
                 "ranks": self.ranks,
                 "pod_uid": self.pod_uid,
                 "container": f"the run at {self.ip}",

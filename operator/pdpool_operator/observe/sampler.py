@@ -27,9 +27,15 @@ CONCURRENCY = 64
 MAX_RANKS = 256
 """Ranks of one pod; whoever claims more is not believed, for each is a request at every look."""
 
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Name = Annotated[str, Field(max_length=64)]
+MAX_COUNT = (1 << 63) - 1
+"""What the Kubernetes API takes for an integer. Beyond it one engine could make status and metrics of all fail."""
+MAX_SECONDS = 1e9
+"""A generation; moments are computed from ages, and must exist."""
+
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Name = Annotated[str, Field(max_length=64, pattern="^[A-Za-z0-9._-]*$")]
+"""It ends in messages and as a metric's label."""
 
 
 class _Answer(BaseModel):
@@ -252,6 +258,16 @@ class Sampler:
         self._newest.pop(uid, None)
 
 
+def _is_queue(name: str, role: Role) -> bool:
+    return (
+        name.startswith(f"{role}_")
+        and name.endswith(_SUFFIX)
+        and len(name) <= 64
+        and name.isascii()
+        and name.isidentifier()
+    )
+
+
 def _why_no_engine(rank: int, engines: Mapping[int, EngineSample], error: str) -> str:
     """Ranks that share a scheduler are counted together, at the first of them."""
     if rank in engines or error:
@@ -295,7 +311,7 @@ def parse_loads(body: bytes, role: Role) -> dict[int, EngineSample]:
             queues={
                 name.removesuffix(_SUFFIX): value
                 for name, value in (load.disaggregation or {}).items()
-                if name.startswith(f"{role}_") and name.endswith(_SUFFIX) and isinstance(value, int) and value >= 0
+                if _is_queue(name, role) and isinstance(value, int) and 0 <= value <= MAX_COUNT
             },
         )
         for load in loads

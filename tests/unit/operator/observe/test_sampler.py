@@ -217,6 +217,13 @@ async def test_an_answer_that_drips_is_unknown_within_the_deadline(http, serve):
         pytest.param({}, "invalid", id="fields missing"),
         pytest.param(STATE | {"holds": -1}, "invalid", id="negative"),
         pytest.param(STATE | {"ranks": 0}, "invalid", id="no ranks"),
+        pytest.param(STATE | {"engine_beat_age_s": 1e14}, "invalid", id="an age that no clock can hold"),
+        pytest.param(STATE | {"held_oldest_s": 1e300}, "invalid", id="a hold older than that"),
+        pytest.param(STATE | {"queues": {"x": {"reqs": 1, "oldest_s": 1e300}}}, "invalid", id="a wait older than that"),
+        pytest.param(STATE | {"queues": {"x": {"reqs": 10**400}}}, "invalid", id="more than any metric can hold"),
+        pytest.param(STATE | {"held_bytes": 1 << 63}, "invalid", id="more than the API can hold"),
+        pytest.param(STATE | {"queues": {'x"}\n': {"reqs": 1}}}, "invalid", id="a name that is none"),
+        pytest.param(STATE | {"incarnation": "all is well.\nTrue"}, "invalid", id="an incarnation that tells tales"),
         pytest.param(STATE | {"ranks": MAX_RANKS + 1}, "invalid", id="too many ranks"),
         pytest.param(STATE | {"queues": {"x": {"reqs": "many"}}}, "invalid", id="wrong type"),
         pytest.param(STATE | {"queues": {str(i): {"reqs": 1} for i in range(17)}}, "invalid", id="too many queues"),
@@ -252,6 +259,14 @@ async def test_every_rank_is_asked_at_its_own_port_as_soon_as_one_says_how_many_
     pod.state = lambda: web.Response(status=503)
     again = await one.sample(target(pod))
     assert [sample.connector_error for sample in again] == ["http 503", "", "refused"], "the others are known"
+
+
+async def test_lengths_that_are_none_are_left_out(http, serve):
+    pod = await serve(Pod(), admin=False)
+    odd = LOADS["loads"][0] | {"disaggregation": {"prefill_a_queue_reqs": 1 << 63, "prefill_b_queue_reqs": 2}}
+    pod.loads = {"loads": [odd]}
+    (sample,) = await sampler(http).sample(target(pod))
+    assert sample.engine.queues == {"prefill_b": 2}
 
 
 async def test_ranks_that_share_a_scheduler_are_counted_at_the_first(http, serve):
