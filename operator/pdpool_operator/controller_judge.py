@@ -17,6 +17,8 @@ from .observe.sampler import Target
 from .runtime.metrics import HoldReading, QueueReading
 
 JUDGE_EVERY_S = 1.0
+ASK_AGAIN = timedelta(seconds=1)
+ASK_AGAIN_AT_LATEST = timedelta(seconds=30)
 REFRESH = timedelta(seconds=30)
 """How old the queue lengths in a status may grow while they change."""
 
@@ -44,6 +46,8 @@ class Judge:
         """By UID of the pod and rank."""
         self._shown: dict[Key, _Shown] = {}
         self._diagnoses: dict[Key, tuple[Diagnosis, ...]] = {}
+        self._asked: dict[Key, tuple[datetime, timedelta]] = {}
+        """When a reconcile was asked for, and after what time to ask again; gone when one has come to its end."""
         self.words_due: Callable[[Mapping[Key, ObservedPool]], Collection[Key]] = lambda _: ()
         """Of which of the pools something is to be told about lost peers."""
 
@@ -62,6 +66,7 @@ class Judge:
         """There is no such pool any more."""
         self._forget(_pods(self._pools.pop(key, None)))
         self._shown.pop(key, None)
+        self._asked.pop(key, None)
         self._diagnoses.pop(key, None)
 
     def judge(self, key: Key) -> tuple[Diagnosis, ...]:
@@ -75,6 +80,7 @@ class Judge:
     def shown(self, key: Key, diagnoses: tuple[Diagnosis, ...]) -> None:
         """These diagnoses are what the pool's status now says."""
         self._diagnoses[key] = diagnoses
+        self._asked.pop(key, None)
         self._shown[key] = _Shown(_news(diagnoses), _detail(diagnoses), self._now())
 
     async def run(self) -> None:
@@ -86,7 +92,7 @@ class Judge:
     def tick(self) -> None:
         """Ask for a reconcile of every pool (and its services) whose status does not say what is so now."""
         for key in self.words_due(self._pools):
-            self._enqueue(key)
+            self._ask(key)
         for key in list(self._pools):
             diagnoses = self.judge(key)
             shown = self._shown.get(key)
@@ -95,10 +101,21 @@ class Judge:
             changed = shown.news != _news(diagnoses)
             stale = self._now() - shown.at >= REFRESH and shown.detail != _detail(diagnoses)
             self._diagnoses[key] = diagnoses
-            if changed or stale:
-                self._enqueue(key)
+            if (changed or stale) and self._ask(key):
                 for service in self._bindings.services(key):
                     self._enqueue(service)
+
+    def _ask(self, key: Key) -> bool:
+        """Ask for a reconcile of a pool, unless one was asked for and none has come to its end since; whether it was.
+
+        Then it is asked for again after a while that doubles: an API server that fails all is not to be asked more.
+        """
+        now, (at, wait) = self._now(), self._asked.get(key, (None, ASK_AGAIN / 2))
+        if at is not None and now - at < wait:
+            return False
+        self._asked[key] = now, min(2 * wait, ASK_AGAIN_AT_LATEST)
+        self._enqueue(key)
+        return True
 
     def verdicts(self) -> Mapping[tuple[str, str, str, str], str]:
         """Verdict by (namespace, pool, role, instance): for metrics."""

@@ -122,6 +122,24 @@ def test_lengths_that_change_are_shown_every_half_minute_and_not_more_often(worl
     assert all(gap >= REFRESH.total_seconds() for gap in gaps)
 
 
+def test_a_pool_whose_reconciles_fail_is_asked_for_less_and_less_often(world):
+    """As while the API server is overloaded: the back-off of its key would be passed by every second."""
+    asked_at = []
+    for second in range(300):
+        world.now += timedelta(seconds=1)
+        world.sample(Role.PREFILL, None)
+        world.asked.clear()
+        world.judge.tick()
+        asked_at += [second] * world.asked.count(PREFILL)
+    assert 8 <= len(asked_at) <= 16
+    assert max(after - before for before, after in itertools.pairwise(asked_at)) <= 31
+    world.reconcile(PREFILL)
+    world.sample(Role.PREFILL, {"prefill_bootstrap": (0, None, 5)})
+    world.asked.clear()
+    world.judge.tick()
+    assert PREFILL in world.asked, "news after a success is told at once"
+
+
 def test_requests_that_come_and_go_are_no_news(world):
     """Idle at one look and Flowing at the next: under light traffic, each pool would be written every few seconds."""
     asked = 0
