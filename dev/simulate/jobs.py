@@ -27,6 +27,7 @@ FAULTS = (
     "abort",
     "ask_again",
     "lose_post",
+    "decline",
 )
 """Steps of the random world that are faults, or that engines do unasked."""
 SEARCH_S = 6.0

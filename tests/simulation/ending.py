@@ -191,6 +191,7 @@ def judge_calm(world: World) -> None:
     halves = [(process, half) for process in world.everyone.values() for half in process.halves.values()]
     refused = {half.request for _, half in halves if half.last and half.last.cause is Cause.REFUSED}
     aborted = {half.request for _, half in halves if half.aborted}
+    full = "prefill remembers as many" if world.direction == "write" else "remembers as many"
     for process, half in halves:
         assert half.last is not None
         if half.last.phase is Phase.DONE:
@@ -199,8 +200,9 @@ def judge_calm(world: World) -> None:
             soon = half.over <= half.posted + TIMING.meet_s + LATE_S
             check(soon or process.role == "prefill", f"decode was not told that prefill has no request: {half}")
         elif half.request in refused:
-            told = half.last.cause is not Cause.TIMED_OUT or process.role == "prefill"
-            check(told, f"decode was not told that prefill refused: {half}")
+            said = [other.last.message for _, other in halves if other.request == half.request and other.last]
+            told = half.last.cause is not Cause.TIMED_OUT or any(full in why for why in said)
+            check(told, f"{process.role} was not told that the other side refused: {half}")
         else:
             check(half.request in aborted, f"it failed, though nothing went wrong: {half}")
             heard = half.last.cause in (Cause.ABORTED, Cause.PEER_ABORTED)

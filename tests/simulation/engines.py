@@ -1,6 +1,6 @@
 """What engines of a world ask of the hand-off: requests on both sides, pages as they are computed, and aborts."""
 
-from pdpool_connector.protocol.events import AbortTransfer, OpenAttempt, OpenRequest, SendPages
+from pdpool_connector.protocol.events import AbortTransfer, ExpectAttempt, OpenAttempt, OpenRequest, SendPages
 from pdpool_connector.protocol.frames import AttemptId
 
 from tests.simulation.ground import Ask, check
@@ -33,7 +33,19 @@ class Engines(Hosts):
         for instance in (ask.prefill, ask.decode):
             for rank in range(self.shape[instance]):
                 self.to_post[ask.tag, f"{instance}.{rank}"] = ask
+        if ask.tag % 2:
+            self.announce(ask)
         return True
+
+    def announce(self, ask: Ask) -> None:
+        """Decode's engine says at once what has come. Every other engine does not, or stands still."""
+        for rank in range(self.shape[ask.decode]):
+            process = self.processes[f"{ask.decode}.{rank}"]
+            if not process.frozen:
+                handle = next(process.handles)
+                self.tags[AttemptId(process.incarnation, handle)] = ask.tag
+                place = (ask.prefill, ask.room, ask.sibling, ask.rid("decode"))
+                self.do(process, ExpectAttempt(handle, *place, DEADLINE_S, ask.prompt))
 
     def room_is_free(self, ask: Ask, but: str = "") -> bool:
         """True when nobody uses the ask's room, other than for the request `but`."""
@@ -43,15 +55,19 @@ class Engines(Hosts):
             return False
         return all(half.ended or half.tag not in users for p in self.processes.values() for half in p.halves.values())
 
-    def post(self, tag: int, slot: str) -> bool:
+    def decline(self, tag: int, slot: str) -> bool:
+        """The engine of a rank will not have a request."""
+        return self.post(tag, slot, refused="simulated")
+
+    def post(self, tag: int, slot: str, refused: str = "") -> bool:
         """A rank's half of a request arrives at whatever process is there by then, when it has memory for it."""
         ask, process = self.to_post.get((tag, slot)), self.processes[slot]
         if ask is None or process.frozen:
             return False
         decode = process.role == "decode"
         prefix = ask.prefix if decode else 0
-        half = Half(tag, ask.request, ask.room, ask.sibling, prefix, self.now, len(process.halves) + 1)
-        if not process.equip(half, pages=ask.pages - prefix, state=ask.state):
+        half = Half(tag, ask.request, ask.room, ask.sibling, prefix, self.now, next(process.handles))
+        if not refused and not process.equip(half, pages=ask.pages - prefix, state=ask.state):
             return False
         del self.to_post[tag, slot]
         process.halves[half.handle] = half
@@ -66,16 +82,17 @@ class Engines(Hosts):
                 request_id=ask.rid("decode"),
                 pages=pack(half.pages),
                 prefix_pages=ask.prefix,
-                aux_slot=half.aux[0],
+                aux_slot=half.aux[0] if half.aux else 0,
                 state=pack(half.state),
                 deadline_s=DEADLINE_S,
                 prompt=ask.prompt,
+                refused=refused,
             )
             self.do(process, wish)
         else:
             rid = ask.rid("prefill")
-            self.do(process, OpenRequest(half.handle, ask.room, ask.sibling, rid, DEADLINE_S, ask.prompt))
-        check(half.ended or not draining, f"{slot} drains and has taken something new: {half}")
+            self.do(process, OpenRequest(half.handle, ask.room, ask.sibling, rid, DEADLINE_S, ask.prompt, refused))
+        check(half.ended or not (draining or refused), f"{slot} drains and has taken something new: {half}")
         return True
 
     def lose_post(self, tag: int) -> bool:

@@ -35,11 +35,15 @@ RANKS = (
     Scenario("one request, an abort and a data-plane error", (1,), 1, aborts=1, errors=1),
     Scenario("one request, a crash or a broken connection", (1,), 1, breaks=1, crashes=1),
 )
+ANNOUNCED = Scenario(
+    "one request that decode announces, a crash or a broken connection", (1,), 1, breaks=1, crashes=1, announced=True
+)
 SCENARIOS = (
     *SMALL,
     *(one._replace(direction="read") for one in SMALL),
     *(one._replace(prefill=prefill, decode=decode) for prefill, decode in ((1, 2), (2, 1)) for one in RANKS),
     *(RANKS[0]._replace(prefill=prefill, decode=decode, direction="read") for prefill, decode in ((1, 2), (2, 1))),
+    *(ANNOUNCED._replace(direction=direction) for direction in MACHINES),
 )
 
 

@@ -23,6 +23,7 @@ TIMING = Timing(
     retry_first_s=0.2,
     retry_max_s=1.0,
     query_s=1.0,
+    expect_s=1.0,
     verdict_s=30.0,
     acked_s=8.0,
     max_attempts=64,
@@ -78,6 +79,8 @@ class Ground(ABC):
         self.to_post: dict[tuple[int, str], Ask] = {}
         self.lost_asks: set[str] = set()
         self.tags: dict[AttemptId, int] = {}
+        self.announced: dict[tuple[str, str, int], float] = {}
+        """Until when a prefill knows that a decode has a request and has not opened it."""
         self.done = 0
         self.happened: Counter[str] = Counter()
 

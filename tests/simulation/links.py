@@ -1,14 +1,16 @@
 """How processes of a world find each other, lose each other, and are proved dead."""
 
+from collections import Counter
 from typing import cast
 
 from pdpool_connector.protocol.events import Event, Fenced, Linked, PeerLost, PeerReady, Unreachable
 from pdpool_connector.protocol.frames import VERSION_MAX
-from pdpool_connector.protocol.outcome import Cause
+from pdpool_connector.protocol.outcome import Cause, Phase
 
 from tests.simulation.ground import check
 from tests.simulation.hosts import Hosts
 from tests.simulation.kinds import AnyDecode
+from tests.simulation.memory import Half
 from tests.simulation.processes import Process
 
 
@@ -45,7 +47,8 @@ class Links(Hosts):
                     self.lost(rank.slot, old)
                 self.greeted.add(link)
                 self.answered.add(link)
-                self.do(rank, PeerReady(process.incarnation, VERSION_MAX))
+                told = self.do(rank, PeerReady(process.incarnation, VERSION_MAX))
+                check(not told, f"a greeting of {slot} changed {told}")
                 return True
         return False
 
@@ -87,8 +90,19 @@ class Links(Hosts):
         self.answered.discard(link)
         if process.role == "prefill":
             self.network.end_connection(peer, process.incarnation)
+        waiting = self.waiting_for(process, peer)
         self.hit(process, peer, PeerLost(peer, "simulated"))
+        for half in waiting:
+            check(half.ended, f"it waits for a decode that had announced it and is gone: {half}")
         return True
+
+    def waiting_for(self, process: Process, peer: str) -> list[Half]:
+        """Halves at prefill that this decode has announced and not opened, less those that were asked for twice."""
+        asked = Counter(ask.request for ask in self.asks.values())
+        known = [key for key, until in self.announced.items() if until > self.now]
+        tags = [tag for prefill, decode, tag in known if (prefill, decode) == (process.incarnation, peer)]
+        halves = [process.half_of(tag) for tag in tags if asked[self.asks[tag].request] == 1]
+        return [half for half in halves if half and half.last and half.last.phase is Phase.WAITING]
 
     def hit(self, process: Process, peer: str, event: Event) -> None:
         """Something befalls a peer; hand-offs with others go on."""

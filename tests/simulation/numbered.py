@@ -11,7 +11,15 @@ from tests.simulation.memory import ViolationError
 from tests.simulation.snapshot import copied, form
 
 TIMING = Timing(
-    meet_s=4.0, drain_s=2.0, retry_first_s=1.0, retry_max_s=1.0, query_s=2.0, verdict_s=3.0, acked_s=2.0, max_attempts=8
+    meet_s=4.0,
+    drain_s=2.0,
+    retry_first_s=1.0,
+    retry_max_s=1.0,
+    query_s=2.0,
+    expect_s=2.0,
+    verdict_s=3.0,
+    acked_s=2.0,
+    max_attempts=8,
 )
 
 

@@ -49,7 +49,8 @@ class Player:
             (4.0, self.send),
             (1.2, self.ask),
             (0.5 if self.calm else 0.2, self.abort),
-            (0.1 if self.calm else 0.0, self.drain_prefill),
+            (0.03 if self.calm else 0.0, lambda: Step("drain", (self.slot(),))),
+            (0.2, self.decline),
             (0.1, self.lose_post),
             (0.1, lambda: Step("arrive_late")),
             (0.35 * trouble, self.trouble),
@@ -165,9 +166,8 @@ class Player:
             live = list(process.halves.values())
         return Step("abort", (self.random.choice(live).tag, process.slot)) if live else None
 
-    def drain_prefill(self) -> Step:
-        """A decode that refuses has nobody whom it could tell, so a calm world drains prefills only."""
-        return Step("drain", (self.random.choice([slot for slot in self.world.processes if slot[0] == "p"]),))
+    def decline(self) -> Step | None:
+        return Step("decline", self.random.choice(list(self.world.to_post))) if self.world.to_post else None
 
     def ask_again(self) -> Step | None:
         again = [process.halves for process in self.world.processes.values() if process.role == "decode"]

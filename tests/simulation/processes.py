@@ -1,7 +1,9 @@
 """One life of one rank: its machine, its memory, and the halves of requests that its engine has posted."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 from tests.simulation.kinds import AnyDecode, AnyPrefill
 from tests.simulation.memory import Half, Pool
@@ -27,6 +29,7 @@ class Process:
     state: Pool = field(default_factory=lambda: Pool(STATE_ITEMS))
     wants: set[str] = field(default_factory=set)
     moves: Counter[int] = field(default_factory=Counter)
+    handles: Iterator[int] = field(default_factory=lambda: count(1))
 
     @property
     def role(self) -> str:

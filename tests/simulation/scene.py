@@ -12,7 +12,8 @@ from tests.simulation.kinds import Direction
 class Scenario(NamedTuple):
     """`pages` of each request, sent one by one, in one room. `memory`: pages of each rank. The rest are budgets.
 
-    `prefill`, `decode`: how many ranks there are; every one of the one side serves every one of the other.
+    `announced`: decode may say that it has a request before it opens it. `prefill`, `decode`: how many ranks there are;
+    every one of the one side serves every one of the other.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Scenario(NamedTuple):
     prefill: int = 1
     decode: int = 1
     direction: Direction = "write"
+    announced: bool = False
 
     @property
     def ranks(self) -> int:
@@ -64,6 +66,7 @@ class Half(NamedTuple):
     releasable: bool = False
     pages: tuple[int, ...] = ()
     sent: int = 0
+    announced: bool = False
 
     @property
     def ended(self) -> bool:

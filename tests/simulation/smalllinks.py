@@ -8,6 +8,7 @@ from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import Event, Fenced, Linked, PeerLost, PeerReady, Unreachable, Writer
 from pdpool_connector.protocol.outcome import Cause
 
+from tests.simulation.ground import check
 from tests.simulation.kinds import Machines
 from tests.simulation.numbered import Numbered, name
 from tests.simulation.scene import Scenario, State
@@ -109,7 +110,9 @@ class SmallLinks(ABC):
         if state.up[link][0] and self.changed(state, link, at_prefill=True):
             self.lose(state, link, at_prefill=True)
         state.up[link] = (True, state.up[link][1])
+        before = state.halves[prefill][:]
         self.do(state, prefill, PeerReady(name(decode, state.lives[decode]), f.VERSION_MAX))
+        check(state.halves[prefill] == before, f"a greeting of {self.label(decode)} changed a hand-off")
 
     def _link(self, state: State, decode: int) -> None:
         """Decode is paired with all; what was there before at an address is lost."""

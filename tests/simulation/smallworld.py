@@ -9,6 +9,7 @@ from pdpool_connector.protocol.events import (
     AbortTransfer,
     Connect,
     Event,
+    ExpectAttempt,
     OpenAttempt,
     OpenRequest,
     Read,
@@ -32,6 +33,8 @@ from tests.simulation.smallplanes import SmallPlanes, require
 
 DEADLINE_S = 4.0
 ROOM = 7
+ANNOUNCED = 100
+"""Above the numbers of attempts."""
 
 
 class SmallWorld(SmallPlanes):
@@ -79,6 +82,11 @@ class SmallWorld(SmallPlanes):
             for rank in range(self.scenario.ranks):
                 if self._may_post(state, rank, request):
                     yield f"post {self.label(rank)} r{request}", partial(self._post, rank=rank, request=request)
+            for rank in self.decodes:
+                half = state.halves[rank][request]
+                if self.scenario.announced and again and half.phase is None and not half.announced:
+                    what = f"announce {self.label(rank)} r{request}"
+                    yield what, partial(self._announce, rank=rank, request=request)
             for rank in self.prefills:
                 half = state.halves[rank][request]
                 if half.phase and not half.releasable and half.sent < pages:
@@ -128,7 +136,7 @@ class SmallWorld(SmallPlanes):
         self._check_stopped(state, rank)
 
     def _mail(self, state: State, peer: str, frame: f.AttemptFrame) -> None:
-        if isinstance(frame, f.Open):
+        if isinstance(frame, f.Open | f.Expect):
             # What is left of the attempt's life would tell equal offers apart; how long a frame travelled is unknown.
             frame = msgspec.structs.replace(frame, deadline_s=DEADLINE_S)
         key = (rank_of(peer), life_of(peer), frame)
@@ -173,6 +181,11 @@ class SmallWorld(SmallPlanes):
             self.do(state, rank, OpenRequest(request + 1, ROOM, 0, rid, DEADLINE_S, prompt))
         else:
             self.do(state, rank, OpenAttempt(request + 1, "p", ROOM, 0, rid, pack(free), 0, 0, DEADLINE_S, b"", prompt))
+
+    def _announce(self, state: State, rank: int, request: int) -> None:
+        state.halves[rank][request] = Half(announced=True)
+        rid, prompt = f"d makes up {request}", f"r{request}".encode()
+        self.do(state, rank, ExpectAttempt(ANNOUNCED + request, "p", ROOM, 0, rid, DEADLINE_S, prompt))
 
     def _send(self, state: State, rank: int, request: int) -> None:
         half = state.halves[rank][request]

@@ -2,6 +2,7 @@
 
 import msgspec
 from pdpool_connector.protocol.events import Received
+from pdpool_connector.protocol.frames import Abort, Drained, Expect, Open
 
 from tests.simulation.ground import check
 from tests.simulation.hosts import Hosts
@@ -21,9 +22,18 @@ class Wires(Hosts):
         return True
 
     def receive(self, letter: Letter) -> None:
+        self.note_announced(letter)
         key = (letter.frame.room, letter.frame.sibling)
         for half in self.do(self.everyone[letter.target], Received(letter.frame)):
             check((half.room, half.sibling) == key, f"{letter.name} for room {key} changed {half}")
+
+    def note_announced(self, letter: Letter) -> None:
+        """What this prefill knows from now on of what that decode has not opened."""
+        frame, tag = letter.frame, self.tags.get(letter.frame.attempt)
+        if isinstance(frame, Expect) and tag is not None and (frame.sender, letter.target) in self.greeted:
+            self.announced[letter.target, frame.sender, tag] = self.now + frame.deadline_s
+        elif isinstance(frame, Open | Abort | Drained) and tag is not None:
+            self.announced.pop((letter.target, frame.sender, tag), None)
 
     def double(self, name: str) -> bool:
         """A frame arrives, and will arrive once more."""

@@ -19,7 +19,7 @@ Place = tuple[int, int, str, bytes]
 """Room, sibling, request id and prompt: all that names a request which has no attempt yet."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Expectation:
     """One request of decode's engine; `expires` on the caller's clock."""
 

@@ -42,6 +42,8 @@ DECODE_LABELS = {
 }
 """Which states the public queue spans."""
 
+FULL = "decode remembers as many ended attempts as it can; try again in a few seconds"
+
 LIVE = frozenset({S.CONNECTING, S.OPENING, S.ACCEPTED, S.RECEIVING})
 
 
@@ -220,7 +222,8 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
         self._expecting.drop(wish)
         refusal = wish.refused or self._refusal(wish)
         if refusal and not self._may_tell(wish):
-            refused = TransferStatus(phase=Phase.FAILED, cause=Cause.REFUSED, message=refusal, releasable=True)
+            untold = f"{refusal}; prefill is not told, for {FULL}"
+            refused = TransferStatus(phase=Phase.FAILED, cause=Cause.REFUSED, message=untold, releasable=True)
             self._effects.append(Report(wish.handle, refused))
             return
         attempt = self._make(wish)

@@ -20,8 +20,13 @@ from tests.simulation.kinds import Direction
 from tests.simulation.player import Player
 
 ME = "a" * 32
-BOUNDS = (b"is older than one that is already forgotten", b"remembers as many ended attempts as it can")
-"""Refusals by what all hand-offs of a machine share, of which no story of one can know."""
+BOUNDS = (
+    b"is older than one that is already forgotten",
+    b"remembers as many ended attempts as it can",
+    b"which has not ended here",
+)
+"""Signs of what all hand-offs of a machine share, of which no story of one can know: refusals, and the acknowledgement
+of an end for which there was no room."""
 
 
 def record_of(machine, recorder: Recorder, handle: int, status, now: float) -> Record | None:
