@@ -109,5 +109,5 @@ def _hopeless(hold: HoldSample, looks: Mapping[str, Mapping[int, RankSample]]) -
     if not hold.pod_uid:
         return "it did not say in which pod it runs"
     if hold.pod_uid not in looks:
-        return "its pod is gone, and nobody saw its container end"
+        return "no pool has its pod any more, and nobody saw its container end"
     return ""

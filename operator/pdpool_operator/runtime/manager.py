@@ -12,7 +12,6 @@ from .metrics import Metrics
 from .queue import WorkQueue
 
 RECONCILE_TIMEOUT_S = 60.0
-CONFLICT_RETRY_S = 0.2
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +66,8 @@ async def _once(queue: WorkQueue[K], key: K, reconcile: Callable[[K], Awaitable[
         async with asyncio.timeout(RECONCILE_TIMEOUT_S):
             result = await reconcile(key)
     except (ConflictError, NotFoundError) as faster:
-        log.info("somebody else was faster, looking again: %s", faster, extra=where)
-        queue.add_after(key, CONFLICT_RETRY_S)
+        delay = queue.retry(key)
+        log.info("somebody else was faster, looking again in %.1f s: %s", delay, faster, extra=where)
         return "conflict"
     except (ApiError, NotLeaderError, TimeoutError) as error:
         delay = queue.retry(key)

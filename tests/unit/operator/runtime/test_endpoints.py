@@ -188,6 +188,14 @@ async def test_after_any_failure_the_object_is_looked_at_again(metrics, failure,
     assert metrics.registry.get_sample_value("pdpool_reconcile_total", {"kind": "PrefillPool", "outcome": outcome}) == 1
 
 
+@pytest.mark.parametrize("failure", [ConflictError(409, "", "other", ""), NotFoundError(404, "", "no status", "")])
+async def test_conflicts_that_last_are_met_less_and_less_often_as_other_failures_are(metrics, failure):
+    queue, _ = await run_worker(metrics, *([failure] * 4))
+    due = queue.next_due()
+    assert due is not None
+    assert due - asyncio.get_running_loop().time() > 0.3
+
+
 async def test_a_reconcile_that_wants_to_look_again_is_delayed_and_one_that_is_done_is_not(metrics):
     queue, _ = await run_worker(metrics, Result(again_s=60.0))
     assert (len(queue), queue.delayed) == (0, 1)

@@ -81,7 +81,7 @@ def test_at_the_goal_everything_is_good_and_belongs_to_the_generation() -> None:
 
 def test_memory_that_nobody_can_prove_free_is_a_condition_that_names_holder_and_peer_and_leaves_ready_alone() -> None:
     pool = make_pool()
-    why = "its pod is gone, and nobody saw its container end"
+    why = "no pool has its pod any more, and nobody saw its container end"
     lost = [
         Unproven(f"chat-decode-{holder}-0", rank, HoldSample(letter * 32, "gone", "run"), why)
         for holder in range(7)
@@ -90,7 +90,9 @@ def test_memory_that_nobody_can_prove_free_is_a_condition_that_names_holder_and_
     status = status_of(pool, make_instance(pool), unproven=tuple(lost))
     assert outcome(status, "HoldsProvable") == ("False", "PeerUnproven")
     message = condition(status, "HoldsProvable").message
-    assert message.count("chat-decode-0-0 holds memory for process dddddddd, eeeeeeee, ffffffff: its pod is gone") == 1
+    assert (
+        message.count("chat-decode-0-0 holds memory for process dddddddd, eeeeeeee, ffffffff: no pool has its pod") == 1
+    )
     assert "and 2 more" in message
     assert outcome(status) == ("True", "Ready")
     assert outcome(status_of(pool, make_instance(pool)), "HoldsProvable") == ("True", "NothingUnproven")
