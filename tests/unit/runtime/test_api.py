@@ -128,6 +128,47 @@ def test_decode_open_refuses_what_cannot_be(decode: DecodeConnector, changes: di
         decode.open(**(arguments | changes))
 
 
+@pytest.mark.parametrize("changes", [{"prefill": "nowhere"}, {"room": -1}, {"request_id": "x" * 257}, {"sibling": -1}])
+def test_what_no_frame_can_carry_is_neither_expected_nor_refused(decode: DecodeConnector, changes: dict) -> None:
+    arguments = {"prefill": "127.0.0.1:1", "room": 1, "request_id": "r"} | changes
+    with pytest.raises(ValueError, match="|".join(["address", *changes])):
+        decode.expect(**arguments)
+    with pytest.raises(ValueError, match="|".join(["address", *changes])):
+        decode.refuse(**arguments, message="no memory")
+
+
+def test_a_refusal_says_why(prefill: PrefillConnector, decode: DecodeConnector) -> None:
+    with pytest.raises(ValueError, match="message is empty"):
+        prefill.refuse(1, "r", "")
+    with pytest.raises(ValueError, match="message is empty"):
+        decode.refuse(prefill.bootstrap_address, 1, "r", "")
+
+
+def test_what_decode_expects_ends_with_it(prefill: PrefillConnector, decode: DecodeConnector) -> None:
+    waiting, other = prefill.open(1, "r"), prefill.open(2, "s")
+    decode.expect(prefill.bootstrap_address, 1, "r")
+    _wait(lambda: prefill.stats().expected == decode.stats().expected == 1)
+    decode.close()
+    _wait(lambda: waiting.status.cause is Cause.PEER_LOST)
+    assert (waiting.status.releasable, other.status.ended) == (True, False)
+
+
+def test_either_side_is_told_of_what_the_other_refuses(prefill: PrefillConnector, decode: DecodeConnector) -> None:
+    where = prefill.bootstrap_address
+    waiting = prefill.open(1, "r")
+    decode.expect(where, 1, "r")
+    decode.refuse(where, 1, "r", "no memory")
+    _wait(lambda: waiting.status.ended)
+    offered = decode.open(where, 2, "s", pages=pages(1), aux_slot=0)
+    prefill.refuse(2, "s", "no memory")
+    _wait(lambda: offered.status.ended and offered.status.releasable)
+    for transfer in (waiting, offered):
+        assert (transfer.status.cause, transfer.status.message) == (Cause.REFUSED, "no memory")
+    for connector in (prefill, decode):
+        _wait(lambda connector=connector: connector.stats().causes == {"refused": 2})
+        assert connector.stats().expected == 0
+
+
 def test_a_memory_that_is_not_the_rank_s_part_is_refused(memory: KVMemory) -> None:
     config = ConnectorConfig("127.0.0.1", rank=1, instance=shard_model([1, 1], 1), registry="127.0.0.1:1")
     with pytest.raises(ValueError, match=r"memory holds Part\(first_layer=0, .* rank 1 holds Part\(first_layer=1"):
