@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import logging
+import os
 import secrets
 import threading
 import time
@@ -157,6 +158,7 @@ class Connector(Owner, Generic[AnyTransfer]):
             fence=self._release,
         )
         self._started = True
+        atexit.register(self._close_at_exit, os.getpid())
         if self._registry is not None:
             self._registry.register(self._collector)
         self._reactor.start()
@@ -185,11 +187,13 @@ class Connector(Owner, Generic[AnyTransfer]):
         """Fail what is under way, tell peers, let writes in flight end, and stop all threads; within `timeout_s`.
 
         Idempotent. What cannot be ended in time is logged and left to the end of the process. Pages that are not
-        releasable by then may still be touched afterwards: end the process rather than use them again.
+        releasable by then may still be touched afterwards: end the process rather than use them again. A program that
+        ends without a call of this, by an exception or not, makes it at its exit.
         """
         if self._closed:
             return
         self._closed = True
+        atexit.unregister(self._close_at_exit)
         deadline = time.monotonic() + timeout_s
         if self._started:
             self._reactor.post(self._begin_shutdown)
@@ -215,6 +219,15 @@ class Connector(Owner, Generic[AnyTransfer]):
         if self._doorkeeper is not None:
             self._doorkeeper.close()
         self._context.term()
+
+    def _close_at_exit(self, opener: int) -> None:
+        """The program ends, by an exception perhaps, and has not closed us.
+
+        The interpreter ends threads wherever they are: one that it finds within a call of NIXL's aborts the process.
+        A process that was forked off (not `opener`) has our sockets, and no thread of ours: it leaves them alone.
+        """
+        if os.getpid() == opener:
+            self.close()
 
     def _close_late(self) -> None:
         """At exit, close what has ended since `close` gave up waiting: Mooncake aborts a process that does not."""
