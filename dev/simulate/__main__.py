@@ -12,7 +12,7 @@ import click
 from dev.simulate import jobs
 from tests.simulation.explore import SCENARIOS
 from tests.simulation.kinds import MACHINES, Direction
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants import MUTANTS, NOT_APPLICABLE
 from tests.simulation.wiring import WIRING
 
 Result = TypeVar("Result")
@@ -45,8 +45,11 @@ def main(
         explored = explore(pool, cpu_seconds)
         played = play(pool, first, seeds)
         mutants = [jobs.Mutant(*row) for row in catch(pool, mutant_seeds)]
+    if wiring:
         # One at a time: they run processes and clocks of their own.
-        mutants += break_wiring(pool) if wiring else []
+        with ProcessPoolExecutor(1) as pool:
+            mutants += break_wiring(pool)
+    cover(mutants)
     states = sum(one.states for one in explored)
     violations = [text for one in explored for text in one.violations] + played.violations
     caught = sum(mutant.caught for mutant in mutants)
@@ -107,11 +110,19 @@ def break_wiring(pool: ProcessPoolExecutor) -> list[jobs.Mutant]:
     if sound:
         click.echo(f"  these tests fail without a mutant, so they prove nothing: {sound}")
         return [jobs.Mutant(fault.name, fault.hazard, "", sound) for fault in WIRING.values()]
-    rows = []
-    for name in WIRING:
-        rows += list(run(pool, jobs.break_wiring, [(name,)], name))
-        table_row(rows[-1])
+    rows = list(run(pool, jobs.break_wiring, [(name,) for name in WIRING], "mutants"))
+    for row in rows:
+        table_row(row)
     return rows
+
+
+def cover(mutants: list[jobs.Mutant]) -> None:
+    """Which hazards of the catalogue the mutants have brought back, and how many of each."""
+    counts = Counter(mutant.hazard for mutant in mutants)
+    tried = ", ".join(f"{hazard} {counts[hazard]}" for hazard in sorted(counts, key=lambda hazard: int(hazard[1:])))
+    click.echo(f"\n{len(counts)} hazards of the catalogue are among the mutants: {tried}")
+    for hazard, why in NOT_APPLICABLE.items():
+        click.echo(f"  {hazard} is not: {why}")
 
 
 def table_row(mutant: jobs.Mutant) -> None:

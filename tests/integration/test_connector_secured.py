@@ -133,7 +133,7 @@ def guarded() -> Iterator[Side]:
 
 
 def test_a_room_is_given_up_for_whoever_holds_a_token(guarded):
-    mine, other = guarded.connector.open(7, "a"), guarded.connector.open(8, "b")
+    mine, other = guarded.connector.open(7, "a"), guarded.connector.open(70, "b")
     assert post(guarded, "abort", {"room": 7}, token("abort")) == (200, {"done": "1 hand-offs of room 7 are given up"})
     until(lambda: mine.status.ended)
     assert mine.status.message == "given up by operator"

@@ -182,8 +182,15 @@ def judge_agreement(world: World, process: Process, half: Half) -> None:
         newer = [other for other in process.halves.values() if other.request == half.request]
         check(any(other.handle > half.handle for other in newer), f"no newer attempt supersedes {half}")
     if half.last.cause is Cause.PEER_ABORTED:
-        aborted = [other for _, other in halves if other.aborted and other.request == half.request]
+        aborted = [other for _, other in halves if other.aborted and may_be_one(world, other, half)]
         check(bool(aborted), f"told of an abort that nobody said: {half}")
+
+
+def may_be_one(world: World, one: Half, other: Half) -> bool:
+    """Whether the two may be taken for halves of one request."""
+    if world.prompts:
+        return one.request == other.request
+    return world.asks[one.tag].place == world.asks[other.tag].place
 
 
 def judge_calm(world: World) -> None:
@@ -192,9 +199,11 @@ def judge_calm(world: World) -> None:
     refused = {half.request for _, half in halves if half.last and half.last.cause is Cause.REFUSED}
     aborted = {half.request for _, half in halves if half.aborted}
     full = "prefill remembers as many" if world.direction == "write" else "remembers as many"
+    # Without prompts, a half whose counterpart was lost stays in its place, where the next request may be taken for it.
+    lost = {ask.place for ask in world.asks.values() if ask.request in world.lost_asks and not world.prompts}
     for process, half in halves:
         assert half.last is not None
-        if half.last.phase is Phase.DONE:
+        if half.last.phase is Phase.DONE or world.asks[half.tag].place in lost:
             continue
         if half.request in world.lost_asks:
             soon = half.over <= half.posted + TIMING.meet_s + LATE_S

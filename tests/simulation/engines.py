@@ -14,10 +14,11 @@ class Engines(Hosts):
     def ask(self, *fields: object) -> bool:
         """A request is sent to both sides, each gets it at a time of its own.
 
-        Every fourth does not care whether others use its room; more of them would only fill the tables of ends.
+        Every fourth does not care whether others use its room, where prompts tell them apart; more of them would only
+        fill the tables of ends.
         """
         ask = Ask(*fields)  # type: ignore[arg-type] # a schedule holds plain fields
-        if ask.tag % 4 and not self.room_is_free(ask):
+        if (ask.tag % 4 or not self.prompts) and not self.room_is_free(ask):
             return False
         return self.enqueue(ask)
 
@@ -44,13 +45,16 @@ class Engines(Hosts):
             if not process.frozen:
                 handle = next(process.handles)
                 self.tags[AttemptId(process.incarnation, handle)] = ask.tag
-                place = (ask.prefill, ask.room, ask.sibling, ask.rid("decode"))
-                self.do(process, ExpectAttempt(handle, *place, DEADLINE_S, ask.prompt))
+                place = (*ask.place, ask.rid("decode"))
+                self.do(process, ExpectAttempt(handle, *place, DEADLINE_S, self.prompt(ask)))
+
+    def prompt(self, ask: Ask) -> bytes:
+        """What engines tell of a request's prompt, for which the request's name stands."""
+        return ask.request.encode() if self.prompts else b""
 
     def room_is_free(self, ask: Ask, but: str = "") -> bool:
         """True when nobody uses the ask's room, other than for the request `but`."""
-        place = (ask.prefill, ask.room, ask.sibling)
-        users = {a.tag for a in self.asks.values() if (a.prefill, a.room, a.sibling) == place and a.request != but}
+        users = {a.tag for a in self.asks.values() if a.place == ask.place and a.request != but}
         if any(tag in users for tag, _ in self.to_post):
             return False
         return all(half.ended or half.tag not in users for p in self.processes.values() for half in p.halves.values())
@@ -85,13 +89,15 @@ class Engines(Hosts):
                 aux_slot=half.aux[0] if half.aux else 0,
                 state=pack(half.state),
                 deadline_s=DEADLINE_S,
-                prompt=ask.prompt,
+                prompt=self.prompt(ask),
                 refused=refused,
             )
             self.do(process, wish)
         else:
             rid = ask.rid("prefill")
-            self.do(process, OpenRequest(half.handle, ask.room, ask.sibling, rid, DEADLINE_S, ask.prompt, refused))
+            self.do(
+                process, OpenRequest(half.handle, ask.room, ask.sibling, rid, DEADLINE_S, self.prompt(ask), refused)
+            )
         check(half.ended or not (draining or refused), f"{slot} drains and has taken something new: {half}")
         return True
 

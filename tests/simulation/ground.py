@@ -45,9 +45,9 @@ class Ask(NamedTuple):
     request: str
 
     @property
-    def prompt(self) -> bytes:
-        """What both sides tell of the prompt."""
-        return self.request.encode()
+    def place(self) -> tuple[str, int, int]:
+        """Where its halves meet."""
+        return self.prefill, self.room, self.sibling
 
     def rid(self, role: str) -> str:
         """The request's id; the router gives every other request one, and otherwise each side makes its own."""
@@ -55,12 +55,16 @@ class Ask(NamedTuple):
 
 
 class Ground(ABC):
-    """Everything that a step may change. `shape` maps each instance ("p0", "d1") to its number of ranks."""
+    """Everything that a step may change. `shape` maps each instance ("p0", "d1") to its number of ranks.
 
-    def __init__(self, shape: dict[str, int], machines: Machines, direction: Direction) -> None:
+    `prompts`: engines tell the prompts of their requests; otherwise a room is all that halves have in common.
+    """
+
+    def __init__(self, shape: dict[str, int], machines: Machines, direction: Direction, prompts: bool) -> None:
         self.shape = shape
         self.machines = machines
         self.direction = direction
+        self.prompts = prompts
         self.now = 0.0
         self.processes: dict[str, Process] = {}
         self.lives: Counter[str] = Counter()

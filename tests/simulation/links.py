@@ -108,8 +108,11 @@ class Links(Hosts):
         """Something befalls a peer; hand-offs with others go on."""
         instance = self.everyone[peer].instance
         for half in self.do(process, event):
-            ask = self.asks[half.tag]
-            check(instance in (ask.prefill, ask.decode), f"{event} changed a hand-off with others: {half}")
+            mine = self.asks[half.tag]
+            # Without prompts, a half may have met any of its place.
+            asks = [mine] if self.prompts else [ask for ask in self.asks.values() if ask.place == mine.place]
+            known = any(instance in (ask.prefill, ask.decode) for ask in asks)
+            check(known, f"{event} changed a hand-off with others: {half}")
 
     def unnoticed(self) -> list[tuple[str, str]]:
         """Who has not noticed yet that a peer is dead."""

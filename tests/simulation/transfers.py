@@ -76,6 +76,7 @@ class Transfers(Ground):
         if flight is None or not flight.left:
             return False
         flight.land()
+        self.happened["land_late"] += flight.reported or not flight.mover.alive
         if not flight.left and (flight.reported or not flight.mover.alive):
             self.flights.remove(flight)
             check_source(flight)
@@ -90,6 +91,7 @@ class Transfers(Ground):
         if whole is not (result is WriteResult.LANDED) or (result is WriteResult.STOPPED and not flight.stopped):
             return False
         flight.reported = True
+        self.happened[f"transfer_{result}"] += 1
         if result is WriteResult.UNSETTLED and flight.left:
             self.unsettled.append((flight.mover, flight.peer))
         else:

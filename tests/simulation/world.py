@@ -33,8 +33,15 @@ class Step(NamedTuple):
 class World(Engines, Links, Wires):
     """Time, and everything that happens in it. See the module's docstring."""
 
-    def __init__(self, shape: dict[str, int], machines: Machines = MACHINES, direction: Direction = "write") -> None:
-        super().__init__(shape, machines, direction)
+    def __init__(
+        self,
+        shape: dict[str, int],
+        machines: Machines = MACHINES,
+        direction: Direction = "write",
+        *,
+        prompts: bool = True,
+    ) -> None:
+        super().__init__(shape, machines, direction, prompts)
         for instance, ranks in shape.items():
             for rank in range(ranks):
                 self.boot(f"{instance}.{rank}")

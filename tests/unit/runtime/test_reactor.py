@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import zmq
@@ -67,6 +68,29 @@ def test_a_readable_descriptor_is_served_until_it_is_not_watched(reactor: Reacto
     assert call(reactor)
     assert os.eventfd_read(pipe) == 1
     os.close(pipe)
+
+
+def test_what_another_call_of_the_same_turn_has_closed_is_not_served(reactor: Reactor) -> None:
+    pipes = [os.eventfd(1, os.EFD_NONBLOCK) for _ in range(2)]
+    served: list[int] = []
+
+    def serve(mine: int, other: int) -> None:
+        served.append(mine)
+        for pipe in (mine, other):
+            reactor.unwatch(pipe)
+            os.close(pipe)
+
+    def watch_both() -> None:
+        for mine, other in (pipes, pipes[::-1]):
+            reactor.watch(mine, partial(serve, mine, other))
+
+    reactor.post(watch_both)
+    deadline = time.monotonic() + 5
+    while not served and time.monotonic() < deadline:
+        assert call(reactor)
+    assert len(served) == 1
+    assert call(reactor)
+    assert reactor.faults == 0
 
 
 def test_a_flood_of_posts_does_not_starve_timers(reactor: Reactor) -> None:
