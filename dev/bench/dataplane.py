@@ -127,7 +127,7 @@ class Side:
 
     def _raw_mooncake(self, engine: MooncakeEngine) -> float:
         local, remote = self.shape.lists()
-        columns = [column.tolist() for column in self.plan.runs(Chunk(local, remote, (0, 0)))]
+        columns = [column.tolist() for column in self.plan.runs(Chunk(local, remote, ((0, 0),)))]
         session, native = engine._peers[self.peer].session, engine._session._native
         start = time.perf_counter()
         for first in range(0, len(columns[0]), MAX_CHUNK_DESCRIPTORS):
@@ -139,7 +139,7 @@ class Side:
     def _raw_nixl(self, engine: NixlEngine) -> float:
         agent, peer = engine._agent, engine._peers[self.peer]
         local, remote = self.shape.lists()
-        local, remote = self.plan.indices(Chunk(local, remote, (0, 0)))
+        local, remote = self.plan.indices(Chunk(local, remote, ((0, 0),)))
         start = time.perf_counter()
         transfer = agent.make(Op.WRITE, peer.local, local, peer.remote, remote)
         over = agent.start(transfer)
@@ -158,7 +158,7 @@ class Side:
 
     def latencies(self, count: int) -> list[float]:
         nothing = np.empty(0, np.int32)
-        return [self._write(Chunk(nothing, nothing, (0, 0))) for _ in range(count)]
+        return [self._write(Chunk(nothing, nothing, ((0, 0),))) for _ in range(count)]
 
     def _write(self, chunk: Chunk) -> float:
         start = time.perf_counter()

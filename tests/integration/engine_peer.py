@@ -174,7 +174,7 @@ class _Side:
         chunk = Chunk(
             np.array(local, np.int32),
             np.array(remote, np.int32),
-            tuple(aux) if aux else None,
+            (tuple(aux),) if aux else (),
             tuple(np.array(ids, np.int32) for ids in state) if state else None,
             tuple(span) if span else None,
         )

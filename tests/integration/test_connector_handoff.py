@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zmq
 from pdpool_connector.protocol import frames as f
-from pdpool_connector.runtime.worker import SMALL_IN_FLIGHT
+from pdpool_connector.runtime.worker import IN_FLIGHT
 
 from tests.integration.cable import ask
 from tests.integration.connector_peer import PAGES, Side
@@ -186,7 +186,7 @@ def test_an_abort_stops_the_writer_between_chunks(sides, backend) -> None:
     prefill.until("r", "ready")
     prefill.call("hold_writes")
     prefill.send("r", range(40), aux_slot=None)
-    prefill.settle(lambda stats: stats["held_writes"] == SMALL_IN_FLIGHT)
+    prefill.settle(lambda stats: stats["held_writes"] == IN_FLIGHT)
     decode.abort("r")
     prefill.until("r", "ended")
     prefill.call("release_writes")

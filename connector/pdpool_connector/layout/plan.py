@@ -6,6 +6,7 @@ id is checked before any address or index is computed from it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -28,17 +29,31 @@ _NONE = np.empty(0, np.int32)
 class Chunk:
     """A bounded part of a request: page `local_pages[i]` goes with page `remote_pages[i]`, and so do state ids.
 
-    local_pages, remote_pages: int32 arrays of the same length, which may be 0. aux: (local slot, remote slot) or None.
+    local_pages, remote_pages: int32 arrays of the same length, which may be 0. aux: pairs (local slot, remote slot).
     state: (local ids, remote ids), int32 arrays of the same length, or None. span: only these regions of the plan's, of
     pages or of state, whichever the chunk has; None means all. staged: where the pages were gathered to, if they were.
     """
 
     local_pages: Ids
     remote_pages: Ids
-    aux: tuple[int, int] | None = None
+    aux: tuple[tuple[int, int], ...] = ()
     state: tuple[Ids, Ids] | None = None
     span: Span | None = None
     staged: Reservation | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether it has whole pages and aux rows only, and so may be `joined` with others."""
+        return self.state is None and self.span is None and self.staged is None
+
+
+def joined(chunks: Sequence[Chunk]) -> Chunk:
+    """Several plain chunks as one."""
+    return Chunk(
+        np.concatenate([chunk.local_pages for chunk in chunks]),
+        np.concatenate([chunk.remote_pages for chunk in chunks]),
+        tuple(pair for chunk in chunks for pair in chunk.aux),
+    )
 
 
 class PairPlan:
@@ -85,9 +100,12 @@ class PairPlan:
         if chunk.state is not None:
             _check_pair("state", *chunk.state, local.state_items, remote.state_items)
             _refuse_twice("state", *chunk.state, read)
-        if chunk.aux is not None:
-            _check_slot("local aux slot", chunk.aux[0], local.aux_rows)
-            _check_slot("remote aux slot", chunk.aux[1], remote.aux_rows)
+        for ours, theirs in chunk.aux:
+            _check_slot("local aux slot", ours, local.aux_rows)
+            _check_slot("remote aux slot", theirs, remote.aux_rows)
+        if len(chunk.aux) > 1:
+            rows = np.array(chunk.aux, np.int32)
+            _refuse_twice("aux", rows[:, 0], rows[:, 1], read)
         if chunk.span is not None:
             if len(chunk.local_pages) and chunk.state is not None:
                 raise LayoutError("span is given for pages and state, must be for one of them")
@@ -112,21 +130,23 @@ class PairPlan:
         Pieces that follow each other in memory on both sides follow each other here, so that an engine may merge them.
         Staged chunks are not of these pieces: there are only runs of them.
         """
-        if len(chunk.local_pages) == 1 and chunk.aux is not None and chunk.state is None and chunk.span is None:
-            return self._single(self._local_single, int(chunk.local_pages[0]), chunk.aux[0]), self._single(
-                self._remote_single, int(chunk.remote_pages[0]), chunk.aux[1]
+        if len(chunk.local_pages) == 1 and len(chunk.aux) == 1 and chunk.state is None and chunk.span is None:
+            ours, theirs = chunk.aux[0]
+            return self._single(self._local_single, int(chunk.local_pages[0]), ours), self._single(
+                self._remote_single, int(chunk.remote_pages[0]), theirs
             )
         local, remote = self._pages.indices(chunk.local_pages, chunk.remote_pages, self._span(self._pages, chunk))
-        if chunk.aux is None and chunk.state is None:
+        if not chunk.aux and chunk.state is None:
             return local, remote
         locals_, remotes = [local], [remote]
         if chunk.state is not None:
             local, remote = self._state.indices(*chunk.state, self._span(self._state, chunk))
             locals_.append(local + self._local_first[0])
             remotes.append(remote + self._remote_first[0])
-        if chunk.aux is not None:
-            locals_.append(np.array([chunk.aux[0] + self._local_first[1]], np.int32))
-            remotes.append(np.array([chunk.aux[1] + self._remote_first[1]], np.int32))
+        if chunk.aux:
+            rows = np.array(chunk.aux, np.int32)
+            locals_.append(rows[:, 0] + self._local_first[1])
+            remotes.append(rows[:, 1] + self._remote_first[1])
         return np.concatenate(locals_), np.concatenate(remotes)
 
     def _single(self, zero: Ids, page: int, slot: int) -> Ids:
@@ -143,10 +163,11 @@ class PairPlan:
             parts = [self._pages.gathered_runs(chunk.staged.address, chunk.remote_pages, span)]
         if chunk.state is not None:
             parts.append(self._state.runs(*chunk.state, self._span(self._state, chunk)))
-        if chunk.aux is not None:
+        if chunk.aux:
             ours, theirs = self.local.aux, self.remote.aux
-            addresses = (ours.address + chunk.aux[0] * ours.item_bytes, theirs.address + chunk.aux[1] * ours.item_bytes)
-            parts.append(Runs(*(np.array([value], np.int64) for value in (*addresses, ours.item_bytes))))
+            slots = np.array(chunk.aux, np.int64).T * ours.item_bytes
+            nbytes = np.full(len(chunk.aux), ours.item_bytes, np.int64)
+            parts.append(Runs(ours.address + slots[0], theirs.address + slots[1], nbytes))
         return parts[0] if len(parts) == 1 else Runs(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def nbytes(self, chunk: Chunk) -> int:
@@ -154,7 +175,11 @@ class PairPlan:
         moved = self._pages.nbytes(len(chunk.local_pages), self._span(self._pages, chunk))
         if chunk.state is not None:
             moved += self._state.nbytes(len(chunk.state[0]), self._span(self._state, chunk))
-        return moved + (self.local.aux.item_bytes if chunk.aux is not None else 0)
+        return moved + len(chunk.aux) * self.local.aux.item_bytes
+
+    def pieces(self, chunk: Chunk) -> int:
+        """In how many pieces a plain chunk moves, where no neighbours merge."""
+        return len(chunk.local_pages) * self._page_pieces + len(chunk.aux)
 
     def pages_within(self, nbytes: int, pieces: int) -> int:
         """How many pages, wherever they lie, have at most so many bytes and pieces; 0 where no page moves."""
@@ -202,7 +227,7 @@ class PairPlan:
         """
         _check_lengths("pages", local_pages, remote_pages)
         if len(local_pages) == 1 and state is None and not gather and within is None and self._page_fits():
-            return [Chunk(local_pages, remote_pages, aux)]
+            return [Chunk(local_pages, remote_pages, () if aux is None else (aux,))]
         spare = self.local.aux.item_bytes
         pages = self._pages.split(local_pages, remote_pages, spare, gather=gather, within=within)
         chunks = [Chunk(local, remote, span=span) for local, remote, span in pages]
@@ -214,7 +239,7 @@ class PairPlan:
             )
         if aux is not None:
             last = chunks.pop() if chunks else Chunk(_NONE, _NONE)
-            chunks.append(replace(last, aux=aux))
+            chunks.append(replace(last, aux=(aux,)))
         return chunks
 
     def _page_fits(self) -> bool:
@@ -284,7 +309,7 @@ def _refuse_twice(name: str, local: Ids, remote: Ids, read: bool) -> None:
         ordered = np.sort(target)
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
         if len(twice):
-            unit = "page" if name == "pages" else "item"
+            unit = {"pages": "page", "aux": "row"}.get(name, "item")
             raise LayoutError(f"{field} has {unit} {twice[0]} twice, every target {unit} may be written once")
 
 

@@ -33,10 +33,11 @@ from pdpool_connector.runtime.announce import Announcements
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
 from pdpool_connector.runtime.identity import check_prompt
+from pdpool_connector.runtime.job import Ended, ended, number_of, without_pages
 from pdpool_connector.runtime.membership import Membership
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import PrefillTransfer, check_reason, check_request
-from pdpool_connector.runtime.worker import Ended, PeerWorker, ended, number_of, without_pages
+from pdpool_connector.runtime.worker import PeerWorker
 from pdpool_connector.transport.bootstrap import RankInfo
 from pdpool_connector.transport.control import Arrival
 from pdpool_connector.transport.http import HttpServer
@@ -252,7 +253,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
             checksum_rate=self.config.checksum_rate,
             staging=self._staging,
             connected=lambda error: self._reactor.post(partial(self._on_connected, incarnation, error)),
-            ended=lambda event: self._reactor.step(partial(self._on_write_ended, event)),
+            ended=lambda events: self._reactor.step(partial(self._on_writes_ended, events)),
             kept=lambda attempt, slot: self._reactor.post(partial(self._on_kept, attempt, slot)),
             gone=lambda: self._reactor.post(partial(self._on_worker_gone, incarnation)),
         )
@@ -371,7 +372,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
                 failure = "a fault in the connector; see its log"
             if failure:
                 over = ended(effect, WriteResult.FAILED, 0, failure)
-                self._reactor.post(partial(self._on_write_ended, over))
+                self._reactor.post(partial(self._on_writes_ended, [over]))
         elif isinstance(effect, StopWriting):
             peer = self._peers.get(effect.peer)
             if peer is not None and peer.worker is not None:
@@ -383,8 +384,16 @@ class PrefillConnector(Connector[PrefillTransfer]):
         if peer is None or not peer.paired or peer.worker is None:
             return "decode is gone"
         self._writes.setdefault(write.attempt, set()).add(write.write)
-        peer.worker.submit(write if peer.kv else without_pages(write))
+        if peer.worker.submit(write if peer.kv else without_pages(write)):
+            self._reactor.soon(partial(self._move_now, peer.worker))
         return ""
+
+    def _move_now(self, worker: PeerWorker) -> None:
+        self._on_writes_ended(worker.move_now())
+
+    def _on_writes_ended(self, events: list[Ended]) -> None:
+        for event in events:
+            self._on_write_ended(event)
 
     def _on_write_ended(self, event: Ended) -> None:
         number = number_of(event)

@@ -65,6 +65,7 @@ class Reactor:
         self.watch(self._wake, self._on_wake)
         self._timers: Timers[Hashable] = Timers()
         self._due: dict[Hashable, Call] = {}
+        self._soon: deque[Call] = deque()
         self._later: list[Call] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -144,6 +145,10 @@ class Reactor:
         self._timers.cancel(key)
         self._due.pop(key, None)
 
+    def soon(self, call: Call) -> None:
+        """Call once what was posted has been done, still before `after_turn`."""
+        self._soon.append(call)
+
     def later(self, call: Call) -> None:
         """Call at the end of the present turn, after `after_turn`."""
         self._later.append(call)
@@ -208,6 +213,8 @@ class Reactor:
             self.guard(self._posted.popleft())
 
     def _finish(self, begun: float) -> None:
+        while self._soon:
+            self.guard(self._soon.popleft())
         self.guard(self._after_turn)
         later, self._later = self._later, []
         for call in later:

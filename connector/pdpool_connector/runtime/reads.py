@@ -10,8 +10,9 @@ from pdpool_connector.layout.checksum import PageSums
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, decode_remote
 from pdpool_connector.protocol.events import Event, Read, StopReading, WriteResult
 from pdpool_connector.protocol.frames import AttemptId
+from pdpool_connector.runtime.job import Ended, ended, number_of, without_pages
 from pdpool_connector.runtime.reactor import Reactor
-from pdpool_connector.runtime.worker import Ended, PeerWorker, ended, number_of, without_pages
+from pdpool_connector.runtime.worker import PeerWorker
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Reads:
             sums=self._sums,
             checksum_rate=0.0,
             connected=lambda error: self._reactor.post(partial(self._on_connected, peer, error)),
-            ended=lambda event: self._reactor.step(partial(self._on_ended, peer, event)),
+            ended=lambda events: self._reactor.step(partial(self._on_ended, peer, events)),
             kept=lambda _attempt, slot: slot.release(),
             gone=lambda: self._reactor.post(partial(self._on_gone, peer)),
         )
@@ -86,7 +87,8 @@ class Reads:
             source.reads.setdefault(effect.attempt, set()).add(effect.read)
             read = effect if source.kv else without_pages(effect)
             self._begun(read)
-            source.worker.submit(read)
+            if source.worker.submit(read):
+                self._reactor.soon(partial(self._move_now, effect.peer, source.worker))
 
     def connected(self, peer: str) -> bool:
         """Whether the rank's memory can be read."""
@@ -119,16 +121,20 @@ class Reads:
             del self._sources[peer]
             self._told(peer, f"decode's engine cannot reach prefill's memory: {error}")
 
-    def _on_ended(self, peer: str, event: Ended) -> None:
+    def _move_now(self, peer: str, worker: PeerWorker) -> None:
+        self._on_ended(peer, worker.move_now())
+
+    def _on_ended(self, peer: str, events: list[Ended]) -> None:
         source = self._sources.get(peer)
-        if source is not None:
-            number = number_of(event)
-            source.worker.forget(number)
-            if (numbers := source.reads.get(event.attempt)) is not None:
-                numbers.discard(number)
-                if not numbers:
-                    del source.reads[event.attempt]
-        self._drive(event)
+        for event in events:
+            if source is not None:
+                number = number_of(event)
+                source.worker.forget(number)
+                if (numbers := source.reads.get(event.attempt)) is not None:
+                    numbers.discard(number)
+                    if not numbers:
+                        del source.reads[event.attempt]
+            self._drive(event)
 
     def _on_gone(self, peer: str) -> None:
         """The worker has ended; what it has not answered, after a fault in it, nobody can speak for any more."""

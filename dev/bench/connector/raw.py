@@ -27,7 +27,7 @@ def measure(engine: Any, peer: str, pairs: Pairs) -> dict[str, float]:  # noqa: 
     if not isinstance(engine, NixlEngine | MooncakeEngine):
         raise TypeError(f"no raw pattern for engine {engine.name}")
     state: Any = engine._peers[peer]
-    whole = [Chunk(local, target, aux=(0, 0)) for local, target in pairs]
+    whole = [Chunk(local, target, aux=((0, 0),)) for local, target in pairs]
     cut = [chunk for local, target in pairs for chunk in state.plan.cut(local, target, (0, 0))]
     patterns = {"whole requests": whole, "chunks": cut}
     if isinstance(engine, NixlEngine):

@@ -67,7 +67,7 @@ def remote_of(arena, **changes):
 
 def test_a_chunk_is_done_when_submit_returns(engine, sink):
     engine.connect("p", remote_of(sink))
-    handle = engine.submit("p", Chunk(ids(0, 1, 5), ids(2, 3, 0), (1, 3)))
+    handle = engine.submit("p", Chunk(ids(0, 1, 5), ids(2, 3, 0), ((1, 3),)))
     assert engine.poll(handle) is Poll.DONE
     assert engine.poll(handle) is Poll.DONE, "asked again it says the same"
     written = sink.array(0, 32768, np.uint8)

@@ -106,7 +106,7 @@ def test_bytes_land_exactly_where_they_should(pair, op):
     for region, (froms, tos) in enumerate((pages, pages, state, ((1,), (3,)))):
         for start, to in zip(froms, tos, strict=True):
             sink.items(region, wanted)[to] = source.items(region)[start]
-    chunk = Chunk(*pages, aux, state) if op is Op.WRITE else Chunk(*pages[::-1], aux[::-1], state[::-1])
+    chunk = Chunk(*pages, (aux,), state) if op is Op.WRITE else Chunk(*pages[::-1], (aux[::-1],), state[::-1])
     assert ended(ours.engine, ours.engine.submit("them", chunk, op)) is Poll.DONE
     assert np.array_equal(sink.bytes, wanted)
     assert np.array_equal(source.bytes, before)

@@ -58,8 +58,8 @@ def moved_by_hand(source, target, chunk):
         for mine, other in _common_state(ours, theirs):
             for item, to in zip(*chunk.state, strict=True):
                 after.items(other)[to] = source.items(mine)[item]
-    if chunk.aux is not None:
-        after.items(theirs.aux)[chunk.aux[1]] = source.items(ours.aux)[chunk.aux[0]]
+    for here, there in chunk.aux:
+        after.items(theirs.aux)[there] = source.items(ours.aux)[here]
     return after.space
 
 

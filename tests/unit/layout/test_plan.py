@@ -1,12 +1,14 @@
 """Pair plans against moving each cell by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pdpool_connector.layout import pool
 from pdpool_connector.layout.memory import LayoutError
-from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.plan import Chunk, PairPlan, joined
 from pdpool_connector.layout.pool import MAX_CHUNK_BYTES, MAX_CHUNK_DESCRIPTORS
 
 from tests.unit.layout.model import AUX_BYTES, Rank, apply_runs, moved_by_hand
@@ -71,7 +73,8 @@ def pairs(draw):
             )
         )
     local, remote = draw(id_lists(5, 7))
-    aux = draw(st.none() | st.tuples(st.integers(0, 2), st.integers(0, 2)))
+    sources, targets = st.integers(0, 2), st.permutations(range(3))
+    aux = tuple((draw(sources), slot) for slot in draw(targets)[: draw(st.integers(0, 3))])
     stateful = all(rank.memory.state for rank in ranks)
     state = draw(st.none() | id_lists(3, 4)) if stateful else None
     return *ranks, Chunk(local, remote, aux, state)
@@ -84,6 +87,20 @@ def test_runs_give_every_cell_that_both_hold_and_touch_nothing_else(pair):
     plan = PairPlan(source.memory, target.memory)
     plan.check(chunk)
     assert np.array_equal(apply_runs(source, target, plan.runs(chunk)), moved_by_hand(source, target, chunk))
+
+
+@parts
+@given(pairs(), st.integers(0, 5))
+def test_joined_chunks_move_what_each_of_them_does(pair, at):
+    source, target, chunk = pair
+    chunk = replace(chunk, state=None)
+    local, remote = chunk.local_pages, chunk.remote_pages
+    parts = [Chunk(local[:at], remote[:at], chunk.aux[:1]), Chunk(local[at:], remote[at:], chunk.aux[1:])]
+    plan, whole = PairPlan(source.memory, target.memory), joined(parts)
+    plan.check(whole)
+    assert np.array_equal(apply_runs(source, target, plan.runs(whole)), moved_by_hand(source, target, chunk))
+    assert plan.nbytes(whole) == sum(map(plan.nbytes, parts))
+    assert len(plan.indices(whole)[0]) == plan.pieces(whole) == sum(map(plan.pieces, parts))
 
 
 @parts
@@ -110,12 +127,13 @@ def test_pieces_move_the_same_bytes_as_runs(pair):
 @given(pairs())
 def test_chunks_of_a_request_move_the_same_bytes_as_one(pair):
     source, target, chunk = pair
+    chunk = replace(chunk, aux=chunk.aux[:1])
     plan = PairPlan(source.memory, target.memory)
     wanted = moved_by_hand(source, target, chunk)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "MAX_CHUNK_BYTES", 40)
         patch.setattr(pool, "MAX_CHUNK_DESCRIPTORS", 6)
-        chunks = plan.cut(chunk.local_pages, chunk.remote_pages, chunk.aux, chunk.state)
+        chunks = plan.cut(chunk.local_pages, chunk.remote_pages, chunk.aux[0] if chunk.aux else None, chunk.state)
         for piece in chunks:
             plan.check(piece)
             target.space = apply_runs(source, target, plan.runs(piece))
@@ -182,7 +200,7 @@ def test_memories_with_nothing_in_common_exchange_aux_rows_only():
     (only,) = plan.cut(ids(1, 2), ids(3, 4), (0, 1), (ids(1), ids(2)))
     plan.check(only)
     assert plan.runs(only).nbytes.tolist() == [AUX_BYTES]
-    whole = Chunk(ids(1, 2), ids(3, 4), (0, 1), (ids(1), ids(2)))
+    whole = Chunk(ids(1, 2), ids(3, 4), ((0, 1),), (ids(1), ids(2)))
     plan.check(whole)
     assert plan.runs(whole).nbytes.tolist() == [AUX_BYTES]
     assert [len(side) for side in plan.indices(whole)] == [1, 1]
@@ -266,7 +284,7 @@ def test_a_page_beyond_the_bounds_is_cut_by_regions():
     plan = PairPlan(huge, huge)
     chunks = plan.cut(ids(1, 2), ids(3, 4), (0, 0))
     assert [chunk.span for chunk in chunks] == [(0, 5), (5, 10)] * 2
-    assert [chunk.aux for chunk in chunks] == [None, None, None, (0, 0)]
+    assert [chunk.aux for chunk in chunks] == [(), (), (), ((0, 0),)]
 
 
 def test_an_item_of_one_region_beyond_the_bound_is_a_chunk_of_its_own():
@@ -284,7 +302,7 @@ def test_little_state_goes_with_the_last_pages_and_much_state_apart():
     plan = PairPlan(rank.memory, rank.memory)
     pages = np.arange(10, dtype=np.int32)
     (only,) = plan.cut(pages, pages, (1, 1), (ids(3), ids(5)))
-    assert (len(only.local_pages), only.state[0].tolist(), only.aux) == (10, [3], (1, 1))
+    assert (len(only.local_pages), only.state[0].tolist(), only.aux) == (10, [3], ((1, 1),))
     memory = big(40, 2, 1 << 20, state=(1, 1))
     plan = PairPlan(memory, memory)
     chunks = plan.cut(pages, pages, (1, 1), (pages, pages))
@@ -294,7 +312,7 @@ def test_little_state_goes_with_the_last_pages_and_much_state_apart():
         (0, 7),
         (0, 3),
     ]
-    assert [chunk.aux for chunk in chunks] == [None] * 5 + [(1, 1)]
+    assert [chunk.aux for chunk in chunks] == [()] * 5 + [((1, 1),)]
 
 
 def test_aux_goes_last_and_alone_where_there_is_nothing_else():
@@ -303,9 +321,9 @@ def test_aux_goes_last_and_alone_where_there_is_nothing_else():
     pages = np.arange(20, dtype=np.int32)
     chunks = plan.cut(pages, pages, (1, 2))
     assert sizes(chunks) == [7, 7, 6], "7 pages of 2 MiB and an aux row fit in 16 MiB"
-    assert [chunk.aux for chunk in chunks] == [None, None, (1, 2)]
+    assert [chunk.aux for chunk in chunks] == [(), (), ((1, 2),)]
     (only,) = plan.cut(ids(), ids(), (0, 2))
-    assert (sizes([only]), only.aux) == ([0], (0, 2))
+    assert (sizes([only]), only.aux) == ([0], ((0, 2),))
     assert plan.cut(ids(), ids()) == []
 
 
@@ -313,7 +331,7 @@ def test_aux_goes_last_and_alone_where_there_is_nothing_else():
     ("lists", "message"),
     [
         ((ids(1, 2), ids(1)), "local_pages has 2 ids and remote_pages 1"),
-        ((ids(), ids(), None, (ids(1, 2), ids(1))), "local_state has 2 ids and remote_state 1"),
+        ((ids(), ids(), (), (ids(1, 2), ids(1))), "local_state has 2 ids and remote_state 1"),
     ],
 )
 def test_cut_refuses_lists_that_do_not_pair_up(lists, message):
@@ -332,16 +350,17 @@ def test_cut_refuses_lists_that_do_not_pair_up(lists, message):
         (Chunk(ids(0, 1, 2), ids(5, 9, 5)), "remote_pages has page 5 twice"),
         (Chunk(np.array([0]), ids(0)), "local_pages is a 1-dimensional array of int64, must be 1-dimensional int32"),
         (Chunk(ids(0), np.zeros((1, 1), np.int32)), "remote_pages is a 2-dimensional array of int32"),
-        (Chunk(ids(), ids(), (3, 0)), "local aux slot is 3, must be 0..2"),
-        (Chunk(ids(), ids(), (0, -1)), "remote aux slot is -1, must be 0..2"),
-        (Chunk(ids(), ids(), None, (ids(4), ids(0))), "local_state[0] is 4, must be 0..3"),
-        (Chunk(ids(), ids(), None, (ids(0), ids(-1))), "remote_state[0] is -1, must be 0..5"),
-        (Chunk(ids(), ids(), None, (ids(0, 1), ids(5, 5))), "remote_state has item 5 twice"),
-        (Chunk(ids(), ids(), None, (ids(0, 1), ids(5))), "local_state has 2 ids and remote_state 1"),
+        (Chunk(ids(), ids(), ((3, 0),)), "local aux slot is 3, must be 0..2"),
+        (Chunk(ids(), ids(), ((0, -1),)), "remote aux slot is -1, must be 0..2"),
+        (Chunk(ids(), ids(), ((0, 1), (2, 1))), "remote_aux has row 1 twice"),
+        (Chunk(ids(), ids(), (), (ids(4), ids(0))), "local_state[0] is 4, must be 0..3"),
+        (Chunk(ids(), ids(), (), (ids(0), ids(-1))), "remote_state[0] is -1, must be 0..5"),
+        (Chunk(ids(), ids(), (), (ids(0, 1), ids(5, 5))), "remote_state has item 5 twice"),
+        (Chunk(ids(), ids(), (), (ids(0, 1), ids(5))), "local_state has 2 ids and remote_state 1"),
         (Chunk(ids(1), ids(1), span=(0, 5)), "span is (0, 5), must be within 0..4"),
         (Chunk(ids(1), ids(1), span=(-1, 2)), "span is (-1, 2), must be within 0..4"),
-        (Chunk(ids(), ids(), None, (ids(0), ids(0)), span=(0, 2)), "span is (0, 2), must be within 0..1"),
-        (Chunk(ids(1), ids(1), None, (ids(0), ids(0)), span=(0, 1)), "span is given for pages and state"),
+        (Chunk(ids(), ids(), (), (ids(0), ids(0)), span=(0, 2)), "span is (0, 2), must be within 0..1"),
+        (Chunk(ids(1), ids(1), (), (ids(0), ids(0)), span=(0, 1)), "span is given for pages and state"),
     ],
 )
 def test_check_names_value_and_range_of_what_is_wrong(chunk, message):
@@ -354,22 +373,22 @@ def test_check_names_value_and_range_of_what_is_wrong(chunk, message):
 def test_a_read_may_fetch_a_page_twice_but_put_none_in_one_place_twice():
     rank = Rank(pages=12, state=(8,))
     plan = PairPlan(rank.memory, rank.memory)
-    plan.check(Chunk(ids(1, 2), ids(5, 5), None, (ids(0, 1), ids(2, 2))), read=True)
+    plan.check(Chunk(ids(1, 2), ids(5, 5), (), (ids(0, 1), ids(2, 2))), read=True)
     with pytest.raises(LayoutError, match="local_pages has page 5 twice"):
         plan.check(Chunk(ids(5, 5), ids(1, 2)), read=True)
     with pytest.raises(LayoutError, match="local_state has item 1 twice"):
-        plan.check(Chunk(ids(), ids(), None, (ids(1, 1), ids(1, 2))), read=True)
+        plan.check(Chunk(ids(), ids(), (), (ids(1, 1), ids(1, 2))), read=True)
 
 
 def test_state_for_a_memory_without_any_is_refused():
     rank = Rank()
     with pytest.raises(LayoutError, match=r"local_state\[0\] is 0, must be left out: the memory has none"):
-        PairPlan(rank.memory, rank.memory).check(Chunk(ids(), ids(), None, (ids(0), ids(0))))
+        PairPlan(rank.memory, rank.memory).check(Chunk(ids(), ids(), (), (ids(0), ids(0))))
 
 
 def test_check_accepts_every_page_of_a_strided_view():
     plan = PairPlan(Rank(pages=12).memory, Rank(pages=17).memory)
-    plan.check(Chunk(np.arange(12, dtype=np.int32)[::-1], np.arange(24, dtype=np.int32)[:24:2] // 2, (2, 2)))
+    plan.check(Chunk(np.arange(12, dtype=np.int32)[::-1], np.arange(24, dtype=np.int32)[:24:2] // 2, ((2, 2),)))
 
 
 def test_more_pieces_than_an_int32_can_number_are_refused():

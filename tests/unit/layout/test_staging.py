@@ -65,6 +65,10 @@ def test_a_pool_without_slots_is_refused():
         Staging(0)
 
 
+def whole(local, remote, aux):
+    return Chunk(local, remote, () if aux is None else (aux,))
+
+
 @st.composite
 def scattered(draw):
     """A source with more heads than the target, which lie in the midst of them, and a chunk between the two."""
@@ -87,7 +91,7 @@ def test_gathered_pages_arrive_as_strips_would_and_nothing_else_is_touched(pair)
     source, target, request = pair
     plan = PairPlan(source.memory, target.memory)
     assert plan.can_stage
-    wanted, before = moved_by_hand(source, target, Chunk(*request)), source.space.copy()
+    wanted, before = moved_by_hand(source, target, whole(*request)), source.space.copy()
     slot = Staging(1).reserve()
     for chunk in plan.cut(*request, gather=True):
         slot.bytes[:4096] = 0xA5
@@ -105,13 +109,15 @@ def test_gathered_pages_arrive_as_strips_would_and_nothing_else_is_touched(pair)
 def test_what_finds_no_slot_is_cut_into_the_same_bytes_as_strips(pair):
     source, target, request = pair
     plan = PairPlan(source.memory, target.memory)
-    wanted = moved_by_hand(source, target, Chunk(*request))
+    wanted = moved_by_hand(source, target, whole(*request))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "SLOT_BYTES", 60)
         patch.setattr(pool, "MAX_CHUNK_BYTES", 50)
         patch.setattr(pool, "MAX_CHUNK_DESCRIPTORS", 8)
         for chunk in plan.cut(*request, gather=True):
-            for piece in plan.cut(chunk.local_pages, chunk.remote_pages, chunk.aux, within=chunk.span):
+            for piece in plan.cut(
+                chunk.local_pages, chunk.remote_pages, chunk.aux[0] if chunk.aux else None, within=chunk.span
+            ):
                 plan.check(piece)
                 runs = plan.runs(piece)
                 assert len(runs.nbytes) <= 8 or len(piece.local_pages) == 1

@@ -1,0 +1,28 @@
+"""Workers, ended with the test."""
+
+from collections.abc import Callable
+
+import pytest
+from pdpool_connector.engines.base import Poll
+
+from tests.unit.runtime.scripted import Bench, ScriptedEngine
+
+
+@pytest.fixture
+def bench():
+    made: list[Bench] = []
+
+    def make(prepare: Callable[[ScriptedEngine], None] = lambda _: None, **memories) -> Bench:
+        engine = ScriptedEngine()
+        prepare(engine)
+        made.append(Bench(engine, **memories))
+        assert made[-1].connected.get(timeout=5) is engine.connect_error
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.worker.close()
+        while not one.worker.join(0.05):
+            while not one.engine.submitted.empty():
+                one.engine.submitted.get().outcome = Poll.DONE
+        assert one.gone.is_set()

@@ -1,0 +1,231 @@
+"""Small moves: several in one transfer, made by whoever brings them where that takes no waiting, and ending apart."""
+
+import threading
+import time
+
+import pytest
+from msgspec import structs
+from pdpool_connector.engines.base import EngineError, InvalidChunkError, Poll
+from pdpool_connector.layout.plan import Chunk
+from pdpool_connector.protocol.events import WriteResult
+from pdpool_connector.runtime.worker import SMALL
+
+from tests.unit.runtime.scripted import MEMORY, Bench, ScriptedEngine, Transfer
+
+LITTLE = structs.replace(MEMORY, kv=tuple(structs.replace(region, item_bytes=512) for region in MEMORY.kv))
+"""1 KiB and two pieces a page."""
+
+
+class PromptEngine(ScriptedEngine):
+    """Ends what it is given at once in the way that `outcome` tells; None: it would have to wait."""
+
+    def __init__(self, outcome: Poll | None) -> None:
+        super().__init__()
+        self.outcome = outcome
+        self.threads: list[str] = []
+
+    def submit_at_once(self, peer, chunk, op) -> Transfer | None:
+        self.threads.append(threading.current_thread().name)
+        if self.outcome is None:
+            return None
+        transfer = self.submit(peer, chunk, op)
+        transfer.outcome = self.outcome
+        return transfer
+
+
+@pytest.fixture
+def prompt():
+    """A worker that sleeps, over a `PromptEngine`."""
+    made: list[Bench] = []
+
+    def make(outcome: Poll | None) -> Bench:
+        one = Bench(PromptEngine(outcome), LITTLE, LITTLE)
+        made.append(one)
+        assert one.connected.get(timeout=5) is None
+        while not one.worker._inbox.empty() or one.worker._hands.locked():
+            time.sleep(0.001)
+        return one
+
+    yield make
+    for one in made:
+        one.worker.close()
+        assert one.worker.join(5)
+
+
+def pages_of(chunk: Chunk) -> list[int]:
+    return chunk.local_pages.tolist()
+
+
+def results(one: Bench, count: int) -> dict[int, WriteResult]:
+    ends = [one.next_end() for _ in range(count)]
+    assert one.ended.empty()
+    return {end.write: end.result for end in ends}
+
+
+def test_a_small_move_is_made_by_whoever_brings_it_while_the_worker_sleeps(prompt) -> None:
+    one = prompt(Poll.DONE)
+    one.write(1, 1, aux=True)
+    one.turn()
+    assert one.ended.get_nowait().result is WriteResult.LANDED
+    assert one.engine.threads == [threading.current_thread().name]
+
+
+def test_small_moves_of_a_turn_go_out_as_one_transfer_and_each_is_told_its_own_bytes(prompt) -> None:
+    one = prompt(Poll.DONE)
+    one.write(1, 2)
+    one.write(2, 1)
+    one.turn()
+    assert pages_of(one.engine.submitted.get_nowait().chunk) == [32, 33, 64]
+    assert one.engine.count == 1
+    ends = [one.ended.get_nowait() for _ in range(2)]
+    assert [(end.write, end.result, end.bytes_moved) for end in ends] == [
+        (1, WriteResult.LANDED, 2048),
+        (2, WriteResult.LANDED, 1024),
+    ]
+
+
+def test_no_more_is_moved_in_one_transfer_than_takes_less_than_waking_a_thread(prompt) -> None:
+    one = prompt(Poll.DONE)
+    for number in range(1, 6):
+        one.write(number, 10)
+    one.turn()
+    pieces = [2 * len(one.engine.submitted.get_nowait().chunk.local_pages) for _ in range(one.engine.count)]
+    assert pieces == [60, 40]
+    assert max(pieces) <= SMALL[1]
+    assert set(results(one, 5).values()) == {WriteResult.LANDED}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "result"),
+    [(Poll.FAILED_SETTLED, WriteResult.FAILED), (Poll.FAILED_UNSETTLED, WriteResult.UNSETTLED)],
+)
+def test_when_their_transfer_fails_each_says_whether_bytes_may_still_land(prompt, outcome, result) -> None:
+    one = prompt(outcome)
+    one.write(1, 1)
+    one.write(2, 1)
+    one.turn()
+    assert results(one, 2) == {1: result, 2: result}
+
+
+def test_one_that_does_not_fit_fails_alone(prompt) -> None:
+    one = prompt(Poll.DONE)
+    one.engine.refusals = {1: InvalidChunkError("page 999"), 3: InvalidChunkError("page 999")}
+    for number in (1, 2, 3):
+        one.write(number, 1)
+    one.turn()
+    assert results(one, 3) == {1: WriteResult.LANDED, 2: WriteResult.INVALID, 3: WriteResult.LANDED}
+
+
+def test_a_page_that_two_are_to_write_is_left_to_the_engine_to_judge(prompt) -> None:
+    one = prompt(Poll.DONE)
+    one.write(1, 1)
+    one.worker.submit(structs.replace(next(iter(one.worker.unended())), write=2))
+    one.turn()
+    assert results(one, 2) == {1: WriteResult.LANDED, 2: WriteResult.LANDED}
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [(EngineError("not connected"), WriteResult.FAILED), (RuntimeError("a bug"), WriteResult.UNSETTLED)],
+)
+def test_what_submit_raises_ends_all_of_them(prompt, error: Exception, result: WriteResult) -> None:
+    one = prompt(Poll.DONE)
+    one.engine.refusals = {1: error}
+    one.write(1, 1)
+    one.write(2, 1)
+    one.turn()
+    assert results(one, 2) == {1: result, 2: result}
+
+
+def test_one_that_is_stopped_before_the_turn_ends_is_not_moved(prompt) -> None:
+    one = prompt(Poll.DONE)
+    one.write(1, 1)
+    one.write(2, 1)
+    one.worker.stop({1})
+    one.turn()
+    assert results(one, 2) == {1: WriteResult.STOPPED, 2: WriteResult.LANDED}
+    assert pages_of(one.engine.submitted.get_nowait().chunk) == [64]
+
+
+def test_the_worker_goes_on_with_what_is_not_over_at_once(prompt) -> None:
+    one = prompt(Poll.PENDING)
+    one.write(1, 1)
+    one.write(2, 1)
+    one.turn()
+    assert one.ended.empty()
+    one.next_submit().outcome = Poll.DONE
+    assert results(one, 2) == {1: WriteResult.LANDED, 2: WriteResult.LANDED}
+    assert one.engine.count == 1
+
+
+def test_the_worker_makes_what_would_have_to_wait(prompt) -> None:
+    one = prompt(None)
+    one.write(1, 1)
+    one.write(2, 1)
+    one.turn()
+    one.next_submit().outcome = Poll.DONE
+    assert results(one, 2) == {1: WriteResult.LANDED, 2: WriteResult.LANDED}
+    assert len(one.engine.threads) == 1
+
+
+def test_large_moves_and_those_behind_others_are_the_workers(prompt) -> None:
+    one = prompt(Poll.PENDING)
+    one.write(1, 200)
+    first = one.next_submit()
+    one.write(2, 1)
+    one.turn()
+    assert one.engine.threads == []
+    first.outcome = Poll.DONE
+    while pages_of((transfer := one.next_submit()).chunk)[0] != 64:
+        transfer.outcome = Poll.DONE
+    transfer.outcome = Poll.DONE
+    assert set(results(one, 2)) == {1, 2}
+
+
+def test_a_worker_that_closes_in_the_same_turn_cuts_short_what_nobody_has_begun(prompt) -> None:
+    one = prompt(Poll.DONE)
+    one.write(1, 1)
+    one.worker.close()
+    one.turn()
+    assert results(one, 1) == {1: WriteResult.STOPPED}
+    assert one.engine.count == 0
+
+
+def test_what_comes_while_two_transfers_are_under_way_goes_out_together(bench) -> None:
+    one = bench(memory=LITTLE, theirs=LITTLE)
+    one.write(1, 1)
+    first = one.next_submit()
+    one.write(2, 1)
+    second = one.next_submit()
+    for number in (3, 4, 5):
+        one.write(number, 1, aux=number == 4)
+    while not one.worker._inbox.empty():
+        time.sleep(0.001)
+    first.outcome = Poll.DONE
+    third = one.next_submit()
+    assert pages_of(third.chunk) == [96, 128, 160]
+    assert third.chunk.aux == ((1, 2),)
+    second.outcome = third.outcome = Poll.DONE
+    assert set(results(one, 5).values()) == {WriteResult.LANDED}
+
+
+def test_what_is_not_small_goes_alone_and_in_its_turn(bench) -> None:
+    one = bench(memory=LITTLE, theirs=LITTLE)
+    flying = []
+    for number in (1, 2):
+        one.write(number, 1)
+        flying.append(one.next_submit())
+    one.write(3, 1)
+    one.write(4, 100)  # 100 KiB in 200 pieces
+    one.write(5, 1)
+    while not one.worker._inbox.empty():
+        time.sleep(0.001)
+    order = []
+    for _ in range(3):
+        flying.pop(0).outcome = Poll.DONE
+        flying.append(one.next_submit())
+        order.append(len(flying[-1].chunk.local_pages))
+    for transfer in flying:
+        transfer.outcome = Poll.DONE
+    assert order == [1, 100, 1]
+    assert set(results(one, 5).values()) == {WriteResult.LANDED}
