@@ -16,6 +16,8 @@ class Census(Generic[State]):
 
     def __init__(self, labels: Mapping[State, tuple[str, ...]]) -> None:
         self._labels = labels
+        self._steps: dict[tuple[State | None, State], tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        """The labels that a step leaves and those that it enters, as far as it has been made."""
         self._since: dict[str, dict[int, float]] = {label: {} for labels in labels.values() for label in labels}
         self._went_on: Counter[str] = Counter()
 
@@ -24,15 +26,18 @@ class Census(Generic[State]):
 
         `progress`: it went on. A failure is none, or a queue in which requests only expire would look as if it moved.
         """
-        old = self._labels.get(before, ()) if before is not None else ()
-        new = self._labels.get(after, ())
-        for label in old:
-            if label not in new:
-                del self._since[label][who]
-                self._went_on[label] += progress
-        for label in new:
-            if label not in old:
-                self._since[label][who] = now
+        step = self._steps.get((before, after))
+        if step is None:
+            old = self._labels.get(before, ()) if before is not None else ()
+            new = self._labels.get(after, ())
+            left = tuple(label for label in old if label not in new)
+            entered = tuple(label for label in new if label not in old)
+            step = self._steps[before, after] = (left, entered)
+        for label in step[0]:
+            del self._since[label][who]
+            self._went_on[label] += progress
+        for label in step[1]:
+            self._since[label][who] = now
 
     @property
     def labels(self) -> tuple[str, ...]:

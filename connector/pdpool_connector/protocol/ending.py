@@ -18,7 +18,7 @@ from pdpool_connector.protocol.events import (
     Report,
     Shutdown,
 )
-from pdpool_connector.protocol.exchange import ENDED, Exchange, HandOff, aggregate
+from pdpool_connector.protocol.exchange import ENDED, Exchange, HandOff
 from pdpool_connector.protocol.expecting import Expected
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.machine import Machine
@@ -148,16 +148,17 @@ class EndingMachine(Machine[PrefillState], ABC):
         """Take an ended exchange out of every table and leave a tombstone. Once for each exchange."""
         for timer in ("drain", "told", "announce"):
             self._timers.cancel((timer, exchange))
-        handoff = exchange.handoff
-        if exchange.offer is not None:
-            del self._by_attempt[exchange.attempt]
-            peers = self._of_peer[exchange.attempt.decode]
-            del peers[exchange.attempt]
+        handoff, offer = exchange.handoff, exchange.offer
+        if offer is not None:
+            attempt, decode = offer.attempt, offer.attempt.decode
+            del self._by_attempt[attempt]
+            peers = self._of_peer[decode]
+            del peers[attempt]
             if not peers:
-                del self._of_peer[exchange.attempt.decode]
+                del self._of_peer[decode]
             cause = handoff.cause if exchange.state is S.FAILED else None
             sums = (exchange.bytes_moved, exchange.checksum)
-            self._bury(exchange.offer, cause, handoff.message, *sums, heard=exchange.heard)
+            self._bury(offer, cause, handoff.message, *sums, heard=exchange.heard)
         if handoff.state in ENDED:
             self._leave_room(handoff)
             if handoff.request is not None:
@@ -260,7 +261,7 @@ class EndingMachine(Machine[PrefillState], ABC):
             raise TransitionError(f"prefill has no transition for {cue} in {before}")
         exchange.state = after
         handoff = exchange.handoff
-        was, handoff.state = handoff.state, aggregate(one.state for one in handoff.all if one.state is not None)
+        was, handoff.state = handoff.state, handoff.aggregate()
         if handoff.state is not was:
             self.census.move(handoff.serial, was, handoff.state, self._now, progress=cue not in FAILURES)
 

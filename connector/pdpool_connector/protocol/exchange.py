@@ -1,6 +1,5 @@
 """One hand-off as prefill sees it: the engine's request, and one exchange with each decode rank that asks for it."""
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -72,7 +71,8 @@ class HandOff:
     @property
     def all(self) -> "list[Exchange]":
         """Every exchange, the one that waits for its part included."""
-        return [*self.exchanges.values(), *([self.unclaimed] if self.unclaimed is not None else [])]
+        claimed = list(self.exchanges.values())
+        return claimed if self.unclaimed is None else [*claimed, self.unclaimed]
 
     @property
     def offered_as(self) -> str | None:
@@ -108,15 +108,18 @@ class HandOff:
     def status(self) -> TransferStatus:
         """What the engine is told of all of it together."""
         assert self.state is not None
-        offers = [exchange.open for exchange in self.exchanges.values()]
-        return TransferStatus(
-            phase=PREFILL_PHASES[self.state],
-            cause=self.cause,
-            message=self.message,
-            prefix_pages=min((offer.prefix_pages for offer in offers), default=0),
-            bytes_moved=sum(exchange.bytes_moved for exchange in self.exchanges.values()),
-            releasable=self.state in ENDED,
-        )
+        prefix_pages = bytes_moved = 0
+        for number, exchange in enumerate(self.exchanges.values()):
+            mine = exchange.open.prefix_pages
+            prefix_pages = min(prefix_pages, mine) if number else mine
+            bytes_moved += exchange.bytes_moved
+        phase, releasable = PREFILL_PHASES[self.state], self.state in ENDED
+        return TransferStatus(phase, self.cause, self.message, prefix_pages, bytes_moved, releasable)
+
+    def aggregate(self) -> PrefillState:
+        """Its state, from those of its exchanges."""
+        states = [one.state for one in self.all if one.state is not None]
+        return states[0] if len(states) == 1 else aggregate(states)
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +143,7 @@ class Exchange:
     sums: list[int | None] = field(default_factory=list)
     exposed: bool = False
     announced: int = 0
-    unnoted: deque[Piece] = field(default_factory=deque)
+    unnoted: list[Piece] = field(default_factory=list)
     heard: bool = False
     bytes_moved: int = 0
     retry_s: float = 0.0
@@ -169,7 +172,8 @@ class Exchange:
     @property
     def attempt(self) -> AttemptId:
         """The attempt that has claimed it."""
-        return self.open.attempt
+        assert self.offer is not None
+        return self.offer.attempt
 
     @property
     def pages(self) -> int:

@@ -109,6 +109,8 @@ class MissedHalves:
     def _find(
         self, key: tuple[int, int], half: OpenRequest | PartFrame, fits: Callable[[Missed], bool]
     ) -> Missed | None:
+        if not self._rows:
+            return None
         rows = [row for row in self._rows.get(key, ()) if may_meet(row.prompt, half.prompt) and fits(row)]
         return next((row for row in rows if row.request_id == half.request_id), rows[0] if rows else None)
 

@@ -71,7 +71,7 @@ class PrefillReadMachine(MeetingMachine):
             self._ignore("stale", f"Fetching {frame.taken} for attempt {frame.attempt}, which has not announced it")
             return
         while exchange.announced - len(exchange.unnoted) < frame.taken:
-            exchange.unnoted.popleft()
+            del exchange.unnoted[0]
         if not exchange.unnoted:
             self._timers.set(("announce", exchange), self._now + self.timing.query_s)
 

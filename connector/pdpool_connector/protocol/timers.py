@@ -25,11 +25,12 @@ class Timers(Generic[Key]):
 
     def set(self, key: Key, when: float) -> None:
         """Make `key` due at `when`; equal times come due in the order in which they were set."""
-        self.cancel(key)
-        self._serial += 1
-        entry = (when, self._serial)
-        self._entries[key] = entry
-        self._names[self._serial] = key
+        before = self._entries.get(key)
+        if before is not None:
+            del self._names[before[1]]
+        self._serial = serial = self._serial + 1
+        self._entries[key] = entry = (when, serial)
+        self._names[serial] = key
         heapq.heappush(self._heap, entry)
         # Rebuilding bounds the heap by the live entries.
         if len(self._heap) > 2 * len(self._entries) + 64:

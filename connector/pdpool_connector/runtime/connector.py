@@ -382,13 +382,14 @@ class Connector(Owner, Generic[AnyTransfer]):
         transfer = self._transfers.get(handle)
         if transfer is None:
             return
-        if status.ended and self._flight is not None:
+        over = status.ended
+        if over and self._flight is not None:
             self._flight.ended(handle, status, time.monotonic())
         transfer.attempts = report.attempts
         self._ends.changed(transfer, status)
         transfer.settle(status)
         self._changed = True
-        if status.ended and status.releasable:
+        if over and status.releasable:
             del self._transfers[handle]
 
     def _after_turn(self) -> None:

@@ -74,7 +74,7 @@ class Ends:
         if status.cause is not None and status.releasable and not before.releasable:
             self._released(transfer)
         elif not status.ended and log.isEnabledFor(logging.DEBUG):
-            log.debug("%s %s %s", self._who, label(transfer), status.phase)
+            log.debug("%s %s %s", self._who, Label(transfer), status.phase)
 
     def held(self, attempts: Sequence[AttemptId]) -> None:
         """The attempts whose pages are held now; each is named once, when it becomes one."""
@@ -89,7 +89,7 @@ class Ends:
         seconds = self._clock() - transfer.opened_at
         if status.cause is None:
             self.outcomes["done"] += 1
-            self._say(logging.INFO, "%s %s done: bytes=%d seconds=%.3f", label(transfer), status.bytes_moved, seconds)
+            self._say(logging.INFO, "%s %s done: bytes=%d seconds=%.3f", Label(transfer), status.bytes_moved, seconds)
             return
         aborted = status.cause in ABORTS
         self.outcomes["aborted" if aborted else "failed"] += 1
@@ -98,7 +98,7 @@ class Ends:
         self._say(
             logging.INFO if aborted else logging.WARNING,
             "%s %s %s: cause=%s pages=%s seconds=%.3f: %.300s",
-            label(transfer),
+            Label(transfer),
             "aborted" if aborted else "failed",
             status.cause,
             "released" if status.releasable else "kept until nobody touches them",
@@ -113,7 +113,7 @@ class Ends:
         self._release_sum += seconds
         if not transfer.status.ended:
             return  # the line about its end has said so
-        self._say(logging.INFO, "%s %s released: %.3f s after it failed", label(transfer), seconds)
+        self._say(logging.INFO, "%s %s released: %.3f s after it failed", Label(transfer), seconds)
 
     def _say(self, level: int, text: str, *values: object) -> None:
         if not log.isEnabledFor(level):
@@ -124,7 +124,14 @@ class Ends:
             log.log(level, text + (f" ({skipped} like this not logged before)" if skipped else ""), self._who, *values)
 
 
-def label(transfer: Transfer) -> str:
-    """By what a hand-off is found in the logs of all processes."""
-    attempts = ",".join(map(str, transfer.attempts)) or "none"
-    return f"attempt={attempts} room={transfer.room} request_id={transfer.request_id!r}"
+class Label:
+    """By what a hand-off is found in the logs of all processes; made out only when a line is written."""
+
+    __slots__ = ("_transfer",)
+
+    def __init__(self, transfer: Transfer) -> None:
+        self._transfer = transfer
+
+    def __str__(self) -> str:
+        attempts = ",".join(map(str, self._transfer.attempts)) or "none"
+        return f"attempt={attempts} room={self._transfer.room} request_id={self._transfer.request_id!r}"

@@ -357,7 +357,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
             self._server.send(known.route, frame)
 
     def _publish(self, report: Report) -> None:
-        if report.status.releasable:
+        if report.status.releasable and self.config.direction == "read":
             for attempt in report.attempts:
                 self._announcements.ended(attempt)
         super()._publish(report)
