@@ -18,14 +18,15 @@ PROGRESS_S = 5.0
 SEED = 20_261_122
 
 
-def tell(plane: Plane, begun: float, totals: Iterable[Total]) -> None:
+def tell(plane: Plane, aborts: int, begun: float, totals: Iterable[Total]) -> None:
     """Print where a round stands, at its start and every few seconds, until it is over."""
     printed = -math.inf
     for total in totals:
         if time.monotonic() - printed >= PROGRESS_S:
             printed = time.monotonic()
             click.echo(
-                f"{plane.name:9} {printed - begun:5.0f} s  aborted={total.aborted} done={total.outcomes['done']} "
+                f"{plane.name:9} {printed - begun:5.0f} s  aborted={total.aborted}/{aborts} "
+                f"done={total.outcomes['done']} "
                 f"other={sum(total.outcomes.values()) - total.aborted - total.outcomes['done']} "
                 f"landed_after_abort={total.late} stale_bytes={total.stale_bytes} rows={total.rows}"
             )
@@ -36,9 +37,9 @@ def soak(plane: Plane, aborts: int, seed: int, fleet: Fleet) -> tuple[Total, int
     begun = time.monotonic()
     before: list[Usage] = []
     if aborts >= 10 * WARM_UP:
-        tell(plane, begun, fleet.round(WARM_UP))
+        tell(plane, aborts, begun, fleet.round(WARM_UP))
         before = fleet.usages()
-    tell(plane, begun, fleet.round(max(aborts - fleet.total().aborted, 1)))
+    tell(plane, aborts, begun, fleet.round(max(aborts - fleet.total().aborted, 1)))
     total, seconds = fleet.total(), time.monotonic() - begun
     fds, rss, tables = grown(before or fleet.usages(), fleet.usages())
     leaked = total.rows + sum(tables.values()) + max(fds - GROWN_FDS, 0)
