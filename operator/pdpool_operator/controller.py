@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from .api.base import Condition, ConditionStatus, SpecInvalid
+from .api.base import Condition, ConditionStatus, Metadata, SpecInvalid
 from .api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
 from .api.reasons import Reason
 from .build.settings import BuildSettings
@@ -60,7 +60,7 @@ class Controller:
     recorder: Recorder
     engine_settings: Callable[[str], BuildSettings]
     """What engines of a namespace are built with."""
-    router_key: Callable[[DisaggregatedService], str]
+    router_key: Callable[[Metadata], str]
     enqueue: Callable[[Key], object]
     now: Callable[[], datetime]
     rng: random.Random = field(default_factory=random.Random)
@@ -113,7 +113,7 @@ class Controller:
             observed = await self.cluster.service(service)
         except SpecInvalid as invalid:
             return await self._refuse(SERVICES_PD, body, str(invalid))
-        router_key = self.router_key(service)
+        router_key = self.router_key(service.metadata)
         plan = plan_service(observed, self.engine_settings(key.namespace), router_key)
         outcome = await carry_out(plan, key.namespace, self.api, self.routers, router_key)
         for secret in outcome.secrets:

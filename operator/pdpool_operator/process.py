@@ -15,7 +15,8 @@ from aiohttp import web
 
 from . import app
 from .api import names
-from .api.models import POOL_KINDS, DisaggregatedService
+from .api.base import Metadata
+from .api.models import POOL_KINDS
 from .build.settings import BuildSettings
 from .controller import Controller
 from .controller_fences import Fencer
@@ -248,8 +249,7 @@ class Operator:
     def _count_look(self, look: Look) -> None:
         self.metrics.samples.labels(str(look.role), look.source, look.outcome).inc()
 
-    def _router_key(self, service: DisaggregatedService) -> str:
-        meta = service.metadata
+    def _router_key(self, meta: Metadata) -> str:
         return router_key(self.config.seed, meta.namespace, meta.name, meta.uid)
 
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import random
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -118,6 +120,49 @@ async def test_an_operator_killed_in_the_middle_is_followed_by_the_same_end_stat
     ]
     for sts in await here.admin.all(STATEFUL_SETS, here.namespace):
         assert "pdpool.dev/drain-started" not in sts["metadata"]["annotations"]
+
+
+async def test_operators_that_are_killed_at_random_while_pools_change_leave_what_the_specs_say(here: Bench):
+    rng, names, replicas = random.Random(1), ("a", "b"), {}
+
+    async def make(name: str) -> None:
+        replicas[name] = rng.randrange(4)
+        await eventually(lambda: here.pool("PrefillPool", name=name, replicas=replicas[name]), every_s=0.05)
+
+    async def scale(name: str) -> None:
+        replicas[name] = rng.randrange(4)
+        await here.admin.edit(PREFILL_POOLS, here.namespace, name, {"spec": {"replicas": replicas[name]}})
+
+    async def change(name: str) -> None:
+        spec = {"model": {"servedName": f"model-{rng.randrange(1000)}"}}
+        await here.admin.edit(PREFILL_POOLS, here.namespace, name, {"spec": spec})
+
+    async def make_anew(name: str) -> None:
+        how = rng.choice(("Background", "Foreground"))
+        await here.admin.drop(PREFILL_POOLS, here.namespace, name, propagationPolicy=how)
+        await make(name)
+
+    operator = await here.operator().start()
+    async with here.kubelet():
+        for name in names:
+            await make(name)
+        for _ in range(2):
+            for _ in range(4):
+                await rng.choice((scale, change, make_anew))(rng.choice(names))
+                await asyncio.sleep(rng.random())  # the moments at which changes meet the operator
+            await operator.stop(signal.SIGKILL)
+            operator = await here.operator().start()
+        for name in names:
+            await here.until("PrefillPool", "Progressing", name=name, status="False", reason="Complete", within_s=90)
+            await here.until("PrefillPool", "Ready", name=name, status="True")
+    made = Counter(
+        s["metadata"]["labels"]["pdpool.dev/pool"] for s in await here.admin.all(STATEFUL_SETS, here.namespace)
+    )
+    assert made == Counter(replicas)
+    await operator.quiet_reconciles()
+    wrote = await writes(operator)
+    await asyncio.sleep(10)  # the time over which writes are counted
+    assert await writes(operator) == wrote
 
 
 async def updated(here: Bench, count: int) -> bool:

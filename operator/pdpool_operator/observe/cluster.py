@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ..api import names
-from ..api.base import SpecInvalid
+from ..api.base import Metadata, SpecInvalid
 from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
 from ..build.settings import ControlKeys
 from ..runtime.api import (
@@ -54,7 +54,7 @@ class Cluster:
         api: Api,
         sampler: Sampler,
         routers: RouterClient,
-        router_key: Callable[[DisaggregatedService], str],
+        router_key: Callable[[Metadata], str],
         lives: Lives,
         now: Callable[[], datetime],
     ) -> None:
@@ -77,11 +77,11 @@ class Cluster:
 
     async def pool(self, pool: Pool) -> ObservedPool:
         """The pool with its instances, and with what the routers of its services list."""
-        services = [s for s in await self._services(pool.metadata.namespace) if _binds(s, pool)]
+        services = await self._services_of(pool)
         listed, routers = await asyncio.gather(
-            self._pool(pool), asyncio.gather(*(self._service_routers(service) for service in services))
+            self._pool(pool), asyncio.gather(*(self._service_routers(meta) for meta, _ in services))
         )
-        stuck_after = min((s.spec.stuck_after_seconds for s in services), default=30)
+        stuck_after = min((service.spec.stuck_after_seconds for _, service in services if service), default=30)
         return _with_routers(replace(listed, stuck_after_s=stuck_after), [r for some in routers for r in some])
 
     async def service(self, service: DisaggregatedService) -> ObservedService:
@@ -94,7 +94,7 @@ class Cluster:
         prefill, decode, routers = await asyncio.gather(
             self._side(PrefillPool, namespace, service.spec.prefill.pool_ref.name),
             self._side(DecodePool, namespace, service.spec.decode.pool_ref.name),
-            self._service_routers(service),
+            self._service_routers(service.metadata),
         )
         deployment, config, *objects = await asyncio.gather(
             self._api.get(DEPLOYMENTS, namespace, router),
@@ -125,14 +125,18 @@ class Cluster:
             # Not the same as no pool: what runs of it must stay in rotation.
             raise SpecInvalid(f"{kind.kind} {name}: {invalid}") from invalid
 
-    async def _services(self, namespace: str) -> list[DisaggregatedService]:
-        services = []
-        async for body in self._api.list(SERVICES_PD, namespace):
+    async def _services_of(self, pool: Pool) -> list[tuple[Metadata, DisaggregatedService | None]]:
+        """The services that bind a pool, and those that cannot be read: their routers may list its engines as well."""
+        found: list[tuple[Metadata, DisaggregatedService | None]] = []
+        async for body in self._api.list(SERVICES_PD, pool.metadata.namespace):
             try:
-                services.append(DisaggregatedService.parse(body))
-            except SpecInvalid:
-                continue  # its own status says so
-        return services
+                service = DisaggregatedService.parse(body)
+            except SpecInvalid:  # its own status says so
+                found.append((Metadata.model_validate(body["metadata"]), None))
+                continue
+            if _binds(service, pool):
+                found.append((service.metadata, service))
+        return found
 
     async def _pool(self, pool: Pool) -> ObservedPool:
         namespace, name, role = pool.metadata.namespace, pool.metadata.name, pool.role
@@ -233,11 +237,10 @@ class Cluster:
                 result.append(replace(instance, create_error=refused[0] if refused else ""))
         return result
 
-    async def _service_routers(self, service: DisaggregatedService) -> tuple[ObservedRouter, ...]:
-        meta = service.metadata
+    async def _service_routers(self, meta: Metadata) -> tuple[ObservedRouter, ...]:
         selector = names.selector_string(names.router_selector(meta.name))
         pods = await self._list(PODS, meta.namespace, selector)
-        key = self._router_key(service)
+        key = self._router_key(meta)
         ask: list[Awaitable[ObservedRouter]] = [self._router(parse.observed_pod(pod), key) for pod in pods]
         return tuple(await asyncio.gather(*ask))
 
