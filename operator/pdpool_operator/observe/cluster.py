@@ -145,11 +145,11 @@ class Cluster:
         stateful_sets, pods, others, *objects = await asyncio.gather(
             self._stateful_sets(pool),
             self._list(PODS, namespace, names.selector_string(names.pool_selector(name, role))),
-            self._list(PODS, namespace, names.selector_string(names.engine_selector(other))),
+            self._list(PODS, namespace, names.selector_string(names.engine_selector(other)), metadata_only=True),
             self._api.get(SERVICES, namespace, shared),
             self._api.get(DISRUPTION_BUDGETS, namespace, shared),
         )
-        for pod in (*pods, *others):
+        for pod in pods:
             self._lives.note(pod)
         by_owner = {parse.controller_uid(pod): pod for pod in sorted(pods, key=_age)}
         instances = [self._instance(index, sts, by_owner) for index, sts in stateful_sets]
@@ -270,8 +270,11 @@ class Cluster:
             return None
         return secret
 
-    async def _list(self, resource: Resource, namespace: str, labels: str = "", fields: str = "") -> list[Object]:
-        return [obj async for obj in self._api.list(resource, namespace, labels, fields)]
+    async def _list(
+        self, resource: Resource, namespace: str, labels: str = "", fields: str = "", *, metadata_only: bool = False
+    ) -> list[Object]:
+        found = self._api.list(resource, namespace, labels, fields, metadata_only=metadata_only)
+        return [obj async for obj in found]
 
 
 def _has_keys(pod: Object) -> bool:

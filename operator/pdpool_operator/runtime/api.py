@@ -23,6 +23,7 @@ STATUS_FIELD_MANAGER = "pdpool-status"
 
 REQUEST_TIMEOUT_S = 10.0
 PAGE_LIMIT = 500
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 HISTORY_S = 5
 """For so long the API server goes on telling; what it remembers comes at once."""
 
@@ -187,18 +188,26 @@ class Api:
             return None
 
     async def list(
-        self, resource: Resource, namespace: str | None, labels: str = "", fields: str = ""
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: str = "",
+        fields: str = "",
+        *,
+        metadata_only: bool = False,
     ) -> AsyncIterator[Object]:
         """All objects that match the selectors, page by page, as they are now (never from a cache).
 
-        Items carry `apiVersion` and `kind`, which the server leaves out in lists.
+        Items carry `apiVersion` and `kind`, which the server leaves out in lists. Of pods, metadata alone costs less
+        than half to read.
         """
+        accept = METADATA_ONLY if metadata_only else "application/json"
         selectors = {"labelSelector": labels, "fieldSelector": fields}
         query = {"limit": str(PAGE_LIMIT)} | {key: value for key, value in selectors.items() if value}
         while True:
-            page = await self._call("list", resource, resource.path(namespace), query=query)
-            for item in page["items"]:
-                yield {"apiVersion": resource.api_version, "kind": resource.kind} | item
+            page = await self._call("list", resource, resource.path(namespace), query=query, accept=accept)
+            for item in page["items"] or ():  # null, where metadata is all that is asked for and nothing is there
+                yield item | {"apiVersion": resource.api_version, "kind": resource.kind}
             token = page["metadata"].get("continue")
             if not token:
                 return
@@ -324,9 +333,12 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content: str = "application/json",
+        accept: str = "application/json",
         budget_s: float = math.inf,
     ) -> Object:
-        answer = await self._send(verb, resource, path, query=query, body=body, content=content, budget_s=budget_s)
+        answer = await self._send(
+            verb, resource, path, query=query, body=body, content=content, accept=accept, budget_s=budget_s
+        )
         return _parsed(answer, f"{verb} {path}")
 
     async def _send(
@@ -338,12 +350,13 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content: str = "application/json",
+        accept: str = "application/json",
         budget_s: float = math.inf,
     ) -> bytes:
         timeout_s = min(self._timeout_s, budget_s)
         method = {"create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE"}.get(verb, "GET")
         headers = {
-            "Accept": "application/json",
+            "Accept": accept,
             "Content-Type": content if method == "PATCH" else "application/json",
             "User-Agent": "pdpool-operator",
         }

@@ -27,8 +27,7 @@ class OneBadService:
     async def get(self, *_: object) -> None:
         return None
 
-    async def list(self, resource: Any, namespace: str, labels: str = "", fields: str = ""):
-        del namespace, fields
+    async def list(self, resource: Any, _namespace: str, labels: str = "", *_: str, **_options: bool):
         owned = {"ownerReferences": [{"uid": POOL_UID, "kind": "PrefillPool", "name": "chat", "controller": True}]}
         pod = {"creationTimestamp": "2026-11-21T12:00:00Z", "namespace": "llm"}
         running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -79,7 +78,7 @@ class OneBadPool:
         bad = {"metadata": {"name": name, "namespace": namespace, "uid": "p"}, "spec": {"replicas": -1}}
         return bad if resource.kind == "PrefillPool" else None
 
-    async def list(self, *_: object):
+    async def list(self, *_: object, **_options: bool):
         for nothing in ():
             yield nothing
 

@@ -162,6 +162,20 @@ async def test_a_write_ends_within_the_time_that_is_left_to_the_leader(server, c
     assert asyncio.get_running_loop().time() - started < 2
 
 
+@pytest.mark.parametrize("items", [None, [{"kind": "PartialObjectMetadata", "metadata": {"name": "p"}}]])
+async def test_metadata_alone_is_asked_for_by_its_type_and_nothing_there_is_no_error(server, connect, items):
+    accepted = []
+
+    def answer(request: web.Request) -> dict[str, Any]:
+        accepted.append(request.headers["Accept"])
+        return {"kind": "PartialObjectMetadataList", "metadata": {}, "items": items}
+
+    server.answers["GET", "/api/v1/namespaces/llm/pods"] = 200, answer
+    found = [pod async for pod in connect().list(PODS, "llm", metadata_only=True)]
+    assert accepted == ["application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"]
+    assert [(pod["kind"], pod["metadata"]["name"]) for pod in found] == ([("Pod", "p")] if items else [])
+
+
 async def test_lists_come_page_by_page_with_their_kind(server, connect):
     def page(request: web.Request) -> dict[str, Any]:
         first = "continue" not in request.query
