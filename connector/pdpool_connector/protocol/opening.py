@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pdpool_connector.protocol import frames as f
+from pdpool_connector.protocol.announcing import AnnouncingMachine
 from pdpool_connector.protocol.events import (
     AbortTransfer,
     Connect,
-    ExpectAttempt,
     Fenced,
     Linked,
     OpenAttempt,
@@ -24,9 +24,7 @@ from pdpool_connector.protocol.events import (
     Unreachable,
     Writer,
 )
-from pdpool_connector.protocol.expecting import Expectation, Expecting
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.machine import Machine
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.protocol.states import DECODE_PHASES, FAILURES, Cue, DecodeState, TransitionError
 from pdpool_connector.protocol.timing import Timing
@@ -89,7 +87,7 @@ class DecodeAttempt:
 AnyAttempt = TypeVar("AnyAttempt", bound=DecodeAttempt)
 
 
-class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
+class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
     """What both directions share; `_transitions` is the table of the one that it is."""
 
     _transitions: Mapping[tuple[DecodeState | None, Cue], DecodeState]
@@ -99,30 +97,19 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
         self._attempts: dict[AttemptId, AnyAttempt] = {}
         self._by_prefill: dict[str, dict[AttemptId, AnyAttempt]] = {}
         self._of_peer: dict[str, dict[AttemptId, AnyAttempt]] = {}
-        self._links: dict[str, tuple[Writer, ...]] = {}
-        self._expecting = Expecting(self.timing.max_attempts)
         self._on_event |= {
-            ExpectAttempt: self._on_expect_attempt,
             OpenAttempt: self._on_open_attempt,
             AbortTransfer: self._on_abort_transfer,
-            Linked: self._on_linked,
             Unlinked: self._on_unlinked,
             Unreachable: self._on_unreachable,
-            Shutdown: self._on_shutdown,
         }
         self._on_frame |= {f.Accepted: self._on_accepted}
         self._on_timer |= {"life": self._on_life_over, "abort": self._on_abort_over, "nudge": self._nudge}
-        self._on_timer |= {"expect": self._expect_again}
 
     @property
     def rows(self) -> int:
         """Everything this machine keeps about hand-offs; 0 when nothing is left behind."""
         return len(self._attempts) + len(self._expecting)
-
-    @property
-    def expected(self) -> int:
-        """How many requests our engine has announced and not opened."""
-        return len(self._expecting)
 
     @property
     def tombstones(self) -> int:
@@ -177,44 +164,6 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
     def _lose(self, attempt: AnyAttempt, event: PeerLost) -> None:
         """One of the attempt's writers is lost."""
 
-    # --- What is expected ---
-
-    def _on_expect_attempt(self, wish: ExpectAttempt) -> None:
-        row = Expectation(AttemptId(self.incarnation, wish.handle), wish, self._now + wish.deadline_s)
-        if self.draining or not self._expecting.add(row):
-            return
-        self._expect(row)
-        if len(self._expecting.rows(wish.prefill)) == 1:
-            self._expect_later(wish.prefill)
-
-    def _expect(self, row: Expectation) -> None:
-        """Tell the ranks at which it would be opened."""
-        wish = row.wish
-        for writer in self._links.get(wish.prefill, ()):
-            if self._versions.get(writer.incarnation, 0) >= f.EXPECT_VERSION:
-                self._send(
-                    writer.incarnation,
-                    f.Expect,
-                    row,
-                    request_id=wish.request_id,
-                    deadline_s=max(row.expires - self._now, 0.0),
-                    part=writer.part,
-                    parts=writer.parts,
-                    prompt=wish.prompt,
-                )
-
-    def _expect_again(self, prefill: str) -> None:
-        self._expecting.expire(prefill, self._now)
-        for row in self._expecting.rows(prefill):
-            self._expect(row)
-        if prefill in self._expecting:
-            self._expect_later(prefill)
-
-    def _expect_later(self, prefill: str) -> None:
-        self._timers.set(("expect", prefill), self._now + self.timing.expect_s)
-        if prefill not in self._links:
-            self._effects.append(Connect(prefill))
-
     # --- Opening ---
 
     def _on_open_attempt(self, wish: OpenAttempt) -> None:
@@ -259,7 +208,6 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
             gone = f"process {fenced[0].incarnation[:8]} of prefill {event.prefill} was fenced, and is gone"
             self._on_unreachable(Unreachable(event.prefill, Cause.PEER_LOST, gone))
             return
-        self._links[event.prefill] = event.writers
         # A connection that was rebuilt may have swallowed frames: everything with these writers is asked after at once.
         known = {attempt: None for writer in event.writers for attempt in self.attempts_of(writer.incarnation)}
         for attempt in known:
@@ -267,8 +215,7 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
             self._nudge(attempt)
         for attempt in self._by_prefill.pop(event.prefill, {}).values():
             self._offer(attempt, event.writers)
-        for row in self._expecting.rows(event.prefill):
-            self._expect(row)
+        super()._on_linked(event)
 
     def _offer(self, attempt: AnyAttempt, writers: tuple[Writer, ...]) -> None:
         """Tell the writers of an attempt: of it, or, when it has failed before they could be told, of that."""
@@ -358,9 +305,8 @@ class OpeningMachine(Machine[DecodeState], ABC, Generic[AnyAttempt]):
         if attempt is not None:
             self._fail(attempt, event.cause, event.message or "aborted by the engine of decode")
 
-    def _on_shutdown(self, _: Shutdown) -> None:
-        self.draining = True
-        self._expecting.clear()
+    def _on_shutdown(self, event: Shutdown) -> None:
+        super()._on_shutdown(event)
         for attempt in list(self._attempts.values()):
             self._fail(attempt, Cause.SHUTDOWN, "decode is shutting down", tell=attempt.offered)
             self._give_up_telling(attempt)
