@@ -92,7 +92,9 @@ def _state_differs(local: KVMemory, remote: KVMemory, common: Overlap) -> list[s
         return [_differs("number of state regions", len(ours), len(theirs))]
     if not same_heads(local, remote) or (not layers[0] and _part(local) != _part(remote)):
         parts = f"{_part(local)} here and of {_part(remote)} at the peer"
-        return [f"state is of {parts}, must be of the same: it cannot be cut"]
+        needed = "of the same heads (as many tensor-parallel ranks on both sides)"
+        unless = "and of the same layers unless `state_layers` tells them: items of state move whole"
+        return [f"state is of {parts}, must be {needed}, {unless}"]
     return [
         _differs(f"item_bytes of state region {index}", local.state[index].item_bytes, remote.state[other].item_bytes)
         for index, other in zip(ours, theirs, strict=True)

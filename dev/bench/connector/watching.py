@@ -13,7 +13,7 @@ import numpy as np
 from .figures import TINY, Results, Row, latencies, paced, spread
 from .memory import Shape
 from .pair import Pair
-from .process import NIXL
+from .process import MOONCAKE, NIXL, Plane
 from .scheduler import Job
 
 Options = dict[str, Any]
@@ -30,17 +30,18 @@ def watching(results: Results, stack: ExitStack) -> None:
         "checksums of all": {"checksum_rate": 1.0},
         "flight recorder": {"checksum_rate": 0.0, "flight_dir": directory},
     }
-    _compare(results, stack, "one page", TINY, Job(0, 1500, 64, 1), variants)
-    _compare(results, stack, "64 MiB", MEDIUM, Job(0, 12, 1, 64), variants)
+    _compare(results, stack, NIXL, "one page", TINY, Job(0, 1500, 64, 1), variants)
+    _compare(results, stack, NIXL, "64 MiB", MEDIUM, Job(0, 12, 1, 64), variants)
     reading = {name: {**options, "direction": "read"} for name, options in variants.items() if "flight" not in name}
-    _compare(results, stack, "64 MiB in READ", MEDIUM, Job(0, 12, 1, 64), reading)
+    for plane in (NIXL, MOONCAKE):
+        _compare(results, stack, plane, "64 MiB in READ", MEDIUM, Job(0, 12, 1, 64), reading)
 
 
 def _compare(
-    results: Results, stack: ExitStack, what: str, shape: Shape, job: Job, variants: dict[str, Options]
+    results: Results, stack: ExitStack, plane: Plane, what: str, shape: Shape, job: Job, variants: dict[str, Options]
 ) -> None:
     """Ratios are taken within a round, for the machine's load changes from round to round."""
-    pairs = {name: Pair(stack, NIXL, shape, options=options) for name, options in variants.items()}
+    pairs = {name: Pair(stack, plane, shape, options=options) for name, options in variants.items()}
     names = {id(pair): name for name, pair in pairs.items()}
     costs: dict[str, list[float]] = defaultdict(list)
     waits: dict[str, list[float]] = defaultdict(list)
@@ -53,4 +54,6 @@ def _compare(
         share = np.array(costs[name]) / np.array(costs["without"])
         cpu, wait = np.median(costs[name]) * 1e6, np.median(waits[name]) * 1e3
         note = f"{cpu:.0f} us of CPU a hand-off; last send to DONE p50 {wait:.2f} ms"
-        results.add(Row("watching", "nixl", f"{what}: {name}", float(np.median(share)), "", spread(share), note=note))
+        results.add(
+            Row("watching", plane.name, f"{what}: {name}", float(np.median(share)), "", spread(share), note=note)
+        )

@@ -89,7 +89,7 @@ def test_every_mismatch_is_named_with_both_values(changes, lines):
         (
             {"state": (4,), "state_layers": (0,), "kv_heads": 2},
             {"state": (4,), "state_layers": (0,), "kv_heads": 1, "total_heads": 2},
-            "must be of the same: it cannot be cut",
+            "must be of the same heads (as many tensor-parallel ranks on both sides), and of the same layers unless",
         ),
         ({"state": (4, 4)}, {"state": (4, 8)}, "item_bytes of state region 1 is 4 here and 8 at the peer"),
         (
