@@ -340,6 +340,11 @@ class PrefillConnector(Connector[PrefillTransfer]):
 
     # --- What goes out ---
 
+    def _after_turn(self) -> None:
+        """Decode waits for these words, and nobody for the news that they are out."""
+        self._server.flush()
+        super()._after_turn()
+
     def _transmit(self, peer: str, frame: f.Frame) -> None:
         known = self._peers.get(peer)
         if known is None or not known.paired:

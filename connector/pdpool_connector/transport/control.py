@@ -129,13 +129,13 @@ class ControlServer:
     def send(self, route: bytes, frame: Frame) -> None:
         """Put a frame into the outbox, which is sent at the end of the turn."""
         if not self._outbox:
-            self._turns.later(self._flush)
+            self._turns.later(self.flush)
         frames = self._outbox.setdefault(route, [])
         frames.append(frame)
         if len(frames) >= OUTBOX:
             self._send(route, self._outbox.pop(route))
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Queue what is in the outbox; what cannot be queued is counted and dropped."""
         while self._outbox:
             self._send(*self._outbox.popitem())
@@ -157,7 +157,7 @@ class ControlServer:
 
     def close(self) -> None:
         """Close; frames already queued may still go out while the context lingers."""
-        self._flush()
+        self.flush()
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close()
