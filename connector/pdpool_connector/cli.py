@@ -51,7 +51,7 @@ def _extra_named() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        message = f"{error.name} is not installed; `pip install 'pdpool[demo]'` brings all that this command needs"
+        message = f"{error.name} is not installed; this command needs the extra `demo`: pip install 'WHEEL[demo]'"
         raise click.ClickException(message) from error
 
 

@@ -69,13 +69,13 @@ def operator(screen: Screen, target: Target, images: Images) -> None:
     """Install or upgrade the chart, and wait until the operator is ready."""
     values = yaml.safe_dump(helm_values(images), sort_keys=False)
     _settle_interrupted(screen, target)
-    screen.command(f"helm upgrade --install {RELEASE} charts/pdpool --namespace {SYSTEM} --wait --values - <<EOF")
-    screen.block(values + "EOF")
     chart = str(CHECKOUT / "charts" / "pdpool")
     flags = ["--namespace", SYSTEM, "--wait", "--timeout", "3m", "--values", "-"]
     if TAKE in target.helm("upgrade", "--help"):
         # CRDs outlive a release, and another one's name (of the cluster tests, for example) stays written on them.
-        flags.append(TAKE)
+        flags.insert(0, TAKE)
+    screen.command(f"helm upgrade --install {RELEASE} charts/pdpool {' '.join(flags)} <<EOF")
+    screen.block(values + "EOF")
     with screen.ticking(lambda: "helm waits for the operator to be Ready"):
         target.helm("upgrade", "--install", RELEASE, chart, *flags, stdin=values)
     screen.block(target.kubectl("get", "deployment", "-n", SYSTEM))

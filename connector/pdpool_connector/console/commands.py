@@ -71,7 +71,7 @@ def top(addresses: tuple[str, ...], interval_s: float, *, once: bool) -> None:
 
         from pdpool_connector.console.top import show, show_once
     except ModuleNotFoundError as error:
-        message = f"{error.name} is not installed; `pip install 'pdpool[console]'` brings all that this command needs"
+        message = f"{error.name} is not installed; this command needs the extra `console`: pip install 'WHEEL[console]'"
         raise click.ClickException(message) from error
     console = Console()
     sys.exit(show_once(addresses, console) if once else show(addresses, interval_s, console))

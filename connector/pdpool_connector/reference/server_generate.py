@@ -23,6 +23,8 @@ from pdpool_connector.reference.request import (
 from pdpool_connector.reference.request_body import Job
 from pdpool_connector.reference.scheduler import Scheduler
 
+OVERDUE_S = 5.0
+"""How much later than its deadline a request without a token is ended here: the scheduler, if it runs, knows why."""
 STALL_S = 120.0
 """Longest silence between two tokens of a request before its client is told that the engine stalls."""
 WRITE_S = 60.0
@@ -111,7 +113,7 @@ async def _arriving(
 ) -> AsyncIterator[tuple[int, Tokens]]:
     """The outputs as they come, entered into `results`, until all sequences have ended. Raises GenerationError."""
     left = len(results)
-    patience = DEFAULT_DEADLINE_S + STALL_S
+    patience = DEFAULT_DEADLINE_S + OVERDUE_S
     while left:
         try:
             # Not wait_for: before Python 3.12 it loses a cancellation, a client's leaving, that comes with a token.

@@ -45,8 +45,8 @@ def _without_bytes(record: logging.LogRecord) -> bool:
     record.exc_info = None if record.exc_info and isinstance(record.exc_info[1], web.HTTPException) else record.exc_info
     if record.exc_info and record.exc_info[1].__class__.__module__ == "aiohttp.http_exceptions":
         record.exc_info = None
-        record.msg, record.args = "a malformed HTTP request was refused", ()
-        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        record.msg, record.args = "what is no HTTP/1.1 was refused; sglang-router asks new workers for gRPC, too", ()
+        record.levelno, record.levelname = logging.INFO, "INFO"
     return True
 
 

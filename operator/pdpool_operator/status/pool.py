@@ -110,8 +110,9 @@ def engines_not_ready(facts: PoolFacts) -> Violation | None:
         return None
     settled = {d.subject.index for d in facts.diagnoses if d.verdict not in {Verdict.STARTING, Verdict.DRAINING}}
     reason = Reason.ENGINES_NOT_READY if any(i.index in settled for i in waiting) else Reason.STARTING
-    shown = ", ".join(instance.name for instance in waiting[:5])
-    return Violation(reason, f"{len(waiting)} of {len(facts.wanted)} instances cannot serve yet: {shown}")
+    stuck = {d.subject.index for d in facts.diagnoses if d.verdict is Verdict.STUCK}
+    shown = ", ".join(f"{i.name}{' (stuck)' if i.index in stuck else ''}" for i in waiting[:5])
+    return Violation(reason, f"{len(waiting)} of {len(facts.wanted)} instances cannot serve: {shown}")
 
 
 READY_CHAIN: Sequence[Rule[PoolFacts]] = (

@@ -64,7 +64,7 @@ def test_a_missing_extra_is_named(monkeypatch, command, module):
     monkeypatch.setitem(sys.modules, module, None)
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 1
-    assert "pip install 'pdpool[demo]'" in result.output
+    assert "pip install 'WHEEL[demo]'" in result.output
 
 
 def test_an_engine_without_its_model_says_so_in_one_line(caplog):

@@ -222,6 +222,14 @@ def test_the_words_of_the_api_server_are_shown() -> None:
     assert condition(status, "Ready").message == words
 
 
+def test_an_instance_that_is_stuck_is_not_said_to_start() -> None:
+    pool = make_pool(replicas=2)
+    stuck = make_instance(pool, 1, ready=False)
+    status = status_of(pool, make_instance(pool), stuck, diagnoses=[diagnosis(1, verdict=Verdict.STUCK)])
+    assert outcome(status) == ("False", "EnginesNotReady")
+    assert condition(status, "Ready").message == "1 of 2 instances cannot serve: chat-prefill-1 (stuck)"
+
+
 def test_an_update_is_not_ready_before_every_instance_runs_the_new_spec() -> None:
     before, after = make_pool(replicas=2), make_pool(replicas=2, model={"path": "/models/next"})
     instances = [replace(make_instance(before, index), controller_uid=after.metadata.uid) for index in (0, 1)]
