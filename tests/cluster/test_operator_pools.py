@@ -111,14 +111,23 @@ async def test_a_foreign_object_under_our_name_is_left_alone_and_named(here: Ben
     await here.until("PrefillPool", "Ready", status="True", within_s=40)
 
 
-async def test_a_fault_in_the_template_is_told_in_the_api_servers_words_and_mended_by_an_edit(here: Bench):
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("resources", {"limits": {"cpu": "-1"}}, "must be greater than or equal to 0"),
+        ("resources", {"limits": {"cpu": "much"}}, "quantities must match the regular expression"),
+        ("env", [{"name": "A", "value": 5}], "value: expected string"),
+        ("imagePullPolice", "Always", "field not declared in schema"),
+    ],
+)
+async def test_a_fault_in_the_template_is_told_in_the_api_servers_words_and_mended_by_an_edit(
+    here: Bench, field, value, words
+):
     operator = await here.operator().start()
-    bad = {
-        "spec": {"schedulerName": NOBODY, "containers": [{"name": "engine", "resources": {"limits": {"cpu": "-1"}}}]}
-    }
+    bad = {"spec": {"schedulerName": NOBODY, "containers": [{"name": "engine", field: value}]}}
     await here.pool("PrefillPool", template=bad)
     ready = await here.until("PrefillPool", "Ready", status="False", reason="TemplateInvalid")
-    assert "must be greater than or equal to 0" in ready["message"]
+    assert words in ready["message"]
     assert await here.see(STATEFUL_SETS, "chat-prefill-0") is None
     calls = await operator.calls()
     good = {"spec": {"template": {"spec": {"containers": None}}}}

@@ -15,7 +15,16 @@ from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS, SERVICE
 from pdpool_operator.observe.http import Unanswered, session
 from pdpool_operator.observe.model import RouterWorker
 from pdpool_operator.observe.routers import RouterClient
-from pdpool_operator.runtime.api import CONFIG_MAPS, DEPLOYMENTS, EVENTS, PODS, SECRETS, SERVICES, STATEFUL_SETS
+from pdpool_operator.runtime.api import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
+    EVENTS,
+    PODS,
+    SECRETS,
+    SERVICES,
+    STATEFUL_SETS,
+)
 
 from tests.cluster.hands import QUOTAS, eventually
 from tests.cluster.operator_harness import NOBODY, Bench, bench
@@ -237,6 +246,36 @@ async def test_turning_the_router_off_removes_its_objects_and_turning_it_on_make
     await here.admin.edit(SERVICES_PD, here.namespace, "chat", {"spec": {"router": {"enabled": True}}})
     await eventually(lambda: here.see(DEPLOYMENTS, "chat-router"))
     await routers.key()
+
+
+async def test_what_somebody_edits_in_an_object_that_was_made_is_put_right(here, routers):
+    await start(here)
+    await eventually(lambda: here.see(DEPLOYMENTS, "chat-router"))
+    engine = {"spec": {"template": {"spec": {"containers": [{"name": "router", "image": "nope:1"}]}}}}
+    edits = {
+        (SERVICES, "chat-router"): {"spec": {"selector": {"pdpool.dev/service": "another"}}},
+        (DEPLOYMENTS, "chat-router"): engine,
+        (CONFIG_MAPS, "chat-router"): {"data": {"workers.json": "{}"}},
+        (DISRUPTION_BUDGETS, "chat-decode"): {"spec": {"maxUnavailable": 7}},
+    }
+    before = {key: await here.see(*key) for key in edits}
+    for (kind, name), edit in edits.items():
+        await here.admin.edit(kind, here.namespace, name, edit)
+
+    async def as_before() -> bool:
+        now = {key: await here.see(*key) for key in edits}
+        same = [told(now[key]) == told(before[key]) for key in edits]
+        assert all(same), [key[1] for key, one in zip(edits, same, strict=True) if not one]
+        return True
+
+    await eventually(as_before)
+
+
+def told(obj: dict) -> tuple:
+    """What an edit may have changed."""
+    spec = obj.get("spec", {})
+    containers = spec.get("template", {}).get("spec", {}).get("containers", [{}])
+    return obj.get("data"), spec.get("selector"), spec.get("maxUnavailable"), containers[0].get("image")
 
 
 async def test_a_service_that_is_deleted_and_made_anew_at_once_gets_a_key_of_its_own(here, routers):

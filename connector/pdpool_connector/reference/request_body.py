@@ -24,7 +24,7 @@ TopP = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 TopK = Annotated[int, msgspec.Meta(ge=-1)]
 """How many of the likeliest tokens may be drawn; 0 and -1 are all."""
 Samples = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQUENCES)]
-NewTokens = Annotated[int, msgspec.Meta(ge=1)]
+NewTokens = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Room = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]

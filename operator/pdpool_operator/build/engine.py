@@ -96,9 +96,13 @@ def _engine_container(pool: Pool, index: int, control_keys: ControlKeys) -> dict
         "startupProbe": http_probe(
             "/health", "http", period_s=STARTUP_PERIOD_S, timeout_s=3, failures=STARTUP_FAILURES
         ),
-        # No liveness probe: a scheduler loop that hangs may hold memory that peers still write to. Whether to restart
-        # is the operator's decision, and readiness alone takes the engine out of service meanwhile.
         "readinessProbe": http_probe("/health", "http", period_s=2, timeout_s=3, failures=3),
+        # Of the HTTP side alone, for the router waits without a limit for a process that answers nothing at all. A
+        # scheduler loop that hangs is the operator's to judge: it may go on, and readiness takes it out of service.
+        "livenessProbe": {
+            **http_probe("/model_info", "http", period_s=10, timeout_s=5, failures=12),
+            "terminationGracePeriodSeconds": 5,
+        },
         "lifecycle": {
             "preStop": {
                 "exec": {

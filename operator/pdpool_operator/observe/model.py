@@ -5,6 +5,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from ..api.models import DisaggregatedService, Pool
 from ..api.names import Role
@@ -164,6 +165,15 @@ class ObservedInstance:
 
 
 @dataclass(frozen=True, slots=True)
+class FieldOwners:
+    """Who set which fields of an object, as `managedFields` says (fieldsV1); those of the status aside."""
+
+    ours: Mapping[str, Any] = field(default_factory=dict)
+    """What we have applied, less what others have changed since."""
+    others: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ObservedObject:
     """An object that we make and that is not an instance: Service, PodDisruptionBudget, ConfigMap, Secret,
     Deployment.
@@ -176,6 +186,7 @@ class ObservedObject:
     build_hash: str
     controller: str = ""
     """The controlling owner as `kind/name`."""
+    owners: FieldOwners = FieldOwners()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +243,7 @@ class ObservedDeployment:
     """Message of the condition ReplicaFailure while it is True."""
     controller: str = ""
     """The controlling owner as `kind/name`."""
+    owners: FieldOwners = FieldOwners()
 
 
 @dataclass(frozen=True, slots=True)

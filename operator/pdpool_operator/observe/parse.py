@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..api import names
-from .model import ObservedDeployment, ObservedObject, ObservedPod, PodLife
+from .model import FieldOwners, ObservedDeployment, ObservedObject, ObservedPod, PodLife
 
 Object = Mapping[str, Any]
 
@@ -117,7 +117,15 @@ def observed_object(obj: Object) -> ObservedObject:
         controller_uid=controller_uid(obj),
         build_hash=annotation(obj, names.ANNOTATION_BUILD_HASH),
         controller=controller(obj),
+        owners=_field_owners(obj),
     )
+
+
+def _field_owners(obj: Object) -> FieldOwners:
+    entries = [e for e in obj["metadata"].get("managedFields") or () if not e.get("subresource")]
+    ours = [e for e in entries if e.get("manager") == names.FIELD_MANAGER and e.get("operation") == "Apply"]
+    others = tuple(e.get("fieldsV1") or {} for e in entries if e not in ours)
+    return FieldOwners(ours[0].get("fieldsV1") or {} if ours else {}, others)
 
 
 def applied_keys(service: Object, name: str) -> ObservedObject | None:
@@ -145,6 +153,7 @@ def observed_deployment(obj: Object) -> ObservedDeployment:
         observed_generation=int(status.get("observedGeneration", 0)),
         failure=failure.get("message", "") if failure.get("status") == "True" else "",
         controller=controller(obj),
+        owners=_field_owners(obj),
     )
 
 

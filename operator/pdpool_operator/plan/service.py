@@ -15,7 +15,7 @@ from ..build import router
 from ..build.settings import BuildSettings
 from ..observe.model import ObservedService
 from .model import Delete, Event, EventType, Patch, Plan, Progress, WorkerAction, WorkerChange
-from .objects import Standing, blocked, missing_or_changed
+from .objects import Standing, blocked, edited, missing_or_changed
 from .rotation import Rotation, desired_rotation, worker_changes
 
 READ_BACK_S = 1.0
@@ -53,7 +53,7 @@ def plan_service(observed: ObservedService, settings: BuildSettings, router_key:
 def _deployment(observed: ObservedService, settings: BuildSettings) -> Plan:
     service, present = observed.service, observed.deployment
     wanted = service.spec.router.replicas
-    if present is None or present.spec_hash != router.router_spec_hash(service):
+    if present is None or present.spec_hash != router.router_spec_hash(service) or _edited(observed, settings):
         return Plan(
             apply=(router.router_deployment(service, settings),),
             progress=Progress(Reason.UPDATING, "Applying the router's Deployment"),
@@ -72,6 +72,13 @@ def _deployment(observed: ObservedService, settings: BuildSettings) -> Plan:
     if present.ready_replicas < wanted:
         return Plan(progress=Progress(Reason.STARTING, f"{present.ready_replicas} of {wanted} routers are Ready"))
     return Plan()
+
+
+def _edited(observed: ObservedService, settings: BuildSettings) -> bool:
+    """One that an earlier operator built stays as it is: to put it right would be to update it."""
+    if observed.deployment is None or _built_otherwise(observed, settings):
+        return False
+    return edited(router.router_deployment(observed.service, settings), observed.deployment.owners)
 
 
 def _built_otherwise(observed: ObservedService, settings: BuildSettings) -> tuple[str, ...]:

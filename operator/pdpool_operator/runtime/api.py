@@ -27,6 +27,11 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 HISTORY_S = 5
 """For so long the API server goes on telling; what it remembers comes at once."""
 
+NOT_OF_THE_SCHEMA = ("failed to create typed patch object", "failed to convert new ")
+"""So begin the messages of the 500 by which the API server refuses an object that server-side apply cannot read: an
+unknown field, a number where a string must be (apimachinery, managedfields/internal/structuredmerge.go).
+"""
+
 Object = dict[str, Any]
 
 log = logging.getLogger(__name__)
@@ -130,6 +135,8 @@ def _error(status: int, body: bytes, what: str) -> ApiError:
         429: UnavailableError,
     }
     kind = kinds.get(status, UnavailableError if status >= 500 else ApiError)
+    if status == 500 and message.startswith(NOT_OF_THE_SCHEMA):
+        kind = InvalidError
     return kind(status, reason, message, what)
 
 

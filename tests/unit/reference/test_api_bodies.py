@@ -46,6 +46,7 @@ REFUSED = [
     (completion, {"prompt": [VOCAB]}, "prompt"),
     (completion, {"prompt": [-1]}, "prompt[0]"),
     (completion, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+    (completion, {"prompt": "a", "max_tokens": 10**4000}, "max_tokens"),
     (completion, {"prompt": "a", "max_tokens": "many"}, "max_tokens"),
     (completion, {"prompt": "a", "temperature": -1}, "temperature"),
     (completion, {"prompt": "a", "temperature": 2.5}, "temperature"),

@@ -214,6 +214,13 @@ async def test_errors_carry_the_servers_own_words(server, connect, status, error
     assert "update /apis/apps" in str(caught.value)
 
 
+async def test_a_500_for_an_object_that_apply_cannot_read_is_a_refusal_of_the_object(server, connect):
+    message = "failed to create typed patch object (llm/x; apps/v1, Kind=StatefulSet): .spec.a: expected string"
+    server.answers["PATCH", PATH] = 500, {"message": message}
+    with pytest.raises(InvalidError, match="expected string"):
+        await connect().apply(STATEFUL_SETS, child())
+
+
 async def test_a_delete_names_the_uid_and_is_content_when_the_object_is_gone(server, connect):
     await connect().delete(PODS, "llm", "x", "u7", grace_period_s=30)
     ((method, path, _, body, _),) = server.asked
