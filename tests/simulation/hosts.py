@@ -128,7 +128,11 @@ class Hosts(Transfers):
         """It takes nothing new from now on."""
         if not self.runs(slot) or self.processes[slot].machine.draining:
             return False
-        self.do(self.processes[slot], Drain())
+        process = self.processes[slot]
+        self.do(process, Drain())
+        if process.role == "prefill":
+            parked = process.machine.census.count("parked")
+            check(parked == 0, f"{slot} drains, and {parked} attempts wait there for requests that come no more")
         return True
 
     def freeze(self, slot: str) -> bool:
