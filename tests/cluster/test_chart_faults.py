@@ -104,7 +104,9 @@ def held_for(serving: Stack) -> Iterator[Callable[[], str]]:
     process = process_of(serving, pod)
     incarnation = state_of(pod)["incarnation"]
     serving.until_listed(1)
-    url, before = serving.router_url(), attempts_at_decode(serving)
+    url = serving.router_url()
+    wait_for("decode engines to know it", lambda: not_paired(serving, url, incarnation), deadline_s=30)
+    before = attempts_at_decode(serving)
     os.kill(process, signal.SIGSTOP)
     clients = [threading.Thread(target=ask_in_vain, args=(url, prompt)) for prompt in PROMPTS[:3]]
     for client in clients:
@@ -131,6 +133,14 @@ def held_for(serving: Stack) -> Iterator[Callable[[], str]]:
             os.kill(process, signal.SIGKILL)
         for client in clients:
             client.join(60)
+
+
+def not_paired(stack: Stack, url: str, incarnation: str) -> str | None:
+    """Ask for an answer; which decode engines have had none with this prefill engine, and would offer it nothing."""
+    generate(url, PROMPTS[0])
+    known = {pod["metadata"]["name"]: state_of(pod)["peers"] for pod in stack.pods("decode")}
+    names = [name for name, peers in known.items() if incarnation not in {peer["incarnation"] for peer in peers}]
+    return ", ".join(names) or None
 
 
 def ask_in_vain(url: str, prompt: tuple[int, ...]) -> None:

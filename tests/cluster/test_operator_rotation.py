@@ -272,10 +272,15 @@ async def test_what_somebody_edits_in_an_object_that_was_made_is_put_right(here,
 
 
 def told(obj: dict) -> tuple:
-    """What an edit may have changed."""
+    """What an edit may have changed; of the worker list, which goes with the engines, whether it is the edit's."""
     spec = obj.get("spec", {})
     containers = spec.get("template", {}).get("spec", {}).get("containers", [{}])
-    return obj.get("data"), spec.get("selector"), spec.get("maxUnavailable"), containers[0].get("image")
+    return (
+        obj.get("data") == {"workers.json": "{}"},
+        spec.get("selector"),
+        spec.get("maxUnavailable"),
+        containers[0].get("image"),
+    )
 
 
 async def test_a_service_that_is_deleted_and_made_anew_at_once_gets_a_key_of_its_own(here, routers):
