@@ -125,9 +125,7 @@ def test_over_tcp_connecting_a_stopped_peer_delays_no_other(tcp):
         frozen.signal(signal.SIGSTOP)
         answer = initiator.call("beside_connect", stranger=frozen.name, remote=frozen.encoded(), peer=other.name)
         assert answer["connect"] == "PeerUnreachableError"
-        assert answer["moved"] >= 1, "transfers to another peer that ended during the connect"
-        # The connect takes 2 s; a SYN that a busy loopback dropped costs a transfer 1 s.
-        assert answer["longest_s"] < 1.5, f"one of {answer['moved']} transfers waited for the connect"
+        assert answer["moved"] > 10, f"transfers to another peer that ended during the connect: {answer}"
         assert answer["longest_s"] < 0.5
 
 
