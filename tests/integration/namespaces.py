@@ -1,5 +1,6 @@
 """Two network namespaces joined by a virtual wire, as two pods on two nodes are. Needs root."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -8,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
+
+from dev.shell import wait_for
 
 DEVICE = "wire0"
 HOSTS = {4: ("198.18.0.1", "198.18.0.2"), 6: ("fd00:198:18::1", "fd00:198:18::2")}
@@ -29,6 +32,12 @@ class Wire:
     def mend(self) -> None:
         _ip("-n", self.names[1], "link", "set", DEVICE, "up")
         _ip("-n", self.names[1], "addr", "replace", f"{HOSTS[6][1]}/64", "dev", DEVICE, "nodad")
+        self.until_up()
+
+    def until_up(self) -> None:
+        """UCX leaves out a device that has no carrier yet, for good, and the kernel is not quick to say that it has."""
+        for name in self.names:
+            wait_for(f"{DEVICE} of {name} to be up", lambda name=name: _down(name), deadline_s=10, interval_s=0.02)
 
 
 @contextmanager
@@ -48,10 +57,17 @@ def wire() -> Iterator[Wire]:
             _ip("-n", name, "addr", "add", f"{HOSTS[6][end]}/64", "dev", DEVICE, "nodad")
             for device in ("lo", DEVICE):
                 _ip("-n", name, "link", "set", device, "up")
-        yield Wire(names)
+        made_up = Wire(names)
+        made_up.until_up()
+        yield made_up
     finally:
         for name in names:
             _ip("netns", "del", name, check=False)
+
+
+def _down(name: str) -> str | None:
+    (link,) = json.loads(_ip("-n", name, "-j", "link", "show", DEVICE).stdout)
+    return None if link["operstate"] == "UP" else str(link["operstate"])
 
 
 def _ip(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -29,12 +29,13 @@ def link():
         yield made
 
 
-def across(link, plane, geometry, version=4):
-    """An initiator in one namespace and a target in the other."""
+def across(link, plane, geometry, version=4, *more):
+    """An initiator in one namespace and a target in the other, with `more` of them."""
     env = {**plane.env, "UCX_TCP_AF_PRIO": "inet6" if version == 6 else "inet"} if plane.engine == "nixl" else plane.env
     opened = replace(plane, env=env)
-    prefixes = [link.inside(0), link.inside(1)]
-    return peers(opened, geometry, "i", "T", prefixes=prefixes, hosts=HOSTS[version])
+    prefixes = [link.inside(0), *[link.inside(1)] * (1 + len(more))]
+    hosts = [HOSTS[version][0], *[HOSTS[version][1]] * (1 + len(more))]
+    return peers(opened, geometry, "i", "T", *more, prefixes=prefixes, hosts=hosts)
 
 
 def carried(pid):
@@ -102,7 +103,9 @@ def test_a_cut_wire_is_never_called_done_and_what_waits_goes_on_when_it_is_mende
 
 def test_without_the_wire_nobody_can_be_connected(link, plane):
     geometry = {**SMALL, "connect_timeout_s": 2.0}
-    with across(link, plane, geometry) as (initiator, target):
+    with across(link, plane, geometry, 4, "U") as (initiator, target, other):
+        # UCX that makes its first connection while the wire is cut does not always find the way later.
+        assert initiator.connect(other) == {}
         link.cut()
         try:
             started = time.monotonic()
