@@ -53,7 +53,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.networking.error_backoffs = [1, 2, 4, 8]
     settings.process.ultimate_exiting_timeout = 30
     for resource in OWNED:
-        settings.watching.label_selectors[_selector(resource)] = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+        settings.watching.label_selectors[_selector(resource)] = names.SELECT_MADE
     return settings
 
 

@@ -49,7 +49,6 @@ RESYNC_S = 600.0
 NOT_SERVED_AGAIN_S = 3.0
 STOP_WITHIN_S = 2.0
 CONTROL_CONNECTIONS = 64
-OURS = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
 
 log = logging.getLogger("pdpool_operator")
 
@@ -191,7 +190,9 @@ class Operator:
         while marks:
             try:
                 where = self.config.watch_namespaces or (None,)
-                states = await asyncio.gather(*(self.api.history(PODS, one, OURS, marks[0]) for one in where))
+                states = await asyncio.gather(
+                    *(self.api.history(PODS, one, names.SELECT_MADE, marks[0]) for one in where)
+                )
             except UnavailableError as error:
                 log.warning("what became of pods cannot be read, again soon: %s", error)
                 await asyncio.sleep(NOT_SERVED_AGAIN_S)

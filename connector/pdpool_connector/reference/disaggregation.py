@@ -5,7 +5,7 @@ import logging
 from pdpool_connector import Cause, Phase, TransferStatus, answer_for, client_answer
 from pdpool_connector.reference.handoff import DecodeHandoffs, Handoff, PrefillHandoff, PrefillHandoffs
 from pdpool_connector.reference.kv import PAGE_TOKENS, AuxRow, PagedKV
-from pdpool_connector.reference.request import Failure, GenerationRequest, identity
+from pdpool_connector.reference.request import Failure, GenerationRequest
 from pdpool_connector.reference.scheduler_core import Core
 from pdpool_connector.reference.scheduler_queues import Sequence, State
 
@@ -79,7 +79,7 @@ class PrefillSide:
                 handoff.room,
                 request.rid,
                 sibling=handoff.sibling,
-                prompt=identity(request.prompt, request.sampling),
+                prompt=request.identity,
                 deadline_s=remaining_s(request, now),
                 traceparent=handoff.traceparent,
             )
@@ -193,10 +193,9 @@ class DecodeSide:
         _abort(seq, message)
         request, handoff = seq.request, seq.request.handoff
         if seq.transfer is None and handoff is not None:
-            prompt = identity(request.prompt, request.sampling)
             where = (handoff.prefill, handoff.room, request.rid)
             try:
-                self._connector.refuse(*where, message, sibling=handoff.sibling, prompt=prompt)
+                self._connector.refuse(*where, message, sibling=handoff.sibling, prompt=request.identity)
             except ValueError as error:
                 log.warning("prefill cannot be told that request %s ended: %s", request.rid, error)
 
@@ -234,7 +233,7 @@ class DecodeSide:
                 pages=seq.pages[: -(-len(request.prompt) // PAGE_TOKENS)],
                 aux_slot=seq.aux_slot,
                 sibling=handoff.sibling,
-                prompt=identity(request.prompt, request.sampling),
+                prompt=request.identity,
                 deadline_s=remaining_s(request, now),
                 traceparent=handoff.traceparent,
             )

@@ -94,6 +94,11 @@ class GenerationRequest:
     handoff: Handoff | None = None
     deadline: float = field(default_factory=lambda: time.monotonic() + DEFAULT_DEADLINE_S)
 
+    @property
+    def identity(self) -> bytes:
+        """See `identity`."""
+        return identity(self.prompt, self.sampling)
+
 
 def identity(prompt: tuple[int, ...], sampling: SamplingParams) -> bytes:
     """By what the two halves of a sequence know each other: what its cache and its first token come from."""

@@ -34,7 +34,7 @@ class Looks(Generic[Seen]):
         submit: Callable[[Coroutine[Any, Any, Seen]], "Future[Seen]"],
         look: Callable[[int], Seen],
     ) -> None:
-        self._reactor, self._submit, self._table = reactor, submit, look
+        self._reactor, self._submit, self._read = reactor, submit, look
         self._under_way: set[str] = set()
 
     def begin(
@@ -53,7 +53,7 @@ class Looks(Generic[Seen]):
             self._look(peer, _Wait(over, then, wanted), FIRST_S)
 
     def _look(self, peer: str, wait: _Wait[Seen], pause_s: float) -> None:
-        seen = self._submit(asyncio.to_thread(self._table, os.getpid()))
+        seen = self._submit(asyncio.to_thread(self._read, os.getpid()))
         seen.add_done_callback(lambda done: self._reactor.post(partial(self._on_seen, peer, wait, pause_s, done)))
 
     def _on_seen(self, peer: str, wait: _Wait[Seen], pause_s: float, seen: "Future[Seen]") -> None:

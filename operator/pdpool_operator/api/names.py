@@ -26,6 +26,8 @@ LABEL_POOL: Final = f"{GROUP}/pool"
 LABEL_SERVICE: Final = f"{GROUP}/service"
 LABEL_INSTANCE: Final = f"{GROUP}/instance"
 MANAGED_BY: Final = "pdpool"
+SELECT_MADE: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
+"""Selector of all that the operator makes, pods of its workloads included."""
 
 ANNOTATION_SPEC_HASH: Final = f"{GROUP}/spec-hash"
 """On workloads and pods: hash of the user's spec that they were made from, without the number of replicas."""

@@ -122,10 +122,17 @@ def observed_object(obj: Object) -> ObservedObject:
 
 
 def _field_owners(obj: Object) -> FieldOwners:
-    entries = [e for e in obj["metadata"].get("managedFields") or () if not e.get("subresource")]
-    ours = [e for e in entries if e.get("manager") == names.FIELD_MANAGER and e.get("operation") == "Apply"]
-    others = tuple(e.get("fieldsV1") or {} for e in entries if e not in ours)
-    return FieldOwners(ours[0].get("fieldsV1") or {} if ours else {}, others)
+    ours: Object = {}
+    others: list[Object] = []
+    for entry in obj["metadata"].get("managedFields") or ():
+        fields = entry.get("fieldsV1") or {}
+        if entry.get("subresource"):
+            continue
+        if entry.get("manager") == names.FIELD_MANAGER and entry.get("operation") == "Apply":
+            ours = fields
+        else:
+            others.append(fields)
+    return FieldOwners(ours, tuple(others))
 
 
 def applied_keys(service: Object, name: str) -> ObservedObject | None:

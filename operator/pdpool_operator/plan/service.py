@@ -1,12 +1,14 @@
 """The next safe actions for one service: its router's objects, and who is in rotation at each router replica.
 
-The router's Deployment is applied when it is missing or the user's spec changed; a changed number of replicas is a
-patch of that number alone. So a change of what the builders render under an unchanged spec restarts no router (see
-`UpdateAvailable`). The worker lists are level-triggered: desired from the pods, observed from each replica, and every
-change is read back on the next call. See `rotation` for what is desired.
+The router's Deployment is applied when it is missing, the user's spec changed, or somebody edited it; a changed number
+of replicas is a patch of that number alone. So a change of what the builders render under an unchanged spec restarts no
+router (see `UpdateAvailable`). The worker lists are level-triggered: desired from the pods, observed from each replica,
+and every change is read back on the next call. See `rotation` for what is desired.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ..api import names
 from ..api.models import DisaggregatedService
@@ -45,17 +47,18 @@ def plan_service(observed: ObservedService, settings: BuildSettings, router_key:
         router.router_service(service),
         router.router_disruption_budget(service),
     )
-    plan = _deployment(observed, settings)
+    built = router.router_deployment(service, settings)
+    plan = _deployment(observed, built)
     plan = replace(plan, apply=missing_or_changed(support, observed.objects) + plan.apply)
-    return replace(_with_rotation(plan, observed, rotation), update_available=_built_otherwise(observed, settings))
+    return replace(_with_rotation(plan, observed, rotation), update_available=_built_otherwise(observed, built))
 
 
-def _deployment(observed: ObservedService, settings: BuildSettings) -> Plan:
+def _deployment(observed: ObservedService, built: dict[str, Any]) -> Plan:
     service, present = observed.service, observed.deployment
     wanted = service.spec.router.replicas
-    if present is None or present.spec_hash != router.router_spec_hash(service) or _edited(observed, settings):
+    if present is None or present.spec_hash != router.router_spec_hash(service) or _edited(observed, built):
         return Plan(
-            apply=(router.router_deployment(service, settings),),
+            apply=(built,),
             progress=Progress(Reason.UPDATING, "Applying the router's Deployment"),
         )
     if present.replicas != wanted:
@@ -74,19 +77,18 @@ def _deployment(observed: ObservedService, settings: BuildSettings) -> Plan:
     return Plan()
 
 
-def _edited(observed: ObservedService, settings: BuildSettings) -> bool:
+def _edited(observed: ObservedService, built: Mapping[str, Any]) -> bool:
     """One that an earlier operator built stays as it is: to put it right would be to update it."""
-    if observed.deployment is None or _built_otherwise(observed, settings):
+    if observed.deployment is None or _built_otherwise(observed, built):
         return False
-    return edited(router.router_deployment(observed.service, settings), observed.deployment.owners)
+    return edited(built, observed.deployment.owners)
 
 
-def _built_otherwise(observed: ObservedService, settings: BuildSettings) -> tuple[str, ...]:
+def _built_otherwise(observed: ObservedService, built: Mapping[str, Any]) -> tuple[str, ...]:
     present = observed.deployment
     if present is None or present.spec_hash != router.router_spec_hash(observed.service):
         return ()
-    wanted = router.router_deployment(observed.service, settings)
-    same = present.build_hash == wanted["metadata"]["annotations"][names.ANNOTATION_BUILD_HASH]
+    same = present.build_hash == built["metadata"]["annotations"][names.ANNOTATION_BUILD_HASH]
     return () if same else (present.name,)
 
 

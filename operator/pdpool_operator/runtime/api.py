@@ -18,8 +18,7 @@ import aiohttp
 from kubernetes.aio import config as kubeconfig
 from kubernetes.aio.client import ApiClient, Configuration
 
-FIELD_MANAGER = "pdpool"
-STATUS_FIELD_MANAGER = "pdpool-status"
+from ..api.names import FIELD_MANAGER, STATUS_FIELD_MANAGER
 
 REQUEST_TIMEOUT_S = 10.0
 PAGE_LIMIT = 500
