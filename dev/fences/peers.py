@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ from pdpool_connector.layout.arena import ArenaLocation, MappedArena
 
 from dev.fences.plan import CANARY, MARK, Plane
 from dev.paths import CHECKOUT
+from dev.processes import send
 
 ANSWER_S = 60.0
 
@@ -69,10 +69,7 @@ class Peer:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal; a stop has taken effect in every thread when this returns."""
-        os.kill(self.pid, number)
-        if number is signal.SIGSTOP:
-            tasks = Path(f"/proc/{self.pid}/task")
-            until(lambda: all(_state(task) in "TtZX" for task in tasks.iterdir()), "all threads of a process to stop")
+        send(self.pid, number)
 
     def kill(self) -> None:
         """kill -9, and wait until a pidfd says that every thread is gone."""
@@ -144,10 +141,3 @@ def until(check: Any, what: str) -> None:  # noqa: ANN401 - any call that tells 
         if time.monotonic() > deadline:
             raise ExperimentError(f"waited {ANSWER_S} s in vain for {what}")
         time.sleep(0.0005)
-
-
-def _state(task: Path) -> str:
-    try:
-        return (task / "stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"

@@ -12,6 +12,7 @@ import zmq
 from pdpool_connector.protocol import frames
 from pdpool_connector.transport.curve import connect_with, make_key
 
+from dev.processes import send
 from dev.shell import wait_for
 from tests.cluster.stack import ADMIN_PORT, HTTP_PORT, POOLS, Stack, ask, condition, listed, refused_with
 from tests.cluster.stack_traffic import PROMPTS, Traffic, generate
@@ -107,7 +108,7 @@ def held_for(serving: Stack) -> Iterator[Callable[[], str]]:
     url = serving.router_url()
     wait_for("decode engines to know it", lambda: not_paired(serving, url, incarnation), deadline_s=30)
     before = attempts_at_decode(serving)
-    os.kill(process, signal.SIGSTOP)
+    send(process, signal.SIGSTOP)
     clients = [threading.Thread(target=ask_in_vain, args=(url, prompt)) for prompt in PROMPTS[:3]]
     for client in clients:
         client.start()

@@ -29,6 +29,7 @@ from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.runtime import connector as connector_module
 
 from dev import inside
+from dev.processes import send
 from tests.integration.forked import Forked
 
 ANSWER_S = 30.0
@@ -120,13 +121,7 @@ class Side:
         return stats
 
     def signal(self, number: signal.Signals) -> None:
-        os.kill(self.process.pid, number)
-        if number == signal.SIGSTOP:
-            # On a busy machine its threads run on for some milliseconds.
-            deadline = time.monotonic() + 10
-            while not all(map(_stopped, Path(f"/proc/{self.process.pid}/task").iterdir())):
-                assert time.monotonic() < deadline, "the process does not stop"
-                time.sleep(0.001)
+        send(self.process.pid, number)
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
@@ -338,10 +333,6 @@ class _Connector:
         begun = time.monotonic()
         self.connector.close()
         return {"seconds": time.monotonic() - begun, "threads": threading.active_count()}
-
-
-def _stopped(task: Path) -> bool:
-    return (task / "stat").read_text().rpartition(") ")[2][0] == "T"
 
 
 def main() -> None:

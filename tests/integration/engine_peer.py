@@ -28,6 +28,7 @@ from pdpool_connector.layout.memory import KVMemory, RemoteMemory, decode_remote
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.staging import Staging
 
+from dev.processes import send
 from tests.integration.forked import OWN_CODE, ROOT, Forked
 
 ANSWER_TIMEOUT_S = 60.0
@@ -86,7 +87,7 @@ class Peer:
         return encode_remote(self.remote).hex()
 
     def signal(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
+        send(self.pid, number)
 
     def end(self) -> int:
         """Let it exit by itself, as a process does whose work is over; kill it if it does not."""

@@ -11,6 +11,8 @@ from pdpool_connector.demo.launch import Children, get_json
 from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.reference.server_engine import EXPECTED_WITHIN_S
 
+from dev.processes import send
+
 ROOMS = itertools.count(5_000_000)
 BODY = {"input_ids": list(range(1, 40)), "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}}
 SOON_S = 2.0
@@ -118,7 +120,7 @@ def test_only_what_no_living_connector_speaks_of_ends_in_the_time_for_that(prefi
         begun = time.monotonic()
         halves = [pool.submit(post, prefill, body, 120.0) for body in bodies]
         until(lambda: queued(prefill, "prefill_bootstrap") == 3 and expected(prefill) == 2)
-        frozen.process.send_signal(signal.SIGSTOP)
+        send(frozen.process.pid, signal.SIGSTOP)
         for half in halves[1:]:
             response, at = half.result()
             assert (response.status_code, response.json()["error"]["code"]) == (504, "timed_out")

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from dev.processes import send
+
 from .memory import Shape
 
 ANSWER_S = 180.0
@@ -93,9 +95,9 @@ class Process:
         return self.finish()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process."""
+        """Send a signal to the process; a stop has taken effect when this returns."""
         assert self.process.pid is not None
-        os.kill(self.process.pid, number)
+        send(self.process.pid, number)
 
     def _end(self) -> None:
         with contextlib.suppress(OSError):  # it may have died, and its end of the pipe with it

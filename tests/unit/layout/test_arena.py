@@ -14,6 +14,8 @@ import pytest
 from pdpool_connector.layout.arena import ArenaError, ArenaLocation, HostArena, MappedArena, find_arena
 from pdpool_connector.layout.memory import LayoutError, Region
 
+from dev.processes import send
+
 
 def descriptors():
     gc.collect()
@@ -130,7 +132,7 @@ def test_a_mapping_outlives_its_owner_and_says_that_it_died(owner):
     child, location = owner
     mapped = MappedArena(location)
     assert mapped.owner_alive()
-    os.kill(child.pid, signal.SIGSTOP)
+    send(child.pid, signal.SIGSTOP)
     assert mapped.owner_alive(), "stopped is not dead"
     child.kill()
     child.join(60)
