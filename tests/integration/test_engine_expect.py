@@ -130,28 +130,3 @@ def test_only_what_no_living_connector_speaks_of_ends_in_the_time_for_that(prefi
         freeze(slow, frozen=False)
         assert [half.result()[0].status_code for half in (answer, halves[0])] == [200, 200]
         frozen.process.kill()
-
-
-def test_what_decode_refuses_before_it_opens_it_ends_at_prefill(prefill, children):
-    small = children.engine("decode", model_path="tiny", extra=["--kv-pages", "4"])
-    check_refused(small, prefill, "this engine has room for 64 in one sequence")
-
-
-def test_what_prefill_refuses_ends_at_decode(decode, children):
-    small = children.engine("prefill", model_path="tiny", extra=["--kv-pages", "4"])
-    check_refused(small, decode, "this engine has room for 64 in one sequence", prefill=small)
-
-
-def check_refused(refusing, other, why, prefill=None):
-    body = {**BODY, **where(prefill or other), "sampling_params": {"max_new_tokens": 40}}
-    with ThreadPoolExecutor(2) as pool:
-        for first, second in ((refusing, other), (other, refusing)):
-            body["bootstrap_room"] = next(ROOMS)
-            begun = time.monotonic()
-            halves = [pool.submit(post, child, body) for child in (first, second)]
-            answers = dict(zip((first.url, second.url), [half.result() for half in halves], strict=True))
-            assert answers[refusing.url][0].status_code == 400
-            response, at = answers[other.url]
-            assert at - begun < SOON_S
-            assert (response.status_code, response.json()["error"]["code"]) == (503, "refused")
-            assert why in response.json()["error"]["message"]

@@ -43,6 +43,7 @@ _ROOTS: Final = (
     Cause.CORRUPT,
     Cause.TRANSFER_FAILED,
     Cause.CONFLICT,
+    Cause.TOO_LONG,
     Cause.REFUSED,
     Cause.ABORTED,
     Cause.SHUTDOWN,

@@ -26,6 +26,7 @@ ANSWERS: Mapping[Cause, tuple[int, str]] = MappingProxyType(
         Cause.PEER_ABORTED: (502, "peer_aborted"),
         Cause.SUPERSEDED: (409, "superseded"),
         Cause.REFUSED: (503, "refused"),
+        Cause.TOO_LONG: (400, "context_length_exceeded"),
         Cause.CONFLICT: (409, "room_in_use"),
         Cause.INVALID: (502, "handoff_invalid"),
         Cause.TIMED_OUT: (504, "timed_out"),
@@ -37,8 +38,8 @@ ANSWERS: Mapping[Cause, tuple[int, str]] = MappingProxyType(
         Cause.INTERNAL: (500, "connector_fault"),
     }
 )
-"""Status and code by cause. SGLang's router tries 500, 502, 503 and 504 again with another pair; 409 it hands on: then
-the request is alive elsewhere."""
+"""Status and code by cause. SGLang's router tries 500, 502, 503 and 504 again with another pair; 400 and 409 it hands
+on: then the request is the client's to change, or alive elsewhere."""
 
 
 def client_answer(status: TransferStatus) -> Answer:

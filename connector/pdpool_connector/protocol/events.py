@@ -73,7 +73,8 @@ class Tick(Plain, frozen=True):
 class OpenRequest(Plain, frozen=True):
     """The engine has a request whose cache some decode will ask for. `deadline_s` counts from now.
 
-    `prompt`: see `frames.Prompt`. `refused`: why the engine will not serve it, if so: whoever comes for it is told.
+    `prompt`: see `frames.Prompt`. `refused`: why the engine will not serve it, if so: whoever comes for it is told,
+    with the cause `refused_as`.
     """
 
     handle: int
@@ -83,6 +84,7 @@ class OpenRequest(Plain, frozen=True):
     deadline_s: float
     prompt: bytes = b""
     refused: str = ""
+    refused_as: Cause = Cause.REFUSED
 
 
 class SendPages(Plain, frozen=True):
@@ -160,7 +162,7 @@ class OpenAttempt(Plain, frozen=True):
 
     `state`: ids of the items of its state pool that take the request's state, one for each that prefill will send.
     `handle` grows from attempt to attempt: it becomes the attempt's number. `prompt`: see `frames.Prompt`. `refused`:
-    why the engine will not take it, if so: then prefill is told that instead of any pages.
+    why the engine will not take it, if so: then prefill is told that instead of any pages, with cause `refused_as`.
     """
 
     handle: int
@@ -175,6 +177,7 @@ class OpenAttempt(Plain, frozen=True):
     state: bytes = b""
     prompt: bytes = b""
     refused: str = ""
+    refused_as: Cause = Cause.REFUSED
 
 
 class Writer(Plain, frozen=True):

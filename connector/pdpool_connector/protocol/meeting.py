@@ -70,7 +70,7 @@ class MeetingMachine(EndingMachine):
         refusal = event.refused or self._unwelcome()
         if there is not None and there.request is not None:
             why = f"room {event.room} sibling {event.sibling} is in use by request {there.request.request_id!r}"
-            self._refuse_request(event, Cause.REFUSED if refusal else Cause.CONFLICT, refusal or why)
+            self._refuse_request(event, event.refused_as if refusal else Cause.CONFLICT, refusal or why)
         elif missed is not None:
             self._refuse_request(event, missed.cause, missed.message)
         else:
@@ -94,7 +94,7 @@ class MeetingMachine(EndingMachine):
         for exchange in parked:
             self._move(exchange, Cue.REQUESTED)
         if refusal:
-            self._fail(handoff, Cause.REFUSED, refusal)
+            self._fail(handoff, event.refused_as, refusal)
             return
         if not parked:
             self._await_word(handoff)

@@ -172,7 +172,7 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
         refusal = wish.refused or self._refusal(wish)
         if refusal and not self._may_tell(wish):
             untold = f"{refusal}; prefill is not told, for {FULL}"
-            refused = TransferStatus(phase=Phase.FAILED, cause=Cause.REFUSED, message=untold, releasable=True)
+            refused = TransferStatus(phase=Phase.FAILED, cause=wish.refused_as, message=untold, releasable=True)
             self._effects.append(Report(wish.handle, refused))
             return
         attempt = self._make(wish)
@@ -180,7 +180,7 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
         self._timers.set(("life", attempt), attempt.deadline)
         self._move(attempt, Cue.REQUESTED)
         if refusal:
-            self._fail(attempt, Cause.REFUSED, refusal)
+            self._fail(attempt, wish.refused_as, refusal)
         else:
             self._report(attempt)
         if (writers := self._links.get(wish.prefill)) is not None:

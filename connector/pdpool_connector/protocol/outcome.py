@@ -31,6 +31,8 @@ class Cause(StrEnum):
     """The same request was opened again by the same decode process; the older attempt gives way."""
     REFUSED = "refused"
     """A side would not take it: draining, full, network not allowed."""
+    TOO_LONG = "too_long"
+    """A side can never take it: prompt and answer are longer than its cache, or its model, has room for."""
     CONFLICT = "conflict"
     """The room is in use by another request."""
     INVALID = "invalid"

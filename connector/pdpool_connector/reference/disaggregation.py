@@ -79,7 +79,7 @@ class PrefillSide:
                 handoff.room,
                 request.rid,
                 sibling=handoff.sibling,
-                prompt=request.identity,
+                prompt=handoff.prompt,
                 deadline_s=remaining_s(request, now),
                 traceparent=handoff.traceparent,
             )
@@ -195,7 +195,7 @@ class DecodeSide:
         if seq.transfer is None and handoff is not None:
             where = (handoff.prefill, handoff.room, request.rid)
             try:
-                self._connector.refuse(*where, message, sibling=handoff.sibling, prompt=request.identity)
+                self._connector.refuse(*where, message, sibling=handoff.sibling, prompt=handoff.prompt)
             except ValueError as error:
                 log.warning("prefill cannot be told that request %s ended: %s", request.rid, error)
 
@@ -233,7 +233,7 @@ class DecodeSide:
                 pages=seq.pages[: -(-len(request.prompt) // PAGE_TOKENS)],
                 aux_slot=seq.aux_slot,
                 sibling=handoff.sibling,
-                prompt=request.identity,
+                prompt=handoff.prompt,
                 deadline_s=remaining_s(request, now),
                 traceparent=handoff.traceparent,
             )

@@ -37,12 +37,15 @@ class Handoff:
         room: the router's `bootstrap_room`.
         sibling: position of the sequence in the request's body; sequences that share a room differ by it.
         traceparent: that header of the request's, where it has one.
+        prompt: by what the two halves of the sequence know each other, see `prompt_of`; empty where the prompt was not
+            read.
     """
 
     prefill: str
     room: int
     sibling: int
     traceparent: str | None = None
+    prompt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +97,11 @@ class GenerationRequest:
     handoff: Handoff | None = None
     deadline: float = field(default_factory=lambda: time.monotonic() + DEFAULT_DEADLINE_S)
 
-    @property
-    def identity(self) -> bytes:
-        """See `identity`."""
-        return identity(self.prompt, self.sampling)
 
-
-def identity(prompt: tuple[int, ...], sampling: SamplingParams) -> bytes:
+def prompt_of(tokens: tuple[int, ...], sampling: SamplingParams) -> bytes:
     """By what the two halves of a sequence know each other: what its cache and its first token come from."""
     drawn = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
-    return prompt_digest(prompt, repr(drawn).encode())
+    return prompt_digest(tokens, repr(drawn).encode())
 
 
 class RequestError(Exception):
@@ -124,3 +122,10 @@ class RequestError(Exception):
         self.param = param
         self.status = status
         self.code = code
+
+
+class TooLongError(RequestError):
+    """A request that this engine can never take, though another with a larger cache may: it has room for less."""
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")

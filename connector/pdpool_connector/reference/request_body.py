@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from pdpool_connector.reference.request import Handoff, RequestError, SamplingParams
+from pdpool_connector.reference.request import Handoff, RequestError, SamplingParams, prompt_of
 from pdpool_connector.transport.address import AddressError, parse_address
 
 MAX_BODY_BYTES = 16 << 20
@@ -216,11 +216,16 @@ def make_job(
             param="prompt",
         )
     order = [i for i in range(len(prompts)) for _ in range(samples)]
+    where = handoffs(fields, len(prompts), samples)
+    drawn = [_sample_of(sampling[i], j % samples) for j, i in enumerate(order)]
     return Job(
         rids=[rids[i] for i in order],
         prompts=[prompts[i] for i in order],
-        sampling=[_sample_of(sampling[i], j % samples) for j, i in enumerate(order)],
-        handoffs=handoffs(fields, len(prompts), samples),
+        sampling=drawn,
+        handoffs=[
+            handoff and replace(handoff, prompt=prompt_of(prompts[i], one))
+            for i, handoff, one in zip(order, where, drawn, strict=True)
+        ],
         samples=samples,
         stream=stream,
     )

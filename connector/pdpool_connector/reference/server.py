@@ -4,8 +4,9 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -24,7 +25,7 @@ from pdpool_connector.reference.openai_api import (
     model_list,
     new_request_id,
 )
-from pdpool_connector.reference.request import RequestError
+from pdpool_connector.reference.request import RequestError, TooLongError
 from pdpool_connector.reference.request_body import MAX_BODY_BYTES, ROUTER_ADDS_BYTES, Job, decode_body
 from pdpool_connector.reference.scheduler_report import Report
 from pdpool_connector.reference.server_engine import Engine
@@ -104,8 +105,7 @@ class Api:
         """`POST /v1/completions`."""
         body = decode_body(await request.read(), CompletionBody)
         request_id = new_request_id()
-        engine = self._engine
-        job = await _tokenised(completion_job, body, engine.tokenizer, engine.config.vocab, request_id)
+        job = await self._job(completion_job, body, self._engine.config.vocab, request_id)
         return await self._answer(request, job, self._reply(CompletionReply, body, job, request_id))
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -113,15 +113,13 @@ class Api:
         body = decode_body(await request.read(), ChatBody)
         request_id = new_request_id()
         engine = self._engine
-        vocab, room_for = engine.config.vocab, engine.max_tokens
-        job = await _tokenised(chat_job, body, engine.tokenizer, vocab, request_id, room_for)
+        job = await self._job(chat_job, body, engine.config.vocab, request_id, engine.max_tokens)
         return await self._answer(request, job, self._reply(ChatReply, body, job, request_id))
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """`POST /generate`."""
         body = decode_body(await request.read(), GenerateBody)
-        engine = self._engine
-        job = await _tokenised(generate_job, body, engine.tokenizer, engine.config.vocab, new_request_id())
+        job = await self._job(generate_job, body, self._engine.config.vocab, new_request_id())
         return await self._answer(request, job, GenerateReply(job.rids))
 
     async def _answer(self, request: web.Request, job: Job, reply: Reply) -> web.StreamResponse:
@@ -131,8 +129,25 @@ class Api:
             engine.announce(job)
             return await respond(request, engine.scheduler, job, reply)
         except RequestError as error:
-            engine.turn_away(job, error.message)
+            engine.turn_away(job, error)
             raise
+
+    async def _job(
+        self, make: Callable[..., Job], body: ChatBody | CompletionBody | GenerateBody, *more: object
+    ) -> Job:
+        """Make a job on another thread: a long text would hold up every other request. Raises RequestError.
+
+        A text too long for this engine may be short enough for the other, which is told, though not for which prompt.
+        """
+        engine = self._engine
+        try:
+            return await asyncio.to_thread(make, body, engine.tokenizer, *more)
+        except TextTooLongError as error:
+            refusal = TooLongError(f"prompt: {error}", param="prompt")
+            shape = make(body, _OneToken(), *more)
+            unread = [handoff and replace(handoff, prompt=b"") for handoff in shape.handoffs]
+            engine.turn_away(replace(shape, handoffs=unread), refusal)
+            raise refusal from None
 
     def _check(self, job: Job) -> None:
         if self._engine.draining:
@@ -265,12 +280,16 @@ class Api:
             raise RequestError(message, status=503, code="scheduler_silent") from None
 
 
-async def _tokenised(make: Callable[..., Job], *parts: object) -> Job:
-    """Make a job on another thread: a long text would hold up every other request. Raises RequestError."""
-    try:
-        return await asyncio.to_thread(make, *parts)
-    except TextTooLongError as error:
-        raise RequestError(f"prompt: {error}", param="prompt", code="context_length_exceeded") from None
+class _OneToken:
+    """A tokenizer that reads nothing, for the shape of a request: how many sequences it is, and where they meet."""
+
+    def encode(self, text: str) -> list[int]:
+        del text
+        return [0]
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        del messages
+        return [0]
 
 
 def admin_app(engine: Engine) -> web.Application:

@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from pdpool_connector import ConnectorConfig, ConnectorStats, DecodeConnector, PrefillConnector
+from pdpool_connector import Cause, ConnectorConfig, ConnectorStats, DecodeConnector, PrefillConnector
 from pdpool_connector.layout.pairing import Part
 from pdpool_connector.protocol.states import PrefillState
 from pdpool_connector.protocol.timing import Timing
@@ -23,11 +23,12 @@ from pdpool_connector.reference.options import EngineOptions
 from pdpool_connector.reference.rank_handoffs import RankedDecode, RankedPrefill
 from pdpool_connector.reference.rank_orders import Connect, Drain, RankSpec
 from pdpool_connector.reference.ranks import Ranks
-from pdpool_connector.reference.request import DEFAULT_DEADLINE_S, Handoff, identity
+from pdpool_connector.reference.request import DEFAULT_DEADLINE_S, Handoff, RequestError, TooLongError
 from pdpool_connector.reference.request_body import Job
 from pdpool_connector.reference.scheduler import Scheduler
 from pdpool_connector.reference.scheduler_core import Core, Limits, Side
 from pdpool_connector.reference.shard import parts_of
+from pdpool_connector.runtime.transfer import RefusalCause
 
 SCHEDULER_SILENT_S = 20.0
 CONNECTOR_SILENT_S = 5.0
@@ -118,24 +119,25 @@ class Engine:
         Rank 0 serves the first layers and heads and so meets rank 0 of prefill, which is the one that waits for this.
         """
         if isinstance(self.connector, DecodeConnector):
-            for rid, handoff, prompt in _halves(job):
+            for rid, handoff in _halves(job):
                 self.connector.expect(
                     handoff.prefill,
                     handoff.room,
                     rid,
                     sibling=handoff.sibling,
-                    prompt=prompt,
+                    prompt=handoff.prompt,
                     deadline_s=DEFAULT_DEADLINE_S,
                 )
 
-    def turn_away(self, job: Job, why: str) -> None:
+    def turn_away(self, job: Job, error: RequestError) -> None:
         """Tell the other engine that a request is not served here."""
-        for rid, handoff, prompt in _halves(job):
+        cause: RefusalCause = Cause.TOO_LONG if isinstance(error, TooLongError) else Cause.REFUSED
+        why = error.message
+        for rid, at in _halves(job):
             if isinstance(self.connector, DecodeConnector):
-                where = (handoff.prefill, handoff.room, rid)
-                self.connector.refuse(*where, why, sibling=handoff.sibling, prompt=prompt)
+                self.connector.refuse(at.prefill, at.room, rid, why, cause=cause, sibling=at.sibling, prompt=at.prompt)
             elif self.connector is not None:
-                self.connector.refuse(handoff.room, rid, why, sibling=handoff.sibling, prompt=prompt)
+                self.connector.refuse(at.room, rid, why, cause=cause, sibling=at.sibling, prompt=at.prompt)
 
     def drain_state(self) -> dict[str, Any]:
         """How far the drain is. Drained: no sequence anywhere, and no page that a peer may still touch."""
@@ -248,10 +250,10 @@ class Engine:
         return bool(drained)
 
 
-def _halves(job: Job) -> Iterator[tuple[str, Handoff, bytes]]:
-    for rid, handoff, prompt, sampling in zip(job.rids, job.handoffs, job.prompts, job.sampling, strict=True):
+def _halves(job: Job) -> Iterator[tuple[str, Handoff]]:
+    for rid, handoff in zip(job.rids, job.handoffs, strict=True):
         if handoff is not None:
-            yield rid, handoff, identity(prompt, sampling)
+            yield rid, handoff
 
 
 def _settled(stats: ConnectorStats) -> bool:

@@ -19,6 +19,7 @@ from pdpool_connector.reference.request import (
     RequestError,
     SamplingParams,
     Tokens,
+    TooLongError,
 )
 from pdpool_connector.reference.request_body import Job
 from pdpool_connector.reference.scheduler import Scheduler
@@ -46,7 +47,7 @@ class GenerationError(Exception):
 
 
 def check_length(job: Job, max_tokens: int) -> None:
-    """Refuse sequences that can never fit. `max_tokens`: most tokens of prompt and answer. Raises RequestError."""
+    """Refuse sequences that can never fit. `max_tokens`: most tokens of prompt and answer. Raises TooLongError."""
     for prompt, sampling in zip(job.prompts, job.sampling, strict=True):
         wanted = len(prompt) + sampling.max_new_tokens
         if wanted > max_tokens:
@@ -54,7 +55,7 @@ def check_length(job: Job, max_tokens: int) -> None:
                 f"max_tokens: {len(prompt)} prompt tokens and {sampling.max_new_tokens} new ones are {wanted}; "
                 f"this engine has room for {max_tokens} in one sequence"
             )
-            raise RequestError(message, param="max_tokens", code="context_length_exceeded")
+            raise TooLongError(message, param="max_tokens")
 
 
 def check_rooms(job: Job, mode: str) -> None:

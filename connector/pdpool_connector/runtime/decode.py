@@ -42,6 +42,7 @@ from pdpool_connector.runtime.reads import Reads
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import (
     DecodeTransfer,
+    RefusalCause,
     check_reason,
     check_request,
     check_slot,
@@ -146,17 +147,27 @@ class DecodeConnector(Connector[DecodeTransfer]):
         self._post(ExpectAttempt(next(self._handles), prefill, room, sibling, request_id, life, prompt))
 
     def refuse(
-        self, prefill: str, room: int, request_id: str, message: str, *, sibling: int = 0, prompt: bytes = b""
+        self,
+        prefill: str,
+        room: int,
+        request_id: str,
+        message: str,
+        *,
+        cause: RefusalCause = Cause.REFUSED,
+        sibling: int = 0,
+        prompt: bytes = b"",
     ) -> None:
         """Tell prefill that the engine will not `open` a request, announced or not; returns at once.
 
-        Prefill's half then ends with `Cause.REFUSED` and `message`. Raises ValueError for values out of range.
+        Prefill's half then ends with `cause` and `message`; about these, and about `prompt`, see
+        `PrefillConnector.refuse`. Raises ValueError for values out of range.
         """
         life = self.config.request_deadline_s
         check_reason(message)
         self._check(prefill, room, request_id, sibling, prompt, life)
         handle = next(self._handles)
-        wish = OpenAttempt(handle, prefill, room, sibling, request_id, b"", 0, 0, life, prompt=prompt, refused=message)
+        where = (handle, prefill, room, sibling, request_id)
+        wish = OpenAttempt(*where, b"", 0, 0, life, prompt=prompt, refused=message, refused_as=cause)
         self._open(DecodeTransfer(handle, room, request_id, self._post), wish, None)
 
     def _check(self, prefill: str, room: int, request_id: str, sibling: int, prompt: bytes, deadline_s: float) -> None:

@@ -25,6 +25,7 @@ from pdpool_connector.protocol.events import (
     Write,
     WriteResult,
 )
+from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.prefill_read import PrefillReadMachine
 from pdpool_connector.protocol.states import PrefillState as S
@@ -36,7 +37,7 @@ from pdpool_connector.runtime.identity import check_prompt
 from pdpool_connector.runtime.job import Ended, ended, number_of, without_pages
 from pdpool_connector.runtime.membership import Membership
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
-from pdpool_connector.runtime.transfer import PrefillTransfer, check_reason, check_request
+from pdpool_connector.runtime.transfer import PrefillTransfer, RefusalCause, check_reason, check_request
 from pdpool_connector.runtime.worker import PeerWorker
 from pdpool_connector.transport.bootstrap import RankInfo
 from pdpool_connector.transport.control import Arrival
@@ -132,10 +133,21 @@ class PrefillConnector(Connector[PrefillTransfer]):
         transfer = PrefillTransfer(handle, room, request_id, self._post, self.memory)
         return self._open(transfer, OpenRequest(handle, room, sibling, request_id, life, prompt), traceparent)
 
-    def refuse(self, room: int, request_id: str, message: str, *, sibling: int = 0, prompt: bytes = b"") -> None:
+    def refuse(
+        self,
+        room: int,
+        request_id: str,
+        message: str,
+        *,
+        cause: RefusalCause = Cause.REFUSED,
+        sibling: int = 0,
+        prompt: bytes = b"",
+    ) -> None:
         """Tell the decode that comes for a request, or has come, that the engine will not serve it; returns at once.
 
-        Decode's half then ends with `Cause.REFUSED` and `message`. Raises ValueError for values out of range.
+        Decode's half then ends with `cause` and `message`: `Cause.TOO_LONG` for what this engine could never serve.
+        A `prompt` that is not known, for a text too long to be made into tokens, may be left out: any half of that room
+        and sibling is meant then. Raises ValueError for values out of range.
         """
         life = self.config.request_deadline_s
         check_reason(message)
@@ -143,7 +155,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
         check_prompt(prompt)
         handle = next(self._handles)
         transfer = PrefillTransfer(handle, room, request_id, self._post, self.memory)
-        self._open(transfer, OpenRequest(handle, room, sibling, request_id, life, prompt, message), None)
+        self._open(transfer, OpenRequest(handle, room, sibling, request_id, life, prompt, message, cause), None)
 
     # --- Set-up ---
 

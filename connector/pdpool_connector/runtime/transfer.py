@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +13,13 @@ from numpy.typing import NDArray
 from pdpool_connector.layout.memory import KVMemory
 from pdpool_connector.protocol.events import AbortTransfer, Event, SendPages
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.outcome import Phase, TransferStatus
+from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 
 log = logging.getLogger(__name__)
 
 Post = Callable[[Event], object]
+RefusalCause = Literal[Cause.REFUSED, Cause.TOO_LONG]
+"""What an engine may say of a request that it does not take."""
 MAX_REQUEST_ID = 256
 FEW = 32
 """Up to so many numbers a list is searched faster than an array."""

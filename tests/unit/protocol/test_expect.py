@@ -385,6 +385,23 @@ def test_what_prefill_refuses_ends_at_decode_too(decodes, prefills, decode_first
     assert decode.status[1].releasable
 
 
+@PAIRS
+@pytest.mark.parametrize("prefill_refuses", [True, False])
+def test_the_other_side_learns_that_a_request_is_too_long_also_of_one_whose_prompt_was_not_read(
+    decodes, prefills, prefill_refuses
+) -> None:
+    decode, prefill = decodes(), prefills()
+    too_long = {"refused": "no room", "refused_as": Cause.TOO_LONG}
+    if prefill_refuses:
+        prefill.do(OpenRequest(1, 7, 0, "s", 30.0, **too_long))
+        deliver(deliver(decode.open(prompt=b"p"), prefill), decode)
+    else:
+        prefill.request(1, prompt=b"p")
+        deliver(decode.do(OpenAttempt(1, "p:1", 7, 0, "s", b"", 0, 0, 30.0, **too_long)), prefill)
+    assert ended(prefill) == (Phase.FAILED, Cause.TOO_LONG, True)
+    assert decode.status[1].cause is Cause.TOO_LONG
+
+
 @PREFILLS
 def test_a_refusal_is_for_one_request_of_its_room(make) -> None:
     side = make()

@@ -1,10 +1,11 @@
 """What request bodies become, and what is refused with the name of the field."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from pdpool_connector.reference.openai_api import ChatBody, CompletionBody, chat_job, completion_job
-from pdpool_connector.reference.request import Handoff, RequestError
+from pdpool_connector.reference.request import Handoff, RequestError, prompt_of
 from pdpool_connector.reference.request_body import Unsupported, decode_body
 from pdpool_connector.reference.sglang_api import GenerateBody, SamplingBody, generate_job
 
@@ -238,7 +239,16 @@ ONE = {"bootstrap_host": "10.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 5
 
 def test_sequences_that_share_a_room_differ_by_their_position():
     job = completion(prompt="a", n=3, **ONE)
-    assert job.handoffs == [Handoff("10.0.0.1:8998", 5, sibling) for sibling in range(3)]
+    assert [replace(handoff, prompt=b"") for handoff in job.handoffs] == [
+        Handoff("10.0.0.1:8998", 5, sibling) for sibling in range(3)
+    ]
+
+
+def test_a_hand_off_says_what_prompt_it_is_for_and_how_its_first_token_is_drawn():
+    job = completion(prompt=["a", "b"], n=2, seed=7, **ONE)
+    drawn = zip(job.prompts, job.sampling, strict=True)
+    assert [handoff.prompt for handoff in job.handoffs] == [prompt_of(*one) for one in drawn]
+    assert len({handoff.prompt for handoff in job.handoffs}) == 4
 
 
 def test_rooms_are_given_for_each_prompt():

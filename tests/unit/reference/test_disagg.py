@@ -11,13 +11,14 @@ from pdpool_connector.reference.disaggregation import DecodeSide, PrefillSide
 from pdpool_connector.reference.kv import AuxRow, PageAllocator, PagedKV
 from pdpool_connector.reference.metrics import Counters
 from pdpool_connector.reference.model import Model
-from pdpool_connector.reference.request import Failure, Finish, GenerationRequest, Handoff, SamplingParams, identity
+from pdpool_connector.reference.request import Failure, Finish, GenerationRequest, Handoff, SamplingParams, prompt_of
 from pdpool_connector.reference.scheduler_batch import admit, compute
 from pdpool_connector.reference.scheduler_core import Core, Limits
 from pdpool_connector.reference.scheduler_queues import State
 from prometheus_client import CollectorRegistry
 
 TOKENIZER = tokenizers.load("tiny")
+PROMPT = b"digest of prompt"
 WAITING, READY = TransferStatus(Phase.WAITING), TransferStatus(Phase.READY)
 DONE = TransferStatus(Phase.DONE, releasable=True)
 
@@ -93,7 +94,7 @@ class Bench:
     def ask(self, tokens, max_new_tokens=1, sibling=0):
         outputs = []
         sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, ignore_eos=True)
-        handoff = Handoff("10.0.0.1:8998", 77, sibling, "00-trace")
+        handoff = Handoff("10.0.0.1:8998", 77, sibling, "00-trace", PROMPT)
         request = GenerationRequest("rid", tuple(range(tokens)), sampling, outputs.append, handoff, self.now + 100)
         self.core.submit(request, self.now)
         return SimpleNamespace(request=request, outputs=outputs)
@@ -123,19 +124,18 @@ def failed(cause, *, releasable):
 # ---------------------------------------------------------------------- prefill
 
 
-def options_of(asked, sibling):
+def options(sibling):
     """What both sides give when they open their half."""
-    prompt = identity(asked.request.prompt, asked.request.sampling)
-    return {"sibling": sibling, "prompt": prompt, "deadline_s": 100.0, "traceparent": "00-trace"}
+    return {"sibling": sibling, "prompt": PROMPT, "deadline_s": 100.0, "traceparent": "00-trace"}
 
 
 def test_prefill_computes_nothing_and_holds_no_page_before_decode_is_there():
     bench = Bench(PrefillSide)
-    asked = bench.ask(40, sibling=3)
+    bench.ask(40, sibling=3)
     assert not bench.turn()
     assert bench.counts() == {State.BOOTSTRAP: 1}
     assert bench.pages.available == 64
-    assert bench.connector.opened == [((77, "rid"), options_of(asked, sibling=3))]
+    assert bench.connector.opened == [((77, "rid"), options(sibling=3))]
 
 
 def test_prefill_sends_whole_pages_chunk_by_chunk_and_the_rest_with_the_aux_row():
@@ -263,7 +263,7 @@ def test_decode_offers_the_prompts_pages_and_runs_from_the_first_token():
     assert bench.counts() == {State.TRANSFER: 1}
     transfer = bench.connector.transfers[0]
     assert len(transfer.pages) == 3
-    assert bench.connector.opened == [(("10.0.0.1:8998", 77, "rid"), options_of(asked, sibling=1))]
+    assert bench.connector.opened == [(("10.0.0.1:8998", 77, "rid"), options(sibling=1))]
     land(bench, 0, first_token=65, prompt_tokens=33)
     while bench.turn():
         pass
@@ -358,12 +358,11 @@ def test_prefill_is_told_of_a_sequence_that_ended_before_it_was_opened():
     asked = bench.ask(40, sibling=3)
     bench.turn()
     bench.core.abort(asked.request, bench.now)
-    prompt = identity(asked.request.prompt, asked.request.sampling)
     said = ("10.0.0.1:8998", 77, "rid", "the request ended: abort")
-    assert bench.connector.refused == [(said, {"sibling": 3, "prompt": prompt})]
+    assert bench.connector.refused == [(said, {"sibling": 3, "prompt": PROMPT})]
 
 
 def test_halves_of_one_prompt_that_draw_their_first_token_differently_are_not_the_same():
     greedy, warm = (SamplingParams(max_new_tokens=1, temperature=heat) for heat in (0.0, 1.0))
-    assert identity((1, 2), greedy) == identity((1, 2), SamplingParams(max_new_tokens=9, temperature=0.0))
-    assert len({identity((1, 2), greedy), identity((1, 2), warm), identity((1, 3), greedy)}) == 3
+    assert prompt_of((1, 2), greedy) == prompt_of((1, 2), SamplingParams(max_new_tokens=9, temperature=0.0))
+    assert len({prompt_of((1, 2), greedy), prompt_of((1, 2), warm), prompt_of((1, 3), greedy)}) == 3

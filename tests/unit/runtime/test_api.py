@@ -160,12 +160,12 @@ def test_either_side_is_told_of_what_the_other_refuses(prefill: PrefillConnector
     decode.refuse(where, 1, "r", "no memory")
     _wait(lambda: waiting.status.ended)
     offered = decode.open(where, 2, "s", pages=pages(1), aux_slot=0)
-    prefill.refuse(2, "s", "no memory")
+    prefill.refuse(2, "s", "no room", cause=Cause.TOO_LONG)
     _wait(lambda: offered.status.ended and offered.status.releasable)
-    for transfer in (waiting, offered):
-        assert (transfer.status.cause, transfer.status.message) == (Cause.REFUSED, "no memory")
+    assert (waiting.status.cause, waiting.status.message) == (Cause.REFUSED, "no memory")
+    assert (offered.status.cause, offered.status.message) == (Cause.TOO_LONG, "no room")
     for connector in (prefill, decode):
-        _wait(lambda connector=connector: connector.stats().causes == {"refused": 2})
+        _wait(lambda connector=connector: connector.stats().causes == {"refused": 1, "too_long": 1})
         assert connector.stats().expected == 0
 
 
