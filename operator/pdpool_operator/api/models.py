@@ -18,6 +18,8 @@ MAX_CONDITIONS = 16
 MAX_RANK_QUEUES = 64
 BY_TYPE: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
 DEFAULT_MODEL_PATH = "/models/smollm2"
+TINY_MODEL = "tiny"
+"""Path that means a small random model."""
 
 
 class EngineType(StrEnum):
@@ -62,7 +64,7 @@ class ModelSpec(Model):
             "Directory of the model inside the container, an absolute path; `tiny` is a small random model for tests."
         ),
         json_schema_extra=_rule(
-            r"self == 'tiny' || self.matches('^/[A-Za-z0-9._/-]+$')",
+            rf"self == '{TINY_MODEL}' || self.matches('^/[A-Za-z0-9._/-]+$')",
             "model.path must be an absolute path of letters, digits and ._/- such as /models/smollm2, or the word tiny",
         ),
     )
@@ -94,7 +96,7 @@ class TransferSpec(Model):
         default=TransferBackend.NIXL,
         description=(
             "NIXL moves the cache over the network (RDMA where there is some). Local uses shared memory and works "
-            "within one pod or host only."
+            "within one pod or host only. Both pools of a service must say the same."
         ),
     )
 

@@ -15,6 +15,7 @@ class Reason(StrEnum):
     MISSING_REFERENCE = "MissingReference"
     MISSING_SECRET = "MissingSecret"  # noqa: S105 -- a reason, not a secret
     POOL_NOT_FOUND = "PoolNotFound"
+    POOLS_CONTRADICT = "PoolsContradict"
 
     # Kubernetes cannot run it.
     APPLY_FAILED = "ApplyFailed"

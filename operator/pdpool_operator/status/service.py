@@ -12,6 +12,7 @@ from ..observe.model import ObservedPool, ObservedService
 from ..plan.model import Fault, Plan
 from ..plan.service import router_url
 from .chain import ConditionWriter, Rule, Violation, first_violation
+from .contradictions import contradictions
 from .pods import PodFacts, pod_trouble
 from .pool import READY, is_ready, progressing
 from .queues import oldest_waiting_since, queues_column, queues_healthy
@@ -67,6 +68,16 @@ def pool_missing(facts: ServiceFacts) -> Violation | None:
     return None
 
 
+def pools_contradict(facts: ServiceFacts) -> Violation | None:
+    """The pools cannot work together as their specs are."""
+    prefill, decode = facts.observed.prefill, facts.observed.decode
+    found = contradictions(prefill.pool, decode.pool) if prefill is not None and decode is not None else ()
+    if found:
+        advice = "Give both pools the same value, or bind another pool"
+        return Violation(Reason.POOLS_CONTRADICT, f"Requests fail: {'; '.join(found)}. {advice}")
+    return None
+
+
 def pools_not_ready(facts: ServiceFacts) -> Violation | None:
     """A side has no engine that can serve."""
     waiting = [
@@ -110,7 +121,15 @@ def routers_starting(facts: ServiceFacts) -> Violation | None:
 
 
 ROUTER_CHAIN: Sequence[Rule[ServiceFacts]] = (router_deployment_missing, router_pod_trouble, routers_starting)
-READY_CHAIN: Sequence[Rule[ServiceFacts]] = (being_deleted, has_fault, pool_missing, pools_not_ready, router_not_ready)
+BINDING_CHAIN: Sequence[Rule[ServiceFacts]] = (pool_missing, pools_contradict)
+"""What the user has to mend in what the service binds."""
+READY_CHAIN: Sequence[Rule[ServiceFacts]] = (
+    being_deleted,
+    has_fault,
+    *BINDING_CHAIN,
+    pools_not_ready,
+    router_not_ready,
+)
 
 
 def service_status(facts: ServiceFacts, now: datetime) -> DisaggregatedServiceStatus:
@@ -134,9 +153,11 @@ def _conditions(facts: ServiceFacts, writer: ConditionWriter) -> tuple[Condition
     good = Reason.READY if router.enabled else Reason.ROUTER_DISABLED
     ready = "1 router is Ready" if router.replicas == 1 else f"{router.replicas} routers are Ready"
     message = ready if router.enabled else "The service runs no router"
+    misbound = first_violation(BINDING_CHAIN, facts)
+    faults = (*facts.all_faults, *([Fault(misbound.reason, misbound.message)] if misbound else []))
     return (
         writer.judge(READY, first_violation(READY_CHAIN, facts), Reason.READY, "Requests can be served"),
-        progressing(writer, facts.plan, facts.all_faults),
+        progressing(writer, facts.plan, faults),
         queues_healthy(writer, facts.diagnoses),
         writer.judge(ROUTER_READY, router_not_ready(facts), good, message),
     )

@@ -10,7 +10,15 @@ from pdpool_operator.plan.service import plan_service
 from pdpool_operator.status.chain import find
 from pdpool_operator.status.service import ServiceFacts, service_status
 
-from tests.unit.operator.plan.makers import SETTINGS, T0, make_pod, make_service
+from tests.unit.operator.plan.makers import (
+    SETTINGS,
+    T0,
+    make_instance,
+    make_observed,
+    make_pod,
+    make_pool,
+    make_service,
+)
 from tests.unit.operator.plan.test_service import KEY, decode_instance, deployment, observe, router_pod, unready
 
 
@@ -38,6 +46,66 @@ def test_a_missing_pool_is_named() -> None:
     status = status_of(replace(observe(), decode=None))
     assert outcome(status) == ("False", "PoolNotFound", "DecodePool chat not found in this namespace")
     assert status.ready == "1/1 prefill, no decode"
+
+
+def observe_pools(prefill: dict[str, Any], decode: dict[str, Any]) -> ObservedService:
+    """A service at its goal but for what the specs of its pools say."""
+    sides = make_pool(**prefill), make_pool(Role.DECODE, **decode)
+    observed = [make_observed(pool, make_instance(pool)) for pool in sides]
+    return replace(observe(), prefill=observed[0], decode=observed[1])
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "words"),
+    [
+        (
+            {"model": {"servedName": "a"}},
+            {"model": {"servedName": "b"}},
+            "Requests fail: model.servedName is a in PrefillPool chat, but b in DecodePool chat. Give both pools",
+        ),
+        (
+            {"transfer": {"backend": "Local"}},
+            {},
+            "transfer.backend is Local in PrefillPool chat, but NIXL in DecodePool chat",
+        ),
+        (
+            {"model": {"path": "/models/a/"}},
+            {"model": {"path": "/models/b"}},
+            "model.servedName is a (from model.path /models/a/) in PrefillPool chat, but b (from model.path /models/b)",
+        ),
+        (
+            {"model": {"path": "tiny", "servedName": "m"}},
+            {"model": {"path": "/models/m"}},
+            "model.path is tiny in PrefillPool chat, but /models/m in DecodePool chat",
+        ),
+    ],
+    ids=["names", "backends", "names that follow from paths", "models"],
+)
+def test_pools_that_cannot_work_together_are_named_with_the_field_and_both_values(
+    prefill: dict[str, Any], decode: dict[str, Any], words: str
+) -> None:
+    status = status_of(observe_pools(prefill, decode))
+    assert outcome(status)[:2] == ("False", "PoolsContradict")
+    assert words in outcome(status)[2]
+    assert outcome(status, "Progressing")[:2] == ("False", "PoolsContradict")
+
+
+def test_every_contradiction_of_two_pools_is_told_at_once() -> None:
+    prefill = {"model": {"path": "tiny"}, "transfer": {"backend": "Local"}}
+    message = outcome(status_of(observe_pools(prefill, {})))[2]
+    assert [field in message for field in ("model.path", "model.servedName", "transfer.backend")] == [True] * 3
+
+
+def test_one_model_may_stand_under_two_paths() -> None:
+    here, there = {"path": "/models/m", "servedName": "m"}, {"path": "/mnt/hub/m"}
+    assert outcome(status_of(observe_pools({"model": here}, {"model": there})))[:2] == ("True", "Ready")
+
+
+def test_a_contradiction_hides_no_router_of_a_service_and_keeps_its_engines_listed() -> None:
+    observed = observe_pools({}, {"transfer": {"backend": "Local"}})
+    status = status_of(observed)
+    assert outcome(status, "RouterReady")[:2] == ("True", "Ready")
+    assert not plan_service(observed, SETTINGS, KEY).faults
 
 
 def test_one_engine_of_each_side_is_enough_to_serve() -> None:

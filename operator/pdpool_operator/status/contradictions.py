@@ -1,0 +1,34 @@
+"""Where the specs of the two pools of a service contradict each other, so that no request can pass between them."""
+
+from collections.abc import Iterator
+
+from ..api.models import TINY_MODEL, ModelSpec, Pool
+
+
+def contradictions(prefill: Pool, decode: Pool) -> tuple[str, ...]:
+    """Each contradiction in words: the field, and both pools with their values.
+
+    One model may stand under two paths; the random model `tiny` is certainly another than one with weights.
+    """
+    return tuple(
+        f"{field} is {ours} in {_named(prefill)}, but {theirs} in {_named(decode)}"
+        for field, ours, theirs in _differences(prefill, decode)
+    )
+
+
+def _differences(prefill: Pool, decode: Pool) -> Iterator[tuple[str, str, str]]:
+    ours, theirs = prefill.spec, decode.spec
+    if ours.model.effective_name != theirs.model.effective_name:
+        yield "model.servedName", _name_and_source(ours.model), _name_and_source(theirs.model)
+    if (ours.model.path == TINY_MODEL) is not (theirs.model.path == TINY_MODEL):
+        yield "model.path", ours.model.path, theirs.model.path
+    if ours.transfer.backend is not theirs.transfer.backend:
+        yield "transfer.backend", str(ours.transfer.backend), str(theirs.transfer.backend)
+
+
+def _name_and_source(model: ModelSpec) -> str:
+    return model.effective_name if model.served_name else f"{model.effective_name} (from model.path {model.path})"
+
+
+def _named(pool: Pool) -> str:
+    return f"{pool.kind} {pool.metadata.name}"
