@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ..api import names
-from ..api.base import Condition, ConditionStatus, format_time
+from ..api.base import Condition, format_time
 from ..api.models import MAX_INSTANCES, MAX_RANK_QUEUES, InstanceStatus, PoolStatus, RankQueue
 from ..api.reasons import Reason
 from ..build.pool import pool_spec_hash
@@ -16,10 +16,10 @@ from ..plan.model import Fault, Plan
 from .chain import ConditionWriter, Rule, Violation, first_violation, shortened
 from .holds import holds_provable
 from .pods import PodFacts, pod_trouble
+from .progress import is_ready, progressing, unready
 from .queues import oldest_waiting_since, queues_column, queues_healthy
 
 READY = "Ready"
-PROGRESSING = "Progressing"
 MAX_INSTANCE_MESSAGE = 512
 LINGERS_AFTER = timedelta(seconds=60)
 """Beyond a pod's grace period: what a kubelet that is well needs at most to say that the pod is gone."""
@@ -108,8 +108,8 @@ def engines_not_ready(facts: PoolFacts) -> Violation | None:
     waiting = [instance for instance in facts.wanted if not is_ready(instance)]
     if not waiting:
         return None
-    settled = {d.subject.index for d in facts.diagnoses if d.verdict not in {Verdict.STARTING, Verdict.DRAINING}}
-    reason = Reason.ENGINES_NOT_READY if any(i.index in settled for i in waiting) else Reason.STARTING
+    fallen = unready(facts.wanted, facts.diagnoses).fallen
+    reason = Reason.ENGINES_NOT_READY if fallen else Reason.STARTING
     stuck = {d.subject.index for d in facts.diagnoses if d.verdict is Verdict.STUCK}
     shown = ", ".join(f"{i.name}{' (stuck)' if i.index in stuck else ''}" for i in waiting[:5])
     return Violation(reason, f"{len(waiting)} of {len(facts.wanted)} instances cannot serve: {shown}")
@@ -145,29 +145,10 @@ def pool_status(facts: PoolFacts) -> PoolStatus:
         instances=tuple(
             _instance_status(instance, facts, spec_hash) for instance in mine if instance.index < MAX_INSTANCES
         ),
-        conditions=(_ready(writer, facts, ready), progressing(writer, facts.plan, facts.all_faults),
+        conditions=(_ready(writer, facts, ready),
+                    progressing(writer, facts.plan, facts.all_faults, unready(facts.wanted, facts.diagnoses)),
                     queues_healthy(writer, facts.diagnoses), holds_provable(writer, facts.unproven)),
     )  # fmt: skip
-
-
-def is_ready(instance: ObservedInstance) -> bool:
-    """Whether the instance's engine can serve."""
-    return instance.pod is not None and instance.pod.ready and not instance.pod.terminating
-
-
-def progressing(writer: ConditionWriter, plan: Plan, faults: tuple[Fault, ...]) -> Condition:
-    """True while the operator is on its way to the goal, with what it is doing."""
-    if faults:
-        return writer.write(PROGRESSING, ConditionStatus.FALSE, faults[0].reason, "Waits until the fault is mended")
-    if plan.progress is not None:
-        return writer.write(PROGRESSING, ConditionStatus.TRUE, plan.progress.reason, plan.progress.message)
-    if plan.update_available:
-        message = (
-            f"{', '.join(plan.update_available[:5])} run as an earlier operator built them; annotate the object with "
-            f"{names.ANNOTATION_RESTARTED_AT} to replace them one by one"
-        )
-        return writer.write(PROGRESSING, ConditionStatus.FALSE, Reason.UPDATE_AVAILABLE, message)
-    return writer.write(PROGRESSING, ConditionStatus.FALSE, Reason.COMPLETE, "Everything is as the spec says")
 
 
 def _ready(writer: ConditionWriter, facts: PoolFacts, ready: int) -> Condition:

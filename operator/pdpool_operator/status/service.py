@@ -14,7 +14,8 @@ from ..plan.service import router_url
 from .chain import ConditionWriter, Rule, Violation, first_violation
 from .contradictions import contradictions
 from .pods import PodFacts, pod_trouble
-from .pool import READY, is_ready, progressing
+from .pool import READY
+from .progress import Unready, is_ready, progressing, unready
 from .queues import oldest_waiting_since, queues_column, queues_healthy
 
 ROUTER_READY = "RouterReady"
@@ -157,9 +158,21 @@ def _conditions(facts: ServiceFacts, writer: ConditionWriter) -> tuple[Condition
     faults = (*facts.all_faults, *([Fault(misbound.reason, misbound.message)] if misbound else []))
     return (
         writer.judge(READY, first_violation(READY_CHAIN, facts), Reason.READY, "Requests can be served"),
-        progressing(writer, facts.plan, faults),
+        progressing(writer, facts.plan, faults, _keep_routers_waiting(facts)),
         queues_healthy(writer, facts.diagnoses),
         writer.judge(ROUTER_READY, router_not_ready(facts), good, message),
+    )
+
+
+def _keep_routers_waiting(facts: ServiceFacts) -> Unready:
+    """Instances of the sides that have none that can serve: without one, no router becomes Ready."""
+    sides = [
+        unready(pool.instances, [d for d in facts.diagnoses if d.subject.role is pool.pool.role])
+        for _, _, pool in facts.sides
+        if pool and not any(is_ready(i) for i in pool.instances)
+    ]
+    return Unready(
+        tuple(name for side in sides for name in side.starting), tuple(name for side in sides for name in side.fallen)
     )
 
 

@@ -230,6 +230,25 @@ def test_an_instance_that_is_stuck_is_not_said_to_start() -> None:
     assert condition(status, "Ready").message == "1 of 2 instances cannot serve: chat-prefill-1 (stuck)"
 
 
+def test_progress_waits_for_no_start_of_an_instance_that_was_up() -> None:
+    pool = make_pool(replicas=2)
+    stuck = make_instance(pool, 1, ready=False)
+    found = [diagnosis(0), diagnosis(1, verdict=Verdict.STUCK)]
+    status = status_of(pool, make_instance(pool), stuck, diagnoses=found)
+    assert outcome(status, "Progressing") == ("False", "EnginesNotReady")
+    assert "chat-prefill-1 came up and cannot serve now" in condition(status, "Progressing").message
+
+
+def test_progress_tells_those_that_start_from_those_that_were_up() -> None:
+    pool = make_pool(replicas=2)
+    instances = [make_instance(pool, index, ready=False) for index in (0, 1)]
+    found = [diagnosis(0, verdict=Verdict.STARTING), diagnosis(1, verdict=Verdict.STUCK)]
+    status = status_of(pool, *instances, diagnoses=found)
+    assert outcome(status, "Progressing") == ("True", "Starting")
+    message = condition(status, "Progressing").message
+    assert message.startswith("Waiting for chat-prefill-0 to be Ready. chat-prefill-1 came up and cannot serve now")
+
+
 def test_an_update_is_not_ready_before_every_instance_runs_the_new_spec() -> None:
     before, after = make_pool(replicas=2), make_pool(replicas=2, model={"path": "/models/next"})
     instances = [replace(make_instance(before, index), controller_uid=after.metadata.uid) for index in (0, 1)]

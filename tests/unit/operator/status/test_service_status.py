@@ -169,6 +169,28 @@ def test_queues_of_both_sides_count() -> None:
     assert outcome(status)[:2] == ("True", "Ready")
 
 
+@pytest.mark.parametrize(
+    ("verdict", "expected"), [(Verdict.STUCK, ("False", "EnginesNotReady")), (Verdict.STARTING, ("True", "Starting"))]
+)
+def test_routers_that_wait_for_an_engine_that_was_up_are_not_said_to_start(
+    verdict: Verdict, expected: tuple[str, str]
+) -> None:
+    observed = observe(decode=(unready(decode_instance(0)),), deployment=deployment(make_service(), ready_replicas=0))
+    subject = Subject("chat", Role.DECODE, 0, None, leaving=False, tracks=())
+    status = status_of(observed, (Diagnosis(subject, verdict, ""),))
+    assert outcome(status, "Progressing")[:2] == expected
+
+
+def test_routers_that_start_while_engines_serve_are_said_to_start() -> None:
+    observed = observe(
+        decode=(decode_instance(0), unready(decode_instance(1))),
+        deployment=deployment(make_service(), ready_replicas=0),
+    )
+    subject = Subject("chat", Role.DECODE, 1, None, leaving=False, tracks=())
+    status = status_of(observed, (Diagnosis(subject, Verdict.STUCK, ""),))
+    assert outcome(status, "Progressing")[:2] == ("True", "Starting")
+
+
 def test_a_worker_list_that_is_to_be_changed_is_progress() -> None:
     status = status_of(observe(workers=()))
     assert outcome(status, "Progressing")[:2] == ("True", "RouterListOutdated")
