@@ -254,11 +254,15 @@ async def test_what_somebody_edits_in_an_object_that_was_made_is_put_right(here,
     engine = {"spec": {"template": {"spec": {"containers": [{"name": "router", "image": "nope:1"}]}}}}
     edits = {
         (SERVICES, "chat-router"): {"spec": {"selector": {"pdpool.dev/service": "another"}}},
+        (SERVICES, "chat-decode"): {"spec": {"selector": {"one-key": "more"}}},
         (DEPLOYMENTS, "chat-router"): engine,
         (CONFIG_MAPS, "chat-router"): {"data": {"workers.json": "{}"}},
         (DISRUPTION_BUDGETS, "chat-decode"): {"spec": {"maxUnavailable": 7}},
+        (STATEFUL_SETS, "chat-prefill-0"): {"spec": {"updateStrategy": {"type": "RollingUpdate"}}},
+        (STATEFUL_SETS, "chat-prefill-1"): {"spec": {"template": {"spec": {"schedulerName": "another"}}}},
     }
-    before = {key: await here.see(*key) for key in edits}
+    before = {key: await eventually(lambda key=key: here.see(*key)) for key in edits}
+    pods = await eventually(lambda: engines(here))
     for (kind, name), edit in edits.items():
         await here.admin.edit(kind, here.namespace, name, edit)
 
@@ -269,6 +273,27 @@ async def test_what_somebody_edits_in_an_object_that_was_made_is_put_right(here,
         return True
 
     await eventually(as_before)
+    assert await engines(here) == pods
+
+
+async def test_a_rollout_restart_of_a_stateful_set_restarts_no_pod_and_stays(here):
+    operator = await here.operator().start()
+    await here.pool("PrefillPool", replicas=2)
+    pods = await eventually(lambda: engines(here))
+    restarted = {"kubectl.kubernetes.io/restartedAt": "2026-11-22T12:00:00Z"}
+    edit = {"spec": {"template": {"metadata": {"annotations": restarted}}}}
+    before = (await here.admin.edit(STATEFUL_SETS, here.namespace, "chat-prefill-0", edit))["metadata"]["generation"]
+    await operator.quiet_reconciles()
+    after = await here.see(STATEFUL_SETS, "chat-prefill-0")
+    assert after["spec"]["template"]["metadata"]["annotations"].items() >= restarted.items()
+    assert after["metadata"]["generation"] == before
+    assert await engines(here) == pods
+
+
+async def engines(here: Bench) -> dict[str, str]:
+    """UID of each of the two pods of the prefill pool, once there are two."""
+    pods = await here.admin.all(PODS, here.namespace, "pdpool.dev/role=prefill")
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods} if len(pods) == 2 else {}
 
 
 def told(obj: dict) -> tuple:
@@ -280,6 +305,8 @@ def told(obj: dict) -> tuple:
         spec.get("selector"),
         spec.get("maxUnavailable"),
         containers[0].get("image"),
+        spec.get("updateStrategy"),
+        spec.get("template", {}).get("spec", {}).get("schedulerName"),
     )
 
 

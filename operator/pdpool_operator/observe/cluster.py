@@ -204,6 +204,7 @@ class Cluster:
             drain_reason=parse.annotation(sts, names.ANNOTATION_DRAIN_REASON),
             pod=pod,
             controller=parse.controller(sts),
+            owners=parse.field_owners(sts),
         )
 
     async def _watch(self, pool: Pool, instances: Iterable[ObservedInstance]) -> None:

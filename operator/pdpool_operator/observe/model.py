@@ -135,6 +135,15 @@ class ObservedPod:
 
 
 @dataclass(frozen=True, slots=True)
+class FieldOwners:
+    """Who set which fields of an object, as `managedFields` says (fieldsV1); those of the status aside."""
+
+    ours: Mapping[str, Any] = field(default_factory=dict)
+    """What we have applied, less what others have changed since."""
+    others: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ObservedInstance:
     """One StatefulSet with its pod."""
 
@@ -162,15 +171,7 @@ class ObservedInstance:
     """Newest sample of each rank of the present pod; a rank that is absent was never seen."""
     controller: str = ""
     """The controlling owner as `kind/name`, empty when there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class FieldOwners:
-    """Who set which fields of an object, as `managedFields` says (fieldsV1); those of the status aside."""
-
-    ours: Mapping[str, Any] = field(default_factory=dict)
-    """What we have applied, less what others have changed since."""
-    others: tuple[Mapping[str, Any], ...] = ()
+    owners: FieldOwners = FieldOwners()
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,11 +117,12 @@ def observed_object(obj: Object) -> ObservedObject:
         controller_uid=controller_uid(obj),
         build_hash=annotation(obj, names.ANNOTATION_BUILD_HASH),
         controller=controller(obj),
-        owners=_field_owners(obj),
+        owners=field_owners(obj),
     )
 
 
-def _field_owners(obj: Object) -> FieldOwners:
+def field_owners(obj: Object) -> FieldOwners:
+    """Who set which fields of an object that we apply."""
     ours: Object = {}
     others: list[Object] = []
     for entry in obj["metadata"].get("managedFields") or ():
@@ -160,7 +161,7 @@ def observed_deployment(obj: Object) -> ObservedDeployment:
         observed_generation=int(status.get("observedGeneration", 0)),
         failure=failure.get("message", "") if failure.get("status") == "True" else "",
         controller=controller(obj),
-        owners=_field_owners(obj),
+        owners=field_owners(obj),
     )
 
 

@@ -11,7 +11,8 @@ state between calls is in the cluster alone (two annotations on the StatefulSet)
 anywhere goes on where it was.
 
 1. Create every missing instance, and whatever else of the pool's objects is missing or was built otherwise.
-2. Keep StatefulSets in line where that disturbs no pod: a template whose pod is already of H, a changed `replicas`.
+2. Keep StatefulSets in line where that disturbs no pod: a template whose pod is already of H, an edit by somebody
+   else of what this operator made, a changed `replicas`.
 3. Cancel drains that have lost their reason.
 4. Go on with drains: when the instance is drained, or its time is over, remove it (surplus) or replace it (outdated:
    apply the new template, then delete the pod by its UID).
@@ -42,7 +43,7 @@ from ..build.template import TemplateInvalid
 from ..observe.model import ObservedInstance, ObservedPool
 from .drain import deadline, has_work_to_lose, work_left
 from .model import Delete, DrainReason, Event, EventType, Fault, Patch, Plan, Progress
-from .objects import Standing, blocked, missing_or_changed
+from .objects import Standing, blocked, edited, missing_or_changed
 
 DRAIN_POLL_S = 1.0
 """How often a drain is looked at: queues change without an event in the cluster."""
@@ -142,11 +143,22 @@ def _align(context: _Context) -> Plan:
     for instance in context.present:
         if context.surplus(instance):
             continue
-        if instance.spec_hash != context.spec_hash and not context.outdated(instance):
+        late = instance.spec_hash != context.spec_hash and not context.outdated(instance)
+        if late or _is_edited(context, instance):
             apply.append(context.wanted[instance.index])
         elif instance.replicas != PODS_PER_INSTANCE:
             patches.append(_patch(instance, {"spec": {"replicas": PODS_PER_INSTANCE}}))
     return Plan(apply=tuple(apply), patch=tuple(patches))
+
+
+def _is_edited(context: _Context, instance: ObservedInstance) -> bool:
+    """One that another operator built stays as it is: to put it right would be to update it."""
+    wanted = context.wanted[instance.index]
+    annotations = wanted["metadata"]["annotations"]
+    made = instance.spec_hash, instance.build_hash
+    if made != (context.spec_hash, annotations[ANNOTATION_BUILD_HASH]):
+        return False
+    return edited(wanted, instance.owners)
 
 
 def _cancel(context: _Context) -> Plan:

@@ -1,10 +1,14 @@
 """What others have changed of our objects is seen in who owns the fields, as the API server keeps it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from pdpool_operator.observe.model import FieldOwners
 from pdpool_operator.plan.objects import edited
+from pdpool_operator.plan.pool import plan_pool
+
+from tests.unit.operator.plan.makers import SETTINGS, T0, make_instance, make_observed, make_pod, make_pool
 
 SERVICE = {
     "apiVersion": "v1",
@@ -13,10 +17,11 @@ SERVICE = {
     "spec": {"selector": {"a": "1", "b": "2"}, "ports": [{"name": "http", "port": 8000, "targetPort": "http"}]},
 }
 PORT = 'k:{"port":8000,"protocol":"TCP"}'
+# The API server keeps one owner for a Service's selector as a whole: it is an atomic map.
 ALL: dict[str, Any] = {
     "f:metadata": {"f:labels": {"f:app": {}}},
     "f:spec": {
-        "f:selector": {"f:a": {}, "f:b": {}},
+        "f:selector": {},
         "f:ports": {PORT: {".": {}, "f:name": {}, "f:port": {}, "f:targetPort": {}}},
     },
 }
@@ -32,7 +37,7 @@ def less(fields: dict[str, Any], *path: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "theirs"),
     [
-        (("f:spec", "f:selector", "f:a"), {"f:spec": {"f:selector": {"f:a": {}}}}),
+        (("f:spec", "f:selector"), {"f:spec": {"f:selector": {}}}),
         (("f:spec", "f:ports", PORT, "f:targetPort"), {"f:spec": {"f:ports": {PORT: {"f:targetPort": {}}}}}),
         (("f:metadata", "f:labels", "f:app"), {"f:metadata": {"f:labels": {"f:app": {}}}}),
     ],
@@ -46,15 +51,15 @@ def test_a_field_of_ours_that_somebody_else_owns_now_was_edited(path: tuple[str,
     [
         (ALL, {}),
         (ALL, {"f:metadata": {"f:annotations": {"f:somebody": {}}}}),
-        (ALL, {"f:spec": {"f:selector": {"f:zzz": {}}, "f:sessionAffinity": {}}}),
-        (ALL, {"f:spec": {"f:selector": {"f:a": {}}}}),
-        (less(ALL, "f:spec", "f:selector", "f:a"), {}),
+        (ALL, {"f:spec": {"f:sessionAffinity": {}}}),
+        (ALL, {"f:spec": {"f:selector": {}}}),
+        (less(ALL, "f:spec", "f:selector"), {}),
         ({}, {}),
     ],
     ids=[
         "nobody else",
         "an annotation of theirs",
-        "fields that we do not set",
+        "a field that we do not set",
         "the same value, owned by both",
         "a field that the API server dropped",
         "nothing known",
@@ -62,3 +67,55 @@ def test_a_field_of_ours_that_somebody_else_owns_now_was_edited(path: tuple[str,
 )
 def test_what_is_theirs_beside_ours_is_no_edit(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert not edited(SERVICE, FieldOwners(ours, (theirs,)))
+
+
+ENGINE = 'k:{"name":"engine"}'
+
+
+def template(engine: tuple[str, ...] = (), annotations: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Fields of a StatefulSet's template that somebody owns: of its container `engine`, and annotations."""
+    containers = {ENGINE: {f"f:{name}": {} for name in engine}} if engine else {}
+    fields = {
+        "f:metadata": {"f:annotations": {f"f:{name}": {} for name in annotations}} if annotations else {},
+        "f:spec": {"f:containers": containers} if containers else {},
+    }
+    return {"f:spec": {"f:template": {name: below for name, below in fields.items() if below}}}
+
+
+OURS = ("pdpool.dev/spec-hash", "pdpool.dev/build-hash")
+IMAGE_EDITED = FieldOwners(template(("name",), OURS), (template(("image",)),))
+"""As `kubectl set image` leaves it: the image was ours before."""
+ROLLOUT_RESTART = FieldOwners(
+    template(("name", "image"), OURS), (template(annotations=("kubectl.kubernetes.io/restartedAt",)),)
+)
+
+
+def test_an_edited_stateful_set_is_put_right_and_no_pod_is_touched() -> None:
+    pool = make_pool(replicas=2)
+    edited_one = make_instance(pool, 1, owners=IMAGE_EDITED)
+    plan = plan_pool(make_observed(pool, make_instance(pool), edited_one), SETTINGS, T0)
+    assert [obj["metadata"]["name"] for obj in plan.apply] == ["chat-prefill-1"]
+    assert plan.apply[0]["spec"]["template"]["spec"]["containers"][0]["image"] == SETTINGS.engine_image
+    assert (plan.patch, plan.delete, plan.progress) == ((), (), None)
+
+
+def test_an_edit_is_put_right_also_while_the_pod_of_an_earlier_spec_is_still_there() -> None:
+    pool = make_pool()
+    instance = make_instance(pool, owners=IMAGE_EDITED, pod=make_pod(spec_hash="earlier"))
+    plan = plan_pool(make_observed(pool, instance), SETTINGS, T0)
+    assert [obj["kind"] for obj in plan.apply] == ["StatefulSet"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"owners": ROLLOUT_RESTART},
+        {"owners": IMAGE_EDITED, "build_hash": "of an earlier operator"},
+        {"owners": IMAGE_EDITED, "deleting": True},
+    ],
+    ids=["kubectl rollout restart", "built by an earlier operator", "on its way out"],
+)
+def test_what_is_no_edit_of_what_this_operator_made_is_left_alone(changes: dict[str, Any]) -> None:
+    pool = make_pool()
+    plan = plan_pool(make_observed(pool, replace(make_instance(pool), **changes)), SETTINGS, T0)
+    assert not plan.acts
