@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-from .names import MAX_NAME_LENGTH
+from .names import MAX_NAME_LENGTH, NAME_PATTERN
 
 
 class SpecInvalid(ValueError):  # noqa: N818 -- named as the reason that it becomes
@@ -93,13 +93,24 @@ def tolerant(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:  # noqa:
         return handler({})
 
 
+def cel_rule(rule: str, message: str) -> dict[str, Any]:
+    """JSON-schema extra that carries one CEL rule on a string; the message is shown with the value."""
+    expression = f'"{message}, not \'" + self + "\'"'
+    return {"x-kubernetes-validations": [{"rule": rule, "message": message, "messageExpression": expression}]}
+
+
 class LocalReference(Model):
-    """Reference to an object of the same namespace."""
+    """Reference to a pool of the same namespace."""
 
     name: str = Field(
         min_length=1,
         max_length=MAX_NAME_LENGTH,
-        description="Name of the object, in the same namespace.",
+        description="Name of the pool, in the same namespace.",
+        json_schema_extra=cel_rule(
+            f"self.matches('{NAME_PATTERN}')",
+            "prefill.poolRef.name and decode.poolRef.name must be names that a pool can have, of lower-case letters, "
+            "digits and '-', beginning with a letter",
+        ),
     )
 
 

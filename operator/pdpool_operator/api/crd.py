@@ -9,7 +9,7 @@ import yaml
 
 from .base import Resource
 from .models import DecodePool, DisaggregatedService, Pool, PrefillPool
-from .names import GROUP, MAX_NAME_LENGTH, VERSION
+from .names import GROUP, MAX_NAME_LENGTH, NAME_PATTERN, VERSION
 from .structural import to_structural
 
 CATEGORY = "pd"
@@ -23,7 +23,7 @@ NAME_RULES = [
         ),
     },
     {
-        "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        "rule": f"self.metadata.name.matches('{NAME_PATTERN}')",
         "message": (
             "metadata.name must begin with a lower-case letter, end with a letter or digit, and hold only lower-case "
             "letters, digits and '-' (no dots), because Services are named after it"

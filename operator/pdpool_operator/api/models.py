@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, WrapValidator
 
-from .base import Condition, LocalReference, Model, Resource, Time, tolerant
+from .base import Condition, LocalReference, Model, Resource, Time, cel_rule, tolerant
 from .names import Role
 
 MAX_INSTANCES = 256
@@ -47,12 +47,6 @@ class EngineSpec(Model):
     )
 
 
-def _rule(rule: str, message: str) -> dict[str, Any]:
-    """JSON-schema extra that carries one CEL rule on a string; the message is shown with the value."""
-    expression = f'"{message}, not \'" + self + "\'"'
-    return {"x-kubernetes-validations": [{"rule": rule, "message": message, "messageExpression": expression}]}
-
-
 class ModelSpec(Model):
     """The model that is served."""
 
@@ -63,9 +57,10 @@ class ModelSpec(Model):
         description=(
             "Directory of the model inside the container, an absolute path; `tiny` is a small random model for tests."
         ),
-        json_schema_extra=_rule(
-            rf"self == '{TINY_MODEL}' || self.matches('^/[A-Za-z0-9._/-]+$')",
-            "model.path must be an absolute path of letters, digits and ._/- such as /models/smollm2, or the word tiny",
+        json_schema_extra=cel_rule(
+            rf"self == '{TINY_MODEL}' || self.matches('^(/[A-Za-z0-9._-]+)*/[A-Za-z0-9][A-Za-z0-9._-]*/?$')",
+            "model.path must be an absolute path of letters, digits and ._/- whose last part begins with a letter or "
+            "digit, such as /models/smollm2, or the word tiny",
         ),
     )
     served_name: str | None = Field(
@@ -76,10 +71,10 @@ class ModelSpec(Model):
             "Name of the model in the OpenAI API. Absent: the last part of path. Both pools of a service must serve "
             "the same name."
         ),
-        json_schema_extra=_rule(
-            r"self.matches('^[A-Za-z0-9][A-Za-z0-9._/:-]*$')",
+        json_schema_extra=cel_rule(
+            r"self.matches('^[A-Za-z0-9][A-Za-z0-9._-]*([/:][A-Za-z0-9][A-Za-z0-9._-]*)*$')",
             "model.servedName must begin with a letter or digit and hold only letters, digits and ._/:- such as "
-            "smollm2",
+            "smollm2, with a letter or digit after each / and :",
         ),
     )
 

@@ -18,6 +18,8 @@ STATUS_FIELD_MANAGER: Final = "pdpool-status"
 # DNS labels end at 63 characters. The longest thing appended is "-prefill-255" plus "-0" for the pod and a controller
 # revision hash of 11 ("-" and ten characters) in a pod label: 40 + 12 + 11 = 63.
 MAX_NAME_LENGTH: Final = 40
+NAME_PATTERN: Final = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+"""Of the names of pools and services: Services are named after them."""
 
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_PART_OF: Final = "app.kubernetes.io/part-of"

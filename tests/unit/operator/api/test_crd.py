@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,62 @@ def test_every_rule_says_which_field_is_wrong(file: str) -> None:
         for rule in node.get("x-kubernetes-validations", []):
             field = path.removeprefix(".spec.") or "metadata.name"
             assert field in rule["message"], rule
+
+
+def pattern_of(file: str, field: str) -> str:
+    """The regular expression of the rule on a field below spec."""
+    node = dict(nodes(schema_of(crds()[file])))[f".spec.{field}"]
+    (rule,) = node["x-kubernetes-validations"]
+    found = re.search(r"self\.matches\('([^']*)'\)", rule["rule"])
+    assert found, rule
+    return found[1]
+
+
+POOLS, SERVICES = "pdpool.dev_prefillpools.yaml", "pdpool.dev_disaggregatedservices.yaml"
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "taken", "refused"),
+    [
+        (
+            POOLS,
+            "model.path",
+            ("/m", "/models/smollm2", "/models/smollm2/", "/root/.cache/hub/3a9f", "/models/Qwen-2.5_x"),
+            ("/", "//", "///", "/models//", "/models//x", "/models/.", "/models/..", "/models/-x", "m", "/a b", ""),
+        ),
+        (
+            POOLS,
+            "model.servedName",
+            ("smollm2", "org/model:tag", "Qwen2.5"),
+            ("-x", "/x", " ", "a b", "a\nb", "org/", "org//model", "a:", ""),
+        ),
+        (
+            SERVICES,
+            "prefill.poolRef.name",
+            ("chat", "a", "a-1"),
+            ("A B", "A", "-a", "a-", "1a", "a.b", "a/b", "../a", ""),
+        ),
+        (
+            SERVICES,
+            "decode.poolRef.name",
+            ("chat", "a", "a-1"),
+            ("A B", "A", "-a", "a-", "1a", "a.b", "a/b", "../a", ""),
+        ),
+    ],
+)
+def test_strings_are_refused_that_could_name_nothing(
+    file: str, field: str, taken: tuple[str, ...], refused: tuple[str, ...]
+) -> None:
+    pattern = re.compile(pattern_of(file, field))
+    assert [text for text in taken if not pattern.fullmatch(text)] == []
+    assert [text for text in refused if pattern.fullmatch(text)] == []
+
+
+def test_every_text_that_users_write_has_a_rule_or_a_list_of_values() -> None:
+    for definition in crds().values():
+        for path, node in nodes(schema_of(definition)):
+            if path.startswith(".spec") and node["type"] == "string":
+                assert "enum" in node or "x-kubernetes-validations" in node, path
 
 
 def test_a_crd_survives_yaml_and_fits_into_client_side_apply() -> None:
