@@ -1,6 +1,7 @@
 """Carries out a plan: the only place that writes to the cluster and to routers."""
 
 import asyncio
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -94,12 +95,18 @@ async def _change_workers(changes: tuple[WorkerChange, ...], routers: RouterClie
 
 
 async def _change_router(changes: list[WorkerChange], routers: RouterClient, key: str) -> list[str]:
-    """Removals, then additions: an address that changed its role can be added only after its old entry is gone."""
-    unsettled: list[str | None] = []
-    for action in (WorkerAction.REMOVE, WorkerAction.ADD):
-        some = [change for change in changes if change.action is action]
-        unsettled += await asyncio.gather(*(_change(change, routers, key) for change in some))
-    return [words for words in unsettled if words is not None]
+    """Change one list in the plan's order, neighbours of one kind at once.
+
+    What comes after additions is done once they show: it may take away the last engine of a side.
+    """
+    unsettled: list[str] = []
+    for action, some in itertools.groupby(changes, key=lambda change: change.action):
+        told = await asyncio.gather(*(_change(change, routers, key) for change in some))
+        missing = [words for words in told if words is not None]
+        unsettled += missing
+        if missing and action is WorkerAction.ADD:
+            break
+    return unsettled
 
 
 async def _change(change: WorkerChange, routers: RouterClient, key: str) -> str | None:

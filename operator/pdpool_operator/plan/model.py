@@ -78,8 +78,8 @@ class WorkerAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerChange:
-    """One change of one router replica's worker list. Changes of one router are made in order; a removal is awaited
-    before an addition.
+    """One change of one router replica's worker list. Changes of one router are made in order, each kind awaited before
+    the next; what follows additions is left undone while they do not show.
     """
 
     router: str

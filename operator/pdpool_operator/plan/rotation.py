@@ -41,14 +41,20 @@ def desired_rotation(observed: ObservedService) -> Rotation:
 
 
 def worker_changes(router: ObservedRouter, rotation: Rotation) -> tuple[WorkerChange, ...]:
-    """Changes for one router whose list is known. Removals come first: an address that has changed its role can be
-    added only after its old entry is gone.
+    """Changes for one router whose list is known, in the order in which to make them.
+
+    Removals come first, also because an address that has changed its role can be added only after its old entry is
+    gone; but where they would leave a side without an engine until its next one is registered, they come last.
     """
     if router.workers is None or router.pod.ip is None:
         return ()
     desired = rotation.roles_by_url()
     right = {worker.url for worker in router.workers if _is_right(worker, desired)}
-    return (*_removals(router, right), *_additions(router, {u: r for u, r in desired.items() if u not in right}))
+    missing = {url: role for url, role in desired.items() if url not in right}
+    bare = set(missing.values()) - {desired[url] for url in right}
+    removals = list(_removals(router, right))
+    last = [change for change in removals if change.role in bare and change.url not in missing]
+    return (*(change for change in removals if change not in last), *_additions(router, missing), *last)
 
 
 def _removals(router: ObservedRouter, right: set[str]) -> Iterator[WorkerChange]:

@@ -1,5 +1,6 @@
 """Carrying out a plan: its order, what a refusal keeps from happening, and what it does not."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +43,7 @@ class Api:
 
 class Routers:
     def __init__(self, done: list[str], *, silent: str = "", slow: str = "") -> None:
+        """`silent` and `slow`: address of a router that does not answer, and of one whose list does not change."""
         self.done, self.silent, self.slow = done, silent, slow
 
     async def add(self, ip, key, url, role, port):
@@ -66,7 +68,7 @@ PLAN = Plan(
     apply=(obj("Service", "s"), obj("StatefulSet", "a"), obj("Secret", "k")),
     patch=(Patch("StatefulSet", "b", {}),),
     delete=(Delete("Pod", "c", "u1", 30),),
-    workers=(ADD, REMOVE),
+    workers=(REMOVE, ADD),
 )
 
 
@@ -86,7 +88,7 @@ async def test_a_refused_secret_keeps_back_what_would_say_that_it_is_there():
     assert api.done == []
 
 
-async def test_everything_is_done_in_the_plans_order_and_removals_before_additions():
+async def test_everything_is_done_in_the_plans_order():
     api = Api()
     outcome = await run(PLAN, api)
     assert api.done == [
@@ -142,3 +144,17 @@ async def test_a_router_that_is_silent_or_slow_is_told_and_holds_up_no_other():
     assert outcome.unsettled == ("r1: add decode new: timeout",)
     outcome = await run(Plan(workers=(ADD, other)), api, slow="10.2")
     assert outcome.unsettled == ("r2: add decode new: does not show yet",)
+
+
+LAST = replace(REMOVE, worker_id="last")
+
+
+async def test_removals_that_come_after_an_addition_wait_until_it_shows():
+    api = Api()
+    plan = Plan(workers=(REMOVE, ADD, LAST))
+    assert (await run(plan, api)).unsettled == ()
+    assert api.done == ["remove 10.1 w", "add 10.1 new", "remove 10.1 last"]
+    waiting = Api()
+    outcome = await run(Plan(workers=(ADD, LAST)), waiting, slow="10.1")
+    assert waiting.done == ["add 10.1 new"]
+    assert outcome.unsettled == ("r1: add decode new: does not show yet",)

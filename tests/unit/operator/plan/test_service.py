@@ -18,6 +18,7 @@ from pdpool_operator.observe.model import (
     RouterWorker,
 )
 from pdpool_operator.plan.model import WorkerAction
+from pdpool_operator.plan.pool import plan_pool
 from pdpool_operator.plan.service import ASK_AGAIN_S, READ_BACK_S, plan_service, router_url
 
 from tests.unit.operator.plan.makers import (
@@ -156,6 +157,23 @@ def test_an_address_under_the_wrong_role_is_removed_before_it_is_added() -> None
         ("remove", PREFILL_0.url),
         ("add", PREFILL_0.url),
     ]
+
+
+def test_no_side_of_a_list_is_empty_while_one_engine_takes_over_from_another() -> None:
+    """A pool drains its engine as soon as the next one is Ready, which routers may not have heard of yet."""
+    decode = make_pool(Role.DECODE, replicas=2)
+    instances = decode_instance(0, spec_hash="earlier", pod=make_pod(ip="10.0.2.1", spec_hash="earlier"))
+    plan = plan_pool(make_observed(decode, instances, decode_instance(1)), SETTINGS, T0)
+    assert [patch.name for patch in plan.patch] == ["chat-decode-0"]
+    drains = replace(instances, drain_started=T0, drain_reason="Update")
+    observed = observe(decode=(drains, decode_instance(1)), workers=(PREFILL_0, DECODE_0))
+    assert changes_of(observed) == [("add", DECODE_1.url), ("remove", DECODE_0.url)]
+
+
+def test_engines_that_leave_are_removed_at_once_where_others_stay() -> None:
+    gone = RouterWorker("d7", "http://10.0.2.8:30000", Role.DECODE, None)
+    assert changes_of(observe(workers=(PREFILL_0, DECODE_0, gone))) == [("remove", gone.url), ("add", DECODE_1.url)]
+    assert changes_of(observe(workers=(DECODE_0, DECODE_1, gone))) == [("remove", gone.url), ("add", PREFILL_0.url)]
 
 
 def test_a_prefill_engine_with_another_bootstrap_port_is_entered_anew() -> None:
