@@ -1,5 +1,6 @@
 """Where scenarios play: processes with a connector each, and the memory of both that the parent looks into."""
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ TIMING: Final = {
     "retry_first_s": 0.05,
     "retry_max_s": 0.5,
     "query_s": 0.5,
-    "verdict_s": 4.0,
+    "verdict_s": 10.0,
     "acked_s": 0.5,
 }
 PLANES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
@@ -145,7 +146,7 @@ class Stage:
         try:
             yield
             for side in (self.prefill, self.decode):
-                side.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == 0)
+                side.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == 0, within_s=20)
                 assert side.stats()["faults"] == 0, "a fault inside the connector"
         except NotApplicableError:
             raise
@@ -168,7 +169,7 @@ class Stage:
         before = dict(os.environ)
         os.environ.update(self._environment)
         try:
-            return Side(role, self.backend, **{"timing": TIMING, "request_deadline_s": 20.0, **options})
+            return Side(role, self.backend, **{"timing": TIMING, "request_deadline_s": 60.0, **options})
         finally:
             os.environ.clear()
             os.environ.update(before)
@@ -181,12 +182,9 @@ def _end(side: Any) -> None:  # noqa: ANN401 - the tests' driver is not typed
         side.end()
 
 
-def free_port(low: int = 0) -> int:
-    """A port that is free now: any, or the first from `low` on."""
-    for port in range(low, 65536) if low else (0,):
-        try:
-            with socket.create_server(("127.0.0.1", port)) as listener:
-                return int(listener.getsockname()[1])
-        except OSError:
-            continue
+def free_port_from(low: int) -> int:
+    """The first port from `low` on that is free now."""
+    for port in range(low, 65536):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
     raise AssertionError(f"no port from {low} on is free")

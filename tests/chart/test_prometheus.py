@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import subprocess
 import threading
 import urllib.request
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pdpool_connector.demo.launch import free_port
 from pdpool_operator.api import names
 
 from dev.prometheus.deploy import manifests, not_loaded
@@ -214,9 +214,3 @@ def told(reloader: Reloader) -> str | None:
     except OSError as error:
         return str(error)
     return None
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])

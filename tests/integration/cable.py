@@ -15,11 +15,11 @@ from tests.integration.connector_peer import Side
 
 
 def ask(address: str, path: str) -> dict:
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as answer:
         return json.loads(answer.read())
 
 
-def registered(bootstrap: str, within_s: float = 10.0):
+def registered(bootstrap: str, within_s: float = 30.0):
     """What the registry says once all ranks are there."""
     deadline = time.monotonic() + within_s
     while True:

@@ -19,7 +19,7 @@ def sides():
     made: list[Side] = []
 
     def make(role: str, backend: str = "local", **options) -> Side:
-        side = Side(role, backend, **{"timing": TIMING, "request_deadline_s": 20.0, **options})
+        side = Side(role, backend, **{"timing": TIMING, "request_deadline_s": 60.0, **options})
         made.append(side)
         return side
 

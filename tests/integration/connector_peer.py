@@ -27,12 +27,14 @@ from pdpool_connector.layout.process import this_process
 from pdpool_connector.protocol.fence import ConnectionsEnded, ContainerTerminated
 from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.runtime import connector as connector_module
+from pdpool_connector.runtime import link as link_module
+from pdpool_connector.runtime import prefill as prefill_module
 
 from dev import inside
 from dev.processes import send
 from tests.integration.forked import Forked
 
-ANSWER_S = 30.0
+ANSWER_S = 60.0
 START_S = 90.0  # a process that loads NIXL or Mooncake beside much other work
 LAYERS, HEADS, PAGES, AUX_ROWS, AUX_BYTES = 2, 2, 64, 16, 64
 TOKENS = 16
@@ -103,16 +105,16 @@ class Side:
     def status(self, name: str) -> dict:
         return self.call("status", name=name)
 
-    def until(self, name: str, what: str, within_s: float = 10.0) -> dict:
-        """Wait for a phase, or `ended`, or `releasable`; fail when it does not come in time."""
-        status = self.call("until", name=name, what=what, within_s=within_s, answer_s=within_s + 5)
+    def until(self, name: str, what: str, within_s: float = 30.0) -> dict:
+        """Wait for a phase, or `ended`, or `releasable`; fail when it does not come in time. `at`: when it had come."""
+        status = self.call("until", name=name, what=what, within_s=within_s, answer_s=within_s + ANSWER_S)
         assert status["met"], f"{name} is not {what} after {within_s} s: {status}"
         return status
 
     def stats(self) -> dict:
         return self.call("stats")
 
-    def settle(self, check, within_s: float = 10.0) -> dict:
+    def settle(self, check, within_s: float = 30.0) -> dict:
         """Wait until `check(stats)` holds."""
         deadline = time.monotonic() + within_s
         while not check(stats := self.stats()):
@@ -136,7 +138,7 @@ class Side:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
-            return self.process.wait(15)
+            return self.process.wait(ANSWER_S)
         finally:
             if self.process.poll() is None:
                 self.process.kill()
@@ -213,6 +215,7 @@ class _Connector:
         pool.MAX_CHUNK_BYTES = options.pop("chunk_bytes", pool.MAX_CHUNK_BYTES)
         logging.basicConfig(level=options.pop("log", "WARNING"))
         flight_dir = options.pop("flight_dir", None)
+        link_module.GRACE_S = prefill_module.GRACE_S = options.pop("grace_s", link_module.GRACE_S)
         elsewhere = options.pop("elsewhere", True)
         config = ConnectorConfig(
             host,
@@ -283,7 +286,7 @@ class _Connector:
         while not (met := self._met(self.transfers[name].status, what)) and time.monotonic() < deadline:
             self.changed.wait(min(0.5, max(deadline - time.monotonic(), 0)))
             self.changed.clear()
-        return {"met": met, **self.status(name)}
+        return {"met": met, "at": time.monotonic(), **self.status(name)}
 
     def _met(self, status, what):
         match what:

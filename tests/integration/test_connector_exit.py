@@ -37,6 +37,6 @@ def test_engines_that_fail_at_the_same_moment_end_by_their_exception(backend: st
                 side.stdin.write("fail\n")
                 side.stdin.flush()
             for side in (prefill, decode):
-                _, said = side.communicate(timeout=30)
+                _, said = side.communicate(timeout=60)
                 assert side.returncode == 1, said[-2000:]
                 assert "RuntimeError: the engine fails" in said

@@ -8,12 +8,13 @@ import urllib.request
 import numpy as np
 import pytest
 import zmq
+from pdpool_connector.demo.launch import free_port
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.runtime.worker import IN_FLIGHT
 
 from tests.integration.cable import ask
 from tests.integration.connector_peer import PAGES, Side
-from tests.integration.handoffs import TIMING, fill, free_port, meet
+from tests.integration.handoffs import TIMING, fill, meet
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def standing():
 
     def get(backend: str) -> tuple[Side, Side]:
         if backend not in pairs:
-            options = {"timing": TIMING, "request_deadline_s": 20.0}
+            options = {"timing": TIMING, "request_deadline_s": 60.0}
             pairs[backend] = (Side("prefill", backend, **options), Side("decode", backend, **options))
         return pairs[backend]
 
@@ -198,21 +199,21 @@ def test_without_a_decode_a_request_ends_at_its_deadline(local_pair) -> None:
     prefill, _ = local_pair
     prefill.open("r", 7, deadline_s=0.5)
     prefill.send("r", [1])
-    assert prefill.until("r", "ended", within_s=2)["cause"] == "timed_out"
+    assert prefill.until("r", "ended", within_s=10)["cause"] == "timed_out"
     assert prefill.status("r")["releasable"]
 
 
 def test_without_a_request_an_attempt_ends_at_its_deadline(local_pair) -> None:
     prefill, decode = local_pair
     decode.open("r", 7, prefill=prefill.bootstrap, pages=[1], aux_slot=0, deadline_s=0.5)
-    assert decode.until("r", "ended", within_s=2)["cause"] == "timed_out"
-    decode.until("r", "releasable", within_s=2)
+    assert decode.until("r", "ended", within_s=10)["cause"] == "timed_out"
+    decode.until("r", "releasable", within_s=10)
 
 
 def test_an_unreachable_prefill_fails_what_waits_for_it(sides) -> None:
     decode = sides("decode", connect_deadline_s=1.0)
     decode.open("r", 7, prefill=f"127.0.0.1:{free_port()}", pages=[1], aux_slot=0)
-    status = decode.until("r", "ended", within_s=5)
+    status = decode.until("r", "ended")
     assert (status["cause"], status["releasable"]) == ("peer_lost", True)
     assert "cannot be reached" in status["message"]
 
@@ -222,7 +223,7 @@ def test_a_bootstrap_host_outside_the_allowed_networks_is_not_contacted(sides) -
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.5)
         decode.open("r", 7, prefill=f"127.0.0.1:{listener.getsockname()[1]}", pages=[1], aux_slot=0)
-        status = decode.until("r", "ended", within_s=5)
+        status = decode.until("r", "ended")
         assert (status["cause"], "allowed networks" in status["message"]) == ("refused", True)
         with pytest.raises(TimeoutError):
             listener.accept()

@@ -12,8 +12,7 @@ from pdpool_connector.flight.record import SUFFIX, Record, decode_record
 from pdpool_connector.layout.checksum import sampled
 
 from tests.integration.connector_peer import Side
-
-TIMING = {"drain_s": 1.0, "retry_first_s": 0.05, "retry_max_s": 0.5, "query_s": 0.5, "verdict_s": 4.0, "acked_s": 0.5}
+from tests.integration.handoffs import TIMING
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def sides(tmp_path):
     made: list[Side] = []
 
     def make(role: str, **options) -> Side:
-        options = {"timing": TIMING, "request_deadline_s": 20.0, "flight_dir": str(tmp_path / role), **options}
+        options = {"timing": TIMING, "request_deadline_s": 60.0, "flight_dir": str(tmp_path / role), **options}
         made.append(Side(role, "local", **options))
         return made[-1]
 
@@ -96,7 +95,7 @@ def test_a_hand_off_whose_peer_dies_is_recorded_while_its_pages_are_held_and_aga
     prefill.kill()
     assert decode.until("orphan", "ended")["cause"] == "peer_lost"
     decode.settle(lambda stats: stats["holds"] == 1)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not (found := records(tmp_path / "decode")):
         assert time.monotonic() < deadline
         time.sleep(0.02)

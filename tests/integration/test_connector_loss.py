@@ -1,13 +1,15 @@
 """Two real processes, of which one is killed, stopped or cut off: what fails, what is held, and what frees it."""
 
+import contextlib
 import signal
 import time
 
 import pytest
+from pdpool_connector.demo.launch import free_port
 
 from tests.integration.cable import Cable
 from tests.integration.connector_peer import Side
-from tests.integration.handoffs import fill, free_port, meet
+from tests.integration.handoffs import fill, meet
 
 
 def hold_a_write(prefill: Side, decode: Side) -> None:
@@ -22,15 +24,20 @@ def hold_a_write(prefill: Side, decode: Side) -> None:
 
 @pytest.fixture
 def cable(sides):
-    prefill, decode = sides("prefill"), sides("decode")
-    fill(prefill, 1)
-    cable = Cable(prefill)
-    yield prefill, decode, cable
-    cable.close()
+    """Sides with a connection between them that can be cut."""
+    with contextlib.ExitStack() as stack:
+
+        def make(**options) -> tuple[Side, Side, Cable]:
+            prefill, decode = sides("prefill", **options), sides("decode", **options)
+            fill(prefill, 1)
+            return prefill, decode, stack.enter_context(contextlib.closing(Cable(prefill)))
+
+        yield make
 
 
 def test_a_connection_that_breaks_and_comes_back_costs_nothing(cable) -> None:
-    prefill, decode, wire = cable
+    # All processes that are needed for it to come back may be late.
+    prefill, decode, wire = cable(grace_s=20.0)
     prefill.open("r", 7)
     decode.open("r", 7, prefill=wire.bootstrap, pages=[8, 3], aux_slot=5)
     prefill.send("r", [1], last=False)
@@ -45,14 +52,14 @@ def test_a_connection_that_breaks_and_comes_back_costs_nothing(cable) -> None:
 
 
 def test_a_hold_after_a_partition_ends_when_both_sides_meet_again(cable) -> None:
-    prefill, decode, wire = cable
+    prefill, decode, wire = cable()
     prefill.open("r", 7)
     decode.open("r", 7, prefill=wire.bootstrap, pages=[8, 3], aux_slot=5)
     prefill.until("r", "ready")
     wire.plugged = False
     wire.cut()
-    assert decode.until("r", "ended", within_s=4)["cause"] == "peer_lost"
-    assert prefill.until("r", "ended", within_s=4)["cause"] == "peer_lost"
+    assert decode.until("r", "ended")["cause"] == "peer_lost"
+    assert prefill.until("r", "ended")["cause"] == "peer_lost"
     assert prefill.status("r")["releasable"]
     decode.settle(lambda stats: stats["holds"] == 1)
     wire.plugged = True
@@ -75,10 +82,10 @@ def test_a_killed_prefill_fails_its_attempts_at_once_holds_their_pages_and_is_se
         decode.open(name, 7, prefill=side.bootstrap, pages=[page, 10 + page], aux_slot=page)
         side.send(name, [4], last=False)
         decode.until(name, "transferring")
-    killed = time.monotonic()
     prefill.kill()
-    status = decode.until("lost", "ended", within_s=4)
-    assert time.monotonic() - killed < 2.0
+    killed = time.monotonic()
+    status = decode.until("lost", "ended")
+    assert status["at"] - killed < 2.0
     assert (status["cause"], status["releasable"]) == ("peer_lost", False)
     assert decode.status("kept")["phase"] == "transferring"
 
@@ -144,10 +151,11 @@ def test_the_end_of_a_process_of_this_host_fences_it_without_a_call(sides, backe
     prefill, decode = sides("prefill", backend, elsewhere=False), sides("decode", backend, elsewhere=False)
     hold_a_write(prefill, decode)
     killed, survivor = (prefill, decode) if victim == "prefill" else (decode, prefill)
-    began = time.monotonic()
     killed.kill()
-    assert survivor.until("r", "releasable", within_s=5)["cause"] == "peer_lost"
-    assert time.monotonic() - began < 2.0
+    began = time.monotonic()
+    status = survivor.until("r", "releasable")
+    assert status["cause"] == "peer_lost"
+    assert status["at"] - began < 2.0
     prefill.call("release_writes") if victim == "decode" else None
     survivor.settle(lambda stats: stats["holds"] == stats["kept"] == 0)
 
@@ -169,10 +177,10 @@ def test_a_killed_decode_fails_its_attempts_at_once_and_a_new_one_is_served(side
     fill(prefill, 1)
     meet(prefill, decode, 7)
     prefill.until("r", "ready")
-    killed = time.monotonic()
     decode.kill()
-    status = prefill.until("r", "ended", within_s=4)
-    assert time.monotonic() - killed < 2.0
+    killed = time.monotonic()
+    status = prefill.until("r", "ended")
+    assert status["at"] - killed < 2.0
     assert (status["cause"], status["releasable"]) == ("peer_lost", True)
     again = sides("decode", backend)
     meet(prefill, again, 7, name="again")

@@ -10,7 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 from pdpool_connector import Cause, Key, Phase, TransferStatus, Verdict, agree, shard_model
+from pdpool_connector.demo.launch import free_port
 from pdpool_connector.layout.pairing import pair
+from pdpool_connector.runtime.decode import ASK_S
 
 from tests.integration.cable import Cable, ask
 from tests.integration.connector_peer import HEAD_BYTES, PAGES, TOKENS, Side
@@ -31,9 +33,9 @@ class Instance:
     def __init__(self, role: str, backend: str, ranks: dict, **options) -> None:
         self.role, self.backend = role, backend
         self.parts = shard_model(**ranks)
-        base = {"timing": TIMING, "request_deadline_s": 20.0, "checksum_rate": 1.0}
+        base = {"timing": TIMING, "request_deadline_s": 60.0, "checksum_rate": 1.0}
         self.options = {**base, "shape": ranks, **options}
-        self.port = _free_port()
+        self.port = free_port()
         self.ended: list[Side] = []
         with ThreadPoolExecutor(len(self.parts)) as pool:
             self.ranks = list(pool.map(self.start, range(len(self.parts))))
@@ -82,7 +84,7 @@ class Instance:
         for side in self.ranks:
             side.abort(name)
 
-    def until(self, name: str, what: str, within_s: float = 10.0) -> list[dict]:
+    def until(self, name: str, what: str, within_s: float = 30.0) -> list[dict]:
         return [side.until(name, what, within_s) for side in self.ranks]
 
     def verdict(self, name: str, room: int) -> Verdict:
@@ -188,10 +190,10 @@ def test_a_killed_rank_fails_its_own_attempts_at_once_and_is_used_again_when_it_
     meet(other, decode, 7, "kept", pages=[20])
     for instance in (prefill, other):
         instance.until("lost" if instance is prefill else "kept", "ready")
-    killed = time.monotonic()
     gone = prefill.kill(1)
-    status = decode.ranks[1].until("lost", "ended", within_s=4)
-    assert time.monotonic() - killed < 2.0
+    killed = time.monotonic()
+    status = decode.ranks[1].until("lost", "ended")
+    assert status["at"] - killed < 2.0
     assert (status["cause"], status["releasable"]) == ("peer_lost", False)
     assert "rank 1 of prefill" in status["message"]
     assert decode.ranks[0].status("lost")["phase"] == "waiting"
@@ -221,10 +223,10 @@ def test_a_rank_that_is_cut_off_fails_its_attempts_alone_and_ends_their_holds_wh
         prefill.until("r", "ready")
         wire.plugged = False
         wire.cut()
-        (status,) = decode.until("r", "ended", within_s=4)
+        (status,) = decode.until("r", "ended")
         assert (status["cause"], status["releasable"]) == ("peer_lost", False)
-        assert prefill.ranks[1].until("r", "ended", within_s=4)["cause"] == "peer_lost"
-        assert prefill.ranks[0].until("r", "releasable", within_s=4)["cause"] in ("peer_lost", "peer_aborted")
+        assert prefill.ranks[1].until("r", "ended")["cause"] == "peer_lost"
+        assert prefill.ranks[0].until("r", "releasable")["cause"] in ("peer_lost", "peer_aborted")
         (stats,) = decode.settle(lambda stats: stats["holds"] == 1)
         assert [peer["incarnation"] for peer in stats["peers"]] == [prefill.ranks[0].incarnation]
         wire.plugged = True
@@ -243,12 +245,13 @@ def test_a_killed_decode_rank_fails_the_request_for_the_others_that_share_its_pr
     prefill, decode = instances("prefill", "local", shape([3])), instances("decode", "local", shape([3], tp=2))
     meet(prefill, decode, 7)
     prefill.until("r", "ready")
-    killed = time.monotonic()
     decode.kill(1)
-    (status,) = prefill.until("r", "ended", within_s=4)
+    killed = time.monotonic()
+    (status,) = prefill.until("r", "ended")
     assert status["cause"] == "peer_lost"
-    assert decode.ranks[0].until("r", "ended", within_s=4)["releasable"]
-    assert time.monotonic() - killed < 2.0
+    told = decode.ranks[0].until("r", "ended")
+    assert told["releasable"]
+    assert max(status["at"], told["at"]) - killed < 2.0
     decode.restart(1)
     check_bytes(prefill, decode, hand_over(prefill, decode, 8, "again", seed=2))
     for instance in (prefill, decode):
@@ -322,7 +325,7 @@ def test_attempts_fail_with_the_names_of_the_ranks_that_never_came(instances) ->
         stack.callback(lonely.end)
         decode = instances("decode", "local", shape([3]), connect_deadline_s=1.0)
         decode.open("r", 7, prefill=lonely.bootstrap, pages=TARGET, aux_slot=AUX_TO)
-        (status,) = decode.until("r", "ended", within_s=5)
+        (status,) = decode.until("r", "ended")
         assert (status["cause"], status["releasable"]) == ("peer_lost", True)
         assert "these are missing: 1 (never registered), 2 (never registered)" in status["message"]
         (registry,) = lonely.stats()["links"]
@@ -350,7 +353,8 @@ def test_instances_of_different_models_do_not_pair(instances) -> None:
 
 
 def test_silent_bootstrap_hosts_show_at_once_and_delay_nobody_else(instances) -> None:
-    prefill, decode = instances("prefill", "local", shape([3])), instances("decode", "local", shape([3]))
+    prefill = instances("prefill", "local", shape([3]))
+    decode = instances("decode", "local", shape([3]), request_deadline_s=120.0)
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(60)]
     with contextlib.ExitStack() as stack:
         for number, listener in enumerate(listeners):
@@ -359,14 +363,9 @@ def test_silent_bootstrap_hosts_show_at_once_and_delay_nobody_else(instances) ->
             decode.open(f"silent{number}", 100 + number, prefill=silent, pages=[40], aux_slot=0)
         begun = time.monotonic()
         hand_over(prefill, decode, 7, "r")
-        assert time.monotonic() - begun < 8.0
+        assert time.monotonic() - begun < 60 * ASK_S / 2, "as if they were asked one after the other"
         (side,) = decode.ranks
         side.settle(lambda stats: sum(bool(link["failure"]) for link in stats["links"]) == 60)
         links = {link["address"]: link for link in ask(side.admin, "/v1/state")["links"]}
         assert links[prefill.bootstrap]["state"] == "linked"
-        assert "no answer within 2.0 s" in links[silent]["failure"]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+        assert f"no answer within {ASK_S} s" in links[silent]["failure"]

@@ -35,16 +35,21 @@ def sides(prefill: dict, decode: dict) -> Iterator[tuple[Side, Side]]:
         yield made[0], made[1]
 
 
-def hand_over(source: Side, target: Side, deadline_s: float = 20.0):
+def begin(source: Side, target: Side):
     room = next(IDS)
-    source.cache[:, 3] = room % 256
+    source.cache[:, 3] = room % 255 + 1
     sent = source.connector.open(room, "r")
     got = target.connector.open(
-        source.connector.bootstrap_address, room, "r", pages=np.array([5], np.int32), aux_slot=0, deadline_s=deadline_s
+        source.connector.bootstrap_address, room, "r", pages=np.array([5], np.int32), aux_slot=0
     )
     sent.send(np.array([3], np.int32), start=0, last=True, aux_slot=1)
+    return got
+
+
+def hand_over(source: Side, target: Side):
+    got = begin(source, target)
     until(lambda: got.status.ended)
-    return sent, got, np.array_equal(target.cache[:, 5], source.cache[:, 3])
+    return got, np.array_equal(target.cache[:, 5], source.cache[:, 3])
 
 
 def keys(*pairs: CurveKey) -> dict:
@@ -52,6 +57,8 @@ def keys(*pairs: CurveKey) -> dict:
 
 
 OLD, NEW, STRANGE = make_key(), make_key(), make_key()
+UNKEYED = ("did not answer hello", "ended before it was paired")
+"""How decode's link shows that no key fits."""
 
 
 @pytest.mark.parametrize(
@@ -61,7 +68,7 @@ OLD, NEW, STRANGE = make_key(), make_key(), make_key()
 )
 def test_hand_offs_go_on_while_keys_are_rotated(prefill, decode):
     with sides(keys(*prefill), keys(*decode)) as (source, target):
-        _, got, same = hand_over(source, target)
+        got, same = hand_over(source, target)
         assert got.status.phase is Phase.DONE
         assert same
 
@@ -73,15 +80,16 @@ def test_hand_offs_go_on_while_keys_are_rotated(prefill, decode):
 )
 def test_without_the_key_nothing_is_handed_over_and_both_sides_show_why(prefill, decode):
     with sides(keys(*prefill), keys(*decode)) as (source, target):
-        _, got, same = hand_over(source, target, deadline_s=4.0)
-        assert got.status.phase is Phase.FAILED
-        assert not same
-        assert got.status.releasable, "nobody was told of the pages"
-        assert source.connector.stats().peers == ()
+        got = begin(source, target)
+        until(lambda: any(words in link.failure for link in target.connector.stats().links for words in UNKEYED))
         if prefill:
             until(lambda: source.connector.stats().drops.get("unauthenticated", 0) > 0)
-        (link,) = target.connector.stats().links
-        assert "did not answer hello" in link.failure or "ended before it was paired" in link.failure
+        assert source.connector.stats().peers == ()
+        got.abort("nothing comes")
+        until(lambda: got.status.ended)
+        assert got.status.phase is Phase.FAILED
+        assert got.status.releasable, "nobody was told of the pages"
+        assert not target.cache[:, 5].any()
 
 
 def test_an_impostor_that_knows_the_public_key_is_let_in_to_nothing():
@@ -99,7 +107,7 @@ def test_an_impostor_that_knows_the_public_key_is_let_in_to_nothing():
         impostor.send(f.encode(f.Goodbye(version=1, sender=victim.incarnation, reason="lies")))
         until(lambda: source.connector.stats().drops.get("unauthenticated", 0) > 0)
         assert [peer.incarnation for peer in source.connector.stats().peers] == [victim.incarnation]
-        assert hand_over(source, target)[1].status.phase is Phase.DONE
+        assert hand_over(source, target)[0].status.phase is Phase.DONE
         impostor.close()
         context.term()
 
@@ -115,7 +123,7 @@ def post(side: Side, operation: str, body: dict, authorization: str = "") -> tup
         method="POST",
     )
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -141,11 +149,9 @@ def test_a_room_is_given_up_for_whoever_holds_a_token(guarded):
 
 
 def test_what_waits_too_long_is_purged_and_the_rest_stays(guarded):
-    old = guarded.connector.open(7, "a")
-    until(lambda: time.monotonic() - old.opened_at > 0.2)
-    young = guarded.connector.open(8, "b")
-    age = (time.monotonic() - old.opened_at + time.monotonic() - young.opened_at) / 2
-    assert post(guarded, "purge", {"older_than_s": age}, token("purge"))[0] == 200
+    old, young = guarded.connector.open(7, "a"), guarded.connector.open(8, "b")
+    old.opened_at -= 200.0
+    assert post(guarded, "purge", {"older_than_s": 100.0}, token("purge"))[0] == 200
     until(lambda: old.status.ended)
     assert not young.status.ended
 

@@ -1,25 +1,24 @@
 """The drain as a preStop hook sees it: the agent asks over the Unix socket and waits."""
 
+import contextlib
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 from pdpool_connector.demo.launch import Children, get_status
 
-LONG = {"text": "abc", "sampling_params": {"temperature": 0, "max_new_tokens": 4000, "ignore_eos": True}}
+from tests.integration.asking import admin_socket, sequences
+
+BODY = {"text": "abc", "sampling_params": {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}}
 
 
 @pytest.fixture
 def socket_path():
-    # A Unix socket's path must be short; pytest's own directories are not.
-    with tempfile.TemporaryDirectory(prefix="pdpool-") as directory:
-        yield Path(directory) / "admin.sock"
+    with admin_socket() as path:
+        yield path
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def drain(path, deadline):
 
 
 def freeze(engine, *, frozen):
-    assert httpx.post(engine.url + "/faults", json={"freeze_scheduler": frozen}).status_code == 200
+    assert httpx.post(engine.url + "/faults", json={"freeze_scheduler": frozen}, timeout=30).status_code == 200
 
 
 def until(condition, seconds=30.0):
@@ -45,29 +44,30 @@ def until(condition, seconds=30.0):
         time.sleep(0.02)
 
 
-def running(engine):
-    return httpx.get(engine.url + "/v1/loads").json()["loads"][0]["num_running_reqs"]
+@contextlib.contextmanager
+def taken(engine, path):
+    """A request that the engine has, and does not begin while its scheduler is frozen: the answer to come."""
+    freeze(engine, frozen=True)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            answer = pool.submit(httpx.post, engine.url + "/generate", json=BODY, timeout=120)
+            until(lambda: sequences(path) == 1)
+            yield answer
+        finally:
+            freeze(engine, frozen=False)
 
 
 def test_a_drain_waits_for_requests_and_takes_no_new_ones(engine, socket_path):
-    answers = []
-    asking = threading.Thread(
-        target=lambda: answers.append(httpx.post(engine.url + "/generate", json=LONG, timeout=60))
-    )
-    asking.start()
-    until(lambda: running(engine) == 1)
-    freeze(engine, frozen=True)
     with ThreadPoolExecutor(1) as pool:
-        draining = pool.submit(drain, socket_path, "60")
-        until(lambda: get_status(engine.url + "/health") == 503)
-        freeze(engine, frozen=False)
+        with taken(engine, socket_path) as answer:
+            draining = pool.submit(drain, socket_path, "60")
+            until(lambda: get_status(engine.url + "/health") == 503)
         done = draining.result()
     assert done.returncode == 0, done.stderr
     assert "running=1" in done.stderr
     assert done.stderr.splitlines()[-1] == "drained"
-    asking.join(60)
-    assert answers[0].json()["meta_info"]["completion_tokens"] == 4000
-    refused = httpx.post(engine.url + "/generate", json=LONG)
+    assert answer.result().json()["meta_info"]["completion_tokens"] == 40
+    refused = httpx.post(engine.url + "/generate", json=BODY, timeout=30)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
     assert get_status(engine.url + "/health") == 503
     assert get_status(engine.url + "/ready") == 503
@@ -75,14 +75,10 @@ def test_a_drain_waits_for_requests_and_takes_no_new_ones(engine, socket_path):
 
 
 def test_a_drain_that_is_late_says_so(engine, socket_path):
-    freeze(engine, frozen=True)
-    asking = threading.Thread(target=lambda: httpx.post(engine.url + "/generate", json=LONG, timeout=60))
-    asking.start()
-    done = drain(socket_path, "1")
+    with taken(engine, socket_path):
+        done = drain(socket_path, "1")
     assert done.returncode == 1
     assert "not drained within 1 s" in done.stderr
-    freeze(engine, frozen=False)
-    asking.join(60)
 
 
 def test_an_engine_that_is_not_there_is_named(socket_path):
@@ -95,8 +91,8 @@ def test_an_engine_that_is_not_there_is_named(socket_path):
 def test_an_idle_engine_of_a_pair_is_drained_at_once(mode, socket_path):
     with Children() as children:
         engine = children.engine(mode, model_path="tiny", extra=["--admin-socket", str(socket_path)])
-        assert drain(socket_path, "10").returncode == 0
-        state = httpx.get(f"http://{engine.addresses['admin']}/v1/state").json()
+        assert drain(socket_path, "60").returncode == 0
+        state = httpx.get(f"http://{engine.addresses['admin']}/v1/state", timeout=30).json()
         assert state["draining"] is True
 
 
@@ -104,7 +100,7 @@ def test_a_socket_left_by_a_killed_engine_is_no_obstacle(socket_path):
     for _ in range(2):
         with Children() as children:
             engine = children.engine("unified", model_path="tiny", extra=["--admin-socket", str(socket_path)])
-            assert drain(socket_path, "10").returncode == 0
+            assert drain(socket_path, "60").returncode == 0
             engine.process.kill()
             engine.process.wait(10)
         assert socket_path.exists()

@@ -5,30 +5,40 @@ import json
 import signal
 import threading
 import time
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import openai
 import pytest
 from pdpool_connector.demo.launch import Children
 
+from tests.integration.asking import admin_socket, load_of, sequences
+
 PAGES = 256
 """4096 tokens: more than a second of work for the tiny model, and small enough to be filled by a test."""
 
 
 @pytest.fixture(scope="module")
-def engine():
+def admin():
+    with admin_socket() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def engine(admin):
     with Children() as children:
         extra = ["--kv-pages", str(PAGES), "--enable-faults", "--served-model-name", "small"]
+        extra += ["--admin-socket", str(admin)]
         yield children.engine("unified", model_path="tiny", extra=extra)
 
 
 @pytest.fixture(scope="module")
 def client(engine):
-    with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+    with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
         yield made
 
 
-def call(engine, method, path, body=None, *, raw=None, timeout=30):
+def call(engine, method, path, body=None, *, raw=None, timeout=90):
     """Status and parsed body of one request."""
     connection = http.client.HTTPConnection(urlsplit(engine.url).netloc, timeout=timeout)
     try:
@@ -44,13 +54,7 @@ def call(engine, method, path, body=None, *, raw=None, timeout=30):
         connection.close()
 
 
-def load_of(engine):
-    status, body = call(engine, "GET", "/v1/loads?include=all")
-    assert status == 200
-    return body["loads"][0]
-
-
-def until(condition, seconds=20.0):
+def until(condition, seconds=60.0):
     """Poll another process's state until it is as wanted."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -182,27 +186,19 @@ def test_unknown_paths_and_methods_get_an_error_body(engine):
     assert answer["error"]["type"] == "invalid_request_error"
 
 
-def test_a_full_engine_answers_503_so_that_the_router_asks_another(engine):
+def test_a_full_engine_answers_503_so_that_the_router_asks_another(engine, admin):
     freeze(engine, frozen=True)
     waiting = [threading.Thread(target=call, args=(engine, "POST", "/generate", batch(64))) for _ in range(4)]
     try:
         for thread in waiting:
             thread.start()
-        until(lambda: refuses(engine, batch(128)))
+        until(lambda: sequences(admin) == 4 * 64)
         status, answer = call(engine, "POST", "/generate", batch(128))
         assert (status, answer["error"]["code"]) == (503, "queue_full")
     finally:
         freeze(engine, frozen=False)
         for thread in waiting:
             thread.join(60)
-
-
-def refuses(engine, body):
-    """Whether the engine refuses it; one that takes it, while it stands still, is left at once."""
-    try:
-        return call(engine, "POST", "/generate", body, timeout=1)[0] == 503
-    except TimeoutError:
-        return False
 
 
 def batch(count):
@@ -221,11 +217,11 @@ def test_a_client_that_leaves_frees_its_pages(engine):
     connection.request("POST", "/generate", json.dumps(LONG | {"stream": True}))
     response = connection.getresponse()
     response.readline()
-    assert load_of(engine)["num_used_tokens"] > 0
+    assert load_of(engine.url)["num_used_tokens"] > 0
     response.close()
     connection.close()
-    until(lambda: load_of(engine)["num_used_tokens"] == 0)
-    assert load_of(engine)["num_running_reqs"] == 0
+    until(lambda: load_of(engine.url)["num_used_tokens"] == 0)
+    assert load_of(engine.url)["num_running_reqs"] == 0
     assert aborted(engine) == before + 1, "it did not just run to its end"
 
 
@@ -235,34 +231,33 @@ def aborted(engine):
     return float(next(line for line in text.splitlines() if line.startswith(name)).rpartition(" ")[2])
 
 
-def test_an_abort_ends_the_request_of_exactly_that_id(engine):
+def test_an_abort_ends_the_request_of_exactly_that_id(engine, admin):
     answers = {}
 
-    def ask(rid):
-        answers[rid] = call(engine, "POST", "/generate", {**LONG, "rid": rid, "sampling_params": SHORTER})
+    def ask(rid, tokens):
+        sampling = {**LONG["sampling_params"], "max_new_tokens": tokens}
+        answers[rid] = call(engine, "POST", "/generate", {**LONG, "rid": rid, "sampling_params": sampling})
 
     freeze(engine, frozen=True)
-    asking = [threading.Thread(target=ask, args=(rid,)) for rid in ("req-1", "req-10")]
+    asking = [threading.Thread(target=ask, args=one) for one in (("req-1", 3500), ("req-10", 100))]
     for thread in asking:
         thread.start()
+    until(lambda: sequences(admin) == 2)
     freeze(engine, frozen=False)
-    until(lambda: call(engine, "POST", "/abort_request", {"rid": "req-1"})[1]["aborted"] == 1 or "req-1" in answers)
+    until(lambda: call(engine, "POST", "/abort_request", {"rid": "req-1"})[1].get("aborted") == 1 or "req-1" in answers)
     for thread in asking:
-        thread.join(60)
+        thread.join(90)
     assert answers["req-1"][1]["meta_info"]["finish_reason"]["type"] == "abort"
     assert answers["req-10"][1]["meta_info"]["finish_reason"]["type"] == "length"
-
-
-SHORTER = {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True}
 
 
 def test_abort_all_ends_everything(engine):
     asking = threading.Thread(target=call, args=(engine, "POST", "/generate", LONG))
     asking.start()
-    until(lambda: load_of(engine)["num_running_reqs"] == 1)
+    until(lambda: load_of(engine.url)["num_running_reqs"] == 1)
     assert call(engine, "POST", "/abort_request", {"abort_all": True}) == (200, {"aborted": 1})
-    asking.join(30)
-    assert load_of(engine)["num_running_reqs"] == 0
+    asking.join(90)
+    assert load_of(engine.url)["num_running_reqs"] == 0
 
 
 # ---------------------------------------------------------------------- state and faults
@@ -275,7 +270,7 @@ def freeze(engine, *, frozen):
 def test_an_idle_engine_is_healthy_ready_and_empty(engine):
     for path in ("/health", "/health_generate", "/ready", "/flush_cache", "/model_info", "/server_info", "/get_load"):
         assert call(engine, "GET", path)[0] == 200, path
-    load = load_of(engine)
+    load = load_of(engine.url)
     assert load["max_total_num_tokens"] == PAGES * 16
     assert load["disaggregation"]["prefill_bootstrap_queue_reqs"] == 0
 
@@ -314,24 +309,28 @@ def test_a_frozen_scheduler_gives_no_numbers_rather_than_old_ones(engine):
 def test_a_leaked_request_stays_in_its_queue_until_it_is_let_go(engine):
     call(engine, "POST", "/faults", {"leak_request": True})
     assert call(engine, "POST", "/generate", batch(1))[0] == 200
-    assert load_of(engine)["num_running_reqs"] == 1
-    assert load_of(engine)["num_used_tokens"] > 0
+    assert load_of(engine.url)["num_running_reqs"] == 1
+    assert load_of(engine.url)["num_used_tokens"] > 0
     call(engine, "POST", "/faults", {"leak_request": False})
-    assert load_of(engine)["num_running_reqs"] == 0
-    assert load_of(engine)["num_used_tokens"] == 0
+    assert load_of(engine.url)["num_running_reqs"] == 0
+    assert load_of(engine.url)["num_used_tokens"] == 0
 
 
 def test_frozen_gauges_keep_their_values(engine):
     name = 'sglang:num_running_reqs{engine_type="unified"'
+    until(lambda: gauge(engine, name).endswith(" 0.0"))
     call(engine, "POST", "/faults", {"freeze_gauges": True})
     call(engine, "POST", "/faults", {"leak_request": True})
     try:
         call(engine, "POST", "/generate", batch(1))
-        assert load_of(engine)["num_running_reqs"] == 1
-        line = next(line for line in call(engine, "GET", "/metrics")[1].splitlines() if line.startswith(name))
-        assert line.endswith(" 0.0")
+        assert load_of(engine.url)["num_running_reqs"] == 1
+        assert gauge(engine, name).endswith(" 0.0")
     finally:
         call(engine, "POST", "/faults", {"freeze_gauges": False, "leak_request": False})
+
+
+def gauge(engine, name):
+    return next(line for line in call(engine, "GET", "/metrics")[1].splitlines() if line.startswith(name))
 
 
 @pytest.mark.parametrize("body", [{"melt": True}, {"freeze_scheduler": 1}, {"delay_handoff_s": -1}])
@@ -352,45 +351,48 @@ def test_faults_are_off_unless_the_command_line_says_so():
 # ---------------------------------------------------------------------- end
 
 
-def test_sigterm_lets_a_running_request_end_and_takes_no_new_one():
-    with Children() as children:
-        engine = children.engine("unified", model_path="tiny", extra=["--kv-pages", "128", "--shutdown-grace", "60"])
+@contextmanager
+def told_to_end(body):
+    """An engine that has taken this request and stands still, told to end once. With the answer, once it has come."""
+    with admin_socket() as path, Children() as children:
+        extra = ["--enable-faults", "--shutdown-grace", "100", "--admin-socket", str(path)]
+        engine = children.engine("unified", model_path="tiny", extra=extra)
+        freeze(engine, frozen=True)
         answers = []
-        body = {**LONG, "sampling_params": {**LONG["sampling_params"], "max_new_tokens": 1500}}
-        asking = threading.Thread(target=lambda: answers.append(call(engine, "POST", "/generate", body, timeout=60)))
+        asking = threading.Thread(target=lambda: answers.append(call(engine, "POST", "/generate", body)))
         asking.start()
-        until(lambda: load_of(engine)["num_running_reqs"] == 1)
+        until(lambda: sequences(path) == 1)
         engine.process.send_signal(signal.SIGTERM)
         until(lambda: call(engine, "GET", "/health")[0] == 503)
+        yield engine, answers
+        assert engine.process.wait(60) == 0
+        asking.join(90)
+
+
+def test_sigterm_lets_a_request_end_and_takes_no_new_one():
+    body = {**LONG, "sampling_params": {**LONG["sampling_params"], "max_new_tokens": 40}}
+    with told_to_end(body) as (engine, answers):
         assert call(engine, "POST", "/generate", LONG)[0] == 503
-        asking.join(60)
-        assert answers[0][0] == 200
-        assert answers[0][1]["meta_info"]["completion_tokens"] == 1500
-        assert engine.process.wait(20) == 0
+        freeze(engine, frozen=False)
+    assert answers[0][0] == 200
+    assert answers[0][1]["meta_info"]["completion_tokens"] == 40
 
 
 def test_a_second_sigterm_ends_at_once_and_the_request_is_told():
-    with Children() as children:
-        engine = children.engine("unified", model_path="tiny", extra=["--enable-faults", "--shutdown-grace", "60"])
-        answers = []
-        asking = threading.Thread(target=lambda: answers.append(call(engine, "POST", "/generate", LONG)))
-        asking.start()
-        until(lambda: load_of(engine)["num_running_reqs"] == 1)
-        freeze(engine, frozen=True)
+    with told_to_end(LONG) as (engine, answers):
         engine.process.send_signal(signal.SIGTERM)
-        until(lambda: call(engine, "GET", "/health")[0] == 503)
-        engine.process.send_signal(signal.SIGTERM)
-        assert engine.process.wait(20) == 0
-        asking.join(20)
-        assert answers[0][0] == 503
-        assert answers[0][1]["error"]["code"] == "shutting_down"
+        assert engine.process.wait(60) == 0
+    assert answers[0][0] == 503
+    assert answers[0][1]["error"]["code"] == "shutting_down"
 
 
 def test_a_stream_that_fails_ends_in_an_error_event_and_does_not_look_whole():
     with Children() as children:
-        engine = children.engine("unified", model_path="tiny", extra=["--enable-faults", "--shutdown-grace", "0"])
-        connection = http.client.HTTPConnection(urlsplit(engine.url).netloc, timeout=30)
-        connection.request("POST", "/generate", json.dumps({**LONG, "stream": True}))
+        extra = ["--enable-faults", "--shutdown-grace", "0", "--kv-pages", "512"]
+        engine = children.engine("unified", model_path="tiny", extra=extra)
+        connection = http.client.HTTPConnection(urlsplit(engine.url).netloc, timeout=90)
+        sampling = {**LONG["sampling_params"], "max_new_tokens": 8000}
+        connection.request("POST", "/generate", json.dumps({**LONG, "sampling_params": sampling, "stream": True}))
         response = connection.getresponse()
         response.readline()
         freeze(engine, frozen=True)
@@ -398,5 +400,5 @@ def test_a_stream_that_fails_ends_in_an_error_event_and_does_not_look_whole():
         events = [line for line in response.read().decode().splitlines() if line.startswith("data: ")]
         assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
         assert "data: [DONE]" not in events
-        assert engine.process.wait(20) == 0
+        assert engine.process.wait(60) == 0
         connection.close()

@@ -5,6 +5,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import secrets
 import selectors
 import shutil
 import signal
@@ -33,6 +34,9 @@ LOG_TAIL_BYTES = 4000
 LOG_END_LINES = 20
 TRACEBACK = "Traceback (most recent call last):"
 LOGS_PREFIX = "pdpool-logs-"
+PORTS = range(12_000, 30_000)
+"""Below those that Linux gives out by itself (ip_local_port_range) and Kubernetes to NodePorts."""
+TRIED_PORTS = 100
 SNAPSHOT_S = 3.0
 """Longest time after which a connector's state shows what has happened."""
 
@@ -278,11 +282,12 @@ def check_free(port: int) -> None:
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with contextlib.closing(socket.socket()) as listener:
-        listener.bind((HOST, 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A TCP port at which nobody listens, and that nobody is given who asks the kernel for any. Raises LaunchError."""
+    for port in secrets.SystemRandom().sample(PORTS, TRIED_PORTS):
+        with contextlib.suppress(LaunchError):
+            check_free(port)
+            return port
+    raise LaunchError(f"none of {TRIED_PORTS} ports from {PORTS.start} to {PORTS.stop - 1} is free")
 
 
 def pick_backend(wanted: str) -> str:

@@ -1,0 +1,39 @@
+"""What tests ask engine processes, whose schedulers may be busy or frozen."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+
+ANSWER_S = 30.0
+SILENT_S = 60.0
+
+
+def load_of(url: str) -> dict[str, Any]:
+    """What an engine's scheduler says of itself; asked again while a long step, or another process, holds it up."""
+    deadline = time.monotonic() + SILENT_S
+    while True:
+        answer = httpx.get(f"{url}/v1/loads?include=all", timeout=ANSWER_S)
+        if answer.status_code == 200:
+            load: dict[str, Any] = answer.json()["loads"][0]
+            return load
+        assert answer.json()["error"]["code"] == "scheduler_silent", answer.text
+        assert time.monotonic() < deadline, f"the scheduler of {url} does not answer"
+
+
+@contextmanager
+def admin_socket() -> Iterator[Path]:
+    """Where an engine may listen. A Unix socket's path must be short; pytest's own directories are not."""
+    with tempfile.TemporaryDirectory(prefix="pdpool-") as directory:
+        yield Path(directory) / "admin.sock"
+
+
+def sequences(socket: Path) -> int:
+    """How many the engine behind this admin socket has taken and not ended; its scheduler may be frozen."""
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=ANSWER_S) as admin:
+        count: int = admin.get("http://engine/drain").json()["running"]
+        return count
