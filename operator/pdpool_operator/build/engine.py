@@ -89,6 +89,8 @@ def _template(pool: Pool, index: int, control_keys: ControlKeys) -> dict[str, An
 def _engine_container(pool: Pool, index: int, control_keys: ControlKeys) -> dict[str, Any]:
     return {
         "name": names.ENGINE_CONTAINER,
+        # So that the pool's status says why an engine does not start. Engines write nothing of prompts or keys.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "command": list(REFERENCE_COMMAND),
         "args": [*_args(pool), *_key_args(control_keys)],
         "env": _environment(pool, index),

@@ -126,6 +126,8 @@ class ObservedPod:
     CrashLoopBackOff, …
     """
     waiting_message: str = ""
+    last_end: str = ""
+    """How the last run of that container ended, in one line; empty if it had none."""
     unschedulable: str = ""
     """Message of the condition PodScheduled while it is False."""
     warnings: tuple[str, ...] = ()

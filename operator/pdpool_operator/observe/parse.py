@@ -10,6 +10,7 @@ from .model import FieldOwners, ObservedDeployment, ObservedObject, ObservedPod,
 Object = Mapping[str, Any]
 
 MAX_WARNINGS = 5
+MAX_LAST_WORDS = 256
 
 
 def moment(text: str | None) -> datetime | None:
@@ -54,7 +55,8 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
     """A pod."""
     meta, status, spec = pod["metadata"], pod.get("status") or {}, pod.get("spec") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    waiting: Mapping[str, str] = next((w for c in containers if (w := (c.get("state") or {}).get("waiting"))), {})
+    waits: Object = next((c for c in containers if (c.get("state") or {}).get("waiting")), {})
+    waiting: Mapping[str, str] = (waits.get("state") or {}).get("waiting") or {}
     scheduled = condition(pod, "PodScheduled")
     return ObservedPod(
         name=meta["name"],
@@ -71,9 +73,22 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
         restarts=sum(int(c.get("restartCount", 0)) for c in containers),
         waiting_reason=waiting.get("reason", ""),
         waiting_message=waiting.get("message", ""),
+        last_end=_last_end(waits),
         unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
         warnings=warnings,
     )
+
+
+def _last_end(container: Object) -> str:
+    """How a container's last run ended, with the last line that it wrote then: `exit code 1: no such model`."""
+    ended: Object | None = (container.get("lastState") or {}).get("terminated")
+    if ended is None:
+        return ""
+    why = f"{ended['reason']}, " if ended.get("reason", "Error") != "Error" else ""
+    lines = [line for line in str(ended.get("message", "")).splitlines() if line.strip()]
+    last = "".join(c if c.isprintable() else " " for c in lines[-1].strip()) if lines else ""
+    words = last if len(last) <= MAX_LAST_WORDS else f"{last[: MAX_LAST_WORDS - 1]}…"
+    return f"{why}exit code {ended.get('exitCode', 'unknown')}" + (f": {words}" if words else "")
 
 
 def pod_life(pod: Object) -> PodLife | None:

@@ -72,9 +72,9 @@ def crash_looping(facts: PodFacts) -> Violation | None:
     violation = _waiting(facts, {"CrashLoopBackOff"}, Reason.CRASH_LOOP)
     if violation is None or facts.pod is None:
         return None
-    message = (
-        f"{facts.pod.name} keeps ending ({facts.pod.restarts} restarts); see kubectl logs --previous {facts.pod.name}"
-    )
+    pod = facts.pod
+    end = f"; the last time {pod.last_end}" if pod.last_end else ""
+    message = f"{pod.name} keeps ending ({pod.restarts} restarts{end}); see kubectl logs --previous {pod.name}"
     return Violation(violation.reason, message)
 
 

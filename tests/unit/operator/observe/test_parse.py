@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+import pytest
 from pdpool_operator.observe import parse
 
 META = {"name": "chat-prefill-0-0", "uid": "u1", "creationTimestamp": "2026-01-02T03:04:05Z"}
@@ -19,6 +20,28 @@ def test_a_pod_says_why_it_waits_init_containers_first():
     status = {"phase": "Pending", "initContainerStatuses": [config], "containerStatuses": [waiting]}
     pod = parse.observed_pod({"metadata": META, "status": status})
     assert (pod.waiting_reason, pod.waiting_message, pod.restarts) == ("CreateContainerConfigError", "no secret", 5)
+
+
+@pytest.mark.parametrize(
+    ("terminated", "told"),
+    [
+        (
+            {"exitCode": 1, "reason": "Error", "message": "loading\nthe engine cannot start: no model\n \n"},
+            "exit code 1: the engine cannot start: no model",
+        ),
+        ({"exitCode": 1, "reason": "Error", "message": "x" * 5000}, f"exit code 1: {'x' * 255}…"),
+        ({"exitCode": 137, "reason": "OOMKilled"}, "OOMKilled, exit code 137"),
+        ({"exitCode": 2, "reason": "Error", "message": "a\x1b[31mb\x00c"}, "exit code 2: a [31mb c"),
+        ({}, "exit code unknown"),
+        (None, ""),
+    ],
+)
+def test_a_pod_that_keeps_ending_says_how_the_last_run_ended_in_one_bounded_line(terminated, told):
+    last = {"lastState": {"terminated": terminated}} if terminated is not None else {}
+    engine = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "restartCount": 3, **last}
+    other = {"state": {"running": {}}, "lastState": {"terminated": {"exitCode": 9}}}
+    pod = parse.observed_pod({"metadata": META, "status": {"containerStatuses": [other, engine]}})
+    assert pod.last_end == told
 
 
 def test_a_pod_that_no_node_takes_says_so_only_while_it_is_so():

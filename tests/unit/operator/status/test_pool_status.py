@@ -166,6 +166,11 @@ def test_engines_that_cannot_serve_are_starting_or_not_ready(verdict: Verdict, r
             "runAsNonRoot",
         ),
         ({"waiting_reason": "CrashLoopBackOff", "restarts": 4}, "CrashLoop", "4 restarts"),
+        (
+            {"waiting_reason": "CrashLoopBackOff", "restarts": 4, "last_end": "exit code 1: no such file"},
+            "CrashLoop",
+            "keeps ending (4 restarts; the last time exit code 1: no such file)",
+        ),
         ({"unschedulable": "0/2 nodes are available: 2 Insufficient cpu."}, "Unschedulable", "Insufficient cpu"),
     ],
 )
