@@ -96,6 +96,33 @@ def test_an_empty_list_is_filled_and_emptied_with_the_key_only(engines, tmp_path
         until(lambda: [worker["worker_type"] for worker in listed(url)] == ["prefill"])
 
 
+TEXT = "text/plain; charset=utf-8"
+REFUSALS = [
+    ("GET", "/nowhere", {}, 404, None),
+    ("POST", "/v1/chat/completions/", {}, 404, None),
+    ("GET", "/v1/chat/completions", {}, 405, None),
+    ("DELETE", "/generate", {}, 405, None),
+    ("POST", "/v1/chat/completions", {"content": b"{}"}, 400, "application/json"),
+    ("POST", "/v1/completions", {"content": b"{}"}, 415, TEXT),
+    ("POST", "/generate", {"content": b"{}"}, 415, TEXT),
+    ("POST", "/generate", {"content": b"{", "headers": {"Content-Type": "application/json"}}, 400, TEXT),
+    ("POST", "/v1/completions", {"json": {}}, 422, TEXT),
+    ("POST", "/v1/embeddings", {"json": {"model": "m", "input": "x"}}, 501, TEXT),
+    ("POST", "/v1/responses", {"json": {"model": "m", "input": "x"}}, 501, TEXT),
+    ("GET", "/workers", {}, 401, TEXT),
+    ("POST", "/generate", {"json": BODY}, 503, "application/json"),
+]
+"""What docs/errors.md says of the router: method, path, request, status and type of the answer's content."""
+
+
+def test_what_the_router_refuses_itself_looks_as_the_docs_say(tmp_path):
+    with router(tmp_path, {"prefill": [], "decode": []}) as (_, url, _):
+        until(lambda: get_status(url + "/liveness") == 200)
+        for method, path, request, status, kind in REFUSALS:
+            answer = httpx.request(method, url + path, timeout=30, **request)
+            assert (answer.status_code, answer.headers.get("content-type")) == (status, kind), (method, path)
+
+
 TO_OPEN_A_CIRCUIT = 10
 """Failures in a row after which the router by its defaults leaves both partners alone for 60 s."""
 
