@@ -35,7 +35,7 @@ FLAGS = (
     *("--worker-startup-timeout-secs", "10", "--worker-startup-check-interval", "1"),
     # The time of a whole stream; above the longest.
     *("--request-timeout-secs", "14400"),
-    *("--shutdown-grace-period-secs", "60"),
+    *("--shutdown-grace-period-secs", "180"),
     *("--log-level", "warn"),
 )
 
