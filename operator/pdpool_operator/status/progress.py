@@ -43,7 +43,9 @@ def unready(instances: Iterable[ObservedInstance], diagnoses: Sequence[Diagnosis
 def progressing(writer: ConditionWriter, plan: Plan, faults: Sequence[Fault], waits: Unready) -> Condition:
     """True while the operator is on its way to the goal, with what it is doing."""
     if faults:
-        return writer.write(PROGRESSING, ConditionStatus.FALSE, faults[0].reason, "Waits until the fault is mended")
+        return writer.write(
+            PROGRESSING, ConditionStatus.FALSE, faults[0].reason, "Waits until the fault that Ready tells of is mended"
+        )
     progress = plan.progress
     if progress is not None and progress.reason is Reason.STARTING and waits.fallen:
         fallen = f"{_some(waits.fallen)} came up and cannot serve now; QueuesHealthy has the evidence"

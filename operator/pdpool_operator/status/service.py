@@ -65,7 +65,8 @@ def pool_missing(facts: ServiceFacts) -> Violation | None:
     """A pool that the service names does not exist."""
     missing = [f"{kind} {name}" for kind, name, pool in facts.sides if pool is None]
     if missing:
-        return Violation(Reason.POOL_NOT_FOUND, f"{' and '.join(missing)} not found in this namespace")
+        advice = "make it, or name another pool in poolRef"
+        return Violation(Reason.POOL_NOT_FOUND, f"{' and '.join(missing)} not found in this namespace; {advice}")
     return None
 
 
@@ -82,11 +83,19 @@ def pools_contradict(facts: ServiceFacts) -> Violation | None:
 def pools_not_ready(facts: ServiceFacts) -> Violation | None:
     """A side has no engine that can serve."""
     waiting = [
-        f"{kind} {name}" for kind, name, pool in facts.sides if pool and not any(is_ready(i) for i in pool.instances)
+        _cannot_serve(f"{kind} {name}", pool)
+        for kind, name, pool in facts.sides
+        if pool and not any(is_ready(i) for i in pool.instances)
     ]
-    if waiting:
-        return Violation(Reason.POOLS_NOT_READY, f"No instance of {' and of '.join(waiting)} can serve yet")
-    return None
+    return Violation(Reason.POOLS_NOT_READY, ". ".join(waiting)) if waiting else None
+
+
+def _cannot_serve(who: str, pool: ObservedPool) -> str:
+    """Why no instance of a pool can serve, for people who look at the service first."""
+    if pool.pool.spec.replicas == 0:
+        return f"{who} is scaled to 0"
+    trouble = pod_trouble([PodFacts(i.name, i.pod, i.create_error) for i in pool.instances])
+    return f"No instance of {who} can serve{f': {trouble.message}' if trouble else '; its own conditions say more'}"
 
 
 def router_not_ready(facts: ServiceFacts) -> Violation | None:
@@ -118,7 +127,9 @@ def routers_starting(facts: ServiceFacts) -> Violation | None:
     router, deployment = facts.observed.service.spec.router, facts.observed.deployment
     if not router.enabled or deployment is None or deployment.ready_replicas >= router.replicas:
         return None
-    return Violation(Reason.ROUTER_NOT_READY, f"{deployment.ready_replicas} of {router.replicas} routers are Ready")
+    words = "one is, once it knows a healthy engine of each side"
+    message = f"{deployment.ready_replicas} of {router.replicas} routers are Ready; {words}"
+    return Violation(Reason.ROUTER_NOT_READY, message)
 
 
 ROUTER_CHAIN: Sequence[Rule[ServiceFacts]] = (router_deployment_missing, router_pod_trouble, routers_starting)

@@ -44,7 +44,8 @@ def test_at_the_goal_requests_can_be_served() -> None:
 
 def test_a_missing_pool_is_named() -> None:
     status = status_of(replace(observe(), decode=None))
-    assert outcome(status) == ("False", "PoolNotFound", "DecodePool chat not found in this namespace")
+    words = "DecodePool chat not found in this namespace; make it, or name another pool in poolRef"
+    assert outcome(status) == ("False", "PoolNotFound", words)
     assert status.ready == "1/1 prefill, no decode"
 
 
@@ -112,7 +113,20 @@ def test_one_engine_of_each_side_is_enough_to_serve() -> None:
     one_down = status_of(observe(decode=(decode_instance(0), unready(decode_instance(1)))))
     all_down = status_of(observe(decode=(unready(decode_instance(0)), unready(decode_instance(1)))))
     assert outcome(one_down)[:2] == ("True", "Ready")
-    assert outcome(all_down) == ("False", "PoolsNotReady", "No instance of DecodePool chat can serve yet")
+    words = "No instance of DecodePool chat can serve; its own conditions say more"
+    assert outcome(all_down) == ("False", "PoolsNotReady", words)
+
+
+def test_a_side_that_cannot_serve_is_told_with_what_keeps_its_pods_down() -> None:
+    pulling = decode_instance(0, pod=make_pod("chat-decode-0-0", ready=False, waiting_reason="ErrImagePull"))
+    message = outcome(status_of(observe(decode=(pulling,))))[2]
+    assert message == "No instance of DecodePool chat can serve: chat-decode-0-0: ErrImagePull"
+
+
+def test_a_side_that_is_scaled_to_zero_is_told_as_that() -> None:
+    observed = replace(observe(), decode=make_observed(make_pool(Role.DECODE, replicas=0)))
+    message = "DecodePool chat is scaled to 0"
+    assert outcome(status_of(observed)) == ("False", "PoolsNotReady", message)
 
 
 @pytest.mark.parametrize(
