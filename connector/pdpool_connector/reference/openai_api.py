@@ -19,6 +19,7 @@ from pdpool_connector.reference.request_body import (
     Token,
     TopK,
     TopP,
+    check_count,
     check_tokens,
     make_job,
     refuse_unsupported,
@@ -146,6 +147,7 @@ def _prompts(prompt: str | list[str | int | list[int]], tokenizer: Tokenizer) ->
         return [tuple(tokens)]
     if tokens:
         raise RequestError("prompt: mixes tokens with texts or lists", param="prompt")
+    check_count(len(prompt))
     return [
         tuple(tokenizer.encode(item) if isinstance(item, str) else item) for item in prompt if not isinstance(item, int)
     ]

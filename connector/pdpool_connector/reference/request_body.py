@@ -210,11 +210,7 @@ def make_job(
     stream: bool,
 ) -> Job:
     """A job of `samples` sequences for each prompt; the lists have one entry for each prompt. Raises RequestError."""
-    if not 1 <= len(prompts) * samples <= MAX_SEQUENCES:
-        raise RequestError(
-            f"prompt: {len(prompts)} prompts with n={samples}, at most {MAX_SEQUENCES} sequences in one request",
-            param="prompt",
-        )
+    check_count(len(prompts), samples)
     order = [i for i in range(len(prompts)) for _ in range(samples)]
     where = handoffs(fields, len(prompts), samples)
     drawn = [_sample_of(sampling[i], j % samples) for j, i in enumerate(order)]
@@ -229,6 +225,13 @@ def make_job(
         samples=samples,
         stream=stream,
     )
+
+
+def check_count(prompts: int, samples: int = 1, param: str = "prompt") -> None:
+    """Bound what one request may ask for; to be called before many texts are made into tokens. Raises RequestError."""
+    if not 1 <= prompts * samples <= MAX_SEQUENCES:
+        what = f"{param}: {prompts} prompts with n={samples}, at most {MAX_SEQUENCES} sequences in one request"
+        raise RequestError(what, param=param)
 
 
 def _sample_of(params: SamplingParams, sample: int) -> SamplingParams:

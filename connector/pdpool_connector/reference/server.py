@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from pdpool_connector.reference.faults import apply_faults
+from pdpool_connector.reference.http_edge import error_response, read_body
 from pdpool_connector.reference.openai_api import (
     ChatBody,
     ChatReply,
@@ -21,7 +21,6 @@ from pdpool_connector.reference.openai_api import (
     Reply,
     chat_job,
     completion_job,
-    error_body,
     model_list,
     new_request_id,
 )
@@ -29,43 +28,14 @@ from pdpool_connector.reference.request import RequestError, TooLongError
 from pdpool_connector.reference.request_body import MAX_BODY_BYTES, ROUTER_ADDS_BYTES, Job, decode_body
 from pdpool_connector.reference.scheduler_report import Report
 from pdpool_connector.reference.server_engine import Engine
-from pdpool_connector.reference.server_generate import STREAMING, GenerationError, check_length, check_rooms, respond
+from pdpool_connector.reference.server_generate import check_length, check_rooms, respond
 from pdpool_connector.reference.sglang_api import AbortBody, GenerateBody, GenerateReply, generate_job
 from pdpool_connector.reference.tokenizer import TextTooLongError
 
 LOADS_S = 2.0
 """Within this time the scheduler must answer /v1/loads; stale numbers are worse than none."""
 
-log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def error_response(message: str, *, status: int, code: str, param: str | None = None) -> web.Response:
-    """An OpenAI-style error."""
-    return web.json_response(error_body(message, status=status, code=code, param=param), status=status)
-
-
-@web.middleware
-async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error leaves as an OpenAI-style body; none carries a prompt."""
-    try:
-        return await handler(request)
-    except RequestError as error:
-        return error_response(error.message, status=error.status, code=error.code, param=error.param)
-    except GenerationError as error:
-        failure = error.failure
-        return error_response(failure.message, status=failure.status, code=failure.code)
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        message = f"{request.method} {request.path}: {error.reason}"
-        return error_response(message, status=error.status, code=error.reason.lower().replace(" ", "_"))
-    except Exception:
-        if request.get(STREAMING):
-            raise
-        log.exception("%s %s failed", request.method, request.path)
-        return error_response("the engine failed to handle the request", status=500, code="internal_error")
 
 
 class Api:
@@ -77,7 +47,7 @@ class Api:
 
     def app(self) -> web.Application:
         """The application with all routes."""
-        app = web.Application(middlewares=[errors_as_json], client_max_size=MAX_BODY_BYTES + ROUTER_ADDS_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES + ROUTER_ADDS_BYTES)
         app.add_routes(
             [
                 web.post("/generate", self.generate),
@@ -103,14 +73,14 @@ class Api:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
-        body = decode_body(await request.read(), CompletionBody)
+        body = decode_body(await read_body(request), CompletionBody)
         request_id = new_request_id()
         job = await self._job(completion_job, body, self._engine.config.vocab, request_id)
         return await self._answer(request, job, self._reply(CompletionReply, body, job, request_id))
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
-        body = decode_body(await request.read(), ChatBody)
+        body = decode_body(await read_body(request), ChatBody)
         request_id = new_request_id()
         engine = self._engine
         job = await self._job(chat_job, body, engine.config.vocab, request_id, engine.max_tokens)
@@ -118,7 +88,7 @@ class Api:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """`POST /generate`."""
-        body = decode_body(await request.read(), GenerateBody)
+        body = decode_body(await read_body(request), GenerateBody)
         job = await self._job(generate_job, body, self._engine.config.vocab, new_request_id())
         return await self._answer(request, job, GenerateReply(job.rids))
 
@@ -243,7 +213,7 @@ class Api:
 
     async def abort_request(self, request: web.Request) -> web.Response:
         """`POST /abort_request`: ends the requests of exactly this rid, or all."""
-        body = decode_body(await request.read(), AbortBody)
+        body = decode_body(await read_body(request), AbortBody)
         if not body.rid and not body.abort_all:
             raise RequestError("rid: missing; give the id of a request, or abort_all", param="rid")
         rid = None if body.abort_all else body.rid
@@ -266,7 +236,7 @@ class Api:
         if request.method != "POST":
             raise web.HTTPMethodNotAllowed(request.method, ["POST"])
         engine = self._engine
-        state = apply_faults(await request.read(), engine.scheduler, engine.frame_faults, engine.ranks)
+        state = apply_faults(await read_body(request), engine.scheduler, engine.frame_faults, engine.ranks)
         return web.json_response(state)
 
     async def _report(self) -> Report:

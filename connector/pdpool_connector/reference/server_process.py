@@ -10,6 +10,7 @@ from pathlib import Path
 from aiohttp import web
 
 from pdpool_connector.engines.base import EngineUnavailableError
+from pdpool_connector.reference.http_edge import CLOSE_S, listen
 from pdpool_connector.reference.options import EngineOptions
 from pdpool_connector.reference.process_setup import set_up_process
 from pdpool_connector.reference.ranks import RankLostError
@@ -19,7 +20,6 @@ from pdpool_connector.reference.weights import WeightsError
 
 IMPATIENT_GRACE_S = 1.0
 """What is left of the grace after a second SIGTERM."""
-CLOSE_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class _Process:
             engine.start()
         except (OSError, WeightsError, RankLostError, EngineUnavailableError) as error:
             return _cannot_start(error)
-        runners: list[web.AppRunner] = []
+        runners: list[web.BaseRunner] = []
         try:
             try:
                 await self._listen(engine, runners)
@@ -84,14 +84,9 @@ class _Process:
         log.info("stopped")
         return 1 if self._crashed else 0
 
-    async def _listen(self, engine: Engine, runners: list[web.AppRunner]) -> None:
+    async def _listen(self, engine: Engine, runners: list[web.BaseRunner]) -> None:
         options, api = self._options, Api(engine)
-        runner = web.AppRunner(api.app(), handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_S)
-        runners.append(runner)
-        await runner.setup()
-        site = web.TCPSite(runner, options.host, options.port)
-        await site.start()
-        port = runner.addresses[0][1]
+        port = await listen(api.app(), options.host, options.port, runners)
         if options.admin_socket is not None:
             await self._listen_admin(engine, options.admin_socket, runners)
         host = f"[{options.host}]" if ":" in options.host else options.host
@@ -99,7 +94,7 @@ class _Process:
         sys.stdout.write(ready_line(f"http://{host}:{port}", api.addresses()) + "\n")
         sys.stdout.flush()
 
-    async def _listen_admin(self, engine: Engine, path: Path, runners: list[web.AppRunner]) -> None:
+    async def _listen_admin(self, engine: Engine, path: Path, runners: list[web.BaseRunner]) -> None:
         path.unlink(missing_ok=True)  # noqa: ASYNC240 - once, at start; left by a container that was killed
         runner = web.AppRunner(admin_app(engine), access_log=None, shutdown_timeout=CLOSE_S)
         runners.append(runner)

@@ -18,6 +18,7 @@ from pdpool_connector.reference.request_body import (
     TopK,
     TopP,
     Unsupported,
+    check_count,
     check_tokens,
     make_job,
     refuse_unsupported,
@@ -92,6 +93,7 @@ def _prompts(body: GenerateBody, tokenizer: Tokenizer) -> tuple[list[tuple[int, 
         texts = [body.text] if isinstance(body.text, str) else body.text
         if not texts:
             raise RequestError("text: an empty list, at least one text is needed", param="text")
+        check_count(len(texts), param="text")
         return [tuple(tokenizer.encode(text)) for text in texts], "text"
     ids = body.input_ids or []
     flat = [item for item in ids if isinstance(item, int)]
