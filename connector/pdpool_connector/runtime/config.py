@@ -41,7 +41,8 @@ class ConnectorConfig:
     `advertise_host`: address at which peers reach this process. `control_port`, `bootstrap_port` (prefill only) and
     `admin_port` (None = no admin endpoint): 0 takes any free port. `bind_host`: address to listen on; None is the
     wildcard of the advertised address's family. `request_deadline_s`: life of an attempt that names no deadline of its
-    own. `connect_deadline_s`: how long decode tries to reach a prefill before it fails what waits for it.
+    own. `connect_deadline_s`: how long decode tries to reach a prefill before it fails what waits for it; less where
+    connections are refused all the time (`link.REFUSED_S`).
     `allowed_networks`: CIDR blocks in which a bootstrap host may lie, and from which ranks may register.
     `frame_filter`: fault injection for tests and for the reference engine's fault knobs. `timing`: intervals and bounds
     of the protocol. `flight_dir`: where the stories of failed hand-offs are written (bounds: see `flight.files`); None

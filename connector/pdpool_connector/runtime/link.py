@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 1.0
 """A connection that ended is evidence of death unless the same process answers again within this time."""
+REFUSED_S = 5.0
+"""An address at which nobody has listened for so long, at each of some ten tries, has no process behind it. One that is
+started again refuses for a moment, too, but what it had is lost with it."""
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
 OWED_S = 10.0
@@ -120,6 +123,7 @@ class InstanceLink:
         """How often its ranks were connected to: each time with the next of the keys."""
         self._failure = ""
         self._failing_since = 0.0
+        self._refused_since: float | None = None
         self._backoff = BACKOFF_FIRST_S
         self._slow = False
         self._give_up = time.monotonic() + connect_s
@@ -136,6 +140,7 @@ class InstanceLink:
             self._slow = False
             self._backoff = BACKOFF_FIRST_S
             self._give_up = time.monotonic() + self._connect_s
+            self._refused_since = None
             self._ask()
 
     def part_with(self, peer: str) -> None:
@@ -180,7 +185,7 @@ class InstanceLink:
             return
         error = answer.exception()
         if isinstance(error, BootstrapError):
-            self._again(str(error), final=Cause.REFUSED if error.final else None)
+            self._on_no_answer(error)
         elif isinstance(error, LayoutError):
             self._again(f"prefill {self.prefill} cannot be paired: {error}", final=Cause.INVALID)
         elif error is not None:
@@ -193,8 +198,19 @@ class InstanceLink:
         else:
             self._join(answer.result())
 
+    def _on_no_answer(self, error: BootstrapError) -> None:
+        message, now = str(error), time.monotonic()
+        self._refused_since = (self._refused_since or now) if error.refused else None
+        if error.final:
+            self._again(message, final=Cause.REFUSED)
+        elif self._refused_since is not None and now - self._refused_since >= REFUSED_S:
+            self._again(f"{message}; nobody has listened there for {REFUSED_S:g} s", final=Cause.PEER_LOST)
+        else:
+            self._again(message)
+
     def _join(self, found: Sequence[Found]) -> None:
         self.stage = Stage.JOINING
+        self._refused_since = None
         self.rounds += 1
         serving = {one.info.incarnation: one for one in found}
         for peer in [peer for peer in self._seats if peer not in serving]:

@@ -75,11 +75,15 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class BootstrapError(Exception):
-    """The registry gave no usable answer. `final` is True when asking again is pointless."""
+    """The registry gave no usable answer. `final` is True when asking again is pointless.
 
-    def __init__(self, message: str, *, final: bool = False) -> None:
+    `refused`: the host is there, and nobody listens at that port, for the moment at least.
+    """
+
+    def __init__(self, message: str, *, final: bool = False, refused: bool = False) -> None:
         super().__init__(message)
         self.final = final
+        self.refused = refused
 
 
 _infos = msgspec.json.Decoder(BootstrapInfo)
@@ -159,7 +163,8 @@ class BootstrapClient:
             raise BootstrapError(f"bootstrap {where} cannot be reached: no answer within {timeout_s} s") from None
         except (OSError, aiohttp.ClientError) as error:
             reason = getattr(error, "os_error", error)  # aiohttp wraps it in words of its own
-            raise BootstrapError(f"bootstrap {where} cannot be reached: {reason or type(reason).__name__}") from None
+            message = f"bootstrap {where} cannot be reached: {reason or type(reason).__name__}"
+            raise BootstrapError(message, refused=isinstance(reason, ConnectionRefusedError)) from None
 
 
 async def _exchange(method: str, url: str, body: bytes, signature: str) -> tuple[int, bytes]:

@@ -9,7 +9,7 @@ from pdpool_connector.layout.memory import LayoutError
 from pdpool_connector.layout.pairing import Writer, shard_model
 from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.runtime import link as link_module
-from pdpool_connector.runtime.link import GRACE_S, OWED_S, Found, InstanceLink, Stage
+from pdpool_connector.runtime.link import BACKOFF_MAX_S, GRACE_S, OWED_S, REFUSED_S, Found, InstanceLink, Stage
 from pdpool_connector.transport.bootstrap import BootstrapError, RankInfo
 
 PART = shard_model([2], 4)[0]
@@ -175,6 +175,59 @@ def test_it_gives_up_in_time_and_says_what_was_missing(world, link) -> None:
     assert CONNECT_S <= world.now - 1000 < CONNECT_S + 2
     assert world.take() == [("failed", Cause.PEER_LOST, "these are missing: 1 (never registered)")]
     assert (link.stage, world.timers) == (Stage.CLOSED, {})
+
+
+NOBODY = BootstrapError("bootstrap p:1 cannot be reached: refused", refused=True)
+
+
+def hear(world: World, seconds: float, error: BootstrapError) -> None:
+    """Let the registry be asked, in vain, for so long."""
+    end = world.now + seconds
+    while world.wanted and world.now < end:
+        if not world.asked[-1].done():
+            world.refuse(error)
+        world.wait(0.05)
+
+
+def test_an_address_that_refuses_connections_for_some_seconds_is_given_up(world, link) -> None:
+    begun = world.now
+    hear(world, CONNECT_S, NOBODY)
+    assert REFUSED_S <= world.now - begun < REFUSED_S + 2
+    assert len(world.asked) > 5
+    said = f"{NOBODY}; nobody has listened there for 5 s"
+    assert world.take() == [("failed", Cause.PEER_LOST, said)]
+    assert (link.stage, world.timers) == (Stage.CLOSED, {})
+
+
+@pytest.mark.parametrize("between", ["silence", "an answer"])
+def test_only_what_refuses_all_the_time_is_given_up_early(world, link, between) -> None:
+    hear(world, REFUSED_S - 1, NOBODY)
+    if between == "silence":
+        hear(world, 2, BootstrapError("no answer within 2 s"))
+    else:
+        world.wait(BACKOFF_MAX_S)
+        world.answer(found(0))
+        world.cut(link, 0)
+    hear(world, REFUSED_S - 1, NOBODY)
+    assert world.take() == []
+    hear(world, 3, NOBODY)
+    assert [did[0] for did in world.take()] == ["failed"]
+
+
+def test_whoever_comes_later_waits_for_an_address_that_refused_once_more(world, linked) -> None:
+    world.cut(linked, 1)
+    world.wanted = True
+    hear(world, CONNECT_S, NOBODY)
+    assert linked.stage is Stage.RESTING
+    world.take()
+    world.wanted = True
+    linked.hurry()
+    hear(world, REFUSED_S - 1, NOBODY)
+    assert world.take() == []
+    world.wait(BACKOFF_MAX_S)
+    world.answer(found(0), found(1))
+    world.pair(linked, 1)
+    assert world.take()[-1] == ("whole", (0, 1))
 
 
 def test_what_cannot_be_mended_by_waiting_fails_at_once(world, link) -> None:
