@@ -17,7 +17,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## List the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@bold= plain=; if [ -t 1 ]; then bold=$$'\e[1m' plain=$$'\e[0m'; fi; \
+	awk -F':.*## ' -v bold="$$bold" -v plain="$$plain" \
+	  '/^[a-z-]+:.*## /{printf "  %s%-18s%s %s\n", bold, $$1, plain, $$2}' $(MAKEFILE_LIST)
 
 $(READY): requirements/dev.lock requirements/nodeps.txt pyproject.toml dev/venv.sh
 	@dev/venv.sh $(VENV)
