@@ -1,5 +1,6 @@
 """`pdpool connector top` against real connectors, and against what is none."""
 
+import io
 import os
 import pty
 import select
@@ -14,8 +15,9 @@ import pytest
 from click.testing import CliRunner
 from pdpool_connector.cli import main
 from pdpool_connector.console.look import Look, State, rates
-from pdpool_connector.console.top import seconds
+from pdpool_connector.console.top import seconds, tables
 from pdpool_connector.transport.http import HttpServer, Page
+from rich.console import Console
 
 from tests.integration.connector_peer import Side
 
@@ -41,8 +43,8 @@ def pair():
     assert (prefill.end(), decode.end()) == (0, 0)
 
 
-def top(*arguments: str):
-    return CliRunner().invoke(main, ["connector", "top", *arguments], env={"COLUMNS": "140"})
+def top(*arguments: str, columns: int = 140):
+    return CliRunner().invoke(main, ["connector", "top", *arguments], env={"COLUMNS": str(columns)})
 
 
 def test_once_prints_queues_holds_and_peers_of_all_and_exits(pair) -> None:
@@ -62,6 +64,22 @@ def test_once_prints_queues_holds_and_peers_of_all_and_exits(pair) -> None:
     assert prefill.control in line(decode.admin, prefill.incarnation[:8])
     assert decode.control in line(prefill.admin, decode.incarnation[:8])
     assert "decode_transfer" in result.output
+
+
+def test_a_terminal_of_80_columns_is_wide_enough(pair) -> None:
+    looks = [top("--once", *(side.admin for side in pair), columns=columns).output for columns in (80, 140)]
+    narrow, wide = ([line.split()[:3] for line in look.splitlines() if "127.0.0.1:" in line] for look in looks)
+    assert narrow == wide
+
+
+def test_rates_are_shown_of_two_looks_within_80_columns() -> None:
+    before = Look("10.201.123.234:9400", 10.0, state())
+    now = Look("10.201.123.234:9400", 12.0, state(outcomes={"done": 30, "failed": 1, "aborted": 4}))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(tables([now], {before.address: before}))
+    rows = [line.split() for line in console.export_text().splitlines()]
+    assert ["10.201.123.234:9400", "10.0", "0.0", "2.0", "0", "bytes"] in rows
+    assert ["connector", "done/s", "failed/s", "aborted/s", "moved/s"] in rows
 
 
 def test_an_address_that_cannot_be_reached_is_named_and_the_others_are_shown(pair) -> None:

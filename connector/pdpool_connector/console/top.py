@@ -16,9 +16,12 @@ STALE_S = 2.0
 """An engine that beats less often than this, or a loop that lags by a tenth of it, is shown in red."""
 
 
-def tables(looks: Sequence[Look], before: Mapping[str, Look]) -> Group:
-    """Connectors, then what they have under way, then whom they talk to. `before`: the last look at each address."""
-    shown = [_connectors(looks, before), _attempts(looks)]
+def tables(looks: Sequence[Look], before: Mapping[str, Look] | None) -> Group:
+    """Connectors, how fast they are, what they have under way, whom they talk to: each within 80 columns.
+
+    `before`: the last look at each address; None where there is no other to compare with.
+    """
+    shown = [_connectors(looks), *([] if before is None else [_speeds(looks, before)]), _attempts(looks)]
     if any(one.state is not None and (one.state.peers or one.state.links) for one in looks):
         shown.append(_peers(looks))
     return Group(*shown)
@@ -28,7 +31,7 @@ def show_once(addresses: Sequence[str], console: Console) -> int:
     """Print one look; 1 when an address could not be reached."""
     looks = asyncio.run(look_at_all(addresses))
     if any(one.state is not None for one in looks):
-        console.print(tables(looks, {}))
+        console.print(tables(looks, None))
     return _complain(looks, console)
 
 
@@ -62,24 +65,30 @@ def _complain(looks: Iterable[Look], console: Console) -> int:
     return 1 if failed else 0
 
 
-def _connectors(looks: Sequence[Look], before: Mapping[str, Look]) -> Table:
-    columns = ("connector", "role", "up", "beat", "lag", "done/s", "failed/s", "aborted/s", "moved/s", "holds")
-    table = _table("connectors", *columns)
+def _connectors(looks: Sequence[Look]) -> Table:
+    table = _table("connectors", "connector", "role", "up", "beat", "lag", "holds")
     for one in looks:
         if (state := one.state) is None:
             table.add_row(one.address, Text(one.error, style="red"))
             continue
-        speed = rates(before.get(one.address), one)
         table.add_row(
             one.address,
             f"{state.role} {state.rank}" + (" draining" if state.draining else ""),
             seconds(state.uptime_s),
             _red(seconds(state.engine_beat_age_s), (state.engine_beat_age_s or 0) > STALE_S),
             _red(seconds(state.loop_lag_s), state.loop_lag_s > STALE_S / 10),
-            *(_rate(speed, outcome) for outcome in ("done", "failed", "aborted")),
-            decimal(int(speed["bytes"])) if speed else "-",
             _red(_holds(state), state.holds > 0),
         )
+    return table
+
+
+def _speeds(looks: Sequence[Look], before: Mapping[str, Look]) -> Table:
+    table = _table("hand-offs", "connector", "done/s", "failed/s", "aborted/s", "moved/s")
+    for one in looks:
+        if one.state is not None:
+            speed = rates(before.get(one.address), one)
+            moved = decimal(int(speed["bytes"])) if speed else "-"
+            table.add_row(one.address, *(_rate(speed, name) for name in ("done", "failed", "aborted")), moved)
     return table
 
 
