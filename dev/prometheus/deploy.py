@@ -80,8 +80,17 @@ def not_loaded(groups: list[dict[str, Any]], rules: str) -> str | None:
             wanted = (_seconds(rule.get("for", "0s")), _ranges(rule["expr"]))
             found = shown.get(rule["alert"])
             if found != wanted:
-                return f"{rule['alert']} is to have `for` and ranges of {wanted} s, and Prometheus shows {found}"
+                if found is None:
+                    return f"Prometheus has not loaded {rule['alert']} yet"
+                is_to, still = _when(*wanted), _when(*found)
+                return f"Prometheus still has an earlier {rule['alert']}, which fires {still}; it is to fire {is_to}"
     return None
+
+
+def _when(held_s: float, ranges_s: list[float]) -> str:
+    """When an alert fires, in words: how long it must hold, and what spans of time its expression looks back on."""
+    spans = f", seen over {' and '.join(f'{span:g} s' for span in ranges_s)}" if ranges_s else ""
+    return f"after {held_s:g} s{spans}"
 
 
 def _ranges(expression: str) -> list[float]:
