@@ -31,14 +31,16 @@ from .track import RankTrack
 STALE_S = 15.0
 """A look that is older than this says nothing about now: five missed looks at the sampler's usual interval."""
 
+AGE_WORTH_SAYING = timedelta(seconds=1)
+
 WAITS_FOR_OTHER_SIDE = {"prefill_bootstrap": Role.DECODE, "decode_transfer": Role.PREFILL}
 """Queues whose head can be moved by the other side only."""
 
 PURPOSE = {
     "prefill_bootstrap": "for bootstrap",
-    "prefill_inflight": "for their transfer",
+    "prefill_inflight": "for the transfer",
     "decode_prealloc": "for memory",
-    "decode_transfer": "for their KV cache",
+    "decode_transfer": "for the KV cache",
 }
 
 
@@ -99,7 +101,7 @@ class _Wait:
         return self.overdue(limit) and self.still >= limit
 
     def __str__(self) -> str:
-        age = f" {_seconds(self.oldest)}" if self.oldest is not None else ""
+        age = f" {_seconds(self.oldest)}" if self.oldest is not None and self.oldest >= AGE_WORTH_SAYING else ""
         purpose = PURPOSE.get(self.name, f"in {self.name}")
         if self.queue.reqs == 1:
             return f"1 request waits{age} {purpose}"

@@ -32,8 +32,10 @@ class Recorder:
         self._counts: OrderedDict[str, int] = OrderedDict()
 
     async def emit(self, about: Resource, obj: Mapping[str, Any], type_: str, reason: str, message: str) -> None:
-        """Record that `reason` (with `message`) happened to `obj`."""
+        """Record that `reason` (with `message`) happened to `obj`; the log has it, too, for longer than an hour."""
         meta = obj["metadata"]
+        where = {"kind": about.kind, "namespace": meta["namespace"], "object": meta["name"]}
+        log.info("%s: %s", reason, message, extra=where)
         note = message.encode()[:NOTE_LIMIT].decode(errors="ignore")
         digest = hashlib.sha256("\0".join((meta["uid"], type_, reason, note)).encode()).hexdigest()[:16]
         name = f"{meta['name'][:200]}.{digest}"

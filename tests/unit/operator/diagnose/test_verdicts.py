@@ -216,7 +216,12 @@ def test_two_sides_that_wait_for_each_other_are_both_stuck() -> None:
 def test_a_transfer_that_stands_still_is_stuck() -> None:
     diagnosis = judge(prefill(at=40, queues={INFLIGHT: (2, 40.0, 5)}), decode(at=40), at=40)
     assert diagnosis.verdict is Verdict.STUCK
-    assert "2 requests wait 40 s for their transfer; nothing moved for 40 s" in diagnosis.message
+    assert "2 requests wait 40 s for the transfer; nothing moved for 40 s" in diagnosis.message
+
+
+def test_one_that_has_come_just_now_is_said_to_wait_without_an_age() -> None:
+    one = decode(at=40, beat_age_s=38.0, queues={TRANSFER: (1, 0.4, 5)})
+    assert "; 1 request waits for the KV cache" in judge(one, prefill(at=40), at=40).message
 
 
 def test_a_level_without_a_counter_is_no_evidence() -> None:

@@ -138,6 +138,14 @@ async def test_an_event_that_the_server_forgot_is_told_anew_and_long_ones_are_cu
     assert len(event["note"].encode()) <= NOTE_LIMIT
 
 
+async def test_the_log_tells_what_events_do(caplog):
+    caplog.set_level("INFO")
+    await recorder(Events()).emit(PODS, OBJECT, "Warning", "QueuesStuck", "decode chat-decode-1 is silent")
+    (record,) = caplog.records
+    assert record.getMessage() == "QueuesStuck: decode chat-decode-1 is silent"
+    assert (record.namespace, record.object) == ("llm", "chat")
+
+
 async def test_an_event_that_cannot_be_written_costs_nothing_else(caplog):
     events = Events()
     events.error = ForbiddenError(403, "Forbidden", "no", "")
