@@ -4,6 +4,7 @@ import hashlib
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ def up(state: State, simulated_nodes: int | None, clock: Clock) -> None:
     # Complete only at the end, so that an interrupted start is not taken for a finished one.
     write_text(state.summary, json.dumps(summary(state, count) | {"services_version": ""}, indent=2))
     wanted = programs(state, count)
-    started = supervise.converge(state, wanted)
+    with clock.ticking(lambda: "starting what does not run"):
+        started = supervise.converge(state, wanted)
     if not started and before == summary(state, count) and _unready(state, count) is None:
         write_text(state.summary, json.dumps(before, indent=2))
         clock.say(f"all {len(wanted)} processes are running already, {len(NODES)} nodes and DNS are ready")
@@ -62,13 +64,26 @@ def up(state: State, simulated_nodes: int | None, clock: Clock) -> None:
     for name in SYSTEM_IMAGES:
         build(name, clock)
     _load_system_images(state, clock)
-    wait_for("API server is ready", lambda: _api_unready(state), deadline_s=START_S)
+    _await("API server is ready", lambda: _api_unready(state), clock)
     clock.say("API server is ready")
     _apply_manifests(state)
     simulated.converge(state, count)
-    wait_for("nodes and DNS are ready", lambda: _unready(state, count), deadline_s=START_S)
+    _await("nodes and DNS are ready", lambda: _unready(state, count), clock)
     write_text(state.summary, json.dumps(summary(state, count), indent=2))
     clock.say(f"{len(NODES)} nodes and DNS are ready" + (f", {count} simulated nodes" if count else ""))
+
+
+def _await(what: str, unmet: Callable[[], str | None], clock: Clock) -> None:
+    """Wait for a condition, and show what it lacks."""
+    reason: str | None = None
+
+    def asked() -> str | None:
+        nonlocal reason
+        reason = unmet()
+        return reason
+
+    with clock.ticking(lambda: f"waiting until {what}" + (f": {reason}" if reason else "")):
+        wait_for(what, asked, deadline_s=START_S)
 
 
 def status(state: State) -> dict[str, Any] | None:

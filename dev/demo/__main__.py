@@ -70,6 +70,7 @@ def main(context: click.Context, cluster: str, registry: str | None) -> None:
 def up(cluster: str, registry: str | None) -> None:
     """Tell the whole story; the cluster stays up."""
     screen = Screen()
+    screen.say("the whole story takes some minutes; it may be interrupted at any time, and run again")
     with alone():
         tell(screen, choose(screen, cluster, registry))
 
