@@ -12,7 +12,8 @@ from pathlib import Path
 
 import httpx2 as httpx
 import pytest
-from pdpool_connector.demo.launch import LOGS_PREFIX, remove_abandoned_logs
+from pdpool_connector.demo import launch
+from pdpool_connector.demo.launch import LOGS_PREFIX, Children, LaunchError, remove_abandoned_logs
 
 COMMAND = [sys.executable, "-m", "pdpool_connector.cli", "demo", "--model", "tiny", "--transfer-backend", "local"]
 START_S = 120
@@ -133,3 +134,33 @@ def test_a_port_that_is_taken_is_named():
         done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
     assert done.returncode == 1
     assert f"port {port} cannot be used: Address already in use" in done.stdout
+
+
+def test_an_engine_that_stands_still_as_a_whole_is_ended_and_named(monkeypatch):
+    monkeypatch.setattr(launch, "LOOK_S", 0.1)
+    monkeypatch.setattr(launch, "SILENT_S", 1.0)
+    with Children() as children:
+        engine = children.engine("unified", model_path="tiny")
+        engine.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(LaunchError, match="unified answered nothing for 1 s, and was ended"):
+            children.wait_for_end_of_any()
+        assert engine.process.wait(20) == -signal.SIGKILL
+
+
+def test_one_that_answers_is_left_alone_until_it_ends(monkeypatch):
+    monkeypatch.setattr(launch, "LOOK_S", 0.1)
+    monkeypatch.setattr(launch, "SILENT_S", 20.0)
+    with Children() as children:
+        engine = children.engine("unified", model_path="tiny")
+        looked, asked = [], launch.get_status
+
+        def counted(url):
+            looked.append(asked(url))
+            if len(looked) == 5:
+                engine.process.kill()
+            return looked[-1]
+
+        monkeypatch.setattr(launch, "get_status", counted)
+        with pytest.raises(LaunchError, match="unified ended with code -9"):
+            children.wait_for_end_of_any()
+        assert len(looked) >= 5

@@ -37,6 +37,10 @@ LOGS_PREFIX = "pdpool-logs-"
 PORTS = range(12_000, 30_000)
 """Below those that Linux gives out by itself (ip_local_port_range) and Kubernetes to NodePorts."""
 TRIED_PORTS = 100
+LOOK_S = 10.0
+SILENT_S = 120.0
+"""A process that has answered nothing for so long stands still as a whole. The router waits for it much longer, for its
+only limit is that of the longest stream; on a cluster it is the liveness probe that ends such an engine."""
 SNAPSHOT_S = 3.0
 """Longest time after which a connector's state shows what has happened."""
 
@@ -135,13 +139,17 @@ class Children:
             shutil.rmtree(self._logs)
 
     def wait_for_end_of_any(self) -> None:
-        """Wait until one of them ends. Raises LaunchError then."""
+        """Wait until one of them ends, or stands still and is ended. Raises LaunchError then."""
+        heard = dict.fromkeys((child.process.pid for child in self._children), time.monotonic())
         with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
             for child in self._children:
                 pidfd = os.pidfd_open(child.process.pid)
                 stack.callback(os.close, pidfd)
                 selector.register(pidfd, selectors.EVENT_READ, child)
-            ended: Child = selector.select()[0][0].data
+            while not (events := selector.select(LOOK_S)):
+                for child in self._children:
+                    _end_if_silent(child, heard)
+            ended: Child = events[0][0].data
         raise LaunchError(f"{ended.name} ended with code {ended.process.wait(STOP_S)}:\n{ended.last_words()}")
 
     def engine(
@@ -231,6 +239,15 @@ class Children:
                 told = time.monotonic()
                 self._say(f"waiting for the {child.name} to find its engines healthy and to serve")
             time.sleep(PROBE_S)
+
+
+def _end_if_silent(child: Child, heard: dict[int, float]) -> None:
+    """Look at a process, noting by its id when it last answered. Raises LaunchError when that is too long ago."""
+    if get_status(child.url + "/health") is not None:
+        heard[child.process.pid] = time.monotonic()
+    elif time.monotonic() - heard[child.process.pid] > SILENT_S:
+        child.process.kill()
+        raise LaunchError(f"{child.name} answered nothing for {SILENT_S:.0f} s, and was ended:\n{child.last_words()}")
 
 
 def remove_abandoned_logs() -> None:
