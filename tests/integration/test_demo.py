@@ -149,7 +149,7 @@ def test_an_engine_that_stands_still_as_a_whole_is_ended_and_named(monkeypatch):
 
 def test_one_that_answers_is_left_alone_until_it_ends(monkeypatch):
     monkeypatch.setattr(launch, "LOOK_S", 0.1)
-    monkeypatch.setattr(launch, "SILENT_S", 20.0)
+    monkeypatch.setattr(launch, "SILENT_S", 60.0)
     with Children() as children:
         engine = children.engine("unified", model_path="tiny")
         looked, asked = [], launch.get_status
