@@ -21,7 +21,7 @@ from pdpool_connector.protocol.events import (
     WriteResult,
 )
 from pdpool_connector.protocol.frames import PAGE_ID_BYTES, AttemptId
-from pdpool_connector.protocol.opening import LIVE, DecodeAttempt, OpeningMachine
+from pdpool_connector.protocol.opening import FULL, LIVE, DecodeAttempt, OpeningMachine
 from pdpool_connector.protocol.outcome import Cause, told_by_peer
 from pdpool_connector.protocol.states import DECODE_READ_TRANSITIONS, Cue, DecodeState
 from pdpool_connector.protocol.timing import Timing
@@ -123,7 +123,7 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
 
     def _refusal(self, wish: OpenAttempt) -> str | None:
         if not self._may_tell(wish):
-            return "decode remembers as many ended attempts as it can; try again in a few seconds"
+            return FULL
         return super()._refusal(wish)
 
     def _may_tell(self, wish: OpenAttempt) -> bool:

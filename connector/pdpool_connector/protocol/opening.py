@@ -40,6 +40,8 @@ DECODE_LABELS = {
 }
 """Which states the public queue spans."""
 
+FULL = "decode remembers as many ended attempts as it can; try again in a few seconds"
+
 LIVE = frozenset({S.CONNECTING, S.OPENING, S.ACCEPTED, S.RECEIVING})
 
 
@@ -169,7 +171,7 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
         self._expecting.drop(wish)
         refusal = wish.refused or self._refusal(wish)
         if refusal and not self._may_tell(wish):
-            untold = f"{refusal}; prefill is not told, for decode has no room to keep that until it has heard"
+            untold = f"{refusal}; prefill is not told, for {FULL}"
             refused = TransferStatus(phase=Phase.FAILED, cause=wish.refused_as, message=untold, releasable=True)
             self._effects.append(Report(wish.handle, refused))
             return
