@@ -74,7 +74,8 @@ def crash_looping(facts: PodFacts) -> Violation | None:
         return None
     pod = facts.pod
     end = f"; the last time {pod.last_end}" if pod.last_end else ""
-    message = f"{pod.name} keeps ending ({pod.restarts} restarts{end}); see kubectl logs --previous {pod.name}"
+    times = f"{pod.restarts} restart{'' if pod.restarts == 1 else 's'}"
+    message = f"{pod.name} keeps ending ({times}{end}); see kubectl logs --previous {pod.name}"
     return Violation(violation.reason, message)
 
 
