@@ -88,6 +88,11 @@ class PairPlan:
         self._local_single = np.append(local_pieces, self._local_first[1]).astype(np.int32)
         self._remote_single = np.append(remote_pieces, self._remote_first[1]).astype(np.int32)
         """The numbers for page 0 and aux row 0."""
+        self._single_runs, next_page = (self._runs(Chunk(page, page, ((0, 0),))) for page in (first, first + 1))
+        """The ranges for page 0 and aux row 0."""
+        self._local_step = next_page.local - self._single_runs.local
+        self._remote_step = next_page.remote - self._single_runs.remote
+        """By how much they move from page to page."""
 
     def check(self, chunk: Chunk, *, read: bool = False) -> None:
         """Raise LayoutError unless the lists pair up, every id is within its memory and no target occurs twice.
@@ -156,6 +161,17 @@ class PairPlan:
 
     def runs(self, chunk: Chunk) -> Runs:
         """Byte ranges of a checked chunk; what follows each other on both sides is one range for each region."""
+        if len(chunk.local_pages) != 1 or len(chunk.aux) != 1 or not chunk.plain:
+            return self._runs(chunk)
+        ((ours, theirs),) = chunk.aux
+        zero, row = self._single_runs, self.local.aux.item_bytes
+        local = zero.local + int(chunk.local_pages[0]) * self._local_step
+        remote = zero.remote + int(chunk.remote_pages[0]) * self._remote_step
+        local[-1] += ours * row
+        remote[-1] += theirs * row
+        return Runs(local, remote, zero.nbytes)
+
+    def _runs(self, chunk: Chunk) -> Runs:
         span = self._span(self._pages, chunk)
         if chunk.staged is None:
             parts = [self._pages.runs(chunk.local_pages, chunk.remote_pages, span)]

@@ -104,6 +104,17 @@ def test_joined_chunks_move_what_each_of_them_does(pair, at):
 
 
 @parts
+@given(pairs(), st.integers(0, 2), st.integers(0, 2))
+def test_one_page_with_its_aux_row_has_the_runs_of_the_longer_way(pair, ours, theirs):
+    local, remote, _ = pair
+    plan = PairPlan(local.memory, remote.memory)
+    for page in range(5):
+        chunk = Chunk(ids(page), ids(6 - page), ((ours, theirs),))
+        for short, long in zip(plan.runs(chunk), plan._runs(chunk), strict=True):
+            assert short.tolist() == long.tolist()
+
+
+@parts
 @given(pairs())
 def test_pieces_move_the_same_bytes_as_runs(pair):
     source, target, chunk = pair
