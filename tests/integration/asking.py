@@ -11,6 +11,16 @@ import httpx2 as httpx
 
 ANSWER_S = 30.0
 SILENT_S = 60.0
+PATIENT_ROUTER = ("--health-check-timeout-secs", "30")
+"""A second, as the demo has it, may be too short for an engine beside much other work: it would get no requests."""
+
+
+def get_json(url: str) -> dict[str, Any]:
+    """Body of a GET, an object."""
+    answer = httpx.get(url, timeout=ANSWER_S)
+    answer.raise_for_status()
+    body: dict[str, Any] = answer.json()
+    return body
 
 
 def load_of(url: str) -> dict[str, Any]:

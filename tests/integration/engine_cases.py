@@ -118,10 +118,10 @@ def move(initiator, target, op, source_pages, sink_pages, *more, **others):
     """Do one transfer and answer how it ended."""
     handle = initiator.call("submit", peer=target.name, **lists(op, source_pages, sink_pages, *more, **others))
     assert "error" not in handle, handle
-    return initiator.call("poll", handle=handle["handle"], wait_s=40.0)
+    return initiator.call("poll", handle=handle["handle"], wait_s=80.0)
 
 
-def until(condition, timeout_s, what):
+def until(condition, what, timeout_s=30.0):
     """Wait for `condition()`."""
     deadline = time.monotonic() + timeout_s
     while not condition():

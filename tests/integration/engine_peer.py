@@ -31,7 +31,7 @@ from pdpool_connector.layout.staging import Staging
 from dev.processes import send
 from tests.integration.forked import OWN_CODE, ROOT, Forked
 
-ANSWER_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 120.0
 GAP = 4096  # bytes of nobody between two regions
 
 
@@ -98,7 +98,7 @@ class Peer:
         with contextlib.suppress(BrokenPipeError):  # it was killed by the test with a command unread
             self.process.stdin.close()
         try:
-            return self.process.wait(30)
+            return self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(10)

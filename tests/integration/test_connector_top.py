@@ -110,7 +110,7 @@ def test_a_silent_address_is_given_up() -> None:
         result = top("--once", f"127.0.0.1:{silent.getsockname()[1]}")
     assert result.exit_code == 1
     assert "no answer within 3 s" in result.output
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 30
 
 
 def test_help_says_how_to_reach_a_pod_and_a_bad_address_what_is_right() -> None:
@@ -124,7 +124,15 @@ def test_it_goes_on_in_a_terminal_until_it_is_interrupted(pair) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "pdpool_connector.cli", "connector", "top", "--interval", "0.2", pair[1].admin]
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "140", "LINES": "40"}
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+    process = subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=env,
+        # What a shell starts in the background ignores it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     os.close(theirs)
     seen = b""
     deadline = time.monotonic() + 60
@@ -136,7 +144,7 @@ def test_it_goes_on_in_a_terminal_until_it_is_interrupted(pair) -> None:
         process.send_signal(signal.SIGINT)
         reader = Thread(target=_drain, args=(ours,))
         reader.start()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         reader.join(10)
     finally:
         if process.poll() is None:

@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
 import pytest
-from pdpool_connector.demo.launch import Children, get_json
+from pdpool_connector.demo.launch import Children
 from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.reference.server_engine import EXPECTED_WITHIN_S
 
 from dev.processes import send
+from tests.integration.asking import PATIENT_ROUTER, get_json, load_of
 
 ROOMS = itertools.count(5_000_000)
 BODY = {"input_ids": list(range(1, 40)), "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}}
@@ -35,7 +36,7 @@ def decode(children):
     return children.engine("decode", model_path="tiny", extra=["--enable-faults"])
 
 
-def until(condition, seconds=20.0):
+def until(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that in time"
@@ -43,11 +44,11 @@ def until(condition, seconds=20.0):
 
 
 def queued(child, queue):
-    return get_json(child.url + "/v1/loads?include=all")["loads"][0]["disaggregation"][f"{queue}_queue_reqs"]
+    return load_of(child.url)["disaggregation"][f"{queue}_queue_reqs"]
 
 
 def freeze(child, frozen=True):
-    assert httpx.post(child.url + "/faults", json={"freeze_scheduler": frozen}).status_code == 200
+    assert httpx.post(child.url + "/faults", json={"freeze_scheduler": frozen}, timeout=30).status_code == 200
 
 
 def expected(child):
@@ -58,7 +59,7 @@ def expected(child):
 def warm_up(prefill, decode, pool):
     """One request through both, so that they are paired."""
     body = {**BODY, **where(prefill)}
-    halves = [pool.submit(httpx.post, child.url + "/generate", json=body, timeout=30) for child in (prefill, decode)]
+    halves = [pool.submit(httpx.post, child.url + "/generate", json=body, timeout=120) for child in (prefill, decode)]
     assert [half.result().status_code for half in halves] == [200, 200]
 
 
@@ -67,7 +68,7 @@ def where(prefill):
     return {"bootstrap_host": "127.0.0.1", "bootstrap_port": port, "bootstrap_room": next(ROOMS)}
 
 
-def post(child, body, patience=60.0):
+def post(child, body, patience=120.0):
     """Answer of an engine, None when it died, and when that came."""
     try:
         response = httpx.post(child.url + "/generate", json=body, timeout=patience)
@@ -83,8 +84,9 @@ def test_a_request_ends_at_prefill_when_the_decode_that_had_it_is_killed(prefill
         body = {**BODY, **where(prefill)}
         halves = [pool.submit(post, child, body) for child in (decode, prefill)]
         until(lambda: queued(prefill, "prefill_bootstrap") == 1 and expected(prefill) == 1)
-        killed = time.monotonic()
         decode.process.kill()
+        decode.process.wait(30)
+        killed = time.monotonic()
         response, at = halves[1].result()
         assert at - killed < SOON_S
         assert (response.status_code, response.json()["error"]["code"]) == (502, "peer_lost")
@@ -92,7 +94,7 @@ def test_a_request_ends_at_prefill_when_the_decode_that_had_it_is_killed(prefill
 
 def test_the_router_then_tries_another_decode_and_clients_get_their_answer(prefill, decode, children):
     doomed = children.engine("decode", model_path="tiny", extra=["--enable-faults"])
-    router = children.router([prefill], [doomed, decode])
+    router = children.router([prefill], [doomed, decode], extra=PATIENT_ROUTER)
     with ThreadPoolExecutor(8) as pool:
         wanted = post(router, BODY)[0].json()["output_ids"]
         for one in (doomed, decode):
@@ -104,7 +106,7 @@ def test_the_router_then_tries_another_decode_and_clients_get_their_answer(prefi
         doomed.process.kill()
         answers = [half.result() for half in asked]
         assert [(response.status_code, response.json()["output_ids"]) for response, _ in answers] == [(200, wanted)] * 8
-        assert max(at for _, at in answers) - killed < EXPECTED_WITHIN_S + 5.0, "some meet the dead one once more"
+        assert max(at for _, at in answers) - killed < EXPECTED_WITHIN_S + 15.0, "some meet the dead one once more"
 
 
 def test_only_what_no_living_connector_speaks_of_ends_in_the_time_for_that(prefill, children):
@@ -115,17 +117,19 @@ def test_only_what_no_living_connector_speaks_of_ends_in_the_time_for_that(prefi
             warm_up(prefill, decode, pool)
             freeze(decode)
         bodies = [{**BODY, **where(prefill)} for _ in range(3)]
-        answer = pool.submit(post, slow, bodies[0], 120.0)
-        pool.submit(post, frozen, bodies[1], 1.0)
+        answer = pool.submit(post, slow, bodies[0])
+        pool.submit(post, frozen, bodies[1])
         begun = time.monotonic()
-        halves = [pool.submit(post, prefill, body, 120.0) for body in bodies]
+        halves = [pool.submit(post, prefill, body) for body in bodies]
         until(lambda: queued(prefill, "prefill_bootstrap") == 3 and expected(prefill) == 2)
         send(frozen.process.pid, signal.SIGSTOP)
+        stopped = time.monotonic()
         for half in halves[1:]:
             response, at = half.result()
             assert (response.status_code, response.json()["error"]["code"]) == (504, "timed_out")
             assert "no decode engine has announced the request" in response.json()["error"]["message"]
-            assert EXPECTED_WITHIN_S - 1 < at - begun < EXPECTED_WITHIN_S + REPEATED_S + SOON_S
+            assert at - begun > EXPECTED_WITHIN_S - 1
+            assert at - stopped < EXPECTED_WITHIN_S + REPEATED_S
         assert queued(prefill, "prefill_bootstrap") == 1, "as the alert and the demo have it"
         freeze(slow, frozen=False)
         assert [half.result()[0].status_code for half in (answer, halves[0])] == [200, 200]

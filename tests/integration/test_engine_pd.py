@@ -1,16 +1,21 @@
 """Prefill, decode and router as processes over a real data plane: the same tokens as one engine, and clean ends."""
 
+import http.client
 import itertools
+import json
 import random
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import openai
 import pytest
-from pdpool_connector.demo.launch import Child, Children, get_json
+from pdpool_connector.demo.launch import Child, Children, get_status
+
+from tests.integration.asking import PATIENT_ROUTER, get_json, load_of
 
 PAGES = 512
 ROOMS = itertools.count(1_000_000)
@@ -33,7 +38,7 @@ class Pair:
     router: Child
     unified: Child
 
-    def post(self, child, path, body, timeout=60):
+    def post(self, child, path, body, timeout=120):
         return httpx.post(child.url + path, json=body, timeout=timeout)
 
     def generate(self, child, **body):
@@ -42,7 +47,7 @@ class Pair:
         return response.json()
 
     def load(self, child):
-        return get_json(f"{child.url}/v1/loads?include=all")["loads"][0]
+        return load_of(child.url)
 
     def fault(self, child, **faults):
         assert self.post(child, "/faults", faults).status_code == 200
@@ -54,7 +59,7 @@ class Pair:
 
     def aborted(self, child):
         name = "sglang:num_aborted_requests_total{"
-        lines = httpx.get(child.url + "/metrics").text.splitlines()
+        lines = httpx.get(child.url + "/metrics", timeout=30).text.splitlines()
         return float(next(line for line in lines if line.startswith(name)).rpartition(" ")[2])
 
     def quiet(self):
@@ -67,7 +72,7 @@ class Pair:
         return True
 
 
-def until(condition, seconds=30.0):
+def until(condition, seconds=60.0):
     """Poll other processes' state until it is as wanted."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -80,7 +85,7 @@ def start(backend, children):
     modes = ("unified", "prefill", "decode")
     begun = [children.begin_engine(mode, model_path="tiny", backend=backend, extra=extra) for mode in modes]
     unified, prefill, decode = [children.listening(child) for child in begun]
-    return Pair(children, prefill, decode, children.router([prefill], [decode]), unified)
+    return Pair(children, prefill, decode, children.router([prefill], [decode], extra=PATIENT_ROUTER), unified)
 
 
 @pytest.fixture(scope="module", params=["local", "nixl"])
@@ -89,14 +94,14 @@ def pair(request):
     with Children() as children:
         made = start(request.param, children)
         yield made
-        assert [child.stop(20) for child in (made.prefill, made.decode)] == [0, 0], "both end by themselves, in order"
+        assert [child.stop(60) for child in (made.prefill, made.decode)] == [0, 0], "both end by themselves, in order"
 
 
 @pytest.fixture
 def doomed():
     """A prefill and a decode engine for a test that kills one."""
     with Children() as children:
-        extra = ["--kv-pages", str(PAGES), "--enable-faults"]
+        extra = ["--kv-pages", str(PAGES), "--enable-faults", "--shutdown-grace", "100"]
         begun = [children.begin_engine(mode, model_path="tiny", extra=extra) for mode in ("prefill", "decode")]
         prefill, decode = [children.listening(child) for child in begun]
         yield Pair(children, prefill, decode, router=None, unified=None)
@@ -154,7 +159,7 @@ def test_bytes_really_move(pair):
 
 @pytest.fixture(scope="module")
 def client(pair):
-    with openai.OpenAI(base_url=f"{pair.router.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+    with openai.OpenAI(base_url=f"{pair.router.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
         yield made
 
 
@@ -218,7 +223,7 @@ def test_prefills_own_answer_is_one_token(pair):
 
 def test_metrics_name_the_side_and_include_the_connectors(pair):
     for child, side in ((pair.prefill, "prefill"), (pair.decode, "decode")):
-        text = httpx.get(child.url + "/metrics").text
+        text = httpx.get(child.url + "/metrics", timeout=30).text
         assert f'sglang:num_running_reqs{{engine_type="{side}",model_name="small"' in text
         assert "pdpool_connector_bytes_moved_total" in text
 
@@ -233,7 +238,7 @@ LONG = {"temperature": 0, "max_new_tokens": 8000, "ignore_eos": True}
 def test_a_client_that_leaves_empties_both_engines(pair):
     before = pair.aborted(pair.decode)
     body = {"input_ids": tokens(64), "sampling_params": LONG, "stream": True}
-    with httpx.stream("POST", pair.router.url + "/generate", json=body, timeout=60) as response:
+    with httpx.stream("POST", pair.router.url + "/generate", json=body, timeout=120) as response:
         lines = response.iter_lines()  # kept, for the client leaves when the iterator goes
         next(lines)
         assert pair.load(pair.decode)["num_used_tokens"] > 0
@@ -245,8 +250,10 @@ def test_a_client_that_leaves_while_decode_waits_empties_both_engines(pair):
     pair.fault(pair.prefill, freeze_scheduler=True)
     try:
         body = {"input_ids": tokens(64), "sampling_params": GREEDY}
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(pair.router.url + "/generate", json=body, timeout=1)
+        client = http.client.HTTPConnection(urlsplit(pair.router.url).netloc, timeout=60)
+        client.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
+        until(lambda: pair.load(pair.decode)["num_used_tokens"] > 0)
+        client.close()
         until(lambda: pair.load(pair.decode)["num_used_tokens"] == 0)
     finally:
         pair.fault(pair.prefill, freeze_scheduler=False)
@@ -261,7 +268,7 @@ def test_a_storm_of_clients_that_leave_spoils_no_answer_and_leaves_nothing(pair)
 
     def ask(length, patience):
         try:
-            response = pair.post(pair.router, "/generate", bodies[length], timeout=patience or 60)
+            response = pair.post(pair.router, "/generate", bodies[length], timeout=patience or 120)
         except httpx.TimeoutException:
             return patience is not None
         return response.status_code == 200 and response.json()["output_ids"] == right[length]
@@ -331,9 +338,9 @@ def test_decode_killed_during_a_handoff_ends_prefills_request_with_a_reason(doom
         admin = f"http://{doomed.prefill.addresses['admin']}/v1/state"
         until(lambda: [peer["attempts"] for peer in get_json(admin)["peers"]] == [1])
         doomed.decode.process.kill()
-        assert isinstance(decode.exception(30), httpx.HTTPError)
+        assert isinstance(decode.exception(60), httpx.HTTPError)
         doomed.fault(doomed.prefill, freeze_scheduler=False)
-        response = prefill.result(60)
+        response = prefill.result(120)
     assert response.status_code == 502
     # Whichever is noticed first: that the process is gone, or that its memory is.
     assert response.json()["error"]["code"] in ("peer_lost", "transfer_failed")
@@ -349,21 +356,31 @@ def test_prefill_killed_while_decode_waits_ends_decodes_request_with_a_reason(do
         waiting = pool.submit(doomed.post, doomed.decode, "/generate", body)
         until(lambda: doomed.load(doomed.decode)["disaggregation"]["decode_transfer_queue_reqs"] == 1)
         doomed.prefill.process.kill()
-        response = waiting.result(60)
+        response = waiting.result(120)
     assert response.status_code == 502
     assert response.json()["error"]["code"] == "peer_lost"
 
 
 def test_sigterm_lets_a_handoff_end(doomed):
-    body = {"input_ids": tokens(64), "sampling_params": {**GREEDY, "max_new_tokens": 600}, **doomed.room()}
+    body = {"input_ids": tokens(64), "sampling_params": GREEDY, **doomed.room()}
+    children, admin = (doomed.prefill, doomed.decode), f"http://{doomed.prefill.addresses['admin']}/v1/state"
+    doomed.fault(doomed.decode, freeze_scheduler=True)
     with ThreadPoolExecutor(2) as pool:
-        answers = [pool.submit(doomed.post, child, "/generate", body) for child in (doomed.prefill, doomed.decode)]
-        until(lambda: doomed.load(doomed.decode)["num_running_reqs"] == 1)
-        for child in (doomed.prefill, doomed.decode):
+        answers = [pool.submit(doomed.post, child, "/generate", body) for child in children]
+        until(
+            lambda: (
+                doomed.load(doomed.prefill)["disaggregation"]["prefill_bootstrap_queue_reqs"]
+                == get_json(admin)["expected"]
+                == 1
+            )
+        )
+        for child in children:
             child.process.send_signal(signal.SIGTERM)
+        until(lambda: [get_status(child.url + "/health") for child in children] == [503, 503])
+        doomed.fault(doomed.decode, freeze_scheduler=False)
         assert [answer.result().status_code for answer in answers] == [200, 200]
-    assert len(answers[1].result().json()["output_ids"]) == 600
-    assert [child.process.wait(30) for child in (doomed.prefill, doomed.decode)] == [0, 0]
+    assert len(answers[1].result().json()["output_ids"]) == 12
+    assert [child.process.wait(60) for child in children] == [0, 0]
 
 
 def test_a_host_outside_the_allowed_networks_is_not_contacted(doomed):
@@ -380,6 +397,6 @@ def test_a_prefill_that_ends_tells_the_decode_that_waits_for_it(doomed):
         admin = f"http://{doomed.prefill.addresses['admin']}/v1/state"
         until(lambda: [peer["attempts"] for peer in get_json(admin)["peers"]] == [1])
         doomed.prefill.process.send_signal(signal.SIGTERM)
-        response = decode.result(30)
+        response = decode.result(120)
     assert response.status_code in (502, 503)
-    assert doomed.prefill.process.wait(20) == 0
+    assert doomed.prefill.process.wait(60) == 0

@@ -6,8 +6,9 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from pdpool_connector.demo.launch import Child, Children, get_json
+from pdpool_connector.demo.launch import Child, Children
 
+from tests.integration.asking import get_json, load_of
 from tests.integration.small_side import until
 
 PROMPTS = [[token % 250 for token in range(100, 100 + length)] for length in (1, 15, 16, 17, 300)]
@@ -15,7 +16,7 @@ ROOMS = itertools.count(5_000_000)
 
 
 def generate(child: Child, **body) -> httpx.Response:
-    return httpx.post(child.url + "/generate", json=body, timeout=30)
+    return httpx.post(child.url + "/generate", json=body, timeout=120)
 
 
 def handed_over(prefill: Child, decode: Child, prompt: list[int], tokens: int = 6) -> tuple[httpx.Response, ...]:
@@ -42,8 +43,12 @@ def states(child: Child) -> list[dict[str, Any]]:
     return [get_json(f"http://{admin}/v1/state") for admin in admins]
 
 
+def set_faults(child: Child, **faults: object) -> None:
+    httpx.post(child.url + "/faults", json=faults, timeout=30).raise_for_status()
+
+
 def quiet(child: Child) -> bool:
-    load = get_json(f"{child.url}/v1/loads?include=all")["loads"][0]
+    load = load_of(child.url)
     queues = {name: reqs for name, reqs in load["disaggregation"].items() if name != "mode"}
     live = [queue["reqs"] for state in states(child) for queue in state["queues"].values()]
     return not any(queues.values()) and not any(live) and not load["num_used_tokens"]
@@ -81,28 +86,21 @@ def test_tokens_after_the_hand_off_are_those_of_one_engine(prefill_shape, decode
                 assert answer.status_code == 200, answer.text
             assert answer.json()["output_ids"] == tokens
         until(lambda: quiet(prefill) and quiet(decode))
-        assert [child.stop(20) for child in (prefill, decode)] == [0, 0]
+        assert [child.stop(60) for child in (prefill, decode)] == [0, 0]
 
 
 def test_one_frozen_rank_stops_the_engine_and_nothing_is_lost_when_it_thaws(expected) -> None:
     with Children() as children:
         begun = [begin(children, mode, tp=2) for mode in ("prefill", "decode")]
         prefill, decode = [children.listening(child) for child in begun]
-        httpx.post(decode.url + "/faults", json={"freeze_ranks": [1]}).raise_for_status()
+        set_faults(decode, freeze_ranks=[1])
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(handed_over, prefill, decode, PROMPTS[4])
-            until(
-                lambda: (
-                    get_json(f"{decode.url}/v1/loads?include=all")["loads"][0]["disaggregation"][
-                        "decode_transfer_queue_reqs"
-                    ]
-                    == 1
-                )
-            )
+            until(lambda: load_of(decode.url)["disaggregation"]["decode_transfer_queue_reqs"] == 1)
             frozen = decode.addresses["ranks"]["1"]["admin"]
             until(lambda: get_json(f"http://{frozen}/v1/state")["engine_beat_age_s"] > 1.5)
-            httpx.post(decode.url + "/faults", json={"freeze_ranks": []}).raise_for_status()
-            answers = waiting.result(30)
+            set_faults(decode, freeze_ranks=[])
+            answers = waiting.result(120)
         assert [answer.status_code for answer in answers] == [200, 200]
         assert answers[1].json()["output_ids"] == expected[4]
         until(lambda: quiet(prefill) and quiet(decode))
@@ -114,15 +112,12 @@ def test_a_fault_of_frames_meets_every_rank(expected, fault) -> None:
         begun = [begin(children, mode, tp=2) for mode in ("prefill", "decode")]
         prefill, decode = [children.listening(child) for child in begun]
         assert handed_over(prefill, decode, PROMPTS[4])[1].status_code == 200
-        httpx.post(
-            prefill.url + "/faults", json={fault: 2.5 if fault == "delay_handoff_s" else True}
-        ).raise_for_status()
+        set_faults(prefill, **{fault: 60.0 if fault == "delay_handoff_s" else True})
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(handed_over, prefill, decode, PROMPTS[4])
             until(lambda: all(unanswered_s(rank) > 1.0 for rank in states(decode)))
-            none = {"drop_handoff": False, "stop_status": False, "delay_handoff_s": 0}
-            httpx.post(prefill.url + "/faults", json=none).raise_for_status()
-            answers = waiting.result(30)
+            set_faults(prefill, drop_handoff=False, stop_status=False, delay_handoff_s=0)
+            answers = waiting.result(120)
         assert answers[1].json()["output_ids"] == expected[4]
         until(lambda: quiet(prefill) and quiet(decode))
 
@@ -135,7 +130,7 @@ def unanswered_s(state: dict[str, Any]) -> float:
 def test_ranks_that_are_not_there_cannot_be_frozen() -> None:
     with Children() as children:
         unified = children.listening(begin(children, "unified"))
-        answer = httpx.post(unified.url + "/faults", json={"freeze_ranks": [1]})
+        answer = httpx.post(unified.url + "/faults", json={"freeze_ranks": [1]}, timeout=30)
         assert answer.status_code == 400
         assert answer.json()["error"]["message"] == "freeze_ranks names 1: this engine has one rank (--tp-size)"
 

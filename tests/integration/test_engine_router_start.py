@@ -13,8 +13,10 @@ from pathlib import Path
 
 import httpx2 as httpx
 import pytest
-from pdpool_connector.demo.launch import HOST, ROUTER_FLAGS, Children, free_port, get_json, get_status
+from pdpool_connector.demo.launch import HOST, ROUTER_FLAGS, Children, free_port, get_status
 from pdpool_connector.reference.request_body import MAX_BODY_BYTES
+
+from tests.integration.asking import PATIENT_ROUTER, admin_socket, sequences
 
 SCRIPT = Path(__file__).parents[2] / "images" / "router" / "start_router.py"
 KEY = "0123456789abcdef"
@@ -38,7 +40,7 @@ def router(tmp_path, workers, *more):
     log = tmp_path / "router.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), *addresses, *more], env=env, stdout=output, stderr=output
+            [sys.executable, str(SCRIPT), *addresses, *PATIENT_ROUTER, *more], env=env, stdout=output, stderr=output
         )
     try:
         yield process, f"http://{HOST}:{port}", log
@@ -47,7 +49,7 @@ def router(tmp_path, workers, *more):
         process.wait(10)
 
 
-def until(condition, seconds=40.0):
+def until(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that in time"
@@ -55,7 +57,7 @@ def until(condition, seconds=40.0):
 
 
 def listed(url):
-    return httpx.get(url + "/workers", headers=ADMIN).json()["workers"]
+    return httpx.get(url + "/workers", headers=ADMIN, timeout=30).json()["workers"]
 
 
 def as_workers(engines):
@@ -69,10 +71,10 @@ def as_workers(engines):
 def test_it_serves_at_once_from_the_last_known_list(engines, tmp_path):
     with router(tmp_path, as_workers(engines)) as (process, url, log):
         until(lambda: get_status(url + "/readiness") == 200)
-        assert httpx.post(url + "/generate", json=BODY, timeout=30).status_code == 200
+        assert httpx.post(url + "/generate", json=BODY, timeout=60).status_code == 200
         assert sorted(worker["url"] for worker in listed(url)) == sorted(engine.url for engine in engines)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         text = log.read_text()
         assert KEY not in text
         assert "huggingface" not in text.lower()
@@ -85,14 +87,17 @@ def test_an_empty_list_is_filled_and_emptied_with_the_key_only(engines, tmp_path
         prefill, decode = as_workers(engines)["prefill"][0], as_workers(engines)["decode"][0]
         adds = [{**prefill, "worker_type": "prefill"}, {**decode, "worker_type": "decode"}]
         for headers in ({}, {"Authorization": "Bearer wrong"}):
-            assert httpx.get(url + "/workers", headers=headers).status_code in (401, 403)
-            assert httpx.post(url + "/workers", json=adds[0], headers=headers).status_code in (401, 403)
-        assert [httpx.post(url + "/workers", json=add, headers=ADMIN).status_code for add in adds] == [202, 202]
+            assert httpx.get(url + "/workers", headers=headers, timeout=30).status_code in (401, 403)
+            assert httpx.post(url + "/workers", json=adds[0], headers=headers, timeout=30).status_code in (401, 403)
+        assert [httpx.post(url + "/workers", json=add, headers=ADMIN, timeout=30).status_code for add in adds] == [
+            202,
+            202,
+        ]
         until(lambda: len(listed(url)) == 2 and get_status(url + "/readiness") == 200)
-        assert httpx.post(url + "/generate", json=BODY, timeout=30).status_code == 200
+        assert httpx.post(url + "/generate", json=BODY, timeout=60).status_code == 200
         gone = next(worker["id"] for worker in listed(url) if worker["worker_type"] == "decode")
         assert httpx.delete(f"{url}/workers/{gone}").status_code in (401, 403)
-        assert httpx.delete(f"{url}/workers/{gone}", headers=ADMIN).status_code == 202
+        assert httpx.delete(f"{url}/workers/{gone}", headers=ADMIN, timeout=30).status_code == 202
         until(lambda: [worker["worker_type"] for worker in listed(url)] == ["prefill"])
 
 
@@ -127,7 +132,7 @@ TO_OPEN_A_CIRCUIT = 10
 """Failures in a row after which the router by its defaults leaves both partners alone for 60 s."""
 
 
-def ask(url, patience=2.0, **fields):
+def ask(url, patience=30.0, **fields):
     """Status of a request through the router; None when it fails or takes longer."""
     try:
         return httpx.post(url + "/generate", json={**BODY, **fields}, timeout=patience).status_code
@@ -154,21 +159,23 @@ def test_bodies_that_are_too_large_are_refused_by_the_router_and_harm_nobody(eng
             return httpx.post(url + "/generate", content=raw, headers=headers, timeout=30).status_code
 
         assert [post(padded(MAX_BODY_BYTES + 1)) for _ in range(4)] == [413] * 4
-        assert ask(url, patience=30) == 200
+        assert ask(url) == 200
         assert post(padded(MAX_BODY_BYTES)) == 200, "the engines take it with what the router adds"
 
 
 def test_a_decode_that_is_killed_under_load_takes_nobody_with_it(engines, tmp_path):
-    with Children() as children, ThreadPoolExecutor(26) as clients:
-        doomed = children.engine("decode", model_path="tiny")
+    with admin_socket() as admin, Children() as children, ThreadPoolExecutor(26) as clients:
+        extra = ["--enable-faults", "--admin-socket", str(admin)]
+        doomed = children.engine("decode", model_path="tiny", extra=extra)
+        httpx.post(doomed.url + "/faults", json={"freeze_scheduler": True}, timeout=30).raise_for_status()
         workers = as_workers(engines)
         workers["decode"].append({"url": doomed.url})
         in_turn = ("--decode-policy", "round_robin")
         with router(tmp_path, workers, *in_turn) as (_, url, _):
             until(lambda: get_status(url + "/readiness") == 200)
             for _ in range(26):
-                clients.submit(ask, url, 4.0, sampling_params={"max_new_tokens": 1500, "ignore_eos": True})
-            until(lambda: get_json(doomed.url + "/v1/loads")["loads"][0]["num_running_reqs"] > TO_OPEN_A_CIRCUIT)
+                clients.submit(ask, url)
+            until(lambda: sequences(admin) > TO_OPEN_A_CIRCUIT)
             doomed.process.kill()
             until(lambda: not next(one for one in listed(url) if one["url"] == doomed.url)["is_healthy"])
             until(lambda: ask(url) == 200, seconds=30)  # a circuit would stay open for 60 s
@@ -178,7 +185,7 @@ def test_a_decode_that_is_killed_under_load_takes_nobody_with_it(engines, tmp_pa
 def test_it_does_not_start_without_a_key(tmp_path):
     env = {name: value for name, value in os.environ.items() if name != "PDPOOL_ROUTER_KEY"}
     done = subprocess.run(
-        [sys.executable, str(SCRIPT)], env=env, capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, str(SCRIPT)], env=env, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 1
     assert "PDPOOL_ROUTER_KEY" in done.stderr

@@ -7,12 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2 as httpx
 import openai
 import pytest
-from pdpool_connector.demo.launch import Children, get_json
+from pdpool_connector.demo.launch import Children
 from pdpool_connector.reference.server_engine import EXPECTED_WITHIN_S
+
+from tests.integration.asking import PATIENT_ROUTER, load_of
 
 ROOMS = itertools.count(7_000_000)
 SOON_S = EXPECTED_WITHIN_S - 2.0
-"""A loaded machine takes its time; a half that is not told waits longer than this."""
+"""Before anybody has waited in vain."""
 PAGES = 4
 TEXT = "x" * 2000
 """More bytes than the tokens of the small cache can stand for, so that nobody there makes tokens of it."""
@@ -44,12 +46,15 @@ def pairs():
             for small in ("prefill", "decode")
         }
         engines = {small: [children.listening(child) for child in pair] for small, pair in begun.items()}
-        yield {small: (*pair, children.router([pair[0]], [pair[1]])) for small, pair in engines.items()}
+        yield {
+            small: (*pair, children.router([pair[0]], [pair[1]], extra=PATIENT_ROUTER))
+            for small, pair in engines.items()
+        }
 
 
 def post(child, path, body):
     """Answer of an engine or the router, and when it came."""
-    return httpx.post(child.url + path, json=body, timeout=30), time.monotonic()
+    return httpx.post(child.url + path, json=body, timeout=120), time.monotonic()
 
 
 @pytest.mark.parametrize("small", ["prefill", "decode"])
@@ -75,7 +80,7 @@ def test_both_halves_of_what_is_too_long_for_one_side_end_at_once_as_a_bad_reque
 @pytest.mark.parametrize("length", [100, 2000])
 def test_a_client_of_the_router_is_told_that_its_request_is_at_fault(pairs, small, length):
     router = pairs[small][2]
-    with openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    with openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         begun = time.monotonic()
         with pytest.raises(openai.BadRequestError, match="this engine has room for"):
             client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * length}])
@@ -85,19 +90,19 @@ def test_a_client_of_the_router_is_told_that_its_request_is_at_fault(pairs, smal
 @pytest.mark.parametrize("small", ["prefill", "decode"])
 def test_nothing_is_left_of_it_and_what_fits_is_answered(pairs, small):
     prefill, decode, router = pairs[small]
-    assert httpx.post(router.url + "/generate", json={"text": TEXT}, timeout=30).status_code == 400
+    assert httpx.post(router.url + "/generate", json={"text": TEXT}, timeout=120).status_code == 400
     fits = {"text": "abc", "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
-    assert len(httpx.post(router.url + "/generate", json=fits, timeout=30).json()["output_ids"]) == 4
+    assert len(httpx.post(router.url + "/generate", json=fits, timeout=120).json()["output_ids"]) == 4
     until(lambda: idle(prefill) and idle(decode))
 
 
 def idle(engine):
-    load = get_json(engine.url + "/v1/loads?include=all")["loads"][0]
+    load = load_of(engine.url)
     queued = sum(value for name, value in load["disaggregation"].items() if name.endswith("_reqs"))
     return load["num_used_tokens"] == load["num_running_reqs"] == queued == 0
 
 
-def until(condition, seconds=20.0):
+def until(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that in time"

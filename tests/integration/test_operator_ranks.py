@@ -12,6 +12,7 @@ from pdpool_operator.observe.http import session
 from pdpool_operator.observe.model import RankSample
 from pdpool_operator.observe.sampler import Sampler, Target
 from pdpool_operator.plan.model import Fence
+from pdpool_operator.runtime import engines
 from pdpool_operator.runtime.engines import Engines
 from pdpool_operator.runtime.keys import Signer
 
@@ -38,7 +39,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def look(http: aiohttp.ClientSession) -> list[RankSample]:
-    sampler = Sampler(http, clock=lambda: 0.0, now=lambda: datetime.now(UTC))
+    sampler = Sampler(http, clock=lambda: 0.0, now=lambda: datetime.now(UTC), timeout_s=60.0)
     return await sampler.sample(Target("llm", "chat", Role.DECODE, 0, "pod-1", IP))
 
 
@@ -55,7 +56,10 @@ async def test_every_rank_answers_for_its_own_memory_and_the_scheduler_for_all(h
 
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("rank", [0, 1])
-async def test_each_rank_takes_the_signed_word_on_a_lost_peer(http: aiohttp.ClientSession, rank: int) -> None:
+async def test_each_rank_takes_the_signed_word_on_a_lost_peer(
+    http: aiohttp.ClientSession, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "TIMEOUT_S", 60.0)
     fence = Fence(
         pod="chat-decode-0-0",
         pod_uid="pod-1",

@@ -16,11 +16,14 @@ def soak(*arguments: str) -> tuple[int, dict[str, int], str]:
 
 @pytest.mark.parametrize("engine", ["nixl-cma", "nixl-tcp"])
 def test_hundreds_of_aborted_hand_offs_leave_no_byte_and_no_row_out_of_place(engine: str) -> None:
-    code, counts, output = soak("--aborts", "250", "--engine", engine)
-    assert code == 0, output
-    assert counts["aborted"] >= 250
-    assert (counts["stale_bytes"], counts["leaked_rows"]) == (0, 0)
-    assert int(re.search(r"bytes came after the abort in (\d+)", output)[1]) > 0, "no abort met a write under way"
+    late = []
+    while not any(late):  # few aborts meet a write under way
+        assert len(late) < 4, "no abort met a write under way"
+        code, counts, output = soak("--aborts", "250", "--engine", engine)
+        assert code == 0, output
+        assert counts["aborted"] >= 250
+        assert (counts["stale_bytes"], counts["leaked_rows"]) == (0, 0)
+        late.append(int(re.search(r"bytes came after the abort in (\d+)", output)[1]))
 
 
 @pytest.mark.parametrize(("fault", "count"), [("release", "stale_bytes"), ("keep", "leaked_rows")])
