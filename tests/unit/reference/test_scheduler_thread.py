@@ -115,18 +115,29 @@ def test_all_sequences_of_a_request_are_taken_or_none(bench):
 
 def test_an_idle_scheduler_beats_and_does_not_spin(bench):
     bench.scheduler.loads().result(WAIT_S)
-    before = bench.side.beats
+    before, begun = bench.side.beats, time.monotonic()
     time.sleep(3 * IDLE_BEAT_S)
-    assert 1 <= bench.side.beats - before <= 5
-    assert bench.scheduler.beat_age_s() < 10 * IDLE_BEAT_S
+    until(lambda: bench.side.beats > before + 1)
+    assert bench.side.beats - before <= (time.monotonic() - begun) / IDLE_BEAT_S + 2
 
 
-def test_a_wake_makes_it_turn_at_once(bench):
+@pytest.fixture
+def long_beat(monkeypatch):
+    """An idle scheduler sleeps for longer than a test lasts."""
+    monkeypatch.setattr("pdpool_connector.reference.scheduler.IDLE_BEAT_S", 600.0)
+
+
+def test_a_wake_makes_it_turn_at_once(long_beat, bench):
     bench.scheduler.loads().result(WAIT_S)
-    before = bench.side.beats
-    bench.scheduler.wake()
-    deadline = time.monotonic() + IDLE_BEAT_S / 2
-    while bench.side.beats == before:
+    for _ in range(3):  # the first turn may be that of the question
+        before = bench.side.beats
+        bench.scheduler.wake()
+        until(lambda before=before: bench.side.beats > before)
+
+
+def until(condition):
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
 

@@ -16,7 +16,7 @@ def bench():
         engine = ScriptedEngine()
         prepare(engine)
         made.append(Bench(engine, **memories))
-        assert made[-1].connected.get(timeout=5) is engine.connect_error
+        assert made[-1].connected.get(timeout=30) is engine.connect_error
         return made[-1]
 
     yield make

@@ -109,7 +109,7 @@ class Bench:
             self._note(self.worker.move_now())
 
     def next_submit(self) -> Transfer:
-        return self.engine.submitted.get(timeout=5)
+        return self.engine.submitted.get(timeout=30)
 
     def next_end(self) -> WriteEnded:
-        return self.ended.get(timeout=5)
+        return self.ended.get(timeout=30)

@@ -99,7 +99,7 @@ def test_what_submit_raises_ends_the_write_and_not_the_worker(bench, error: Exce
 
 def test_a_failed_connection_is_told_and_ends_the_worker(bench) -> None:
     one = bench(lambda engine: setattr(engine, "connect_error", EngineError("no route")))
-    assert one.gone.wait(5)
+    assert one.gone.wait(30)
 
 
 def test_close_waits_for_what_is_in_flight_and_then_disconnects(bench) -> None:
@@ -111,4 +111,4 @@ def test_close_waits_for_what_is_in_flight_and_then_disconnects(bench) -> None:
     for transfer in flying:
         transfer.outcome = Poll.DONE
     assert one.next_end().result is WriteResult.STOPPED
-    assert one.engine.disconnected.wait(5)
+    assert one.engine.disconnected.wait(30)

@@ -41,7 +41,7 @@ def prompt():
     def make(outcome: Poll | None) -> Bench:
         one = Bench(PromptEngine(outcome), LITTLE, LITTLE)
         made.append(one)
-        assert one.connected.get(timeout=5) is None
+        assert one.connected.get(timeout=30) is None
         while not one.worker._inbox.empty() or one.worker._hands.locked():
             time.sleep(0.001)
         return one

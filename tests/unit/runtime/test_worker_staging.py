@@ -72,7 +72,7 @@ def test_a_slot_is_kept_with_the_attempt_only_while_it_may_still_be_read(staged,
     assert one.next_end().result is not WriteResult.LANDED
     assert staging.reserved == keeps
     if keeps:
-        attempt, slot = one.kept.get(timeout=5)
+        attempt, slot = one.kept.get(timeout=30)
         assert attempt == AttemptId("d" * 32, 1)
         slot.release()
         assert staging.reserved == 0

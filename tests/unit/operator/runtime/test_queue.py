@@ -92,12 +92,12 @@ async def test_get_wakes_for_an_added_key_and_for_a_delayed_one():
     waiting = asyncio.create_task(queue.get())
     await asyncio.sleep(0)
     queue.add_after("late", 0.05)
-    assert await asyncio.wait_for(waiting, 5) == "late"
+    assert await asyncio.wait_for(waiting, 30) == "late"
     queue.done("late")
     waiting = asyncio.create_task(queue.get())
     await asyncio.sleep(0)
     queue.add("now")
-    assert await asyncio.wait_for(waiting, 5) == "now"
+    assert await asyncio.wait_for(waiting, 30) == "now"
 
 
 async def test_all_waiting_workers_get_a_key_when_several_are_added_at_once():
