@@ -16,7 +16,7 @@ POOLS = {"PrefillPool": PREFILL_POOLS, "DecodePool": DECODE_POOLS, "Disaggregate
 Object = dict[str, Any]
 
 
-async def eventually(what: Callable[[], Awaitable[Any]], *, within_s: float = 30.0, every_s: float = 0.1) -> Any:
+async def eventually(what: Callable[[], Awaitable[Any]], *, within_s: float = 90.0, every_s: float = 0.1) -> Any:
     """What `what` returns as soon as it is true; fails with its last value or error when it never is."""
     last: Any = None
     try:

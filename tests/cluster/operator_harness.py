@@ -153,7 +153,7 @@ class Bench:
         assert body is not None
         return next((c for c in body.get("status", {}).get("conditions", []) if c["type"] == type_), {})
 
-    async def until(self, kind: str, type_: str, within_s: float = 30.0, name: str = "chat", **wanted: str) -> Object:
+    async def until(self, kind: str, type_: str, within_s: float = 90.0, name: str = "chat", **wanted: str) -> Object:
         """Wait until a condition has these fields."""
 
         async def check() -> Object:

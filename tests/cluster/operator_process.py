@@ -34,7 +34,7 @@ class Operator:
             await self.until("leader")
         return self
 
-    async def until(self, state: str, within_s: float = 40.0) -> None:
+    async def until(self, state: str, within_s: float = 90.0) -> None:
         async def is_so() -> bool:
             assert self.process is not None
             assert self.process.returncode is None, self.logged()[-3000:]
@@ -80,7 +80,7 @@ class Operator:
         assert self.process is not None
         self.process.send_signal(number)
 
-    async def stop(self, number: int = signal.SIGTERM, within_s: float = 10.0) -> float:
+    async def stop(self, number: int = signal.SIGTERM, within_s: float = 30.0) -> float:
         """End it; seconds it took."""
         assert self.process is not None
         started = time.monotonic()

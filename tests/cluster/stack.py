@@ -116,7 +116,14 @@ class Stack:
         self.kubectl("patch", kind, name, "-n", POOLS, "--type=merge", "-p", json.dumps({"spec": spec}))
 
     def until(
-        self, kind: str, type_: str, *, name: str = "chat", within: str = POOLS, deadline_s: float = 60.0, **wanted: str
+        self,
+        kind: str,
+        type_: str,
+        *,
+        name: str = "chat",
+        within: str = POOLS,
+        deadline_s: float = 120.0,
+        **wanted: str,
     ) -> Object:
         """Wait until a condition has these fields and belongs to the newest spec; returns it."""
         found: Object = {}
@@ -209,7 +216,7 @@ class Stack:
         ready = [pod for pod in self.pods("router") if condition(pod, "Ready").get("status") == "True"]
         return {pod["metadata"]["name"]: listed(pod["status"]["podIP"], key) for pod in ready}
 
-    def until_listed(self, routers: int, deadline_s: float = 30.0) -> None:
+    def until_listed(self, routers: int, deadline_s: float = 90.0) -> None:
         """Wait until so many routers hold exactly the engines that are Ready."""
         key = self.router_key()
 

@@ -62,7 +62,7 @@ def empty_again(stack: Stack) -> None:
     """All queues are empty. What a pod that was deleted by force may still write to stays held, for nobody saw it end;
     that ends with the decode engines, whose drain would wait for it in later tests.
     """
-    wait_for("all queues to be empty", stack.queues_left, deadline_s=45)
+    wait_for("all queues to be empty", stack.queues_left, deadline_s=90)
     if stack.work_left():
         for pod in stack.pods("decode"):
             stack.kubectl("delete", "pod", pod["metadata"]["name"], "-n", POOLS, "--grace-period=0", "--force")
@@ -82,7 +82,7 @@ def test_after_an_engines_process_was_killed_its_list_entry_goes_and_comes_back(
             wait_for(
                 f"{url} to leave the router's list",
                 lambda: f"it lists {url}" if url in listed(router["status"]["podIP"], key) else None,
-                deadline_s=20,
+                deadline_s=60,
                 interval_s=0.05,
             )
 
@@ -116,14 +116,14 @@ def held_for(serving: Stack) -> Iterator[Callable[[], str]]:
         wait_for(
             "decode engines to have offered memory",
             lambda: None if attempts_at_decode(serving) > before else "no hand-off is under way",
-            deadline_s=10,
+            deadline_s=30,
         )
 
         def held() -> str:
             wait_for(
                 "decode engines to hold memory",
                 lambda: None if incarnation in held_at_decode(serving) else f"held for {held_at_decode(serving)}",
-                deadline_s=15,
+                deadline_s=60,
                 interval_s=0.05,
             )
             return incarnation
@@ -146,7 +146,7 @@ def not_paired(stack: Stack, url: str, incarnation: str) -> str | None:
 
 def ask_in_vain(url: str, prompt: tuple[int, ...]) -> None:
     with contextlib.suppress(OSError):
-        generate(url, prompt, timeout_s=8)
+        generate(url, prompt, timeout_s=20)
 
 
 def state_of(pod: dict) -> dict:
@@ -205,7 +205,7 @@ def test_an_engine_without_the_keys_of_its_namespace_gets_nothing(serving: Stack
                 drops, was = state_of(prefill)["drops"], before["drops"]
                 return None if drops.get("unauthenticated", 0) > was.get("unauthenticated", 0) else str(drops)
 
-            wait_for("the impostor to be turned away", unheard, deadline_s=15)
+            wait_for("the impostor to be turned away", unheard, deadline_s=60)
             assert state_of(prefill)["drops"].get("unpaired", 0) == before["drops"].get("unpaired", 0)
             assert impostor.poll(0) == 0
             impostor.close()
@@ -252,6 +252,6 @@ def test_a_router_that_starts_while_the_operator_is_away_serves_at_once(serving:
         assert {prompt: generate(direct, prompt) for prompt in expected} == expected
         url = serving.router_url()
         assert {prompt: generate(url, prompt) for prompt in expected} == expected
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 60
     finally:
         serving.scale_operator(1)

@@ -115,7 +115,7 @@ def test_a_new_spec_replaces_one_engine_of_a_pool_at_a_time_and_fails_no_request
     assert {name for name in before if after.get(name) == before[name]} == {name for name in before if "router" in name}
     assert {pod["metadata"]["annotations"]["example.com/mark"] for pod in stack.pods("prefill", "decode")} == {mark}
     stack.until_listed(2)
-    wait_for("all queues to be empty and nothing held", stack.work_left, deadline_s=45)
+    wait_for("all queues to be empty and nothing held", stack.work_left, deadline_s=90)
 
 
 def test_a_router_less_fails_no_request(stack: Stack, expected):

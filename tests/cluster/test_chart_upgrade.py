@@ -95,7 +95,7 @@ def test_an_upgrade_changes_the_crds(serving: Stack, tmp_path: Path):
         run(binary("kubectl"), *patch)
         return None if serving.get("dpool", "chat")["spec"].get("newField") == "x" else "newField was pruned"
 
-    wait_for("the new field to be kept", kept, deadline_s=20)
+    wait_for("the new field to be kept", kept, deadline_s=60)
     serving.install()
     assert "newField" not in fields()
     serving.settle()

@@ -68,7 +68,7 @@ async def test_what_ended_in_order_while_no_operator_ran_is_proved_by_the_next_o
     await here.pod(PEER, but_not=uid)
     await lose(here, uid)
     await here.operator().start()
-    await eventually(lambda: nothing_is_held(here), within_s=40)
+    await eventually(lambda: nothing_is_held(here))
     await here.until("DecodePool", "HoldsProvable", status="True")
 
 

@@ -50,7 +50,7 @@ async def test_pools_become_workloads_and_ready_only_when_their_engines_are(here
     await here.run_pod("chat-prefill-1-0")
     await here.until("PrefillPool", "Ready", status="True")
     await here.until("PrefillPool", "Progressing", status="False", reason="Complete")
-    await here.until("PrefillPool", "QueuesHealthy", status="True", within_s=15)
+    await here.until("PrefillPool", "QueuesHealthy", status="True")
     status = (await here.see(PREFILL_POOLS, "chat"))["status"]
     assert (status["replicas"], status["readyReplicas"], status["updatedReplicas"]) == (2, 2, 2)
     await here.set_ready("chat-prefill-1-0", False)
@@ -70,7 +70,7 @@ async def test_queue_lengths_are_exported_while_known_and_vanish_when_unknown(he
 
         return find
 
-    (line,) = await eventually(series("pdpool_queue_reqs"), within_s=15)
+    (line,) = await eventually(series("pdpool_queue_reqs"))
     assert 'queue="prefill_bootstrap"' in line
     assert line.endswith(" 7.0")
     await here.engines["chat-prefill-0-0"].stop()
@@ -78,13 +78,13 @@ async def test_queue_lengths_are_exported_while_known_and_vanish_when_unknown(he
     async def unknown() -> bool:
         return not await series("pdpool_queue_reqs")() and bool(await series("pdpool_instance_verdict")())
 
-    await eventually(unknown, within_s=15)
+    await eventually(unknown)
     await here.admin.drop(PREFILL_POOLS, here.namespace, "chat")
 
     async def gone() -> bool:
         return not await series("pdpool_instance_verdict")()
 
-    await eventually(gone, within_s=15)
+    await eventually(gone)
 
 
 async def test_a_foreign_object_under_our_name_is_left_alone_and_named(here: Bench):
@@ -108,7 +108,7 @@ async def test_a_foreign_object_under_our_name_is_left_alone_and_named(here: Ben
     assert "ownerReferences" not in after["metadata"]
     await here.admin.drop(STATEFUL_SETS, here.namespace, "chat-prefill-0")
     await here.run_pod("chat-prefill-0-0")
-    await here.until("PrefillPool", "Ready", status="True", within_s=40)
+    await here.until("PrefillPool", "Ready", status="True")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ async def test_an_update_drains_first_and_then_replaces_one_pod_at_a_time(here: 
         return "pdpool.dev/drain-started" in sts["metadata"]["annotations"]
 
     await eventually(draining)
-    await here.until("PrefillPool", "Progressing", status="True", reason="Draining", within_s=15)
+    await here.until("PrefillPool", "Progressing", status="True", reason="Draining")
     looked = await operator.reconciles()
 
     async def looked_again() -> bool:
@@ -197,7 +197,7 @@ async def test_deleting_a_pool_removes_what_it_made_also_with_the_operator_away(
         kinds = (STATEFUL_SETS, PODS, DISRUPTION_BUDGETS, SERVICES)
         return not any([await here.admin.all(kind, here.namespace) for kind in kinds])
 
-    await eventually(gone, within_s=60)
+    await eventually(gone)
 
 
 @pytest.mark.parametrize("how", ["Background", "Foreground"])
@@ -233,7 +233,7 @@ async def test_scaling_down_removes_the_highest_instance_only(here: Bench):
         sets = await here.admin.all(STATEFUL_SETS, here.namespace)
         return sorted(s["metadata"]["name"] for s in sets) == ["chat-decode-0", "chat-decode-1"]
 
-    await eventually(two, within_s=40)
+    await eventually(two)
     await here.until("DecodePool", "Progressing", status="False", reason="Complete")
 
 
@@ -301,5 +301,5 @@ async def test_a_pod_that_quota_or_policy_refuses_is_told_in_the_servers_words(h
     await here.admin.make(QUOTAS, {"metadata": meta, "spec": {"hard": {"pods": "0"}}})
     await here.operator().start()
     await here.pool("PrefillPool")
-    ready = await here.until("PrefillPool", "Ready", status="False", reason="PodRejected", within_s=60)
+    ready = await here.until("PrefillPool", "Ready", status="False", reason="PodRejected")
     assert "exceeded quota: none" in ready["message"]

@@ -94,7 +94,7 @@ class Routers:
         except Unanswered as silence:
             raise AssertionError(str(silence)) from silence
 
-    async def until(self, name: str, *engines: str, within_s: float = 30.0) -> float:
+    async def until(self, name: str, *engines: str, within_s: float = 90.0) -> float:
         """Wait until this router lists exactly these pods' engines; returns the seconds."""
         started = time.monotonic()
         wanted = {f"http://{self.here.engines[engine].ip}:30000" for engine in engines}
@@ -140,7 +140,7 @@ async def test_every_router_gets_the_ready_engines_and_loses_them_before_anythin
 
     await here.set_ready(P1, False)
     took = [await routers.until(name, P0, D0) for name in routers.ips]
-    assert max(took) < 5, took
+    assert max(took) < 15, took
     await here.set_ready(P1, True)
     for name in routers.ips:
         await routers.until(name, P0, P1, D0)
@@ -225,7 +225,7 @@ async def test_a_router_that_hangs_holds_up_neither_the_others_nor_the_engines(h
     try:
         await here.set_ready(P1, False)
         took = await routers.until("router-b", P0, D0)
-        assert took < 8
+        assert took < 20
     finally:
         hung.send_signal(18)  # SIGCONT
     await routers.until("router-a", P0, D0)
