@@ -5,6 +5,7 @@ checked it. A connection is never rebuilt by zmq behind our back: its end is evi
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any, Final, NamedTuple, Protocol
 
 import zmq
@@ -82,7 +83,9 @@ class ControlServer:
     ) -> None:
         """With a key, only clients that speak CURVE get in. Raises OSError when the port cannot be bound."""
         self._drops, self._turns = drops, turns
-        self._open: set[int] = set()
+        self._serials = count(1)
+        self._open: dict[int, int] = {}
+        """Number of each connection, by its descriptor, which the kernel soon gives to another."""
         self._ended: list[int] = []
         self._outbox: dict[bytes, list[Frame]] = {}
         self.socket = context.socket(zmq.ROUTER)
@@ -116,15 +119,15 @@ class ControlServer:
                 yield Arrival(frame, name, message)
 
     def connection(self, arrival: Arrival) -> int:
-        """Descriptor of the connection that a message came by; -1 when it has ended since, or zmq keeps none."""
+        """Number of the connection that a message came by; -1 when it has ended since, or zmq does not tell."""
         try:
-            connection = int(arrival.message.get(zmq.SRCFD))
+            descriptor = int(arrival.message.get(zmq.SRCFD))
         except zmq.ZMQError:
             self._drops.note("malformed", "message by a ZMTP 1.0 peer")
             return -1
         # What the monitor knows by now happened before the frame is judged, or makes it moot.
         self._watch()
-        return connection if connection in self._open else -1
+        return self._open.get(descriptor, -1)
 
     def send(self, route: bytes, frame: Frame) -> None:
         """Put a frame into the outbox, which is sent at the end of the turn."""
@@ -150,7 +153,7 @@ class ControlServer:
         self._turns.recheck(self.socket)
 
     def ended(self) -> list[int]:
-        """Connections that have ended since the last call."""
+        """Numbers of the connections that have ended since the last call."""
         self._watch()
         ended, self._ended = self._ended, []
         return ended
@@ -165,10 +168,10 @@ class ControlServer:
     def _watch(self) -> None:
         for event in _events(self.monitor):
             if event["event"] == zmq.EVENT_DISCONNECTED:
-                self._open.discard(event["value"])
-                self._ended.append(event["value"])
+                if (ended := self._open.pop(event["value"], None)) is not None:
+                    self._ended.append(ended)
             elif event["event"] == zmq.EVENT_ACCEPTED:
-                self._open.add(event["value"])
+                self._open[event["value"]] = next(self._serials)
             elif event["event"] & STRANGERS:
                 self._drops.note("unauthenticated", f"handshake failed with code {event['value']}")
 
