@@ -43,7 +43,7 @@ def tell(screen: Screen, cluster: Target) -> None:
     try:
         figures = story.tell(screen, cluster)
     except KeyboardInterrupt:
-        screen.console.print("\ninterrupted; `make demo` goes on from here, `make demo-down` removes everything")
+        screen.console.print(f"\ninterrupted; `{cluster.up}` goes on from here, `{cluster.down}` removes everything")
         sys.exit(130)
     except FAILURES as error:
         trouble.report(screen, cluster, error)

@@ -141,5 +141,5 @@ def _farewell(screen: Screen, target: Target, figures: Figures) -> None:
     screen.command(f"kubectl get pd -n {POOLS}")
     screen.command(f"kubectl port-forward -n {deploy.NAMESPACE} service/prometheus 9090")
     screen.command(f"kubectl port-forward -n {POOLS} service/{SERVICE}-router {ROUTER_PORT}")
-    screen.say("`make demo-down` removes it.")
+    screen.say(f"`{target.down}` removes what this made.")
     screen.console.print()

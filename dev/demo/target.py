@@ -83,6 +83,11 @@ class Target(ABC):
         """
         return json.loads(self.kubectl("get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy{path}"))
 
+    up: str
+    """The command that tells the story on this cluster, or goes on with it."""
+    down: str
+    """The command that removes what the story has made."""
+
     @property
     @abstractmethod
     def hint(self) -> str:
@@ -115,6 +120,8 @@ class Target(ABC):
 
 class LocalCluster(Target):
     """The cluster of `make cluster`. This machine is its node, so that pods and Services are reached directly."""
+
+    up, down = "make demo", "make demo-down"
 
     def __init__(self, screen: Screen) -> None:
         # Neither kubectl nor helm need be built yet, and the kubeconfig may not be written: both come with `start`.
@@ -149,9 +156,12 @@ class LocalCluster(Target):
 class CurrentContext(Target):
     """The cluster of the current kubeconfig context; images go through a registry that the user names."""
 
+    down = "make demo-down CLUSTER=current"
+
     def __init__(self, screen: Screen, registry: str) -> None:
         super().__init__(screen, {}, _tool("kubectl"), _tool("helm"))
         self._registry = registry.rstrip("/")
+        self.up = f"make demo CLUSTER=current REGISTRY={self._registry}"
 
     @property
     def hint(self) -> str:

@@ -35,4 +35,4 @@ def report(screen: Screen, target: Target, error: Exception) -> None:
         except CommandError as second:
             found = str(second)
         screen.block("\n".join(found.rstrip().splitlines()[-LINES:]))
-    screen.say("The cluster stays up. `make demo` again goes on from here; `make demo-down` removes everything.")
+    screen.say(f"The cluster stays up. `{target.up}` again goes on from here; `{target.down}` removes everything.")
