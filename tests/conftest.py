@@ -17,17 +17,20 @@ OPERATORS = "tests/cluster/test_operator_"
 LONG = ("tests/integration/test_soak.py", "tests/integration/test_engine_faults.py")
 """Files that would be the last to end; their tests share nothing."""
 
+SPLIT = (*LONG, f"{OPERATORS}leader.py")
+"""Files whose tests run beside each other."""
+
 ORDER = (OPERATORS, "tests/cluster/", *LONG, "tests/integration/", "tests/simulation/", "tests/")
 
 
 class Units(LoadScopeScheduling):
-    """What one process runs in a row: a file, a single test of a `LONG` one, or all that needs the cluster alone."""
+    """What one process runs in a row: a file, a single test of a `SPLIT` one, or all that needs the cluster alone."""
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith("tests/cluster/") and not nodeid.startswith(OPERATORS):
             return "cluster"
         path = nodeid.partition("::")[0]
-        return nodeid if path in LONG else path
+        return nodeid if path in SPLIT else path
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
