@@ -2,6 +2,7 @@
 
 import sys
 from functools import partial
+from pathlib import Path
 
 import click
 
@@ -45,9 +46,10 @@ def load_command(built: bool, names: tuple[str, ...]) -> None:
     """Build images and bring them into the nodes of the local cluster."""
     clock = Clock("images")
     packages.ensure(clock)
-    state = state_at(None)
-    if host.read_record() is None:
+    record = host.read_record()
+    if record is None:
         raise RuntimeError("there is no local cluster; `python -m dev.cluster up` makes one")
+    state = state_at(Path(record.state))
     for name in names or PRODUCT_IMAGES:
         if not built:
             build(name, clock)
