@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from .figures import FIGURES, Results
+from .figures import FIGURES, Results, short
 from .stages import stages
 from .watching import watching
 
@@ -26,7 +26,7 @@ def table(results: Results) -> Table:
         shown.add_column(name)
     for row in results.rows:
         met = "" if row.met is None else "[green]yes[/]" if row.met else "[red]no[/]"
-        value = f"{row.value:.3g} {row.unit}".strip()
+        value = f"{short(row.value)} {row.unit}".strip()
         shown.add_row(row.what, row.plane, value, row.spread.replace("[", r"\["), row.target, met, row.note)
     return shown
 
@@ -44,7 +44,7 @@ def document(results: Results) -> str:
     ]
     for row in results.rows:
         met = "" if row.met is None else "yes" if row.met else "no"
-        value = f"{row.value:.3g} {row.unit}".strip()
+        value = f"{short(row.value)} {row.unit}".strip()
         cells = (row.what, row.plane, value, row.spread, row.target, met, row.note)
         lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
     out = io.StringIO()
@@ -57,7 +57,7 @@ def missed(results: Results, console: Console) -> None:
     """Where targets are missed: by how much; and where the time goes."""
     rows = [row for row in results.rows if row.met is False]
     for row in rows:
-        console.print(f"missed: {row.plane}, {row.what}: {row.value:.3g} {row.unit}, wanted {row.target}")
+        console.print(f"missed: {row.plane}, {row.what}: {short(row.value)} {row.unit}, wanted {row.target}")
     for plane, reached in results.series.get("stages", {}).items():
         steps = ", ".join(f"{stage} {when:.0f}" for stage, when in reached)
         console.print(f"one page over {plane}, us after the last send: {steps}")

@@ -66,18 +66,33 @@ def _abort(axes: Axes, planes: dict[str, list[float]]) -> None:
     axes.legend()
 
 
-def _goodput(axes: Axes, planes: dict[str, list[tuple[float, float, float, float]]]) -> None:
+def _goodput(axes: Axes, planes: dict[str, list[tuple[float, float, float]]]) -> None:
     for name, rows in planes.items():
-        shares, kept, useful, held = zip(*rows, strict=True)
+        shares, kept, useful = zip(*rows, strict=True)
         (line,) = axes.plot([100 * share for share in shares], kept, marker="o", label=f"{name}: goodput")
         axes.plot(
             [100 * share for share in shares], useful, linestyle="--", color=line.get_color(), label=f"{name}: useful"
         )
-        for share, good, pages in zip(shares, kept, held, strict=True):
-            axes.annotate(f"{pages:.1f} pages held", (100 * share, good), fontsize=6)
     axes.set_xlabel("% of the requests aborted")
     axes.set_ylabel("of the goodput without aborts")
     axes.set_ylim(bottom=0)
+    axes.legend()
+
+
+def _held(axes: Axes, planes: dict[str, list[tuple[float, float, float]]]) -> None:
+    delays = axes.twinx()
+    delays.spines["right"].set_visible(True)
+    for name, rows in planes.items():
+        shares, held, delay_ms = zip(*rows, strict=True)
+        percent = [100 * share for share in shares]
+        (line,) = axes.plot(percent, held, marker="o", label=f"{name}: pages held")
+        axes.plot([], [], linestyle="--", color=line.get_color(), label=f"{name}: admission delay")
+        delays.plot(percent, delay_ms, marker="o", linestyle="--", color=line.get_color())
+    axes.set_xlabel("% of the requests aborted")
+    axes.set_ylabel("of 256 pages, mean over time")
+    delays.set_ylabel("ms that a request waits for them, mean")
+    for one in (axes, delays):
+        one.set_ylim(bottom=0)
     axes.legend()
 
 
@@ -96,5 +111,6 @@ PLOTS: dict[str, Callable[[Axes, Any], None]] = {
     "threads": _threads,
     "abort": _abort,
     "goodput": _goodput,
+    "held": _held,
     "stages": _stages,
 }
