@@ -1,5 +1,6 @@
 """`pdpool connector top` against real connectors, and against what is none."""
 
+import asyncio
 import io
 import os
 import pty
@@ -14,7 +15,7 @@ from threading import Thread
 import pytest
 from click.testing import CliRunner
 from pdpool_connector.cli import main
-from pdpool_connector.console.look import Look, State, rates
+from pdpool_connector.console.look import Look, State, look_at_all, rates
 from pdpool_connector.console.top import seconds, tables
 from pdpool_connector.transport.http import HttpServer, Page
 from rich.console import Console
@@ -38,13 +39,17 @@ def pair():
     decode.settle(lambda stats: stats["holds"] == 1)
     decode.open("waits", 9, prefill=prefill.bootstrap, pages=[5], aux_slot=2)
     decode.settle(lambda stats: stats["attempts"]["accepted"]["reqs"] == 1)
+    # The endpoint shows what was so a moment ago.
+    deadline = time.monotonic() + 30
+    while not any("accepted" in line for line in top("--once", decode.admin).output.splitlines()):
+        assert time.monotonic() < deadline, "the endpoint does not show the request that waits"
     yield prefill, decode
     prefill.call("release_writes")
     assert (prefill.end(), decode.end()) == (0, 0)
 
 
-def top(*arguments: str, columns: int = 140):
-    return CliRunner().invoke(main, ["connector", "top", *arguments], env={"COLUMNS": str(columns)})
+def top(*arguments: str):
+    return CliRunner().invoke(main, ["connector", "top", *arguments], env={"COLUMNS": "140"})
 
 
 def test_once_prints_queues_holds_and_peers_of_all_and_exits(pair) -> None:
@@ -66,10 +71,17 @@ def test_once_prints_queues_holds_and_peers_of_all_and_exits(pair) -> None:
     assert "decode_transfer" in result.output
 
 
+def printed(looks: list[Look], columns: int) -> list[list[str]]:
+    """Lines of connectors and their peers: the first words of each."""
+    console = Console(width=columns, record=True, file=io.StringIO())
+    console.print(tables(looks, None))
+    return [line.split()[:3] for line in console.export_text().splitlines() if "127.0.0.1:" in line]
+
+
 def test_a_terminal_of_80_columns_is_wide_enough(pair) -> None:
-    looks = [top("--once", *(side.admin for side in pair), columns=columns).output for columns in (80, 140)]
-    narrow, wide = ([line.split()[:3] for line in look.splitlines() if "127.0.0.1:" in line] for look in looks)
-    assert narrow == wide
+    looks = asyncio.run(look_at_all([side.admin for side in pair]))
+    assert all(look.state is not None for look in looks)
+    assert printed(looks, 80) == printed(looks, 140)
 
 
 def test_rates_are_shown_of_two_looks_within_80_columns() -> None:
