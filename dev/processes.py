@@ -2,9 +2,10 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Final
+
+from dev.shell import wait_for
 
 _STOP_S: Final = 30.0
 _STANDING: Final = frozenset("TtZX")
@@ -20,11 +21,12 @@ def send(pid: int, number: signal.Signals) -> None:
     os.kill(pid, number)
     if number is not signal.SIGSTOP:
         return
-    deadline = time.monotonic() + _STOP_S
-    while not all(_state(task) in _STANDING for task in Path(f"/proc/{pid}/task").iterdir()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"process {pid} does not stop within {_STOP_S} s")
-        time.sleep(0.001)
+
+    def running() -> str | None:
+        states = {_state(task) for task in Path(f"/proc/{pid}/task").iterdir()}
+        return f"threads in state {states - _STANDING}" if states - _STANDING else None
+
+    wait_for(f"process {pid} stands still", running, deadline_s=_STOP_S, interval_s=0.001)
 
 
 def _state(task: Path) -> str:

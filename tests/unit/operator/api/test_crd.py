@@ -96,7 +96,7 @@ POOLS, SERVICES = "pdpool.dev_prefillpools.yaml", "pdpool.dev_disaggregatedservi
         (
             POOLS,
             "model.path",
-            ("/m", "/models/smollm2", "/models/smollm2/", "/root/.cache/hub/3a9f", "/models/Qwen-2.5_x"),
+            ("/m", "/models/smollm2", "/models/smollm2/", "/srv/.cache/hub/3a9f", "/models/Qwen-2.5_x"),
             ("/", "//", "///", "/models//", "/models//x", "/models/.", "/models/..", "/models/-x", "m", "/a b", ""),
         ),
         (
