@@ -2,7 +2,6 @@
 
 import gc
 import os
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -19,6 +18,8 @@ from pdpool_connector.engines.local import LocalEngine
 from pdpool_connector.layout.arena import ArenaLocation, HostArena
 from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
 from pdpool_connector.layout.plan import Chunk
+
+from tests.descriptors import descriptors
 
 
 def describe(arena, **changes):
@@ -169,7 +170,7 @@ def test_a_bad_index_moves_nothing(engine, sink):
 
 
 def test_disconnect_and_close_give_everything_back(source, sink):
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = descriptors()
     engine = LocalEngine()
     descriptor = engine.register(describe(source))
     assert msgspec.msgpack.decode(descriptor, type=ArenaLocation) == source.location()
@@ -180,7 +181,6 @@ def test_disconnect_and_close_give_everything_back(source, sink):
     engine.connect("p", remote_of(sink))
     engine.close()
     engine.close()
-    gc.collect()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert descriptors() == before
     with pytest.raises(UnknownPeerError):
         engine.submit("p", Chunk(ids(0), ids(0)))

@@ -1,12 +1,10 @@
 """The shared arena: what it gives out, what a peer may map, and what it refuses."""
 
 import fcntl
-import gc
 import mmap
 import multiprocessing
 import os
 import signal
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -15,11 +13,7 @@ from pdpool_connector.layout.arena import ArenaError, ArenaLocation, HostArena, 
 from pdpool_connector.layout.memory import LayoutError, Region
 
 from dev.processes import send
-
-
-def descriptors():
-    gc.collect()
-    return len(list(Path("/proc/self/fd").iterdir()))
+from tests.descriptors import descriptors
 
 
 def changed(location, **changes):
@@ -60,6 +54,7 @@ def test_close_gives_up_everything_once_the_last_view_is_gone():
     arena = HostArena(4096)
     view = arena.array(0, 4, np.uint8)
     region = arena.region(0, 4, 1)
+    assert descriptors() > before
     arena.close()
     arena.close()
     view[:] = 7  # still mapped: a view never dangles
@@ -148,6 +143,7 @@ def test_mapping_and_closing_leaves_no_descriptor():
         before = descriptors()
         for _ in range(3):
             mapped = MappedArena(arena.location())
+            assert descriptors() > before
             mapped.close()
             mapped.close()
         assert descriptors() == before

@@ -9,28 +9,31 @@ from contextlib import contextmanager
 
 from pdpool_connector.transport.sockets import connections, leading_to
 
+HERE, PEER, ITSELF = (f"127.{number}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}" for number in (77, 78, 79))
+"""Addresses that no other test uses: the kernel's table is the whole machine's."""
+
 CLIENT = """
 import socket, sys
-with socket.create_connection(("127.0.0.1", int(sys.argv[1])), source_address=("127.0.0.2", 0)) as peer:
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), source_address=(sys.argv[3], 0)) as peer:
     peer.sendall(b"x" * 4096)
     sys.stdin.read()
 """
 
 
-def leading_there(address: str = "127.0.0.2") -> int:
+def leading_there(address: str = PEER) -> int:
     return len(leading_to([address], connections(os.getpid())))
 
 
 @contextmanager
 def client(port: int) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", CLIENT, str(port)], stdin=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", CLIENT, HERE, str(port), PEER], stdin=subprocess.PIPE)
     with process:
         yield process
         process.kill()
 
 
 def test_a_connection_stays_until_our_end_is_closed_however_long_the_other_process_is_gone():
-    with socket.create_server(("127.0.0.1", 0)) as server, client(server.getsockname()[1]) as peer:
+    with socket.create_server((HERE, 0)) as server, client(server.getsockname()[1]) as peer:
         ours, _ = server.accept()
         assert leading_there() == 1
         peer.kill()
@@ -41,7 +44,7 @@ def test_a_connection_stays_until_our_end_is_closed_however_long_the_other_proce
 
 
 def test_a_connection_that_nobody_has_accepted_counts_for_it_may_carry_bytes():
-    with socket.create_server(("127.0.0.1", 0)) as server, client(server.getsockname()[1]) as peer:
+    with socket.create_server((HERE, 0)) as server, client(server.getsockname()[1]) as peer:
         server.settimeout(10)
         while not leading_there():
             assert peer.poll() is None
@@ -49,12 +52,12 @@ def test_a_connection_that_nobody_has_accepted_counts_for_it_may_carry_bytes():
 
 
 def test_connections_with_ourselves_to_others_and_listening_sockets_do_not_count():
-    with socket.create_server(("127.0.0.1", 0)) as server, client(server.getsockname()[1]):
+    with socket.create_server((HERE, 0)) as server, client(server.getsockname()[1]):
         ours, _ = server.accept()
-        assert leading_there("127.0.0.3") == leading_there("127.0.0.1") == 0
-        with socket.create_connection(server.getsockname(), source_address=("127.0.0.3", 0)):
+        assert leading_there(ITSELF) == leading_there(HERE) == 0
+        with socket.create_connection(server.getsockname(), source_address=(ITSELF, 0)):
             itself, _ = server.accept()
-            assert leading_there("127.0.0.3") == 0
+            assert leading_there(ITSELF) == 0
             itself.close()
         ours.close()
 
