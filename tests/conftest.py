@@ -15,10 +15,10 @@ OPERATORS = "tests/cluster/test_operator_"
 """Files whose tests need the cluster, each a namespace of it; the tests of the whole stack wait for their end."""
 
 LONG = ("tests/integration/test_soak.py", "tests/integration/test_engine_faults.py")
-"""Files that would be the last to end; their tests share nothing."""
+"""Files that would be the last to end."""
 
-SPLIT = (*LONG, f"{OPERATORS}leader.py")
-"""Files whose tests run beside each other."""
+SPLIT = (*LONG, OPERATORS)
+"""Where the tests of a file run beside each other: they share nothing."""
 
 ORDER = (OPERATORS, "tests/cluster/", *LONG, "tests/integration/", "tests/simulation/", "tests/")
 
@@ -30,12 +30,17 @@ class Units(LoadScopeScheduling):
         if nodeid.startswith("tests/cluster/") and not nodeid.startswith(OPERATORS):
             return "cluster"
         path = nodeid.partition("::")[0]
-        return nodeid if path in SPLIT else path
+        return nodeid if path.startswith(SPLIT) else path
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put first what takes longest, else the run would wait for it at its end."""
-    items.sort(key=lambda item: next(i for i, start in enumerate(ORDER) if item.nodeid.startswith(start)))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> tuple[int, bool]:
+    group = next(number for number, start in enumerate(ORDER) if item.nodeid.startswith(start))
+    return group, item.get_closest_marker("long") is None
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Units:

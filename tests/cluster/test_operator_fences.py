@@ -55,6 +55,7 @@ async def nothing_is_held(here: Bench) -> bool:
     return not any(here.engines[HOLDER].held_for.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 async def test_what_ended_in_order_while_no_operator_ran_is_proved_by_the_next_one(here: Bench, how: int):
     operator = await here.operator().start()
@@ -72,6 +73,7 @@ async def test_what_ended_in_order_while_no_operator_ran_is_proved_by_the_next_o
     await here.until("DecodePool", "HoldsProvable", status="True")
 
 
+@pytest.mark.long
 async def test_what_was_deleted_by_force_while_no_operator_ran_stays_held_and_is_told(here: Bench):
     operator = await here.operator().start()
     uid = await serve_both_sides(here)

@@ -112,6 +112,7 @@ async def test_a_leader_that_is_frozen_writes_nothing_after_its_lease_ran_out(he
     assert await holder(here) not in {old, ""}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["half the instances", "during an update"])
 async def test_an_operator_killed_in_the_middle_is_followed_by_the_same_end_state(here: Bench, moment: str):
     operator = await here.operator().start()
@@ -138,6 +139,7 @@ async def test_an_operator_killed_in_the_middle_is_followed_by_the_same_end_stat
         assert "pdpool.dev/drain-started" not in sts["metadata"]["annotations"]
 
 
+@pytest.mark.long
 async def test_operators_that_are_killed_at_random_while_pools_change_leave_what_the_specs_say(here: Bench):
     rng, names, replicas = random.Random(1), ("a", "b"), {}
 
@@ -186,6 +188,7 @@ async def updated(here: Bench, count: int) -> bool:
     return sum("--served-model-name=another" in pod["spec"]["containers"][0]["args"] for pod in pods) >= count
 
 
+@pytest.mark.long
 async def test_at_rest_few_calls_are_made_and_nothing_is_written(here: Bench):
     operator = await here.operator().start()
     await here.pool("PrefillPool")
@@ -206,6 +209,7 @@ async def test_at_rest_few_calls_are_made_and_nothing_is_written(here: Bench):
     assert per_minute <= 60, f"{per_minute:.0f} calls a minute"
 
 
+@pytest.mark.long
 async def test_an_operator_that_is_replaced_writes_nothing_where_all_is_as_it_was(here: Bench):
     first = await here.operator().start()
     await here.pool("PrefillPool")
