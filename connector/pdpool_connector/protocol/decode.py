@@ -92,7 +92,7 @@ class DecodeMachine(OpeningMachine[Attempt]):
     def _fail(self, attempt: Attempt, cause: Cause, message: str, *, tell: bool = True) -> None:
         if attempt.state not in LIVE:
             return
-        attempt.cause, attempt.message = cause, message[: f.MAX_TEXT]
+        attempt.cause, attempt.message = cause, f.text(message)
         if not attempt.loud and (attempt.offered or not tell):
             self._move(attempt, Cue.ENDED)
             self._finalize(attempt)

@@ -202,7 +202,7 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
     def _fail(self, attempt: ReadAttempt, cause: Cause, message: str, *, tell: bool = True) -> None:
         if attempt.state not in LIVE:
             return
-        attempt.cause, attempt.message = cause, message[: f.MAX_TEXT]
+        attempt.cause, attempt.message = cause, f.text(message)
         if attempt.quiet and (attempt.offered or not tell):
             self._tell_quiet(attempt)
             self._move(attempt, Cue.ENDED)

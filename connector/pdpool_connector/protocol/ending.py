@@ -121,7 +121,7 @@ class EndingMachine(Machine[PrefillState], ABC):
         """The one way into failure. The first cause stays; later ones find the hand-off not live any more."""
         if handoff.cause is not None or handoff.state not in LIVE:
             return
-        handoff.cause, handoff.message = cause, message[: f.MAX_TEXT]
+        handoff.cause, handoff.message = cause, f.text(message)
         self._leave_room(handoff)
         self._remember_missed(handoff)
         for exchange in handoff.all:

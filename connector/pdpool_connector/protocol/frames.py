@@ -47,6 +47,11 @@ Parts = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 """How many ranks of decode one rank of prefill serves; larger instances than this are not known to exist."""
 
 
+def text(message: str) -> str:
+    """As much of a message as a frame carries; characters that UTF-8 has no form for are escaped."""
+    return message.encode("utf-8", "backslashreplace").decode()[:MAX_TEXT]
+
+
 class AttemptId(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One try at one room: unique for ever, because `decode` is one life of one process and `number` its counter."""
 

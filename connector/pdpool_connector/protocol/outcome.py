@@ -9,8 +9,8 @@ class Phase(StrEnum):
     """Where a hand-off stands, as the engine sees it.
 
     Prefill: WAITING (no decode yet), READY (destination known), TRANSFERRING, then DONE or FAILED.
-    Decode: WAITING (nothing arrived yet), TRANSFERRING, then DONE (all pages and the aux row of every writer have
-    landed) or FAILED. DONE and FAILED never change again.
+    Decode: WAITING (nothing arrived yet), TRANSFERRING, then DONE (all pages have landed, and the aux row, if prefill
+    has sent one) or FAILED. DONE and FAILED never change again.
     """
 
     WAITING = "waiting"

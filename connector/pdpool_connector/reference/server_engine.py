@@ -28,7 +28,7 @@ from pdpool_connector.reference.request_body import Job
 from pdpool_connector.reference.scheduler import Scheduler
 from pdpool_connector.reference.scheduler_core import Core, Limits, Side
 from pdpool_connector.reference.shard import parts_of
-from pdpool_connector.runtime.transfer import RefusalCause
+from pdpool_connector.runtime.arguments import RefusalCause
 
 SCHEDULER_SILENT_S = 20.0
 CONNECTOR_SILENT_S = 5.0

@@ -140,8 +140,11 @@ class Connector(Owner, Generic[AnyTransfer]):
     def start(self) -> None:
         """Register the memory, listen, and begin to work. Blocks shortly.
 
-        Raises OSError when a port cannot be bound, EngineError when the data plane will not start.
+        Raises OSError when a port cannot be bound, EngineError when the data plane will not start, RuntimeError when it
+        was started or closed before.
         """
+        if self._started or self._closed:
+            raise RuntimeError(f"the {self.role} connector was {'closed' if self._closed else 'started'}: make another")
         descriptor = self._engine.register(self.memory, self._staging.region if self._staging is not None else None)
         self._remote_form = encode_remote(
             RemoteMemory(engine=self._engine.name, memory=self.memory, descriptor=descriptor, process=self._process)

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Future
+from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,23 +33,24 @@ from pdpool_connector.protocol.events import (
 )
 from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.states import DecodeState
+from pdpool_connector.runtime.arguments import (
+    RefusalCause,
+    Request,
+    as_aux_row,
+    as_reason,
+    as_request,
+    as_whole,
+    pack_pages,
+    pack_state,
+)
 from pdpool_connector.runtime.checks import Checks
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
-from pdpool_connector.runtime.identity import check_prompt
 from pdpool_connector.runtime.link import Found, InstanceLink, Stage
 from pdpool_connector.runtime.link_rank import Line
 from pdpool_connector.runtime.reads import Reads
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
-from pdpool_connector.runtime.transfer import (
-    DecodeTransfer,
-    RefusalCause,
-    check_reason,
-    check_request,
-    check_slot,
-    pack_pages,
-    pack_state,
-)
+from pdpool_connector.runtime.transfer import DecodeTransfer
 from pdpool_connector.transport.address import parse_address
 from pdpool_connector.transport.bootstrap import BootstrapClient
 
@@ -86,14 +88,14 @@ class DecodeConnector(Connector[DecodeTransfer]):
     def open(
         self,
         prefill: str,
-        room: int,
+        room: SupportsIndex,
         request_id: str,
         *,
         pages: NDArray[np.int32],
-        aux_slot: int,
+        aux_slot: SupportsIndex,
         state: NDArray[np.int32] | None = None,
-        prefix_pages: int = 0,
-        sibling: int = 0,
+        prefix_pages: SupportsIndex = 0,
+        sibling: SupportsIndex = 0,
         prompt: bytes = b"",
         deadline_s: float | None = None,
         traceparent: str | None = None,
@@ -108,28 +110,31 @@ class DecodeConnector(Connector[DecodeTransfer]):
         `deadline_s`: life of the attempt, by default `config.request_deadline_s`. `traceparent`: that header of
         the request's (W3C), for the span.
 
-        Raises ValueError for values out of range.
+        Raises ValueError for values out of range, TypeError for what is of another type.
         """
-        life = self.config.request_deadline_s if deadline_s is None else deadline_s
-        self._check(prefill, room, request_id, sibling, prompt, life)
-        check_slot(aux_slot, self.memory)
-        if prefix_pages < 0:
-            raise ValueError(f"prefix_pages={prefix_pages} is negative")
-        packed, items = pack_pages(pages, self.memory), pack_state(state, self.memory)
-        handle = next(self._handles)
-        transfer = DecodeTransfer(handle, room, request_id, self._post)
+        whose = self._request(prefill, room, request_id, sibling, prompt, deadline_s)
         wish = OpenAttempt(
-            handle, prefill, room, sibling, request_id, packed, prefix_pages, aux_slot, life, items, prompt
+            next(self._handles),
+            prefill,
+            whose.room,
+            whose.sibling,
+            request_id,
+            pack_pages(pages, self.memory),
+            as_whole("prefix_pages", prefix_pages),
+            as_aux_row(aux_slot, self.memory),
+            whose.deadline_s,
+            pack_state(state, self.memory),
+            prompt,
         )
-        return self._open(transfer, wish, traceparent)
+        return self._open(DecodeTransfer(wish.handle, wish.room, request_id, self._post), wish, traceparent)
 
     def expect(
         self,
         prefill: str,
-        room: int,
+        room: SupportsIndex,
         request_id: str,
         *,
-        sibling: int = 0,
+        sibling: SupportsIndex = 0,
         prompt: bytes = b"",
         deadline_s: float | None = None,
     ) -> None:
@@ -140,40 +145,45 @@ class DecodeConnector(Connector[DecodeTransfer]):
         decode is lost before it was opened then ends at prefill at once, not at its deadline. It is a hint: where it
         does not arrive, or finds no room, nothing fails by it.
 
-        Raises ValueError for values out of range.
+        Raises ValueError for values out of range, TypeError for what is of another type.
         """
-        life = self.config.request_deadline_s if deadline_s is None else deadline_s
-        self._check(prefill, room, request_id, sibling, prompt, life)
-        self._post(ExpectAttempt(next(self._handles), prefill, room, sibling, request_id, life, prompt))
+        whose = self._request(prefill, room, request_id, sibling, prompt, deadline_s)
+        self._post(ExpectAttempt(next(self._handles), prefill, *whose))
 
     def refuse(
         self,
         prefill: str,
-        room: int,
+        room: SupportsIndex,
         request_id: str,
         message: str,
         *,
         cause: RefusalCause = Cause.REFUSED,
-        sibling: int = 0,
+        sibling: SupportsIndex = 0,
         prompt: bytes = b"",
     ) -> None:
         """Tell prefill that the engine will not `open` a request, announced or not; returns at once.
 
         Prefill's half then ends with `cause` and `message`; about these, and about `prompt`, see
-        `PrefillConnector.refuse`. Raises ValueError for values out of range.
+        `PrefillConnector.refuse`. Raises as `open`.
         """
-        life = self.config.request_deadline_s
-        check_reason(message)
-        self._check(prefill, room, request_id, sibling, prompt, life)
-        handle = next(self._handles)
-        where = (handle, prefill, room, sibling, request_id)
-        wish = OpenAttempt(*where, b"", 0, 0, life, prompt=prompt, refused=message, refused_as=cause)
-        self._open(DecodeTransfer(handle, room, request_id, self._post), wish, None)
+        whose = self._request(prefill, room, request_id, sibling, prompt, None)
+        where = (next(self._handles), prefill, whose.room, whose.sibling, request_id)
+        why = as_reason(message)
+        wish = OpenAttempt(*where, b"", 0, 0, whose.deadline_s, prompt=prompt, refused=why, refused_as=cause)
+        self._open(DecodeTransfer(wish.handle, wish.room, request_id, self._post), wish, None)
 
-    def _check(self, prefill: str, room: int, request_id: str, sibling: int, prompt: bytes, deadline_s: float) -> None:
-        check_request(room, request_id, sibling, deadline_s)
-        check_prompt(prompt)
+    def _request(
+        self,
+        prefill: str,
+        room: SupportsIndex,
+        request_id: str,
+        sibling: SupportsIndex,
+        prompt: bytes,
+        deadline_s: float | None,
+    ) -> Request:
         parse_address(prefill)
+        life = self.config.request_deadline_s if deadline_s is None else deadline_s
+        return as_request(room, request_id, sibling, life, prompt)
 
     # --- What links ask and tell ---
 

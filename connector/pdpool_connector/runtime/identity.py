@@ -17,9 +17,3 @@ def prompt_digest(tokens: Sequence[int] | NDArray[np.int32], also: bytes = b"") 
     """
     key = blake2b(also, digest_size=PROMPT_BYTES).digest() if also else b""
     return blake2b(np.array(tokens, "<i4").tobytes(), digest_size=PROMPT_BYTES, key=key).digest()
-
-
-def check_prompt(prompt: bytes) -> None:
-    """Raise ValueError for a digest that no frame can carry."""
-    if len(prompt) > PROMPT_BYTES:
-        raise ValueError(f"prompt has {len(prompt)} bytes, at most {PROMPT_BYTES} are carried: give a digest of it")

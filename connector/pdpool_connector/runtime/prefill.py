@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import SupportsIndex
 
 from prometheus_client import CollectorRegistry
 
@@ -31,13 +32,13 @@ from pdpool_connector.protocol.prefill_read import PrefillReadMachine
 from pdpool_connector.protocol.states import PrefillState as S
 from pdpool_connector.protocol.versions import VersionMismatchError, negotiate
 from pdpool_connector.runtime.announce import Announcements
+from pdpool_connector.runtime.arguments import RefusalCause, as_reason, as_request
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
-from pdpool_connector.runtime.identity import check_prompt
 from pdpool_connector.runtime.job import Ended, ended, number_of, without_pages
 from pdpool_connector.runtime.membership import Membership
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
-from pdpool_connector.runtime.transfer import PrefillTransfer, RefusalCause, check_reason, check_request
+from pdpool_connector.runtime.transfer import PrefillTransfer
 from pdpool_connector.runtime.worker import PeerWorker
 from pdpool_connector.transport.bootstrap import RankInfo
 from pdpool_connector.transport.control import Arrival
@@ -109,10 +110,10 @@ class PrefillConnector(Connector[PrefillTransfer]):
 
     def open(
         self,
-        room: int,
+        room: SupportsIndex,
         request_id: str,
         *,
-        sibling: int = 0,
+        sibling: SupportsIndex = 0,
         prompt: bytes = b"",
         deadline_s: float | None = None,
         traceparent: str | None = None,
@@ -124,38 +125,32 @@ class PrefillConnector(Connector[PrefillTransfer]):
         life of the hand-off, by default `config.request_deadline_s`. `traceparent`: that header of the
         request's (W3C), for the span.
 
-        Raises ValueError for values out of range.
+        Raises ValueError for values out of range, TypeError for what is of another type.
         """
         life = self.config.request_deadline_s if deadline_s is None else deadline_s
-        check_request(room, request_id, sibling, life)
-        check_prompt(prompt)
-        handle = next(self._handles)
-        transfer = PrefillTransfer(handle, room, request_id, self._post, self.memory)
-        return self._open(transfer, OpenRequest(handle, room, sibling, request_id, life, prompt), traceparent)
+        wish = OpenRequest(next(self._handles), *as_request(room, request_id, sibling, life, prompt))
+        transfer = PrefillTransfer(wish.handle, wish.room, request_id, self._post, self.memory)
+        return self._open(transfer, wish, traceparent)
 
     def refuse(
         self,
-        room: int,
+        room: SupportsIndex,
         request_id: str,
         message: str,
         *,
         cause: RefusalCause = Cause.REFUSED,
-        sibling: int = 0,
+        sibling: SupportsIndex = 0,
         prompt: bytes = b"",
     ) -> None:
         """Tell the decode that comes for a request, or has come, that the engine will not serve it; returns at once.
 
         Decode's half then ends with `cause` and `message`: `Cause.TOO_LONG` for what this engine could never serve.
         A `prompt` that is not known, for a text too long to be made into tokens, may be left out: any half of that room
-        and sibling is meant then. Raises ValueError for values out of range.
+        and sibling is meant then. Raises as `open`.
         """
-        life = self.config.request_deadline_s
-        check_reason(message)
-        check_request(room, request_id, sibling, life)
-        check_prompt(prompt)
-        handle = next(self._handles)
-        transfer = PrefillTransfer(handle, room, request_id, self._post, self.memory)
-        self._open(transfer, OpenRequest(handle, room, sibling, request_id, life, prompt, message, cause), None)
+        whose = as_request(room, request_id, sibling, self.config.request_deadline_s, prompt)
+        wish = OpenRequest(next(self._handles), *whose, as_reason(message), cause)
+        self._open(PrefillTransfer(wish.handle, wish.room, request_id, self._post, self.memory), wish, None)
 
     # --- Set-up ---
 
@@ -310,9 +305,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
         self._filtered(answer, partial(self._server.send, peer.route, answer))
 
     def _refuse(self, route: bytes, reason: str, *, retry: bool) -> None:
-        refusal = f.HelloRefused(
-            version=f.VERSION_MIN, sender=self.incarnation, reason=reason[: f.MAX_TEXT], retry=retry
-        )
+        refusal = f.HelloRefused(version=f.VERSION_MIN, sender=self.incarnation, reason=f.text(reason), retry=retry)
         self._filtered(refusal, partial(self._server.send, route, refusal))
 
     # --- The end of a peer ---

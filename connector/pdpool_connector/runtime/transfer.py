@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +13,12 @@ from numpy.typing import NDArray
 from pdpool_connector.layout.memory import KVMemory
 from pdpool_connector.protocol.events import AbortTransfer, Event, SendPages
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
+from pdpool_connector.protocol.outcome import Phase, TransferStatus
+from pdpool_connector.runtime.arguments import as_aux_row, as_whole, pack_pages, pack_state
 
 log = logging.getLogger(__name__)
 
 Post = Callable[[Event], object]
-RefusalCause = Literal[Cause.REFUSED, Cause.TOO_LONG]
-"""What an engine may say of a request that it does not take."""
-MAX_REQUEST_ID = 256
-FEW = 32
-"""Up to so many numbers a list is searched faster than an array."""
 
 
 class Transfer:
@@ -50,7 +46,7 @@ class Transfer:
 
         The pages may be given back only when `status.releasable` says so.
         """
-        self._post(AbortTransfer(self._handle, message))
+        self._post(AbortTransfer(self._handle, str(message)))
 
     def attach(self, release: Callable[[], None]) -> None:
         """Have `release` called once, when the hand-off has become releasable, however it ended; now if it has already.
@@ -135,80 +131,30 @@ class PrefillTransfer(Transfer):
         self,
         pages: NDArray[np.int32],
         *,
-        start: int,
+        start: SupportsIndex,
         last: bool = False,
-        aux_slot: int | None = None,
+        aux_slot: SupportsIndex | None = None,
         state: NDArray[np.int32] | None = None,
     ) -> None:
         """Send logical pages `start` .. `start + len(pages)` of the request, which lie in `pages` (int32 page ids).
 
         Sends follow each other without gaps. They may begin before decode is known; they then wait. Pages that decode
         holds already (`status.prefix_pages`) may be sent or left out. The last send carries the aux row and ends where
-        decode's pages end; it may be empty. `state`, int32 ids of items of the state pool, goes with it too, as many
-        items as decode has offered. The content must not change until the status is releasable.
+        decode's pages end; it may be empty. Without `aux_slot` decode's row stays as it was, though decode is DONE: an
+        engine that reads it must always send one. `state`, int32 ids of items of the state pool, goes with the last
+        send too, as many items as decode has offered. The content must not change until the status is releasable.
 
-        Raises ValueError for ids outside the memory, and for an aux slot or state without `last`.
+        Raises ValueError for ids outside the memory, and for an aux slot or state without `last`; TypeError for what is
+        no integer.
         """
-        if start < 0:
-            raise ValueError(f"start={start} is negative")
         if aux_slot is not None and not last:
             raise ValueError(f"aux_slot={aux_slot} is given without last=True: the aux row goes with the last pages")
-        if aux_slot is not None:
-            check_slot(aux_slot, self._memory)
         if state is not None and not last:
             raise ValueError("state is given without last=True: it goes with the last pages")
         packed, items = pack_pages(pages, self._memory), pack_state(state, self._memory)
-        self._post(SendPages(self._handle, packed, start, last, aux_slot, items))
+        row = None if aux_slot is None else as_aux_row(aux_slot, self._memory)
+        self._post(SendPages(self._handle, packed, as_whole("start", start), bool(last), row, items))
 
 
 class DecodeTransfer(Transfer):
     """Decode's end of a hand-off: pages arrive, and the status says when."""
-
-
-def pack_pages(pages: NDArray[np.int32], memory: KVMemory) -> bytes:
-    """Page ids as the protocol carries them. Raises ValueError for what is no list of int32 ids within the memory."""
-    return _pack("pages", pages, "pages", memory.pages)
-
-
-def pack_state(state: NDArray[np.int32] | None, memory: KVMemory) -> bytes:
-    """As `pack_pages`, for ids of state items; None is as good as an empty list."""
-    return b"" if state is None else _pack("state", state, "state items", memory.state_items)
-
-
-def _pack(field: str, ids: NDArray[np.int32], unit: str, limit: int) -> bytes:
-    array = np.asarray(ids)
-    if array.ndim != 1 or (array.dtype != np.int32 and array.size):
-        raise ValueError(f"{field} is a {array.ndim}-dimensional array of {array.dtype}: give one dimension of int32")
-    if 0 < array.size <= FEW:
-        known = array.tolist()
-        lowest, highest = min(known), max(known)
-    else:
-        lowest, highest = (int(array.min()), int(array.max())) if array.size else (0, -1)
-    if lowest < 0 or highest >= limit:
-        has = f"{unit} 0..{limit - 1}" if limit else f"no {unit}"
-        raise ValueError(f"{field} holds {lowest if lowest < 0 else highest}, the memory has {has}")
-    return array.astype("<i4", copy=False).tobytes()
-
-
-def check_slot(slot: int, memory: KVMemory) -> None:
-    """Raise ValueError for an aux slot outside the memory."""
-    if not 0 <= slot < memory.aux_rows:
-        raise ValueError(f"aux_slot={slot}, the memory has aux rows 0..{memory.aux_rows - 1}")
-
-
-def check_request(room: int, request_id: str, sibling: int, deadline_s: float) -> None:
-    """Raise ValueError, naming the field, for what no frame can carry."""
-    if not 0 <= room < 2**63:
-        raise ValueError(f"room={room} is out of range: give 0 to 2**63 - 1")
-    if len(request_id) > MAX_REQUEST_ID:
-        raise ValueError(f"request_id has {len(request_id)} characters, at most {MAX_REQUEST_ID} are carried")
-    if not 0 <= sibling < 2**31:
-        raise ValueError(f"sibling={sibling} is out of range: give 0 to 2**31 - 1")
-    if not 0 < deadline_s <= 86400:
-        raise ValueError(f"deadline_s={deadline_s} is out of range: give more than 0 and at most 86400 seconds")
-
-
-def check_reason(message: str) -> None:
-    """Raise ValueError for a refusal that gives none."""
-    if not message:
-        raise ValueError("message is empty: say why the request is refused")

@@ -144,12 +144,12 @@ class ControlServer:
             self._send(*self._outbox.popitem())
 
     def _send(self, route: bytes, frames: Sequence[Frame]) -> None:
-        for frame in batches(frames):
+        for message in _encoded(frames, self._drops):
             try:
                 self.socket.send(route, _MORE)
-                self.socket.send(encode(frame), _NOW)
+                self.socket.send(message, _NOW)
             except zmq.ZMQError as error:
-                self._drops.note("unsent", f"{type(frame).__name__}: {error}")
+                self._drops.note("unsent", str(error))
         self._turns.recheck(self.socket)
 
     def ended(self) -> list[int]:
@@ -219,11 +219,11 @@ class ControlLink:
     def _flush(self) -> None:
         """Queue what is in the outbox; what cannot be queued is counted and dropped."""
         frames, self._outbox = self._outbox, []
-        for frame in batches(frames):
+        for message in _encoded(frames, self._drops):
             try:
-                self.socket.send(encode(frame), _NOW)
+                self.socket.send(message, _NOW)
             except zmq.ZMQError as error:
-                self._drops.note("unsent", f"{type(frame).__name__}: {error}")
+                self._drops.note("unsent", str(error))
         if frames:
             self._turns.recheck(self.socket)
 
@@ -253,6 +253,20 @@ def _tune(socket: zmq.Socket[bytes]) -> None:
         (zmq.TCP_KEEPALIVE_IDLE, zmq.TCP_KEEPALIVE_INTVL, zmq.TCP_KEEPALIVE_CNT), KEEPALIVE_S, strict=True
     ):
         socket.setsockopt(option, value)
+
+
+def _encoded(frames: Sequence[Frame], drops: Drops) -> list[bytes]:
+    """The messages that carry `frames`, made before any is sent: a frame that cannot be made spoils no other."""
+    messages = []
+    for frame in batches(frames):
+        try:
+            messages.append(encode(frame))
+        except (TypeError, ValueError, OverflowError) as error:
+            if isinstance(frame, Batch):
+                messages += [message for one in frame.frames for message in _encoded([one], drops)]
+            else:
+                drops.note("unencodable", f"{type(frame).__name__}: {error}")
+    return messages
 
 
 def _events(monitor: zmq.Socket[bytes]) -> Iterator[Mapping[str, Any]]:

@@ -11,9 +11,19 @@ LOG_EVERY_S = 10.0
 """One log line for each reason in this time, however many frames were dropped."""
 
 SUSPICIOUS = frozenset(
-    {"malformed", "oversized", "version", "stranger", "mismatch", "unauthenticated", "unpaired", "registration"}
+    {
+        "malformed",
+        "oversized",
+        "version",
+        "stranger",
+        "mismatch",
+        "unauthenticated",
+        "unpaired",
+        "registration",
+        "unencodable",
+    }
 )
-"""Reasons that no correct peer gives; the others come with repetition and with peers that leave."""
+"""Reasons that correct processes never give; the others come with repetition and with peers that leave."""
 
 
 class Drops:

@@ -12,6 +12,7 @@ from pdpool_connector import (
     DecodeConnector,
     HostArena,
     KVMemory,
+    Phase,
     PrefillConnector,
     shard_model,
 )
@@ -187,6 +188,42 @@ def test_open_before_start_says_so(memory: KVMemory) -> None:
     with pytest.raises(RuntimeError, match="not started"):
         connector.open(1, "r")
     connector.close()
+
+
+def test_a_connector_starts_once(memory: KVMemory, prefill: PrefillConnector) -> None:
+    with pytest.raises(RuntimeError, match="the prefill connector was started: make another"):
+        prefill.start()
+    closed = DecodeConnector(ConnectorConfig("127.0.0.1"), memory, lambda: None)
+    closed.close()
+    with pytest.raises(RuntimeError, match="the decode connector was closed: make another"):
+        closed.start()
+
+
+def test_what_utf8_has_no_form_for_is_told_escaped(prefill: PrefillConnector, decode: DecodeConnector) -> None:
+    waiting = decode.open(prefill.bootstrap_address, 1, "r", pages=pages(1), aux_slot=0)
+    unknown = prefill.open(1, "r")
+    unknown.abort("no file \udcff")
+    _wait(lambda: waiting.status.ended and waiting.status.releasable)
+    assert (waiting.status.cause, waiting.status.message) == (Cause.PEER_ABORTED, "no file \\udcff")
+    assert "unencodable" not in prefill.stats().drops
+
+
+def test_slots_and_numbers_may_come_out_of_numpy_arrays(prefill: PrefillConnector, decode: DecodeConnector) -> None:
+    numbers = np.arange(4)
+    sent = prefill.open(numbers[3], "r", sibling=numbers[1])
+    got = decode.open(
+        prefill.bootstrap_address,
+        numbers[3],
+        "r",
+        sibling=numbers[1],
+        pages=pages(2),
+        aux_slot=numbers[2],
+        prefix_pages=numbers[1],
+    )
+    sent.send(pages(1), start=numbers[1], last=np.bool_(True), aux_slot=numbers[3])
+    _wait(lambda: sent.status.ended and got.status.ended)
+    assert (sent.status.phase, got.status.phase) == (Phase.DONE, Phase.DONE)
+    assert (got.room, type(sent.status.prefix_pages)) == (3, int)
 
 
 def test_after_close_nothing_opens_and_nothing_hangs(memory: KVMemory) -> None:

@@ -1,13 +1,15 @@
-"""Which connection a message came by, and which have ended, by numbers that are never used again."""
+"""Which connection a message came by, which have ended, and that no frame spoils another."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import zmq
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.transport import control
-from pdpool_connector.transport.control import Arrival, ControlServer
+from pdpool_connector.transport.address import Address
+from pdpool_connector.transport.control import Arrival, ControlLink, ControlServer
 from pdpool_connector.transport.drops import Drops
 
 DESCRIPTOR = 7
@@ -48,3 +50,52 @@ def test_the_end_of_a_connection_is_not_that_of_the_next_which_got_its_descripto
 def test_a_message_of_a_connection_that_has_ended_since_is_of_none(server, monkeypatch) -> None:
     reported(monkeypatch, zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED)
     assert server.connection(arrival()) == -1
+
+
+def goodbye(reason: str) -> f.Goodbye:
+    return f.Goodbye(version=f.VERSION_MAX, sender="0" * 32, reason=reason)
+
+
+def query(number: object) -> f.Query:
+    """A frame that travels in batches, if it can be encoded."""
+    return f.Query(version=f.VERSION_MAX, sender="0" * 32, attempt=f.AttemptId("0" * 32, number), room=1, sibling=0)
+
+
+@pytest.fixture
+def links(server: ControlServer) -> Iterator[list[ControlLink]]:
+    """Two decodes, each known to the server by its first frame."""
+    turns = SimpleNamespace(later=lambda _: None, recheck=lambda _: None)
+    with zmq.Context() as context:
+        made = [ControlLink(context, Address("127.0.0.1", server.port), Drops(), turns) for _ in range(2)]
+        yield made
+        for link in made:
+            link.close()
+
+
+def heard(end: ControlServer | ControlLink, count: int) -> list:
+    """The next frames that arrive at one end."""
+    frames: list = []
+    while len(frames) < count:
+        assert end.socket.poll(10_000), f"only {frames} arrived"
+        frames += end.receive()
+    return frames
+
+
+@pytest.mark.parametrize("poison", [goodbye("\ud800"), query(2**64), query(np.int64(1))])
+def test_a_frame_that_cannot_be_encoded_spoils_no_other_of_its_turn(server, links, poison) -> None:
+    for number, link in enumerate(links):
+        for frame in (query(number), query(10 + number), poison, query(20 + number)):
+            link.send(frame)
+        link._flush()
+    arrived: dict[bytes, list[int]] = {}
+    for one in heard(server, 6):
+        arrived.setdefault(one.route, []).append(one.frame.attempt.number)
+    assert sorted(arrived.values()) == [[0, 10, 20], [1, 11, 21]]
+    for route, (number, *_) in arrived.items():
+        for frame in (query(number), poison, query(10 + number)):
+            server.send(route, frame)
+    server.flush()
+    for number, link in enumerate(links):
+        assert [frame.attempt.number for frame in heard(link, 2)] == [number, 10 + number]
+        assert link._drops.counts() == {"unencodable": 1}
+    assert server._drops.counts() == {"unencodable": 2}

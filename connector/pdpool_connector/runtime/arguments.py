@@ -1,0 +1,114 @@
+"""What an engine gives to a connector, made into what frames can carry, or refused by name.
+
+An integer may be of any type that stands for one: engines keep slots and page numbers in numpy arrays.
+"""
+
+from operator import index
+from typing import Literal, NamedTuple, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdpool_connector.layout.memory import KVMemory
+from pdpool_connector.protocol.frames import PROMPT_BYTES
+from pdpool_connector.protocol.outcome import Cause
+
+RefusalCause = Literal[Cause.REFUSED, Cause.TOO_LONG]
+"""What an engine may say of a request that it does not take."""
+MAX_REQUEST_ID = 256
+INDICES = 2**31
+"""Page numbers, slots and siblings are int32."""
+FEW = 32
+"""Up to so many numbers a list is searched faster than an array."""
+
+
+class Request(NamedTuple):
+    """By what both sides know a request, and how long its hand-off may take, in seconds."""
+
+    room: int
+    sibling: int
+    request_id: str
+    deadline_s: float
+    prompt: bytes
+
+
+def as_request(
+    room: SupportsIndex, request_id: str, sibling: SupportsIndex, deadline_s: float, prompt: bytes
+) -> Request:
+    """Raise ValueError or TypeError, naming the field, for what no frame can carry."""
+    if len(_text("request_id", request_id)) > MAX_REQUEST_ID:
+        raise ValueError(f"request_id has {len(request_id)} characters, at most {MAX_REQUEST_ID} are carried")
+    if not 0 < deadline_s <= 86400:
+        raise ValueError(f"deadline_s={deadline_s} is out of range: give more than 0 and at most 86400 seconds")
+    if not isinstance(prompt, bytes):
+        raise TypeError(f"prompt is of type {type(prompt).__name__}: give bytes, a digest of it")
+    if len(prompt) > PROMPT_BYTES:
+        raise ValueError(f"prompt has {len(prompt)} bytes, at most {PROMPT_BYTES} are carried: give a digest of it")
+    return Request(
+        as_whole("room", room, 2**63), as_whole("sibling", sibling, INDICES), request_id, float(deadline_s), prompt
+    )
+
+
+def as_reason(message: str) -> str:
+    """Why a request is refused. Raises ValueError for a refusal that gives no reason."""
+    if not _text("message", message):
+        raise ValueError("message is empty: say why the request is refused")
+    return message
+
+
+def as_aux_row(slot: SupportsIndex, memory: KVMemory) -> int:
+    """Index of an aux row. Raises ValueError for one outside the memory."""
+    if not 0 <= (row := _integer("aux_slot", slot)) < memory.aux_rows:
+        raise ValueError(f"aux_slot={row}, the memory has aux rows 0..{memory.aux_rows - 1}")
+    return row
+
+
+def as_whole(field: str, value: SupportsIndex, limit: int = INDICES) -> int:
+    """An integer from 0 to below `limit`."""
+    number = _integer(field, value)
+    if not 0 <= number < limit:
+        raise ValueError(f"{field}={number} is out of range: give 0 to 2**{limit.bit_length() - 1} - 1")
+    return number
+
+
+def pack_pages(pages: NDArray[np.int32], memory: KVMemory) -> bytes:
+    """Page ids as the protocol carries them. Raises ValueError for what is no list of int32 ids within the memory."""
+    return _pack("pages", pages, "pages", memory.pages)
+
+
+def pack_state(state: NDArray[np.int32] | None, memory: KVMemory) -> bytes:
+    """As `pack_pages`, for ids of state items; None is as good as an empty list."""
+    return b"" if state is None else _pack("state", state, "state items", memory.state_items)
+
+
+def _pack(field: str, ids: NDArray[np.int32], unit: str, limit: int) -> bytes:
+    array = np.asarray(ids)
+    if array.ndim != 1 or (array.dtype != np.int32 and array.size):
+        raise ValueError(f"{field} is a {array.ndim}-dimensional array of {array.dtype}: give one dimension of int32")
+    if 0 < array.size <= FEW:
+        known = array.tolist()
+        lowest, highest = min(known), max(known)
+    else:
+        lowest, highest = (int(array.min()), int(array.max())) if array.size else (0, -1)
+    if lowest < 0 or highest >= limit:
+        has = f"{unit} 0..{limit - 1}" if limit else f"no {unit}"
+        raise ValueError(f"{field} holds {lowest if lowest < 0 else highest}, the memory has {has}")
+    return array.astype("<i4", copy=False).tobytes()
+
+
+def _integer(field: str, value: SupportsIndex) -> int:
+    try:
+        return int(index(value))
+    except TypeError:
+        raise TypeError(f"{field}={value!r} is of type {type(value).__name__}: give an integer") from None
+
+
+def _text(field: str, value: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{field}={value!r} is of type {type(value).__name__}: give a str")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{field}={value!r} cannot be carried as UTF-8: {error.reason}") from None
+    return value
