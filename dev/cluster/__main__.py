@@ -59,7 +59,7 @@ def status(state: State, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found or {"ready": False, "reason": "there is no cluster"}, indent=2))
     elif found is None:
-        click.echo("cluster: there is none; `python -m dev.cluster up` makes one")
+        click.echo("cluster: there is none; `make cluster` makes one")
     else:
         click.echo(f"cluster:    {'ready' if found['ready'] else 'NOT READY: ' + found['reason']}")
         for name, current in found["processes"].items():

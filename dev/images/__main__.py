@@ -48,7 +48,7 @@ def load_command(built: bool, names: tuple[str, ...]) -> None:
     packages.ensure(clock)
     record = host.read_record()
     if record is None:
-        raise RuntimeError("there is no local cluster; `python -m dev.cluster up` makes one")
+        raise RuntimeError("there is no local cluster; `make cluster` makes one")
     state = state_at(Path(record.state))
     for name in names or PRODUCT_IMAGES:
         if not built:

@@ -178,7 +178,8 @@ class PoolStatus(Model):
     oldest_waiting_since: Time | None = Field(
         default=None,
         description=(
-            "Since when the oldest request has waited in a hand-off queue; absent when none waits or none is known."
+            "Since when the oldest request has waited in a hand-off queue; absent while none waits for "
+            "stuckAfterSeconds, and where none is known."
         ),
     )
     instances: tuple[InstanceStatus, ...] = Field(
@@ -270,7 +271,10 @@ class DisaggregatedServiceStatus(Model):
     )
     oldest_waiting_since: Time | None = Field(
         default=None,
-        description="Since when the oldest request on either side has waited; absent when none waits or none is known.",
+        description=(
+            "Since when the oldest request on either side has waited; absent while none waits for stuckAfterSeconds, "
+            "and where none is known."
+        ),
     )
     conditions: tuple[Condition, ...] = Field(
         default=(),

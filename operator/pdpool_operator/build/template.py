@@ -104,7 +104,7 @@ def _merge_engine(ours: dict[str, Any], user: dict[str, Any], owned_flags: froze
     _refuse_owned_flags(args, owned_flags, f"{path}.args")
     merged["args"] = [*ours["args"], *args]
     merged["env"] = _by_key(ours["env"], user.get("env"), "name", f"{path}.env", _refuse_own_environment)
-    merged["ports"] = _by_key(ours["ports"], user.get("ports"), "name", f"{path}.ports", _refuse_other_port)
+    merged["ports"] = _merge_ports(ours["ports"], user.get("ports"), f"{path}.ports")
     merged["volumeMounts"] = _by_key(
         ours["volumeMounts"], user.get("volumeMounts"), "mountPath", f"{path}.volumeMounts"
     )
@@ -131,6 +131,14 @@ def _refuse_owned_flags(args: Iterable[str], owned: frozenset[str], path: str) -
 def _refuse_own_environment(entry: dict[str, Any], _ours: dict[str, Any] | None, path: str) -> None:
     if entry["name"].startswith("PDPOOL_"):
         raise TemplateInvalid(path, entry["name"], "names that begin with PDPOOL_ are pdpool's; choose another")
+
+
+def _merge_ports(ours: list[dict[str, Any]], user: object, path: str) -> list[Any]:
+    """Ports merged by name; the user's may be without one, as Kubernetes allows."""
+    theirs = _list(user, path)
+    nameless = [entry for entry in theirs if isinstance(entry, dict) and "name" not in entry]
+    named = [entry for entry in theirs if entry not in nameless]
+    return [*_by_key(ours, named, "name", path, _refuse_other_port), *nameless]
 
 
 def _refuse_other_port(entry: dict[str, Any], ours: dict[str, Any] | None, path: str) -> None:

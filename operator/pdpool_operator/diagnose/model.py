@@ -83,7 +83,7 @@ class Diagnosis:
     message: str
     blames: tuple[str, ...] = ()
     waiting_since: datetime | None = None
-    """Since when its oldest request has waited in a hand-off queue; `None` when none waits or none is known."""
+    """Since when its oldest request has waited in a hand-off queue, once that is stuckAfterSeconds; else `None`."""
 
 
 def worst(diagnoses: Iterable[Diagnosis]) -> Diagnosis | None:

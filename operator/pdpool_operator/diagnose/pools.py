@@ -46,12 +46,13 @@ def diagnose(
 def _diagnose(subject: Subject, around: Surroundings) -> Diagnosis:
     finding = _from_kubernetes(subject) or _from_ranks(subject, around)
     moments = [moment for track in subject.tracks if (moment := oldest_waiting_since(track, around.now)) is not None]
+    since = min(moments, default=None)
     return Diagnosis(
         subject=subject,
         verdict=finding.verdict,
         message=finding.message,
         blames=finding.blames,
-        waiting_since=min(moments, default=None),
+        waiting_since=since if since is not None and around.now - since >= around.stuck_after else None,
     )
 
 

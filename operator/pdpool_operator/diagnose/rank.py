@@ -36,6 +36,9 @@ AGE_WORTH_SAYING = timedelta(seconds=1)
 WAITS_FOR_OTHER_SIDE = {"prefill_bootstrap": Role.DECODE, "decode_transfer": Role.PREFILL}
 """Queues whose head can be moved by the other side only."""
 
+NEEDS_OTHER_SIDE = frozenset({*WAITS_FOR_OTHER_SIDE, "prefill_inflight"})
+"""Queues that stand still while the other side does: our write ends when its process takes it."""
+
 PURPOSE = {
     "prefill_bootstrap": "for bootstrap",
     "prefill_inflight": "for the transfer",
@@ -174,14 +177,18 @@ def _judge_healthy(track: RankTrack, waits: list[_Wait]) -> Finding:
 
 def _judge_overdue(wait: _Wait, track: RankTrack, around: Surroundings) -> Finding:
     moving = not wait.stalled(around.stuck_after)
-    if wait.name in WAITS_FOR_OTHER_SIDE:
-        return _judge_wait_for_others(wait, around, moving=moving)
+    if wait.name in NEEDS_OTHER_SIDE and around.silent:
+        return _blocked_by_silence(wait, around)
     if moving:
         return _judge_moving(wait)
+    if wait.name in WAITS_FOR_OTHER_SIDE:
+        return _judge_wait_for_others(wait, around)
+    if wait.name in NEEDS_OTHER_SIDE and (finding := _blocked_by_absence(wait, around)) is not None:
+        return finding
     engine = track.latest.engine
     if wait.name == "decode_prealloc" and engine is not None and engine.running > 0:
         return Finding(Verdict.SATURATED, f"{wait} that {engine.running} running requests hold")
-    return Finding(Verdict.STUCK, f"{wait}; nothing moved for {_seconds(wait.still)}")
+    return Finding(Verdict.STUCK, _stands_still(wait))
 
 
 def _judge_moving(wait: _Wait) -> Finding:
@@ -190,27 +197,40 @@ def _judge_moving(wait: _Wait) -> Finding:
     return Finding(Verdict.UNKNOWN, f"{wait}; not watched for long enough to say whether the queue moves")
 
 
-def _judge_wait_for_others(wait: _Wait, around: Surroundings, *, moving: bool) -> Finding:
+def _judge_wait_for_others(wait: _Wait, around: Surroundings) -> Finding:
     role = WAITS_FOR_OTHER_SIDE[wait.name]
-    if around.silent:
-        shown = ", ".join(
-            f"{name} engine loop silent for {_seconds(silence)} while its connector answers"
-            for name, silence in around.silent.items()
-        )
-        return Finding(Verdict.BLOCKED, f"{wait}; {shown}", tuple(around.silent))
-    if moving:
-        return _judge_moving(wait)
-    still = f"{wait}; nothing moved for {_seconds(wait.still)}"
     if not around.candidates:
-        return Finding(Verdict.BLOCKED, f"{still}; there is no {role} engine")
-    for names, why in (
-        (around.unseen, "cannot be asked"),
-        (around.resumed, "runs again since a moment"),
-        (around.busy, "has requests that wait as long"),
-    ):
-        if names:
-            return Finding(Verdict.BLOCKED, f"{still}; {', '.join(names)} {why}", names)
-    return Finding(Verdict.STUCK, f"{still}, though every {role} engine runs")
+        return Finding(Verdict.BLOCKED, f"{_stands_still(wait)}; there is no {role} engine")
+    if (finding := _blocked_by_absence(wait, around)) is not None:
+        return finding
+    if around.busy:
+        return _blocked(wait, around.busy, "has requests that wait as long")
+    return Finding(Verdict.STUCK, f"{_stands_still(wait)}, though every {role} engine runs")
+
+
+def _blocked_by_silence(wait: _Wait, around: Surroundings) -> Finding:
+    shown = ", ".join(
+        f"{name} engine loop silent for {_seconds(silence)} while its connector answers"
+        for name, silence in around.silent.items()
+    )
+    return Finding(Verdict.BLOCKED, f"{wait}; {shown}", tuple(around.silent))
+
+
+def _blocked_by_absence(wait: _Wait, around: Surroundings) -> Finding | None:
+    """Blocked by engines of the other side that do not answer, or did not until a moment ago."""
+    if around.unseen:
+        return _blocked(wait, around.unseen, "cannot be asked")
+    if around.resumed:
+        return _blocked(wait, around.resumed, "runs again since a moment")
+    return None
+
+
+def _blocked(wait: _Wait, names: tuple[str, ...], why: str) -> Finding:
+    return Finding(Verdict.BLOCKED, f"{_stands_still(wait)}; {', '.join(names)} {why}", names)
+
+
+def _stands_still(wait: _Wait) -> str:
+    return f"{wait}; nothing moved for {_seconds(wait.still)}"
 
 
 def _silence(subject: Subject, around: Surroundings) -> timedelta | None:

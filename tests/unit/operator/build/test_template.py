@@ -82,6 +82,15 @@ def test_only_prefill_engines_have_a_bootstrap_port() -> None:
     assert ports(Role.DECODE) == ["http", "control", "admin"]
 
 
+def test_a_port_of_the_users_needs_no_name() -> None:
+    more = [{"containerPort": 9999}, {"containerPort": 9998, "name": "debug"}]
+    template = engine_template(make_pool(template=engine(ports=more)), 0, SETTINGS)
+    ports = template["spec"]["containers"][0]["ports"]
+    assert [(port.get("name"), port["containerPort"]) for port in ports[-2:]] == [("debug", 9998), (None, 9999)]
+    with pytest.raises(TemplateInvalid, match=r"ports\[0\]: 9999: must be an object"):
+        engine_template(make_pool(template=engine(ports=[9999])), 0, SETTINGS)
+
+
 def test_merging_changes_neither_input() -> None:
     template = engine(env=[{"name": "A", "value": "1"}], securityContext={"runAsUser": 1})
     pool = make_pool(template=template)

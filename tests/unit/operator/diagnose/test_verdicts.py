@@ -61,12 +61,14 @@ def test_running_requests_or_short_waits_are_flowing() -> None:
     assert judge(decode(running=4)).verdict is Verdict.FLOWING
     waits = judge(prefill(at=29.9, queues={BOOTSTRAP: (3, 29.9, 5)}), decode(at=29.9), at=29.9)
     assert waits.verdict is Verdict.FLOWING
-    assert waits.waiting_since == T0
+    assert waits.waiting_since is None, "what is told of a wait in a status may be half a minute old"
 
 
 def test_long_waits_in_a_queue_that_moves_are_saturated() -> None:
     moving = prefill(since=20, at=40, queues={BOOTSTRAP: (50, 35.0, 5)})
-    assert judge(moving, decode(at=40), at=40).verdict is Verdict.SATURATED
+    waits = judge(moving, decode(at=40), at=40)
+    assert waits.verdict is Verdict.SATURATED
+    assert waits.waiting_since == T0 + seconds(5)
 
 
 def test_a_queue_that_was_not_watched_for_long_is_not_said_to_move() -> None:
@@ -217,6 +219,20 @@ def test_a_transfer_that_stands_still_is_stuck() -> None:
     diagnosis = judge(prefill(at=40, queues={INFLIGHT: (2, 40.0, 5)}), decode(at=40), at=40)
     assert diagnosis.verdict is Verdict.STUCK
     assert "2 requests wait 40 s for the transfer; nothing moved for 40 s" in diagnosis.message
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"connector_error": "timeout"}, "nothing moved for 40 s; chat-decode-1 cannot be asked"),
+        ({"beat_age_s": 39.0}, "chat-decode-1 engine loop silent for 39 s while its connector answers"),
+    ],
+)
+def test_a_transfer_that_stands_still_as_a_decode_does_is_blocked_by_that_one(other, why) -> None:
+    waiting = prefill(at=40, queues={INFLIGHT: (2, 40.0, 5)})
+    diagnosis = judge(waiting, decode(0, at=40), decode(1, at=40, **other), at=40)
+    assert (diagnosis.verdict, diagnosis.blames) == (Verdict.BLOCKED, ("chat-decode-1",))
+    assert why in diagnosis.message
 
 
 def test_one_that_has_come_just_now_is_said_to_wait_without_an_age() -> None:
