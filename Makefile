@@ -77,7 +77,7 @@ lock: $(READY) ## Pin the newest versions that pyproject.toml and the images' li
 test: $(READY) ## Everything: static checks beside the cluster's start, then all tests, those on the cluster beside the others
 	@$(PY) -m dev.tools build
 	@$(MAKE) --no-print-directory -j2 check test-bed
-	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) -n 6 --no-loadscope-reorder $(ARGS)
+	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) -n 4 --no-loadscope-reorder $(ARGS)
 .PHONY: test-bed
 test-bed: cluster
 	@$(MAKE) --no-print-directory images
