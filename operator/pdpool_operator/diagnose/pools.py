@@ -65,7 +65,7 @@ def _from_kubernetes(subject: Subject) -> Finding | None:
         return Finding(Verdict.STARTING, f"{who} has no pod yet")
     if pod.phase in {"Succeeded", "Failed"}:
         return Finding(Verdict.GONE, f"{who}: pod {pod.name} is {pod.phase}")
-    if not pod.ready and not any(track.incarnation for track in subject.tracks):
+    if not pod.ready and not pod.was_ready and not any(track.incarnation for track in subject.tracks):
         return Finding(Verdict.STARTING, f"{who} is not Ready yet")
     if not subject.tracks:
         return Finding(Verdict.UNKNOWN, f"{who} has not been sampled yet")

@@ -117,6 +117,8 @@ class ObservedPod:
     build_hash: str
     created_at: datetime
     node: str = ""
+    was_ready: bool = False
+    """It is not Ready, and was since its containers were last started: it is past its start."""
     gone_by: datetime | None = None
     """When a pod that terminates was to be gone: its grace period is over then. `None` while it is to stay."""
     restarts: int = 0

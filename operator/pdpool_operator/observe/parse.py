@@ -1,7 +1,7 @@
 """Objects as the API server returns them -> what `observe.model` calls them. Pure."""
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ..api import names
@@ -9,6 +9,8 @@ from .model import FieldOwners, ObservedDeployment, ObservedObject, ObservedPod,
 
 Object = Mapping[str, Any]
 
+SETTLED = timedelta(seconds=10)
+"""A pod that turns unready sooner after a start of a container does so because of what ended before."""
 MAX_WARNINGS = 5
 MAX_LAST_WORDS = 256
 
@@ -69,6 +71,7 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
         build_hash=annotation(pod, names.ANNOTATION_BUILD_HASH),
         created_at=moment(meta["creationTimestamp"]) or datetime.fromtimestamp(0, UTC),
         node=spec.get("nodeName", ""),
+        was_ready=_was_ready(pod),
         gone_by=moment(meta.get("deletionTimestamp")),
         restarts=sum(int(c.get("restartCount", 0)) for c in containers),
         waiting_reason=waiting.get("reason", ""),
@@ -77,6 +80,20 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
         unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
         warnings=warnings,
     )
+
+
+def _was_ready(pod: Object) -> bool:
+    """Whether a pod that is not Ready has been so since its containers were started, and they run.
+
+    The condition is False from the pod's making on, or from a container's end. A later change can only be from True.
+    """
+    ready = condition(pod, "Ready")
+    runs = [(c.get("state") or {}).get("running") or {} for c in _status(pod).get("containerStatuses") or ()]
+    starts = [started for run in runs if (started := moment(run.get("startedAt"))) is not None]
+    changed = moment(ready.get("lastTransitionTime"))
+    if ready.get("status") == "True" or changed is None or not starts or len(starts) < len(runs):
+        return False
+    return changed > max(starts) + SETTLED
 
 
 def _last_end(container: Object) -> str:

@@ -294,6 +294,9 @@ def test_a_frozen_engine_stays_stuck_when_its_pod_turns_unready() -> None:
 def test_an_engine_that_never_answered_and_is_not_ready_starts() -> None:
     silent = replace(decode(connector_error="refused", running=None), pod=make_pod(ready=False))
     assert judge(silent).verdict is Verdict.STARTING
+    hangs = judge(replace(silent, pod=replace(silent.pod, was_ready=True)))
+    assert hangs.verdict is Verdict.UNKNOWN, "an operator that has just come calls a hanging engine by its name"
+    assert "connector does not answer" in hangs.message
 
 
 def test_subjects_take_the_tracks_of_the_present_pod_of_our_own_instances() -> None:

@@ -52,6 +52,29 @@ def test_a_pod_that_no_node_takes_says_so_only_while_it_is_so():
     assert placed.unschedulable == ""
 
 
+@pytest.mark.parametrize(
+    ("status", "changed", "running", "was_ready"),
+    [
+        ("False", "03:09:00", ["03:05:00"], True),
+        ("Unknown", "03:09:00", ["03:05:00", "03:08:49"], True),
+        ("False", "03:09:00", ["03:05:00", "03:08:50"], False),
+        ("False", "03:04:05", ["03:05:00"], False),
+        ("False", "03:09:00", ["03:05:00", None], False),
+        ("False", "03:09:00", [], False),
+        ("True", "03:09:00", ["03:05:00"], False),
+    ],
+)
+def test_a_pod_that_is_unready_is_past_its_start_if_it_turned_so_while_its_containers_ran(
+    status, changed, running, was_ready
+):
+    ready = {"type": "Ready", "status": status, "lastTransitionTime": f"2026-01-02T{changed}Z"}
+    containers = [
+        {"state": {"running": {"startedAt": f"2026-01-02T{start}Z"}} if start else {"waiting": {}}} for start in running
+    ]
+    pod = parse.observed_pod({"metadata": META, "status": {"conditions": [ready], "containerStatuses": containers}})
+    assert pod.was_ready is was_ready
+
+
 def test_a_pod_on_its_way_out_is_terminating_and_may_still_be_ready():
     meta = META | {"deletionTimestamp": "2026-01-02T03:05:00Z"}
     status = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
