@@ -181,10 +181,10 @@ def _judge_overdue(wait: _Wait, track: RankTrack, around: Surroundings) -> Findi
         return _blocked_by_silence(wait, around)
     if moving:
         return _judge_moving(wait)
-    if wait.name in WAITS_FOR_OTHER_SIDE:
-        return _judge_wait_for_others(wait, around)
     if wait.name in NEEDS_OTHER_SIDE and (finding := _blocked_by_absence(wait, around)) is not None:
         return finding
+    if wait.name in WAITS_FOR_OTHER_SIDE:
+        return _judge_wait_for_others(wait, around)
     engine = track.latest.engine
     if wait.name == "decode_prealloc" and engine is not None and engine.running > 0:
         return Finding(Verdict.SATURATED, f"{wait} that {engine.running} running requests hold")
@@ -198,11 +198,10 @@ def _judge_moving(wait: _Wait) -> Finding:
 
 
 def _judge_wait_for_others(wait: _Wait, around: Surroundings) -> Finding:
+    """Of a queue that only the other side can move, when all engines there run, or none is there."""
     role = WAITS_FOR_OTHER_SIDE[wait.name]
     if not around.candidates:
         return Finding(Verdict.BLOCKED, f"{_stands_still(wait)}; there is no {role} engine")
-    if (finding := _blocked_by_absence(wait, around)) is not None:
-        return finding
     if around.busy:
         return _blocked(wait, around.busy, "has requests that wait as long")
     return Finding(Verdict.STUCK, f"{_stands_still(wait)}, though every {role} engine runs")
