@@ -14,6 +14,8 @@ REGISTRY ?=
 ARGS ?=
 # Tests start hundreds of processes; compiling their modules in each would cost as much as running them.
 unexport PYTHONDONTWRITEBYTECODE
+# By content, so that a new checkout is not checked from nothing.
+export MYPY_CACHE_DIR ?= $(or $(PDPOOL_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pdpool)/mypy
 
 .PHONY: help
 help: ## List the targets
@@ -123,5 +125,5 @@ dist: $(READY) ## Build the wheel and the source distribution into dist/
 clean: $(READY) ## Stop the cluster, undo what it changed on the host, remove all that was made in the checkout
 	@$(PY) -m dev.cluster down
 	@echo "built tools, images and the model stay in $${PDPOOL_CACHE:-$${XDG_CACHE_HOME:-~/.cache}/pdpool}: delete it to start from nothing"
-	rm -rf $(VENV) dist .cache/models .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist .cache/models .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name .git -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -24,9 +24,10 @@ MAX_BODY_BYTES = 16 << 20
 FLAGS = (
     # Round robin on both sides would form fixed pairs; power_of_two does not start with fewer than two workers.
     *("--policy", "round_robin", "--decode-policy", "random"),
-    # A worker that hangs is out after 5 s, one that drains after 2.
+    # A worker that hangs is out after 10 s, one that drains after 2. One that is merely short of CPU may take seconds
+    # to answer: were it taken out, a pool under load could lose all of its workers at once.
     *("--health-check-interval-secs", "2", "--health-failure-threshold", "2", "--health-success-threshold", "1"),
-    *("--health-check-timeout-secs", "1", "--health-check-endpoint", "/health"),
+    *("--health-check-timeout-secs", "3", "--health-check-endpoint", "/health"),
     # The breaker blames both halves of a pair for what one did, so that one dead decode would shut out all of prefill
     # for 60 s. Health checks and the operator's list take dead workers out.
     "--disable-circuit-breaker",

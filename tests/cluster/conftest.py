@@ -14,13 +14,17 @@ from pdpool_connector.demo.launch import Children
 from dev.cluster import bringup
 from dev.cluster.layout import state_at
 from dev.paths import CHECKOUT, cache_dir
-from dev.shell import run, wait_for
+from dev.shell import exclusively, run, wait_for
 from dev.tools.build import binary
 from tests.cluster.leftovers import make_room, remove
 from tests.cluster.stack import CRDS, OURS, POOLS, SYSTEM, Stack, namespace
 from tests.cluster.stack_traffic import PROMPTS, generate
 
 LAST = "test_chart_rights.py"
+ESTABLISHED = (
+    "jsonpath={range .items[*]}{.metadata.name} "
+    "x{.status.conditions[?(@.type=='Established')].status}{'\\n'}{end}"
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -74,13 +78,20 @@ def crds() -> Iterator[None]:
     """The kinds, for operators that no chart installed; the last that needs those that tests made removes them."""
     kubectl = binary("kubectl")
     with _turn(fcntl.LOCK_SH, 150) as turn:
-        if not run(kubectl, "get", "crd", *CRDS, "--ignore-not-found", "-o", "name"):
-            run(kubectl, "apply", "--server-side", "-f", str(CHECKOUT / "crds"))
-            run(kubectl, "label", "crd", *CRDS, f"{OURS}=")
-        run(kubectl, "wait", "--for=condition=Established", "crd", *CRDS, "--timeout=20s")
+        with exclusively(cache_dir() / "cluster-tests-crds.lock", "making the CRDs"):
+            if not run(kubectl, "get", "crd", *CRDS, "--ignore-not-found", "-o", "name"):
+                run(kubectl, "apply", "--server-side", "-f", str(CHECKOUT / "crds"))
+                run(kubectl, "label", "crd", *CRDS, f"{OURS}=")
+            wait_for("the CRDs to be established", lambda: _not_established(kubectl), deadline_s=30)
         yield
         if _taken(turn, fcntl.LOCK_EX):
             run(kubectl, "delete", "crd", "-l", OURS, "--timeout=60s", timeout_s=70)
+
+
+def _not_established(kubectl: Path) -> str | None:
+    """Which CRDs are not served yet; `kubectl wait` fails at one that has no conditions yet."""
+    serving = run(kubectl, "get", "crd", *CRDS, "-o", ESTABLISHED)
+    return ", ".join(name for name, status in map(str.split, serving.splitlines()) if status != "xTrue") or None
 
 
 @pytest.fixture(scope="session")

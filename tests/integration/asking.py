@@ -12,7 +12,7 @@ import httpx2 as httpx
 ANSWER_S = 30.0
 SILENT_S = 60.0
 PATIENT_ROUTER = ("--health-check-timeout-secs", "30")
-"""A second, as the demo has it, may be too short for an engine beside much other work: it would get no requests."""
+"""Three seconds, as the demo has it, may be too few for an engine beside much other work: it would get no requests."""
 
 
 def get_json(url: str) -> dict[str, Any]:

@@ -46,7 +46,7 @@ SNAPSHOT_S = 3.0
 
 ROUTER_FLAGS = (
     *("--policy", "round_robin", "--worker-startup-timeout-secs", "30", "--log-level", "warn"),
-    *("--health-check-interval-secs", "2", "--health-failure-threshold", "2", "--health-check-timeout-secs", "1"),
+    *("--health-check-interval-secs", "2", "--health-failure-threshold", "2", "--health-check-timeout-secs", "3"),
     *("--disable-circuit-breaker", "--max-payload-size", str(MAX_BODY_BYTES)),
 )
 """The reasons are in the router image's entrypoint, whose flags fit a cluster."""
