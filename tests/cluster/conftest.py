@@ -22,8 +22,7 @@ from tests.cluster.stack_traffic import PROMPTS, generate
 
 LAST = "test_chart_rights.py"
 ESTABLISHED = (
-    "jsonpath={range .items[*]}{.metadata.name} "
-    "x{.status.conditions[?(@.type=='Established')].status}{'\\n'}{end}"
+    "jsonpath={range .items[*]}{.metadata.name} x{.status.conditions[?(@.type=='Established')].status}{'\\n'}{end}"
 )
 
 
