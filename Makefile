@@ -79,11 +79,13 @@ lock: $(READY) ## Pin the newest versions that pyproject.toml and the images' li
 test: $(READY) ## Everything: static checks beside the cluster's start, then all tests, those on the cluster beside the others
 	@$(PY) -m dev.tools build
 	@$(MAKE) --no-print-directory -j2 check test-bed
-	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) -n 4 --no-loadscope-reorder $(ARGS)
-.PHONY: test-bed
+	@$(MAKE) --no-print-directory -j2 images test-all
+.PHONY: test-bed test-all
 test-bed: cluster
-	@$(MAKE) --no-print-directory images
 	@$(PY) -m dev.demo down --keep-cluster
+# Beside the images, which the tests of the whole stack wait for.
+test-all:
+	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) -n 4 --no-loadscope-reorder $(ARGS)
 test-unit: $(READY) ## Pure functions, simulation and the chart: no root, no cluster
 	@$(PY) -m dev.tools run helm version --short
 	@$(PYTEST) tests/unit tests/simulation tests/chart $(ARGS)

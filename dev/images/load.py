@@ -7,7 +7,7 @@ from dev import packages
 from dev.cluster.layout import NODES, REGISTRY, Node, State
 from dev.images import store
 from dev.images.build import IMAGES
-from dev.shell import Clock, run
+from dev.shell import Clock, exclusively, run
 
 TRANSFER_S = 600.0
 
@@ -18,6 +18,11 @@ def load(name: str, state: State, clock: Clock) -> None:
     Raises:
         CommandError: the image was not built, or the cluster is not up.
     """
+    with exclusively(store.folder() / ".load.lock", "bringing images into the nodes"):
+        _load(name, state, clock)
+
+
+def _load(name: str, state: State, clock: Clock) -> None:
     image = IMAGES[name]
     started = clock.elapsed_s
     reference = f"{REGISTRY}/{name}:local"

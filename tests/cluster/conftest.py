@@ -13,8 +13,10 @@ from pdpool_connector.demo.launch import Children
 
 from dev.cluster import bringup
 from dev.cluster.layout import state_at
+from dev.images.build import PRODUCT_IMAGES, build
+from dev.images.load import load
 from dev.paths import CHECKOUT, cache_dir
-from dev.shell import exclusively, run, wait_for
+from dev.shell import Clock, exclusively, run, wait_for
 from dev.tools.build import binary
 from tests.cluster.leftovers import make_room, remove
 from tests.cluster.stack import CRDS, OURS, POOLS, SYSTEM, Stack, namespace
@@ -104,6 +106,10 @@ def stack(pytestconfig: pytest.Config) -> Iterator[Stack]:
     # Its operator serves all namespaces, and would write on other tests' objects.
     with _turn(fcntl.LOCK_EX, 900):
         make_room(one, functools.partial(_say, pytestconfig))
+        clock = Clock("images")
+        for name in PRODUCT_IMAGES:
+            build(name, clock)
+            load(name, state, clock)
         try:
             one.kubectl("delete", "crd", *CRDS, "--ignore-not-found", "--timeout=30s")
             one.apply(namespace(SYSTEM), namespace(POOLS))

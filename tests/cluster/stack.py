@@ -4,6 +4,7 @@ model in a namespace of its own, on the local cluster, where pods and Services a
 
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from kubernetes.client import ApiClient
+from kubernetes.config import new_client_from_config
 
 from dev.paths import CHECKOUT
 from dev.shell import CommandError, run, wait_for
@@ -24,6 +27,14 @@ OURS = "pdpool.dev/stack-tests"
 KINDS = "prefillpools,decodepools,disaggregatedservices"
 CRDS = tuple(f"{kind}.pdpool.dev" for kind in KINDS.split(","))
 POOL_KINDS = ("PrefillPool", "DecodePool")
+PATHS = {
+    "pod": ("api/v1", "pods"),
+    "statefulset": ("apis/apps/v1", "statefulsets"),
+    "ppool": ("apis/pdpool.dev/v1alpha1", "prefillpools"),
+    "dpool": ("apis/pdpool.dev/v1alpha1", "decodepools"),
+    "pdsvc": ("apis/pdpool.dev/v1alpha1", "disaggregatedservices"),
+}
+"""Where the API server has what tests look at many times a second."""
 DRAIN_S = 20
 ADMIN_PORT, HTTP_PORT, ROUTER_PORT = 9400, 30000, 8000
 MADE = "app.kubernetes.io/managed-by=pdpool"
@@ -89,6 +100,7 @@ class Stack:
         self.nodes = {node["name"]: node["containerd"] for node in cluster["nodes"]}
         """containerd's socket of each node."""
         self._ctr = Path(cluster["bin"]) / "ctr"
+        self._api: ApiClient = new_client_from_config()
         self.began = now()
         self.uninstalls: list[tuple[str, str]] = []
         """When `helm uninstall` ran, from and until."""
@@ -106,6 +118,21 @@ class Stack:
 
     def get(self, kind: str, *arguments: str, within: str = POOLS) -> Any:
         return json.loads(self.kubectl("get", kind, *arguments, "-n", within, "-o", "json"))
+
+    def look(self, kind: str, name: str = "", *, labels: str = "", within: str = POOLS) -> Any:
+        """What `get` returns, of a kind in `PATHS`: from the API server itself, for each kubectl costs a process.
+
+        Raises:
+            CommandError: the API server answers with an error.
+        """
+        group, plural = PATHS[kind]
+        query = urllib.parse.urlencode({"labelSelector": labels} if labels else {})
+        path = f"{group}/namespaces/{within}/{plural}{name and '/' + name}?{query}"
+        answer = self._api.call_api("GET", f"{self._api.configuration.host}/{path}", _request_timeout=60)
+        body = json.loads(answer.read())
+        if answer.status != 200:
+            raise CommandError(f"GET {path}: {answer.status} {body.get('message')}")
+        return body
 
     def apply(self, *objects: Object, within: str = POOLS) -> None:
         text = yaml.safe_dump_all(objects)
@@ -129,7 +156,7 @@ class Stack:
         found: Object = {}
 
         def unmet() -> str | None:
-            body = self.get(kind, name, within=within)
+            body = self.look(kind, name, within=within)
             found.clear()
             found.update(condition(body, type_))
             same = all(found.get(key) == value for key, value in wanted.items())
@@ -169,8 +196,8 @@ class Stack:
         return self.kubectl("logs", "-n", SYSTEM, f"deployment/{OPERATOR}", "--tail=-1")
 
     def _operator_pods(self) -> str | None:
-        labels = "app.kubernetes.io/component=operator"
-        return self.kubectl("get", "pods", "-n", SYSTEM, "-l", labels, "-o", "name").strip() or None
+        pods = self.look("pod", labels="app.kubernetes.io/component=operator", within=SYSTEM)["items"]
+        return ", ".join(pod["metadata"]["name"] for pod in pods) or None
 
     # ------------------------------------------------------------------ the service
 
@@ -190,7 +217,7 @@ class Stack:
 
     def pods(self, *roles: str, within: str = POOLS) -> list[Object]:
         """The pods of these roles that do not terminate, by name."""
-        found = self.get("pods", "-l", f"{MADE},pdpool.dev/role in ({','.join(roles)})", within=within)["items"]
+        found = self.look("pod", labels=f"{MADE},pdpool.dev/role in ({','.join(roles)})", within=within)["items"]
         living = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
         return sorted(living, key=lambda pod: pod["metadata"]["name"])
 

@@ -29,7 +29,7 @@ for both: until the client leaves, or the engines' own deadline of 300 s is over
 
 
 def pod_named(stack: Stack, name: str) -> dict:
-    return stack.get("pod", name)
+    return stack.look("pod", name)
 
 
 def process_of(stack: Stack, pod: dict) -> int:

@@ -163,7 +163,8 @@ def bad(serving: Stack) -> Iterator[Stack]:
         serving.kubectl("delete", KINDS, "--all", "-n", BAD)
 
         def left() -> str | None:
-            return serving.kubectl("get", "pods", "-n", BAD, "-l", MADE, "-o", "name").strip() or None
+            pods = serving.look("pod", labels=MADE, within=BAD)["items"]
+            return ", ".join(pod["metadata"]["name"] for pod in pods) or None
 
         wait_for(f"the pods in {BAD} to be gone", left, deadline_s=90)
         serving.kubectl("delete", "namespace", BAD, "--timeout=60s", timeout_s=70)

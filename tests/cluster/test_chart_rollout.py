@@ -57,7 +57,7 @@ class Witness:
 
     def _look(self) -> None:
         # Pods first: whoever terminates then must be out of the lists already.
-        pods = self._stack.get("pods", "-l", MADE)["items"]
+        pods = self._stack.look("pod", labels=MADE)["items"]
         lists = [
             listed(pod["status"]["podIP"], self._key)
             for pod in pods
@@ -80,14 +80,15 @@ def serves(pod: Object) -> bool:
 def test_a_decode_engine_that_is_scaled_away_leaves_both_routers_before_it_ends(stack: Stack, expected):
     stack.serve(prefill=2, decode=2, routers=2)
     stack.until_listed(2)
-    leaving = stack.get("pod", "chat-decode-1-0")
+    leaving = stack.look("pod", "chat-decode-1-0")
     url = f"http://{leaving['status']['podIP']}:{HTTP_PORT}"
     with Traffic(stack.router_url(), expected) as traffic, Witness(stack) as witness:
         stack.kubectl("scale", "dpool/chat", "-n", POOLS, "--replicas=1")
 
         def gone() -> str | None:
-            found = stack.kubectl("get", "statefulset,pod", "-n", POOLS, "-l", "pdpool.dev/instance=1", "-o", "name")
-            return "chat-decode-1 is there" if "chat-decode-1" in found else None
+            labels = "pdpool.dev/instance=1,pdpool.dev/role=decode"
+            found = [one for kind in ("statefulset", "pod") for one in stack.look(kind, labels=labels)["items"]]
+            return "chat-decode-1 is there" if found else None
 
         wait_for("decode instance 1 to be gone", gone, deadline_s=90)
         stack.until_listed(2)
@@ -125,7 +126,7 @@ def test_a_router_less_fails_no_request(stack: Stack, expected):
         labels = f"{MADE},pdpool.dev/role=router"
 
         def one() -> str | None:
-            found = stack.kubectl("get", "pods", "-n", POOLS, "-l", labels, "-o", "name").split()
+            found = [pod["metadata"]["name"] for pod in stack.look("pod", labels=labels)["items"]]
             return None if len(found) == 1 else f"{found}"
 
         wait_for("one router to be gone", one, deadline_s=60)
