@@ -202,11 +202,12 @@ def test_what_cannot_come_up_says_why_in_a_condition_and_is_not_tried_without_a_
 
     began = now()
     time.sleep(LOOK_S)  # the time over which looks are counted
-    looks: Counter[str] = Counter()
+    looks: Counter[tuple[str, str]] = Counter()
     for event in audited(bad):
         reference = event.get("objectRef", {})
         if event["requestReceivedTimestamp"] >= began and reference.get("namespace") == BAD:
-            looks[reference.get("name", "")] += event["verb"] == "get" and reference.get("apiGroup") == "pdpool.dev"
+            one = (reference.get("resource", ""), reference.get("name", ""))
+            looks[one] += event["verb"] == "get" and reference.get("apiGroup") == "pdpool.dev"
     assert max(looks.values()) <= MOST_LOOKS, looks
     assert looks.total() > 0, "the operator does not look again: it would not notice what is mended"
 
