@@ -26,6 +26,13 @@ MAX_DESCRIPTOR_BYTES: Final = 1 << 20
 MAX_NAME: Final = 256
 MAX_ENCODED_BYTES: Final = 2 << 20
 """Bound on an encoded `RemoteMemory`: a full descriptor plus `MAX_REGIONS` regions."""
+MAX_STATE_RANKS: Final = 512
+"""Bound on the ranks that share one layer's state, as on those of an instance."""
+MAX_GROUPS: Final = 8
+"""Bound on the groups of one axis; known models have three (q, k, v; or x, B, C)."""
+MAX_SEGMENTS: Final = 1 << 14
+"""Bound on the segments (`StateCut`) of all state regions together, each of which is a row of the plan. Nemotron-H 56B,
+with 54 layers of Mamba, has some 500."""
 
 
 class LayoutError(ValueError):
@@ -71,6 +78,37 @@ class Region(msgspec.Struct, frozen=True, array_like=True):
         return self.address + self.nbytes
 
 
+class StateCut(msgspec.Struct, frozen=True, array_like=True):
+    """How the items of one state region are cut over tensor-parallel ranks: each is [outer, axis, the rest], in bytes.
+
+    outer: product of the dimensions before the axis that is cut, 1 where it is the first. groups: units of the axis
+    that this rank holds: one number, or one for each of the groups of which the axis is a concatenation and which are
+    cut each on its own (a convolution's q, k, v or x, B, C). A unit is as many bytes as the item leaves for it. A
+    *segment* is what lies together of one group: there are outer * len(groups) in an item.
+
+    Raises LayoutError when a number is out of bounds.
+    """
+
+    outer: int
+    groups: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _within("outer of a state cut", self.outer, 1, MAX_SEGMENTS)
+        _within("number of groups of a state cut", len(self.groups), 1, MAX_GROUPS)
+        for index, units in enumerate(self.groups):
+            _within(f"groups[{index}] of a state cut", units, 1, MAX_ITEM_BYTES)
+
+    @property
+    def units(self) -> int:
+        """Units in one item, over all that is before the axis."""
+        return self.outer * sum(self.groups)
+
+    @property
+    def segments(self) -> int:
+        """Segments in one item."""
+        return self.outer * len(self.groups)
+
+
 class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
     """The memory that one rank registers, with the identity of the model whose cache it holds.
 
@@ -82,6 +120,9 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     state: none, or regions that all have the same number of items. state_layers: for each of them the layer, by its
     number in the model, that it belongs to, in ascending order; none where state is of all that is held together.
+    state_cuts: for each of them how its items are cut over tensor-parallel ranks, None for one that moves whole; none
+    where all do. state_rank, state_ranks: this rank holds share number `state_rank` of the `state_ranks` equal ones
+    that state is cut into, whatever heads it holds; 0 ranks where none is cut, 1 where each rank has all of it.
 
     The part of the model that this rank holds: `layers` layers from `first_layer` on out of `total_layers`, and of each
     `kv_heads` heads from `first_head` on out of `total_heads`. By default that is all of it: a total of 0 is replaced
@@ -104,6 +145,9 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
     total_heads: int = 0
     state: tuple[Region, ...] = ()
     state_layers: tuple[int, ...] = ()
+    state_cuts: tuple[StateCut | None, ...] = ()
+    state_rank: int = 0
+    state_ranks: int = 0
 
     def __post_init__(self) -> None:
         _within("layers", self.layers, 1, MAX_REGIONS // 2)
@@ -120,6 +164,8 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
             )
         _within("number of state regions", len(self.state), 0, MAX_REGIONS)
         self._check_state_layers()
+        check_share(self.state_rank, self.state_ranks)
+        self._check_state_cuts()
         self._refuse_indivisible()
         _refuse_unequal("kv", "pages", self.kv)
         _refuse_unequal("state", "items", self.state)
@@ -149,6 +195,26 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
         for index, layer in enumerate(self.state_layers):
             least = max(self.first_layer, *self.state_layers[:index], 0)
             _within(f"state_layers[{index}]", layer, least, self.first_layer + self.layers - 1)
+
+    def _check_state_cuts(self) -> None:
+        if not self.state_cuts:
+            return
+        if len(self.state_cuts) != len(self.state):
+            raise LayoutError(
+                f"state_cuts has {len(self.state_cuts)} cuts for {len(self.state)} state regions, must be as many"
+            )
+        segments = 0
+        for index, (cut, region) in enumerate(zip(self.state_cuts, self.state, strict=True)):
+            if cut is None:
+                continue
+            _within(f"state_ranks (state region {index} is cut)", self.state_ranks, 1, MAX_STATE_RANKS)
+            segments += cut.segments
+            if region.item_bytes % cut.units:
+                raise LayoutError(
+                    f"item_bytes of state region {index} is {region.item_bytes}, must be a multiple of the {cut.units} "
+                    f"units that state_cuts tells (outer {cut.outer} * groups {cut.groups})"
+                )
+        _within("segments of all state regions together", segments, 0, MAX_SEGMENTS)
 
     def _refuse_indivisible(self) -> None:
         """Where only some heads are held, pages may have to be cut between heads."""
@@ -186,6 +252,10 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
         wanted = range(first_layer, first_layer + layers)
         return [index for index, layer in enumerate(self.state_layers) if layer in wanted]
 
+    def cut_of(self, index: int) -> StateCut | None:
+        """How the items of a state region are cut; None where they move whole."""
+        return self.state_cuts[index] if self.state_cuts else None
+
     @property
     def state_items(self) -> int:
         """Number of items of each state region: valid state ids are 0..state_items - 1."""
@@ -200,6 +270,12 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
     def page_bytes(self) -> int:
         """Bytes of one page over all layers, K and V."""
         return sum(region.item_bytes for region in self.kv)
+
+
+def check_share(rank: int, ranks: int) -> None:
+    """Raise LayoutError unless `rank` is one of the `ranks` that share the state, or both are 0."""
+    _within("state_ranks", ranks, 0, MAX_STATE_RANKS)
+    _within(f"state_rank (of {ranks} state_ranks)", rank, 0, max(ranks - 1, 0))
 
 
 def _refuse_unequal(field: str, unit: str, regions: tuple[Region, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from .memory import KVMemory
+from .state import state_differs
 
 MAX_STRIPS: Final = 1023
 """Strips that one page of one region may be cut into: they and an aux row go out in one chunk."""
@@ -40,7 +41,8 @@ def compatible(local: KVMemory, remote: KVMemory) -> list[str]:
     """What forbids moving pages between the memories, one line for each reason; empty if nothing.
 
     They may hold different parts of one model, but of the same model, in the same format, with pages of the same number
-    of tokens. State can be moved only where both hold the same heads, and the same layers unless it is told by layer.
+    of tokens. State of layers that both hold must be told by layer, unless these are all that either holds. What of it
+    moves whole needs the same heads on both sides; what is cut needs cuts of the same shape.
     """
     found = [
         _differs(field, ours, theirs)
@@ -50,11 +52,12 @@ def compatible(local: KVMemory, remote: KVMemory) -> list[str]:
     if local.aux.item_bytes != remote.aux.item_bytes:
         found.append(_differs("item_bytes of aux", local.aux.item_bytes, remote.aux.item_bytes))
     common = overlap(local, remote)
+    state = state_differs(local, remote, common.first_layer, common.layers, heads=common.heads > 0)
     if common.empty:
-        return found
+        return found + state
     if (local.page_tokens, local.regions_per_layer) == (remote.page_tokens, remote.regions_per_layer):
         found += _heads_differ(local, remote, common)
-    found += _state_differs(local, remote, common)
+    found += state
     if not same_heads(local, remote) and local.page_tokens > MAX_STRIPS:
         found.append(
             f"page_tokens is {local.page_tokens}, must be at most {MAX_STRIPS} where the two sides hold different heads"
@@ -76,37 +79,6 @@ def _heads_differ(local: KVMemory, remote: KVMemory, common: Overlap) -> list[st
                 )
     more = f" ({len(found) - 1} more regions differ)" if len(found) > 1 else ""
     return [line + more for line in found[:1]]
-
-
-def _state_differs(local: KVMemory, remote: KVMemory, common: Overlap) -> list[str]:
-    ours, theirs = (memory.state_in(common.first_layer, common.layers) for memory in (local, remote))
-    if not ours and not theirs:
-        return []
-    layers = [
-        [memory.state_layers[index] for index in chosen if memory.state_layers]
-        for memory, chosen in ((local, ours), (remote, theirs))
-    ]
-    if layers[0] != layers[1]:
-        return [_differs("layers of the state regions that both hold", *layers)]
-    if len(ours) != len(theirs):
-        return [_differs("number of state regions", len(ours), len(theirs))]
-    if not same_heads(local, remote) or (not layers[0] and _part(local) != _part(remote)):
-        parts = f"{_part(local)} here and of {_part(remote)} at the peer"
-        needed = "of the same heads (as many tensor-parallel ranks on both sides)"
-        unless = "and of the same layers unless `state_layers` tells them: items of state move whole"
-        return [f"state is of {parts}, must be {needed}, {unless}"]
-    return [
-        _differs(f"item_bytes of state region {index}", local.state[index].item_bytes, remote.state[other].item_bytes)
-        for index, other in zip(ours, theirs, strict=True)
-        if local.state[index].item_bytes != remote.state[other].item_bytes
-    ]
-
-
-def _part(memory: KVMemory) -> str:
-    return (
-        f"layers {memory.first_layer}..{memory.first_layer + memory.layers - 1} and "
-        f"heads {memory.first_head}..{memory.first_head + memory.kv_heads - 1}"
-    )
 
 
 def _differs(field: str, ours: object, theirs: object) -> str:

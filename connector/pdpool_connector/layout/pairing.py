@@ -1,17 +1,19 @@
 """Which ranks of a prefill instance write to which ranks of a decode instance. Pure: both sides would find the same.
 
 The terms: a *rank* is one engine worker process with one connector, an *instance* is the ranks that hold one model
-together, a *part* is the layers and KV heads of the model that one rank holds. A *cell* is one head of one layer.
+together, a *part* is the layers and KV heads of the model that one rank holds. A *cell* is one head of one layer. State
+that is cut (Mamba and the like) is shared out by ranks, not by heads: a rank's *share* of it is a part of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from .memory import MAX_REGIONS, KVMemory, LayoutError
+from .memory import MAX_REGIONS, KVMemory, LayoutError, check_share
+from .state import shares_meet
 
 MAX_RANKS: Final = 512
 """Bound on the ranks of one instance: TP 8 x PP 64, and no deployment comes near."""
@@ -22,7 +24,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a model that one rank holds: some layers of it, and some KV heads of those.
 
     It holds layers `first_layer` .. `first_layer + layers` of `total_layers`, heads likewise.
-    A cache without heads (MLA) has `total_heads` 1. Equal parts in one instance are replicas. Raises LayoutError when
+    A cache without heads (MLA) has `total_heads` 1. Of state that is cut it holds share number `state_rank` of
+    `state_ranks`, which are 0 where no rank's state is cut (`KVMemory`). Ranks of one instance that hold the same cells
+    are replicas, and so are, for the state, those that hold the same share of the same layers. Raises LayoutError when
     a field is out of range.
     """
 
@@ -32,8 +36,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     first_head: int
     kv_heads: int
     total_heads: int
+    state_rank: int = 0
+    state_ranks: int = 0
 
     def __post_init__(self) -> None:
+        check_share(self.state_rank, self.state_ranks)
         _fits("layer", "layers", self.first_layer, self.layers, self.total_layers, MAX_REGIONS // 2)
         _fits("head", "kv_heads", self.first_head, self.kv_heads, self.total_heads, MAX_HEADS)
 
@@ -47,14 +54,28 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         """First head behind it."""
         return self.first_head + self.kv_heads
 
+    @property
+    def cells(self) -> tuple[int, int, int, int]:
+        """What of the cache it holds: first layer, layer end, first head, head end."""
+        return self.first_layer, self.layer_end, self.first_head, self.head_end
+
+    @property
+    def share(self) -> tuple[int, int, int]:
+        """What of the state it holds: first layer, layer end, number of the share."""
+        return self.first_layer, self.layer_end, self.state_rank
+
     def overlaps(self, other: Part) -> bool:
         """Whether both hold some cell."""
-        return (
-            self.first_layer < other.layer_end
-            and other.first_layer < self.layer_end
-            and self.first_head < other.head_end
-            and other.first_head < self.head_end
+        return self._meets(other) and self.first_head < other.head_end and other.first_head < self.head_end
+
+    def shares(self, other: Part) -> bool:
+        """Whether both hold something of the shares of some layer."""
+        return self._meets(other) and shares_meet(
+            self.state_rank, self.state_ranks, other.state_rank, other.state_ranks
         )
+
+    def _meets(self, other: Part) -> bool:
+        return self.first_layer < other.layer_end and other.first_layer < self.layer_end
 
 
 def part_of(memory: KVMemory) -> Part:
@@ -71,12 +92,13 @@ def _fits(what: str, count: str, first: int, held: int, total: int, most: int) -
         raise LayoutError(f"first_{what} is {first}, must be 0..{total - held} for {held} of {total} {what}s")
 
 
-def shard_model(layers: Sequence[int], heads: int, *, tp: int = 1) -> tuple[Part, ...]:
+def shard_model(layers: Sequence[int], heads: int, *, tp: int = 1, split_state: bool = False) -> tuple[Part, ...]:
     """The parts of an instance in rank order, rank = pipeline stage * tp + tensor rank, as engines number them.
 
     `layers`: how many layers each pipeline stage holds. `heads`: KV heads of the model, spread evenly over the `tp`
-    ranks of each stage; when there are fewer than ranks, each head is held by `tp / heads` ranks. Raises LayoutError
-    when they cannot be spread evenly.
+    ranks of each stage; when there are fewer than ranks, each head is held by `tp / heads` ranks. `split_state`: the
+    model keeps state beside the cache (Mamba and the like), cut over the `tp` ranks of each stage. Raises LayoutError
+    when heads cannot be spread evenly.
     """
     if tp < 1 or heads < 1 or (heads % tp and tp % heads):
         raise LayoutError(f"heads is {heads}, must be a multiple or a divisor of tp = {tp}")
@@ -90,6 +112,8 @@ def shard_model(layers: Sequence[int], heads: int, *, tp: int = 1) -> tuple[Part
             first_head=rank * heads // tp,
             kv_heads=held,
             total_heads=heads,
+            state_rank=rank if split_state else 0,
+            state_ranks=tp if split_state else 0,
         )
         for stage, count in enumerate(layers)
         for rank in range(tp)
@@ -100,7 +124,8 @@ class Writer(NamedTuple):
     """A prefill rank as one decode rank sees it.
 
     rank: its number in the prefill instance. part, parts: this decode rank is number `part` of the `parts` that it
-    serves. kv: it writes the cells that both hold; otherwise none. aux: it writes the aux row.
+    serves. kv: it writes the cells that both hold, and with them state that is not cut; otherwise none. aux: it writes
+    the aux row. state: it writes what both hold of the shares of cut state; otherwise nothing of that.
     """
 
     rank: int
@@ -108,24 +133,29 @@ class Writer(NamedTuple):
     parts: int
     kv: bool
     aux: bool
+    state: bool = False
 
 
 def check_instance(side: str, parts: Sequence[Part]) -> None:
     """Raise LayoutError unless the parts make up one whole model: every cell is held, by one rank or by replicas.
 
-    Ranks that hold the same layers form a stage; stages follow each other without gap, and so do the heads within one.
+    Ranks that hold the same layers form a stage; stages follow each other without gap, and so do the heads within one,
+    and the shares of state where that is cut.
     """
     if not 1 <= len(parts) <= MAX_RANKS:
         raise LayoutError(f"{side} has {len(parts)} ranks, must have 1..{MAX_RANKS}")
-    shapes = {(part.total_layers, part.total_heads) for part in parts}
+    shapes = {(part.total_layers, part.total_heads, part.state_ranks) for part in parts}
     if len(shapes) != 1:
-        raise LayoutError(f"ranks of {side} disagree on (total_layers, total_heads): {sorted(shapes)}")
-    total_layers, total_heads = shapes.pop()
+        raise LayoutError(f"ranks of {side} disagree on (total_layers, total_heads, state_ranks): {sorted(shapes)}")
+    total_layers, total_heads, state_ranks = shapes.pop()
     stages = sorted({(part.first_layer, part.layer_end) for part in parts})
     _refuse_gap(f"layers of {side}", stages, total_layers)
     for first, end in stages:
         heads = {(part.first_head, part.head_end) for part in parts if part.first_layer == first}
         _refuse_gap(f"heads of {side} in layers {first}..{end - 1}", sorted(heads), total_heads)
+        shares = {(part.state_rank, part.state_rank + 1) for part in parts if part.first_layer == first}
+        if state_ranks:
+            _refuse_gap(f"shares of the state of {side} in layers {first}..{end - 1}", sorted(shares), state_ranks)
 
 
 def _refuse_gap(what: str, ranges: Sequence[tuple[int, int]], total: int) -> None:
@@ -141,8 +171,9 @@ def _refuse_gap(what: str, ranges: Sequence[tuple[int, int]], total: int) -> Non
 def pair(prefill: Sequence[Part], decode: Sequence[Part]) -> tuple[tuple[Writer, ...], ...]:
     """For each decode rank, in order, the prefill ranks that serve it, in order of rank.
 
-    Each cell of a decode rank has exactly one writer; among replicas its turn decides. Exactly one writer of each
-    decode rank, one that holds the model's last layer, writes aux. A prefill rank that nobody needs serves one decode
+    Each cell of a decode rank has exactly one writer, and so has each piece of its share of cut state; among replicas
+    the decode rank's turn decides, and of cells rather one that writes state to it. Exactly one writer of each decode
+    rank, one that holds the model's last layer, writes aux. A prefill rank that nobody needs serves one decode
     rank all the same, with nothing to write, so that its half of every hand-off ends as well.
 
     Raises LayoutError when an instance is not whole, or they are not of one model.
@@ -153,44 +184,64 @@ def pair(prefill: Sequence[Part], decode: Sequence[Part]) -> tuple[tuple[Writer,
         ours, theirs = getattr(prefill[0], field), getattr(decode[0], field)
         if ours != theirs:
             raise LayoutError(f"{field} is {ours} at prefill and {theirs} at decode")
-    kv = _share_cells(prefill, decode)
-    aux = _share_aux(prefill, kv)
-    idle = set(range(len(prefill))).difference(aux, *kv)
-    serves = [{*writers, aux[rank]} for rank, writers in enumerate(kv)]
+    if bool(prefill[0].state_ranks) != bool(decode[0].state_ranks):
+        raise LayoutError(
+            f"state_ranks is {prefill[0].state_ranks} at prefill and {decode[0].state_ranks} at decode, must be 0 on "
+            "both sides or on neither"
+        )
+    state = _share_state(prefill, decode)
+    kv = _share_cells(prefill, decode, state)
+    busy = [cells | shares for cells, shares in zip(kv, state, strict=True)]
+    aux = _share_aux(prefill, busy)
+    idle = set(range(len(prefill))).difference(aux, *busy)
+    serves = [{*writers, aux[rank]} for rank, writers in enumerate(busy)]
     for rank in idle:
         serves[rank % len(decode)].add(rank)
     served = [[at for at, writers in enumerate(serves) if rank in writers] for rank in range(len(prefill))]
     return tuple(
         tuple(
-            Writer(rank, served[rank].index(at), len(served[rank]), rank in kv[at], rank == aux[at])
+            Writer(rank, served[rank].index(at), len(served[rank]), rank in kv[at], rank == aux[at], rank in state[at])
             for rank in sorted(writers)
         )
         for at, writers in enumerate(serves)
     )
 
 
-def _share_cells(prefill: Sequence[Part], decode: Sequence[Part]) -> list[set[int]]:
-    """For each decode rank, the prefill ranks that write its cells. Replicas take the decode ranks in turn."""
+def _share_state(prefill: Sequence[Part], decode: Sequence[Part]) -> list[set[int]]:
+    """For each decode rank, the prefill ranks that write its share: of replicas those with cells of it, in turn."""
     writers: list[set[int]] = [set() for _ in decode]
-    for part, ranks in _replicas(prefill):
-        takers = [at for at, held in enumerate(decode) if held.overlaps(part)]
+    for ranks in _replicas(prefill, lambda part: part.share) if prefill[0].state_ranks else ():
+        takers = [at for at, held in enumerate(decode) if held.shares(prefill[ranks[0]])]
         for turn, at in enumerate(takers):
-            writers[at].add(ranks[turn % len(ranks)])
+            able = [rank for rank in ranks if prefill[rank].overlaps(decode[at])] or ranks
+            writers[at].add(able[turn % len(able)])
     return writers
 
 
-def _share_aux(prefill: Sequence[Part], kv: Sequence[set[int]]) -> list[int]:
+def _share_cells(prefill: Sequence[Part], decode: Sequence[Part], state: Sequence[set[int]]) -> list[set[int]]:
+    """For each decode rank, the prefill ranks that write its cells: of replicas those that write its state, in turn."""
+    writers: list[set[int]] = [set() for _ in decode]
+    for ranks in _replicas(prefill, lambda part: part.cells):
+        takers = [at for at, held in enumerate(decode) if held.overlaps(prefill[ranks[0]])]
+        for turn, at in enumerate(takers):
+            able = [rank for rank in ranks if rank in state[at]] or ranks
+            writers[at].add(able[turn % len(able)])
+    return writers
+
+
+def _share_aux(prefill: Sequence[Part], busy: Sequence[set[int]]) -> list[int]:
     """For each decode rank, the prefill rank that writes its aux row: rather one that writes to it anyway."""
     last = [rank for rank, part in enumerate(prefill) if part.layer_end == part.total_layers]
     chosen = []
-    for at, writers in enumerate(kv):
+    for at, writers in enumerate(busy):
         able = [rank for rank in last if rank in writers] or last
         chosen.append(able[at % len(able)])
     return chosen
 
 
-def _replicas(parts: Sequence[Part]) -> Iterator[tuple[Part, list[int]]]:
-    ranks: dict[Part, list[int]] = {}
+def _replicas(parts: Sequence[Part], held: Callable[[Part], tuple[int, ...]]) -> Iterable[list[int]]:
+    """The ranks that hold the same, for each thing held."""
+    ranks: dict[tuple[int, ...], list[int]] = {}
     for rank, part in enumerate(parts):
-        ranks.setdefault(part, []).append(rank)
-    yield from ranks.items()
+        ranks.setdefault(held(part), []).append(rank)
+    return ranks.values()

@@ -14,8 +14,9 @@ import numpy as np
 
 from .memory import MAX_ITEMS, KVMemory, LayoutError, Region
 from .overlap import Overlap, compatible, overlap, same_heads
-from .pool import Ids, PoolPlan, Row, Runs, Span, fits
+from .pool import Ids, PoolPlan, Row, Runs, Span, fits, whole_row
 from .staging import SLOT_BYTES, Reservation
+from .state import copies_from, state_rows
 
 STAGED_STRIP_BYTES: Final = 1024
 """Larger strips are not gathered: a second copy takes as long as their descriptors do (`dev.bench.staging`)."""
@@ -61,7 +62,8 @@ class PairPlan:
 
     Of the cache moves what both hold: layers by their number in the model, and of each the heads that both hold. Where
     both hold the same heads a page moves whole, otherwise as one strip for each token; between memories that have
-    nothing in common only aux rows move. State moves like pages that are whole.
+    nothing in common only aux rows move. State moves like pages that are whole, a region that is cut in as many pieces
+    as it has segments in common.
 
     local_rows, remote_rows: the pieces that `indices` numbers, row after row: KV regions, state regions, aux.
 
@@ -78,9 +80,11 @@ class PairPlan:
         self._pages = PoolPlan(_page_rows(local, common, whole), _page_rows(remote, common, whole), strips)
         self._strips = strips
         self._page_pieces = self._pages.regions * strips
-        self._state = PoolPlan(_state_rows(local, common), _state_rows(remote, common), strips=1)
-        self.local_rows = (*self._pages.local_rows, *self._state.local_rows, _whole(local.aux))
-        self.remote_rows = (*self._pages.remote_rows, *self._state.remote_rows, _whole(remote.aux))
+        state = state_rows(local, remote, common.first_layer, common.layers, heads=common.heads > 0)
+        self._state = PoolPlan(state.local, state.remote, strips=1)
+        self._state_whole, self._state_split = state.whole, state.whole + state.split
+        self.local_rows = (*self._pages.local_rows, *self._state.local_rows, whole_row(local.aux))
+        self.remote_rows = (*self._pages.remote_rows, *self._state.remote_rows, whole_row(remote.aux))
         self._local_first = _firsts(self._pages.local_rows, self._state.local_rows, local.aux)
         self._remote_first = _firsts(self._pages.remote_rows, self._state.remote_rows, remote.aux)
         first = np.zeros(1, np.int32)
@@ -234,12 +238,13 @@ class PairPlan:
         *,
         gather: bool = False,
         within: Span | None = None,
+        state_within: Span | None = None,
     ) -> list[Chunk]:
         """Cut a request into chunks within `MAX_CHUNK_BYTES` and `MAX_CHUNK_DESCRIPTORS`; state and aux go last.
 
         One item of one region is never cut. There is no chunk where nothing is to be moved. gather: pages are to be
-        gathered into slots. within: only these regions of pages. Raises LayoutError when two lists have different
-        lengths.
+        gathered into slots. within: only these regions of pages. state_within: only these rows of state. Raises
+        LayoutError when two lists have different lengths.
         """
         _check_lengths("pages", local_pages, remote_pages)
         if len(local_pages) == 1 and state is None and not gather and within is None and self._page_fits():
@@ -249,7 +254,7 @@ class PairPlan:
         chunks = [Chunk(local, remote, span=span) for local, remote, span in pages]
         if state is not None:
             _check_lengths("state", *state)
-            states = self._state.split(*state, spare)
+            states = self._state.split(*state, spare, within=state_within)
             chunks = self._join(
                 chunks, [Chunk(_NONE, _NONE, state=(local, remote), span=span) for local, remote, span in states]
             )
@@ -257,6 +262,18 @@ class PairPlan:
             last = chunks.pop() if chunks else Chunk(_NONE, _NONE)
             chunks.append(replace(last, aux=(aux,)))
         return chunks
+
+    def state_span(self, *, kv: bool, shares: bool, read: bool) -> Span | None:
+        """Which rows of state this pair moves; None for all. See `pairing.Writer` for who moves what.
+
+        kv: those that go with the pages. shares: those of regions that are cut; what is copied, one rank alone moves to
+        each target. read: the target is ours, not theirs.
+        """
+        first, stop = 0 if kv else self._state_whole, self._state_whole
+        if shares:
+            ends = (self.remote, self.local) if read else (self.local, self.remote)
+            stop = self._state.regions if copies_from(*ends) else self._state_split
+        return None if (first, stop) == (0, self._state.regions) else (first, stop)
 
     def _page_fits(self) -> bool:
         nbytes = self._pages.item_bytes
@@ -281,22 +298,13 @@ def _page_rows(memory: KVMemory, common: Overlap, whole: bool) -> list[Row]:
         for part in range(memory.regions_per_layer):
             region = memory.kv[memory.region_of(layer, part)]
             if whole:
-                rows.append(_whole(region))
+                rows.append(whole_row(region))
                 continue
             token = region.item_bytes // memory.page_tokens
             head = token // memory.kv_heads
             offset = (common.first_head - memory.first_head) * head
             rows.append(Row(region.address + offset, common.heads * head, token, region.items * memory.page_tokens))
     return rows
-
-
-def _state_rows(memory: KVMemory, common: Overlap) -> list[Row]:
-    chosen = [] if common.empty else memory.state_in(common.first_layer, common.layers)
-    return [_whole(memory.state[index]) for index in chosen]
-
-
-def _whole(region: Region) -> Row:
-    return Row(region.address, region.item_bytes, region.item_bytes, region.items)
 
 
 def _firsts(pages: tuple[Row, ...], state: tuple[Row, ...], aux: Region) -> tuple[np.int32, np.int32]:

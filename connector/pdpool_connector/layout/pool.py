@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .memory import Region
 from .staging import SLOT_BYTES
 
 MAX_CHUNK_BYTES: Final = 16 << 20
@@ -35,6 +36,11 @@ class Row(NamedTuple):
     nbytes: int
     stride: int
     pieces: int
+
+
+def whole_row(region: Region) -> Row:
+    """A row whose pieces are the items of a region."""
+    return Row(region.address, region.item_bytes, region.item_bytes, region.items)
 
 
 class Runs(NamedTuple):

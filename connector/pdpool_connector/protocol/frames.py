@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 
 VERSION_MIN = 1
-VERSION_MAX = 3
+VERSION_MAX = 4
 """Versions of this protocol that this code speaks; pairing settles on the highest that both sides know."""
 BATCH_VERSION = 2
 """First version that knows `Batch`; to older peers every frame goes alone."""
@@ -73,13 +73,15 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True
 class Hello(Frame, frozen=True, kw_only=True):
     """Decode asks for pairing: versions it speaks, its memory, and what must match (opaque, judged by `layout`).
 
-    `kv`: the sender wants the cells that both hold from this prefill rank, and not from a replica of it.
+    `kv`: the sender wants the cells that both hold from this prefill rank, and not from a replica of it. `state`: it
+    wants what both hold of the shares of cut state (since version 4).
     """
 
     oldest_version: Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
     address: Annotated[str, msgspec.Meta(max_length=256)]
     memory: Annotated[bytes, msgspec.Meta(max_length=2**21)]
     kv: bool = True
+    state: bool = False
 
 
 class HelloOk(Frame, frozen=True, kw_only=True):

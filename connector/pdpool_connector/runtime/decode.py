@@ -33,6 +33,7 @@ from pdpool_connector.protocol.events import (
 )
 from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.states import DecodeState
+from pdpool_connector.protocol.versions import VersionMismatchError, negotiate
 from pdpool_connector.runtime.arguments import (
     RefusalCause,
     Request,
@@ -52,7 +53,7 @@ from pdpool_connector.runtime.reads import Reads
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import DecodeTransfer
 from pdpool_connector.transport.address import parse_address
-from pdpool_connector.transport.bootstrap import BootstrapClient
+from pdpool_connector.transport.bootstrap import BootstrapClient, RankInfo
 
 log = logging.getLogger(__name__)
 
@@ -198,6 +199,8 @@ class DecodeConnector(Connector[DecodeTransfer]):
         if directions != {self.config.direction}:
             theirs = ", ".join(sorted(directions))
             raise LayoutError(f"direction is {theirs} at prefill and {self.config.direction} at decode")
+        if self._instance[0].state_ranks:
+            _refuse_whole_state(ranks)
         writers = pair([info.part for info in ranks], self._instance)[self.config.rank]
         await self._vouchers.before_pairing({info.incarnation: info.control for info in ranks})
         return [Found(ranks[writer.rank], writer) for writer in writers]
@@ -211,6 +214,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
             address=self.control_address,
             memory=self._remote_form,
             kv=found.writer.kv,
+            state=found.writer.state,
         )
         keys = self.config.curve if self.config.curve_required else (*self.config.curve, None)
         return Line(
@@ -272,7 +276,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
         self._whole[link.prefill] = writers
         for found in writers:
             if (line := link.line(found.info.incarnation)) is not None:
-                self._reads.connect(found.info.incarnation, line.memory, kv=found.writer.kv)
+                self._reads.connect(found.info.incarnation, line.memory, kv=found.writer.kv, shares=found.writer.state)
         self._link_when_reachable(link)
 
     def link_broken(self, link: InstanceLink) -> None:
@@ -408,6 +412,15 @@ class DecodeConnector(Connector[DecodeTransfer]):
         for link in list(self._links.values()):
             link.close()
         super()._at_end()
+
+
+def _refuse_whole_state(ranks: Sequence[RankInfo]) -> None:
+    """Raise LayoutError for a prefill whose version knows no cut state: that it tells of none means nothing."""
+    for info in ranks:
+        try:
+            negotiate(*info.protocol, shares=True)
+        except VersionMismatchError as error:
+            raise LayoutError(f"rank {info.rank} of prefill cannot be spoken to: {error}") from None
 
 
 def _serving(writers: Sequence[Found]) -> tuple[Writer, ...]:

@@ -5,7 +5,6 @@ A move goes either way: what is `Write` to prefill's connector is `Read` to deco
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -17,7 +16,6 @@ from pdpool_connector.layout.pool import Ids
 from pdpool_connector.protocol.events import Read, ReadEnded, Write, WriteEnded, WriteResult
 
 Move = Write | Read
-AnyMove = TypeVar("AnyMove", Write, Read)
 Ended = WriteEnded | ReadEnded
 Ends = tuple[Ids, Ids, tuple[int, int] | None, tuple[Ids, Ids] | None]
 
@@ -69,11 +67,11 @@ def number_of(move: Move | Ended) -> int:
     return move.write if isinstance(move, Write | WriteEnded) else move.read
 
 
-def without_pages(move: AnyMove) -> AnyMove:
-    """The same move for a rank with which only aux rows are exchanged."""
+def without_pages(move: Move, *, state: bool) -> Move:
+    """The same move for a rank with which aux rows are exchanged and, where `state`, its share of state."""
     if isinstance(move, Read):
         move = msgspec.structs.replace(move, checksum=None)
-    return msgspec.structs.replace(move, source=b"", target=b"", state=(b"", b""))
+    return msgspec.structs.replace(move, source=b"", target=b"", state=move.state if state else (b"", b""))
 
 
 def ended(

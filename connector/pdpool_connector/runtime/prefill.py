@@ -35,7 +35,7 @@ from pdpool_connector.runtime.announce import Announcements
 from pdpool_connector.runtime.arguments import RefusalCause, as_reason, as_request
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
-from pdpool_connector.runtime.job import Ended, ended, number_of, without_pages
+from pdpool_connector.runtime.job import Ended, ended, number_of
 from pdpool_connector.runtime.membership import Membership
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import PrefillTransfer
@@ -69,8 +69,6 @@ class Peer:
     present: bool = True
     """Its connection has not ended for longer than the grace."""
     refusal: str = ""
-    kv: bool = True
-    """It wants pages from us; otherwise the aux row at most."""
     page_sum: PageSum | None = None
     """What gives the checksum of pages that it reads; None where it reads none, or pages are cut by heads."""
 
@@ -223,6 +221,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
                 hello.version,
                 direction=self.config.direction,
                 state=bool(self.memory.state),
+                shares=bool(self.memory.state_ranks),
             )
             remote = decode_remote(hello.memory)
         except VersionMismatchError as error:
@@ -239,9 +238,8 @@ class PrefillConnector(Connector[PrefillTransfer]):
             return
         self._replace(hello)
         incarnation = hello.sender
-        worker = self._start_worker(incarnation, remote) if self.config.direction == "write" else None
+        worker = self._start_worker(hello, remote) if self.config.direction == "write" else None
         peer = Peer(incarnation, hello.address, version, route, connection, worker, time.monotonic())
-        peer.kv = hello.kv
         self._exits.watch(incarnation, remote.process)
         self._vouchers.note(incarnation, hello.address, remote.process)
         self._peers[incarnation] = peer
@@ -250,12 +248,15 @@ class PrefillConnector(Connector[PrefillTransfer]):
             peer.page_sum = self._sums.of_pages(remote.memory) if hello.kv else None
             self._on_connected(incarnation, None)
 
-    def _start_worker(self, incarnation: str, remote: RemoteMemory) -> PeerWorker:
+    def _start_worker(self, hello: f.Hello, remote: RemoteMemory) -> PeerWorker:
+        incarnation = hello.sender
         return PeerWorker(
             self._engine,
             self.memory,
             incarnation,
             remote,
+            kv=hello.kv,
+            shares=hello.state,
             sums=self._sums,
             checksum_rate=self.config.checksum_rate,
             staging=self._staging,
@@ -394,7 +395,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
         if peer is None or not peer.paired or peer.worker is None:
             return "decode is gone"
         self._writes.setdefault(write.attempt, set()).add(write.write)
-        if peer.worker.submit(write if peer.kv else without_pages(write)):
+        if peer.worker.submit(write):
             self._reactor.soon(partial(self._move_now, peer.worker))
         return ""
 

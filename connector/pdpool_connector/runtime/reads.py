@@ -10,7 +10,7 @@ from pdpool_connector.layout.checksum import PageSums
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, decode_remote
 from pdpool_connector.protocol.events import Event, Read, StopReading, WriteResult
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.runtime.job import Ended, ended, number_of, without_pages
+from pdpool_connector.runtime.job import Ended, ended, number_of
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.runtime.worker import PeerWorker
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Source:
-    """One prefill rank. `kv`: it holds cells of ours; otherwise there is the aux row at most."""
+    """One prefill rank. `kv`: pages are read from it."""
 
     worker: PeerWorker
     kv: bool
@@ -29,7 +29,7 @@ class _Source:
 
 class Reads:
     """Owner thread only. `drive` takes the ends of reads; `connected` is told when a rank's memory can be read, or why
-    not; then the rank is forgotten, and may be tried again. `begun` is told of each read as it is passed on.
+    not; then the rank is forgotten, and may be tried again. `begun` is told of each read of pages as it is passed on.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class Reads:
         self._sums = PageSums(memory)
         self._sources: dict[str, _Source] = {}
 
-    def connect(self, peer: str, memory: bytes, *, kv: bool) -> None:
-        """Begin to reach the memory of a rank that is paired; `memory` as it was told."""
+    def connect(self, peer: str, memory: bytes, *, kv: bool, shares: bool) -> None:
+        """Begin to reach the memory of a rank that is paired; `memory` as it was told, the rest as for `PeerWorker`."""
         source = self._sources.get(peer)
         if source is not None:
             if source.connected:
@@ -59,14 +59,16 @@ class Reads:
         except LayoutError as error:
             self._told(peer, f"prefill's memory is not valid: {error}")
             return
-        self._sources[peer] = _Source(self._start(peer, remote), kv)
+        self._sources[peer] = _Source(self._start(peer, remote, kv=kv, shares=shares), kv)
 
-    def _start(self, peer: str, remote: RemoteMemory) -> PeerWorker:
+    def _start(self, peer: str, remote: RemoteMemory, *, kv: bool, shares: bool) -> PeerWorker:
         return PeerWorker(
             self._engine,
             self._memory,
             peer,
             remote,
+            kv=kv,
+            shares=shares,
             sums=self._sums,
             checksum_rate=0.0,
             connected=lambda error: self._reactor.post(partial(self._on_connected, peer, error)),
@@ -85,9 +87,9 @@ class Reads:
             self._reactor.post(partial(self._drive, ended(effect, WriteResult.FAILED, 0, "prefill is gone")))
         else:
             source.reads.setdefault(effect.attempt, set()).add(effect.read)
-            read = effect if source.kv else without_pages(effect)
-            self._begun(read)
-            if source.worker.submit(read):
+            if source.kv:
+                self._begun(effect)
+            if source.worker.submit(effect):
                 self._reactor.soon(partial(self._move_now, effect.peer, source.worker))
 
     def connected(self, peer: str) -> bool:

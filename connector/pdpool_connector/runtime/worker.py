@@ -25,7 +25,7 @@ from pdpool_connector.layout.pool import MAX_CHUNK_DESCRIPTORS
 from pdpool_connector.layout.staging import Reservation, Staging
 from pdpool_connector.protocol.events import Read, Write, WriteResult
 from pdpool_connector.protocol.frames import PAGE_ID_BYTES, AttemptId
-from pdpool_connector.runtime.job import Ended, Job, Move, ends_of, number_of
+from pdpool_connector.runtime.job import Ended, Job, Move, ends_of, number_of, without_pages
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +62,10 @@ class PeerWorker:
     """Connects to one peer, then writes to it or reads from it, chunks of different jobs in turn, until closed.
 
     `connected` is called once, from this thread, with an error or None; `ended` with the moves that have; `gone` once,
-    last. `sums` gives the checksums of pages in `memory`, `checksum_rate` the share of writes that have one taken; of
-    reads those have for which the peer has told one. `kept`
-    gives away what an unsettled write may still read from `staging`, through which scattered pages go out.
+    last. `kv`: pages are exchanged with this peer, and state that is not cut; `shares`: state that is cut; what a move
+    names beyond that is left out. `sums` gives the checksums of pages in `memory`, `checksum_rate` the share of writes
+    that have one taken; of reads those have for which the peer has told one. `kept` gives away what an unsettled write
+    may still read from `staging`, through which scattered pages go out.
     `submit`, `move_now`, `stop` and `close` are for the owner thread. `move_now` makes small moves itself where the
     engine can do so without waiting and the thread has nothing to do: who makes calls of the engine's holds `hands`.
     """
@@ -76,6 +77,8 @@ class PeerWorker:
         peer: str,
         remote: RemoteMemory,
         *,
+        kv: bool,
+        shares: bool,
         sums: PageSums,
         checksum_rate: float,
         staging: Staging | None = None,
@@ -86,6 +89,7 @@ class PeerWorker:
     ) -> None:
         self._engine, self._memory, self._peer, self._remote = engine, memory, peer, remote
         self._connected, self._ended, self._kept, self._gone = connected, ended, kept, gone
+        self._kv, self._shares = kv, shares
         self._sums, self._checksum_rate = sums, checksum_rate
         self._sum_written: Callable[[Chunk], int] | None = None
         self._sum_read: Callable[[Chunk], int] | None = None
@@ -107,6 +111,8 @@ class PeerWorker:
 
     def submit(self, move: Move) -> bool:
         """Queue a move. True when `move_now` is to be called before the turn ends."""
+        if not self._kv:
+            move = without_pages(move, state=self._shares)
         job = Job(move)
         self._owned[number_of(move)] = job
         if not 0 < len(move.target) <= self._at_once_pages * PAGE_ID_BYTES or move.state[0]:
@@ -249,7 +255,8 @@ class PeerWorker:
         try:
             ours, theirs, aux, state = ends_of(job.move)
             job.gather = writes and self._staging is not None and self._plan.worth_staging(theirs)
-            chunks = self._plan.cut(ours, theirs, aux, state, gather=job.gather)
+            span = self._plan.state_span(kv=self._kv, shares=self._shares, read=not writes) if state else None
+            chunks = self._plan.cut(ours, theirs, aux, state, gather=job.gather, state_within=span)
         except LayoutError as error:
             job.fail(WriteResult.INVALID, str(error))
             return

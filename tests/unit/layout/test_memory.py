@@ -13,6 +13,7 @@ from pdpool_connector.layout.memory import (
     LayoutError,
     Region,
     RemoteMemory,
+    StateCut,
     decode_remote,
     encode_remote,
 )
@@ -170,6 +171,71 @@ def test_state_is_found_by_the_layer_in_the_model():
         [],
     ]
     assert memory(state=state).state_in(7, 1) == [0, 1, 2]
+
+
+STATE = (Region(0x200000, 48, 5), Region(0x300000, 64, 5))
+
+
+def test_a_memory_may_tell_how_its_state_is_cut():
+    cuts = (StateCut(3, (2, 2, 4)), None)
+    described = memory(state=STATE, state_cuts=cuts, state_rank=3, state_ranks=4)
+    assert [described.cut_of(index) for index in (0, 1)] == [*cuts]
+    assert [memory(state=STATE).cut_of(index) for index in (0, 1)] == [None, None]
+    remote = RemoteMemory(engine="local", memory=described, descriptor=b"")
+    assert decode_remote(encode_remote(remote)) == remote
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"state_ranks": 513}, "state_ranks is 513, must be 0..512"),
+        ({"state_ranks": -1}, "state_ranks is -1, must be 0..512"),
+        ({"state_ranks": 2.0}, "state_ranks is 2.0 (float), must be a plain int"),
+        ({"state_ranks": 4, "state_rank": 4}, "state_rank (of 4 state_ranks) is 4, must be 0..3"),
+        ({"state_ranks": 4, "state_rank": -1}, "state_rank (of 4 state_ranks) is -1, must be 0..3"),
+        ({"state_rank": 1}, "state_rank (of 0 state_ranks) is 1, must be 0..0"),
+        ({"state_cuts": (None,)}, "state_cuts has 1 cuts for 2 state regions, must be as many"),
+        ({"state_cuts": (None, StateCut(1, (4,)))}, "state_ranks (state region 1 is cut) is 0, must be 1..512"),
+        (
+            {"state_cuts": (StateCut(3, (2, 3)), None), "state_ranks": 1},
+            "must be a multiple of the 15 units that state_cuts tells (outer 3 * groups (2, 3))",
+        ),
+        (
+            {"state_cuts": (StateCut(1, (49,)), None), "state_ranks": 1},
+            "item_bytes of state region 0 is 48, must be a multiple of the 49 units",
+        ),
+    ],
+)
+def test_cuts_of_state_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(LayoutError) as caught:
+        memory(state=STATE, **changes)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        ((0, (1,)), "outer of a state cut is 0, must be 1..16384"),
+        ((2**62, (1,)), "outer of a state cut is 4611686018427387904, must be 1..16384"),
+        ((True, (1,)), "outer of a state cut is True (bool), must be a plain int"),
+        ((1, ()), "number of groups of a state cut is 0, must be 1..8"),
+        ((1, (1,) * 9), "number of groups of a state cut is 9, must be 1..8"),
+        ((1, (4, 0)), "groups[1] of a state cut is 0, must be 1..4294967296"),
+        ((1, (2**62,)), "groups[0] of a state cut is"),
+    ],
+)
+def test_an_impossible_cut_is_refused(cut, message):
+    with pytest.raises(LayoutError) as caught:
+        StateCut(*cut)
+    assert message in str(caught.value)
+
+
+def test_state_in_too_many_segments_is_refused():
+    many = tuple(Region(0x200000 + index * 0x10000, 1 << 14, 1) for index in range(2))
+    cut = StateCut(1 << 13, (1, 1))
+    assert memory(state=many, state_cuts=(cut, None), state_ranks=1)
+    with pytest.raises(LayoutError, match=r"segments of all state regions together is 32768, must be 0\.\.16384"):
+        memory(state=many, state_cuts=(cut, cut), state_ranks=1)
 
 
 def test_state_has_ids_of_its_own():

@@ -89,13 +89,13 @@ def test_every_mismatch_is_named_with_both_values(changes, lines):
         (
             {"state": (4,), "state_layers": (0,), "kv_heads": 2},
             {"state": (4,), "state_layers": (0,), "kv_heads": 1, "total_heads": 2},
-            "must be of the same heads (as many tensor-parallel ranks on both sides), and of the same layers unless",
+            "must be of the same heads (as many tensor-parallel ranks on both sides), or `state_cuts` must tell",
         ),
         ({"state": (4, 4)}, {"state": (4, 8)}, "item_bytes of state region 1 is 4 here and 8 at the peer"),
         (
             {"state": (4,), "kv_heads": 2},
             {"state": (4,), "kv_heads": 1, "total_heads": 2},
-            "state is of layers 0..1 and heads 0..1 here and of layers 0..1 and heads 0..0 at the peer",
+            "state region 0 is of layers 0..1 and heads 0..1 here and of layers 0..1 and heads 0..0 at the peer",
         ),
         (
             {"page_tokens": 1024, "kv_heads": 2},

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from pdpool_connector.layout.memory import LayoutError
 from pdpool_connector.layout.pairing import Part, Writer, check_instance, pair, shard_model
 
@@ -191,3 +192,85 @@ def test_a_part_outside_its_model_is_refused(change, why: str) -> None:
 def test_heads_that_cannot_be_spread_evenly_are_refused() -> None:
     with pytest.raises(LayoutError, match="heads is 9, must be a multiple or a divisor of tp = 2"):
         shard_model([4], 9, tp=2)
+
+
+def flags(prefill, decode) -> list[list[tuple[int, bool, bool]]]:
+    return [[(writer.rank, writer.kv, writer.state) for writer in writers] for writers in pair(prefill, decode)]
+
+
+def stateful(heads: int, tp: int, layers=(4,)) -> tuple[Part, ...]:
+    return shard_model(layers, heads, tp=tp, split_state=True)
+
+
+def test_state_is_shared_out_by_ranks_where_heads_are_replicated() -> None:
+    assert flags(stateful(2, 4), stateful(2, 2)) == [
+        [(0, True, True), (1, False, True)],
+        [(2, True, True), (3, False, True)],
+    ]
+    assert flags(stateful(2, 2), stateful(2, 4)) == [
+        [(0, True, True)],
+        [(0, True, True)],
+        [(1, True, True)],
+        [(1, True, True)],
+    ]
+
+
+def test_of_replicated_cells_each_decode_rank_gets_those_of_a_rank_that_writes_its_state() -> None:
+    assert flags(stateful(1, 4), stateful(1, 2)) == [
+        [(0, True, True), (1, False, True)],
+        [(2, False, True), (3, True, True)],
+    ]
+    assert flags(stateful(1, 4), stateful(1, 4)) == [[(rank, True, True)] for rank in range(4)]
+
+
+def test_shares_that_do_not_align_come_from_both_neighbours() -> None:
+    assert flags(stateful(1, 2), stateful(1, 3)) == [
+        [(0, True, True)],
+        [(0, False, True), (1, True, True)],
+        [(1, True, True)],
+    ]
+
+
+def test_shares_pair_by_their_number_however_the_ranks_are_ordered() -> None:
+    assert flags(stateful(1, 2)[::-1], stateful(1, 2)) == [[(1, True, True)], [(0, True, True)]]
+
+
+def test_state_that_every_rank_has_comes_from_one_rank_that_writes_cells_too() -> None:
+    prefill, decode = ([structs.replace(part, state_ranks=1) for part in shard_model([4], 4, tp=tp)] for tp in (4, 2))
+    assert flags(prefill, decode) == [[(0, True, True), (1, True, False)], [(2, True, False), (3, True, True)]]
+
+
+def test_state_in_stages_comes_from_those_that_hold_the_layers() -> None:
+    assert flags(stateful(1, 2, [2, 2]), stateful(1, 1, [3, 1])) == [
+        [(0, True, True), (1, False, True), (2, True, True), (3, False, True)],
+        [(2, False, True), (3, True, True)],
+    ]
+
+
+def test_no_rank_writes_shares_where_no_state_is_cut() -> None:
+    assert not any(
+        writer.state for writers in pair(shard_model([4], 2, tp=4), shard_model([4], 2)) for writer in writers
+    )
+
+
+def test_an_instance_that_says_nothing_of_cut_state_is_not_paired_with_one_that_does() -> None:
+    with pytest.raises(LayoutError, match="state_ranks is 2 at prefill and 0 at decode, must be 0 on both sides or on"):
+        pair(stateful(2, 2), shard_model([4], 2, tp=2))
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        (stateful(1, 4)[:3], r"shares of the state of decode in layers 0\.\.3: from 3 to 3 no rank holds them"),
+        ([*stateful(1, 4), *stateful(1, 2)], "disagree on .*state_ranks"),
+        ([*stateful(1, 2, [2, 2])[:3]], r"shares of the state of decode in layers 2\.\.3: from 1 to 1 no rank"),
+    ],
+)
+def test_an_instance_that_lacks_a_share_is_refused(parts, why: str) -> None:
+    with pytest.raises(LayoutError, match=why):
+        check_instance("decode", parts)
+
+
+def test_a_share_beyond_the_ranks_is_refused() -> None:
+    with pytest.raises(LayoutError, match=r"state_rank \(of 2 state_ranks\) is 2, must be 0\.\.1"):
+        structs.replace(stateful(1, 2)[0], state_rank=2).__post_init__()

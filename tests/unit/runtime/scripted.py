@@ -83,6 +83,8 @@ class Bench:
             memory,
             "d" * 32,
             remote,
+            kv=True,
+            shares=False,
             sums=PageSums(memory),
             checksum_rate=0.0,
             staging=staging,
