@@ -1,7 +1,7 @@
 """pdpool's connector: moves the KV cache of a request from a prefill engine to a decode engine."""
 
 from pdpool_connector.layout.arena import HostArena
-from pdpool_connector.layout.memory import KVMemory, Region
+from pdpool_connector.layout.memory import KVMemory, Region, StateCut
 from pdpool_connector.layout.pairing import Part, shard_model
 from pdpool_connector.protocol.agree import Key, Verdict, agree
 from pdpool_connector.protocol.answer import Answer, answer_for, client_answer
@@ -32,6 +32,7 @@ __all__ = [
     "PrefillConnector",
     "PrefillTransfer",
     "Region",
+    "StateCut",
     "TransferStatus",
     "Verdict",
     "agree",

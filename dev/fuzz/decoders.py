@@ -4,7 +4,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from pdpool_connector.layout.memory import KVMemory, LayoutError, Region, RemoteMemory, decode_remote, encode_remote
+from pdpool_connector.layout.memory import (
+    KVMemory,
+    LayoutError,
+    Region,
+    RemoteMemory,
+    StateCut,
+    decode_remote,
+    encode_remote,
+)
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.runtime.admin import AdminEndpoint
 from pdpool_connector.transport import bootstrap, registry
@@ -46,7 +54,18 @@ def memory() -> tuple[Fuzzed, Sequence[bytes]]:
     kv = (Region(4096, 512, 64), Region(1 << 20, 512, 64))
     aux, state = Region(1 << 21, 64, 16), Region(1 << 22, 128, 8)
     one = KVMemory(
-        kv=kv, aux=aux, page_tokens=16, layers=1, kv_heads=2, head_dim=4, dtype="float32", model="m", state=(state,)
+        kv=kv,
+        aux=aux,
+        page_tokens=16,
+        layers=1,
+        kv_heads=2,
+        head_dim=4,
+        dtype="float32",
+        model="m",
+        state=(state,),
+        state_cuts=(StateCut(2, (4, 4)),),
+        state_rank=1,
+        state_ranks=2,
     )
     return fuzz, [encode_remote(RemoteMemory(engine="local", memory=one, descriptor=b"x" * 32))]
 
@@ -129,7 +148,7 @@ def _sample_frames(version: int) -> list[f.Frame]:
     )
     told = {"cause": "aborted", "message": "client left"}
     plain: list[f.Frame] = [
-        f.Hello(version=version, oldest_version=1, sender=A, address="h:1", memory=b"m"),
+        f.Hello(version=version, oldest_version=1, sender=A, address="h:1", memory=b"m", state=version > 3),
         f.HelloOk(version=version, sender=B, memory=b"m"),
         f.HelloRefused(version=version, sender=B, reason="no", retry=True),
         f.Goodbye(version=version, sender=A, reason="bye"),

@@ -6,6 +6,7 @@ import pytest
 
 from tests.integration.connector_peer import Side
 from tests.integration.handoffs import TIMING
+from tests.integration.instances import Instance
 
 
 @pytest.fixture(params=["local", "nixl", "mooncake"])
@@ -26,3 +27,17 @@ def sides():
     yield make
     codes = [side.end() for side in reversed(made)]
     assert set(codes) <= {0, -signal.SIGKILL}, codes
+
+
+@pytest.fixture
+def instances():
+    """Make instances; all ranks are ended, and those that were not killed must exit cleanly."""
+    made: list[Instance] = []
+
+    def make(role: str, backend: str, ranks: dict, **options) -> Instance:
+        made.append(Instance(role, backend, ranks, **options))
+        return made[-1]
+
+    yield make
+    codes = {code for instance in made for code in instance.end()}
+    assert codes <= {0, -signal.SIGKILL}, codes

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import msgspec
@@ -33,19 +34,22 @@ from pdpool_connector.runtime import prefill as prefill_module
 from dev import inside
 from dev.processes import send
 from tests.integration.forked import Forked
+from tests.state_kinds import Kind
 
 ANSWER_S = 60.0
 START_S = 90.0  # a process that loads NIXL or Mooncake beside much other work
 LAYERS, HEADS, PAGES, AUX_ROWS, AUX_BYTES = 2, 2, 64, 16, 64
 TOKENS = 16
 HEAD_BYTES = 4 * 4  # head_dim, float32
+STATE_ITEMS = 8
 
 
 class Side:
     """A process with one connector. Every answer has a deadline; `signal` is real.
 
     `pages` (region, page, byte) and `cells` (layer, K or V, page, token, head, byte) look into its memory, `part` says
-    which part of the model that is.
+    which part of the model that is. `state`: (item, byte) of each region of state, where the option `state` gave the
+    fields of the `Kind`s that every layer has.
     """
 
     def __init__(self, role: str, backend: str, **options) -> None:
@@ -69,6 +73,10 @@ class Side:
         self.pages = self._arena.view[:pages].reshape(2 * self.part.layers, PAGES, page_bytes)
         self.cells = self.pages.reshape(self.part.layers, 2, PAGES, TOKENS, self.part.kv_heads, HEAD_BYTES)
         self.aux = self._arena.view[pages : pages + AUX_ROWS * AUX_BYTES].reshape(AUX_ROWS, AUX_BYTES)
+        kinds = [Kind(*fields) for fields in options.get("state", ())] * self.part.layers
+        bounds = list(accumulate((STATE_ITEMS * one.item_bytes(self.part.state_ranks) for one in kinds), initial=0))
+        rest = self._arena.view[pages + AUX_ROWS * AUX_BYTES :]
+        self.state = [rest[start:stop].reshape(STATE_ITEMS, -1) for start, stop in pairwise(bounds)]
 
     def call(self, command: str, *, answer_s: float = ANSWER_S, **arguments):
         assert self.process.stdin is not None
@@ -96,8 +104,9 @@ class Side:
     def open(self, name: str, room: int, **arguments) -> None:
         self.call("open", name=name, room=room, **arguments)
 
-    def send(self, name: str, pages, *, start: int = 0, last: bool = True, aux_slot: int | None = 0) -> None:
-        self.call("send", name=name, pages=list(pages), start=start, last=last, aux_slot=aux_slot if last else None)
+    def send(self, name: str, pages, *, start: int = 0, last: bool = True, aux_slot: int | None = 0, **more) -> None:
+        aux_slot = aux_slot if last else None
+        self.call("send", name=name, pages=list(pages), start=start, last=last, aux_slot=aux_slot, **more)
 
     def abort(self, name: str) -> None:
         self.call("abort", name=name)
@@ -131,7 +140,7 @@ class Side:
 
     def end(self) -> int:
         """Close the connector and let the process exit by itself; kill it if it does not."""
-        self.pages = self.cells = self.aux = None
+        self.pages = self.cells = self.aux = self.state = None
         self._arena.close()
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -198,7 +207,10 @@ class _Connector:
         part = instance[options.get("rank", 0)]
         page_bytes = TOKENS * part.kv_heads * HEAD_BYTES
         size = 2 * part.layers * PAGES * page_bytes
-        self.arena = HostArena(size + AUX_ROWS * AUX_BYTES)
+        kinds = [Kind(*fields) for fields in options.pop("state", ())]
+        items = [kind.item_bytes(part.state_ranks) for kind in kinds] * part.layers
+        starts = list(accumulate((STATE_ITEMS * count for count in items), initial=size + AUX_ROWS * AUX_BYTES))
+        self.arena = HostArena(starts[-1])
         memory = KVMemory(
             kv=tuple(self.arena.region(i * PAGES * page_bytes, page_bytes, PAGES) for i in range(2 * part.layers)),
             aux=self.arena.region(size, AUX_BYTES, AUX_ROWS),
@@ -206,6 +218,9 @@ class _Connector:
             head_dim=4,
             dtype="float32",
             model=options.pop("model", "m"),
+            state=tuple(self.arena.region(*at, STATE_ITEMS) for at in zip(starts, items, strict=False)),
+            state_cuts=tuple(kind.cut(part.state_ranks) for kind in kinds) * part.layers,
+            state_layers=tuple(part.first_layer + index // len(kinds) for index in range(len(items))),
             **msgspec.structs.asdict(part),
         )
         self.changed = threading.Event()
@@ -248,9 +263,9 @@ class _Connector:
             "location": msgspec.json.encode(self.arena.location()).decode(),
         }
 
-    def open(self, name, room, pages=None, **arguments):
-        if pages is not None:
-            arguments["pages"] = np.array(pages, np.int32)
+    def open(self, name, room, **arguments):
+        for ids in arguments.keys() & {"pages", "state"}:
+            arguments[ids] = np.array(arguments[ids], np.int32)
         opener = self.connector.open
         if "prefill" in arguments:
             transfer = opener(arguments.pop("prefill"), room, arguments.pop("rid", name), **arguments)
@@ -259,8 +274,9 @@ class _Connector:
         self.transfers[name] = transfer
         return {}
 
-    def send(self, name, pages, start, last, aux_slot):
-        self.transfers[name].send(np.array(pages, np.int32), start=start, last=last, aux_slot=aux_slot)
+    def send(self, name, pages, start, last, aux_slot, state=None):
+        state = None if state is None else np.array(state, np.int32)
+        self.transfers[name].send(np.array(pages, np.int32), start=start, last=last, aux_slot=aux_slot, state=state)
         return {}
 
     def abort(self, name):

@@ -24,7 +24,7 @@ from pdpool_connector.engines.base import EngineError, Op, Poll
 from pdpool_connector.engines.mooncake import MooncakeEngine
 from pdpool_connector.engines.nixl import NixlEngine
 from pdpool_connector.layout.arena import ArenaLocation, HostArena, MappedArena
-from pdpool_connector.layout.memory import KVMemory, RemoteMemory, decode_remote, encode_remote
+from pdpool_connector.layout.memory import KVMemory, RemoteMemory, StateCut, decode_remote, encode_remote
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.staging import Staging
 
@@ -129,10 +129,12 @@ class _Side:
         page_bytes,
         connect_timeout_s=None,
         state=(),
+        state_cuts=(),
         op="write",
         **fields,
     ):
-        """`page_bytes`: of one region; `state`: item bytes of each state region, which has `pages` items."""
+        """`page_bytes`: of one region; `state`: item bytes of each state region, which has `pages` items; `state_cuts`:
+        (outer, groups) of each, or None."""
         if connect_timeout_s is None:
             self.engine = open_engine(engine, name, target=target, op=Op(op), host=host)
         elif engine == "nixl":
@@ -147,6 +149,7 @@ class _Side:
         memory = KVMemory(
             kv=tuple(regions[: 2 * layers]),
             state=tuple(regions[2 * layers : -1]),
+            state_cuts=tuple(cut and StateCut(cut[0], tuple(cut[1])) for cut in state_cuts),
             aux=regions[-1],
             layers=layers,
             head_dim=page_bytes // 64 // kv_heads,

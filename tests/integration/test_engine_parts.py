@@ -67,13 +67,44 @@ def land(source, sink, image, source_pages, sink_pages, aux=None, state=None):
                     cell = cells(source, region, page, ours)[:, head - ours.first_head]
                     after[to, :, head - theirs.first_head] = cell
                     count += 1
-    items = [(ours.aux, theirs.aux, *aux)] if aux else []
-    for ids in zip(*(state or ((), ())), strict=True):
-        items += [(region, to_region, *ids) for region, to_region in zip(ours.state, theirs.state, strict=True)]
-    for region, to_region, index, to in items:
+    rows = [(ours.aux, theirs.aux, *aux)] if aux else []
+    for number, (region, to_region) in enumerate(zip(ours.state, theirs.state, strict=True)):
+        for index, to in zip(*(state or ((), ())), strict=True):
+            if ours.cut_of(number) is None:
+                rows.append((region, to_region, index, to))
+            else:
+                count += land_units(source, sink, image, number, index, to)
+    for region, to_region, index, to in rows:
         start = to_region.address - sink.arena.address + to * to_region.item_bytes
         image[start : start + to_region.item_bytes] = item(source, region, index)
     return count
+
+
+def land_units(source, sink, image, number, index, to):
+    """The units of one item of a cut region that both hold; how many there are."""
+    ours, theirs = (dict(units(peer.remote.memory, number)) for peer in (source, sink))
+    region = sink.remote.memory.state[number]
+    start = region.address - sink.arena.address + to * region.item_bytes
+    common = ours.keys() & theirs.keys()
+    for unit in common:
+        at, count = theirs[unit]
+        here, _ = ours[unit]
+        image[start + at : start + at + count] = item(source, source.remote.memory.state[number], index)[
+            here : here + count
+        ]
+    return len(common)
+
+
+def units(memory, number):
+    """(place before the axis, group, number in the model) of each unit of an item, and (offset, bytes) in it."""
+    cut = memory.cut_of(number)
+    nbytes, at = memory.state[number].item_bytes // cut.units, 0
+    for outer in range(cut.outer):
+        for group, held in enumerate(cut.groups):
+            first = 0 if (number, group) in COPIED else memory.state_rank * held
+            for unit in range(first, first + held):
+                yield (outer, group, unit), (at, nbytes)
+                at += nbytes
 
 
 def moves_rightly(crew, initiator, target, *moved):
@@ -152,6 +183,40 @@ def test_state_moves_with_pages_and_aux(crew):
     with ranks(crew, stateful, stateful) as (initiator, target):
         assert initiator.connect(target) == {}
         assert moves_rightly(crew, initiator, target, [0, 1], [5, 2], (3, 4), ([7, 8, 0], [1, 2, 11])) > 0
+
+
+COPIED = {(1, 1)}  # (region, group) of the memories below that every rank has
+
+
+def share(rank, ranks, *held, whole=True):
+    """A part whose state is cut: three groups, then one behind another axis beside a copied one, then heads."""
+    groups = [4 // ranks, 4 // ranks, 8 // ranks], [4 // ranks, 3], [4 // ranks]
+    cuts = [[outer, one] for outer, one in zip((1, 3, 1), groups, strict=True)]
+    sizes = [outer * sum(one) * unit for (outer, one), unit in zip(cuts, (6, 2, 4096), strict=True)]
+    more = {"state": [*sizes, 40], "state_cuts": [*cuts, None]} if whole else {"state": sizes, "state_cuts": cuts}
+    return part(*held, state_rank=rank, state_ranks=ranks, **more)
+
+
+@pytest.mark.parametrize("shares", [((3, 4), (1, 2)), ((0, 1), (3, 4)), ((2, 4), (2, 4))])
+def test_the_share_of_state_that_both_hold_arrives_beside_whole_items(crew, shares):
+    with ranks(crew, share(*shares[0], 1, 2, 0, 6), share(*shares[1], 1, 2, 0, 6)) as (initiator, target):
+        assert initiator.connect(target) == {}
+        moved = [3, 4, 0], [6, 7, 1], (1, 7), ([7, 8, 0], [1, 2, 11])
+        assert moves_rightly(crew, initiator, target, *moved) > 0
+
+
+def test_the_share_of_state_that_both_hold_arrives_where_they_have_no_heads_in_common(crew):
+    apart = share(1, 2, 1, 2, 0, 3, whole=False), share(0, 1, 1, 2, 3, 3, whole=False)
+    with ranks(crew, *apart) as (initiator, target):
+        assert initiator.connect(target) == {}
+        assert moves_rightly(crew, initiator, target, [3], [6], None, ([7], [2])) == 2 + 2 + 4 + 3 * (2 + 3) + 2
+
+
+def test_a_share_of_another_shape_is_refused_by_name(crew):
+    with ranks(crew, share(0, 4, 0, 4, 0, 6), share(0, 2, 0, 4, 0, 6) | {"state_ranks": 4}) as (initiator, target):
+        answer = initiator.connect(target)
+        assert answer["error"] == "IncompatiblePeerError"
+        assert "groups[0] of state region 0 is 1 on each of 4 ranks here and 2 on each of 4" in answer["message"]
 
 
 def test_some_regions_of_a_page_move_alone(crew):

@@ -14,48 +14,12 @@ from pdpool_connector.layout.pairing import pair, shard_model
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.pool import Runs
 
+from tests.state_kinds import Kind
 from tests.unit.layout.model import Rank, apply_runs
 
 steady = settings(deadline=None, derandomize=True, max_examples=100)
 ITEMS = 4
 NONE, FROM, TO = np.empty(0, np.int32), np.array([2, 0], np.int32), np.array([1, 3], np.int32)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A region of one layer's state: [outer, groups of units, bytes of a unit]; groups that are `copied` are on no rank
-    in part. Without groups it moves whole."""
-
-    outer: int = 1
-    groups: tuple[int, ...] = ()
-    copied: tuple[bool, ...] = ()
-    unit: int = 1
-
-    def held(self, ranks: int) -> tuple[int, ...]:
-        return tuple(
-            units if copied else units // ranks for units, copied in zip(self.groups, self.copied, strict=True)
-        )
-
-    def cut(self, ranks: int) -> StateCut | None:
-        return StateCut(self.outer, self.held(ranks)) if self.groups else None
-
-    def item_bytes(self, ranks: int) -> int:
-        return self.outer * sum(self.held(ranks)) * self.unit if self.groups else 5
-
-    def whole(self, random: np.random.Generator) -> list[np.ndarray]:
-        """The model's state of this region: for each group (item, outer, unit, byte)."""
-        shapes = [(ITEMS, self.outer, units, self.unit) for units in self.groups] or [(ITEMS, 5)]
-        return [random.integers(0, 256, shape, np.uint8) for shape in shapes]
-
-    def share(self, whole: list[np.ndarray], rank: int, ranks: int) -> np.ndarray:
-        """What one rank holds of it: (item, byte)."""
-        if not self.groups:
-            return whole[0]
-        parts = [
-            group if copied else group[:, :, rank * units : (rank + 1) * units]
-            for group, units, copied in zip(whole, self.held(ranks), self.copied, strict=True)
-        ]
-        return np.concatenate(parts, axis=2).reshape(ITEMS, -1)
 
 
 @dataclass(frozen=True)
@@ -81,7 +45,7 @@ class Model:
     def shares(self, part) -> list[np.ndarray]:
         """What the regions of a rank hold; the same for the same model."""
         return [
-            kind.share(kind.whole(np.random.default_rng((layer, at))), part.state_rank, part.state_ranks)
+            kind.share(ITEMS, (layer, at), part.state_rank, part.state_ranks)
             for layer in range(part.first_layer, part.layer_end)
             for at, kind in enumerate(self.kinds[layer])
         ]

@@ -12,7 +12,7 @@ from pdpool_connector.protocol.outcome import Cause, told_by_peer
 from tests.unit.protocol.sides import abort_frame, about, open_frame
 
 EVERY = [
-    f.Hello(version=f.VERSION_MAX, oldest_version=1, sender="a" * 32, address="10.0.0.1:8999", memory=b"m"),
+    f.Hello(version=f.VERSION_MAX, oldest_version=1, sender="a" * 32, address="10.0.0.1:8999", memory=b"m", state=True),
     f.HelloOk(version=f.VERSION_MAX, sender="a" * 32, memory=b"m"),
     f.HelloRefused(
         version=f.VERSION_MAX, sender="a" * 32, reason="page_tokens is 16 here and 32 at the peer", retry=False

@@ -69,7 +69,14 @@ class ScriptedEngine:
 
 class Bench:
     def __init__(
-        self, engine: ScriptedEngine, memory: KVMemory = MEMORY, theirs: KVMemory = MEMORY, staging=None
+        self,
+        engine: ScriptedEngine,
+        memory: KVMemory = MEMORY,
+        theirs: KVMemory = MEMORY,
+        staging=None,
+        *,
+        kv: bool = True,
+        shares: bool = False,
     ) -> None:
         self.engine = engine
         self.kept: Queue[tuple[AttemptId, Reservation]] = Queue()
@@ -83,8 +90,8 @@ class Bench:
             memory,
             "d" * 32,
             remote,
-            kv=True,
-            shares=False,
+            kv=kv,
+            shares=shares,
             sums=PageSums(memory),
             checksum_rate=0.0,
             staging=staging,
@@ -98,10 +105,10 @@ class Bench:
         for end in ends:
             self.ended.put(end)
 
-    def write(self, number: int, pages: int, *, aux: bool = False) -> None:
+    def write(self, number: int, pages: int, *, aux: bool = False, state: bytes = b"") -> None:
         ids = (32 * number + np.arange(pages, dtype="<i4")).tobytes()
         attempt = AttemptId("d" * 32, number)
-        if self.worker.submit(Write(attempt, number, "d" * 32, ids, ids, (1, 2) if aux else None)):
+        if self.worker.submit(Write(attempt, number, "d" * 32, ids, ids, (1, 2) if aux else None, (state, state))):
             self.due = True
 
     def turn(self) -> None:

@@ -1,11 +1,13 @@
 """A peer's worker: chunks in turn, stops between them, and never calls unsettled what is settled or the reverse."""
 
 import pytest
+from msgspec import structs
 from pdpool_connector.engines.base import EngineError, InvalidChunkError, Poll
+from pdpool_connector.layout.memory import Region, StateCut
 from pdpool_connector.protocol.events import WriteResult
 from pdpool_connector.runtime.worker import IN_FLIGHT
 
-from tests.unit.runtime.scripted import PAGE
+from tests.unit.runtime.scripted import MEMORY, PAGE
 
 
 def test_a_write_is_cut_and_ends_once_with_all_its_bytes(bench) -> None:
@@ -112,3 +114,40 @@ def test_close_waits_for_what_is_in_flight_and_then_disconnects(bench) -> None:
         transfer.outcome = Poll.DONE
     assert one.next_end().result is WriteResult.STOPPED
     assert one.engine.disconnected.wait(30)
+
+
+STATEFUL = structs.replace(
+    MEMORY,
+    state=(Region(1 << 21, 24, 4), Region(1 << 22, 8, 4)),
+    state_cuts=(StateCut(1, (2,)), None),
+    state_ranks=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("duty", "nbytes"),
+    [
+        ({"kv": True, "shares": True}, 2 * PAGE + 32 + 64),
+        ({"kv": True, "shares": False}, 2 * PAGE + 8 + 64),
+        ({"kv": False, "shares": True}, 24 + 64),
+        ({"kv": False, "shares": False}, 64),
+    ],
+)
+def test_only_what_a_rank_has_to_move_is_moved(bench, duty: dict, nbytes: int) -> None:
+    one = bench(memory=STATEFUL, theirs=STATEFUL, **duty)
+    one.write(1, 2, aux=True, state=b"\2\0\0\0")
+    moved = 0
+    while moved < nbytes:
+        transfer = one.next_submit()
+        moved += one.worker._plan.nbytes(transfer.chunk)
+        transfer.outcome = Poll.DONE
+    end = one.next_end()
+    assert (end.result, end.bytes_moved, moved) == (WriteResult.LANDED, nbytes, nbytes)
+
+
+def test_a_share_asked_of_a_rank_whose_state_is_not_cut_is_nothing(bench) -> None:
+    whole = structs.replace(STATEFUL, state_cuts=(), state_ranks=0)
+    one = bench(memory=whole, theirs=whole, kv=False, shares=True)
+    one.write(1, 2, state=b"\2\0\0\0")
+    end = one.next_end()
+    assert (end.result, end.bytes_moved) == (WriteResult.LANDED, 0)

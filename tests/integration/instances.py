@@ -1,0 +1,129 @@
+"""Instances of many ranks, each a real process: made, filled with one model's cache, and looked at."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+from pdpool_connector import Key, TransferStatus, Verdict, agree, shard_model
+from pdpool_connector.demo.launch import free_port
+from pdpool_connector.layout.pairing import pair
+
+from tests.integration.connector_peer import HEAD_BYTES, PAGES, TOKENS, Side
+from tests.integration.handoffs import TIMING
+
+HEADS = 4
+SOURCE, TARGET = [1, 2, 33], [8, 3, 60]
+AUX_FROM, AUX_TO = 4, 5
+
+
+def shape(layers, heads=HEADS, tp=1) -> dict:
+    return {"layers": layers, "heads": heads, "tp": tp}
+
+
+class Instance:
+    """All ranks of one instance, started side by side."""
+
+    def __init__(self, role: str, backend: str, ranks: dict, **options) -> None:
+        self.role, self.backend = role, backend
+        self.parts = shard_model(**ranks)
+        base = {"timing": TIMING, "request_deadline_s": 60.0, "checksum_rate": 1.0}
+        self.options = {**base, "shape": ranks, **options}
+        self.port = free_port()
+        self.ended: list[Side] = []
+        with ThreadPoolExecutor(len(self.parts)) as pool:
+            self.ranks = list(pool.map(self.start, range(len(self.parts))))
+
+    def start(self, rank: int) -> Side:
+        options = self.options | {"rank": rank}
+        if self.role == "prefill":
+            where = {"bootstrap_port": self.port} if rank == 0 else {"registry": self.bootstrap}
+            options |= where
+        return Side(self.role, self.backend, **options)
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def kill(self, rank: int) -> Side:
+        killed = self.ranks[rank]
+        killed.kill()
+        self.ended.append(killed)
+        return killed
+
+    def restart(self, rank: int) -> None:
+        self.ranks[rank] = self.start(rank)
+
+    def fill(self, seed: int) -> np.ndarray:
+        """The same model's cache in all ranks, each its part; replicas hold the same. Returns the whole of it."""
+        random = np.random.default_rng(seed)
+        total = self.parts[0]
+        whole = random.integers(
+            1, 256, (total.total_layers, 2, PAGES, TOKENS, total.total_heads, HEAD_BYTES), dtype=np.uint8
+        )
+        for side, part in zip(self.ranks, self.parts, strict=True):
+            side.cells[:] = _held(whole, part)
+            side.aux[:] = random.integers(1, 256, side.aux.shape, dtype=np.uint8)
+        return whole
+
+    def open(self, name: str, room: int, **arguments) -> None:
+        for side in self.ranks:
+            side.open(name, room, **arguments)
+
+    def send(self, name: str, pages, **arguments) -> None:
+        for side in self.ranks:
+            side.send(name, pages, **arguments)
+
+    def abort(self, name: str) -> None:
+        for side in self.ranks:
+            side.abort(name)
+
+    def until(self, name: str, what: str, within_s: float = 30.0) -> list[dict]:
+        return [side.until(name, what, within_s) for side in self.ranks]
+
+    def verdict(self, name: str, room: int) -> Verdict:
+        """What the ranks' engines would agree on; the test is their collective."""
+        key = Key(room, 0, name)
+        return agree([{key: msgspec.convert(side.status(name), TransferStatus)} for side in self.ranks])[key]
+
+    def settle(self, check) -> list[dict]:
+        return [side.settle(check) for side in self.ranks]
+
+    def settle_empty(self) -> None:
+        for stats in self.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == 0):
+            assert stats["faults"] == 0
+            assert not any(queue["reqs"] for queue in stats["queues"].values())
+
+    def end(self) -> list[int]:
+        return [side.end() for side in [*self.ranks, *self.ended]]
+
+
+def _held(whole: np.ndarray, part) -> np.ndarray:
+    return whole[part.first_layer : part.layer_end, :, :, :, part.first_head : part.head_end]
+
+
+def meet(prefill: Instance, decode: Instance, room: int, name: str = "r", pages=TARGET, **more) -> None:
+    prefill.open(name, room)
+    decode.open(name, room, prefill=prefill.bootstrap, pages=list(pages), aux_slot=AUX_TO, **more)
+
+
+def hand_over(prefill: Instance, decode: Instance, room: int, name: str, seed: int = 1) -> np.ndarray:
+    """One hand-off from all ranks to all ranks, in two sends; returns the model's cache that was handed over."""
+    whole = prefill.fill(seed)
+    meet(prefill, decode, room, name)
+    prefill.send(name, SOURCE[:2], last=False)
+    prefill.send(name, SOURCE[2:], start=2, aux_slot=AUX_FROM)
+    decode.until(name, "done")
+    prefill.until(name, "done")
+    return whole
+
+
+def check_bytes(prefill: Instance, decode: Instance, whole: np.ndarray) -> None:
+    """Every cell of every decode rank's pages is right, its aux row is of the rank that owes it, no other moved."""
+    for side, part, writers in zip(decode.ranks, decode.parts, pair(prefill.parts, decode.parts), strict=True):
+        expected = np.zeros_like(side.cells)
+        expected[:, :, TARGET] = _held(whole, part)[:, :, SOURCE]
+        assert np.array_equal(side.cells, expected)
+        (aux,) = [writer.rank for writer in writers if writer.aux]
+        rows = np.zeros_like(side.aux)
+        rows[AUX_TO] = prefill.ranks[aux].aux[AUX_FROM]
+        assert np.array_equal(side.aux, rows)
