@@ -126,6 +126,7 @@ class PrefillTransfer(Transfer):
     def __init__(self, handle: int, room: int, request_id: str, post: Post, memory: KVMemory) -> None:
         super().__init__(handle, room, request_id, post)
         self._memory = memory
+        self._complete = False
 
     def send(
         self,
@@ -144,16 +145,20 @@ class PrefillTransfer(Transfer):
         engine that reads it must always send one. `state`, int32 ids of items of the state pool, goes with the last
         send too, as many items as decode has offered. The content must not change until the status is releasable.
 
-        Raises ValueError for ids outside the memory, and for an aux slot or state without `last`; TypeError for what is
-        no integer.
+        Raises ValueError for ids outside the memory, for an aux slot or state without `last`, and for a send after the
+        last; TypeError for what is no integer.
         """
+        if self._complete:
+            raise ValueError(f"send() after the send with last=True of room {self.room}: open() another hand-off")
         if aux_slot is not None and not last:
             raise ValueError(f"aux_slot={aux_slot} is given without last=True: the aux row goes with the last pages")
         if state is not None and not last:
             raise ValueError("state is given without last=True: it goes with the last pages")
         packed, items = pack_pages(pages, self._memory), pack_state(state, self._memory)
         row = None if aux_slot is None else as_aux_row(aux_slot, self._memory)
-        self._post(SendPages(self._handle, packed, as_whole("start", start), bool(last), row, items))
+        wish = SendPages(self._handle, packed, as_whole("start", start), bool(last), row, items)
+        self._complete = wish.last
+        self._post(wish)
 
 
 class DecodeTransfer(Transfer):

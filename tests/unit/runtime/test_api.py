@@ -112,6 +112,16 @@ def test_send_refuses_what_lies_outside_the_memory(prefill: PrefillConnector, se
         transfer.send(**({"pages": pages(1), "start": 0} | send))
 
 
+def test_a_send_after_the_last_is_refused_and_harms_nothing(prefill: PrefillConnector, decode: DecodeConnector) -> None:
+    taken = decode.open(prefill.bootstrap_address, 1, "r", pages=pages(1), aux_slot=0)
+    transfer = prefill.open(1, "r")
+    transfer.send(pages(2), start=0, last=True, aux_slot=1)
+    with pytest.raises(ValueError, match=r"send\(\) after the send with last=True of room 1"):
+        transfer.send(pages(2), start=1, last=True, aux_slot=1)
+    _wait(lambda: transfer.status.ended and taken.status.ended)
+    assert (transfer.status.phase, taken.status.phase) == (Phase.DONE, Phase.DONE)
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
