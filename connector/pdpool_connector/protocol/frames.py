@@ -27,18 +27,23 @@ Named = Annotated[str, msgspec.Meta(min_length=32, max_length=32)]
 """An incarnation in a frame. That it is hex is checked in `Hello`, by which a process becomes known: other frames must
 name a known one to have any effect, and a pattern costs more than all their other checks together."""
 _HEX = re.compile("[0-9a-f]{32}")
-Room = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+ROOMS: Final = 2**63
+Room = Annotated[int, msgspec.Meta(ge=0, le=ROOMS - 1)]
+INDICES: Final = 2**31
+"""Page numbers, slots and siblings are int32."""
+Index = Annotated[int, msgspec.Meta(ge=0, lt=INDICES)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
+MAX_SECONDS: Final = 86400
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 MAX_TEXT = 1024
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
-RequestId = Annotated[str, msgspec.Meta(max_length=256)]
+MAX_REQUEST_ID: Final = 256
+RequestId = Annotated[str, msgspec.Meta(max_length=MAX_REQUEST_ID)]
 Pages = Annotated[bytes, msgspec.Meta(max_length=2**21)]
 """Page ids (or ids of state items) as int32, little endian; opaque to the protocol but for their number."""
 PAGE_ID_BYTES = 4
 NO_AUX = -1
-AuxSlot = Annotated[int, msgspec.Meta(ge=NO_AUX, lt=2**31)]
+AuxSlot = Annotated[int, msgspec.Meta(ge=NO_AUX, lt=INDICES)]
 """Index of a row of the aux region; NO_AUX where the row is not asked of this rank."""
 PROMPT_BYTES = 16
 Prompt = Annotated[bytes, msgspec.Meta(max_length=PROMPT_BYTES)]

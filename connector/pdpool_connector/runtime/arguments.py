@@ -10,14 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdpool_connector.layout.memory import KVMemory
-from pdpool_connector.protocol.frames import PROMPT_BYTES
+from pdpool_connector.protocol.frames import INDICES, MAX_REQUEST_ID, MAX_SECONDS, PROMPT_BYTES, ROOMS
 from pdpool_connector.protocol.outcome import Cause
 
 RefusalCause = Literal[Cause.REFUSED, Cause.TOO_LONG]
 """What an engine may say of a request that it does not take."""
-MAX_REQUEST_ID = 256
-INDICES = 2**31
-"""Page numbers, slots and siblings are int32."""
 FEW = 32
 """Up to so many numbers a list is searched faster than an array."""
 
@@ -38,14 +35,14 @@ def as_request(
     """Raise ValueError or TypeError, naming the field, for what no frame can carry."""
     if len(_text("request_id", request_id)) > MAX_REQUEST_ID:
         raise ValueError(f"request_id has {len(request_id)} characters, at most {MAX_REQUEST_ID} are carried")
-    if not 0 < deadline_s <= 86400:
-        raise ValueError(f"deadline_s={deadline_s} is out of range: give more than 0 and at most 86400 seconds")
+    if not 0 < deadline_s <= MAX_SECONDS:
+        raise ValueError(f"deadline_s={deadline_s} is out of range: give more than 0 and at most {MAX_SECONDS} seconds")
     if not isinstance(prompt, bytes):
         raise TypeError(f"prompt is of type {type(prompt).__name__}: give bytes, a digest of it")
     if len(prompt) > PROMPT_BYTES:
         raise ValueError(f"prompt has {len(prompt)} bytes, at most {PROMPT_BYTES} are carried: give a digest of it")
     return Request(
-        as_whole("room", room, 2**63), as_whole("sibling", sibling, INDICES), request_id, float(deadline_s), prompt
+        as_whole("room", room, ROOMS), as_whole("sibling", sibling, INDICES), request_id, float(deadline_s), prompt
     )
 
 

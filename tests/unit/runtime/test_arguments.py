@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from pdpool_connector.runtime.arguments import INDICES, as_reason, as_request, as_whole
+from pdpool_connector.protocol.frames import INDICES
+from pdpool_connector.runtime.arguments import as_reason, as_request, as_whole
 
 GIVEN = {"room": 1, "request_id": "r", "sibling": 0, "deadline_s": 1.0, "prompt": b""}
 
