@@ -23,7 +23,7 @@ def error_response(message: str, *, status: int, code: str, param: str | None = 
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The whole body. Raises RequestError for one that is packed, broken or late, HTTPException for one too long."""
+    """The whole body. Raises RequestError for one that is packed, broken, late or too long."""
     if (packed := request.headers.get("Content-Encoding", "").strip().lower()) not in ("", "identity"):
         message = f"Content-Encoding: {packed[:64]!r} is not read here; send the body as it is"
         raise RequestError(message, status=415, code="unsupported_content_encoding")
@@ -33,6 +33,9 @@ async def read_body(request: web.Request) -> bytes:
     except TimeoutError:
         message = f"the body is incomplete: the rest did not come within {BODY_S:.0f} s"
         raise RequestError(message, status=408, code="request_timeout") from None
+    except web.HTTPRequestEntityTooLarge:
+        message = f"the body has more than {request.client_max_size} bytes, which is the limit"
+        raise RequestError(message, status=413, code="request_entity_too_large") from None
     except web.RequestPayloadError as error:
         raise RequestError(f"the body is broken: {error}", code="invalid_body") from None
 

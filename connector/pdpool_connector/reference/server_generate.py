@@ -49,6 +49,9 @@ class GenerationError(Exception):
 def check_length(job: Job, max_tokens: int) -> None:
     """Refuse sequences that can never fit. `max_tokens`: most tokens of prompt and answer. Raises TooLongError."""
     for prompt, sampling in zip(job.prompts, job.sampling, strict=True):
+        if len(prompt) >= max_tokens:
+            message = f"prompt: {len(prompt)} tokens; this engine has room for {max_tokens} with those of the answer"
+            raise TooLongError(message, param="prompt")
         wanted = len(prompt) + sampling.max_new_tokens
         if wanted > max_tokens:
             message = (

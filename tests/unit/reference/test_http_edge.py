@@ -62,6 +62,7 @@ async def test_the_application_s_own_bound_holds():
         writer.write(HEAD + b"Content-Length: 200\r\n\r\n" + b"x" * 200)
         status, error = await error_of(reader)
     assert (status, error["code"]) == (413, "request_entity_too_large")
+    assert "more than 100 bytes" in error["message"]
 
 
 async def test_a_connection_serves_one_request_after_the_other():
