@@ -32,6 +32,20 @@ async def eventually(what: Callable[[], Awaitable[Any]], *, within_s: float = 90
         raise AssertionError(f"not within {within_s} s; last: {last!r}") from None
 
 
+async def at_rest(read: Callable[[], Awaitable[float]], *, every_s: float, within_s: float) -> float:
+    """A number, once two looks, `every_s` apart, see the same."""
+    last = float("nan")
+
+    async def same() -> bool:
+        nonlocal last
+        now = await read()
+        quiet, last = now == last, now
+        return quiet
+
+    await eventually(same, every_s=every_s, within_s=within_s)
+    return last
+
+
 class Admin(Api):
     """The test's own hands in the cluster."""
 

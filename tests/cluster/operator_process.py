@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiohttp
 
-from tests.cluster.hands import eventually
+from tests.cluster.hands import at_rest, eventually
 
 ROOT = Path(__file__).parents[2]
 ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL")
@@ -65,16 +65,7 @@ class Operator:
 
     async def quiet_reconciles(self) -> float:
         """Reconciles so far, once two looks, 2 s apart, see no further one."""
-        last = -1.0
-
-        async def same() -> bool:
-            nonlocal last
-            now = await self.reconciles()
-            quiet, last = now == last, now
-            return quiet
-
-        await eventually(same, every_s=2.0, within_s=60)
-        return last
+        return await at_rest(self.reconciles, every_s=2.0, within_s=60)
 
     def send(self, number: int) -> None:
         assert self.process is not None

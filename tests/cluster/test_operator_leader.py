@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from pdpool_operator.observe.cluster import PREFILL_POOLS
 from pdpool_operator.runtime.api import DISRUPTION_BUDGETS, LEASES, PODS, SERVICES, STATEFUL_SETS
 from pdpool_operator.status.transition import REFRESH
 
-from tests.cluster.hands import POOLS, eventually
+from tests.cluster.hands import POOLS, at_rest, eventually
 from tests.cluster.operator_harness import Bench, bench
 
 pytestmark = [
@@ -46,16 +47,7 @@ async def writes(operator) -> float:
 async def writes_at_rest(operator) -> float:
     """Its writes, once it has held none back: numbers alone that changed are written within `REFRESH`."""
     await operator.quiet_reconciles()
-    last = -1.0
-
-    async def same() -> bool:
-        nonlocal last
-        now = await writes(operator)
-        quiet, last = now == last, now
-        return quiet
-
-    await eventually(same, every_s=REFRESH.total_seconds() + 2, within_s=150)
-    return last
+    return await at_rest(partial(writes, operator), every_s=REFRESH.total_seconds() + 2, within_s=150)
 
 
 async def made(here: Bench) -> dict[str, str]:
