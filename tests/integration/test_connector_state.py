@@ -79,7 +79,7 @@ def check_state(decode: Instance, seed: int) -> None:
     ("backend", "direction", "shapes"),
     [
         ("nixl", "write", "TP 2 to 4, two heads"),
-        ("nixl", "read", "TP 4 to 2, two heads"),
+        ("local", "read", "TP 4 to 2, two heads"),
         ("local", "read", "PP 2 x TP 2 to PP 2, split elsewhere, one head"),
     ],
 )

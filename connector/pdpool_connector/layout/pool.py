@@ -2,7 +2,7 @@
 
 A *pool* is a set of regions in which one id selects an item each: pages in the KV regions, items in the state regions.
 An item moves whole or, where both sides hold different heads, as `strips` strips: one for each token, whose bytes lie
-`stride` apart.
+`stride` apart. What moves of a region in several pieces (`state`) counts as several regions here.
 """
 
 from __future__ import annotations
