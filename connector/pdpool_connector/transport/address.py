@@ -3,6 +3,7 @@
 import ipaddress
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*\.?")
@@ -24,6 +25,7 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+@lru_cache(maxsize=1024)  # each hand-off names its prefill
 def parse_address(text: str) -> Address:
     """Read "host:port" or "[v6]:port". Raises AddressError."""
     host, colon, port = text.rpartition(":")
