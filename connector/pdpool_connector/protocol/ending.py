@@ -261,7 +261,8 @@ class EndingMachine(Machine[PrefillState], ABC):
             raise TransitionError(f"prefill has no transition for {cue} in {before}")
         exchange.state = after
         handoff = exchange.handoff
-        was, handoff.state = handoff.state, handoff.aggregate()
+        # Of one part, or of none that is known yet, there is but this exchange.
+        was, handoff.state = handoff.state, after if handoff.parts < 2 else handoff.aggregate()
         if handoff.state is not was:
             self.census.move(handoff.serial, was, handoff.state, self._now, progress=cue not in FAILURES)
 
@@ -271,5 +272,5 @@ class EndingMachine(Machine[PrefillState], ABC):
             return
         if (status := handoff.status()) != handoff.reported:
             handoff.reported = status
-            attempts = tuple(exchange.attempt for exchange in handoff.exchanges.values())
+            attempts = tuple([exchange.attempt for exchange in handoff.exchanges.values()])
             self._effects.append(Report(handoff.request.handle, status, attempts))

@@ -60,6 +60,8 @@ class Expecting:
 
     def drop(self, wish: OpenAttempt) -> None:
         """The engine has opened or refused it."""
+        if not self._rows:
+            return
         rows = self._rows.get(wish.prefill, {})
         rows.pop(_place(wish), None)
         if not rows:
@@ -108,6 +110,8 @@ class Expected:
 
     def met(self, frame: PartFrame) -> None:
         """A decode has opened a request, or ended it."""
+        if not self._rows:
+            return
         for row in list(self._at.get((frame.room, frame.sibling), {}).values()):
             if row.sender == frame.sender and _name(row) == _name(frame):
                 self.forget(row.attempt)

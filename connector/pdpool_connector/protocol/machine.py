@@ -80,7 +80,8 @@ class Machine(Generic[State]):
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take an event in and return what is to be done, in order."""
-        self._now = max(self._now, now)
+        if now > self._now:
+            self._now = now
         self._on_event[type(event)](event)
         effects, self._effects = self._effects, []
         return effects

@@ -131,16 +131,19 @@ class Verdicts:
         tombstone.retry_s = self._timing.retry_first_s
         if self.graves.bury(tombstone):
             keep_s = self._timing.acked_s if tombstone.acknowledged else self._timing.verdict_s
-            self._timers.set(("grave", tombstone.key), now + keep_s)
-            self.tell(tombstone.key, now)
+            key = tombstone.key
+            self._timers.set(("grave", key), now + keep_s)
+            self._tell(key, tombstone, now)
         else:
             self.say(tombstone)
 
     def tell(self, key: Key, now: float) -> None:
         """Say how it ended, and, while nobody has acknowledged it, again later."""
         tombstone = self.graves.get(key[1], key[0])
-        if tombstone is None:
-            return
+        if tombstone is not None:
+            self._tell(key, tombstone, now)
+
+    def _tell(self, key: Key, tombstone: Tombstone, now: float) -> None:
         self.say(tombstone)
         if not tombstone.acknowledged:
             self._timers.set(("verdict", key), now + tombstone.retry_s)
