@@ -267,3 +267,27 @@ def test_more_pieces_of_state_than_an_int32_can_number_are_refused() -> None:
     ]
     with pytest.raises(LayoutError, match=r"would be moved in 4294967319 pieces, must be at most 2147483647"):
         PairPlan(*memories)
+
+
+@st.composite
+def claims(draw) -> Rank:
+    """A rank whose state is cut in whatever way a memory may claim; small numbers, so that two of them often fit."""
+    outer, groups = draw(st.integers(1, 2)), tuple(draw(st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=2)))
+    ranks = draw(st.integers(1, 4))
+    item_bytes = outer * sum(groups) * draw(st.integers(1, 2))
+    return rank_of((StateCut(outer, groups),), (item_bytes,), draw(st.integers(0, ranks - 1)), ranks)
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(claims(), claims())
+def test_whatever_a_peer_claims_of_its_share_nothing_outside_of_an_item_is_touched(ours, theirs):
+    if compatible(ours.memory, theirs.memory):
+        return
+    plan = PairPlan(ours.memory, theirs.memory)
+    for rank, rows in ((ours, plan.local_rows[:-1]), (theirs, plan.remote_rows[:-1])):
+        (region,) = rank.memory.state
+        for row in rows[len(rank.memory.kv) :]:
+            assert row.nbytes > 0
+            assert region.address <= row.address
+            assert row.address + row.nbytes <= region.address + region.item_bytes
+            assert (row.stride, row.pieces) == (region.item_bytes, region.items)
