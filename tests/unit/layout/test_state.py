@@ -271,10 +271,11 @@ def test_more_pieces_of_state_than_an_int32_can_number_are_refused() -> None:
 
 @st.composite
 def claims(draw) -> Rank:
-    """A rank whose state is cut in whatever way a memory may claim; small numbers, so that two of them often fit."""
-    outer, groups = draw(st.integers(1, 2)), tuple(draw(st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=2)))
-    ranks = draw(st.integers(1, 4))
-    item_bytes = outer * sum(groups) * draw(st.integers(1, 2))
+    """A rank whose state is cut in whatever way a memory may claim; often so that two of them fit."""
+    ranks = draw(st.sampled_from([1, 2, 3, 4, 6]))
+    outer, units = draw(st.integers(1, 2)), st.sampled_from([12 // ranks, 12 // ranks, 3])
+    groups = tuple(draw(st.lists(units, min_size=1, max_size=2)))
+    item_bytes = outer * sum(groups) * draw(st.sampled_from([2, 2, 1]))
     return rank_of((StateCut(outer, groups),), (item_bytes,), draw(st.integers(0, ranks - 1)), ranks)
 
 
