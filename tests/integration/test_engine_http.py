@@ -154,7 +154,7 @@ def test_models_are_listed(client):
         ("/v1/completions", {"prompt": "a", "max_tokens": -1}, "max_tokens"),
         ("/v1/completions", {}, "prompt"),
         ("/v1/completions", {"prompt": "a", "max_tokens": 5000}, "max_tokens"),
-        ("/v1/completions", {"prompt": "word " * 1000}, "max_tokens"),
+        ("/v1/completions", {"prompt": "word " * 1000}, "prompt"),
         ("/v1/completions", {"prompt": "word " * 40000}, "prompt"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 40000}]}, "prompt"),
         ("/generate", {"text": ["a", "word " * 40000]}, "prompt"),
