@@ -85,7 +85,7 @@ test-bed: cluster
 	@$(PY) -m dev.demo down --keep-cluster
 # Beside the images, which the tests of the whole stack wait for.
 test-all:
-	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) -n 4 --no-loadscope-reorder $(ARGS)
+	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) -n 6 --no-loadscope-reorder $(ARGS)
 test-unit: $(READY) ## Pure functions, simulation and the chart: no root, no cluster
 	@$(PY) -m dev.tools run helm version --short
 	@$(PYTEST) tests/unit tests/simulation tests/chart $(ARGS)
