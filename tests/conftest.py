@@ -18,9 +18,7 @@ LONG = ("tests/integration/test_soak.py", "tests/integration/test_engine_faults.
 """Files that would be the last to end."""
 
 SPLIT = (*LONG, f"{OPERATORS}leader.py")
-"""Files whose tests run beside each other. Not all of the operators': with six operators at once the API server was
-silent for so long that a leader had to stop.
-"""
+"""Files whose tests run beside each other. Not all of the operators': each of them is a load for the API server."""
 
 ORDER = (OPERATORS, "tests/cluster/", *LONG, "tests/integration/", "tests/simulation/", "tests/")
 
