@@ -192,9 +192,10 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
             raise LayoutError(
                 f"state_layers has {len(self.state_layers)} layers for {len(self.state)} state regions, must be as many"
             )
+        least = self.first_layer
         for index, layer in enumerate(self.state_layers):
-            least = max(self.first_layer, *self.state_layers[:index], 0)
             _within(f"state_layers[{index}]", layer, least, self.first_layer + self.layers - 1)
+            least = layer
 
     def _check_state_cuts(self) -> None:
         if not self.state_cuts:

@@ -270,6 +270,10 @@ class PrefillConnector(Connector[PrefillTransfer]):
         if remote.engine != self._engine.name:
             return f"engine is {self._engine.name!r} at prefill and {remote.engine!r} at decode"
         differences = compatible(self.memory, remote.memory)
+        if bool(self.memory.state) != bool(remote.memory.state):
+            # Each hand-off names as many state items on both sides, and a rank without state has none to name.
+            counts = f"{len(self.memory.state)} regions at prefill and {len(remote.memory.state)} at decode"
+            differences.append(f"state has {counts}, must have some on both sides or on neither")
         return "prefill will not pair: " + "; ".join(differences) if differences else None
 
     def _replace(self, hello: f.Hello) -> None:

@@ -144,6 +144,14 @@ def test_what_decodes_expect_is_bounded_and_leaves_by_its_deadline(make) -> None
 
 
 @PREFILLS
+def test_one_decode_alone_gets_half_of_the_room_for_what_decodes_expect(make) -> None:
+    side = make(SMALL, DECODE, DECODE_2)
+    for number in range(10):
+        side.hear(expect_frame(number, room=number))
+    assert len(side.machine._expected) == SMALL.max_attempts // 2
+
+
+@PREFILLS
 def test_the_same_word_again_takes_no_more_room(make) -> None:
     side = make()
     side.hear(expect_frame())

@@ -14,7 +14,9 @@ from pdpool_connector import (
     Phase,
     PrefillConnector,
     StateCut,
+    shard_model,
 )
+from pdpool_connector.layout.memory import RemoteMemory
 from pdpool_connector.protocol import frames
 from pdpool_connector.protocol.outcome import TransferStatus
 from pdpool_connector.runtime import decode as decode_module
@@ -120,3 +122,23 @@ def test_prefill_refuses_a_decode_of_version_3_a_share_of_state(both, monkeypatc
     status = both(CUT).hand_over()
     assert (status.phase, status.cause) == (Phase.FAILED, Cause.INVALID)
     assert "refused to pair: protocol version is 1..3 at the peer: state that is cut" in status.message
+
+
+def test_a_stage_without_state_is_not_paired_with_one_that_has_some() -> None:
+    with HostArena(4 * 8 * 256 + 4 * 64 + 4 * 32) as arena:
+        aux, state = arena.region(4 * 8 * 256, 64, 4), arena.region(4 * 8 * 256 + 4 * 64, 32, 4)
+        model = {"page_tokens": 16, "kv_heads": 1, "head_dim": 4, "dtype": "float32", "model": "m", "total_layers": 2}
+        kv = [arena.region(index * 8 * 256, 256, 8) for index in range(4)]
+        whole = KVMemory(kv=tuple(kv), aux=aux, layers=2, state=(state,), state_layers=(0,), **model)
+        second = KVMemory(kv=tuple(kv[:2]), aux=aux, layers=1, first_layer=1, **model)
+        stages = shard_model([1, 1], 1)
+        config = ConnectorConfig("127.0.0.1", rank=1, instance=stages, registry="127.0.0.1:1")
+        prefill = PrefillConnector(config, second, lambda: None)
+        try:
+            remote = RemoteMemory(engine=prefill._engine.name, memory=whole, descriptor=b"")
+            assert prefill._mismatch(remote) == (
+                "prefill will not pair: state has 0 regions at prefill and 1 at decode, must have some on both sides "
+                "or on neither"
+            )
+        finally:
+            prefill.close()
