@@ -43,9 +43,10 @@ cluster-down: $(READY) ## Stop it and undo everything outside the checkout
 cluster-status: $(READY) ## What runs, where its kubeconfig and logs are
 	@$(PY) -m dev.cluster status
 
+IMAGES := operator engine router prometheus
 .PHONY: images
 images: $(READY) ## Build the images and load them into the local cluster
-	@$(PY) -m dev.images load operator engine router prometheus
+	@$(PY) -m dev.images load $(IMAGES)
 
 .PHONY: check fmt generate
 check: $(READY) ## Static checks: ruff, mypy, import-linter, generated files in sync, helm lint
@@ -82,8 +83,9 @@ test: $(READY) ## Everything: static checks beside the cluster's start, then all
 	@$(MAKE) --no-print-directory -j2 images test-all
 .PHONY: test-bed test-all
 test-bed: cluster
+	@$(PY) -m dev.images build $(IMAGES)
 	@$(PY) -m dev.demo down --keep-cluster
-# Beside the images, which the tests of the whole stack wait for.
+# Beside the nodes' loading of the images, which the tests of the whole stack wait for.
 test-all:
 	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) -n 6 --no-loadscope-reorder $(ARGS)
 test-unit: $(READY) ## Pure functions, simulation and the chart: no root, no cluster
