@@ -26,8 +26,9 @@ MAX_DESCRIPTOR_BYTES: Final = 1 << 20
 MAX_NAME: Final = 256
 MAX_ENCODED_BYTES: Final = 2 << 20
 """Bound on an encoded `RemoteMemory`: a full descriptor plus `MAX_REGIONS` regions."""
-MAX_STATE_RANKS: Final = 512
-"""Bound on the ranks that share one layer's state, as on those of an instance."""
+MAX_RANKS: Final = 512
+"""Bound on the ranks of one instance, among which a layer's state may be shared: TP 8 x PP 64, and no deployment comes
+near."""
 MAX_GROUPS: Final = 8
 """Bound on the groups of one axis; known models have three (q, k, v; or x, B, C)."""
 MAX_SEGMENTS: Final = 1 << 14
@@ -208,7 +209,7 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
         for index, (cut, region) in enumerate(zip(self.state_cuts, self.state, strict=True)):
             if cut is None:
                 continue
-            _within(f"state_ranks (state region {index} is cut)", self.state_ranks, 1, MAX_STATE_RANKS)
+            _within(f"state_ranks (state region {index} is cut)", self.state_ranks, 1, MAX_RANKS)
             segments += cut.segments
             if region.item_bytes % cut.units:
                 raise LayoutError(
@@ -273,9 +274,20 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
         return sum(region.item_bytes for region in self.kv)
 
 
+def differs(field: str, ours: object, theirs: object) -> str:
+    """What is said of a field that must be the same in two memories and is not."""
+    return f"{field} is {ours!r} here and {theirs!r} at the peer, must be the same"
+
+
+def first_of(found: list[str]) -> list[str]:
+    """Of what is said of each region that differs, the first line, and how many more there are; mostly all differ."""
+    more = f" ({len(found) - 1} more regions differ)" if len(found) > 1 else ""
+    return [line + more for line in found[:1]]
+
+
 def check_share(rank: int, ranks: int) -> None:
     """Raise LayoutError unless `rank` is one of the `ranks` that share the state, or both are 0."""
-    _within("state_ranks", ranks, 0, MAX_STATE_RANKS)
+    _within("state_ranks", ranks, 0, MAX_RANKS)
     _within(f"state_rank (of {ranks} state_ranks)", rank, 0, max(ranks - 1, 0))
 
 

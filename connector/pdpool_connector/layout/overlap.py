@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from .memory import KVMemory
+from .memory import KVMemory, differs, first_of
 from .state import state_differs
 
 MAX_STRIPS: Final = 1023
@@ -45,12 +45,12 @@ def compatible(local: KVMemory, remote: KVMemory) -> list[str]:
     moves whole needs the same heads on both sides; what is cut needs cuts of the same shape.
     """
     found = [
-        _differs(field, ours, theirs)
+        differs(field, ours, theirs)
         for field in ("model", "dtype", "page_tokens", "head_dim", "total_layers", "total_heads", "regions_per_layer")
         if (ours := getattr(local, field)) != (theirs := getattr(remote, field))
     ]
     if local.aux.item_bytes != remote.aux.item_bytes:
-        found.append(_differs("item_bytes of aux", local.aux.item_bytes, remote.aux.item_bytes))
+        found.append(differs("item_bytes of aux", local.aux.item_bytes, remote.aux.item_bytes))
     common = overlap(local, remote)
     state = state_differs(local, remote, common.first_layer, common.layers, heads=common.heads > 0)
     if common.empty:
@@ -77,12 +77,7 @@ def _heads_differ(local: KVMemory, remote: KVMemory, common: Overlap) -> list[st
                     f"item_bytes of kv region {region} (layer {layer}) is {ours} here for {local.kv_heads} heads and "
                     f"{theirs} at the peer for {remote.kv_heads} heads, must be the same for each head"
                 )
-    more = f" ({len(found) - 1} more regions differ)" if len(found) > 1 else ""
-    return [line + more for line in found[:1]]
-
-
-def _differs(field: str, ours: object, theirs: object) -> str:
-    return f"{field} is {ours!r} here and {theirs!r} at the peer, must be the same"
+    return first_of(found)
 
 
 def _common(first: int, count: int, other_first: int, other_count: int) -> tuple[int, int]:

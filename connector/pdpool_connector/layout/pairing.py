@@ -12,11 +12,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from .memory import MAX_REGIONS, KVMemory, LayoutError, check_share
+from .memory import MAX_RANKS, MAX_REGIONS, KVMemory, LayoutError, check_share
 from .state import shares_meet
 
-MAX_RANKS: Final = 512
-"""Bound on the ranks of one instance: TP 8 x PP 64, and no deployment comes near."""
 MAX_HEADS: Final = 1 << 20
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .memory import KVMemory, StateCut
+from .memory import KVMemory, StateCut, differs, first_of
 from .pool import Row, whole_row
 
 
@@ -69,9 +69,9 @@ def state_differs(local: KVMemory, remote: KVMemory, first_layer: int, layers: i
         for memory, chosen in ((local, ours), (remote, theirs))
     )
     if told != others:
-        return [_differs("layers of the state regions that both hold", told, others)]
+        return [differs("layers of the state regions that both hold", told, others)]
     if len(ours) != len(theirs):
-        return [_differs("number of state regions", len(ours), len(theirs))]
+        return [differs("number of state regions", len(ours), len(theirs))]
     if not told and (local.first_layer, local.layers) != (remote.first_layer, remote.layers):
         return [f"state is of {_part(local, remote)}, must be of the same layers unless `state_layers` tells them"]
     found = [
@@ -79,8 +79,7 @@ def state_differs(local: KVMemory, remote: KVMemory, first_layer: int, layers: i
         for pair in zip(ours, theirs, strict=True)
         if (line := _region_differs(local, pair[0], remote, pair[1], heads=heads))
     ]
-    more = f" ({len(found) - 1} more regions differ)" if len(found) > 1 else ""
-    return [line + more for line in found[:1]]
+    return first_of(found)
 
 
 def _region_differs(local: KVMemory, ours: int, remote: KVMemory, theirs: int, *, heads: bool) -> str | None:
@@ -97,7 +96,7 @@ def _region_differs(local: KVMemory, ours: int, remote: KVMemory, theirs: int, *
             f"{named} is of {_part(local, remote)}, must be of the same heads (as many tensor-parallel ranks on both "
             "sides), or `state_cuts` must tell how it is cut: otherwise its items move whole"
         )
-    return _differs(f"item_bytes of {named}", size, their_size) if heads and size != their_size else None
+    return differs(f"item_bytes of {named}", size, their_size) if heads and size != their_size else None
 
 
 def _cut_differs(named: str, ours: tuple[StateCut, int, int], theirs: tuple[StateCut, int, int]) -> str | None:
@@ -105,9 +104,9 @@ def _cut_differs(named: str, ours: tuple[StateCut, int, int], theirs: tuple[Stat
     (cut, size, ranks), (other, their_size, their_ranks) = ours, theirs
     shape, their_shape = (cut.outer, len(cut.groups)), (other.outer, len(other.groups))
     if shape != their_shape:
-        return _differs(f"(outer, number of groups) of {named}", shape, their_shape)
+        return differs(f"(outer, number of groups) of {named}", shape, their_shape)
     if size // cut.units != their_size // other.units:
-        return _differs(f"bytes of a unit of {named}", size // cut.units, their_size // other.units)
+        return differs(f"bytes of a unit of {named}", size // cut.units, their_size // other.units)
     for index, (units, their_units) in enumerate(zip(cut.groups, other.groups, strict=True)):
         if units != their_units and units * ranks != their_units * their_ranks:
             return (
@@ -159,7 +158,3 @@ def _part(local: KVMemory, remote: KVMemory) -> str:
         for memory in (local, remote)
     )
     return f"{ours} here and of {theirs} at the peer"
-
-
-def _differs(field: str, ours: object, theirs: object) -> str:
-    return f"{field} is {ours!r} here and {theirs!r} at the peer, must be the same"

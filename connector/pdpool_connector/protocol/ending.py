@@ -261,8 +261,7 @@ class EndingMachine(Machine[PrefillState], ABC):
             raise TransitionError(f"prefill has no transition for {cue} in {before}")
         exchange.state = after
         handoff = exchange.handoff
-        # Of one part, or of none that is known yet, there is but this exchange.
-        was, handoff.state = handoff.state, after if handoff.parts < 2 else handoff.aggregate()
+        was, handoff.state = handoff.state, handoff.aggregate()
         if handoff.state is not was:
             self.census.move(handoff.serial, was, handoff.state, self._now, progress=cue not in FAILURES)
 

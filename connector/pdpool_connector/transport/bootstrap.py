@@ -12,7 +12,8 @@ from typing import Annotated, Final, Literal, TypeVar
 import aiohttp
 import msgspec
 
-from pdpool_connector.layout.pairing import MAX_RANKS, Part
+from pdpool_connector.layout.memory import MAX_RANKS
+from pdpool_connector.layout.pairing import Part
 from pdpool_connector.protocol.frames import Incarnation
 from pdpool_connector.transport.address import AddressError, parse_address
 from pdpool_connector.transport.curve import CurveKey
