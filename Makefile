@@ -79,13 +79,18 @@ lock: $(READY) ## Pin the newest versions that pyproject.toml and the images' li
 .PHONY: test test-unit test-integration test-cluster
 test: $(READY) ## Everything: static checks beside the cluster's start, then all tests, those on the cluster beside the others
 	@$(PY) -m dev.tools build
-	@$(MAKE) --no-print-directory -j2 check test-bed
-	@$(MAKE) --no-print-directory -j2 images test-all
-.PHONY: test-bed test-all
+	@$(MAKE) --no-print-directory -j3 check test-collect test-bed
+	@$(MAKE) --no-print-directory -j2 test-load test-all
+.PHONY: test-collect test-bed test-load test-all
+# Compiles every module once, where each of the processes that share the tests would compile them all.
+test-collect:
+	@found=$$($(PYTEST) --collect-only -qq $(ARGS)) || { echo "$$found"; exit 1; }
 test-bed: cluster
 	@$(PY) -m dev.images build $(IMAGES)
 	@$(PY) -m dev.demo down --keep-cluster
-# Beside the nodes' loading of the images, which the tests of the whole stack wait for.
+# Two that go together: the tests of the whole stack wait for the images to be in the nodes.
+test-load:
+	@$(PY) -m dev.images load --built $(IMAGES)
 test-all:
 	@KUBECONFIG=$$($(PY) -m dev.cluster kubeconfig) $(PYTEST) -n 6 --no-loadscope-reorder $(ARGS)
 test-unit: $(READY) ## Pure functions, simulation and the chart: no root, no cluster

@@ -3,11 +3,18 @@
 """
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-settings.register_profile("pdpool", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile(
+    "pdpool",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("pdpool")
 
 
@@ -41,6 +48,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _turn(item: pytest.Item) -> tuple[int, bool]:
     group = next(number for number, start in enumerate(ORDER) if item.nodeid.startswith(start))
     return group, item.get_closest_marker("long") is None
+
+
+def pytest_collection_finish() -> None:
+    """Have Hypothesis try the constants of what is imported by now: what a test imports later depends on the order."""
+    constants = providers._get_local_constants()
+    providers._get_local_constants = lambda: constants
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Units:

@@ -1,9 +1,19 @@
-"""An HTTP server inside the test, for tests that stand in for somebody's API."""
+"""An HTTP server inside the test, for tests that stand in for somebody's API, and addresses for pods."""
 
+import itertools
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
+
+_numbers = itertools.count()
+
+
+def pod_address() -> str:
+    """One of loopback that nobody else uses, not even another run of the same test: pods have fixed ports."""
+    process = os.getpid()
+    return f"127.{100 + next(_numbers) % 150}.{process >> 8 & 255}.{process & 255}"
 
 
 @asynccontextmanager

@@ -1,11 +1,21 @@
 """pdpool's connector: moves the KV cache of a request from a prefill engine to a decode engine."""
 
+from pdpool_connector.engines.base import EngineError
 from pdpool_connector.layout.arena import HostArena
-from pdpool_connector.layout.memory import KVMemory, Region, StateCut
+from pdpool_connector.layout.memory import KVMemory, LayoutError, Region, StateCut
 from pdpool_connector.layout.pairing import Part, shard_model
 from pdpool_connector.protocol.agree import Key, Verdict, agree
 from pdpool_connector.protocol.answer import Answer, answer_for, client_answer
+from pdpool_connector.protocol.fence import (
+    ConnectionsEnded,
+    ContainerTerminated,
+    InsufficientProofError,
+    NodeOutOfService,
+    NodeRebooted,
+    ProcessExited,
+)
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
+from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.decode import DecodeConnector
 from pdpool_connector.runtime.identity import prompt_digest
@@ -18,21 +28,30 @@ from pdpool_connector.transport.tokens import Gate
 __all__ = [
     "Answer",
     "Cause",
+    "ConnectionsEnded",
     "ConnectorConfig",
     "ConnectorStats",
+    "ContainerTerminated",
     "CurveKey",
     "DecodeConnector",
     "DecodeTransfer",
+    "EngineError",
     "Gate",
     "HostArena",
+    "InsufficientProofError",
     "KVMemory",
     "Key",
+    "LayoutError",
+    "NodeOutOfService",
+    "NodeRebooted",
     "Part",
     "Phase",
     "PrefillConnector",
     "PrefillTransfer",
+    "ProcessExited",
     "Region",
     "StateCut",
+    "Timing",
     "TransferStatus",
     "Verdict",
     "agree",

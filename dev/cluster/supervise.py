@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 from xmlrpc.client import Fault, ServerProxy
 
 from supervisor.xmlrpc import SupervisorTransport
@@ -58,15 +59,12 @@ def converge(state: State, programs: list[Program]) -> list[str]:
 
 def states(state: State) -> dict[str, str]:
     """Return the state of each program in supervisor's words, for example RUNNING; empty without supervisord."""
-    if process_id(state) is None:
-        return {}
-    try:
-        with _server(state) as server:
-            answer = server.supervisor.getAllProcessInfo()
-    except (OSError, Fault):
-        return {}
-    assert isinstance(answer, list)
-    return {str(info["name"]): str(info["statename"]) for info in answer}
+    return {str(info["name"]): str(info["statename"]) for info in _programs(state)}
+
+
+def process_ids(state: State) -> dict[str, int]:
+    """Return the process id of each program, 0 of one that does not run; empty without supervisord."""
+    return {str(info["name"]): int(info["pid"]) for info in _programs(state)}
 
 
 def stop(state: State) -> None:
@@ -90,6 +88,18 @@ def stop(state: State) -> None:
 def _server(state: State) -> ServerProxy:
     # The address is not used: the transport goes to the unix socket.
     return ServerProxy("http://127.0.0.1", transport=SupervisorTransport(None, None, f"unix://{_socket(state)}"))
+
+
+def _programs(state: State) -> list[dict[str, Any]]:
+    if process_id(state) is None:
+        return []
+    try:
+        with _server(state) as server:
+            answer = server.supervisor.getAllProcessInfo()
+    except (OSError, Fault):
+        return []
+    assert isinstance(answer, list)
+    return answer
 
 
 def _silent(state: State) -> str | None:

@@ -128,7 +128,7 @@ def moved_bytes(target: Target) -> int:
     pods = target.get("pods", "-n", POOLS, "-l", f"pdpool.dev/pool={SERVICE},pdpool.dev/role=decode")["items"]
     total = 0
     for pod in pods:
-        total += int(target.pod_state(POOLS, pod["metadata"]["name"], ADMIN_PORT, "/v1/state")["bytes_moved_total"])
+        total += int(target.ask_pod(POOLS, pod["metadata"]["name"], ADMIN_PORT, "/v1/state")["bytes_moved_total"])
     return total
 
 

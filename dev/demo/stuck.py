@@ -1,7 +1,6 @@
 """A decode engine's scheduler freezes, requests get stuck behind it, the alert fires; it thaws, and all of it ends."""
 
 import json
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -104,13 +103,10 @@ def _decode_pod(target: Target) -> str:
 
 def _freeze(screen: Screen, target: Target, pod: str, *, frozen: bool) -> float:
     """Set the fault and return the moment at which it was in force."""
-    path = f"/api/v1/namespaces/{POOLS}/pods/{pod}:{HTTP_PORT}/proxy/faults"
     body = json.dumps({"freeze_scheduler": frozen})
-    screen.command(f"kubectl create --raw {path} -f - <<< '{body}'")
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        file.write(body)
-        file.flush()
-        target.kubectl("create", "--raw", path, "-f", file.name)
+    screen.command(f"kubectl port-forward -n {POOLS} {pod} {HTTP_PORT} &")
+    screen.command(f"curl localhost:{HTTP_PORT}/faults -d '{body}'")
+    target.ask_pod(POOLS, pod, HTTP_PORT, "/faults", body.encode())
     screen.say(f"{pod}: its scheduler loop {'stands still; its connector lives' if frozen else 'runs again'}")
     return time.monotonic()
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from pdpool_connector.transport.sockets import ownerless_connections
+from pdpool_connector.transport.sockets import other_ends
 
 from dev.fences.peers import Pair, until
 
@@ -46,7 +46,7 @@ def _exit_and_connections_ended(pair: Pair) -> int:
     pair.target.signal(signal.SIGSTOP)
     pair.writer.kill()
     pair.target.signal(signal.SIGCONT)
-    until(lambda: not ownerless_connections(pair.target.pid), "the end of the connections of a dead process")
+    until(lambda: all(other_ends(pair.target.pid)), "the end of the connections of a dead process")
     return _watched(pair)
 
 

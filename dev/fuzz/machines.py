@@ -74,13 +74,16 @@ class Bytes:
 
 
 def frame_of(data: Bytes) -> f.AttemptFrame | None:
-    """A frame: now and then from raw bytes, mostly a real one with fields of the input's choice."""
-    if data.below(8) == 0:
-        try:
-            frame = f.decode(data.take(data.below(256)))
-        except f.MalformedFrameError:
-            return None
-        return frame if isinstance(frame, f.AttemptFrame) else None
+    """A frame: now and then from raw bytes, mostly a real one with fields of its choice; None where it is dropped."""
+    raw = data.take(data.below(256)) if data.below(8) == 0 else f.encode(_changed(data))
+    try:
+        frame = f.decode(raw)
+    except f.MalformedFrameError:
+        return None
+    return frame if isinstance(frame, f.AttemptFrame) else None
+
+
+def _changed(data: Bytes) -> f.AttemptFrame:
     kinds = [frame for frame in SAMPLES if isinstance(frame, f.AttemptFrame)]
     sample = kinds[data.below(len(kinds))]
     changes: dict[str, Any] = {
@@ -92,9 +95,7 @@ def frame_of(data: Bytes) -> f.AttemptFrame | None:
     for name, value in FIELDS:
         if name in sample.__struct_fields__:
             changes[name] = value(data)
-    frame = f.decode(f.encode(msgspec.structs.replace(sample, **changes)))
-    assert isinstance(frame, f.AttemptFrame)
-    return frame
+    return msgspec.structs.replace(sample, **changes)
 
 
 SAMPLES = sample_frames()

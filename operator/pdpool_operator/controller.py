@@ -17,7 +17,7 @@ from .api.reasons import Reason
 from .build.settings import BuildSettings
 from .controller_apply import Outcome, carry_out
 from .controller_fences import Fencer
-from .controller_judge import REFRESH, Judge
+from .controller_judge import Judge
 from .observe.cluster import EVENTS_AFTER, POOL_RESOURCES, SERVICES_PD, Cluster
 from .observe.keys import Bindings, Key
 from .observe.model import ObservedPool
@@ -32,7 +32,7 @@ from .runtime.recorder import Recorder
 from .status.chain import ConditionWriter
 from .status.pool import PoolFacts, pool_status
 from .status.service import ServiceFacts, service_status
-from .status.transition import Status, should_write, transition_events
+from .status.transition import REFRESH, Status, should_write, transition_events
 
 Object = dict[str, Any]
 
@@ -155,10 +155,12 @@ class Controller:
             await self.recorder.emit(resource, body, str(event.type), str(event.reason), event.message)
 
     def _result(self, plan: Plan, outcome: Outcome, *at_latest_s: float | None) -> Result:
-        if outcome.faults or plan.faults:
-            return Result(failed=True)
+        if plan.faults:
+            return Result(plan.requeue_after_s, failed=True)
         if outcome.unsettled:
-            return Result(UNSETTLED_AGAIN_S)
+            return Result(UNSETTLED_AGAIN_S, failed=bool(outcome.faults))
+        if outcome.faults:
+            return Result(failed=True)
         return Result(min((s for s in (plan.requeue_after_s, *at_latest_s) if s is not None), default=None))
 
     async def _forget_pool(self, key: Key, kind: type[Pool]) -> Result:

@@ -44,9 +44,9 @@ class Outcome:
 async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient, router_key: str = "") -> Outcome:
     """Do what the plan says, in its order.
 
-    A refused object does not keep the others from being applied, but nothing else is done then: the plan assumed it.
-    Changes of worker lists come in any case: an engine that must not get requests must not get them. Errors that may
-    pass (busy, conflict) are raised; the next reconcile plans anew.
+    A refused object does not keep the others from being applied, but what may disturb is not done then: the plan
+    assumed it. Changes of worker lists come in any case: an engine that must not get requests must not get them. Errors
+    that may pass (busy, conflict) are raised; the next reconcile plans anew.
     """
     faults: list[Fault] = []
     secrets: list[Mapping[str, Any]] = []
@@ -57,11 +57,10 @@ async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient,
         faults += refused
         if refused and obj["kind"] == SECRETS.kind:
             break  # what follows would say that the Secret is there
-    if not faults:
-        for patch in plan.patch:
-            await api.merge(RESOURCES[patch.kind], namespace, patch.name, patch.body)
-        for gone in plan.delete:
-            await api.delete(RESOURCES[gone.kind], namespace, gone.name, gone.uid, gone.grace_period_s)
+    for patch in plan.put_back if faults else plan.patch:
+        await api.merge(RESOURCES[patch.kind], namespace, patch.name, patch.body)
+    for gone in () if faults else plan.delete:
+        await api.delete(RESOURCES[gone.kind], namespace, gone.name, gone.uid, gone.grace_period_s)
     unsettled = await _change_workers(plan.workers, routers, router_key)
     return Outcome(tuple(faults), unsettled, tuple(secrets))
 

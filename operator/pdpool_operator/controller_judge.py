@@ -10,17 +10,17 @@ from datetime import datetime, timedelta
 
 from .diagnose.model import Diagnosis, Subject
 from .diagnose.pools import diagnose, subjects
+from .diagnose.rank import is_current
 from .diagnose.track import RankTrack, follow
-from .observe.keys import Bindings, Key
+from .observe.keys import POOL_KIND_OF_ROLE, Bindings, Key
 from .observe.model import ObservedPool, RankSample
 from .observe.sampler import Target
 from .runtime.metrics import HoldReading, QueueReading
+from .status.transition import REFRESH
 
 JUDGE_EVERY_S = 1.0
 ASK_AGAIN = timedelta(seconds=1)
 ASK_AGAIN_AT_LATEST = timedelta(seconds=30)
-REFRESH = timedelta(seconds=30)
-"""How old the queue lengths in a status may grow while they change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Judge:
         self._now = now
         self._enqueue = enqueue
         self._pools: dict[Key, ObservedPool] = {}
-        self._tracks: dict[str, dict[int, RankTrack]] = {}
-        """By UID of the pod and rank."""
+        self._tracks: dict[Key, dict[str, dict[int, RankTrack]]] = {}
+        """By pool, then by UID of the pod and rank."""
         self._shown: dict[Key, _Shown] = {}
         self._diagnoses: dict[Key, tuple[Diagnosis, ...]] = {}
         self._asked: dict[Key, tuple[datetime, timedelta]] = {}
@@ -53,18 +53,22 @@ class Judge:
 
     def on_samples(self, target: Target, samples: Sequence[RankSample]) -> None:
         """Take in a look at all ranks of one pod."""
-        before = self._tracks.get(target.pod_uid, {})
-        self._tracks[target.pod_uid] = {sample.rank: follow(before.get(sample.rank), sample) for sample in samples}
+        key = Key(POOL_KIND_OF_ROLE[target.role], target.namespace, target.pool)
+        tracks = self._tracks.setdefault(key, {})
+        before = tracks.get(target.pod_uid, {})
+        tracks[target.pod_uid] = {sample.rank: follow(before.get(sample.rank), sample) for sample in samples}
 
     def observed(self, key: Key, pool: ObservedPool) -> None:
         """The pool is like this now."""
-        gone = _pods(self._pools.get(key)) - _pods(pool)
         self._pools[key] = pool
-        self._forget(gone)
+        there = {i.pod.uid for i in pool.instances if i.pod is not None}
+        for uid in self._tracks.get(key, {}).keys() - there:
+            del self._tracks[key][uid]
 
     def gone(self, key: Key) -> None:
         """There is no such pool any more."""
-        self._forget(_pods(self._pools.pop(key, None)))
+        self._pools.pop(key, None)
+        self._tracks.pop(key, None)
         self._shown.pop(key, None)
         self._asked.pop(key, None)
         self._diagnoses.pop(key, None)
@@ -142,28 +146,21 @@ class Judge:
                 yield HoldReading(labels, connector.held_bytes, connector.held_oldest_s or 0.0)
 
     def _ranks(self) -> Iterator[tuple[tuple[str, str, str, str, str], RankSample]]:
-        """The last look at every rank of all pools, with its labels."""
+        """The last look at every rank of all pools that says something about now, with its labels."""
         for key in self._pools:
             for subject in self._subjects(key):
+                where = (key.namespace, subject.pool, str(subject.role), str(subject.index))
                 for track in subject.tracks:
-                    where = (key.namespace, subject.pool, str(subject.role), str(subject.index))
-                    yield (*where, str(track.latest.rank)), track.latest
+                    if is_current(track, self._now()):
+                        yield (*where, str(track.latest.rank)), track.latest
 
     def _subjects(self, key: Key) -> tuple[Subject, ...]:
         pool = self._pools.get(key)
-        return subjects(pool, self._tracks) if pool else ()
+        return subjects(pool, self._tracks.get(key, {})) if pool else ()
 
     def _partners(self, key: Key) -> set[Key]:
         pools = {pool for service in self._bindings.services(key) for pool in self._bindings.pools(service)}
         return {pool for pool in pools if pool.kind != key.kind}
-
-    def _forget(self, pods: set[str]) -> None:
-        for uid in pods:
-            self._tracks.pop(uid, None)
-
-
-def _pods(pool: ObservedPool | None) -> set[str]:
-    return {i.pod.uid for i in pool.instances if i.pod is not None} if pool else set()
 
 
 def _news(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, str, tuple[str, ...]], ...]:

@@ -141,10 +141,11 @@ class Operator:
         """Work as the leader until `stop`; raises what ended a part of it otherwise."""
         holding = asyncio.create_task(self.elector.hold(), name="lease")
         if not await unless(stop, self._wait_for_kinds()):
-            await self._give_up([holding])
+            await self._give_up([holding], [])
             return
         # kopf cancels at its end whatever was started after it: our own parts come first.
-        ours = [holding, *(asyncio.create_task(part, name=name) for name, part in self._parts())]
+        workers = [asyncio.create_task(self._work(), name=f"worker {i}") for i in range(WORKERS)]
+        ours = [holding, *workers, *(asyncio.create_task(part, name=name) for name, part in self._parts())]
         kopf_stop = asyncio.Event()
         watch = app.watch(
             self._nudge,
@@ -158,27 +159,35 @@ class Operator:
         stopping = asyncio.create_task(stop.wait(), name="stop")
         done, _ = await asyncio.wait([*ours, kopf, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        await self._give_up(ours)
+        await self._give_up(ours, workers)
         kopf_stop.set()
         await asyncio.wait([kopf], timeout=STOP_WITHIN_S)
         for task in done - {stopping}:
             raise RuntimeError(f"{task.get_name()} ended by itself") from task.exception()
 
-    async def _give_up(self, ours: Sequence[asyncio.Task[None]]) -> None:
-        """End what may write, and give the Lease back once it has ended."""
+    async def _give_up(self, ours: Sequence[asyncio.Task[None]], workers: Sequence[asyncio.Task[None]]) -> None:
+        """End what may write, and give the Lease back once it has ended.
+
+        Workers finish what they have in hand: a write that was cut off here may still be carried out over there.
+        """
+        self.queue.close()
+        if workers:
+            await asyncio.wait(workers, timeout=STOP_WITHIN_S)
+        may_be_writing = [worker for worker in workers if not worker.done()]
         for task in ours:
             task.cancel()
-        _, still_writing = await asyncio.wait(ours, timeout=STOP_WITHIN_S)
-        if not still_writing:
+        _, going_on = await asyncio.wait(ours, timeout=STOP_WITHIN_S)
+        if not (may_be_writing or going_on):
             await self.elector.release()
 
+    def _work(self) -> Coroutine[Any, Any, None]:
+        return work(self.queue, self.controller.reconcile, self.metrics)
+
     def _parts(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
-        workers = [(f"worker {i}", work(self.queue, self.controller.reconcile, self.metrics)) for i in range(WORKERS)]
         return [
             ("sampler", self.sampler.run()),
             ("judge", self.judge.run()),
             ("resync", self._catch_up()),
-            *workers,
         ]
 
     async def _catch_up(self) -> None:

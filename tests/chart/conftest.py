@@ -72,7 +72,7 @@ def render(helm: Path) -> Render:
         if api_versions:
             command += ["--api-versions", api_versions]
         text = yaml.safe_dump(values or {})
-        return Rendered(subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False))
+        return Rendered(subprocess.run(command, input=text, capture_output=True, text=True, timeout=240, check=False))
 
     return run
 

@@ -24,11 +24,10 @@ def exported() -> dict[str, set[str]]:
         leading=lambda: True,
         waiting_keys=lambda: 0,
     )
-    return _series(metrics.registry) | {
-        # Prometheus' discovery says which pod a connector is in.
-        name: labels | {"namespace", "pod"}
-        for name, labels in _of_a_connector().items()
-    }
+    operator = _series(metrics.registry)
+    # Prometheus' discovery says which pod a connector is in, and where the operator is, unless its series name a pool.
+    found = _of_a_connector() | {"pdpool_leader": operator["pdpool_leader"]}
+    return operator | {name: labels | {"namespace", "pod"} for name, labels in found.items()}
 
 
 def _series(registry: CollectorRegistry) -> dict[str, set[str]]:

@@ -31,7 +31,7 @@ def strings(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize("word", ["123", "true", "null", "0x1f"])
 def test_names_that_look_like_something_else_stay_strings(render: Render, word: str) -> None:
     values: dict[str, Any] = {
-        "fullnameOverride": word if word[0].isalpha() else "",
+        "fullnameOverride": word if word[0].isalpha() else "pdpool",
         "commonLabels": {"team": word},
         "image": {"registry": "[::1]:5000", "tag": word, "pullSecrets": [word]},
         "watchNamespaces": [word],
@@ -55,3 +55,16 @@ def test_names_that_look_like_something_else_stay_strings(render: Render, word: 
 def test_a_release_with_a_dot_in_its_name_makes_services_that_kubernetes_takes(render: Render) -> None:
     (service,) = render(release="team.pdpool").all("Service")
     assert service["metadata"]["name"] == "team-pdpool-operator-metrics"
+
+
+def test_names_that_no_service_may_have_are_refused(render: Render) -> None:
+    for release, values, name in (
+        ("1pd", {}, "1pd-pdpool"),
+        ("2-pdpool", {}, "2-pdpool"),
+        ("7team", {"nameOverride": "x"}, "7team-x"),
+    ):
+        refused = render(values, release=release)
+        assert refused.failed
+        assert f"{name} is no name of a Service: it must begin with a letter; name the release so" in refused.error
+        assert "set fullnameOverride" in refused.error
+        assert not render(values | {"fullnameOverride": "pd"}, release=release).failed

@@ -84,9 +84,11 @@ def test_scrape_jobs_keep_engines_routers_and_the_operator_and_nothing_else(defa
         assert jobs_that_keep(target["labels"]) == jobs, (labels, port)
 
 
-def test_operator_s_own_labels_win_where_its_series_name_pools() -> None:
+def test_operator_s_own_labels_win_where_its_series_name_pools_and_the_others_say_where_it_is() -> None:
     jobs = {job["job_name"]: job for job in configuration()["scrape_configs"]}
     assert jobs["pdpool-operator"]["honor_labels"] is True
+    for job in jobs.values():
+        assert {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"} in job["relabel_configs"]
 
 
 class Prometheus:
@@ -195,7 +197,7 @@ def test_a_real_prometheus_takes_changed_windows_when_it_is_told(
         text = render({"rules": {"windows": windows}}).one("ConfigMap", "pdpool-rules")["data"]["pdpool.rules.yaml"]
         (rules / "pdpool.rules.yaml").write_text(text)
         wait_for("Prometheus to be told", lambda: told(reloader), deadline_s=60)
-        with urllib.request.urlopen(f"{url}/api/v1/rules", timeout=10) as answer:
+        with urllib.request.urlopen(f"{url}/api/v1/rules", timeout=60) as answer:
             return not_loaded(json.load(answer)["data"]["groups"], text)
 
     with (tmp_path / "log").open("wb") as log:
@@ -205,7 +207,7 @@ def test_a_real_prometheus_takes_changed_windows_when_it_is_told(
         assert loaded({"noProgress": "90s", "bootstrapQueueStuck": "15s", "instanceStuck": "120s"}) is None
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=120)
 
 
 def told(reloader: Reloader) -> str | None:

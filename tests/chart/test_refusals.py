@@ -42,6 +42,17 @@ from .conftest import CHART, Render
             },
             ["/podSelector/matchExpressions/0/operator", "'In'"],
         ),
+        *(
+            (
+                {"networkPolicy": {"prometheus": {"podSelector": {"matchExpressions": [{"key": "app"} | expression]}}}},
+                ["/podSelector/matchExpressions/0", words],
+            )
+            for expression, words in (
+                ({"operator": "In"}, "missing property 'values'"),
+                ({"operator": "NotIn", "values": []}, "minItems"),
+                ({"operator": "Exists", "values": ["x"]}, "maxItems"),
+            )
+        ),
         ({"fullnameOverride": "1st"}, ["/fullnameOverride", "'1st'"]),
         ({"operator": {"resources": {"limits": {"memory": "lots"}}}}, ["/operator/resources/limits/memory", "'lots'"]),
         ({"operator": {"resources": {"limits": {"cpu": -1}}}}, ["/operator/resources/limits/cpu", "minimum"]),
@@ -56,6 +67,10 @@ from .conftest import CHART, Render
         ({"operator": {"tolerations": [{"efect": "NoSchedule"}]}}, ["/operator/tolerations/0", "efect", "not allowed"]),
         ({"operator": {"tolerations": [{"operator": "Equals"}]}}, ["/operator/tolerations/0/operator", "'Equal'"]),
         ({"operator": {"affinity": {"nodeAfinity": {}}}}, ["/operator/affinity", "nodeAfinity", "not allowed"]),
+        (
+            {"operator": {"affinity": {"nodeAffinity": {"required": {}}}}},
+            ["/operator/affinity/nodeAffinity", "required", "not allowed"],
+        ),
         ({"operator": {"priorityClassName": "High!"}}, ["/operator/priorityClassName", "'High!'"]),
         ({"image": {"registry": "https://registry.example"}}, ["/image/registry", "pattern"]),
     ],

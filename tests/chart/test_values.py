@@ -189,6 +189,19 @@ def test_network_policies_follow_the_watched_namespaces_and_can_be_left_out(rend
     assert render({"networkPolicy": {"enabled": False}}).all("NetworkPolicy") == []
 
 
+def test_watched_namespaces_that_network_policies_would_leave_open_are_refused(render: Render) -> None:
+    watched: dict[str, Any] = {"watchNamespaces": ["llm", "other"]}
+    refused = render(watched | {"networkPolicy": {"engineNamespaces": ["other"]}})
+    assert refused.failed
+    assert (
+        "networkPolicy.engineNamespaces: lacks llm of watchNamespaces, whose engines anybody could reach"
+        in refused.error
+    )
+    assert "add it, or leave engineNamespaces empty" in refused.error
+    for policies in ({"engineNamespaces": ["more", "llm", "other"]}, {"engineNamespaces": ["other"], "enabled": False}):
+        assert not render(watched | {"networkPolicy": policies}).failed
+
+
 def test_prometheus_operator_objects_need_its_api(render: Render) -> None:
     for values, key in (
         ({"rules": {"prometheusRule": {"enabled": True}}}, "rules.prometheusRule.enabled"),
@@ -313,8 +326,8 @@ def test_helm_test_passes_only_with_a_completion(
     script = pod["spec"]["containers"][0]["args"][0]
     with HTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        command = [sys.executable, "-c", script, f"http://127.0.0.1:{server.server_port}", "10"]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        command = [sys.executable, "-c", script, f"http://127.0.0.1:{server.server_port}", "200"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         server.shutdown()
     assert result.returncode == code
     assert words in result.stdout + result.stderr
@@ -338,5 +351,5 @@ WHOLE = {"operator.resources", "networkPolicy.prometheus.namespaceSelector"}
 
 
 def test_helm_lint_is_clean(helm: Path) -> None:
-    result = subprocess.run([helm, "lint", "--strict", CHART], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([helm, "lint", "--strict", CHART], capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -23,6 +23,8 @@ from tests.cluster.stack import CRDS, OURS, POOLS, SYSTEM, Stack, namespace
 from tests.cluster.stack_traffic import PROMPTS, generate
 
 LAST = "test_chart_rights.py"
+TURN_S = 1800
+"""Longest wait for others to end: as long as all tests of the whole stack, or of operators, take on a slow machine."""
 ESTABLISHED = (
     "jsonpath={range .items[*]}{.metadata.name} x{.status.conditions[?(@.type=='Established')].status}{'\\n'}{end}"
 )
@@ -78,15 +80,15 @@ def _taken(lock: IO[str], how: int) -> bool:
 def crds() -> Iterator[None]:
     """The kinds, for operators that no chart installed; the last that needs those that tests made removes them."""
     kubectl = binary("kubectl")
-    with _turn(fcntl.LOCK_SH, 150) as turn:
+    with _turn(fcntl.LOCK_SH, TURN_S) as turn:
         with exclusively(cache_dir() / "cluster-tests-crds.lock", "making the CRDs"):
             if not run(kubectl, "get", "crd", *CRDS, "--ignore-not-found", "-o", "name"):
                 run(kubectl, "apply", "--server-side", "-f", str(CHECKOUT / "crds"))
                 run(kubectl, "label", "crd", *CRDS, f"{OURS}=")
-            wait_for("the CRDs to be established", lambda: _not_established(kubectl), deadline_s=30)
+            wait_for("the CRDs to be established", lambda: _not_established(kubectl), deadline_s=90)
         yield
         if _taken(turn, fcntl.LOCK_EX):
-            run(kubectl, "delete", "crd", "-l", OURS, "--timeout=60s", timeout_s=70)
+            run(kubectl, "delete", "crd", "-l", OURS, "--timeout=120s", timeout_s=130)
 
 
 def _not_established(kubectl: Path) -> str | None:
@@ -104,14 +106,14 @@ def stack(pytestconfig: pytest.Config) -> Iterator[Stack]:
         pytest.skip("not the local cluster: pods could not be reached from here, nor the audit log be read")
     one = Stack(status)
     # Its operator serves all namespaces, and would write on other tests' objects.
-    with _turn(fcntl.LOCK_EX, 900):
+    with _turn(fcntl.LOCK_EX, TURN_S):
         make_room(one, functools.partial(_say, pytestconfig))
         clock = Clock("images")
         for name in PRODUCT_IMAGES:
             build(name, clock)
             load(name, state, clock)
         try:
-            one.kubectl("delete", "crd", *CRDS, "--ignore-not-found", "--timeout=30s")
+            one.kubectl("delete", "crd", *CRDS, "--ignore-not-found", "--timeout=120s", timeout_s=130)
             one.apply(namespace(SYSTEM), namespace(POOLS))
             one.install()
             yield one

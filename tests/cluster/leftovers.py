@@ -52,7 +52,7 @@ def remove(stack: Stack) -> None:
             wait_for(f"the pods in {where} to be gone", left, deadline_s=120)
     stack.uninstall()
     stack.kubectl("delete", "namespaces", "-l", OURS, "--timeout=120s", timeout_s=130)
-    stack.kubectl("delete", "crd", *CRDS, "--ignore-not-found", "--timeout=30s")
+    stack.kubectl("delete", "crd", *CRDS, "--ignore-not-found", "--timeout=120s", timeout_s=130)
 
 
 def remove_benches(*namespaces: str) -> None:

@@ -8,17 +8,17 @@ engine.
 import asyncio
 import base64
 import contextlib
-import itertools
 import os
 import secrets
 import signal
+import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pdpool_operator.runtime.api import LEASES, PODS, ApiError, Resource, connect
+from pdpool_operator.runtime.api import LEASES, PODS, ApiError, NotFoundError, Resource, connect
 
 from tests.cluster.hands import NAMESPACES, POOLS, Admin, Object, eventually
 from tests.cluster.operator_engine import Engine
@@ -31,15 +31,33 @@ BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBind
 BENCH = "pdpool.dev/operator-tests"
 """Label of the namespaces that these tests made; an operator in one serves no other."""
 NOBODY = "pdpool-tests-no-such-scheduler"
-ADDRESSES = (f"127.88.{i // 250}.{i % 250 + 1}" for i in itertools.count(os.getpid() % 200 * 250))
+
+
+def _addresses() -> Iterator[str]:
+    """Loopback addresses that no other process of tests uses: of networks that this one has taken."""
+    for network in range(os.getpid(), os.getpid() + 256):
+        mark = socket.socket()
+        try:
+            mark.bind((f"127.88.{network % 256}.254", 1024))
+        except OSError:
+            mark.close()
+            continue
+        mark.detach()  # taken until this process ends
+        yield from (f"127.88.{network % 256}.{i}" for i in range(1, 254))
+
+
+ADDRESSES = _addresses()
 
 
 async def _leases(admin: Admin) -> dict[str, str]:
     """Version of each Lease that an operator holds, by namespace; without those of tests, which keep to their own."""
-    tests = {one["metadata"]["name"] for one in await admin.all(NAMESPACES, None, BENCH)}
+    before = await admin.all(NAMESPACES, None, BENCH)
+    leases = await admin.all(LEASES, None)
+    after = await admin.all(NAMESPACES, None, BENCH)
+    tests = {one["metadata"]["name"] for one in before + after}  # other tests begin and end meanwhile
     return {
         lease["metadata"]["namespace"]: lease["metadata"]["resourceVersion"]
-        for lease in await admin.all(LEASES, None)
+        for lease in leases
         if lease["metadata"]["name"] == "pdpool-operator"
         and (lease.get("spec") or {}).get("holderIdentity")
         and lease["metadata"]["namespace"] not in tests
@@ -113,7 +131,9 @@ class Bench:
             await engine.stop()
         for pod in await self.admin.all(PODS, self.namespace):
             if pod["metadata"].get("finalizers"):
-                await self.admin.edit(PODS, self.namespace, pod["metadata"]["name"], {"metadata": {"finalizers": None}})
+                with contextlib.suppress(NotFoundError):
+                    name, free = pod["metadata"]["name"], {"metadata": {"finalizers": None}}
+                    await self.admin.edit(PODS, self.namespace, name, free)
         await self.admin.drop(NAMESPACES, None, self.namespace)
 
     def operator(self, **env: str) -> Operator:
@@ -149,9 +169,11 @@ class Bench:
         return await self.admin.get(resource, self.namespace, name)
 
     async def condition(self, kind: str, type_: str, name: str = "chat") -> Object:
+        """A condition that belongs to the newest spec; empty if there is none of that type."""
         body = await self.see(POOLS[kind], name)
         assert body is not None
-        return next((c for c in body.get("status", {}).get("conditions", []) if c["type"] == type_), {})
+        told = (c for c in body.get("status", {}).get("conditions", []) if c["type"] == type_)
+        return next((c for c in told if c.get("observedGeneration") == body["metadata"]["generation"]), {})
 
     async def until(self, kind: str, type_: str, within_s: float = 90.0, name: str = "chat", **wanted: str) -> Object:
         """Wait until a condition has these fields."""
@@ -176,13 +198,16 @@ class Bench:
 
     async def run_pod(self, name: str, *, engine: bool = True, ready: bool = True, but_not: str = "") -> str:
         """Be the kubelet: the pod runs at an address of its own, with a stand-in engine there."""
-        pod = await self.pod(name, but_not)
-        ip = next(ADDRESSES)
+        return await self._run(await self.pod(name, but_not), engine=engine, ready=ready)
+
+    async def _run(self, pod: Object, *, engine: bool = True, ready: bool = True) -> str:
+        """Raises ApiError when that very pod is not there any more."""
+        name, uid, ip = pod["metadata"]["name"], pod["metadata"]["uid"], next(ADDRESSES)
         if engine:
             if name in self.engines:
                 await self.engines[name].stop()
-            self.engines[name] = await Engine(ip, pod["metadata"]["uid"]).start()
-        await self.set_ready(pod["metadata"]["name"], ready, ip)
+            self.engines[name] = await Engine(ip, uid).start()
+        await self.set_ready(name, ready, ip, uid)
         return ip
 
     @contextlib.asynccontextmanager
@@ -191,10 +216,10 @@ class Bench:
 
         async def keep_running() -> None:
             while True:
-                for pod in await self.admin.all(PODS, self.namespace, "pdpool.dev/instance"):
-                    if "podIP" not in pod["status"] and "deletionTimestamp" not in pod["metadata"]:
-                        with contextlib.suppress(ApiError, AssertionError):
-                            await self.run_pod(pod["metadata"]["name"])
+                with contextlib.suppress(ApiError):  # a pod that went meanwhile, or a call that failed: look again
+                    for pod in await self.admin.all(PODS, self.namespace, "pdpool.dev/instance"):
+                        if "podIP" not in pod["status"] and "deletionTimestamp" not in pod["metadata"]:
+                            await self._run(pod)
                 await asyncio.sleep(0.2)
 
         task = asyncio.create_task(keep_running())
@@ -203,14 +228,17 @@ class Bench:
         finally:
             task.cancel()
             await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
 
-    async def set_ready(self, name: str, ready: bool, ip: str | None = None) -> None:
+    async def set_ready(self, name: str, ready: bool, ip: str | None = None, uid: str | None = None) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": stamp}
         status: Object = {"phase": "Running", "conditions": [condition]}
         if ip:
             status |= {"podIP": ip, "podIPs": [{"ip": ip}]}
-        await self.admin.edit(PODS, self.namespace, name, {"status": status}, "status")
+        meta = {"uid": uid} if uid else {}
+        await self.admin.edit(PODS, self.namespace, name, {"metadata": meta, "status": status}, "status")
 
     async def end_container(self, name: str) -> None:
         """Be the kubelet: the engine container of a pod that is to go has ended."""

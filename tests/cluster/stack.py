@@ -2,6 +2,7 @@
 model in a namespace of its own, on the local cluster, where pods and Services are reached directly.
 """
 
+import itertools
 import json
 import urllib.error
 import urllib.parse
@@ -29,6 +30,7 @@ CRDS = tuple(f"{kind}.pdpool.dev" for kind in KINDS.split(","))
 POOL_KINDS = ("PrefillPool", "DecodePool")
 PATHS = {
     "pod": ("api/v1", "pods"),
+    "event": ("apis/events.k8s.io/v1", "events"),
     "statefulset": ("apis/apps/v1", "statefulsets"),
     "ppool": ("apis/pdpool.dev/v1alpha1", "prefillpools"),
     "dpool": ("apis/pdpool.dev/v1alpha1", "decodepools"),
@@ -305,14 +307,19 @@ def listed(router_ip: str, key: str) -> set[str]:
     return {worker["url"] for worker in ask(f"http://{router_ip}:{ROUTER_PORT}/workers", key=key)["workers"]}
 
 
+def audit_lines(log: Path) -> Iterator[str]:
+    """The audit log as far as it is written: the last line may be half there."""
+    # A log that grew too long goes on under the same name, and has its old part beside it.
+    for file in sorted(log.parent.glob(f"{log.stem}*{log.suffix}")):
+        with file.open() as lines:
+            yield from itertools.takewhile(lambda line: line.endswith("\n"), lines)
+
+
 def audited(stack: Stack) -> Iterator[Object]:
     """What the release's operator asked of the API server in this session, request by request."""
     user = f"system:serviceaccount:{SYSTEM}:{OPERATOR}"
-    # A log that grew too long goes on under the same name, and has its old part beside it.
-    for file in sorted(stack.audit_log.parent.glob(f"{stack.audit_log.stem}*{stack.audit_log.suffix}")):
-        with file.open() as lines:
-            for line in lines:
-                if user in line:
-                    event = json.loads(line)
-                    if event["user"]["username"] == user and event["requestReceivedTimestamp"] >= stack.began:
-                        yield event
+    for line in audit_lines(stack.audit_log):
+        if user in line:
+            event = json.loads(line)
+            if event["user"]["username"] == user and event["requestReceivedTimestamp"] >= stack.began:
+                yield event

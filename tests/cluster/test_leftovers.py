@@ -22,9 +22,13 @@ def test_what_a_killed_test_of_an_operator_left_is_removed_with_a_pod_that_a_fin
     kubectl = binary("kubectl")
     name = f"op-{secrets.token_hex(4)}"
     held = {"name": "held", "namespace": name, "finalizers": ["pdpool.dev/test"]}
-    spec = {"schedulerName": NOBODY, "containers": [{"name": "engine", "image": "none"}]}
+    # An account of its own: a namespace gets its default one some time after it was made.
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "held", "namespace": name}}
+    containers = [{"name": "engine", "image": "none"}]
+    spec = {"schedulerName": NOBODY, "serviceAccountName": "held", "containers": containers}
     things = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {BENCH: ""}}},
+        account,
         {"apiVersion": "v1", "kind": "Pod", "metadata": held, "spec": spec},
     ]
     run(kubectl, "create", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": things}))

@@ -14,7 +14,7 @@ from tests.cluster.operator_harness import Bench, bench
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(180, func_only=True),
     pytest.mark.usefixtures("crds"),
     pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
 ]

@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx2 as httpx
 
+web = httpx.Client(verify=False, limits=httpx.Limits(max_keepalive_connections=0))
+"""One for all, with a connection for each request: `httpx.get` would read the CAs of the world each time, for 24 ms."""
 ANSWER_S = 30.0
 SILENT_S = 60.0
 PATIENT_ROUTER = ("--health-check-timeout-secs", "30")
@@ -17,7 +19,7 @@ PATIENT_ROUTER = ("--health-check-timeout-secs", "30")
 
 def get_json(url: str) -> dict[str, Any]:
     """Body of a GET, an object."""
-    answer = httpx.get(url, timeout=ANSWER_S)
+    answer = web.get(url, timeout=ANSWER_S)
     answer.raise_for_status()
     body: dict[str, Any] = answer.json()
     return body
@@ -27,7 +29,7 @@ def load_of(url: str) -> dict[str, Any]:
     """What an engine's scheduler says of itself; asked again while a long step, or another process, holds it up."""
     deadline = time.monotonic() + SILENT_S
     while True:
-        answer = httpx.get(f"{url}/v1/loads?include=all", timeout=ANSWER_S)
+        answer = web.get(f"{url}/v1/loads?include=all", timeout=ANSWER_S)
         if answer.status_code == 200:
             load: dict[str, Any] = answer.json()["loads"][0]
             return load
@@ -42,8 +44,14 @@ def admin_socket() -> Iterator[Path]:
         yield Path(directory) / "admin.sock"
 
 
+def drain_state(socket: Path) -> dict[str, Any]:
+    """What the engine behind this admin socket says of its drain, begun or not; its scheduler may be frozen."""
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket), verify=False), timeout=ANSWER_S) as admin:
+        state: dict[str, Any] = admin.get("http://engine/drain").json()
+        return state
+
+
 def sequences(socket: Path) -> int:
-    """How many the engine behind this admin socket has taken and not ended; its scheduler may be frozen."""
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=ANSWER_S) as admin:
-        count: int = admin.get("http://engine/drain").json()["running"]
-        return count
+    """How many the engine behind this admin socket has taken and not ended."""
+    count: int = drain_state(socket)["running"]
+    return count

@@ -46,7 +46,8 @@ class Cable:
         self.http = HttpServer("127.0.0.1")
         page = Page("application/json", json.dumps(info).encode)
         self.bootstrap = f"127.0.0.1:{self.http.serve(0, {BOOTSTRAP_PATH: page})}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.accepting = threading.Thread(target=self._accept, daemon=True)
+        self.accepting.start()
 
     def _accept(self) -> None:
         while True:
@@ -57,7 +58,11 @@ class Cable:
             if not self.plugged:
                 near.close()
                 continue
-            far = socket.create_connection(self.target)
+            try:
+                far = socket.create_connection(self.target)
+            except OSError:  # the prefill has gone, and so does who calls it
+                near.close()
+                continue
             self.sockets += [near, far]
             for ends in ((near, far), (far, near)):
                 threading.Thread(target=self._pump, args=ends, daemon=True).start()
@@ -76,10 +81,11 @@ class Cable:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self.cut()
         with contextlib.suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)
+        self.accepting.join(10)  # what it has just accepted is to be closed, too
         self.listener.close()
+        self.cut()
         for end in self.sockets:
             end.close()
         self.http.close()

@@ -26,7 +26,7 @@ OWN_CODE = {"PYTHONPATH": str(ROOT / "connector")}
 STARTED_BY = ("tests.integration.engine_peer", "tests.integration.connector_peer")
 """The modules whose processes come from here; each is imported before the first fork."""
 REQUEST_BYTES = 1 << 16
-FORK_S = 60.0
+FORK_S = 180.0
 """How long a fork may take; the first one waits for the imports."""
 
 
@@ -39,10 +39,11 @@ class Forked:
         self._status, theirs_status = os.pipe()
         passed = [theirs_in, theirs_out, 2, theirs_status]
         try:
-            with _asking:
-                parent = _parent(os.getpid())
-                socket.send_fds(parent, [json.dumps({"module": module, "env": env}).encode()], passed)
-                self.pid = int(parent.recv(REQUEST_BYTES) or b"0")
+            self.pid = _fork(json.dumps({"module": module, "env": env}).encode(), passed)
+        except BaseException:
+            for descriptor in (ours_in, ours_out, self._status):
+                os.close(descriptor)
+            raise
         finally:
             for descriptor in (theirs_in, theirs_out, theirs_status):
                 os.close(descriptor)
@@ -81,6 +82,20 @@ class Forked:
 
 
 _asking = threading.Lock()
+
+
+def _fork(request: bytes, passed: list[int]) -> int:
+    """Have a process forked; its id, 0 where the process that forks has ended."""
+    with _asking:
+        parent = _parent(os.getpid())
+        try:
+            socket.send_fds(parent, [request], passed)
+            return int(parent.recv(REQUEST_BYTES) or b"0")
+        except BaseException:
+            # An answer that comes after all would be taken for that to the next request.
+            parent.close()
+            _parent.cache_clear()
+            raise
 
 
 @functools.cache

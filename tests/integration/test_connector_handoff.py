@@ -171,7 +171,7 @@ def test_a_write_that_lands_after_an_abort_finds_its_pages_still_held(local_pair
     prefill.settle(lambda stats: stats["held_writes"] == 1)
     decode.abort("r")
     decode.until("r", "ended")
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 30
     prefill.call("release_writes")
     while not decode.pages[:, 8].any() and time.monotonic() < deadline:
         if decode.status("r")["releasable"]:
@@ -321,12 +321,17 @@ def test_a_thousand_rooms_through_every_path_leave_nothing_behind(local_pair) ->
     for side in (prefill, decode):
         for room in range(1000):
             side.until(f"r{room}", "releasable")
-        clean = side.settle(lambda stats: stats["rows"] == stats["holds"] == stats["kept"] == 0)
+        most = before[side]
+        clean = side.settle(
+            lambda stats, most=most: (
+                stats["rows"] == stats["holds"] == stats["kept"] == 0
+                and stats["fds"] <= most["fds"]
+                and stats["threads"] <= most["threads"]
+            )
+        )
         ended = {outcome: count - at_start[side][outcome] for outcome, count in clean["outcomes"].items()}
         assert sum(ended.values()) == 1000
         assert ended["done"] >= 500
-        assert clean["fds"] <= before[side]["fds"]
-        assert clean["threads"] <= before[side]["threads"]
         assert clean["faults"] == 0
 
 
@@ -414,9 +419,9 @@ def test_state_and_metrics_are_served_over_http(local_pair) -> None:
     assert state["queues"]["prefill_bootstrap"]["oldest_s"] > 0
     assert state["peers"][0]["incarnation"] == decode.incarnation
     assert (state["peers"][0]["attempts"], state["peers"][0]["waiting"]) == (1, 1)
-    with urllib.request.urlopen(f"http://{decode.admin}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{decode.admin}/metrics", timeout=30) as answer:
         text = answer.read().decode()
-    assert 'pdpool_connector_attempts{state="accepted"} 1.0' in text
+    assert 'pdpool_connector_attempts{rank="0",state="accepted"} 1.0' in text
     decode.abort("r")
 
 

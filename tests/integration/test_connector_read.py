@@ -1,5 +1,7 @@
 """Decode reads what prefill has computed: over real data planes, with either side giving up, and with prefill gone."""
 
+import threading
+
 import numpy as np
 import pytest
 from pdpool_connector import Cause, DecodeConnector, Phase, PrefillConnector
@@ -131,6 +133,34 @@ def test_prefill_that_is_gone_fails_its_hand_offs_and_leaves_decodes_pages_free(
     until(lambda: got.status.releasable)
     assert got.status.phase is Phase.FAILED
     assert got.status.cause is Cause.PEER_LOST
+
+
+def test_a_prefill_that_is_back_before_the_last_read_from_it_has_settled_is_read_from_again(pair, monkeypatch):
+    sent, got = pair.open(5, ids(1, 2))
+    sent.send(ids(0, 3), start=0, last=True)
+    until(lambda: got.status.ended)
+    engine = pair.decode.connector._engine
+    poll, in_flight, settled = engine.poll, threading.Event(), threading.Event()
+
+    def lasts(handle):
+        in_flight.set()
+        return poll(handle) if settled.wait(0.002) else Poll.PENDING
+
+    monkeypatch.setattr(engine, "poll", lasts)
+    (worker,) = pair.decode.connector._reads.workers()
+    worker._at_once_pages = 0
+    sent, _ = pair.open(6, ids(1, 2))
+    sent.send(ids(0, 3), start=0, last=True)
+    until(in_flight.is_set)
+    (link,) = pair.decode.connector._links.values()
+    (rank,) = link._seats
+    pair.decode.connector._reactor.post(lambda: link._on_grace_over(rank, "its connection ended, it did not come back"))
+    sent, got = pair.open(7, ids(3, 4))
+    sent.send(ids(0, 3), start=0, last=True)
+    until(lambda: pair.decode.connector._reads._sources[rank].again is not None)
+    settled.set()
+    until(lambda: got.status.ended)
+    assert got.status.phase is Phase.DONE
 
 
 def test_pages_that_are_read_in_pieces_and_land_as_they_were_match_their_checksum(checked):

@@ -10,10 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-import httpx2 as httpx
 import pytest
 from pdpool_connector.demo import launch
 from pdpool_connector.demo.launch import LOGS_PREFIX, Children, LaunchError, remove_abandoned_logs
+
+from tests.integration.asking import web
 
 COMMAND = [sys.executable, "-m", "pdpool_connector.cli", "demo", "--model", "tiny", "--transfer-backend", "local"]
 START_S = 120
@@ -78,7 +79,7 @@ def test_it_answers_once_and_ends():
 def test_it_stays_serves_and_ends_by_ctrl_c(demo):
     process, url, children = demo
     body = {"model": "any", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-    assert httpx.post(url + "/chat/completions", json=body, timeout=120).status_code == 200
+    assert web.post(url + "/chat/completions", json=body, timeout=120).status_code == 200
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     assert not any(alive(child) for child in children)

@@ -6,11 +6,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx2 as httpx
 import pytest
 from pdpool_connector.demo.launch import Children, get_status
 
-from tests.integration.asking import admin_socket, sequences
+from tests.integration.asking import admin_socket, drain_state, sequences, web
 
 BODY = {"text": "abc", "sampling_params": {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}}
 
@@ -34,10 +33,10 @@ def drain(path, deadline):
 
 
 def freeze(engine, *, frozen):
-    assert httpx.post(engine.url + "/faults", json={"freeze_scheduler": frozen}, timeout=30).status_code == 200
+    assert web.post(engine.url + "/faults", json={"freeze_scheduler": frozen}, timeout=30).status_code == 200
 
 
-def until(condition, seconds=30.0):
+def until(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that in time"
@@ -50,7 +49,7 @@ def taken(engine, path):
     freeze(engine, frozen=True)
     with ThreadPoolExecutor(1) as pool:
         try:
-            answer = pool.submit(httpx.post, engine.url + "/generate", json=BODY, timeout=120)
+            answer = pool.submit(web.post, engine.url + "/generate", json=BODY, timeout=120)
             until(lambda: sequences(path) == 1)
             yield answer
         finally:
@@ -61,13 +60,14 @@ def test_a_drain_waits_for_requests_and_takes_no_new_ones(engine, socket_path):
     with ThreadPoolExecutor(1) as pool:
         with taken(engine, socket_path) as answer:
             draining = pool.submit(drain, socket_path, "60")
-            until(lambda: get_status(engine.url + "/health") == 503)
+            until(lambda: drain_state(socket_path)["draining"])
+            assert get_status(engine.url + "/health") == 503
         done = draining.result()
     assert done.returncode == 0, done.stderr
     assert "running=1" in done.stderr
     assert done.stderr.splitlines()[-1] == "drained"
     assert answer.result().json()["meta_info"]["completion_tokens"] == 40
-    refused = httpx.post(engine.url + "/generate", json=BODY, timeout=30)
+    refused = web.post(engine.url + "/generate", json=BODY, timeout=30)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
     assert get_status(engine.url + "/health") == 503
     assert get_status(engine.url + "/ready") == 503
@@ -81,6 +81,13 @@ def test_a_drain_that_is_late_says_so(engine, socket_path):
     assert "not drained within 1 s" in done.stderr
 
 
+def test_a_drain_without_time_waits_for_nothing(engine, socket_path):
+    with taken(engine, socket_path):
+        done = drain(socket_path, "0")
+    assert done.returncode == 1
+    assert done.stderr == "not drained within 0 s\n"
+
+
 def test_an_engine_that_is_not_there_is_named(socket_path):
     done = drain(socket_path, "5")
     assert done.returncode == 2
@@ -92,7 +99,7 @@ def test_an_idle_engine_of_a_pair_is_drained_at_once(mode, socket_path):
     with Children() as children:
         engine = children.engine(mode, model_path="tiny", extra=["--admin-socket", str(socket_path)])
         assert drain(socket_path, "60").returncode == 0
-        state = httpx.get(f"http://{engine.addresses['admin']}/v1/state", timeout=30).json()
+        state = web.get(f"http://{engine.addresses['admin']}/v1/state", timeout=30).json()
         assert state["draining"] is True
 
 

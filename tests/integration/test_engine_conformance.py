@@ -148,33 +148,40 @@ def test_a_peer_can_be_disconnected_and_connected_again(pair, op):
         assert move(initiator, target, op, [page], [page])["outcome"] == "done"
 
 
-def test_twenty_reconnections_leave_descriptors_and_threads_flat(pair):
+SPARE = 4
+"""Connections that Mooncake opens to a peer when it needs them, and then keeps (MC_TCP_LANES_PER_PEER)."""
+
+
+def test_forty_reconnections_leave_descriptors_and_threads_flat(pair):
     initiator, target = pair
     before = [holdings(peer) for peer in pair]
-    for _ in range(20):
+    for _ in range(40):
         assert initiator.call("disconnect", peer=target.name) == {}
         assert initiator.connect(target) == {}
     for peer, used in zip(pair, before, strict=True):
-        until(lambda peer=peer, used=used: holdings(peer) == used, f"what there was before, {used},")
+        comes_down(peer, used + SPARE)
 
 
 def holdings(peer):
     """Descriptors and threads of a process; the other side of what was closed, and libraries' threads, end later."""
     used = peer.call("usage")
-    return used["fds"], used["threads"]
+    return np.array([used["fds"], used["threads"]])
+
+
+def comes_down(peer, limit):
+    """Wait until the process has no more descriptors and threads than `limit`."""
+    until(lambda: (holdings(peer) <= limit).all(), f"descriptors and threads down to {limit}, from {holdings(peer)},")
 
 
 def test_two_thousand_transfers_leave_memory_and_descriptors_flat(pair, op):
     initiator, target = pair
     scattered = {"peer": target.name, "local": [9, 3, 27], "remote": [1, 40, 22], "op": op}
     initiator.call("repeat", **scattered, times=200)
-    before = [peer.call("usage") for peer in pair]
+    before = [(holdings(peer), peer.call("usage")["rss_anon_kib"]) for peer in pair]
     assert initiator.call("repeat", **scattered, times=2000, timeout_s=250)["failed"] == []
-    after = [peer.call("usage") for peer in pair]
-    for old, new in zip(before, after, strict=True):
-        assert new["fds"] == old["fds"]
-        assert new["threads"] == old["threads"]
-        assert new["rss_anon_kib"] - old["rss_anon_kib"] < 1024
+    for peer, (held, rss_kib) in zip(pair, before, strict=True):
+        comes_down(peer, held + SPARE)
+        assert peer.call("usage")["rss_anon_kib"] - rss_kib < 1024
 
 
 def test_close_leaves_no_descriptor_and_no_thread(plane):
@@ -189,12 +196,10 @@ def test_close_leaves_no_descriptor_and_no_thread(plane):
             assert move(initiator, target, "write", [1], [1])["outcome"] == "done"
             assert initiator.call("close") == {}
             initiator.arena.close()
-            # What libraries open once on first use stays; what an engine opened does not.
-            if attempt > 1:
-                until(lambda: holdings(initiator) == used[1], f"the end of all that was opened, {used},")
             used.append(holdings(initiator))
+            # What libraries open once on first use stays; what an engine opened does not.
+            comes_down(initiator, (used[min(attempt, 1)][0], used[0][1]))
         assert initiator.end() == 0
-        assert used[1][1] <= used[0][1], used
 
 
 def test_an_idle_pair_uses_no_cpu(pair):

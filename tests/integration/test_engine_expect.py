@@ -12,7 +12,7 @@ from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.reference.server_engine import EXPECTED_WITHIN_S
 
 from dev.processes import send
-from tests.integration.asking import PATIENT_ROUTER, get_json, load_of
+from tests.integration.asking import PATIENT_ROUTER, get_json, load_of, web
 
 ROOMS = itertools.count(5_000_000)
 BODY = {"input_ids": list(range(1, 40)), "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}}
@@ -48,7 +48,7 @@ def queued(child, queue):
 
 
 def freeze(child, frozen=True):
-    assert httpx.post(child.url + "/faults", json={"freeze_scheduler": frozen}, timeout=30).status_code == 200
+    assert web.post(child.url + "/faults", json={"freeze_scheduler": frozen}, timeout=30).status_code == 200
 
 
 def expected(child):
@@ -59,7 +59,7 @@ def expected(child):
 def warm_up(prefill, decode, pool):
     """One request through both, so that they are paired."""
     body = {**BODY, **where(prefill)}
-    halves = [pool.submit(httpx.post, child.url + "/generate", json=body, timeout=120) for child in (prefill, decode)]
+    halves = [pool.submit(web.post, child.url + "/generate", json=body, timeout=120) for child in (prefill, decode)]
     assert [half.result().status_code for half in halves] == [200, 200]
 
 
@@ -71,7 +71,7 @@ def where(prefill):
 def post(child, body, patience=120.0):
     """Answer of an engine, None when it died, and when that came."""
     try:
-        response = httpx.post(child.url + "/generate", json=body, timeout=patience)
+        response = web.post(child.url + "/generate", json=body, timeout=patience)
     except httpx.TransportError:
         response = None
     return response, time.monotonic()

@@ -107,15 +107,16 @@ def test_over_tcp_a_stopped_peer_delays_no_other(tcp, op):
 
 
 def test_over_tcp_connecting_a_stopped_peer_ends_by_its_deadline(tcp):
-    with peers(tcp, {**SMALL, "connect_timeout_s": 1.0}, "i", "A", "B") as (initiator, frozen, other):
+    # As long as the peers that do answer may need for it beside much other work.
+    with peers(tcp, {**SMALL, "connect_timeout_s": 5.0}, "i", "A", "B") as (initiator, frozen, other):
         threads = initiator.call("usage")["threads"]
         frozen.signal(signal.SIGSTOP)
         started = time.monotonic()
         answer = initiator.connect(frozen)
         assert answer["error"] == "PeerUnreachableError"
-        assert "did not answer within 1.0 s" in answer["message"]
-        assert time.monotonic() - started < 10.0
-        until(lambda: initiator.call("usage")["threads"] == threads, "the end of a thread that may end the process")
+        assert "did not answer within 5.0 s" in answer["message"]
+        assert time.monotonic() - started < 30.0, "half of what Mooncake waits by itself"
+        until(lambda: initiator.call("usage")["threads"] <= threads, "the end of a thread that may end the process")
         assert initiator.connect(other) == {}
         assert move(initiator, other, "write", [1], [2])["outcome"] == "done"
         frozen.signal(signal.SIGCONT)

@@ -3,6 +3,7 @@
 import http.client
 import json
 import signal
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -11,8 +12,9 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 from pdpool_connector.demo.launch import Children
+from pdpool_connector.reference.http_edge import CLOSE_S
 
-from tests.integration.asking import admin_socket, load_of, sequences
+from tests.integration.asking import admin_socket, drain_state, load_of, sequences
 
 PAGES = 256
 """4096 tokens: more than a second of work for the tiny model, and small enough to be filled by a test."""
@@ -143,6 +145,17 @@ def test_many_at_once_get_the_answers_that_each_gets_alone(client):
 
 def test_models_are_listed(client):
     assert [model.id for model in client.models.list()] == ["small"]
+
+
+def test_one_model_is_shown_and_no_other(client):
+    assert client.models.retrieve("small") == client.models.list().data[0]
+    with pytest.raises(openai.NotFoundError, match="'a/b' is not served here, 'small' is") as caught:
+        client.models.retrieve("a/b")
+    assert (caught.value.type, caught.value.param, caught.value.code) == (
+        "invalid_request_error",
+        "model",
+        "model_not_found",
+    )
 
 
 # ---------------------------------------------------------------------- bad requests
@@ -363,7 +376,8 @@ def told_to_end(body):
         asking.start()
         until(lambda: sequences(path) == 1)
         engine.process.send_signal(signal.SIGTERM)
-        until(lambda: call(engine, "GET", "/health")[0] == 503)
+        until(lambda: drain_state(path)["draining"])
+        assert call(engine, "GET", "/health")[0] == 503
         yield engine, answers
         assert engine.process.wait(60) == 0
         asking.join(90)
@@ -402,3 +416,25 @@ def test_a_stream_that_fails_ends_in_an_error_event_and_does_not_look_whole():
         assert "data: [DONE]" not in events
         assert engine.process.wait(60) == 0
         connection.close()
+
+
+def test_a_client_that_reads_nothing_does_not_hold_up_the_end_of_an_engine_without_a_grace():
+    with Children() as children:
+        extra = ["--shutdown-grace", "0", "--kv-pages", "4096"]
+        engine = children.engine("unified", model_path="tiny", extra=extra)
+        sampling = {**LONG["sampling_params"], "max_new_tokens": 8000}
+        body = json.dumps({**LONG, "sampling_params": sampling, "stream": True}).encode()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((urlsplit(engine.url).hostname, urlsplit(engine.url).port))
+            client.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            until(lambda: generated(engine) > 1500)  # megabytes of events
+            engine.process.send_signal(signal.SIGTERM)
+            begun = time.monotonic()
+            assert engine.process.wait(60) == 0
+            assert time.monotonic() - begun < CLOSE_S
+
+
+def generated(engine):
+    metrics = call(engine, "GET", "/metrics")[1].splitlines()
+    return sum(float(line.split()[-1]) for line in metrics if line.startswith("sglang:generation_tokens_total"))

@@ -7,7 +7,9 @@ import zlib
 from urllib.parse import urlsplit
 
 import pytest
-from pdpool_connector.demo.launch import Children, get_json
+from pdpool_connector.demo.launch import Children
+
+from tests.integration.asking import load_of
 
 SOON_S = 60.0
 BODY = json.dumps({"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 2, "ignore_eos": True}}).encode()
@@ -177,7 +179,7 @@ def test_a_lone_surrogate_is_no_reason_to_fail(engine):
 
 
 def test_none_of_it_is_left_in_the_engine_and_none_was_a_fault(engine):
-    load = get_json(engine.url + "/v1/loads")["loads"][0]
+    load = load_of(engine.url)
     assert load["num_running_reqs"] == load["num_used_tokens"] == 0
     assert answer(engine, asking(BODY))[0] == 200
     assert "Traceback" not in engine.log.read_text()

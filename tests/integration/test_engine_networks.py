@@ -1,6 +1,7 @@
 """Engines over IPv6 and between network namespaces, where nothing but a network joins the two processes."""
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,9 +43,10 @@ def carried(pid):
     """How many established TCP connections of a process run over IPv4 and over IPv6."""
     mine = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        name = str(descriptor.readlink())
-        if name.startswith("socket:["):
-            mine.add(name[8:-1])
+        with suppress(FileNotFoundError):  # closed since the listing
+            name = str(descriptor.readlink())
+            if name.startswith("socket:["):
+                mine.add(name[8:-1])
     counts = {4: 0, 6: 0}
     for version, table in ((4, "tcp"), (6, "tcp6")):
         for row in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
@@ -100,7 +102,7 @@ def test_a_cut_wire_is_never_called_done_and_what_waits_goes_on_when_it_is_mende
 
 
 def test_without_the_wire_nobody_can_be_connected(link, plane):
-    geometry = {**SMALL, "connect_timeout_s": 2.0}
+    geometry = {**SMALL, "connect_timeout_s": 5.0}
     with across(link, plane, geometry, 4, "U") as (initiator, target, other):
         # UCX that makes its first connection while the wire is cut does not always find the way later.
         assert initiator.connect(other) == {}
@@ -108,7 +110,7 @@ def test_without_the_wire_nobody_can_be_connected(link, plane):
         try:
             started = time.monotonic()
             assert initiator.connect(target)["error"] == "PeerUnreachableError"
-            assert time.monotonic() - started < 15.0
+            assert time.monotonic() - started < 30.0
         finally:
             link.mend()
         # The kernel has given the neighbour up, and asks for its address again within seconds.

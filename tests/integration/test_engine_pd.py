@@ -15,7 +15,7 @@ import openai
 import pytest
 from pdpool_connector.demo.launch import Child, Children, get_status
 
-from tests.integration.asking import PATIENT_ROUTER, get_json, load_of
+from tests.integration.asking import PATIENT_ROUTER, get_json, load_of, web
 
 PAGES = 512
 ROOMS = itertools.count(1_000_000)
@@ -39,7 +39,7 @@ class Pair:
     unified: Child
 
     def post(self, child, path, body, timeout=120):
-        return httpx.post(child.url + path, json=body, timeout=timeout)
+        return web.post(child.url + path, json=body, timeout=timeout)
 
     def generate(self, child, **body):
         response = self.post(child, "/generate", body)
@@ -59,7 +59,7 @@ class Pair:
 
     def aborted(self, child):
         name = "sglang:num_aborted_requests_total{"
-        lines = httpx.get(child.url + "/metrics", timeout=30).text.splitlines()
+        lines = web.get(child.url + "/metrics", timeout=30).text.splitlines()
         return float(next(line for line in lines if line.startswith(name)).rpartition(" ")[2])
 
     def quiet(self):
@@ -198,6 +198,8 @@ def test_generate_with_samples_and_with_batches(pair):
     batch = pair.generate(pair.router, input_ids=[tokens(20), tokens(5)], sampling_params=GREEDY)
     alone = [pair.generate(pair.unified, input_ids=tokens(n), sampling_params=GREEDY)["output_ids"] for n in (20, 5)]
     assert [one["output_ids"] for one in batch] == alone
+    batch_of_one = pair.generate(pair.router, input_ids=[tokens(5)], sampling_params=GREEDY)
+    assert [one["output_ids"] for one in batch_of_one] == alone[1:]
 
 
 def test_a_bad_request_comes_back_as_400(client):
@@ -223,7 +225,7 @@ def test_prefills_own_answer_is_one_token(pair):
 
 def test_metrics_name_the_side_and_include_the_connectors(pair):
     for child, side in ((pair.prefill, "prefill"), (pair.decode, "decode")):
-        text = httpx.get(child.url + "/metrics", timeout=30).text
+        text = web.get(child.url + "/metrics", timeout=30).text
         assert f'sglang:num_running_reqs{{engine_type="{side}",model_name="small"' in text
         assert "pdpool_connector_bytes_moved_total" in text
 
@@ -238,7 +240,7 @@ LONG = {"temperature": 0, "max_new_tokens": 8000, "ignore_eos": True}
 def test_a_client_that_leaves_empties_both_engines(pair):
     before = pair.aborted(pair.decode)
     body = {"input_ids": tokens(64), "sampling_params": LONG, "stream": True}
-    with httpx.stream("POST", pair.router.url + "/generate", json=body, timeout=120) as response:
+    with web.stream("POST", pair.router.url + "/generate", json=body, timeout=120) as response:
         lines = response.iter_lines()  # kept, for the client leaves when the iterator goes
         next(lines)
         assert pair.load(pair.decode)["num_used_tokens"] > 0

@@ -1,14 +1,17 @@
 """Engines of several ranks: processes that share out layers and heads compute what one rank computes, bit for bit."""
 
-from collections.abc import Iterator
+import queue
+import socket
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from pdpool_connector import ConnectorConfig
 from pdpool_connector.reference import weights
 from pdpool_connector.reference.kv import PagedKV
 from pdpool_connector.reference.model import Model, Step
-from pdpool_connector.reference.rank_orders import RankSpec
+from pdpool_connector.reference.rank_orders import Compute, Connect, RankSpec
 from pdpool_connector.reference.ranks import RankLostError, Ranks
 from pdpool_connector.reference.shard import parts_of
 
@@ -16,12 +19,14 @@ PAGES = 8
 
 
 @contextmanager
-def engine_of(tensor: int, pipeline: int) -> Iterator[Ranks]:
+def engine_of(
+    tensor: int, pipeline: int, lost: Callable[[RankLostError], None] = lambda _error: None, mode: str = "unified"
+) -> Iterator[Ranks]:
     config, loaded = weights.tiny()
     parts = parts_of(config, tensor, pipeline)
     model = Model(config, loaded, PagedKV(config, PAGES, part=parts[0]))
-    specs = [RankSpec(rank, rank // tensor, part, "unified", "tiny", PAGES) for rank, part in enumerate(parts) if rank]
-    ranks = Ranks(model, specs, lambda: False)
+    specs = [RankSpec(rank, rank // tensor, part, mode, "tiny", PAGES) for rank, part in enumerate(parts) if rank]
+    ranks = Ranks(model, specs, lambda: False, lost)
     try:
         ranks.wait_up()
         yield ranks
@@ -57,3 +62,26 @@ def test_a_rank_that_was_killed_ends_the_engines_step_with_its_number() -> None:
         ranks._ranks[0].process.join(10)
         with pytest.raises(RankLostError, match="rank 1 has ended"):
             prompt_and_two_tokens(ranks.forward)
+
+
+def test_a_rank_that_is_killed_while_the_engine_is_idle_is_told_at_once_with_its_number() -> None:
+    lost: queue.SimpleQueue[RankLostError] = queue.SimpleQueue()
+    with engine_of(2, 1, lost.put) as ranks:
+        ranks._ranks[0].process.kill()
+        assert str(lost.get(timeout=20)) == "rank 1 has ended"
+
+
+def test_a_rank_that_waits_for_the_rest_of_a_batch_ends_in_order() -> None:
+    with engine_of(2, 1) as ranks:
+        ranks.order_all(Compute((Step(np.arange(5, dtype=np.int32), 0, np.array([0], np.int32)),)))
+    assert ranks._ranks[0].process.exitcode == 0
+
+
+def test_a_rank_whose_port_is_taken_says_so_and_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, engine_of(2, 1, mode="decode") as ranks:
+        instance = parts_of(weights.tiny()[0], 2, 1)
+        port = taken.getsockname()[1]
+        config = ConnectorConfig("127.0.0.1", control_port=port, rank=1, instance=instance, backend="local")
+        with pytest.raises(RankLostError, match="rank 1 ended with code 1 before it was up"):
+            ranks.connect({1: Connect(config)})
+    assert "Address already in use" in capfd.readouterr().err

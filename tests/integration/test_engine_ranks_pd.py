@@ -1,14 +1,18 @@
 """Hand-offs between engines of several ranks: the tokens of one engine, failures on all ranks, one frozen rank."""
 
 import itertools
+import os
+import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 from pdpool_connector.demo.launch import Child, Children
 
-from tests.integration.asking import get_json, load_of
+from tests.integration.asking import get_json, load_of, web
 from tests.integration.small_side import until
 
 PROMPTS = [[token % 250 for token in range(100, 100 + length)] for length in (1, 15, 16, 17, 300)]
@@ -16,7 +20,7 @@ ROOMS = itertools.count(5_000_000)
 
 
 def generate(child: Child, **body) -> httpx.Response:
-    return httpx.post(child.url + "/generate", json=body, timeout=120)
+    return web.post(child.url + "/generate", json=body, timeout=120)
 
 
 def handed_over(prefill: Child, decode: Child, prompt: list[int], tokens: int = 6) -> tuple[httpx.Response, ...]:
@@ -44,7 +48,7 @@ def states(child: Child) -> list[dict[str, Any]]:
 
 
 def set_faults(child: Child, **faults: object) -> None:
-    httpx.post(child.url + "/faults", json=faults, timeout=30).raise_for_status()
+    web.post(child.url + "/faults", json=faults, timeout=30).raise_for_status()
 
 
 def quiet(child: Child) -> bool:
@@ -81,6 +85,9 @@ def test_tokens_after_the_hand_off_are_those_of_one_engine(prefill_shape, decode
             for mode, shape in (("prefill", prefill_shape), ("decode", decode_shape))
         ]
         prefill, decode = [children.listening(child) for child in begun]
+        for child, shape in ((prefill, prefill_shape), (decode, decode_shape)):
+            info = get_json(child.url + "/server_info")
+            assert (info["tp_size"], info["pp_size"]) == (shape.get("tp", 1), shape.get("pp", 1))
         for prompt, tokens in zip(PROMPTS, expected, strict=True):
             for answer in handed_over(prefill, decode, prompt):
                 assert answer.status_code == 200, answer.text
@@ -127,10 +134,22 @@ def unanswered_s(state: dict[str, Any]) -> float:
     return state["attempts"]["opening"]["oldest_s"] or 0.0
 
 
+def test_the_engine_s_metrics_have_the_connectors_of_all_ranks() -> None:
+    """One port of an engine is scraped: what a rank alone sees, as cache that came corrupted, has to be told there."""
+    with Children() as children:
+        child = children.listening(begin(children, "decode", tp=2))
+
+        def ranks() -> list[str]:
+            text = web.get(child.url + "/metrics", timeout=30).text
+            return re.findall(r'\npdpool_connector_checksums_total\{outcome="mismatched",rank="(\d+)"\} 0', text)
+
+        until(lambda: ranks() == ["0", "1"])
+
+
 def test_ranks_that_are_not_there_cannot_be_frozen() -> None:
     with Children() as children:
         unified = children.listening(begin(children, "unified"))
-        answer = httpx.post(unified.url + "/faults", json={"freeze_ranks": [1]}, timeout=30)
+        answer = web.post(unified.url + "/faults", json={"freeze_ranks": [1]}, timeout=30)
         assert answer.status_code == 400
         assert answer.json()["error"]["message"] == "freeze_ranks names 1: this engine has one rank (--tp-size)"
 
@@ -140,3 +159,22 @@ def test_a_model_that_cannot_be_cut_so_is_refused_in_one_line() -> None:
         child = begin(children, "prefill", tp=4)
         assert child.process.wait(60) == 1
         assert "tp-size is 4, must divide the model's 2 KV heads" in child.log_tail()
+
+
+def ranks_of(child: Child) -> list[int]:
+    """The processes of its other ranks."""
+    pids = Path(f"/proc/{child.process.pid}/task/{child.process.pid}/children").read_text().split()
+    return [int(pid) for pid in pids if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def test_the_loss_of_a_rank_ends_an_engine_that_computes_nothing_and_its_clients_are_told() -> None:
+    with Children() as children, ThreadPoolExecutor(1) as pool:
+        prefill = children.listening(begin(children, "prefill", tp=2))
+        where = {"bootstrap_host": "127.0.0.1", "bootstrap_port": prefill.addresses["bootstrap_port"]}
+        waiting = pool.submit(generate, prefill, text="abc", bootstrap_room=next(ROOMS), **where)
+        until(lambda: load_of(prefill.url)["disaggregation"]["prefill_bootstrap_queue_reqs"] == 1)
+        (rank,) = ranks_of(prefill)
+        os.kill(rank, signal.SIGKILL)
+        answer = waiting.result(60)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_crashed")
+        assert prefill.process.wait(60) == 1

@@ -16,7 +16,7 @@ import pytest
 from pdpool_connector.demo.launch import HOST, ROUTER_FLAGS, Children, free_port, get_status
 from pdpool_connector.reference.request_body import MAX_BODY_BYTES
 
-from tests.integration.asking import PATIENT_ROUTER, admin_socket, sequences
+from tests.integration.asking import PATIENT_ROUTER, admin_socket, sequences, web
 
 SCRIPT = Path(__file__).parents[2] / "images" / "router" / "start_router.py"
 KEY = "0123456789abcdef"
@@ -57,7 +57,7 @@ def until(condition, seconds=60.0):
 
 
 def listed(url):
-    return httpx.get(url + "/workers", headers=ADMIN, timeout=30).json()["workers"]
+    return web.get(url + "/workers", headers=ADMIN, timeout=30).json()["workers"]
 
 
 def as_workers(engines):
@@ -71,7 +71,7 @@ def as_workers(engines):
 def test_it_serves_at_once_from_the_last_known_list(engines, tmp_path):
     with router(tmp_path, as_workers(engines)) as (process, url, log):
         until(lambda: get_status(url + "/readiness") == 200)
-        assert httpx.post(url + "/generate", json=BODY, timeout=60).status_code == 200
+        assert web.post(url + "/generate", json=BODY, timeout=60).status_code == 200
         assert sorted(worker["url"] for worker in listed(url)) == sorted(engine.url for engine in engines)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
@@ -87,17 +87,17 @@ def test_an_empty_list_is_filled_and_emptied_with_the_key_only(engines, tmp_path
         prefill, decode = as_workers(engines)["prefill"][0], as_workers(engines)["decode"][0]
         adds = [{**prefill, "worker_type": "prefill"}, {**decode, "worker_type": "decode"}]
         for headers in ({}, {"Authorization": "Bearer wrong"}):
-            assert httpx.get(url + "/workers", headers=headers, timeout=30).status_code in (401, 403)
-            assert httpx.post(url + "/workers", json=adds[0], headers=headers, timeout=30).status_code in (401, 403)
-        assert [httpx.post(url + "/workers", json=add, headers=ADMIN, timeout=30).status_code for add in adds] == [
+            assert web.get(url + "/workers", headers=headers, timeout=30).status_code in (401, 403)
+            assert web.post(url + "/workers", json=adds[0], headers=headers, timeout=30).status_code in (401, 403)
+        assert [web.post(url + "/workers", json=add, headers=ADMIN, timeout=30).status_code for add in adds] == [
             202,
             202,
         ]
         until(lambda: len(listed(url)) == 2 and get_status(url + "/readiness") == 200)
-        assert httpx.post(url + "/generate", json=BODY, timeout=60).status_code == 200
+        assert web.post(url + "/generate", json=BODY, timeout=60).status_code == 200
         gone = next(worker["id"] for worker in listed(url) if worker["worker_type"] == "decode")
-        assert httpx.delete(f"{url}/workers/{gone}").status_code in (401, 403)
-        assert httpx.delete(f"{url}/workers/{gone}", headers=ADMIN, timeout=30).status_code == 202
+        assert web.delete(f"{url}/workers/{gone}", timeout=30).status_code in (401, 403)
+        assert web.delete(f"{url}/workers/{gone}", headers=ADMIN, timeout=30).status_code == 202
         until(lambda: [worker["worker_type"] for worker in listed(url)] == ["prefill"])
 
 
@@ -124,7 +124,7 @@ def test_what_the_router_refuses_itself_looks_as_the_docs_say(tmp_path):
     with router(tmp_path, {"prefill": [], "decode": []}) as (_, url, _):
         until(lambda: get_status(url + "/liveness") == 200)
         for method, path, request, status, kind in REFUSALS:
-            answer = httpx.request(method, url + path, timeout=30, **request)
+            answer = web.request(method, url + path, timeout=30, **request)
             assert (answer.status_code, answer.headers.get("content-type")) == (status, kind), (method, path)
 
 
@@ -135,7 +135,7 @@ TO_OPEN_A_CIRCUIT = 10
 def ask(url, patience=30.0, **fields):
     """Status of a request through the router; None when it fails or takes longer."""
     try:
-        return httpx.post(url + "/generate", json={**BODY, **fields}, timeout=patience).status_code
+        return web.post(url + "/generate", json={**BODY, **fields}, timeout=patience).status_code
     except httpx.TransportError:
         return None
 
@@ -156,7 +156,7 @@ def test_bodies_that_are_too_large_are_refused_by_the_router_and_harm_nobody(eng
 
         def post(raw):
             headers = {"Content-Type": "application/json"}
-            return httpx.post(url + "/generate", content=raw, headers=headers, timeout=30).status_code
+            return web.post(url + "/generate", content=raw, headers=headers, timeout=30).status_code
 
         assert [post(padded(MAX_BODY_BYTES + 1)) for _ in range(4)] == [413] * 4
         assert ask(url) == 200
@@ -167,14 +167,16 @@ def test_a_decode_that_is_killed_under_load_takes_nobody_with_it(engines, tmp_pa
     with admin_socket() as admin, Children() as children, ThreadPoolExecutor(26) as clients:
         extra = ["--enable-faults", "--admin-socket", str(admin)]
         doomed = children.engine("decode", model_path="tiny", extra=extra)
-        httpx.post(doomed.url + "/faults", json={"freeze_scheduler": True}, timeout=30).raise_for_status()
         workers = as_workers(engines)
         workers["decode"].append({"url": doomed.url})
         in_turn = ("--decode-policy", "round_robin")
         with router(tmp_path, workers, *in_turn) as (_, url, _):
             until(lambda: get_status(url + "/readiness") == 200)
+            until(lambda: [worker["is_healthy"] for worker in listed(url)] == [True] * 3)
+            # Not earlier: one that stands still for 20 s says that it is unwell, and gets no requests.
+            web.post(doomed.url + "/faults", json={"freeze_scheduler": True}, timeout=30).raise_for_status()
             for _ in range(26):
-                clients.submit(ask, url)
+                clients.submit(ask, url, patience=120.0)
             until(lambda: sequences(admin) > TO_OPEN_A_CIRCUIT)
             doomed.process.kill()
             until(lambda: not next(one for one in listed(url) if one["url"] == doomed.url)["is_healthy"])

@@ -4,12 +4,11 @@ import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx2 as httpx
 import openai
 import pytest
 from pdpool_connector.demo.launch import Children
 
-from tests.integration.asking import PATIENT_ROUTER, load_of
+from tests.integration.asking import PATIENT_ROUTER, load_of, web
 
 ROOMS = itertools.count(7_000_000)
 SOON_S = 60.0
@@ -23,6 +22,7 @@ BODIES = {
         {"input_ids": list(range(1, 40)), "sampling_params": {"max_new_tokens": 40}},
         "this engine has room for 64 in one sequence",
     ),
+    "tokens": ("/generate", {"input_ids": [1] * 200, "sampling_params": {"n": 2}}, "prompt: 200 tokens"),
     "text": ("/generate", {"text": TEXT, "sampling_params": {"max_new_tokens": 4}}, "2000 bytes of text"),
     "one of several texts": ("/v1/completions", {"prompt": ["a", TEXT], "n": 2, "max_tokens": 4}, "2000 bytes of text"),
     "chat": (
@@ -53,7 +53,7 @@ def pairs():
 
 def post(child, path, body):
     """Answer of an engine or the router, and when it came."""
-    return httpx.post(child.url + path, json=body, timeout=120), time.monotonic()
+    return web.post(child.url + path, json=body, timeout=120), time.monotonic()
 
 
 @pytest.mark.parametrize("small", ["prefill", "decode"])
@@ -89,9 +89,9 @@ def test_a_client_of_the_router_is_told_that_its_request_is_at_fault(pairs, smal
 @pytest.mark.parametrize("small", ["prefill", "decode"])
 def test_nothing_is_left_of_it_and_what_fits_is_answered(pairs, small):
     prefill, decode, router = pairs[small]
-    assert httpx.post(router.url + "/generate", json={"text": TEXT}, timeout=120).status_code == 400
+    assert web.post(router.url + "/generate", json={"text": TEXT}, timeout=120).status_code == 400
     fits = {"text": "abc", "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
-    assert len(httpx.post(router.url + "/generate", json=fits, timeout=120).json()["output_ids"]) == 4
+    assert len(web.post(router.url + "/generate", json=fits, timeout=120).json()["output_ids"]) == 4
     until(lambda: idle(prefill) and idle(decode))
 
 

@@ -2,9 +2,10 @@
 
 import time
 
-import httpx2 as httpx
 from pdpool_connector.demo.launch import Children, free_port
 from pdpool_connector.runtime.link import REFUSED_S
+
+from tests.integration.asking import web
 
 
 def test_a_request_whose_prefill_is_not_there_ends_when_that_is_certain_and_names_the_address():
@@ -14,7 +15,7 @@ def test_a_request_whose_prefill_is_not_there_ends_when_that_is_certain_and_name
         body = {"bootstrap_host": "127.0.0.1", "bootstrap_port": port, "bootstrap_room": 1}
         body |= {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 2}}
         begun = time.monotonic()
-        response = httpx.post(decode.url + "/generate", json=body, timeout=60)
+        response = web.post(decode.url + "/generate", json=body, timeout=60)
         assert time.monotonic() - begun >= REFUSED_S
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (502, "peer_lost")

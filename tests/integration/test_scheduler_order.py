@@ -56,7 +56,8 @@ def test_short_the_request_reaches_prefill_first(pair, receiver):
     assert taker.poll() == BOOTSTRAPPING
     taker.init(prefill_dp_rank=0)
     taker.send_metadata(ids(2), aux_index=1, decode_prefix_len=0)
-    assert polled(sender, WAITING_FOR_INPUT) == [BOOTSTRAPPING, WAITING_FOR_INPUT]
+    # Decode may have come before the first of these polls.
+    assert set(polled(sender, WAITING_FOR_INPUT)) <= {BOOTSTRAPPING, WAITING_FOR_INPUT}
     assert sender.pop_decode_prefix_len() == 0
     sender.init(num_kv_indices=1, aux_index=1)
     assert sender.should_send_kv_chunk(1, last_chunk=True)
@@ -149,16 +150,16 @@ async def test_an_asyncio_program_waits_for_the_end_and_for_the_pages(pair):
     got = decode.connector.open(prefill.connector.bootstrap_address, 1, "a", pages=ids(4), aux_slot=0)
     sent.send(ids(1), start=0, last=True)
     async with asyncio.timeout(20):
-        statuses = await asyncio.gather(sent.ended(), got.ended(), sent.released(), got.released())
+        statuses = await asyncio.gather(sent.wait_ended(), got.wait_ended(), sent.wait_released(), got.wait_released())
     assert {status.phase for status in statuses} == {Phase.DONE}
     assert (decode.cache[:, 4] == 8).all()
-    assert (await got.ended()).phase is Phase.DONE, "asked again it answers at once"
+    assert (await got.wait_ended()).phase is Phase.DONE, "asked again it answers at once"
 
 
 async def test_a_wait_that_is_cancelled_gives_nothing_up(pair):
     prefill, _ = pair
     sent = prefill.connector.open(1, "a")
-    waiting = asyncio.create_task(sent.ended())
+    waiting = asyncio.create_task(sent.wait_ended())
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -1,12 +1,11 @@
 {{- define "pdpool.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
-{{- else if contains $name .Release.Name -}}
-{{- .Release.Name | replace "." "-" | trunc 40 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name $name | replace "." "-" | trunc 40 | trimSuffix "-" -}}
+{{- $release := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) | replace "." "-" -}}
+{{- $full := default $release .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- if not (regexMatch "^[a-z]" $full) -}}
+{{- fail (printf "%s is no name of a Service: it must begin with a letter; name the release so, such as %s, or set fullnameOverride" $full .Chart.Name) -}}
 {{- end -}}
+{{ $full }}
 {{- end -}}
 
 {{- define "pdpool.operator" -}}
@@ -111,11 +110,11 @@ engines' request deadline. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* The rule file with its windows filled in. `helm upgrade --reuse-values` knows no window that this version adds. */}}
+{{/* The rule file with namespace and windows filled in. `helm upgrade --reuse-values` knows no window that this version adds. */}}
 {{- define "pdpool.rules" -}}
 {{- include "pdpool.checkWindows" . -}}
 {{- $text := regexReplaceAllLiteral "^#.*\n" (.Files.Get "files/rules/pdpool.rules.yaml") "" | trim -}}
-{{- range $name, $value := merge (dict) .Values.rules.windows (dict "instanceStuck" "1m" "memoryHeld" "10m") -}}
+{{- range $name, $value := merge (dict) .Values.rules.windows (dict "instanceStuck" "1m" "memoryHeld" "10m" "namespace" .Release.Namespace) -}}
 {{- $text = replace (printf "${%s}" $name) $value $text -}}
 {{- end -}}
 {{ $text }}
@@ -129,7 +128,13 @@ engines' request deadline. */}}
 
 {{/* Namespaces whose engines get a NetworkPolicy, as JSON. */}}
 {{- define "pdpool.engineNamespaces" -}}
-{{- toJson (.Values.networkPolicy.engineNamespaces | default .Values.watchNamespaces) -}}
+{{- $namespaces := .Values.networkPolicy.engineNamespaces | default .Values.watchNamespaces -}}
+{{- range .Values.watchNamespaces -}}
+{{- if not (has . $namespaces) -}}
+{{- fail (printf "networkPolicy.engineNamespaces: lacks %s of watchNamespaces, whose engines anybody could reach; add it, or leave engineNamespaces empty" .) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $namespaces -}}
 {{- end -}}
 
 {{- define "pdpool.containerSecurity" -}}

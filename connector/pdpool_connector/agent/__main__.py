@@ -20,7 +20,7 @@ def main() -> None:
 
 @main.command()
 @click.option("--socket", "path", type=click.Path(path_type=Path), required=True, help="The engine's admin socket.")
-@click.option("--deadline", "deadline_s", type=click.FloatRange(0.1, 86400), required=True, help="Seconds to wait.")
+@click.option("--deadline", "deadline_s", type=click.FloatRange(0, 86400), required=True, help="Seconds to wait.")
 def drain(path: Path, deadline_s: float) -> None:
     """Have the engine take no new requests, and wait until queues and holds are at zero.
 

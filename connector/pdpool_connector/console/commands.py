@@ -8,6 +8,7 @@ import click
 from pdpool_connector.console.story import event_line, story
 from pdpool_connector.flight.record import RecordError, decode_record
 from pdpool_connector.flight.replay import replay as run_again
+from pdpool_connector.protocol.frames import shown
 from pdpool_connector.transport.address import parse_address
 
 
@@ -32,15 +33,15 @@ def replay(file: Path, *, quiet: bool) -> None:
                 click.echo(line)
         result = run_again(record)
     except (OSError, RecordError) as error:
-        click.echo(f"{file}: {error}", err=True)
+        click.echo(shown(f"{file}: {error}"), err=True)
         sys.exit(2)
     counts = f"events={result.events} effects={result.effects}"
     if (difference := result.difference) is None:
         click.echo(f"replay ok: {counts} differences=0")
         return
-    click.echo(f"step {difference.step}, {event_line(difference.event)}")
-    click.echo(f"  recorded: {difference.recorded}")
-    click.echo(f"  replayed: {difference.replayed}")
+    click.echo(shown(f"step {difference.step}, {event_line(difference.event)}"))
+    click.echo(shown(f"  recorded: {difference.recorded}"))
+    click.echo(shown(f"  replayed: {difference.replayed}"))
     click.echo(f"replay differs: {counts} first difference at step {difference.step}")
     sys.exit(1)
 

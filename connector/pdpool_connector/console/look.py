@@ -57,7 +57,7 @@ async def look(session: aiohttp.ClientSession, address: str) -> Look:
     try:
         async with session.get(f"http://{address}/v1/state", timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as answer:
             if answer.status == 200:
-                state = msgspec.json.decode(await answer.content.read(MAX_STATE_BYTES), type=State)
+                state = msgspec.json.decode(await _body_of(answer), type=State)
             else:
                 error = f"HTTP {answer.status}: not the admin endpoint of a connector"
     except TimeoutError:
@@ -67,6 +67,14 @@ async def look(session: aiohttp.ClientSession, address: str) -> Look:
     except aiohttp.ClientError as fault:
         error = str(fault)
     return Look(address, time.monotonic(), state, error)
+
+
+async def _body_of(answer: aiohttp.ClientResponse) -> bytearray:
+    """Up to the bound; one `read` gives no more than has arrived by then."""
+    body = bytearray()
+    while len(body) < MAX_STATE_BYTES and (part := await answer.content.read(MAX_STATE_BYTES - len(body))):
+        body += part
+    return body
 
 
 async def look_at_all(addresses: Sequence[str]) -> list[Look]:

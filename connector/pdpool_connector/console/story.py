@@ -4,13 +4,17 @@ from collections.abc import Iterator
 
 from pdpool_connector.flight.record import Header, Record
 from pdpool_connector.protocol.events import Effect, Event, Received, Report, Send, Write
-from pdpool_connector.protocol.frames import PAGE_ID_BYTES, AttemptFrame, Frame
+from pdpool_connector.protocol.frames import PAGE_ID_BYTES, AttemptFrame, Frame, shown
 
 _PAGES = frozenset({"pages", "source", "target"})
 
 
 def story(record: Record) -> Iterator[str]:
     """The header, then each event and, under it, its effects; times in seconds since the first step."""
+    yield from map(shown, _lines(record))
+
+
+def _lines(record: Record) -> Iterator[str]:
     yield from _head(record.header)
     begun = record.steps[0].at if record.steps else 0.0
     for number, step in enumerate(record.steps, start=1):

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pdpool_connector.console.look import Look, State, look_at_all, rates
+from pdpool_connector.protocol.frames import shown
 
 STALE_S = 2.0
 """An engine that beats less often than this, or a loop that lags by a tenth of it, is shown in red."""
@@ -61,7 +62,7 @@ async def _go_on(addresses: Sequence[str], interval_s: float, looks: Sequence[Lo
 def _complain(looks: Iterable[Look], console: Console) -> int:
     failed = [one for one in looks if one.state is None]
     for one in failed:
-        console.print(Text(f"{one.address}: {one.error}", style="red"), soft_wrap=True)
+        console.print(Text(shown(f"{one.address}: {one.error}"), style="red"), soft_wrap=True)
     return 1 if failed else 0
 
 
@@ -69,9 +70,10 @@ def _connectors(looks: Sequence[Look]) -> Table:
     table = _table("connectors", "connector", "role", "up", "beat", "lag", "holds")
     for one in looks:
         if (state := one.state) is None:
-            table.add_row(one.address, Text(one.error, style="red"))
+            _add(table, one.address, Text(one.error, style="red"))
             continue
-        table.add_row(
+        _add(
+            table,
             one.address,
             f"{state.role} {state.rank}" + (" draining" if state.draining else ""),
             seconds(state.uptime_s),
@@ -88,7 +90,7 @@ def _speeds(looks: Sequence[Look], before: Mapping[str, Look]) -> Table:
         if one.state is not None:
             speed = rates(before.get(one.address), one)
             moved = decimal(int(speed["bytes"])) if speed else "-"
-            table.add_row(one.address, *(_rate(speed, name) for name in ("done", "failed", "aborted")), moved)
+            _add(table, one.address, *(_rate(speed, name) for name in ("done", "failed", "aborted")), moved)
     return table
 
 
@@ -105,9 +107,9 @@ def _attempts(looks: Sequence[Look]) -> Table:
             continue
         for name, queue in {**state.queues, **state.attempts}.items():
             if queue.reqs or name in state.queues:
-                table.add_row(one.address, name, str(queue.reqs), seconds(queue.oldest_s), str(queue.moved_total))
+                _add(table, one.address, name, str(queue.reqs), seconds(queue.oldest_s), str(queue.moved_total))
         for name, count in _troubles(state).items():
-            table.add_row(one.address, Text(name, style="red"), str(count), "", "")
+            _add(table, one.address, Text(name, style="red"), str(count), "", "")
     return table
 
 
@@ -128,11 +130,11 @@ def _peers(looks: Sequence[Look]) -> Table:
             continue
         for peer in state.peers:
             heard = seconds(peer.last_seen_s)
-            table.add_row(one.address, peer.incarnation[:8], peer.control, heard, str(peer.attempts), str(peer.waiting))
+            _add(table, one.address, peer.incarnation[:8], peer.control, heard, str(peer.attempts), str(peer.waiting))
         for link in state.links:
             if link.failure:
                 text = Text(f"{link.state} for {seconds(link.failing_s)}: {link.failure}", style="red")
-                table.add_row(one.address, link.address, text, "", "", "")
+                _add(table, one.address, link.address, text, "", "", "")
     return table
 
 
@@ -141,6 +143,12 @@ def _table(title: str, *columns: str) -> Table:
     for index, name in enumerate(columns):
         table.add_column(name, justify="left" if index < 2 else "right", no_wrap=index == 0, overflow="fold")
     return table
+
+
+def _add(table: Table, *cells: str | Text) -> None:
+    """A row; other processes wrote much of it, so no cell is markup or holds what steers the terminal."""
+    texts = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
+    table.add_row(*(Text(shown(text.plain), style=text.style) for text in texts))
 
 
 def _rate(speed: Mapping[str, float], name: str) -> str:

@@ -79,7 +79,7 @@ class _Story:
 
 
 def stream_chat(url: str, question: str, max_tokens: int = ANSWER_TOKENS) -> Iterator[str]:
-    """The pieces of a greedy chat answer as they come. Raises LaunchError when the stream ends in an error."""
+    """The pieces of a greedy chat answer as they come. Raises LaunchError when it ends in an error or is not whole."""
     body = {"model": "default", "messages": [{"role": "user", "content": question}], "stream": True}
     body |= {"temperature": 0, "max_tokens": max_tokens}
     request = urllib.request.Request(  # noqa: S310 - a loopback URL made here
@@ -88,11 +88,14 @@ def stream_chat(url: str, question: str, max_tokens: int = ANSWER_TOKENS) -> Ite
     with urllib.request.urlopen(request, timeout=ANSWER_S) as response:  # noqa: S310
         for line in response:
             data = line.decode().removeprefix("data: ").strip()
-            if not data or data == "[DONE]":
+            if not data:
                 continue
+            if data == "[DONE]":
+                return
             event = json.loads(data)
             if "error" in event:
                 raise LaunchError(f"the answer ended in an error: {event['error']['message']}")
             for choice in event["choices"]:
                 if text := choice["delta"].get("content"):
                     yield text
+    raise LaunchError("the answer broke off: its stream ended without [DONE]")

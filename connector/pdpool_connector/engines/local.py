@@ -169,4 +169,6 @@ def _probe() -> None:
     try:
         _copy(address, address + 1, np.array([1], np.int64))
     except OSError as error:
-        raise EngineUnavailableError(f"process_vm_writev does not work here (seccomp?): {error}") from error
+        raise EngineUnavailableError(
+            f"process_vm_writev does not work here (seccomp?), use the engine nixl: {error}"
+        ) from error

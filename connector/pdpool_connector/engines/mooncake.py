@@ -10,6 +10,8 @@ Facts about Mooncake 0.3.13 that shape this module, all measured or read in its 
 - Success means that the peer has acknowledged the last byte.
 - It closes a connection only when a transfer over it fails: those to a dead peer stay until it is asked for one.
 - A session is an address and a port. Which process answers there is learned by reading its incarnation.
+- What the first process of a session has told of itself it keeps for good, and ports are drawn from 2000: a later one
+  with the same port could not be reached. Zeros before the port make another name of the same place.
 """
 
 from __future__ import annotations
@@ -54,6 +56,10 @@ _REAP_MARGIN_S: Final = 1.0
 _OPENING_S: Final = 2.0
 """How long a peer that has just answered may take to describe its memory: no other peer is served meanwhile."""
 _HANG_UP_S: Final = 2.0
+_NAMED: Final = 4096
+"""Sessions whose last process is remembered; beyond them the oldest are forgotten."""
+_ZEROS: Final = 64
+"""Names of one session, before the first is taken again: Mooncake keeps something for each."""
 
 
 class _Descriptor(msgspec.Struct, frozen=True):
@@ -120,6 +126,9 @@ class MooncakeEngine:
         self._peers: dict[str, _Peer] = {}
         self._abandoned: list[_Transfer] = []
         self._abandoned_lock = threading.Lock()
+        self._named: dict[str, tuple[str, int]] = {}
+        """By session: the last peer there, and the zeros before its port."""
+        self._named_lock = threading.Lock()
         self._closed = False
 
     def register(self, memory: KVMemory, staging: Region | None = None) -> bytes:
@@ -137,10 +146,11 @@ class MooncakeEngine:
         plan, descriptor = meet(self.name, self._memory, self._peers, peer, remote, _Descriptor)
         sharpen_sleeps()
         self._reap()
-        self._peers[peer] = _Peer(plan, descriptor.session, descriptor.scratch, time.monotonic())
+        session = self._name(peer, descriptor.session)
+        self._peers[peer] = _Peer(plan, session, descriptor.scratch, time.monotonic())
         try:
             self._warm_up(peer)
-        except EngineError:
+        except BaseException:
             self._leave(peer)
             raise
 
@@ -186,6 +196,17 @@ class MooncakeEngine:
             self._memory = None
             self._session.close()
 
+    def _name(self, peer: str, session: str) -> str:
+        """The session by a name that no other process has had, as far as is remembered."""
+        with self._named_lock:
+            last, zeros = self._named.pop(session, (peer, 0))
+            zeros = zeros if last == peer else (zeros + 1) % _ZEROS
+            self._named[session] = peer, zeros
+            if len(self._named) > _NAMED:
+                del self._named[next(iter(self._named))]
+        host, _, port = session.rpartition(":")
+        return f"{host}:{'0' * zeros}{port}"
+
     def _leave(self, peer: str) -> _Peer | None:
         state = self._peers.pop(peer, None)
         if state is not None:
@@ -229,17 +250,22 @@ class MooncakeEngine:
             raise PeerUnreachableError(f"nobody answers at {state.session}") if answered is False else late
         landing = self._land()
         address = landing.ctypes.data
-        for op, line in ((Op.READ, state.scratch), (Op.WRITE, state.scratch + _LINE)):
-            with bounded(state.session, _OPENING_S):
-                transfer = self._begin(state, op, _one_run(address, line))
-            while (outcome := self.poll(transfer)) is Poll.PENDING:
-                if time.monotonic() > deadline:
-                    raise late
-            if outcome is not Poll.DONE:
-                raise PeerUnreachableError(f"the warm-up transfer to peer {peer} failed: {transfer.failure}")
-        self._clear(address)
-        if landing[:_LINE].tobytes() != _identity(peer):
-            raise PeerUnreachableError(f"another process than peer {peer} answers at {state.session}")
+        transfer: _Transfer | None = None
+        try:
+            for op, line in ((Op.READ, state.scratch), (Op.WRITE, state.scratch + _LINE)):
+                with bounded(state.session, _OPENING_S):
+                    transfer = self._begin(state, op, _one_run(address, line))
+                while (outcome := self.poll(transfer)) is Poll.PENDING:
+                    if time.monotonic() > deadline:
+                        raise late
+                if outcome is not Poll.DONE:
+                    raise PeerUnreachableError(f"the warm-up transfer to peer {peer} failed: {transfer.failure}")
+                # Before anything is written: at that address another process may hold pages.
+                if landing[:_LINE].tobytes() != _identity(peer):
+                    raise PeerUnreachableError(f"another process than peer {peer} answers at {state.session}")
+        finally:
+            if transfer is not None and not transfer.marks:  # not begun, or its end was reported
+                self._clear(address)
 
     def _begin(self, peer: _Peer, op: Op, runs: Runs) -> _Transfer:
         transfer = _Transfer(peer, op, runs)

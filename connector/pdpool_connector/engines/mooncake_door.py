@@ -43,7 +43,7 @@ def answers(session: str, timeout_s: float) -> bool | None:
                 door.settimeout(max(deadline - time.monotonic(), 1e-3))
     except TimeoutError:
         return None
-    except OSError:
+    except (OSError, ValueError, OverflowError):  # the peer has told the session: it may be none that can be called
         return False
     return said[_LENGTH_BYTES : _LENGTH_BYTES + 1] == bytes([_PROBE])
 

@@ -112,13 +112,15 @@ class MoriEngine:
             raise EngineError("the engine is closed" if self._closed else "memory is registered already")
         place = self._io.MemoryLocationType
         kind = place.CPU if self._device == _CPU else place.GPU
+        native: list[Any] = []
         try:
-            native = [
-                self._native.register_memory(region.address, region.nbytes, self._device, kind)
-                for region in memory.regions
-            ]
+            for region in memory.regions:
+                done = self._native.register_memory(region.address, region.nbytes, self._device, kind)
+                native.append(done)
             native.append(self._native.register_memory(self._scratch.address, self._scratch.nbytes, _CPU, place.CPU))
         except Exception as error:
+            for each in native:
+                self._native.deregister_memory(each)
             raise EngineError(f"MORI cannot register the memory: {error}") from error
         self._memory, self._memories = memory, _Memories((*memory.regions, self._scratch), native)
         packed = tuple(each.pack() for each in native)

@@ -139,15 +139,19 @@ class NixlEngine:
         plan, descriptor = meet(self.name, self._memory, self._peers, peer, remote, _Descriptor)
         try:
             self._pair(peer, plan, descriptor)
-            if self._op is Op.READ and (failure := self._warm_up(peer, Op.READ)):
-                _log.info("the first READ from peer %s failed: %s", peer, failure)
-                self.disconnect(peer)
-                # A peer that is gone is told apart from one that cannot be read: this raises.
-                self._pair(peer, plan, descriptor)
-                raise IncompatiblePeerError(_NO_READ)
-        except EngineError:
+            if self._op is Op.READ:
+                self._try_read(peer, plan, descriptor)
+        except BaseException:
             self.disconnect(peer)
             raise
+
+    def _try_read(self, peer: str, plan: PairPlan, descriptor: _Descriptor) -> None:
+        if failure := self._warm_up(peer, Op.READ):
+            _log.info("the first READ from peer %s failed: %s", peer, failure)
+            self.disconnect(peer)
+            # A peer that is gone is told apart from one that cannot be read: this raises.
+            self._pair(peer, plan, descriptor)
+            raise IncompatiblePeerError(_NO_READ)
 
     def _pair(self, peer: str, plan: PairPlan, descriptor: _Descriptor) -> None:
         self._load(peer, descriptor.metadata)
@@ -191,16 +195,14 @@ class NixlEngine:
         if started is None:
             return None
         native, over, failure = started
-        state.progress_at = time.monotonic()
-        transfer = _Transfer(state, native)
-        if over:
-            self._conclude(transfer, Poll.DONE, "")
-        elif failure:
-            state.broken = failure
-            self._conclude(transfer, Poll.FAILED_UNSETTLED, failure)
-        else:
+        state.progress_at, state.broken = time.monotonic(), failure
+        if not over and not failure:
+            transfer = _Transfer(state, native)
             state.open.add(transfer)
-        return transfer
+            return transfer
+        if native:
+            self._unreleased.append(native)
+        return _Transfer(state, 0, Poll.DONE if over else Poll.FAILED_UNSETTLED, failure)
 
     def poll(self, handle: Handle) -> Poll:
         """As `Engine.poll`; sleeps 2 ms at most."""
@@ -246,11 +248,10 @@ class NixlEngine:
     def _park(self, peer: str, metadata: bytes) -> None:
         with self._parked_lock:
             self._parked[peer] = metadata
-            oldest = next(iter(self._parked)) if len(self._parked) > _PARKED else None
-            if oldest is not None:
+            if len(self._parked) > _PARKED:
+                oldest = next(iter(self._parked))
                 del self._parked[oldest]
-        if oldest is not None:
-            self._forget(oldest)
+                self._forget(oldest)  # in here: its own worker may be about to load it again
 
     def _load(self, peer: str, metadata: bytes) -> None:
         with self._parked_lock:

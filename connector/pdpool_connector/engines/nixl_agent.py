@@ -58,7 +58,11 @@ class _FairLock:
             turn = threading.Lock()
             turn.acquire()
             self._waiting.append(turn)
-        turn.acquire()
+        try:
+            turn.acquire()
+        except BaseException:  # a signal's: nobody will come for this turn
+            self._pass_on(turn)
+            raise
 
     def enter_now(self) -> bool:
         """As `__enter__` where nobody is in or waits; otherwise False."""
@@ -70,10 +74,20 @@ class _FairLock:
 
     def __exit__(self, *_: object) -> None:
         with self._guard:
-            if self._waiting:
-                self._waiting.popleft().release()
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._waiting:
+            self._waiting.popleft().release()
+        else:
+            self._held = False
+
+    def _pass_on(self, turn: threading.Lock) -> None:
+        with self._guard:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
             else:
-                self._held = False
+                self._hand_over()
 
 
 class NixlAgent:
@@ -172,18 +186,27 @@ class NixlAgent:
     ) -> tuple[int, bool, str] | None:
         """`make` and `start` in one, or None while another thread is in a call.
 
-        Returns the transfer's handle, whether it is over already, and why it failed, if it did at the start.
+        Returns the transfer's handle, whether it is over already, and why it failed, if it did at the start. A handle
+        of one that is over or failed is freed, and then 0: `release` would wait for whoever has asked meanwhile.
         """
         if not self._calling.enter_now():
             return None
         with self._calling.entered:
             native = self._nixl.NIXL_WRITE if op is Op.WRITE else self._nixl.NIXL_READ
             made = self._agent.makeXferReq(native, local, local_items, remote, remote_items, b"", self._backends, False)
+            over, failure = False, ""
             try:
                 over = self._over(self._agent.postXferReq(made))
             except Exception as error:  # noqa: BLE001 - NIXL's share no base; the caller is told with the handle
-                return int(made), False, f"{type(error).__name__}: {error}"
-            return int(made), over, ""
+                failure = f"{type(error).__name__}: {error}"
+            if over or failure:
+                try:
+                    self._agent.releaseXferReq(made)
+                except Exception as error:  # noqa: BLE001 - as above; the transfer has begun whatever this says
+                    _log.warning("NIXL keeps a transfer handle: %s", error)
+                else:
+                    made = 0
+            return int(made), over, failure
 
     def over(self, transfer: int) -> bool:
         """Move what can be moved without waiting; whether the transfer has ended well."""

@@ -28,7 +28,10 @@ BURST: Final = 32
 PER_SECOND: Final = 4.0
 """A storm of failures writes this many records at once and then so many a second: the first tell the story."""
 QUEUE: Final = 64
+PART: Final = ".part"
+"""In place of a record's last suffix while it is written; left behind where the process ends meanwhile."""
 
+_UNFINISHED: Final = str(Path(SUFFIX).with_suffix(PART))
 _INCARNATION = re.compile(rb"[0-9a-f]{32}")
 
 
@@ -61,7 +64,10 @@ class Flight:
         self._thread.start()
 
     def ended(self, handle: int, status: TransferStatus, now: float) -> None:
-        """A hand-off was reported ended: a failed one is written, and once more when its pages become free."""
+        """A hand-off was reported ended: a failed one is written, and once more when its pages become free.
+
+        But not where the second record would have lost the beginning, and with it what the first is good for.
+        """
         failed = status.cause is not None
         if failed and self._wanted(handle, releasable=status.releasable):
             self._queue_up(handle, self._recorder.tell(handle), status, now)
@@ -112,13 +118,19 @@ class Flight:
                 log.exception("a flight record could not be written to %s", self._directory)
 
     def _write(self, handle: int, telling: Telling, status: TransferStatus, now: float) -> None:
-        data = encode_record(self._record(handle, telling, status, now))
         name = f"{self._speaker.role}-{self._speaker.incarnation[:8]}-{handle}-room{telling.room}{SUFFIX}"
         path = self._directory / name
-        unfinished = path.with_suffix(".part")
-        unfinished.write_bytes(data)
-        unfinished.replace(path)
-        prune(self._directory)
+        if telling.missing and path.exists():
+            return
+        data = encode_record(self._record(handle, telling, status, now))
+        unfinished = path.with_suffix(PART)
+        try:
+            unfinished.touch(0o600)
+            unfinished.write_bytes(data)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+            prune(self._directory)
 
     def _record(self, handle: int, telling: Telling, status: TransferStatus, now: float) -> Record:
         header = Header(
@@ -159,10 +171,13 @@ def merged(telling: Telling) -> tuple[Step, ...]:
 
 
 def prune(directory: Path, max_files: int = MAX_FILES, max_bytes: int = MAX_BYTES) -> None:
-    """Remove the oldest records until the rest is within both bounds. Others may prune the same directory."""
+    """Remove the oldest records, unfinished ones too, until the rest is within both bounds.
+
+    Others may prune the same directory.
+    """
     found: list[tuple[int, int, Path]] = []
     for entry in os.scandir(directory):
-        if entry.name.endswith(SUFFIX):
+        if entry.name.endswith((SUFFIX, _UNFINISHED)):
             with contextlib.suppress(FileNotFoundError):
                 facts = entry.stat()
                 found.append((facts.st_mtime_ns, facts.st_size, Path(entry.path)))

@@ -47,7 +47,7 @@ MAX_BYTES: Final = 64 << 20
 ENDED: Final = 256
 """Failed stories that are kept for what may still come to them."""
 STEP_BYTES: Final = 1024
-"""Estimate of one step with its effects, page ids apart."""
+"""Estimate of one step with its effects, ids of pages and state apart."""
 
 Key = tuple[int, int, bytes]
 """Room, sibling and prompt."""
@@ -72,7 +72,7 @@ class Story:
 
     key: Key
     steps: deque[Noted] = field(default_factory=deque)
-    names: set[Hashable] = field(default_factory=set)
+    names: dict[Hashable, None] = field(default_factory=dict)
     live: set[int] = field(default_factory=set)
     request_id: str = ""
     lingers: bool = False
@@ -209,12 +209,22 @@ class Recorder:
         return story
 
     def _name(self, story: Story, name: Hashable) -> None:
-        story.names.add(name)
+        story.names[name] = None
         self._named[name] = story
+        if len(story.names) > RING:  # a story of so many has lost the steps of the oldest
+            oldest = next((known for known in story.names if known not in story.live), name)
+            del story.names[oldest]
+            self._unname(story, oldest)
+
+    def _unname(self, story: Story, name: Hashable) -> None:
+        if self._named.get(name) is story:
+            del self._named[name]
 
     # --- What is kept ---
 
     def _add(self, story: Story, noted: Noted) -> None:
+        if self._stories.get(story.key) is not story:
+            return  # evicted by what the same event added to others
         story.steps.append(noted)
         weight = _weight(noted.event)
         if len(story.steps) > self._ring:
@@ -230,8 +240,7 @@ class Recorder:
         self._nbytes -= story.nbytes
         self._ended.pop(story.key, None)
         for name in story.names:
-            if self._named.get(name) is story:
-                del self._named[name]
+            self._unname(story, name)
         if self._stories.get(story.key) is story:
             del self._stories[story.key]
 
@@ -317,6 +326,7 @@ def _name_of_timer(key: Hashable) -> Any:  # noqa: ANN401 - an attempt's id, or 
 
 
 def _weight(event: Event) -> int:
-    if isinstance(event, Received):
-        return STEP_BYTES + (len(event.frame.pages) if isinstance(event.frame, f.Open | f.Computed) else 0)
-    return STEP_BYTES + (len(event.pages) if isinstance(event, SendPages | OpenAttempt) else 0)
+    told = event.frame if isinstance(event, Received) else event
+    if isinstance(told, f.Open | f.Computed | SendPages | OpenAttempt):
+        return STEP_BYTES + len(told.pages) + len(told.state)
+    return STEP_BYTES

@@ -14,7 +14,7 @@ import numpy as np
 
 from .memory import MAX_ITEMS, KVMemory, LayoutError, Region
 from .overlap import Overlap, compatible, overlap, same_heads
-from .pool import Ids, PoolPlan, Row, Runs, Span, fits, whole_row
+from .pool import Ids, PoolPlan, Row, Runs, Span, fits, named_twice, whole_row
 from .staging import SLOT_BYTES, Reservation
 from .state import copies_from, state_rows
 
@@ -330,8 +330,7 @@ def _check_pair(name: str, local: Ids, remote: Ids, local_limit: int, remote_lim
 def _refuse_twice(name: str, local: Ids, remote: Ids, read: bool) -> None:
     if len(remote) > 1:
         field, target = (f"local_{name}", local) if read else (f"remote_{name}", remote)
-        ordered = np.sort(target)
-        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        twice = named_twice(target)
         if len(twice):
             unit = {"pages": "page", "aux": "row"}.get(name, "item")
             raise LayoutError(f"{field} has {unit} {twice[0]} twice, every target {unit} may be written once")

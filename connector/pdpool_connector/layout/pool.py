@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from .memory import Region
 from .staging import SLOT_BYTES
 
-MAX_CHUNK_BYTES: Final = 16 << 20
-"""A chunk is what an abort must wait for: a few milliseconds on a slow data plane."""
+MAX_CHUNK_BYTES: Final = (16 << 20) + (64 << 10)
+"""16 MiB, and an aux row beside them. An abort waits for a chunk: a few milliseconds on a slow data plane."""
 MAX_CHUNK_DESCRIPTORS: Final = 1024
 """What Mooncake's TCP transport takes at once without failing, and far beyond where batching still helps."""
 
@@ -216,6 +216,13 @@ class _Side:
 def fits(descriptors: int, nbytes: int) -> bool:
     """Whether so much may go out as one chunk."""
     return descriptors <= MAX_CHUNK_DESCRIPTORS and nbytes <= MAX_CHUNK_BYTES
+
+
+def named_twice(ids: Ids) -> Ids:
+    """The ids that stand in a list more than once, in order; empty where there are none."""
+    ordered = np.sort(ids)
+    twice: Ids = ordered[1:][ordered[1:] == ordered[:-1]]
+    return twice
 
 
 def breaks(local: Ids, remote: Ids) -> NDArray[np.intp]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import select
 from pathlib import Path
 from typing import Annotated
 
@@ -58,14 +59,22 @@ def this_process(pod_uid: str = "") -> ProcessName:
     """Our own name."""
     return ProcessName(
         pid=os.getpid(),
-        started=_started(os.getpid()),
-        boot_id=Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
-        pid_namespace=str(Path("/proc/self/ns/pid").readlink()),
+        started=started_at(os.getpid()),
+        boot_id=_boot_id(),
+        pid_namespace=_pid_namespace(),
         container_started=_started_if_shown(1),
         network_namespace=str(Path("/proc/self/ns/net").readlink()),
         addresses=_addresses(),
         pod_uid=pod_uid,
     )
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _pid_namespace() -> str:
+    return str(Path("/proc/self/ns/pid").readlink())
 
 
 def _addresses() -> tuple[str, ...]:
@@ -75,9 +84,9 @@ def _addresses() -> tuple[str, ...]:
 
 
 def _started_if_shown(pid: int) -> int | None:
-    """As `_started`; None where /proc hides other users' processes."""
+    """As `started_at`; None where /proc hides other users' processes."""
     try:
-        return _started(pid)
+        return started_at(pid)
     except OSError:
         return None
 
@@ -87,20 +96,42 @@ def open_process(name: ProcessName) -> int | None:
 
     None when it cannot be watched from here: another host or PID namespace, gone already, or no descriptor left.
     """
-    here = this_process()
-    if (name.boot_id, name.pid_namespace) != (here.boot_id, here.pid_namespace):
-        return None
     try:
+        if (name.boot_id, name.pid_namespace) != (_boot_id(), _pid_namespace()):
+            return None
         pidfd = os.pidfd_open(name.pid)
     except (OSError, ValueError, OverflowError):
         return None
     # Asked after the pidfd was opened: a pid that was used again has another start.
     with contextlib.suppress(OSError):
-        if _started(name.pid) == name.started:
+        if started_at(name.pid) == name.started:
             return pidfd
     os.close(pidfd)
     return None
 
 
-def _started(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
+def has_ended(pidfd: int) -> bool:
+    """Whether the process of a pidfd has ended, with every thread."""
+    news = select.poll()
+    news.register(pidfd, select.POLLIN)
+    return bool(news.poll(0))
+
+
+def started_at(pid: int) -> int:
+    """When a process began, in clock ticks since boot (proc_pid_stat(5)). Raises OSError when it has gone."""
+    return int(_stat(pid)[19])
+
+
+def ancestors(pid: int) -> frozenset[tuple[int, int]]:
+    """From whom a process descends, by number and start, as far as they live and are shown."""
+    found: set[tuple[int, int]] = set()
+    with contextlib.suppress(OSError):
+        while (pid := int(_stat(pid)[1])) > 0:
+            found.add((pid, started_at(pid)))
+    return frozenset(found)
+
+
+def _stat(pid: int) -> list[str]:
+    """What proc_pid_stat(5) tells behind the name, which may hold anything."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return text.rpartition(")")[2].split()

@@ -26,7 +26,9 @@ class Verdict:
 
     `phase`: FAILED as soon as one rank has failed, whatever became of it on others; DONE only when all ranks have shown
     DONE; otherwise as far as the rank has come that is furthest behind. `rank`, `cause` and `message` name the failure
-    that the others followed from. `absent`: ranks that do not show the request.
+    that the others followed from. `absent`: ranks that do not show the request. `releasable`: it is over, and every
+    rank that shows it may give its pages back; ranks whose allocators go in step give them back then, and not each when
+    its own status says so.
     """
 
     phase: Phase
@@ -34,6 +36,7 @@ class Verdict:
     cause: Cause | None = None
     message: str = ""
     absent: tuple[int, ...] = ()
+    releasable: bool = False
 
 
 _ORDER: Final = (Phase.WAITING, Phase.READY, Phase.TRANSFERRING, Phase.DONE)
@@ -64,6 +67,8 @@ def agree(views: Sequence[Mapping[Key, TransferStatus]]) -> Mapping[Key, Verdict
 
 def _judge(statuses: Sequence[TransferStatus | None]) -> Verdict:
     absent = tuple(rank for rank, status in enumerate(statuses) if status is None)
+    shown = [status for status in statuses if status is not None]
+    free = all(status.releasable for status in shown)
     failed = [
         (_ROOTS.index(status.cause or Cause.INTERNAL), status.message, rank)
         for rank, status in enumerate(statuses)
@@ -71,6 +76,6 @@ def _judge(statuses: Sequence[TransferStatus | None]) -> Verdict:
     ]
     if failed:
         root, message, rank = min(failed)
-        return Verdict(Phase.FAILED, rank, _ROOTS[root], message, absent)
-    reached = [_ORDER.index(status.phase) for status in statuses if status is not None]
-    return Verdict(Phase.WAITING if absent else _ORDER[min(reached)], absent=absent)
+        return Verdict(Phase.FAILED, rank, _ROOTS[root], message, absent, free)
+    reached = min(_ORDER.index(status.phase) for status in shown)
+    return Verdict(Phase.WAITING if absent else _ORDER[reached], absent=absent, releasable=free and not absent)

@@ -53,11 +53,15 @@ class AnnouncingMachine(Machine[DecodeState]):
                     f.Expect,
                     row,
                     request_id=wish.request_id,
-                    deadline_s=max(row.expires - self._now, 0.0),
+                    deadline_s=self._left(row.expires, wish.deadline_s),
                     part=writer.part,
                     parts=writer.parts,
                     prompt=wish.prompt,
                 )
+
+    def _left(self, expires: float, life_s: float) -> float:
+        """What is left of a life, never more than all of it: the sum with our clock may have been rounded up."""
+        return min(max(expires - self._now, 0.0), life_s)
 
     def _expect_again(self, prefill: str) -> None:
         self._expecting.expire(prefill, self._now)

@@ -172,14 +172,14 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
 
     def _on_read_ended(self, event: ReadEnded) -> None:
         attempt = self._attempts.get(event.attempt)
-        sources = attempt.sources.values() if attempt is not None else ()
-        source = next((one for one in sources if event.read in one.in_flight), None)
+        sources = attempt.sources.items() if attempt is not None else ()
+        peer, source = next(((peer, one) for peer, one in sources if event.read in one.in_flight), ("", None))
         if attempt is None or source is None:
             return
         source.in_flight.remove(event.read)
         source.bytes_moved += event.bytes_moved
         attempt.bytes_moved += event.bytes_moved
-        if event.result is WriteResult.UNSETTLED:
+        if event.result is WriteResult.UNSETTLED and not self.fenced(peer):
             source.unsettled = True
         if attempt.state in LIVE and event.result is not WriteResult.LANDED:
             cause = _READ_CAUSES.get(event.result, Cause.TRANSFER_FAILED)
@@ -274,7 +274,7 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
     # --- Peers ---
 
     def _on_linked(self, event: Linked) -> None:
-        self._behind |= {writer.incarnation: event.prefill for writer in event.writers}
+        self._behind |= {one.incarnation: event.prefill for one in event.writers if not self.fenced(one.incarnation)}
         super()._on_linked(event)
 
     def _on_lost(self, event: PeerLost) -> None:
@@ -291,11 +291,11 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
         self._forget_address(event.peer)
 
     def _prove_quiet(self, attempt: ReadAttempt, event: Fenced) -> None:
+        """Nothing comes from it any more; a read that our own engine has under way still ends by itself."""
         source = attempt.source(event.peer)
         if not source.complete:
             self._fail(attempt, Cause.PEER_LOST, f"prefill was fenced: {event.proof}")
         if attempt.state in (S.ABORTING, S.HELD):
-            source.in_flight.clear()
             source.unsettled = False
             self._settle(attempt)
 

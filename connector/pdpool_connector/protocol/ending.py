@@ -6,6 +6,7 @@ that answers late frames. What fails in one exchange fails the others of its han
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 
 from pdpool_connector.protocol import frames as f
@@ -54,6 +55,8 @@ class EndingMachine(Machine[PrefillState], ABC):
         self._rooms = Rooms()
         self._by_attempt: dict[AttemptId, Exchange] = {}
         self._of_peer: dict[str, dict[AttemptId, Exchange]] = {}
+        self._offered: Counter[str] = Counter()
+        """Bytes of ids in the offers of live attempts, by decode."""
         self._verdicts = Verdicts(self.timing, self._timers, self._send)
         self._graves = self._verdicts.graves
         self._missed = MissedHalves(self.timing.max_attempts, self.timing.verdict_s, self._timers)
@@ -154,8 +157,9 @@ class EndingMachine(Machine[PrefillState], ABC):
             del self._by_attempt[attempt]
             peers = self._of_peer[decode]
             del peers[attempt]
+            self._offered[decode] -= offer.id_bytes
             if not peers:
-                del self._of_peer[decode]
+                del self._of_peer[decode], self._offered[decode]
             cause = handoff.cause if exchange.state is S.FAILED else None
             sums = (exchange.bytes_moved, exchange.checksum)
             self._bury(offer, cause, handoff.message, *sums, heard=exchange.heard)
@@ -177,7 +181,8 @@ class EndingMachine(Machine[PrefillState], ABC):
         request_id = handoff.offered_as or (request.request_id if request is not None else "")
         assert cause is not None
         awaited = request is None and cause is not Cause.SUPERSEDED
-        parts = (handoff.parts, set(handoff.came))
+        decode = next((exchange.attempt.decode for exchange in handoff.exchanges.values()), "")
+        parts = (handoff.parts, set(handoff.came), decode)
         missed = Missed(request_id, cause, handoff.message, awaited, handoff.prompt, *parts)
         self._missed.remember(handoff.key, missed, self._now)
 
@@ -212,20 +217,26 @@ class EndingMachine(Machine[PrefillState], ABC):
 
     def _on_peer_ready(self, event: PeerReady) -> None:
         super()._on_peer_ready(event)
-        self._timers.cancel(("peer", event.peer))
+        if not self.fenced(event.peer):
+            self._timers.cancel(("peer", event.peer))
 
     def _on_lost(self, event: PeerLost) -> None:
         super()._on_lost(event)
-        self._timers.set(("peer", event.peer), self._now + self.timing.verdict_s)
+        self._part_with(event.peer)
         for exchange in self.exchanges_of(event.peer):
             self._fail(exchange.handoff, Cause.PEER_LOST, event.message)
 
+    def _part_with(self, peer: str) -> None:
+        """What only its return would need is kept for a while."""
+        self._timers.set(("peer", peer), self._now + self.timing.verdict_s)
+
     def _on_peer_long_gone(self, peer: str) -> None:
         if peer in self._of_peer or not self._graves.forget_peer(peer):
-            self._timers.set(("peer", peer), self._now + self.timing.verdict_s)
+            self._part_with(peer)
 
     def _on_fenced(self, event: Fenced) -> None:
         super()._on_fenced(event)
+        self._part_with(event.peer)
         for exchange in self.exchanges_of(event.peer):
             self._fail(exchange.handoff, Cause.PEER_LOST, f"decode was fenced: {event.proof}")
             if exchange.state in (S.DRAINING, S.HELD):
@@ -249,8 +260,12 @@ class EndingMachine(Machine[PrefillState], ABC):
         heard: bool = False,
     ) -> None:
         header = (about.attempt, about.room, about.sibling)
-        tombstone = Tombstone(*header, cause, message, bytes_moved, checksum, heard=heard)
-        self._verdicts.reach(tombstone, self._now)
+        self._remember(Tombstone(*header, cause, message, bytes_moved, checksum, heard=heard))
+
+    def _remember(self, tombstone: Tombstone) -> None:
+        """Room is kept for the ends of what is under way: what is refused meanwhile must not take it."""
+        live, of_peer = len(self._by_attempt), len(self._of_peer.get(tombstone.to, ()))
+        self._verdicts.reach(tombstone, self._now, reserved=live, reserved_of_peer=of_peer)
 
     # --- Small change ---
 

@@ -40,10 +40,12 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class HandOff:
-    """The engine's `request`, and the exchanges of its parts. `parts` is 0 until a decode rank has told it.
+    """The engine's `request`, and the exchanges of its parts.
 
-    `exchanges`: claimed ones by part. `unclaimed`: waits for whichever part comes next, while the request is there and
-    some part is not. `came`: parts that need not be waited for, because they have opened or were aborted unseen.
+    `parts`: how many there are, 0 until a decode rank has told it; `offered_as`: the request id that decode's ranks
+    give, None until then. `exchanges`: claimed ones by part. `unclaimed`: waits for whichever part comes next, while
+    the request is there and some part is not. `came`: parts that need not be waited for, because they have opened or
+    were aborted unseen.
     `sends`: all of them, for each exchange cuts its own pieces from them, in its own time. `prompt`: of all its halves;
     empty while none has told it.
     """
@@ -54,6 +56,7 @@ class HandOff:
     prompt: bytes = b""
     request: OpenRequest | None = None
     parts: int = 0
+    offered_as: str | None = None
     exchanges: "dict[int, Exchange]" = field(default_factory=dict)
     unclaimed: "Exchange | None" = None
     came: set[int] = field(default_factory=set)
@@ -75,11 +78,6 @@ class HandOff:
         return claimed if self.unclaimed is None else [*claimed, self.unclaimed]
 
     @property
-    def offered_as(self) -> str | None:
-        """The request id that decode's ranks gave; None while none has come."""
-        return next((exchange.open.request_id for exchange in self.exchanges.values()), None)
-
-    @property
     def incomplete(self) -> bool:
         """True while some part has not come, or nobody knows how many there are."""
         return len(self.came) < self.parts or not self.parts
@@ -88,6 +86,11 @@ class HandOff:
         """True when `frame` can be the word of a part that has not come yet."""
         fits = self.parts in (0, frame.parts) and frame.part not in self.came
         return fits and self.offered_as in (None, frame.request_id)
+
+    def note(self, frame: f.Open | f.Expect | f.Abort | f.Drained) -> None:
+        """A part that was awaited has come, or will not."""
+        self.parts, self.offered_as = frame.parts, frame.request_id
+        self.came.add(frame.part)
 
     def queue(self, send: SendPages) -> None:
         """Take a send in. Raises InvalidSendError when it does not continue the one before."""

@@ -11,7 +11,7 @@ from typing import Any
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import ExpectAttempt, OpenAttempt
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.missed import PartFrame
+from pdpool_connector.protocol.missed import PER_PLACE, PartFrame
 from pdpool_connector.protocol.rooms import may_meet
 from pdpool_connector.protocol.timers import Timers
 
@@ -83,7 +83,7 @@ class Expecting:
 
 
 class Expected:
-    """Prefill's: what decodes have said that they have. At most `limit`, half of it of one decode.
+    """Prefill's: what decodes have said that they have. At most `limit`, half of it of one decode, `PER_PLACE` in one.
 
     Rows leave when their decode opens or ends the request, with the decode, or by their deadline: the machine's timer
     ("expected", attempt) calls `forget`.
@@ -100,8 +100,9 @@ class Expected:
 
     def note(self, frame: f.Expect, now: float) -> None:
         """A decode has said so, or says so again."""
-        of_peer = self._of_peer.get(frame.sender, {})
-        if frame.attempt in self._rows or len(self) >= self._limit or len(of_peer) >= self._limit // 2:
+        of_peer, here = self._of_peer.get(frame.sender, ()), self._at.get((frame.room, frame.sibling), ())
+        full = len(self) >= self._limit or len(of_peer) >= self._limit // 2 or len(here) >= PER_PLACE
+        if full or frame.attempt in self._rows:
             return
         for index, key in self._indexes(frame):
             index.setdefault(key, {})[frame.attempt] = frame

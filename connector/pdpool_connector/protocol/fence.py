@@ -102,13 +102,16 @@ def judge(engine: str, proofs: Sequence[Proof], *, sending: bool = False) -> Non
     rows = {transport: enough for (name, transport), enough in FENCES.items() if name == engine}
     if not rows:
         raise InsufficientProofError(f"engine {engine!r} has no row in the table of fences: nothing is proof there")
+    if not proofs:
+        alternatives = sorted({_names(combination) for enough in rows.values() for combination in enough})
+        raise InsufficientProofError(f"give at least one proof: {' or '.join(alternatives)}")
     given = {type(proof) for proof in proofs}
     if sending and given.intersection(_GONE):
         return
     for transport, enough in rows.items():
         if not any(combination <= given for combination in enough):
             raise InsufficientProofError(
-                f"{_names(given) or 'nothing'} is no proof for engine {engine!r}, which may have used {transport}: "
+                f"{_names(given)} is no proof for engine {engine!r}, which may have used {transport}: "
                 f"give {' or '.join(sorted(_names(combination) for combination in enough))}"
             )
 

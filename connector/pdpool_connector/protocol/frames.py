@@ -18,10 +18,13 @@ BATCH_VERSION = 2
 EXPECT_VERSION = 3
 """First version that knows `Expect`; older prefills are not told, and go on without the hint."""
 
-MAX_FRAME_BYTES = 4 * 1024 * 1024
-"""Largest frame that is looked at. A request of 2**20 tokens in pages of 16 offers 256 KiB of page ids."""
+MAX_IDS: Final = 2**19
+"""Most ids of pages, or of state items, in one frame. A request of 2**20 tokens in pages of 16 offers 2**16."""
+PAGE_ID_BYTES = 4
+MAX_FRAME_BYTES = 2 * MAX_IDS * PAGE_ID_BYTES + 16 * 1024
+"""Largest frame that is looked at: both lists of ids, and whatever else it says."""
 
-Incarnation = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+Incarnation = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$", max_length=32)]
 """Random 128-bit id of one life of one process, in hex."""
 Named = Annotated[str, msgspec.Meta(min_length=32, max_length=32)]
 """An incarnation in a frame. That it is hex is checked in `Hello`, by which a process becomes known: other frames must
@@ -39,9 +42,8 @@ MAX_TEXT = 1024
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 MAX_REQUEST_ID: Final = 256
 RequestId = Annotated[str, msgspec.Meta(max_length=MAX_REQUEST_ID)]
-Pages = Annotated[bytes, msgspec.Meta(max_length=2**21)]
+Pages = Annotated[bytes, msgspec.Meta(max_length=MAX_IDS * PAGE_ID_BYTES)]
 """Page ids (or ids of state items) as int32, little endian; opaque to the protocol but for their number."""
-PAGE_ID_BYTES = 4
 NO_AUX = -1
 AuxSlot = Annotated[int, msgspec.Meta(ge=NO_AUX, lt=INDICES)]
 """Index of a row of the aux region; NO_AUX where the row is not asked of this rank."""
@@ -52,9 +54,24 @@ Parts = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 """How many ranks of decode one rank of prefill serves; larger instances than this are not known to exist."""
 
 
+def is_incarnation(name: str) -> bool:
+    """Whether a process can be called so."""
+    return _HEX.fullmatch(name) is not None
+
+
 def text(message: str) -> str:
-    """As much of a message as a frame carries; characters that UTF-8 has no form for are escaped."""
-    return message.encode("utf-8", "backslashreplace").decode()[:MAX_TEXT]
+    """As much of a message as a frame carries, in one line: what cannot be shown is escaped.
+
+    It goes into logs, terminals and answers, and may be a peer's.
+    """
+    return shown(message[:MAX_TEXT])[:MAX_TEXT]
+
+
+def shown(words: str) -> str:
+    """Somebody's words, of any length, as part of one line: what would end it, or steer a terminal, is escaped."""
+    if words.isprintable():
+        return words
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in words)
 
 
 class AttemptId(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -134,6 +151,11 @@ class Open(AttemptFrame, frozen=True, kw_only=True):
     parts: Parts = 1
     state: Pages = b""
     prompt: Prompt = b""
+
+    @property
+    def id_bytes(self) -> int:
+        """Length of both lists of ids."""
+        return len(self.pages) + len(self.state)
 
 
 class Expect(AttemptFrame, frozen=True, kw_only=True):
@@ -279,8 +301,10 @@ def decode(data: bytes) -> AnyFrame:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedFrameError("malformed", str(error)) from None
     if isinstance(frame, Hello):
-        if not _HEX.fullmatch(frame.sender):
+        if not is_incarnation(frame.sender):
             raise MalformedFrameError("malformed", f"sender {frame.sender!r} is not hex")
+        if not frame.address.isprintable():
+            raise MalformedFrameError("malformed", f"address {frame.address!r} cannot be shown")
         return frame  # its versions are negotiated
     for single in frame.frames if isinstance(frame, Batch) else (frame,):
         if not VERSION_MIN <= single.version <= VERSION_MAX:
@@ -289,6 +313,9 @@ def decode(data: bytes) -> AnyFrame:
         if isinstance(single, Open | Computed):
             _check_ids("pages", single.pages)
             _check_ids("state", single.state)
+        elif isinstance(single, Expect | Abort | Drained) and single.part >= single.parts:
+            detail = f"part is {single.part} of parts {single.parts}: it must be less than parts"
+            raise MalformedFrameError("malformed", detail)
     return frame
 
 

@@ -68,11 +68,11 @@ class MeetingMachine(EndingMachine):
         same = there is not None and there.request is None and there.offered_as == event.request_id
         missed = None if same else self._missed.meet_request(key, event)
         refusal = event.refused or self._unwelcome()
-        if there is not None and there.request is not None:
+        if missed is not None:
+            self._refuse_request(event, missed.cause, missed.message)
+        elif there is not None and there.request is not None:
             why = f"room {event.room} sibling {event.sibling} is in use by request {there.request.request_id!r}"
             self._refuse_request(event, event.refused_as if refusal else Cause.CONFLICT, refusal or why)
-        elif missed is not None:
-            self._refuse_request(event, missed.cause, missed.message)
         else:
             self._admit(there or HandOff(next(self._serials), event.room, event.sibling), event, refusal)
 
@@ -167,11 +167,9 @@ class MeetingMachine(EndingMachine):
             there = None
         if (refusal := self._refusal(offer, there)) is not None:
             self._bury(offer, *refusal)
-        elif (full := self._full(offer.attempt.decode)) is not None:
+        elif (full := self._full(offer)) is not None:
             self._bury(offer, Cause.REFUSED, full)
             self._lose_part(offer, Cause.REFUSED, full)
-        elif (missed := self._met_missed(offer, there)) is not None:
-            self._bury(offer, missed.cause, missed.message)
         else:
             self._take(offer, there)
 
@@ -187,12 +185,13 @@ class MeetingMachine(EndingMachine):
         exchange = handoff.unclaimed or Exchange(handoff)
         handoff.unclaimed = None
         self._timers.cancel(("unexpected", handoff))
-        handoff.parts, exchange.offer = offer.parts, offer
+        exchange.offer = offer
         handoff.exchanges[offer.part] = exchange
-        handoff.came.add(offer.part)
+        handoff.note(offer)
         self._rooms.enter(handoff, offer.prompt)
         self._by_attempt[offer.attempt] = exchange
         self._of_peer.setdefault(offer.attempt.decode, {})[offer.attempt] = exchange
+        self._offered[offer.attempt.decode] += offer.id_bytes
         if there is None:
             self._timers.set(("life", handoff), self._now + min(offer.deadline_s, self.timing.meet_s))
         if handoff.request is not None:
@@ -210,19 +209,25 @@ class MeetingMachine(EndingMachine):
             return Cause.INVALID, f"part is {offer.part} of parts {offer.parts}: it must be less than parts"
         if self._graves.stale(offer.attempt):
             return Cause.REFUSED, f"attempt {offer.attempt} is older than one that is already forgotten"
+        if (missed := self._met_missed(offer, there)) is not None:
+            return missed.cause, missed.message
         if there is not None and (conflict := _conflict(offer, there)) is not None:
             return conflict
         if self.draining and there is None:
             return Cause.REFUSED, "prefill is draining and takes no new requests"
         return None
 
-    def _full(self, peer: str) -> str | None:
+    def _full(self, offer: f.Open) -> str | None:
         """Why no further attempt of this decode can be taken, if so."""
+        peer = offer.attempt.decode
         most, live, of_peer = self.timing.max_attempts, len(self._by_attempt), len(self._of_peer.get(peer, ()))
         if self._graves.full(peer, reserved=live, reserved_of_peer=of_peer):
             return "prefill remembers as many ended attempts as it can; try again in a few seconds"
         if live >= most or of_peer >= most // 2:
             return f"prefill has as many attempts under way as it takes ({most}, half of it for one peer)"
+        most = self.timing.max_offered_bytes
+        if self._offered.total() + offer.id_bytes > most or self._offered[peer] + offer.id_bytes > most // 2:
+            return f"prefill keeps as many ids of pages as it takes ({most // 4}, half of it for one peer)"
         return None
 
     def _met(self, exchange: Exchange) -> None:
@@ -255,11 +260,11 @@ class MeetingMachine(EndingMachine):
         if self._met_missed(frame, there) is not None:
             return
         if there is not None and there.awaits(frame):
-            there.parts = frame.parts
-            there.came.add(frame.part)
+            there.note(frame)
             self._fail(there, cause, message)
         else:
-            missed = Missed(frame.request_id, cause, message, True, frame.prompt, frame.parts, {frame.part})
+            part = (frame.prompt, frame.parts, {frame.part}, frame.sender)
+            missed = Missed(frame.request_id, cause, f.text(message), True, *part)
             self._missed.remember((frame.room, frame.sibling), missed, self._now)
 
     def _on_query(self, frame: f.Query) -> None:
@@ -267,7 +272,7 @@ class MeetingMachine(EndingMachine):
         if exchange is not None:
             self._answer(exchange)
         elif not self._verdicts.answer(frame, self._now):
-            self._verdicts.reach(forgotten(frame), self._now)
+            self._remember(forgotten(frame))
 
 
 def _supersedes(newer: f.Open, handoff: HandOff) -> bool:

@@ -1,8 +1,10 @@
 """Halves of hand-offs that ended before their other half came."""
 
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Final
 
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import OpenRequest
@@ -12,6 +14,8 @@ from pdpool_connector.protocol.timers import Timers
 
 PartFrame = f.Open | f.Expect | f.Abort | f.Drained
 """Frames that tell which request, and which part of it, an attempt is for."""
+PER_PLACE: Final = 64
+"""What is kept of one room and sibling, so that no frame makes us look at more; rooms are drawn at random."""
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +23,8 @@ class Missed:
     """A hand-off that ended while the engine's request (`request`) or some part of it had yet to come.
 
     Whatever comes of the same prompt is told why. `parts` is 0 while nobody knows how many there are; `came` are those
-    that came.
+    that came. `request_id` is decode's from then on, until then that of the engine's request. `decode`: a process that
+    had a part in it; empty where none had.
     """
 
     request_id: str
@@ -29,11 +34,13 @@ class Missed:
     prompt: bytes = b""
     parts: int = 0
     came: set[int] = field(default_factory=set)
+    decode: str = ""
     expires: float = 0.0
 
-    def lacks(self, part: int, parts: int) -> bool:
-        """True when part `part` of `parts` may belong to it and has not come."""
-        return self.parts in (0, parts) and part not in self.came
+    def lacks(self, frame: PartFrame) -> bool:
+        """True when the part that `frame` speaks of may belong to it and has not come: all parts bear one id."""
+        same = (self.parts, self.request_id) == (frame.parts, frame.request_id)
+        return not self.parts or (same and frame.part not in self.came)
 
     @property
     def complete(self) -> bool:
@@ -45,65 +52,64 @@ class MissedHalves:
     """Ended hand-offs by room and sibling, oldest first; each half that comes late is met once.
 
     The router posts both halves of a request at the same time, so the halves of one room and prompt match in order; an
-    equal request id on both sides is better evidence and goes first. Bounded: beyond `limit` an ended half is not
-    remembered, and its other half waits for its own deadline. The machine's timer ("missed", this) calls `expire`.
+    equal request id on both sides is better evidence and goes first. Bounded: beyond `limit` in all, half of it for one
+    decode, or `PER_PLACE`, an ended half is not remembered, and its other half waits for its own deadline. The
+    machine's timer ("missed", this) calls `expire`.
     """
 
     def __init__(self, limit: int, keep_s: float, timers: Timers[tuple[str, Hashable]]) -> None:
         self._limit, self._keep_s, self._timers = limit, keep_s, timers
-        self._rows: dict[tuple[int, int], deque[Missed]] = {}
-        self._expiry: deque[tuple[float, tuple[int, int]]] = deque()
+        self._at: dict[tuple[int, int], list[Missed]] = {}
+        self._rows: dict[Missed, tuple[int, int]] = {}
+        """In the order in which they expire."""
+        self._of_decode: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return sum(len(rows) for rows in self._rows.values())
+        return len(self._rows)
 
     def remember(self, key: tuple[int, int], missed: Missed, now: float) -> None:
         """Keep an ended hand-off for a while, if anything of it may still come."""
-        if missed.complete or len(self._expiry) >= self._limit:
+        decode, here = missed.decode, self._at.get(key, ())
+        its_share = bool(decode) and self._of_decode[decode] >= self._limit // 2
+        if missed.complete or its_share or len(self) >= self._limit or len(here) >= PER_PLACE:
             return
         missed.expires = now + self._keep_s
-        self._rows.setdefault(key, deque()).append(missed)
-        self._expiry.append((missed.expires, key))
-        self._timers.set(("missed", self), self._expiry[0][0])
+        if not self._rows:
+            self._timers.set(("missed", self), missed.expires)
+        self._rows[missed] = key
+        self._of_decode[missed.decode] += 1
+        self._at.setdefault(key, []).append(missed)
 
     def meet_request(self, key: tuple[int, int], event: OpenRequest) -> Missed | None:
         """The ended hand-off that the engine's request belongs to, if there is one."""
         found = self._find(key, event, lambda row: row.request)
         if found is not None:
             found.request = False
-            self._drop_if_complete(key, found)
+            self._drop_if_complete(found)
         return found
 
     def meet_part(self, key: tuple[int, int], frame: PartFrame) -> Missed | None:
         """The ended hand-off that an attempt for a part belongs to, if there is one."""
-        return self._note_part(key, self._find(key, frame, lambda row: row.lacks(frame.part, frame.parts)), frame)
+        return self._note_part(self._find(key, frame, lambda row: row.lacks(frame)), frame)
 
     def meet_superseded(self, key: tuple[int, int], frame: PartFrame) -> Missed | None:
         """The same, where a successor of equal request id lives: only what it superseded can still be meant."""
-
-        def fits(row: Missed) -> bool:
-            superseded = row.cause is Cause.SUPERSEDED and row.request_id == frame.request_id
-            return superseded and row.lacks(frame.part, frame.parts)
-
-        return self._note_part(key, self._find(key, frame, fits), frame)
+        return self._note_part(
+            self._find(key, frame, lambda row: row.cause is Cause.SUPERSEDED and row.lacks(frame)), frame
+        )
 
     def expire(self, now: float) -> None:
         """Forget what is due, and come back for the rest."""
-        while self._expiry and self._expiry[0][0] <= now:
-            _, key = self._expiry.popleft()
-            rows = self._rows.get(key)
-            if rows and rows[0].expires <= now:
-                rows.popleft()
-                if not rows:
-                    del self._rows[key]
-        if self._expiry:
-            self._timers.set(("missed", self), self._expiry[0][0])
+        for row in list(takewhile(lambda row: row.expires <= now, self._rows)):
+            self._drop(row)
+        if self._rows:
+            self._timers.set(("missed", self), next(iter(self._rows)).expires)
 
-    def _note_part(self, key: tuple[int, int], found: Missed | None, frame: PartFrame) -> Missed | None:
+    def _note_part(self, found: Missed | None, frame: PartFrame) -> Missed | None:
         if found is not None:
-            found.parts = frame.parts
+            found.request_id, found.parts = frame.request_id, frame.parts
             found.came.add(frame.part)
-            self._drop_if_complete(key, found)
+            self._drop_if_complete(found)
         return found
 
     def _find(
@@ -111,12 +117,19 @@ class MissedHalves:
     ) -> Missed | None:
         if not self._rows:
             return None
-        rows = [row for row in self._rows.get(key, ()) if may_meet(row.prompt, half.prompt) and fits(row)]
+        rows = [row for row in self._at.get(key, ()) if may_meet(row.prompt, half.prompt) and fits(row)]
         return next((row for row in rows if row.request_id == half.request_id), rows[0] if rows else None)
 
-    def _drop_if_complete(self, key: tuple[int, int], row: Missed) -> None:
+    def _drop_if_complete(self, row: Missed) -> None:
         if row.complete:
-            rows = self._rows[key]
-            rows.remove(row)
-            if not rows:
-                del self._rows[key]
+            self._drop(row)
+
+    def _drop(self, row: Missed) -> None:
+        key = self._rows.pop(row)
+        self._of_decode[row.decode] -= 1
+        if not self._of_decode[row.decode]:
+            del self._of_decode[row.decode]
+        here = self._at[key]
+        here.remove(row)
+        if not here:
+            del self._at[key]

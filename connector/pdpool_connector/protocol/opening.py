@@ -340,7 +340,7 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
             pages=wish.pages,
             prefix_pages=wish.prefix_pages,
             aux_slot=wish.aux_slot if role.writes_aux else f.NO_AUX,
-            deadline_s=max(attempt.deadline - self._now, 0.0),
+            deadline_s=self._left(attempt.deadline, wish.deadline_s),
             part=role.part,
             parts=role.parts,
             state=wish.state,

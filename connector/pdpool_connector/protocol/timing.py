@@ -15,7 +15,8 @@ class Timing:
     prefill without a word of any decode that its engine has it; None: until its deadline, for engines of decode that
     call no `expect`. `verdict_s`: how long the end
     of an attempt that decode has not acknowledged is remembered and repeated; `acked_s`: how long one that it has.
-    `max_attempts`: live hand-offs. `max_tombstones`: remembered ends; one peer may have half of either.
+    `max_attempts`: live hand-offs. `max_tombstones`: remembered ends. `max_offered_bytes`: ids of pages and state in
+    the offers of live hand-offs, at prefill, 4 bytes each. One peer may have half of any of these.
 
     Raises ValueError for a value that is not above 0: a timer of no length would come due for ever.
     """
@@ -31,6 +32,7 @@ class Timing:
     acked_s: float = 15.0
     max_attempts: int = 16_384
     max_tombstones: int = 262_144
+    max_offered_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

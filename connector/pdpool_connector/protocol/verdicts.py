@@ -86,9 +86,9 @@ class Graveyard:
         """True when an attempt that is not known can only be one that has been forgotten."""
         return attempt.number <= self._floor.get(attempt.decode, -1)
 
-    def bury(self, tombstone: Tombstone) -> bool:
-        """Remember an end. False when there is no room: then the floor keeps it from rising."""
-        if self.full(tombstone.to):
+    def bury(self, tombstone: Tombstone, *, reserved: int = 0, reserved_of_peer: int = 0) -> bool:
+        """Remember an end. False when there is no room beside what is reserved: then the floor keeps it from rising."""
+        if self.full(tombstone.to, reserved=reserved, reserved_of_peer=reserved_of_peer):
             self._raise_floor(tombstone)
             return False
         self._rows[tombstone.key] = tombstone
@@ -126,10 +126,13 @@ class Verdicts:
         self.graves = Graveyard(timing.max_tombstones)
         self._timing, self._timers, self._send = timing, timers, send
 
-    def reach(self, tombstone: Tombstone, now: float) -> None:
-        """An attempt has ended: remember how, and say so until the other side acknowledges it."""
+    def reach(self, tombstone: Tombstone, now: float, *, reserved: int = 0, reserved_of_peer: int = 0) -> None:
+        """An attempt has ended: remember how, and say so until the other side acknowledges it.
+
+        `reserved`, `reserved_of_peer`: see `Graveyard.full`. Where there is no room beside it, it is said once.
+        """
         tombstone.retry_s = self._timing.retry_first_s
-        if self.graves.bury(tombstone):
+        if self.graves.bury(tombstone, reserved=reserved, reserved_of_peer=reserved_of_peer):
             keep_s = self._timing.acked_s if tombstone.acknowledged else self._timing.verdict_s
             key = tombstone.key
             self._timers.set(("grave", key), now + keep_s)

@@ -93,7 +93,7 @@ class PrefillSide:
         queues = self._core.queues
         for state in (State.BOOTSTRAP, State.WAITING, State.COMPUTING, State.INFLIGHT):
             for seq in queues.of(state):
-                status = _transfer(seq).status
+                status = _status(seq)
                 if status.phase is Phase.FAILED:
                     fail_handoff(self._core, seq, status, now)
                 elif state is State.BOOTSTRAP and status.phase is not Phase.WAITING:
@@ -162,7 +162,7 @@ class DecodeSide:
     def advance(self, now: float) -> None:
         """See Side."""
         for seq in self._core.queues.of(State.TRANSFER):
-            status = _transfer(seq).status
+            status = _status(seq)
             if status.phase is Phase.FAILED:
                 fail_handoff(self._core, seq, status, now)
             elif status.phase is Phase.DONE:
@@ -260,14 +260,19 @@ class DecodeSide:
 
 def fail_handoff(core: Core, seq: Sequence, status: TransferStatus, now: float) -> None:
     """End a sequence whose hand-off failed, counted as SGLang does: before or after the two sides had met."""
-    met = seq.state is not State.BOOTSTRAP
-    (core.counters.transfer_failed if met else core.counters.bootstrap_failed).inc()
+    (core.counters.transfer_failed if seq.met else core.counters.bootstrap_failed).inc()
     core.fail(seq, failure_of(status), now)
 
 
 def remaining_s(request: GenerationRequest, now: float) -> float:
     """Seconds until the request's deadline; the smallest that a connector takes when it has passed."""
     return max(0.001, request.deadline - now)
+
+
+def _status(seq: Sequence) -> TransferStatus:
+    status = _transfer(seq).status
+    seq.met |= status.phase not in (Phase.WAITING, Phase.FAILED)
+    return status
 
 
 def _transfer(seq: Sequence) -> Handoff:

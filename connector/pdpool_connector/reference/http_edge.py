@@ -12,7 +12,8 @@ from pdpool_connector.reference.server_generate import STREAMING, GenerationErro
 BODY_S = 20.0
 """Longest that a body may take to arrive. The router is near, and sends it when it has all of it."""
 CLOSE_S = 5.0
-"""How long requests may take to end when the server stops; they have been told to before."""
+"""How long requests may take to end when the server stops; they have been told to before. A client that reads nothing
+holds the end up for twice as long."""
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +41,19 @@ async def read_body(request: web.Request) -> bytes:
         raise RequestError(f"the body is broken: {error}", code="invalid_body") from None
 
 
-async def listen(app: web.Application, host: str, port: int, runners: list[web.BaseRunner]) -> int:
-    """Serve `app`. Returns the port; adds what is to be cleaned up, in that order, to `runners`. Raises OSError."""
+async def listen(
+    app: web.Application, host: str, port: int, runners: list[web.BaseRunner], close_s: float = CLOSE_S
+) -> int:
+    """Serve `app`. Returns the port; adds what is to be cleaned up, in that order, to `runners`. Raises OSError.
+
+    `close_s`: see CLOSE_S.
+    """
     inner = web.AppRunner(app)
     runners.append(inner)
     await inner.setup()
     assert inner.server is not None, "it has been set up"
     server = _Server(inner.server)
-    outer = web.ServerRunner(server, shutdown_timeout=CLOSE_S)
+    outer = web.ServerRunner(server, shutdown_timeout=close_s)
     runners.insert(0, outer)
     await outer.setup()
     await web.TCPSite(outer, host, port).start()

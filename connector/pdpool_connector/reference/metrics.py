@@ -42,7 +42,7 @@ class Counters:
 
 
 def label_values(model_name: str, engine_type: str) -> tuple[str, ...]:
-    """Values for LABELS; this engine has one rank."""
+    """Values for LABELS; the scheduler is rank 0's, and counts for all."""
     return (model_name, engine_type, "0", "0", "0")
 
 

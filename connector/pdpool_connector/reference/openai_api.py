@@ -99,8 +99,8 @@ class ChatBody(_Common, kw_only=True):
     max_completion_tokens: NewTokens | None = None
 
 
-def completion_job(body: CompletionBody, tokenizer: Tokenizer, vocab: int, request_id: str) -> Job:
-    """The sequences that a completion asks for. Raises RequestError."""
+def completion_job(body: CompletionBody, tokenizer: Tokenizer, vocab: int, request_id: str, room_for: int) -> Job:
+    """The sequences that a completion asks for. Raises RequestError. `room_for`: see `chat_job`."""
     refuse_unsupported(body)
     prompts = [check_tokens(tokens, vocab, "prompt") for tokens in _prompts(body.prompt, tokenizer)]
     sampling = _sampling(body, body.max_tokens or DEFAULT_COMPLETION_TOKENS)
@@ -112,6 +112,7 @@ def completion_job(body: CompletionBody, tokenizer: Tokenizer, vocab: int, reque
         body,
         samples=body.n or 1,
         stream=body.stream or False,
+        room_for=room_for,
     )
 
 
@@ -133,7 +134,13 @@ def chat_job(body: ChatBody, tokenizer: Tokenizer, vocab: int, request_id: str, 
     asked = body.max_completion_tokens or body.max_tokens
     sampling = _sampling(body, asked or max(1, min(DEFAULT_CHAT_TOKENS, room_for - len(prompt))))
     return make_job(
-        [body.rid or request_id], [prompt], [sampling], body, samples=body.n or 1, stream=body.stream or False
+        [body.rid or request_id],
+        [prompt],
+        [sampling],
+        body,
+        samples=body.n or 1,
+        stream=body.stream or False,
+        room_for=room_for,
     )
 
 
@@ -303,9 +310,9 @@ def error_body(message: str, *, status: int, code: str, param: str | None = None
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def model_list(served_name: str, created: int, max_context: int) -> Event:
-    """`GET /v1/models`."""
-    model = {
+def model_object(served_name: str, created: int, max_context: int) -> Event:
+    """The model as `/v1/models` shows it."""
+    return {
         "id": served_name,
         "object": "model",
         "created": created,
@@ -313,4 +320,3 @@ def model_list(served_name: str, created: int, max_context: int) -> Event:
         "root": served_name,
         "max_model_len": max_context,
     }
-    return {"object": "list", "data": [model]}

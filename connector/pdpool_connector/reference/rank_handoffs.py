@@ -57,7 +57,7 @@ def together(key: Key, statuses: Sequence[TransferStatus]) -> TransferStatus:
         message=verdict.message if verdict.rank is None else f"rank {verdict.rank}: {verdict.message}",
         prefix_pages=min(status.prefix_pages for status in statuses),
         bytes_moved=sum(status.bytes_moved for status in statuses),
-        releasable=all(status.releasable for status in statuses),
+        releasable=verdict.releasable,
     )
 
 

@@ -72,10 +72,13 @@ class Follower:
         """Follow orders until told to stop."""
         threading.Thread(target=self._read, name="orders", daemon=True).start()
         self._tell(Up({}))
-        while not isinstance(order := self._next(), Stop):
-            if order is not None:
-                self._follow(order)
-            self._beat()
+        try:
+            while not isinstance(order := self._next(), Stop):
+                if order is not None:
+                    self._follow(order)
+                self._beat()
+        except (EOFError, ConnectionError):  # rank 0 has closed a pipe
+            log.info("rank %d ends in the midst of a batch", self._spec.rank)
         if self._connector is not None:
             self._connector.close(CLOSE_S)
 

@@ -58,15 +58,22 @@ class Ranks:
     """All ranks of one engine, rank 0's own part among them.
 
     model: rank 0's part. specs: what each other rank is to be, in the order of ranks. stopping: whether to give up
-    waiting for a rank.
+    waiting for a rank. lost: called when one that was up has ended, on the thread that listens to it.
     """
 
     told: Callable[[int, Said], None]
     """Takes what a rank says of its hand-offs; set before the first one. Called on the thread that listens to it."""
 
-    def __init__(self, model: Model, specs: Sequence[RankSpec], stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        specs: Sequence[RankSpec],
+        stopping: Callable[[], bool],
+        lost: Callable[[RankLostError], None],
+    ) -> None:
         self._model = model
         self._stopping = stopping
+        self._lost = lost
         self.frozen: frozenset[int] = frozenset()
         self._ranks = [self._start(spec) for spec in specs]
 
@@ -137,12 +144,13 @@ class Ranks:
         self.frozen = numbers
 
     def stop(self) -> None:
-        """End the ranks' processes; those that do not end by themselves are killed."""
+        """End the processes; those that do not end by themselves are killed. Nothing may be computed any more."""
         for rank in self._ranks:
             try:
                 rank.orders.send(Stop())
             except OSError:
                 log.warning("rank %d had ended already", rank.number)
+            rank.rows.close()  # it may wait for those of a batch that was given up
         deadline = time.monotonic() + STOP_S
         for rank in self._ranks:
             rank.process.join(max(deadline - time.monotonic(), 0.0))
@@ -166,6 +174,8 @@ class Ranks:
                         self.told(rank.number, told)
         except (EOFError, OSError):
             log.info("rank %d has ended", rank.number)
+            if rank.up.is_set():  # else `wait_up` finds it
+                self._lost(RankLostError(f"rank {rank.number} has ended"))
 
     def _pass_through(self, stage: int, hidden: Floats) -> Floats:
         ranks = self._of_stage(stage)

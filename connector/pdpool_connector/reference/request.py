@@ -4,6 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pdpool_connector import prompt_digest
 
 DEFAULT_DEADLINE_S = 300.0
@@ -76,9 +79,9 @@ class Failure:
 
 Output = Tokens | Failure
 Sink = Callable[[Output], None]
-"""Takes the outputs of one sequence in order; the last one is a Failure or carries a Finish.
+"""Takes the outputs of one sequence in order, up to the first that is a Failure or carries a Finish.
 
-Called on the scheduler's thread: it must not block.
+Called on the scheduler's thread, and, with a Failure, on one that stops it: it must not block.
 """
 
 
@@ -98,7 +101,7 @@ class GenerationRequest:
     deadline: float = field(default_factory=lambda: time.monotonic() + DEFAULT_DEADLINE_S)
 
 
-def prompt_of(tokens: tuple[int, ...], sampling: SamplingParams) -> bytes:
+def prompt_of(tokens: tuple[int, ...] | NDArray[np.int32], sampling: SamplingParams) -> bytes:
     """By what the two halves of a sequence know each other: what its cache and its first token come from."""
     drawn = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
     return prompt_digest(tokens, repr(drawn).encode())

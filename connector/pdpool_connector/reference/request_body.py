@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
+import numpy as np
 
 from pdpool_connector.reference.request import Handoff, RequestError, SamplingParams, prompt_of
 from pdpool_connector.transport.address import AddressError, parse_address
@@ -208,9 +209,15 @@ def make_job(
     *,
     samples: int,
     stream: bool,
+    room_for: int,
 ) -> Job:
-    """A job of `samples` sequences for each prompt; the lists have one entry for each prompt. Raises RequestError."""
+    """A job of `samples` sequences for each prompt; the lists have one entry for each prompt. Raises RequestError.
+
+    A prompt of `room_for` tokens or more is refused by whoever looks at its length. It goes without a digest: those of
+    many samples of millions of tokens take seconds.
+    """
     check_count(len(prompts), samples)
+    tokens = [np.array(prompt, np.int32) if len(prompt) < room_for else None for prompt in prompts]
     order = [i for i in range(len(prompts)) for _ in range(samples)]
     where = handoffs(fields, len(prompts), samples)
     drawn = [_sample_of(sampling[i], j % samples) for j, i in enumerate(order)]
@@ -219,7 +226,7 @@ def make_job(
         prompts=[prompts[i] for i in order],
         sampling=drawn,
         handoffs=[
-            handoff and replace(handoff, prompt=prompt_of(prompts[i], one))
+            handoff and replace(handoff, prompt=b"" if (read := tokens[i]) is None else prompt_of(read, one))
             for i, handoff, one in zip(order, where, drawn, strict=True)
         ],
         samples=samples,

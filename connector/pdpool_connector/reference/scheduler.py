@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pdpool_connector.reference.kv import PAGE_TOKENS
 from pdpool_connector.reference.request import Failure, GenerationRequest, RequestError
@@ -19,6 +19,7 @@ from pdpool_connector.reference.scheduler_report import Report
 IDLE_BEAT_S = 0.5
 """An idle scheduler wakes this often, to tell the connector and /health that it lives and to see deadlines pass."""
 MAX_COMMANDS = 4096
+_SHUTTING_DOWN: Final = Failure(503, "shutting_down", "the engine is shutting down")
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -33,7 +34,7 @@ class Scheduler:
         total_pages: pages of the cache.
         max_queued: how many sequences may be in the engine at a time.
         make_core: makes the core; it gets the callback for sequences that leave.
-        on_crash: called on the scheduler's thread when a turn raised; all sequences have failed by then.
+        on_crash: called on the scheduler's thread when a turn raised; all clients have been told by then.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Scheduler:
         model: Computes,
         total_pages: int,
         max_queued: int,
-        make_core: Callable[[Callable[[], None]], Core],
+        make_core: Callable[[Callable[[GenerationRequest], None]], Core],
         on_crash: Callable[[], None],
     ) -> None:
         self.mode = mode
@@ -56,7 +57,7 @@ class Scheduler:
         self._on_crash = on_crash
         self._cond = threading.Condition()
         self._commands: deque[Callable[[Core], None]] = deque()
-        self._open = 0
+        self._open: set[GenerationRequest] = set()
         self._wake = False
         self._frozen = False
         self._stopping = False
@@ -69,25 +70,34 @@ class Scheduler:
         """Start the thread."""
         self._thread.start()
 
-    def stop(self, timeout_s: float) -> bool:
-        """End the thread; sequences that are left fail. Returns whether it ended in time."""
+    def stop(self) -> None:
+        """Have the thread end; sequences that are left fail now, whatever it is at: a step may take seconds."""
         with self._cond:
             self._stopping = True
             self._cond.notify()
+        self._fail_open(_SHUTTING_DOWN)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread's end. Returns whether it came in time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def crash(self, error: Exception) -> None:
+        """Have the next turn raise this: something that the engine cannot go on without is gone."""
+        with self._cond:
+            self._commands.append(partial(_raise, error))
+            self._cond.notify()
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Take the sequences of one HTTP request, all or none. Raises RequestError (503) when the engine is full."""
         with self._cond:
             if self._stopping:
                 raise RequestError("the engine is shutting down", status=503, code="shutting_down")
-            if self._open + len(requests) > self._max_queued:
-                message = (
-                    f"the engine holds {self._open} sequences; {len(requests)} more would exceed {self._max_queued}"
-                )
+            held = len(self._open)
+            if held + len(requests) > self._max_queued:
+                message = f"the engine holds {held} sequences; {len(requests)} more would exceed {self._max_queued}"
                 raise RequestError(message, status=503, code="queue_full")
-            self._open += len(requests)
+            self._open.update(requests)
             self._commands.extend(partial(_submit, request) for request in requests)
             self._cond.notify()
 
@@ -156,7 +166,7 @@ class Scheduler:
     @property
     def open_sequences(self) -> int:
         """Sequences taken and not ended, those still in the command queue included."""
-        return self._open
+        return len(self._open)
 
     def beat_age_s(self) -> float:
         """Seconds since the last turn."""
@@ -165,19 +175,21 @@ class Scheduler:
     # ------------------------------------------------------------------ the scheduler's thread
 
     def _main(self) -> None:
+        failure = _SHUTTING_DOWN
         try:
             while self._turn():
                 pass
-        except Exception:
-            log.exception("the scheduler crashed")
+        except Exception as error:
             with self._cond:
-                self._stopping = True
-            try:
-                self._fail_all(Failure(500, "engine_crashed", "the engine's scheduler crashed"))
-            finally:
+                stopping, self._stopping = self._stopping, True
+            if stopping:
+                log.info("the scheduler ends in the midst of a step: %s", error)
+            else:
+                log.exception("the scheduler crashed")
+                failure = Failure(500, "engine_crashed", "the engine's scheduler crashed")
+                self._fail_open(failure)
                 self._on_crash()
-        else:
-            self._fail_all(Failure(503, "shutting_down", "the engine is shutting down"))
+        self._let_go(failure)
 
     def _turn(self) -> bool:
         """One turn; then wait if it computed nothing. Returns False when the thread shall end."""
@@ -205,25 +217,39 @@ class Scheduler:
     def _something_to_do(self) -> bool:
         return bool(self._commands) or self._wake or self._stopping
 
-    def _ended(self) -> None:
+    def _ended(self, request: GenerationRequest) -> None:
         """A client that has its whole answer finds its sequence counted nowhere."""
         with self._cond:
-            self._open -= 1
+            self._open.discard(request)
         self._publish()
 
     def _publish(self) -> None:
         if not self.freeze_gauges:
             self.report = self._make_report(self._core)
 
-    def _fail_all(self, failure: Failure) -> None:
+    def _fail_open(self, failure: Failure) -> None:
+        """Tell every client whose sequence has not ended, wherever that stands. What comes after it reaches nobody."""
+        with self._cond:
+            left = list(self._open)
+        for request in left:
+            request.sink(failure)
+
+    def _let_go(self, failure: Failure) -> None:
+        """Take what is left out of the core, so that peers hear of it; its clients have been told.
+
+        Where what broke the engine breaks this, too, peers hear of it when the connector closes.
+        """
         with self._cond:
             commands = list(self._commands)
             self._commands.clear()
-        for command in commands:
-            command(self._core)
-        now = time.monotonic()
-        for seq in self._core.queues.all():
-            self._core.fail(seq, failure, now)
+        try:
+            for command in commands:
+                command(self._core)
+            now = time.monotonic()
+            for seq in self._core.queues.all():
+                self._core.fail(seq, failure, now)
+        except Exception as error:  # noqa: BLE001 - the engine ends
+            log.warning("sequences are left behind: %s", error)
 
     def _make_report(self, core: Core) -> Report:
         queues = core.queues
@@ -239,6 +265,11 @@ class Scheduler:
             decode_transfer=queues.count(State.TRANSFER),
             held=len(core.held),
         )
+
+
+def _raise(error: Exception, core: Core) -> None:
+    del core
+    raise error
 
 
 def _submit(request: GenerationRequest, core: Core) -> None:

@@ -99,7 +99,7 @@ class Core:
         eos_ids: frozenset[int],
         limits: Limits,
         counters: Counters,
-        on_end: Callable[[], None],
+        on_end: Callable[[GenerationRequest], None],
         side: "Callable[[Core], Side]",
     ) -> None:
         self.queues = Queues()
@@ -192,7 +192,7 @@ class Core:
             self.queues.move(seq, None, now)
             self.side.abandon(seq, why)
             self._give_back(seq)
-        self._on_end()
+        self._on_end(seq.request)
 
     def purge_leaked(self, now: float) -> None:
         """Let go of the sequences that the leak fault kept."""

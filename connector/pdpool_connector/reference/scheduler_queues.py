@@ -38,7 +38,8 @@ class Sequence:
     """One sequence and everything that it owns in this engine.
 
     `pages` are cache pages in logical order; `computed` counts prompt tokens in the cache, `sent` logical pages given
-    to the transfer. A `leaked` one is counted and otherwise forgotten: a fault that is asked for.
+    to the transfer; `met` is whether its hand-off has got beyond waiting for the other side. A `leaked` one is counted
+    and otherwise forgotten: a fault that is asked for.
     """
 
     request: GenerationRequest
@@ -52,6 +53,7 @@ class Sequence:
     sent: int = 0
     output: list[int] = field(default_factory=list)
     transfer: Handoff | None = None
+    met: bool = False
     leaked: bool = False
 
 

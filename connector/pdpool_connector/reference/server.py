@@ -18,10 +18,11 @@ from pdpool_connector.reference.openai_api import (
     ChatReply,
     CompletionBody,
     CompletionReply,
+    Event,
     Reply,
     chat_job,
     completion_job,
-    model_list,
+    model_object,
     new_request_id,
 )
 from pdpool_connector.reference.request import RequestError, TooLongError
@@ -54,6 +55,7 @@ class Api:
                 web.post("/v1/completions", self.completions),
                 web.post("/v1/chat/completions", self.chat),
                 web.get("/v1/models", self.models),
+                web.get("/v1/models/{model:.+}", self.model),
                 web.get("/health", self.health),
                 web.get("/health_generate", self.health),
                 web.get("/ready", self.ready),
@@ -75,22 +77,21 @@ class Api:
         """`POST /v1/completions`."""
         body = decode_body(await read_body(request), CompletionBody)
         request_id = new_request_id()
-        job = await self._job(completion_job, body, self._engine.config.vocab, request_id)
+        job = await self._job(completion_job, body, request_id)
         return await self._answer(request, job, self._reply(CompletionReply, body, job, request_id))
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
         body = decode_body(await read_body(request), ChatBody)
         request_id = new_request_id()
-        engine = self._engine
-        job = await self._job(chat_job, body, engine.config.vocab, request_id, engine.max_tokens)
+        job = await self._job(chat_job, body, request_id)
         return await self._answer(request, job, self._reply(ChatReply, body, job, request_id))
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """`POST /generate`."""
         body = decode_body(await read_body(request), GenerateBody)
-        job = await self._job(generate_job, body, self._engine.config.vocab, new_request_id())
-        return await self._answer(request, job, GenerateReply(job.rids))
+        job = await self._job(generate_job, body, new_request_id())
+        return await self._answer(request, job, GenerateReply(job.rids, batch=body.batch))
 
     async def _answer(self, request: web.Request, job: Job, reply: Reply) -> web.StreamResponse:
         engine = self._engine
@@ -103,13 +104,14 @@ class Api:
             raise
 
     async def _job(
-        self, make: Callable[..., Job], body: ChatBody | CompletionBody | GenerateBody, *more: object
+        self, make: Callable[..., Job], body: ChatBody | CompletionBody | GenerateBody, request_id: str
     ) -> Job:
         """Make a job on another thread: a long text would hold up every other request. Raises RequestError.
 
         A text too long for this engine may be short enough for the other, which is told, though not for which prompt.
         """
         engine = self._engine
+        more = (engine.config.vocab, request_id, engine.max_tokens)
         try:
             return await asyncio.to_thread(make, body, engine.tokenizer, *more)
         except TextTooLongError as error:
@@ -163,8 +165,19 @@ class Api:
     async def models(self, request: web.Request) -> web.Response:
         """`GET /v1/models`."""
         del request
-        name = self._engine.options.served_model_name
-        return web.json_response(model_list(name, self._created, self._engine.max_tokens))
+        return web.json_response({"object": "list", "data": [self._served_model()]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """`GET /v1/models/{model}`."""
+        served, asked = self._served_model(), request.match_info["model"]
+        if asked != served["id"]:
+            message = f"model: {asked[:300]!r} is not served here, {served['id']!r} is"
+            raise RequestError(message, param="model", status=404, code="model_not_found")
+        return web.json_response(served)
+
+    def _served_model(self) -> Event:
+        engine = self._engine
+        return model_object(engine.options.served_model_name, self._created, engine.max_tokens)
 
     async def model_info(self, request: web.Request) -> web.Response:
         """`GET /model_info`."""
@@ -185,9 +198,9 @@ class Api:
             "context_length": engine.config.max_context,
             "max_total_num_tokens": engine.scheduler.report.max_tokens,
             "page_size": 16,
-            "tp_size": 1,
+            "tp_size": options.tp_size,
             "dp_size": 1,
-            "pp_size": 1,
+            "pp_size": options.pp_size,
             "status": "ready" if engine.unwell() is None else "unwell",
         }
         return web.json_response(info)

@@ -23,12 +23,19 @@ from pdpool_connector.reference.options import EngineOptions
 from pdpool_connector.reference.rank_handoffs import RankedDecode, RankedPrefill
 from pdpool_connector.reference.rank_orders import Connect, Drain, RankSpec
 from pdpool_connector.reference.ranks import Ranks
-from pdpool_connector.reference.request import DEFAULT_DEADLINE_S, Handoff, RequestError, TooLongError
+from pdpool_connector.reference.request import (
+    DEFAULT_DEADLINE_S,
+    GenerationRequest,
+    Handoff,
+    RequestError,
+    TooLongError,
+)
 from pdpool_connector.reference.request_body import Job
 from pdpool_connector.reference.scheduler import Scheduler
 from pdpool_connector.reference.scheduler_core import Core, Limits, Side
 from pdpool_connector.reference.shard import parts_of
 from pdpool_connector.runtime.arguments import RefusalCause
+from pdpool_connector.runtime.metrics import ConnectorCollector
 
 SCHEDULER_SILENT_S = 20.0
 CONNECTOR_SILENT_S = 5.0
@@ -39,6 +46,9 @@ and every 5 s after (`Timing.expect_s`): what has missed three was never sent, o
 a whole. A decode that meets this prefill for the first time has to pair with it before, which takes a second or so.
 Not longer: the router offers requests to a dead decode until its health checks have noticed, and each waits so long."""
 STOP_S = 10.0
+TURN_S = 0.5
+"""So long an engine that stops lets its scheduler tell peers why their hand-offs end. One that is in a longer step does
+not hold up the connector's farewell: a kubelet may leave 2 s."""
 DRAIN_POLL_S = 0.05
 """The connector's state is a snapshot that nobody announces, so that a drain looks at it again and again."""
 
@@ -90,14 +100,17 @@ class Engine:
             self.connector.start()
             if self.ranks is not None:
                 self.ranks.connect({rank: Connect(self._config_of(rank)) for rank in self.ranks.numbers})
+            self.registry.register(ConnectorCollector(self._connector_stats))
         self.scheduler.start()
 
     def stop(self) -> None:
-        """Stop both; what is left of requests fails."""
-        if not self.scheduler.stop(STOP_S):
-            log.error("the scheduler did not stop within %.0f s", STOP_S)
+        """Stop both; what is left of requests fails at once, here and at peers."""
+        self.scheduler.stop()
+        self.scheduler.join(TURN_S)
         if self.connector is not None:
             self.connector.close(STOP_S)
+        if not self.scheduler.join(STOP_S):
+            log.error("the scheduler did not stop within %.0f s", STOP_S)
         if self.ranks is not None:
             self.ranks.stop()
 
@@ -179,7 +192,7 @@ class Engine:
         if self.options.mode == "unified":
             return None
         kind = PrefillConnector if self.options.mode == "prefill" else DecodeConnector
-        return kind(self._config_of(0), self._kv.memory, self._wake, self.registry)
+        return kind(self._config_of(0), self._kv.memory, self._wake)
 
     def _wake(self) -> None:
         self.scheduler.wake()
@@ -214,9 +227,9 @@ class Engine:
             for rank, part in enumerate(self._parts)
             if rank
         ]
-        return Ranks(model, specs, lambda: self.scheduler.stopping)
+        return Ranks(model, specs, lambda: self.scheduler.stopping, lambda error: self.scheduler.crash(error))
 
-    def _make_core(self, limits: Limits, on_end: Callable[[], None]) -> Core:
+    def _make_core(self, limits: Limits, on_end: Callable[[GenerationRequest], None]) -> Core:
         return Core(
             pages=PageAllocator(self.options.kv_pages),
             aux=PageAllocator(self._kv.memory.aux_rows),

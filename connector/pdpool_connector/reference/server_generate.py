@@ -27,7 +27,8 @@ from pdpool_connector.reference.scheduler import Scheduler
 OVERDUE_S = 5.0
 """How much later than its deadline a request without a token is ended here: the scheduler, if it runs, knows why."""
 STALL_S = 120.0
-"""Longest silence between two tokens of a request before its client is told that the engine stalls."""
+"""Longest silence between two tokens of a request, all of whose sequences have one, before its client is told that the
+engine stalls."""
 WRITE_S = 60.0
 """Longest that a client may take to accept one event."""
 
@@ -117,8 +118,11 @@ async def _arriving(
 ) -> AsyncIterator[tuple[int, Tokens]]:
     """The outputs as they come, entered into `results`, until all sequences have ended. Raises GenerationError."""
     left = len(results)
-    patience = DEFAULT_DEADLINE_S + OVERDUE_S
+    deadline = time.monotonic() + DEFAULT_DEADLINE_S
+    stall = 0.0
     while left:
+        begun = all(result.ids or result.finish for result in results)
+        patience = stall if begun else max(stall, deadline + OVERDUE_S - time.monotonic())
         try:
             # Not wait_for: before Python 3.12 it loses a cancellation, a client's leaving, that comes with a token.
             async with asyncio.timeout(patience):
@@ -128,7 +132,7 @@ async def _arriving(
             raise GenerationError(Failure(504, "engine_stalled", message)) from None
         if isinstance(output, Failure):
             raise GenerationError(output)
-        patience = STALL_S
+        stall = STALL_S
         results[index].add(output)
         left -= output.finish is not None
         yield index, output

@@ -20,6 +20,8 @@ from pdpool_connector.reference.weights import WeightsError
 
 IMPATIENT_GRACE_S = 1.0
 """What is left of the grace after a second SIGTERM."""
+HURRIED_CLOSE_S = 0.5
+"""CLOSE_S of an engine without a grace: a kubelet may leave it 2 s."""
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +88,8 @@ class _Process:
 
     async def _listen(self, engine: Engine, runners: list[web.BaseRunner]) -> None:
         options, api = self._options, Api(engine)
-        port = await listen(api.app(), options.host, options.port, runners)
+        close_s = min(CLOSE_S, HURRIED_CLOSE_S + options.shutdown_grace_s)
+        port = await listen(api.app(), options.host, options.port, runners, close_s)
         if options.admin_socket is not None:
             await self._listen_admin(engine, options.admin_socket, runners)
         host = f"[{options.host}]" if ":" in options.host else options.host

@@ -55,6 +55,12 @@ class GenerateBody(HandoffFields):
     rid: Rid | list[Rid] | None = None
     stream: bool | None = None
 
+    @property
+    def batch(self) -> bool:
+        """Whether it holds a list of prompts, be it of one."""
+        first = self.input_ids[0] if self.input_ids else None
+        return isinstance(self.text, list) or isinstance(first, list)
+
 
 class AbortBody(msgspec.Struct):
     """`POST /abort_request`."""
@@ -63,8 +69,8 @@ class AbortBody(msgspec.Struct):
     abort_all: bool = False
 
 
-def generate_job(body: GenerateBody, tokenizer: Tokenizer, vocab: int, request_id: str) -> Job:
-    """The sequences that a `/generate` body asks for. Raises RequestError."""
+def generate_job(body: GenerateBody, tokenizer: Tokenizer, vocab: int, request_id: str, room_for: int) -> Job:
+    """The sequences that a `/generate` body asks for. Raises RequestError. `room_for`: see `chat_job`."""
     refuse_unsupported(body)
     prompts, param = _prompts(body, tokenizer)
     prompts = [check_tokens(tokens, vocab, param) for tokens in prompts]
@@ -83,7 +89,9 @@ def generate_job(body: GenerateBody, tokenizer: Tokenizer, vocab: int, request_i
             f"sampling_params.n: {sorted(samples)}; one value for all prompts is right", param="sampling_params.n"
         )
     sampling = [_sampling(one) for one in bodies]
-    return make_job(rids, prompts, sampling, body, samples=samples.pop(), stream=body.stream or False)
+    return make_job(
+        rids, prompts, sampling, body, samples=samples.pop(), stream=body.stream or False, room_for=room_for
+    )
 
 
 def _prompts(body: GenerateBody, tokenizer: Tokenizer) -> tuple[list[tuple[int, ...]], str]:
@@ -118,18 +126,19 @@ def _sampling(body: SamplingBody) -> SamplingParams:
 
 
 class GenerateReply:
-    """Answers of `/generate`: an object, or a list when the request held several sequences.
+    """Answers of `/generate`: an object, or a list for a `batch` and for several samples, as SGLang's.
 
     The events of a stream repeat the text so far.
     """
 
-    def __init__(self, rids: Sequence[str]) -> None:
+    def __init__(self, rids: Sequence[str], *, batch: bool) -> None:
         self._rids = rids
+        self._listed = batch or len(rids) > 1
 
     def whole(self, results: Sequence[Result]) -> Event | list[Event]:
         """See Reply."""
         answers = [self._answer(i, result) for i, result in enumerate(results)]
-        return answers if len(answers) > 1 else answers[0]
+        return answers if self._listed else answers[0]
 
     def opening(self) -> list[Event]:
         """See Reply."""

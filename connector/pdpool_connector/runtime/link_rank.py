@@ -32,7 +32,7 @@ class LineOwner(Protocol):
         """The paired rank said something about an attempt."""
 
     def line_ended(self, peer: str, message: str, *, paired: bool) -> None:
-        """The connection ended, before or after it was paired, or hello was not answered."""
+        """The connection ended, before or after it was paired, hello was not answered, or the rank has forgotten us."""
 
     def line_refused(self, peer: str, message: str, *, retry: bool) -> None:
         """The rank will not pair, for good or for now."""
@@ -119,12 +119,10 @@ class Line:
         elif isinstance(frame, f.HelloOk):
             self._on_welcome(frame)
         elif isinstance(frame, f.HelloRefused):
-            self.close()
-            message = f"{self._name} refused to pair: {frame.reason}"
-            self._owner.line_refused(self.peer, message, retry=frame.retry)
+            self._on_refusal(frame)
         elif isinstance(frame, f.Goodbye):
             self.close()
-            self._owner.line_left(self.peer, f"{self._name} has shut down: {frame.reason}")
+            self._owner.line_left(self.peer, f"{self._name} has shut down: {f.text(frame.reason)}")
         elif isinstance(frame, f.AttemptFrame) and self.paired:
             self._owner.line_frame(frame)
         else:
@@ -135,6 +133,14 @@ class Line:
             self.paired, self.version, self.memory = True, frame.version, frame.memory
             self._reactor.cancel(("hello", self))
             self._owner.line_paired(self.peer)
+
+    def _on_refusal(self, frame: f.HelloRefused) -> None:
+        message = f"{self._name} refused to pair: {f.text(frame.reason)}"
+        if self.paired and frame.retry:
+            self._end(message)  # it has forgotten us, and may know us again at once
+        else:
+            self.close()
+            self._owner.line_refused(self.peer, message, retry=frame.retry)
 
     def _end(self, message: str) -> None:
         paired = self.paired

@@ -1,6 +1,7 @@
 """Looks at the kernel's tables again and again until they say what is waited for, never on the owner thread."""
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable, Coroutine
@@ -9,6 +10,8 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pdpool_connector.runtime.reactor import Reactor
+
+log = logging.getLogger(__name__)
 
 FIRST_S = 0.02
 MAX_S = 1.0
@@ -59,9 +62,13 @@ class Looks(Generic[Seen]):
     def _on_seen(self, peer: str, wait: _Wait[Seen], pause_s: float, seen: "Future[Seen]") -> None:
         if seen.cancelled() or not wait.wanted():
             self._under_way.discard(peer)
-        elif seen.exception() is None and wait.over(seen.result()):
+        elif (error := seen.exception()) is None and wait.over(seen.result()):
             self._under_way.discard(peer)
             wait.then()
         else:
+            if error is not None and pause_s < MAX_S:  # not once a second for good
+                log.warning(
+                    "cannot see which connections of peer %s are left: %s: %s", peer[:8], type(error).__name__, error
+                )
             again = partial(self._look, peer, wait, min(2 * pause_s, MAX_S))
             self._reactor.at((self, peer), time.monotonic() + pause_s, again)

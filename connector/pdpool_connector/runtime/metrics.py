@@ -13,9 +13,9 @@ PREFIX = "pdpool_connector_"
 
 
 class ConnectorCollector(Collector):
-    """Register it with a `CollectorRegistry`; it reads the snapshot at each scrape."""
+    """Register it with a `CollectorRegistry`; it reads the snapshots, of one rank or of several, at each scrape."""
 
-    def __init__(self, stats: Callable[[], ConnectorStats]) -> None:
+    def __init__(self, stats: Callable[[], Iterable[ConnectorStats]]) -> None:
         self._stats = stats
 
     def describe(self) -> Iterable[Metric]:
@@ -23,22 +23,15 @@ class ConnectorCollector(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics of this connector."""
-        stats = self._stats()
-        yield from _attempts(stats)
-        yield from _gauges(stats)
-        yield _counter("ended", "Hand-offs that have ended, by outcome.", "outcome", stats.outcomes)
-        yield _release_times(stats)
-        yield _counter("failures", "Hand-offs that have failed, by root cause.", "cause", stats.causes)
-        yield _counter("drops", "Frames that changed nothing, by reason.", "reason", stats.drops)
-        yield _counter("checksums", "Hand-offs whose pages were sampled, by outcome.", "outcome", stats.checksums)
-        yield _counter("flights_lost", "Failed hand-offs without a flight record.", "reason", stats.flights_lost)
-        moved = CounterMetricFamily(PREFIX + "bytes_moved", "Bytes of KV cache known to have landed.")
-        moved.add_metric([], stats.bytes_moved_total)
-        yield moved
-        faults = CounterMetricFamily(PREFIX + "faults", "Faults inside the connector; each is logged. Stays 0.")
-        faults.add_metric([], stats.faults)
-        yield faults
+        """All metrics of these connectors; each series has the label `rank`."""
+        families: dict[str, Metric] = {}
+        for stats in self._stats():
+            for metric in _metrics(stats):
+                for sample in metric.samples:
+                    sample.labels["rank"] = str(stats.rank)
+                if metric is not (family := families.setdefault(metric.name, metric)):
+                    family.samples += metric.samples
+        return families.values()
 
 
 def state_json(stats: ConnectorStats) -> bytes:
@@ -47,6 +40,23 @@ def state_json(stats: ConnectorStats) -> bytes:
         name: value for name, value in msgspec.to_builtins(stats).items() if name not in ("releases", "flights_lost")
     }
     return msgspec.json.encode(document)
+
+
+def _metrics(stats: ConnectorStats) -> Iterable[Metric]:
+    yield from _attempts(stats)
+    yield from _gauges(stats)
+    yield _counter("ended", "Hand-offs that have ended, by outcome.", "outcome", stats.outcomes)
+    yield _release_times(stats)
+    yield _counter("failures", "Hand-offs that have failed, by root cause.", "cause", stats.causes)
+    yield _counter("drops", "Frames that changed nothing, by reason.", "reason", stats.drops)
+    yield _counter("checksums", "Hand-offs whose pages were sampled, by outcome.", "outcome", stats.checksums)
+    yield _counter("flights_lost", "Failed hand-offs without a flight record.", "reason", stats.flights_lost)
+    moved = CounterMetricFamily(PREFIX + "bytes_moved", "Bytes of KV cache known to have landed.")
+    moved.add_metric([], stats.bytes_moved_total)
+    yield moved
+    faults = CounterMetricFamily(PREFIX + "faults", "Faults inside the connector; each is logged. Stays 0.")
+    faults.add_metric([], stats.faults)
+    yield faults
 
 
 def _attempts(stats: ConnectorStats) -> Iterable[Metric]:

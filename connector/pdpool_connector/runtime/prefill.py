@@ -3,16 +3,13 @@
 import logging
 import time
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import SupportsIndex
 
 from prometheus_client import CollectorRegistry
 
-from pdpool_connector.engines.base import EngineError, IncompatiblePeerError
 from pdpool_connector.layout.checksum import PageSum, PageSums
-from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, decode_remote
-from pdpool_connector.layout.overlap import compatible
+from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.staging import SLOT_BYTES, Reservation, Staging
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import (
@@ -30,11 +27,11 @@ from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.prefill_read import PrefillReadMachine
 from pdpool_connector.protocol.states import PrefillState as S
-from pdpool_connector.protocol.versions import VersionMismatchError, negotiate
 from pdpool_connector.runtime.announce import Announcements
-from pdpool_connector.runtime.arguments import RefusalCause, as_reason, as_request
+from pdpool_connector.runtime.arguments import RefusalCause, as_reason, as_refusal_cause, as_request
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
+from pdpool_connector.runtime.decodes import Decodes, Peer
 from pdpool_connector.runtime.job import Ended, ended, number_of
 from pdpool_connector.runtime.membership import Membership
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
@@ -45,32 +42,6 @@ from pdpool_connector.transport.control import Arrival
 from pdpool_connector.transport.http import HttpServer
 
 log = logging.getLogger(__name__)
-
-MAX_PEERS = 256
-"""Each costs a thread; more decodes than this are told to try again later."""
-GRACE_S = 1.0
-"""A connection that ended is evidence of death unless the same process is back within this time."""
-
-
-@dataclass(slots=True, eq=False)
-class Peer:
-    """One decode process that has said hello."""
-
-    incarnation: str
-    address: str
-    version: int
-    route: bytes
-    connection: int
-    worker: PeerWorker | None
-    """Writes to it; None where decode reads."""
-    last_seen: float
-    paired: bool = False
-    """Its memory is connected."""
-    present: bool = True
-    """Its connection has not ended for longer than the grace."""
-    refusal: str = ""
-    page_sum: PageSum | None = None
-    """What gives the checksum of pages that it reads; None where it reads none, or pages are cut by heads."""
 
 
 class PrefillConnector(Connector[PrefillTransfer]):
@@ -85,8 +56,6 @@ class PrefillConnector(Connector[PrefillTransfer]):
         on_change: Callable[[], None],
         registry: CollectorRegistry | None = None,
     ) -> None:
-        self._peers: dict[str, Peer] = {}
-        self._by_connection: dict[int, Peer] = {}
         self._writes: dict[f.AttemptId, set[int]] = {}
         self._sums = PageSums(memory)
         self._announcements = Announcements(config.checksum_rate, lambda call: self._reactor.post(call))
@@ -94,6 +63,9 @@ class PrefillConnector(Connector[PrefillTransfer]):
         if config.rank > 0 and config.registry is None:
             raise ValueError(f"registry is missing: rank {config.rank} has to register at that of rank 0")
         super().__init__(config, memory, on_change, registry)
+        self._decodes = Decodes(
+            self, self.incarnation, memory, self._engine.name, config.direction, self._reactor, self._drops
+        )
         if config.staging_bytes and config.direction == "write" and self._engine.stages:
             self._staging = Staging(config.staging_bytes // SLOT_BYTES)
 
@@ -147,7 +119,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
         and sibling is meant then. Raises as `open`.
         """
         whose = as_request(room, request_id, sibling, self.config.request_deadline_s, prompt)
-        wish = OpenRequest(next(self._handles), *whose, as_reason(message), cause)
+        wish = OpenRequest(next(self._handles), *whose, as_reason(message), as_refusal_cause(cause))
         self._open(PrefillTransfer(wish.handle, wish.room, request_id, self._post, self.memory), wish, None)
 
     # --- Set-up ---
@@ -183,70 +155,42 @@ class PrefillConnector(Connector[PrefillTransfer]):
 
     def _on_connections(self) -> None:
         for connection in self._server.ended():
-            self._on_connection_ended(connection)
+            self._decodes.connection_ended(connection)
 
     def _on_arrival(self, arrival: Arrival) -> None:
         frame = arrival.frame
         if isinstance(frame, f.Hello):
-            if (connection := self._server.connection(arrival)) >= 0:
-                self._on_hello(frame, arrival.route, connection)
+            connection = self._server.connection(arrival)
+            self._on_connections()  # the look at this one may have taken news of others from zmq
+            if connection >= 0:
+                self._decodes.greet(frame, arrival.route, connection)
             return
-        peer = self._peers.get(frame.sender)
-        if peer is None or peer.route != arrival.route or not peer.paired:
+        peer = self._decodes.speaker(frame.sender, arrival.route)
+        if peer is None:
             self._drops.note("unpaired", f"{type(frame).__name__} from {frame.sender[:8]}, which is not paired here")
+            self._decodes.unknown(frame.sender, arrival.route)
             return
         peer.last_seen = time.monotonic()
         if isinstance(frame, f.Goodbye):
-            self._lose(peer, f"decode {peer.address} has shut down: {frame.reason}")
+            self._decodes.lose(peer, f"decode {peer.address} has shut down: {f.text(frame.reason)}")
         elif isinstance(frame, f.AttemptFrame):
             self._drive(Received(frame))
         else:
             self._drops.note("direction", f"{type(frame).__name__} is not for prefill")
 
-    def _on_hello(self, hello: f.Hello, route: bytes, connection: int) -> None:
-        peer = self._peers.get(hello.sender)
-        if self._machine.fenced(hello.sender):
-            self._refuse(route, f"decode {hello.address} was fenced, and is paired no more: restart it", retry=False)
-        elif peer is not None and not peer.present:
-            self._refuse(route, "what you left behind is still being cleaned up", retry=True)
-        elif peer is not None:
-            self._rebind(peer, route, connection)
-        else:
-            self._pair(hello, route, connection)
+    # --- What the table of decodes asks and tells ---
 
-    def _pair(self, hello: f.Hello, route: bytes, connection: int) -> None:
-        try:
-            version = negotiate(
-                hello.oldest_version,
-                hello.version,
-                direction=self.config.direction,
-                state=bool(self.memory.state),
-                shares=bool(self.memory.state_ranks),
-            )
-            remote = decode_remote(hello.memory)
-        except VersionMismatchError as error:
-            self._refuse(route, str(error), retry=False)
-            return
-        except LayoutError as error:
-            self._refuse(route, f"decode's memory is not valid: {error}", retry=False)
-            return
-        if (mismatch := self._mismatch(remote)) is not None:
-            self._refuse(route, mismatch, retry=False)
-            return
-        if len(self._peers) >= MAX_PEERS:
-            self._refuse(route, f"prefill has {MAX_PEERS} peers, which is its limit", retry=True)
-            return
-        self._replace(hello)
-        incarnation = hello.sender
-        worker = self._start_worker(hello, remote) if self.config.direction == "write" else None
-        peer = Peer(incarnation, hello.address, version, route, connection, worker, time.monotonic())
-        self._exits.watch(incarnation, remote.process)
-        self._vouchers.note(incarnation, hello.address, remote.process)
-        self._peers[incarnation] = peer
-        self._by_connection[connection] = peer
-        if worker is None:
-            peer.page_sum = self._sums.of_pages(remote.memory) if hello.kv else None
-            self._on_connected(incarnation, None)
+    def decode_fenced(self, peer: str) -> bool:
+        """See `DecodesOwner`."""
+        return self._machine.fenced(peer)
+
+    def decode_met(self, hello: f.Hello, remote: RemoteMemory) -> tuple[PeerWorker | None, PageSum | None]:
+        """See `DecodesOwner`."""
+        self._exits.watch(hello.sender, remote.process)
+        self._vouchers.note(hello.sender, hello.address, remote.process)
+        if self.config.direction == "write":
+            return self._start_worker(hello, remote), None  # last: nobody would end it if something failed after
+        return None, self._sums.of_pages(remote.memory) if hello.kv else None
 
     def _start_worker(self, hello: f.Hello, remote: RemoteMemory) -> PeerWorker:
         incarnation = hello.sender
@@ -260,93 +204,40 @@ class PrefillConnector(Connector[PrefillTransfer]):
             sums=self._sums,
             checksum_rate=self.config.checksum_rate,
             staging=self._staging,
-            connected=lambda error: self._reactor.post(partial(self._on_connected, incarnation, error)),
+            connected=lambda error: self._reactor.post(partial(self._decodes.connected, incarnation, error)),
             ended=lambda events: self._reactor.step(partial(self._on_writes_ended, events)),
             kept=lambda attempt, slot: self._reactor.post(partial(self._on_kept, attempt, slot)),
             gone=lambda: self._reactor.post(partial(self._on_worker_gone, incarnation)),
         )
 
-    def _mismatch(self, remote: RemoteMemory) -> str | None:
-        if remote.engine != self._engine.name:
-            return f"engine is {self._engine.name!r} at prefill and {remote.engine!r} at decode"
-        differences = compatible(self.memory, remote.memory)
-        if bool(self.memory.state) != bool(remote.memory.state):
-            # Each hand-off names as many state items on both sides, and a rank without state has none to name.
-            counts = f"{len(self.memory.state)} regions at prefill and {len(remote.memory.state)} at decode"
-            differences.append(f"state has {counts}, must have some on both sides or on neither")
-        return "prefill will not pair: " + "; ".join(differences) if differences else None
-
-    def _replace(self, hello: f.Hello) -> None:
-        """A new process at an address means that the old one there is no more."""
-        for old in list(self._peers.values()):
-            if old.address == hello.address and old.present:
-                self._lose(old, f"decode {old.address} was replaced by process {hello.sender[:8]}")
-
-    def _rebind(self, peer: Peer, route: bytes, connection: int) -> None:
-        """The same process says hello again: its first answer was lost, or its connection."""
-        self._by_connection.pop(peer.connection, None)
-        peer.route, peer.connection = route, connection
-        self._by_connection[connection] = peer
-        self._reactor.cancel(("grace", peer.incarnation))
-        if peer.paired:
-            self._welcome(peer)
-
-    def _on_connected(self, incarnation: str, error: EngineError | None) -> None:
-        peer = self._peers.get(incarnation)
-        if peer is None or not peer.present:
-            return
-        if error is None:
-            peer.paired = True
-            self._welcome(peer)
-            log.info("paired with decode %s (%s)", peer.address, incarnation)
-        else:
-            message = f"prefill's engine cannot reach decode's memory: {error}"
-            self._refuse(peer.route, message, retry=not isinstance(error, IncompatiblePeerError))
-            peer.present = False
-
-    def _welcome(self, peer: Peer) -> None:
+    def decode_paired(self, peer: Peer) -> None:
+        """See `DecodesOwner`."""
         self._drive(PeerReady(peer.incarnation, peer.version))
         answer = f.HelloOk(version=peer.version, sender=self.incarnation, memory=self._remote_form)
         self._filtered(answer, partial(self._server.send, peer.route, answer))
 
-    def _refuse(self, route: bytes, reason: str, *, retry: bool) -> None:
-        refusal = f.HelloRefused(version=f.VERSION_MIN, sender=self.incarnation, reason=f.text(reason), retry=retry)
-        self._filtered(refusal, partial(self._server.send, route, refusal))
-
-    # --- The end of a peer ---
-
-    def _on_connection_ended(self, connection: int) -> None:
-        peer = self._by_connection.pop(connection, None)
-        if peer is not None and peer.present:
-            message = f"the connection of decode {peer.address} ended, and it did not come back"
-            self._reactor.at(
-                ("grace", peer.incarnation), time.monotonic() + GRACE_S, partial(self._lose, peer, message)
-            )
-
-    def _lose(self, peer: Peer, message: str) -> None:
-        peer.present = peer.paired = False
-        self._reactor.cancel(("grace", peer.incarnation))
-        self._by_connection.pop(peer.connection, None)
+    def decode_lost(self, peer: Peer, message: str) -> None:
+        """See `DecodesOwner`."""
         self._drive(PeerLost(peer.incarnation, message))
-        if peer.worker is not None:
-            peer.worker.close()
-        else:
-            del self._peers[peer.incarnation]
-        log.warning("%s", message)
 
-    def _part_with(self, peer: str) -> None:
-        known = self._peers.get(peer)
-        if known is not None and known.present:
-            if known.paired:
-                bye = f.Goodbye(version=known.version, sender=self.incarnation, reason="decode was fenced; restart it")
-                self._server.send(known.route, bye)
-            self._lose(known, f"decode {known.address} was fenced")
+    def decode_told(self, route: bytes, frame: f.HelloRefused | f.Goodbye) -> None:
+        """See `DecodesOwner`."""
+        self._filtered(frame, partial(self._server.send, route, frame))
+
+    def _part_with(self, peer: str, why: str) -> None:
+        self._decodes.part_with(peer, why)
 
     def _on_worker_gone(self, incarnation: str) -> None:
-        peer = self._peers.pop(incarnation)
-        self._by_connection.pop(peer.connection, None)
-        if peer.present:
-            self._drive(PeerLost(incarnation, "the thread that writes to it has failed"))
+        """What it has not answered, after a fault in it, nobody can speak for any more."""
+        known = self._decodes.get(incarnation)
+        unended = known.worker.unended() if known is not None and known.worker is not None else []
+        what = "the thread that writes has failed"
+        self._on_writes_ended([ended(move, WriteResult.UNSETTLED, 0, what) for move in unended])
+        self._decodes.worker_gone(incarnation)
+
+    def _begin_shutdown(self) -> None:
+        self._decodes.shut()
+        super()._begin_shutdown()
 
     # --- What goes out ---
 
@@ -356,8 +247,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
         super()._after_turn()
 
     def _transmit(self, peer: str, frame: f.Frame) -> None:
-        known = self._peers.get(peer)
-        if known is None or not known.paired:
+        if (known := self._decodes.paired(peer)) is None:
             return
         exchange = self._prefill.find(frame.attempt) if isinstance(frame, f.Computed) else None
         if isinstance(frame, f.Computed) and exchange is not None and known.page_sum is not None:
@@ -367,8 +257,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
 
     def _say(self, peer: str, frame: f.Computed) -> None:
         """Send what has been hashed, if its decode is still there."""
-        known = self._peers.get(peer)
-        if known is not None and known.paired:
+        if (known := self._decodes.paired(peer)) is not None:
             self._server.send(known.route, frame)
 
     def _publish(self, report: Report) -> None:
@@ -389,14 +278,14 @@ class PrefillConnector(Connector[PrefillTransfer]):
                 over = ended(effect, WriteResult.FAILED, 0, failure)
                 self._reactor.post(partial(self._on_writes_ended, [over]))
         elif isinstance(effect, StopWriting):
-            peer = self._peers.get(effect.peer)
+            peer = self._decodes.get(effect.peer)
             if peer is not None and peer.worker is not None:
                 peer.worker.stop(self._writes.get(effect.attempt, set()))
 
     def _write(self, write: Write) -> str:
         """Pass a write on to its peer's worker, or return why nothing is under way."""
-        peer = self._peers.get(write.peer)
-        if peer is None or not peer.paired or peer.worker is None:
+        peer = self._decodes.paired(write.peer)
+        if peer is None or peer.worker is None:
             return "decode is gone"
         self._writes.setdefault(write.attempt, set()).add(write.write)
         if peer.worker.submit(write):
@@ -417,7 +306,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
             writes.discard(number)
             if not writes:
                 del self._writes[event.attempt]
-        peer = self._peers.get(event.attempt.decode)
+        peer = self._decodes.get(event.attempt.decode)
         if peer is not None and peer.worker is not None:
             peer.worker.forget(number)
         self._bytes_moved += event.bytes_moved
@@ -435,7 +324,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
 
     def _peer_stats(self, now: float) -> tuple[PeerStats, ...]:
         rows = []
-        for peer in self._peers.values():
+        for peer in self._decodes:
             exchanges = self._prefill.exchanges_of(peer.incarnation)
             waiting = sum(exchange.state in (S.PARKED, S.READY) for exchange in exchanges)
             rows.append(PeerStats(peer.incarnation, peer.address, now - peer.last_seen, len(exchanges), waiting))
@@ -448,7 +337,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
         return sum(exchange.pages for exchange in self._prefill.held())
 
     def _at_hand(self) -> Container[str]:
-        return self._peers
+        return self._decodes
 
     def _attempts_with(self, peer: str) -> int:
         return len(self._prefill.exchanges_of(peer))
@@ -460,15 +349,8 @@ class PrefillConnector(Connector[PrefillTransfer]):
         return self._machine.census.count("draining")
 
     def _say_goodbye(self) -> None:
-        for peer in self._peers.values():
-            if peer.paired:
-                bye = f.Goodbye(version=peer.version, sender=self.incarnation, reason="prefill is shutting down")
-                self._server.send(peer.route, bye)
-            if peer.worker is not None:
-                peer.worker.close()
+        self._decodes.leave()
 
     def _join_workers(self, deadline: float) -> bool:
         self._announcements.close()
-        workers = [peer.worker for peer in list(self._peers.values()) if peer.worker is not None]
-        ended = [worker.join(max(deadline - time.monotonic(), 0.1)) for worker in workers]
-        return all(ended)
+        return self._decodes.join(deadline)

@@ -74,17 +74,26 @@ class Reactor:
         self._slowest: tuple[float, float] = (0.0, 0.0)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread. Raises RuntimeError when none is left; then it may be tried again."""
         self._turn.release()
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no thread left
+            self._turn.acquire()
+            raise
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread is there."""
+        return self._thread.is_alive()
 
     def stop(self, timeout_s: float) -> bool:
         """End after what is posted already; True when the thread has ended within the time."""
-        if not self._thread.is_alive():
+        if not self.running:
             return True
         self.post(self._stop)
         self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return not self.running
 
     def post(self, call: Call) -> None:
         """Have `call` run in a turn, in order of posting. From any thread; returns at once."""

@@ -4,12 +4,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
-from pdpool_connector.engines.base import Engine, EngineError
+from pdpool_connector.engines.base import Engine, EngineError, IncompatiblePeerError
 from pdpool_connector.layout.checksum import PageSums
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, decode_remote
 from pdpool_connector.protocol.events import Event, Read, StopReading, WriteResult
 from pdpool_connector.protocol.frames import AttemptId
+from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.runtime.job import Ended, ended, number_of
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.runtime.worker import PeerWorker
@@ -24,7 +26,18 @@ class _Source:
     worker: PeerWorker
     kv: bool
     connected: bool = False
+    left: bool = False
+    """The rank was lost or cannot be reached; the worker ends once what it has in flight has settled."""
+    again: Callable[[], None] | None = None
+    """It has come back meanwhile: what begins with it anew."""
     reads: dict[AttemptId, set[int]] = field(default_factory=dict)
+
+
+class Failure(NamedTuple):
+    """Why a rank's memory cannot be read. Cause.INVALID: trying again is vain, as after a pairing that was refused."""
+
+    cause: Cause
+    message: str
 
 
 class Reads:
@@ -38,7 +51,7 @@ class Reads:
         memory: KVMemory,
         reactor: Reactor,
         drive: Callable[[Event], None],
-        connected: Callable[[str, str | None], None],
+        connected: Callable[[str, Failure | None], None],
         *,
         begun: Callable[[Read], None],
     ) -> None:
@@ -46,18 +59,23 @@ class Reads:
         self._begun = begun
         self._sums = PageSums(memory)
         self._sources: dict[str, _Source] = {}
+        self._closed = False
 
     def connect(self, peer: str, memory: bytes, *, kv: bool, shares: bool) -> None:
         """Begin to reach the memory of a rank that is paired; `memory` as it was told, the rest as for `PeerWorker`."""
+        if self._closed:
+            return
         source = self._sources.get(peer)
         if source is not None:
             if source.connected:
                 self._told(peer, None)
+            elif source.left:
+                source.again = partial(self.connect, peer, memory, kv=kv, shares=shares)
             return
         try:
             remote = decode_remote(memory)
         except LayoutError as error:
-            self._told(peer, f"prefill's memory is not valid: {error}")
+            self._told(peer, Failure(Cause.INVALID, f"prefill's memory is not valid: {error}"))
             return
         self._sources[peer] = _Source(self._start(peer, remote, kv=kv, shares=shares), kv)
 
@@ -100,11 +118,12 @@ class Reads:
     def leave(self, peer: str) -> None:
         """The rank is lost: what is in flight is waited for, and nothing new is read."""
         if (source := self._sources.get(peer)) is not None:
-            source.connected = False
+            source.connected, source.left, source.again = False, True, None
             source.worker.close()
 
     def close(self) -> None:
-        """End all workers once what they have in flight has settled."""
+        """End all workers once what they have in flight has settled; none is begun after."""
+        self._closed = True
         for peer in list(self._sources):
             self.leave(peer)
 
@@ -114,14 +133,15 @@ class Reads:
 
     def _on_connected(self, peer: str, error: EngineError | None) -> None:
         source = self._sources.get(peer)
-        if source is None:
+        if source is None or source.left:
             return
         if error is None:
             source.connected = True
             self._told(peer, None)
         else:
-            del self._sources[peer]
-            self._told(peer, f"decode's engine cannot reach prefill's memory: {error}")
+            source.left = True
+            cause = Cause.INVALID if isinstance(error, IncompatiblePeerError) else Cause.PEER_LOST
+            self._told(peer, Failure(cause, f"decode's engine cannot reach prefill's memory: {error}"))
 
     def _move_now(self, peer: str, worker: PeerWorker) -> None:
         self._on_ended(peer, worker.move_now())
@@ -146,4 +166,6 @@ class Reads:
         for move in source.worker.unended():
             self._drive(ended(move, WriteResult.UNSETTLED, 0, "the thread that reads has failed"))
         if source.connected:
-            self._told(peer, "the thread that reads from it has failed")
+            self._told(peer, Failure(Cause.PEER_LOST, "the thread that reads from it has failed"))
+        if source.again is not None:
+            source.again()

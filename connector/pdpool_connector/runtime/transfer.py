@@ -62,14 +62,14 @@ class Transfer:
                 return
         self._call(release)
 
-    async def ended(self) -> TransferStatus:
+    async def wait_ended(self) -> TransferStatus:
         """Wait, in a program on asyncio, until it is DONE or FAILED; return how. Cancelling the wait gives nothing up.
 
-        It is bounded by the hand-off's own deadline. The pages may still be held: see `released`.
+        It is bounded by the hand-off's own deadline. The pages may still be held: see `wait_released`.
         """
         return await self._until(self._wait)
 
-    async def released(self) -> TransferStatus:
+    async def wait_released(self) -> TransferStatus:
         """Wait until the pages may be given back; return how it ended. A hold has no deadline: bound the wait."""
         return await self._until(self.attach)
 

@@ -5,6 +5,7 @@ ended; over TCP that is no proof until all that they had sent was read (docs/fen
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -73,17 +74,17 @@ class Vouchers:
         try:
             judge(self._engine, proofs, sending=self._sending)
         except InsufficientProofError:
-            if not self._addresses(peer):
-                raise
-            judge(self._engine, (*proofs, self._seen_here), sending=self._sending)
+            if proofs and self._addresses(peer):
+                with contextlib.suppress(InsufficientProofError):  # which would name what the caller has not given
+                    return judge(self._engine, (*proofs, self._seen_here), sending=self._sending)
+            raise
 
     def take(self, peer: str, proofs: tuple[Proof, ...]) -> None:
-        """Fence the peer: at once, or when the connections that it had to us have ended."""
+        """Fence the peer: at once, or when the connections that it had to us have ended, or nothing waits for that."""
         try:
             judge(self._engine, proofs, sending=self._sending)
         except InsufficientProofError:
-            conclude = partial(self._fence, peer, (*proofs, self._seen_here))
-            self._connections.begin(peer, partial(self._has_left, peer), conclude, partial(self._is_wanted, peer))
+            self._connections.begin(peer, partial(self._suffices, peer), partial(self._conclude, peer, proofs))
         else:
             self._fence(peer, proofs)
 
@@ -112,9 +113,12 @@ class Vouchers:
         process = self._peers.get(peer)
         return process.addresses_seen_by(self._here) if process is not None else frozenset()
 
-    def _is_wanted(self, peer: str) -> bool:
-        return self._owed(peer) and bool(self._addresses(peer))
+    def _suffices(self, peer: str, table: Table) -> bool:
+        """Whether no connection is there that may be the peer's, or none would matter."""
+        addresses = self._addresses(peer)
+        has_left = bool(addresses) and not leading_to(addresses, table & self._frozen.get(peer, table))
+        return has_left or not self._owed(peer)
 
-    def _has_left(self, peer: str, table: Table) -> bool:
-        """Whether no connection is there that may be the peer's."""
-        return not leading_to(self._addresses(peer), table & self._frozen.get(peer, table))
+    def _conclude(self, peer: str, proofs: tuple[Proof, ...]) -> None:
+        # A peer that is owed nothing was not looked for, but is to begin nothing either.
+        self._fence(peer, (*proofs, self._seen_here) if self._owed(peer) else proofs)

@@ -2,8 +2,9 @@
 
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from queue import SimpleQueue
@@ -187,8 +188,10 @@ class PeerWorker:
             self._connected(error)
             if error is None:
                 with self._hands:
-                    self._work()
-                    self._engine.disconnect(self._peer)
+                    try:
+                        self._work()
+                    finally:
+                        self._engine.disconnect(self._peer)
         except Exception:
             log.exception("the worker of peer %s failed", self._peer[:8])
         finally:
@@ -333,8 +336,8 @@ class PeerWorker:
             self._flights.append(_Flight(parts, handle))
             for job, chunk in parts:
                 job.in_flight += 1
-                if job.checksum is not None and job.op is Op.WRITE and self._sum_written is not None:
-                    job.checksum += self._sum_written(chunk)  # while the chunk is on its way
+                if job.op is Op.WRITE:
+                    self._sum(job, chunk, self._sum_written)  # while the chunk is on its way
         return True
 
     def _drop(self, parts: list[Part], result: WriteResult, message: str) -> None:
@@ -364,13 +367,23 @@ class PeerWorker:
             self._unstage(chunk)
         if outcome is Poll.DONE:
             job.bytes_moved += job.size[0] if job.size is not None else self._plan.nbytes(chunk)
-            if job.checksum is not None and job.op is Op.READ and self._sum_read is not None:
-                job.checksum += self._sum_read(chunk)  # while the next one is on its way
+            if job.op is Op.READ:
+                self._sum(job, chunk, self._sum_read)  # while the next one is on its way
         elif outcome is Poll.FAILED_SETTLED:
             job.fail(WriteResult.FAILED, why)
         else:
             job.fail(WriteResult.UNSETTLED, why)
         self._end_if_over(job)
+
+    def _sum(self, job: Job, chunk: Chunk, sum_of: Callable[[Chunk], int] | None) -> None:
+        """Add a chunk to its job's checksum. A fault in that is this job's, and no other's that is under way."""
+        if job.checksum is None or sum_of is None:
+            return
+        try:
+            job.checksum += sum_of(chunk)
+        except Exception as error:
+            log.exception("the checksum of a chunk could not be taken")
+            job.fail(WriteResult.FAILED, f"{type(error).__name__}: {error}")
 
     def _stage(self, job: Job, chunk: Chunk) -> Chunk:
         """Gather the chunk's pages where that is worth it and there is room; otherwise they go out as strips."""
@@ -400,3 +413,10 @@ class PeerWorker:
         if not job.chunks and not job.in_flight and not job.over:
             job.over = True
             self._over.append(job.end())
+
+
+def join_all(workers: Sequence[PeerWorker], deadline: float) -> bool:
+    """Wait for closed workers until `deadline` (monotonic), 0.1 s at least; True when all have ended."""
+    deadline = max(deadline, time.monotonic() + 0.1)
+    ended = [worker.join(max(deadline - time.monotonic(), 0.0)) for worker in workers]
+    return all(ended)

@@ -33,12 +33,12 @@ def parse_address(text: str) -> Address:
         host = host[1:-1]
     elif ":" in host:
         raise AddressError(f"{text!r}: write an IPv6 host in brackets, as in [::1]:8998")
-    if not colon or not _is_host(host) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) <= 65535:
+    if not colon or not is_host(host) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) <= 65535:
         raise AddressError(f"{text[:300]!r} is no address: give host:port")
     return Address(host, int(port))
 
 
-def _is_host(text: str) -> bool:
+def is_host(text: str) -> bool:
     """Whether it can be looked up at all: a name, an IPv4 or an IPv6 address."""
     if ":" not in text:
         return _NAME.fullmatch(text) is not None

@@ -14,7 +14,7 @@ import msgspec
 
 from pdpool_connector.layout.memory import MAX_RANKS
 from pdpool_connector.layout.pairing import Part
-from pdpool_connector.protocol.frames import Incarnation
+from pdpool_connector.protocol.frames import Incarnation, shown
 from pdpool_connector.transport.address import AddressError, parse_address
 from pdpool_connector.transport.curve import CurveKey
 from pdpool_connector.transport.resolve import Resolver
@@ -82,7 +82,7 @@ class BootstrapError(Exception):
     """
 
     def __init__(self, message: str, *, final: bool = False, refused: bool = False) -> None:
-        super().__init__(message)
+        super().__init__(shown(message))
         self.final = final
         self.refused = refused
 

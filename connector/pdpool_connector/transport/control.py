@@ -4,6 +4,7 @@ Every socket is bounded (high-water marks, frame size), and every message is tak
 checked it. A connection is never rebuilt by zmq behind our back: its end is evidence about the peer, and is reported.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, NamedTuple, Protocol
@@ -187,15 +188,18 @@ class ControlLink:
         turns: Turns,
         key: CurveKey | None = None,
     ) -> None:
+        """Raises zmq.ZMQError when no socket is left to be had."""
         self._drops, self._turns = drops, turns
         self._outbox: list[Frame] = []
-        self.socket = context.socket(zmq.DEALER)
-        _tune(self.socket)
-        self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        if key is not None:
-            connect_with(self.socket, key)
-        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
-        self.socket.connect(f"tcp://{control}")
+        with contextlib.ExitStack() as undo:
+            self.socket = undo.enter_context(context.socket(zmq.DEALER))
+            _tune(self.socket)
+            self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
+            if key is not None:
+                connect_with(self.socket, key)
+            self.monitor = undo.enter_context(self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED))
+            self.socket.connect(f"tcp://{control}")
+            undo.pop_all()
 
     def receive(self) -> Iterator[SingleFrame]:
         """Yield what has arrived, at most a batch of messages."""

@@ -5,6 +5,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from pdpool_connector.protocol.frames import text
+
 log = logging.getLogger(__name__)
 
 LOG_EVERY_S = 10.0
@@ -41,7 +43,7 @@ class Drops:
         if now - self._logged.get(reason, -LOG_EVERY_S) >= LOG_EVERY_S:
             self._logged[reason] = now
             level = logging.WARNING if reason in SUSPICIOUS else logging.INFO
-            log.log(level, "dropped (%s, %d so far): %.200s", reason, self._counts[reason], detail)
+            log.log(level, "dropped (%s, %d so far): %.200s", reason, self._counts[reason], text(detail))
 
     def counts(self) -> dict[str, int]:
         """Totals by reason."""

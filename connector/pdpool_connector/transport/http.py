@@ -1,6 +1,7 @@
 """HTTP in a thread of its own: serves the bootstrap registry and the admin endpoint, and asks others."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
@@ -13,6 +14,15 @@ START_S = 5.0
 """How long binding a port may take."""
 BODY_S = 5.0
 """How long the body of a request may take to arrive."""
+FIRST_S = 10.0
+"""How long the first request of a connection may take to arrive."""
+IDLE_S = 75.0
+"""How long another one may take: longer than between two scrapes of the metrics."""
+UNREAD_S = 10.0
+"""How long a client may take nothing of an answer. One that reads slowly takes some of it all the time."""
+MAX_CONNECTIONS = 512
+"""To one port, and a few more when many come in one moment; the rest are closed at once, for they would take the
+descriptors that the control channel needs."""
 MAX_BODY_BYTES = 16 * 1024
 """Of a request; a longer one is refused with status 413."""
 
@@ -46,6 +56,8 @@ class Reply(NamedTuple):
 
 Handler = Callable[[Asked], Reply]
 """Called in the server's thread, so it must not block."""
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+"""What aiohttp calls for a request."""
 
 
 class HttpServer:
@@ -84,16 +96,43 @@ class HttpServer:
         self._loop.run_forever()
 
     async def _serve(self, port: int, pages: Mapping[str, Page], handlers: Mapping[tuple[str, str], Handler]) -> int:
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
+
+        @web.middleware
+        async def hear(request: web.Request, handler: Answer) -> web.StreamResponse:
+            if (deadline := silent.pop(request.protocol, None)) is not None:
+                deadline.cancel()
+            return await handler(request)
+
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[hear])
         for path, page in pages.items():
             app.router.add_get(path, _show(page))
         for (method, path), handler in handlers.items():
             app.router.add_route(method, path, _handle(handler))
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
+        runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=0.5, keepalive_timeout=IDLE_S
+        )
         await runner.setup()
         self._runners.append(runner)
-        assert runner.server is not None  # there is one once it is set up
-        server = await self._loop.create_server(runner.server, self._host, port, backlog=128)
+        http = runner.server
+        assert http is not None  # there is one once it is set up
+
+        def accept() -> asyncio.Protocol:
+            if len(http.connections) >= MAX_CONNECTIONS:
+                return _TurnedAway()
+            connection = http()
+            silent[connection] = self._loop.call_later(FIRST_S, cut_off, connection)
+            return connection
+
+        def cut_off(connection: web.RequestHandler) -> None:
+            del silent[connection]
+            connection.force_close()
+
+        server = await self._loop.create_server(accept, self._host, port, backlog=128, start_serving=False)
+        for listener in server.sockets:
+            # Inherited by what it accepts. asyncio itself waits without end, even to close, for a client to read.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))
+        await server.start_serving()
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
@@ -115,14 +154,21 @@ class HttpServer:
         await asyncio.sleep(0)
 
 
-def _show(page: Page) -> Callable[[web.Request], Awaitable[web.Response]]:
+class _TurnedAway(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+def _show(page: Page) -> Answer:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=page.body(), headers={"Content-Type": page.content_type})
 
     return answer
 
 
-def _handle(handler: Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _handle(handler: Handler) -> Answer:
     async def answer(request: web.Request) -> web.Response:
         try:
             async with asyncio.timeout(BODY_S):

@@ -33,8 +33,9 @@ class LeaseKeeper:
         while True:
             try:
                 lease_s = await self._client.register(self.registry, self._registration, ASK_S)
-            except BootstrapError as error:
-                self._note(str(error))
+            except Exception as error:  # noqa: BLE001 - whatever it is may pass; until then the instance lacks its rank
+                expected = isinstance(error, BootstrapError)
+                self._note(str(error) if expected else f"{type(error).__name__}: {error}")
                 await asyncio.sleep(RETRY_S)
             else:
                 self._note("")

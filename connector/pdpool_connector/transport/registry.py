@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from pdpool_connector.layout.pairing import Part, check_instance
+from pdpool_connector.protocol.frames import shown
 from pdpool_connector.transport.address import is_allowed
 from pdpool_connector.transport.bootstrap import (
     BOOTSTRAP_PATH,
@@ -72,7 +73,8 @@ class Registry:
     def register(self, registration: Registration) -> Lease:
         """Give a rank its seat, or renew it; another process of the same rank takes its place at once.
 
-        Raises RegistrationError for a rank that is none of this instance, and for a process that was replaced.
+        Raises RegistrationError for a rank that is none of this instance, and for a process that was replaced, as long
+        as the lease of the one in its place holds.
         """
         info = registration.info
         if registration.ranks != len(self._instance):
@@ -91,14 +93,17 @@ class Registry:
         return Lease(LEASE_S)
 
     def _seat(self, info: RankInfo) -> None:
-        seat = self._seats[info.rank]
+        seat, now = self._seats[info.rank], self._clock()
         if info.incarnation in seat.former:
-            raise RegistrationError(409, f"rank {info.rank} was taken over by another process; end this one")
+            if now < seat.until:
+                raise RegistrationError(409, f"rank {info.rank} was taken over by another process; end this one")
+            # Who lives may have come first: a registry that was restarted, too, does not know the order.
+            seat.former.remove(info.incarnation)
         if seat.info is None or seat.info.incarnation != info.incarnation:
-            log.info("rank %d registered: process %s at %s", info.rank, info.incarnation[:8], info.control)
+            log.info("rank %d registered: process %s at %s", info.rank, info.incarnation[:8], shown(info.control))
             if seat.info is not None:
                 seat.former.append(seat.info.incarnation)
-        seat.info, seat.until = info, self._clock() + LEASE_S
+        seat.info, seat.until = info, now + LEASE_S
 
     def ranks(self) -> BootstrapInfo | Refusal:
         """All ranks, or which are missing and since when."""

@@ -37,9 +37,14 @@ class Resolver:
         if answer is None:
             if len(self._underway) >= MAX_LOOKUPS:
                 raise OSError(f"{MAX_LOOKUPS} names are being looked up, which is the limit")
-            answer = self._underway[host] = asyncio.get_running_loop().create_future()
+            answer = asyncio.get_running_loop().create_future()
             # Not the loop's own executor: a lookup that hangs would be waited for at the end of the process.
-            threading.Thread(target=self._ask, args=(host, answer), name="pdpool-lookup", daemon=True).start()
+            thread = threading.Thread(target=self._ask, args=(host, answer), name="pdpool-lookup", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system has no thread left
+                raise OSError(f"{host} cannot be looked up: {error}") from None
+            self._underway[host] = answer
         return await asyncio.shield(answer)
 
     def _ask(self, host: str, answer: asyncio.Future[list[str]]) -> None:

@@ -1,19 +1,24 @@
-"""What the kernel knows of a process's TCP connections: which of them lead to nobody any more.
+"""What the kernel knows of a process's TCP connections: where they lead, and who holds the other ends.
 
 When a process dies, the kernel goes on delivering what it had sent. Our end of such a connection closes only after all
-of it was read, so a process without such ends has received everything that any dead process of this host had sent.
+of it was read, so a process without such ends has received everything that the dead one had sent.
 """
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 from typing import NamedTuple
+
+from pdpool_connector.layout.process import started_at
 
 _LISTEN = 0x0A
 _NOT_ACCEPTED = frozenset({0x01, 0x03, 0x08})
 """ESTABLISHED, SYN_RECV, CLOSE_WAIT: without an owner, a connection in one of these waits to be accepted."""
 _MAPPED = bytes(10) + b"\xff\xff"
 """First 12 bytes of an IPv4 address in IPv6 form (RFC 4291, 2.5.5.2)."""
+
+_ANY = (bytes(4), bytes(16))
+"""A socket that listens there takes connections to every address."""
 
 End = tuple[bytes, int]
 """IP address and port."""
@@ -28,18 +33,30 @@ class _Row(NamedTuple):
     inode: int
 
 
-def ownerless_connections(pid: int) -> int:
-    """How many TCP connections of process `pid` have another end that no process owns, or that cannot be seen.
+class Holder(NamedTuple):
+    """A process that has a socket open; `started` in clock ticks since boot (proc_pid_stat(5))."""
 
-    An end is seen when it lies in the same network namespace. 0 proves that nothing is under way to us from any process
-    of this namespace that has exited. Raises OSError when the process has gone or is another user's.
+    pid: int
+    started: int
+
+
+def other_ends(pid: int) -> list[frozenset[Holder]]:
+    """Who holds the other end of each TCP connection of process `pid`, but for those with itself.
+
+    One that it has yet to accept counts too: it may carry bytes from somebody who has exited. Empty for an end that no
+    process holds any more, or that cannot be seen: in another network namespace, or held by another user's process. A
+    socket outlives who opened it in processes that were forked off. Raises OSError when the process has gone or is
+    another user's.
     """
     rows = [*_rows(pid, "tcp"), *_rows(pid, "tcp6")]
     ours = _inodes(pid)
-    owners = {(row.local, row.remote): row.inode for row in rows}
-    return sum(
-        row.inode in ours and row.state != _LISTEN and not owners.get((row.remote, row.local), 0) for row in rows
-    )
+    sockets = {(row.local, row.remote): row.inode for row in rows}
+    doors = {row.local for row in rows if row.state == _LISTEN and row.inode in ours}
+    mine = [row for row in rows if row.state != _LISTEN and (row.inode in ours or _comes_in(row, doors))]
+    others = [sockets.get((row.remote, row.local), 0) for row in mine]
+    others = [inode for inode in others if inode not in ours]
+    holders = _holders(frozenset(others) - {0})
+    return [frozenset(holders.get(inode, ())) for inode in others]
 
 
 def connections(pid: int) -> frozenset[Connection]:
@@ -58,6 +75,29 @@ def leading_to(addresses: Iterable[str], table: Iterable[Connection]) -> frozens
     """The connections whose other end has one of these IP addresses."""
     wanted = {ipaddress.ip_address(one).packed.removeprefix(_MAPPED) for one in addresses}
     return frozenset(connection for connection in table if connection[1][0] in wanted)
+
+
+def _comes_in(row: _Row, doors: Set[End]) -> bool:
+    """Whether this is a connection to one of these listening sockets that may not be in anybody's hands yet."""
+    address, port = row.local
+    return row.state in _NOT_ACCEPTED and any((at, port) in doors for at in (address, *_ANY))
+
+
+def _holders(inodes: frozenset[int]) -> dict[int, set[Holder]]:
+    """Which processes have these sockets open, as far as we may look."""
+    found: dict[int, set[Holder]] = {}
+    for entry in Path("/proc").iterdir() if inodes else ():
+        if not entry.name.isdigit():
+            continue
+        pid = int(entry.name)
+        try:
+            held = _inodes(pid) & inodes
+            holder = Holder(pid, started_at(pid))
+        except OSError:
+            continue  # gone meanwhile, or another user's
+        for inode in held:
+            found.setdefault(inode, set()).add(holder)
+    return found
 
 
 def _inodes(pid: int) -> set[int]:

@@ -51,24 +51,24 @@ class Gate:
 
     def admit(self, authorization: str, operation: str) -> str:
         """Return who signed for `operation` (the claim "sub"). Raises TokenError."""
-        claims = _decode(authorization, self._key, "EdDSA", self._clock(), audience=self._audience)
-        if claims.get("op") != operation:
-            raise TokenError(f"the token is not for {operation}: its claim op says what it is for")
-        name, used = claims.get("sub"), claims.get("jti")
-        if not isinstance(name, str) or not isinstance(used, str) or not 1 <= len(used) <= 128:
-            raise TokenError("the token needs the claims sub and jti, both text")
-        self._use(used, float(claims["exp"]))
-        return name
-
-    def _use(self, token: str, expires: float) -> None:
         with self._lock:
-            now = self._clock()
-            self._used = {one: until for one, until in self._used.items() if until + SKEW_S > now}
-            if token in self._used:
-                raise TokenError("the token was used before")
-            if len(self._used) >= MAX_USED:
-                raise TokenError(f"{MAX_USED} tokens were used within their life; try again in a minute")
-            self._used[token] = expires
+            now = self._clock()  # one for both: a used token is forgotten only when it is too old to be used
+            claims = _decode(authorization, self._key, "EdDSA", now, audience=self._audience)
+            if claims.get("op") != operation:
+                raise TokenError(f"the token is not for {operation}: its claim op says what it is for")
+            name, used = claims.get("sub"), claims.get("jti")
+            if not isinstance(name, str) or not isinstance(used, str) or not 1 <= len(used) <= 128:
+                raise TokenError("the token needs the claims sub and jti, both text")
+            self._use(used, float(claims["exp"]), now)
+            return name
+
+    def _use(self, token: str, expires: float, now: float) -> None:
+        self._used = {one: until for one, until in self._used.items() if until + SKEW_S >= now}
+        if token in self._used:
+            raise TokenError("the token was used before")
+        if len(self._used) >= MAX_USED:
+            raise TokenError(f"{MAX_USED} tokens were used within their life; try again in a minute")
+        self._used[token] = expires
 
 
 def sign_operation(private_key: str, audience: str, operation: str, who: str, token_id: str, now: float) -> str:

@@ -58,9 +58,9 @@ def missed(results: Results, console: Console) -> None:
     rows = [row for row in results.rows if row.met is False]
     for row in rows:
         console.print(f"missed: {row.plane}, {row.what}: {short(row.value)} {row.unit}, wanted {row.target}")
-    for plane, reached in results.series.get("stages", {}).items():
+    for (what, plane), reached in results.series.get("stages", {}).items():
         steps = ", ".join(f"{stage} {when:.0f}" for stage, when in reached)
-        console.print(f"one page over {plane}, us after the last send: {steps}")
+        console.print(f"{what} over {plane}, us after the last send: {steps}")
     for plane, threads in results.series.get("threads", {}).items():
         order = sorted(threads.items(), key=lambda entry: -entry[1])
         spent = ", ".join(f"{name} {used:.0f}" for name, used in order if used >= 1)

@@ -96,12 +96,12 @@ def _held(axes: Axes, planes: dict[str, list[tuple[float, float, float]]]) -> No
     axes.legend()
 
 
-def _stages(axes: Axes, planes: dict[str, list[tuple[str, float]]]) -> None:
-    for name, reached in planes.items():
-        axes.plot([when for _, when in reached], [stage for stage, _ in reached], marker="o", label=name)
+def _stages(axes: Axes, handoffs: dict[tuple[str, str], list[tuple[str, float]]]) -> None:
+    for (what, name), reached in handoffs.items():
+        axes.plot([when for _, when in reached], [stage for stage, _ in reached], marker="o", label=f"{what}, {name}")
     axes.invert_yaxis()
-    axes.set_xlim(left=0)
-    axes.set_xlabel("microseconds after the last send, one page, medians")
+    axes.set_xscale("log")
+    axes.set_xlabel("microseconds after the last send, medians")
     axes.legend()
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a tiny hand-off goes: when each stage between the last send and decode's scheduler is reached."""
+"""Where the time of a hand-off goes: when each stage between the last send and decode's scheduler is reached."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .figures import TINY, Results, Row, spread
+from .figures import CHUNK_MIB, LARGE, TINY, Results, Row, spread
 from .pair import Pair
 from .process import MOONCAKE, NIXL
 from .scheduler import Job
@@ -26,7 +26,8 @@ STAGES = (
     "decode: scheduler woken",
     "decode: scheduler has seen it",
 )
-HANDOFFS = 300
+SIZES = (("one page", TINY, 1, 300), ("16 MiB", LARGE, CHUNK_MIB, 60))
+"""What is handed over: its name, shape of the memory, pages, how often."""
 
 
 def mark(role: str, connector: Any, marks: Marks) -> Callable[[], None]:  # noqa: ANN401 - reaches into both kinds
@@ -48,7 +49,7 @@ def mark(role: str, connector: Any, marks: Marks) -> Callable[[], None]:  # noqa
         undo.append(lambda: setattr(owner, name, inner))
 
     if role == "prefill":
-        worker = next(iter(connector._peers.values())).worker
+        worker = next(iter(connector._decodes)).worker
         around(connector, "_write", before=STAGES[0])
         around(worker, "_launch", before=STAGES[1])
         around(connector, "_on_write_ended", before=STAGES[2])
@@ -65,27 +66,33 @@ def mark(role: str, connector: Any, marks: Marks) -> Callable[[], None]:  # noqa
 
 
 def stages(results: Results, stack: ExitStack) -> None:
-    """When a hand-off of one page reaches each of its stages, microseconds after the last send."""
+    """When a hand-off of one page, and one of 16 MiB, reaches each of its stages, microseconds after the last send."""
     for plane in (NIXL, MOONCAKE):
-        pair = Pair(stack, plane, TINY)
-        pair.run(Job(0, HANDOFFS, 1, 1))
-        sides = (pair.prefill, pair.decodes[0])
-        for side in sides:
-            side.call("mark")
-        prefill, decode = pair.run(Job(0, HANDOFFS, 1, 1))
-        marks = sorted(entry for side in sides for entry in side.call("marks"))
-        reached: dict[str, list[float]] = {stage: [] for stage in STAGES}
-        for room, sent in prefill.sent.items():
-            for stage, when in _first(marks, sent, decode.done[room]).items():
-                reached[stage].append((when - sent) * 1e6)
-        before = 0.0
-        for stage, times in reached.items():
-            if times:
-                median = float(np.median(times))
-                note = f"+{median - before:.0f} us"
-                results.add(Row("stages", plane.name, stage, median, "us", spread(times), note=note))
-                results.series.setdefault("stages", {}).setdefault(plane.name, []).append((stage, median))
-                before = median
+        for what, shape, pages, handoffs in SIZES:
+            reached = _reached(Pair(stack, plane, shape), pages, handoffs)
+            before = 0.0
+            for stage, times in reached.items():
+                if times:
+                    median = float(np.median(times))
+                    note = f"+{median - before:.0f} us"
+                    results.add(Row("stages", plane.name, f"{what}, {stage}", median, "us", spread(times), note=note))
+                    results.series.setdefault("stages", {}).setdefault((what, plane.name), []).append((stage, median))
+                    before = median
+
+
+def _reached(pair: Pair, pages: int, handoffs: int) -> dict[str, list[float]]:
+    """Microseconds from the last send to each stage, one entry for each hand-off that was seen to reach it."""
+    pair.run(Job(0, handoffs, 1, pages))
+    sides = (pair.prefill, pair.decodes[0])
+    for side in sides:
+        side.call("mark")
+    prefill, decode = pair.run(Job(0, handoffs, 1, pages))
+    marks = sorted(entry for side in sides for entry in side.call("marks"))
+    reached: dict[str, list[float]] = {stage: [] for stage in STAGES}
+    for room, sent in prefill.sent.items():
+        for stage, when in _first(marks, sent, decode.done[room]).items():
+            reached[stage].append((when - sent) * 1e6)
+    return reached
 
 
 def _first(marks: Marks, sent: float, done: float) -> dict[str, float]:

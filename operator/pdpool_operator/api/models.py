@@ -58,9 +58,10 @@ class ModelSpec(Model):
             "Directory of the model inside the container, an absolute path; `tiny` is a small random model for tests."
         ),
         json_schema_extra=cel_rule(
-            rf"self == '{TINY_MODEL}' || self.matches('^(/[A-Za-z0-9._-]+)*/[A-Za-z0-9][A-Za-z0-9._-]*/?$')",
-            "model.path must be an absolute path of letters, digits and ._/- whose last part begins with a letter or "
-            "digit, such as /models/smollm2, or the word tiny",
+            rf"self == '{TINY_MODEL}' || "
+            r"self.matches('^(/[.]?[A-Za-z0-9_-][A-Za-z0-9._-]*)*/[A-Za-z0-9][A-Za-z0-9._-]*/?$')",
+            "model.path must be an absolute path of letters, digits and ._/- without .. whose last part begins with a "
+            "letter or digit, such as /models/smollm2, or the word tiny",
         ),
     )
     served_name: str | None = Field(
@@ -90,8 +91,9 @@ class TransferSpec(Model):
     backend: TransferBackend = Field(
         default=TransferBackend.NIXL,
         description=(
-            "NIXL moves the cache over the network (RDMA where there is some). Local uses shared memory and works "
-            "within one pod or host only. Both pools of a service must say the same."
+            "NIXL moves the cache over the network (RDMA where there is some). Local copies it between processes that "
+            "share a host, a PID namespace and a seccomp profile with process_vm_writev: for tests. Both pools of a "
+            "service must say the same."
         ),
     )
 

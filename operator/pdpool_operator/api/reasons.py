@@ -47,6 +47,7 @@ class Reason(StrEnum):
     ROUTER_DISABLED = "RouterDisabled"
 
     # Queues: the worst verdict of a pool.
+    NO_INSTANCES = "NoInstances"
     QUEUES_FLOWING = "QueuesFlowing"
     QUEUES_SATURATED = "QueuesSaturated"
     QUEUES_BLOCKED = "QueuesBlocked"

@@ -63,6 +63,13 @@ class Subject:
         """Name of the instance."""
         return names.instance(self.pool, self.role, self.index)
 
+    @property
+    def came_up(self) -> bool:
+        """Its pod could serve once: one that never could has taken no request, and nobody waits for it."""
+        if self.pod is None:
+            return False
+        return self.pod.ready or self.pod.was_ready or any(track.incarnation for track in self.tracks)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

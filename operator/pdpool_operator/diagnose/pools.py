@@ -65,7 +65,7 @@ def _from_kubernetes(subject: Subject) -> Finding | None:
         return Finding(Verdict.STARTING, f"{who} has no pod yet")
     if pod.phase in {"Succeeded", "Failed"}:
         return Finding(Verdict.GONE, f"{who}: pod {pod.name} is {pod.phase}")
-    if not pod.ready and not pod.was_ready and not any(track.incarnation for track in subject.tracks):
+    if not subject.came_up:
         return Finding(Verdict.STARTING, f"{who} is not Ready yet")
     if not subject.tracks:
         return Finding(Verdict.UNKNOWN, f"{who} has not been sampled yet")
@@ -73,7 +73,8 @@ def _from_kubernetes(subject: Subject) -> Finding | None:
 
 
 def _from_ranks(subject: Subject, around: Surroundings) -> Finding:
-    findings = [(track.latest.rank, judge_rank(track, around)) for track in subject.tracks]
+    shared = subject.tracks[0].latest.engine  # ranks that share a scheduler are counted at the first of them
+    findings = [(track.latest.rank, judge_rank(track, around, shared)) for track in subject.tracks]
     rank, finding = max(findings, key=lambda found: (found[1].verdict.severity, -found[0]))
     if finding.verdict is Verdict.IDLE and subject.pod is not None and not subject.pod.ready:
         return Finding(Verdict.STARTING, f"{subject.role} {subject.name} is not Ready")

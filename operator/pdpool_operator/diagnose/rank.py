@@ -12,6 +12,7 @@ With  still(q)   = time since anything moved in the queue q, and
     stalled, and an engine it waits for silent    Blocked by that one
     stalled, and the other side busy, unseen,
         or silent until less than stuckAfter ago  Blocked
+    stalled for memory, and requests run          Saturated; Unknown, if the engine does not tell what runs
     stalled, and the other side fine              Stuck
 
 An engine is *silent* when its connector answers but its scheduler loop has not run for stuckAfter; for half of that,
@@ -24,7 +25,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from ..api.names import Role
-from ..observe.model import ConnectorSample, QueueSample
+from ..observe.model import ConnectorSample, EngineSample, QueueSample
 from .model import Finding, Subject, Verdict
 from .track import RankTrack
 
@@ -68,7 +69,7 @@ class Surroundings:
     @cached_property
     def candidates(self) -> Sequence[Subject]:
         """Instances that could take part in a hand-off."""
-        return [s for s in self.others if not s.leaving and s.pod is not None and not s.pod.terminating]
+        return [s for s in self.others if s.came_up and not s.leaving and s.pod is not None and not s.pod.terminating]
 
     @cached_property
     def unseen(self) -> tuple[str, ...]:
@@ -111,8 +112,11 @@ class _Wait:
         return f"{self.queue.reqs} requests wait{age} {purpose}"
 
 
-def judge_rank(track: RankTrack, around: Surroundings) -> Finding:
-    """Verdict on one rank, without what Kubernetes says about its pod."""
+def judge_rank(track: RankTrack, around: Surroundings, shared: EngineSample | None) -> Finding:
+    """Verdict on one rank, without what Kubernetes says about its pod.
+
+    `shared`: what the scheduler says that counts the requests of ranks without a count of their own.
+    """
     connector = current_connector(track, around.now)
     if connector is None:
         why = track.latest.connector_error or f"last look {_seconds(around.now - track.latest.at)} ago"
@@ -124,14 +128,19 @@ def judge_rank(track: RankTrack, around: Surroundings) -> Finding:
         own = f"engine loop silent for {_seconds(silence)} while its connector answers"
         return Finding(Verdict.STUCK, "; ".join([own, *(str(wait) for wait in waits)]))
     if overdue:
-        findings = [_judge_overdue(wait, track, around) for wait in overdue]
+        findings = [_judge_overdue(wait, track, around, shared) for wait in overdue]
         return max(findings, key=lambda finding: finding.verdict.severity)
     return _judge_healthy(track, waits)
 
 
 def current_connector(track: RankTrack, now: datetime) -> ConnectorSample | None:
     """The connector's answer at the last look, unless that look is too old to count."""
-    return track.latest.connector if now - track.latest.at <= timedelta(seconds=STALE_S) else None
+    return track.latest.connector if is_current(track, now) else None
+
+
+def is_current(track: RankTrack, now: datetime) -> bool:
+    """Whether the last look says something about now."""
+    return now - track.latest.at <= timedelta(seconds=STALE_S)
 
 
 def silent_for(track: RankTrack, now: datetime, limit: timedelta) -> timedelta | None:
@@ -175,7 +184,7 @@ def _judge_healthy(track: RankTrack, waits: list[_Wait]) -> Finding:
     return Finding(Verdict.IDLE, "nothing waits")
 
 
-def _judge_overdue(wait: _Wait, track: RankTrack, around: Surroundings) -> Finding:
+def _judge_overdue(wait: _Wait, track: RankTrack, around: Surroundings, shared: EngineSample | None) -> Finding:
     moving = not wait.stalled(around.stuck_after)
     if wait.name in NEEDS_OTHER_SIDE and around.silent:
         return _blocked_by_silence(wait, around)
@@ -185,9 +194,8 @@ def _judge_overdue(wait: _Wait, track: RankTrack, around: Surroundings) -> Findi
         return finding
     if wait.name in WAITS_FOR_OTHER_SIDE:
         return _judge_wait_for_others(wait, around)
-    engine = track.latest.engine
-    if wait.name == "decode_prealloc" and engine is not None and engine.running > 0:
-        return Finding(Verdict.SATURATED, f"{wait} that {engine.running} running requests hold")
+    if wait.name == "decode_prealloc" and (finding := _judge_wait_for_memory(wait, track, shared)) is not None:
+        return finding
     return Finding(Verdict.STUCK, _stands_still(wait))
 
 
@@ -205,6 +213,19 @@ def _judge_wait_for_others(wait: _Wait, around: Surroundings) -> Finding:
     if around.busy:
         return _blocked(wait, around.busy, "has requests that wait as long")
     return Finding(Verdict.STUCK, f"{_stands_still(wait)}, though every {role} engine runs")
+
+
+def _judge_wait_for_memory(wait: _Wait, track: RankTrack, shared: EngineSample | None) -> Finding | None:
+    """Of memory that running requests may hold. That the loop turns is known here, so an engine that does not answer is
+    slow rather than hung.
+    """
+    why = track.latest.engine_error
+    engine = shared if track.latest.engine is None and not why else track.latest.engine
+    if engine is None:
+        return Finding(Verdict.UNKNOWN, f"{_stands_still(wait)}; its engine does not tell what runs ({why})")
+    if engine.running > 0:
+        return Finding(Verdict.SATURATED, f"{wait} that {engine.running} running requests hold")
+    return None
 
 
 def _blocked_by_silence(wait: _Wait, around: Surroundings) -> Finding:

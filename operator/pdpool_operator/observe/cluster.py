@@ -200,12 +200,17 @@ class Cluster:
             spec_hash=parse.annotation(sts, names.ANNOTATION_SPEC_HASH),
             build_hash=parse.annotation(sts, names.ANNOTATION_BUILD_HASH),
             replicas=int((sts.get("spec") or {}).get("replicas", 1)),
-            drain_started=parse.moment(parse.annotation(sts, names.ANNOTATION_DRAIN_STARTED)),
+            drain_started=self._drain_started(sts),
             drain_reason=parse.annotation(sts, names.ANNOTATION_DRAIN_REASON),
             pod=pod,
             controller=parse.controller(sts),
             owners=parse.field_owners(sts),
         )
+
+    def _drain_started(self, sts: Object) -> datetime | None:
+        """None also for a moment to come, by a clock ahead of ours: the drain would be given up too late, or never."""
+        started = parse.moment(parse.annotation(sts, names.ANNOTATION_DRAIN_STARTED))
+        return None if started is not None and started > self._now() else started
 
     async def _watch(self, pool: Pool, instances: Iterable[ObservedInstance]) -> None:
         meta = pool.metadata
@@ -300,8 +305,13 @@ def _age(pod: Object) -> tuple[bool, str]:
 
 
 def _with_routers(pool: ObservedPool, routers: Iterable[ObservedRouter]) -> ObservedPool:
-    """Say of each instance which routers list it."""
-    lists = [(r.pod.name, r.workers) for r in routers if r.pod.phase == "Running"]
+    """Say of each instance which routers list it.
+
+    A router that ends takes requests until its SIGTERM, and answers until then. After that it lets streams finish, for
+    minutes, and is not waited for.
+    """
+    running = [r for r in routers if r.pod.phase == "Running"]
+    lists = [(r.pod.name, r.workers) for r in running if not r.pod.terminating or r.workers is not None]
 
     def listed_by(instance: ObservedInstance) -> tuple[str, ...] | None:
         if any(workers is None for _, workers in lists):

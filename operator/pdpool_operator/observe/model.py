@@ -10,6 +10,9 @@ from typing import Any
 from ..api.models import DisaggregatedService, Pool
 from ..api.names import Role
 
+CRASH_LOOP = "CrashLoopBackOff"
+"""Kubernetes' word for a container that waits to be started again."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueueSample:
@@ -19,8 +22,8 @@ class QueueSample:
     oldest_s: float | None
     """Age of the oldest request in seconds; `None` when the queue is empty or its source does not say."""
     moved_total: int | None
-    """Requests that left the queue, forward or ended, since the incarnation began; `None` when its source does not
-    say.
+    """Requests that went on from the queue since the incarnation began, without those that ended in it; `None` when its
+    source does not say.
     """
 
 
@@ -123,10 +126,10 @@ class ObservedPod:
     """When a pod that terminates was to be gone: its grace period is over then. `None` while it is to stay."""
     restarts: int = 0
     """Restarts of all containers together."""
+    waiting_container: str = ""
+    """The first container that keeps ending, or else that waits, init containers first."""
     waiting_reason: str = ""
-    """Reason of the first container that waits, init containers first: ImagePullBackOff, CreateContainerConfigError,
-    CrashLoopBackOff, …
-    """
+    """What it waits for: ImagePullBackOff, CreateContainerConfigError, CrashLoopBackOff, …"""
     waiting_message: str = ""
     last_end: str = ""
     """How the last run of that container ended, in one line; empty if it had none."""

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ..api import names
-from .model import FieldOwners, ObservedDeployment, ObservedObject, ObservedPod, PodLife
+from .model import CRASH_LOOP, FieldOwners, ObservedDeployment, ObservedObject, ObservedPod, PodLife
 
 Object = Mapping[str, Any]
 
@@ -16,10 +16,11 @@ MAX_LAST_WORDS = 256
 
 
 def moment(text: str | None) -> datetime | None:
-    """A Kubernetes time stamp (seconds or microseconds), or None."""
-    if not text:
+    """A Kubernetes time stamp (seconds or microseconds), or None. Annotations may hold anything."""
+    try:
+        return datetime.fromisoformat(text or "").astimezone(UTC)
+    except (ValueError, OverflowError):
         return None
-    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 def controller_uid(obj: Object) -> str:
@@ -57,7 +58,8 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
     """A pod."""
     meta, status, spec = pod["metadata"], pod.get("status") or {}, pod.get("spec") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    waits: Object = next((c for c in containers if (c.get("state") or {}).get("waiting")), {})
+    looping: Object | None = next((c for c in containers if _keeps_ending(c)), None)
+    waits: Object = looping or next((c for c in containers if (c.get("state") or {}).get("waiting")), {})
     waiting: Mapping[str, str] = (waits.get("state") or {}).get("waiting") or {}
     scheduled = condition(pod, "PodScheduled")
     return ObservedPod(
@@ -74,7 +76,8 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
         was_ready=_was_ready(pod),
         gone_by=moment(meta.get("deletionTimestamp")),
         restarts=sum(int(c.get("restartCount", 0)) for c in containers),
-        waiting_reason=waiting.get("reason", ""),
+        waiting_container=waits.get("name", ""),
+        waiting_reason=CRASH_LOOP if looping else waiting.get("reason", ""),
         waiting_message=waiting.get("message", ""),
         last_end=_last_end(waits),
         unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
@@ -96,9 +99,17 @@ def _was_ready(pod: Object) -> bool:
     return changed > max(starts) + SETTLED
 
 
+def _keeps_ending(container: Object) -> bool:
+    """Whether it is to be started once more after it failed again; between two waits it shows as terminated."""
+    state = container.get("state") or {}
+    ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
+    return waiting.get("reason") == CRASH_LOOP or bool(ended.get("exitCode") and container.get("restartCount"))
+
+
 def _last_end(container: Object) -> str:
     """How a container's last run ended, with the last line that it wrote then: `exit code 1: no such model`."""
-    ended: Object | None = (container.get("lastState") or {}).get("terminated")
+    states = (container.get(key) or {} for key in ("state", "lastState"))
+    ended: Object | None = next((state["terminated"] for state in states if state.get("terminated") is not None), None)
     if ended is None:
         return ""
     why = f"{ended['reason']}, " if ended.get("reason", "Error") != "Error" else ""

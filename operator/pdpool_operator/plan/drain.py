@@ -7,7 +7,8 @@ An instance is *drained* when nothing can come to it any more and nothing of wha
              and  running = waiting = 0, every hand-off queue = 0, holds = 0  on every rank
 
 It is given up at  drain_started + drainTimeoutSeconds,  whatever is left then. What cannot be seen counts as left: an
-answer that did not come is not a zero.
+answer that did not come is not a zero. The pod's preStop hook, which begins a drain of its own, then has no more than
+`GIVEN_UP_GRACE_S`; the kubelet leaves the engine 2 s after it, in which it fails what is left and tells its peers.
 """
 
 from collections.abc import Iterator
@@ -17,18 +18,20 @@ from ..observe.model import ObservedInstance, RankSample
 
 SETTLE_S = 2.0
 """A router that was told to forget an engine may still be about to send it a request that it had assigned before."""
+GIVEN_UP_GRACE_S = 5
+"""Termination grace of a pod whose drain was given up."""
 
 
 def has_work_to_lose(instance: ObservedInstance) -> bool:
     """Whether replacing the instance right now could cut a request.
 
-    A pod that is Ready may be serving even if it cannot be asked. One that is not Ready serves nobody new, and only
-    what it is known to hold counts.
+    A pod that is Ready may be serving even if it cannot be asked. One that is not Ready counts for what it is known to
+    hold, and while a router is known to list it, which may still send it requests.
     """
     pod = instance.pod
     if pod is None or pod.terminating or pod.phase in {"Succeeded", "Failed"}:
         return False
-    return pod.ready or any(_known_work(rank) for rank in instance.ranks.values())
+    return pod.ready or bool(instance.listed_by) or any(_known_work(rank) for rank in instance.ranks.values())
 
 
 def work_left(instance: ObservedInstance, drain_started: datetime) -> tuple[str, ...]:

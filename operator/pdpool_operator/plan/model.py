@@ -122,6 +122,8 @@ class Plan:
     """Objects for server-side apply, whole."""
     patch: tuple[Patch, ...] = ()
     delete: tuple[Delete, ...] = ()
+    put_back: tuple[Patch, ...] = ()
+    """Instead of `patch` and `delete` when something is refused: who was taken out of service for them serves again."""
     workers: tuple[WorkerChange, ...] = ()
     events: tuple[Event, ...] = ()
     faults: tuple[Fault, ...] = ()

@@ -12,7 +12,7 @@ from ..observe.model import FieldOwners, ObservedObject
 from .model import Fault, Plan, Progress
 
 TAKEN_POLL_S = 10.0
-"""Backstop while a name is taken: the cluster announces when it is free."""
+"""How often to look while a name is taken: nobody announces to us when an object goes that is not ours."""
 
 
 @dataclass(frozen=True, slots=True)

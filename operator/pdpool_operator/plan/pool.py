@@ -23,6 +23,9 @@ Step 5 takes an outdated instance only while no other instance is on its way (an
 just replaced, just created, or failing). So a serving one is taken only if all others are available, at most one
 instance at a time is unavailable because of us, and a spec that does not come up stops at the first instance.
 
+While the template is invalid, a name is taken, or the API server refuses an object, nothing is taken out of service,
+and wanted instances that drain are put back: the fault may stay for long. Their drain begins anew when it is mended.
+
 A change of what the builders render under an unchanged H (another operator version) is no step: see `UpdateAvailable`.
 Failed pods are Kubernetes' business, as long as the StatefulSet exists.
 """
@@ -36,12 +39,11 @@ from ..api.base import format_time
 from ..api.models import Pool
 from ..api.names import ANNOTATION_BUILD_HASH, Role
 from ..api.reasons import Reason
-from ..build.common import TERMINATION_MARGIN_S
 from ..build.pool import PODS_PER_INSTANCE, instance_stateful_set, pool_objects, pool_spec_hash
 from ..build.settings import BuildSettings, ControlKeys
 from ..build.template import TemplateInvalid
 from ..observe.model import ObservedInstance, ObservedPool
-from .drain import deadline, has_work_to_lose, work_left
+from .drain import GIVEN_UP_GRACE_S, deadline, has_work_to_lose, work_left
 from .model import Delete, DrainReason, Event, EventType, Fault, Patch, Plan, Progress
 from .objects import Standing, blocked, edited, missing_or_changed
 
@@ -58,18 +60,23 @@ def plan_pool(observed: ObservedPool, settings: BuildSettings, now: datetime) ->
     if pool.metadata.deletion_timestamp is not None:
         return Plan()
     if taken := blocked(pool, _standing(observed)):
-        return taken
+        return replace(taken, patch=_put_back(observed))
     settings = replace(settings, control_keys=control_keys(observed))
     try:
         wanted = [instance_stateful_set(pool, index, settings) for index in range(pool.spec.replicas)]
     except TemplateInvalid as invalid:
-        return Plan(faults=(Fault(Reason.TEMPLATE_INVALID, str(invalid)),))
+        return Plan(faults=(Fault(Reason.TEMPLATE_INVALID, str(invalid)),), patch=_put_back(observed))
     context = _Context(pool, observed, pool_spec_hash(pool), wanted, now)
     support = missing_or_changed(pool_objects(pool, settings), observed.objects)
     plan = _join(
         [Plan(apply=support), _create(context), _align(context), _cancel(context), _go_on(context), _begin(context)]
     )
-    return replace(plan, progress=plan.progress or _waiting(context), update_available=_built_otherwise(context))
+    return replace(
+        plan,
+        put_back=_put_back(observed),
+        progress=plan.progress or _waiting(context),
+        update_available=_built_otherwise(context),
+    )
 
 
 def control_keys(observed: ObservedPool) -> ControlKeys:
@@ -173,6 +180,17 @@ def _cancel(context: _Context) -> Plan:
     )
 
 
+def _put_back(observed: ObservedPool) -> tuple[Patch, ...]:
+    """Ends the drains of wanted instances: there is nothing to replace them by while something is refused."""
+    ours, replicas = observed.pool.metadata.uid, observed.pool.spec.replicas
+    return tuple(
+        _annotate(instance, None, None)
+        for instance in observed.instances
+        if instance.controller_uid == ours and instance.index < replicas
+        if instance.drain_started is not None and not instance.deleting
+    )
+
+
 def _go_on(context: _Context) -> Plan:
     return _join([_go_on_with(context, instance) for instance in context.draining])
 
@@ -249,10 +267,10 @@ def _drain(context: _Context, instance: ObservedInstance, reason: DrainReason) -
 
 
 def _remove(context: _Context, instance: ObservedInstance, *, given_up: bool) -> Plan:
-    """Delete a surplus instance. Its pod is garbage-collected; one whose drain was given up gets no second drain."""
+    """Delete a surplus instance. Its pod is garbage-collected, unless its drain was given up."""
     deletions = [Delete("StatefulSet", instance.name, instance.uid)]
     if given_up and instance.pod is not None:
-        deletions.append(Delete("Pod", instance.pod.name, instance.pod.uid, TERMINATION_MARGIN_S))
+        deletions.append(Delete("Pod", instance.pod.name, instance.pod.uid, GIVEN_UP_GRACE_S))
     return Plan(
         delete=tuple(deletions),
         events=(Event(EventType.NORMAL, Reason.INSTANCE_DELETED, f"Deleted {instance.name}, which is surplus"),),
@@ -269,7 +287,7 @@ def _replace(context: _Context, instance: ObservedInstance, *, given_up: bool) -
         return Plan(apply=apply, progress=progress, requeue_after_s=HOLD_POLL_S)
     return Plan(
         apply=apply,
-        delete=(Delete("Pod", pod.name, pod.uid, TERMINATION_MARGIN_S if given_up else None),),
+        delete=(Delete("Pod", pod.name, pod.uid, GIVEN_UP_GRACE_S if given_up else None),),
         events=(
             Event(EventType.NORMAL, Reason.INSTANCE_REPLACED, f"Replaced {pod.name} to bring in the current spec"),
         ),

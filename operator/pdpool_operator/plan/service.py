@@ -93,9 +93,8 @@ def _built_otherwise(observed: ObservedService, built: Mapping[str, Any]) -> tup
 
 
 def _with_rotation(plan: Plan, observed: ObservedService, rotation: Rotation) -> Plan:
-    live = [router for router in observed.routers if not router.pod.terminating]
-    changes = tuple(change for router in live for change in worker_changes(router, rotation))
-    silent = [router.pod.name for router in live if router.workers is None]
+    changes = tuple(change for router in observed.routers for change in worker_changes(router, rotation))
+    silent = [router.pod.name for router in observed.routers if router.workers is None and not router.pod.terminating]
     progress = plan.progress
     if changes:
         progress = progress or Progress(Reason.ROUTER_LIST_OUTDATED, f"{len(changes)} changes of worker lists to make")

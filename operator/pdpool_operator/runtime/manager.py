@@ -44,13 +44,14 @@ class Result:
     again_s: float | None = None
     """Look again after so many seconds, whatever happens."""
     failed: bool = False
-    """Something was refused: look again after the back-off."""
+    """Something was refused: look again after the back-off, if that is earlier."""
 
 
 async def work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[Result]], metrics: Metrics) -> None:
-    """Reconcile keys for ever. A fault with one object is logged and tried again later; it never stops the others."""
-    while True:
-        key = await queue.get()
+    """Reconcile keys until the queue is closed. A fault with one object is logged and tried again later; it never stops
+    the others.
+    """
+    while (key := await queue.get()) is not None:
         started = time.monotonic()
         try:
             outcome = await _once(queue, key, reconcile)
@@ -79,8 +80,8 @@ async def _once(queue: WorkQueue[K], key: K, reconcile: Callable[[K], Awaitable[
         return "error"
     if result.failed:
         queue.retry(key)
-        return "refused"
-    queue.forget(key)
+    else:
+        queue.forget(key)
     if result.again_s is not None:
         queue.add_after(key, result.again_s)
-    return "ok"
+    return "refused" if result.failed else "ok"

@@ -79,7 +79,7 @@ class _Live(Collector):
         )
         moved = CounterMetricFamily(
             "pdpool_queue_moved",
-            "Requests that left a hand-off queue, as the engine's connector counts them (anew when it restarts).",
+            "Requests that went on from a hand-off queue, as the engine's connector counts them (anew when it starts).",
             labels=QUEUE_LABELS,
         )
         for reading in self._queues():

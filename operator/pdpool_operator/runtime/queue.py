@@ -40,6 +40,7 @@ class WorkQueue(Generic[K]):
         self._failures: dict[K, int] = {}
         self._wake = asyncio.Event()
         self._moved_at = clock()
+        self._closed = False
         self.refused = 0
 
     def add(self, key: K) -> bool:
@@ -84,9 +85,18 @@ class WorkQueue(Generic[K]):
         """Start the back-off of `key` anew."""
         self._failures.pop(key, None)
 
-    async def get(self) -> K:
-        """Wait for a key and take it; each `get` is followed by exactly one `done`."""
-        while (key := self.take()) is None:
+    def close(self) -> None:
+        """Hand out no more keys."""
+        self._closed = True
+        self._wake.set()
+
+    async def get(self) -> K | None:
+        """Wait for a key and take it: `done` follows exactly once. None when the queue is closed."""
+        while not self._closed:
+            if (key := self.take()) is not None:
+                if self._ready:
+                    self._wake.set()  # one event serves all workers: pass it on
+                return key
             self._wake.clear()
             due = self.next_due()
             timeout = None if due is None else max(0.0, due - self._clock())
@@ -95,9 +105,7 @@ class WorkQueue(Generic[K]):
                     await self._wake.wait()
             except TimeoutError:
                 pass  # a delayed key is due now
-        if self._ready:
-            self._wake.set()  # one event serves all workers: pass it on
-        return key
+        return None
 
     def take(self) -> K | None:
         """The next key that is ready now, or None."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..api.reasons import Reason
-from ..observe.model import ObservedPod
+from ..observe.model import CRASH_LOOP, ObservedPod
 from .chain import Rule, Violation, first_violation
 
 IMAGE_REASONS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
@@ -69,13 +69,14 @@ def configured_wrongly(facts: PodFacts) -> Violation | None:
 
 def crash_looping(facts: PodFacts) -> Violation | None:
     """A container ends again and again."""
-    violation = _waiting(facts, {"CrashLoopBackOff"}, Reason.CRASH_LOOP)
+    violation = _waiting(facts, {CRASH_LOOP}, Reason.CRASH_LOOP)
     if violation is None or facts.pod is None:
         return None
     pod = facts.pod
     end = f"; the last time {pod.last_end}" if pod.last_end else ""
     times = f"{pod.restarts} restart{'' if pod.restarts == 1 else 's'}"
-    message = f"{pod.name} keeps ending ({times}{end}); see kubectl logs --previous {pod.name}"
+    where = f"{pod.name} -c {pod.waiting_container}" if pod.waiting_container else pod.name
+    message = f"{pod.name} keeps ending ({times}{end}); see kubectl logs --previous {where}"
     return Violation(violation.reason, message)
 
 

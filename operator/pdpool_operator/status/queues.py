@@ -34,7 +34,7 @@ def queues_healthy(writer: ConditionWriter, diagnoses: Sequence[Diagnosis]) -> C
     settled = [d for d in diagnoses if d.verdict not in {Verdict.STARTING, Verdict.DRAINING}]
     top = worst(settled or diagnoses)
     if top is None:
-        return writer.write(QUEUES_HEALTHY, ConditionStatus.TRUE, Reason.SCALED_TO_ZERO, "There are no instances")
+        return writer.write(QUEUES_HEALTHY, ConditionStatus.TRUE, Reason.NO_INSTANCES, "There are no instances")
     status, reason = _MEANING[top.verdict]
     if status is ConditionStatus.TRUE and top.verdict is not Verdict.SATURATED:
         return writer.write(QUEUES_HEALTHY, status, reason, "Hand-off queues are empty or move")

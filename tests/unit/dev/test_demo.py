@@ -1,6 +1,11 @@
 """Pure parts of the demo."""
 
+import contextlib
+import json
 import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import click
 import pytest
@@ -9,9 +14,10 @@ import yaml
 from dev.demo import down, questions, stuck
 from dev.demo.install import FAULTS, STUCK_AFTER_S, demo_objects, helm_values
 from dev.demo.lock import alone
-from dev.demo.screen import Screen
+from dev.demo.screen import DemoError, Screen
 from dev.demo.story import Figures
-from dev.demo.target import Images
+from dev.demo.target import CurrentContext, Images
+from dev.shell import CommandError
 
 EXAMPLE = """
 apiVersion: pdpool.dev/v1alpha1
@@ -89,6 +95,55 @@ def test_a_second_demo_is_refused_with_the_process_of_the_first(tmp_path, monkey
         pytest.fail("two demos at once")
     with alone():
         "the first has ended"
+
+
+class _Pod(BaseHTTPRequestHandler):
+    """Answers with what it was asked."""
+
+    def do_GET(self) -> None:
+        self.send_response(404 if self.path == "/nothing" else 200)
+        self.end_headers()
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        self.wfile.write(json.dumps([self.command, self.path, body]).encode())
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _Walled(CurrentContext):
+    """A cluster whose NetworkPolicies are enforced: the API server does not get at pods, a forwarded port does."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def kubectl(self, *arguments: str, **_: object) -> str:
+        raise CommandError(f"kubectl {arguments}: timed out")
+
+    @contextlib.contextmanager
+    def reach(self, namespace: str, kind: str, name: str, port: int) -> Iterator[str]:
+        assert (namespace, kind, name, port) in {("llm", "pod", "chat-decode-0-0", port) for port in (9400, 30000)}
+        yield self._url
+
+
+@pytest.fixture
+def walled() -> Iterator[_Walled]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Pod) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield _Walled(f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+        thread.join()
+
+
+def test_engines_are_asked_past_the_api_server_which_network_policies_keep_out(walled: _Walled) -> None:
+    assert walled.ask_pod("llm", "chat-decode-0-0", 9400, "/v1/state") == ["GET", "/v1/state", ""]
+    assert walled.ask_pod("llm", "chat-decode-0-0", 30000, "/faults", b"{}") == ["POST", "/faults", "{}"]
+    with pytest.raises(DemoError, match=r"chat-decode-0-0, port 9400, did not answer /nothing .*404"):
+        walled.ask_pod("llm", "chat-decode-0-0", 9400, "/nothing")
+    stuck._freeze(Screen(), walled, "chat-decode-0-0", frozen=True)
 
 
 class _Cluster:

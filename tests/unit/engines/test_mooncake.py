@@ -5,9 +5,10 @@ import sys
 import time
 from contextlib import contextmanager
 
+import msgspec
 import numpy as np
 import pytest
-from pdpool_connector.engines import mooncake_session
+from pdpool_connector.engines import mooncake, mooncake_session
 from pdpool_connector.engines.base import Chunk, EngineUnavailableError, Op, PeerUnreachableError, Poll
 from pdpool_connector.engines.mooncake import MooncakeEngine
 from pdpool_connector.layout.arena import HostArena
@@ -89,6 +90,17 @@ class Watched:
         return getattr(self._session, name)
 
 
+class Patient(Watched):
+    """Asks until the answer is an end: for transfers that have had their time."""
+
+    def over(self, single):
+        deadline = time.monotonic() + 20
+        while (over := super().over(single)) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return over
+
+
 @pytest.mark.parametrize("op", list(Op))
 def test_no_more_ranges_are_under_way_than_mooncake_takes_and_all_land(pair, op):
     engine, sink, _ = pair
@@ -124,12 +136,13 @@ def test_what_had_not_begun_at_a_disconnect_is_settled_and_the_rest_is_not(pair)
 
 def test_what_mooncake_keeps_for_a_transfer_given_up_is_freed_by_a_later_connect(pair):
     engine, _, remote = pair
+    begun = time.monotonic()
     engine.submit("them", every_other(0, 500))
     engine.disconnect("them")
     engine.connect("them", remote)
     (abandoned,) = engine._abandoned
-    assert abandoned.ripe_at > time.monotonic() + 29, "before that, asking for it would spin"
-    watched = engine._session = Watched(engine._session)
+    assert abandoned.ripe_at > begun + 30, "before that, asking for it would spin"
+    watched = engine._session = Patient(engine._session)
     watched.sizes = dict.fromkeys([abandoned.batch, *abandoned.marks], 1)
     abandoned.ripe_at = 0.0
     engine.disconnect("them")
@@ -138,10 +151,45 @@ def test_what_mooncake_keeps_for_a_transfer_given_up_is_freed_by_a_later_connect
     assert watched.sizes == {}
 
 
-def test_another_process_at_the_peers_address_is_found_out(pair):
-    engine, _, remote = pair
+def test_another_process_at_the_peers_address_is_found_out_before_anything_is_written_to_it(pair):
+    engine, sink, remote = pair
+    sink[:] = np.arange(len(sink)) // 64
+    before = sink.copy()
+    told = msgspec.msgpack.decode(remote.descriptor)
+    told["scratch"] = remote.memory.kv[0].address
+    former = msgspec.structs.replace(remote, descriptor=msgspec.msgpack.encode(told))
     with pytest.raises(PeerUnreachableError, match="another process than peer the former one answers at"):
-        engine.connect("the former one", remote)
+        engine.connect("the former one", former)
+    assert np.array_equal(sink, before)
+
+
+class Begins:
+    """A session that begins each transfer as `begun` tells (0: refuses it), and never reports an end."""
+
+    def __init__(self, session, begun):
+        self._session, self._begun = session, begun
+
+    def start(self, *_):
+        return self._begun
+
+    def over(self, _):
+        return None
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+
+@pytest.mark.parametrize(("begun", "kept"), [(0, 0), (1, 1)])
+def test_a_warm_up_that_fails_keeps_its_page_only_where_bytes_may_still_land_there(pair, monkeypatch, begun, kept):
+    engine, _, remote = pair
+    engine.disconnect("them")
+    session, engine._session = engine._session, Begins(engine._session, begun)
+    monkeypatch.setattr(mooncake, "answers", lambda *_: True)  # however long it takes
+    engine._connect_timeout_s = 0.1 if begun else 10.0
+    with pytest.raises(PeerUnreachableError):
+        engine.connect("them", remote)
+    engine._session = session
+    assert len(engine._landings) == kept
 
 
 def test_the_environment_is_completed_never_overruled(monkeypatch):
@@ -167,3 +215,42 @@ def test_without_the_package_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "mooncake.engine", None)
     with pytest.raises(EngineUnavailableError, match=r"pip install 'pdpool\[mooncake\]'` and needs .* libibverbs1"):
         MooncakeEngine("me", host="127.0.0.1")
+
+
+class Refusing:
+    """The session; starts nothing, and notes whom it was asked to reach."""
+
+    def __init__(self, session):
+        self._session = session
+        self.reached = []
+
+    def start(self, peer, *_):
+        self.reached.append(peer)
+        return 0
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+
+def test_a_process_at_an_address_that_another_had_is_reached_by_a_name_of_its_own(pair, monkeypatch):
+    monkeypatch.setattr(mooncake, "answers", lambda *_: True)
+    with opened("engine") as (engine, _, _):
+        engine._session = session = Refusing(engine._session)
+        _, _, remote = pair
+        for peer in ("first", "second", "second", "third"):
+            with pytest.raises(PeerUnreachableError):
+                engine.connect(peer, remote)
+    host, _, port = msgspec.msgpack.decode(remote.descriptor)["session"].rpartition(":")
+    assert session.reached == [f"{host}:{zeros}{port}" for zeros in ("", "0", "0", "00")]
+
+
+def test_a_name_of_its_own_leads_to_the_same_process(pair):
+    with opened("engine") as (engine, _, source):
+        _, sink, remote = pair
+        session = msgspec.msgpack.decode(remote.descriptor)["session"]
+        engine._named[session] = ("before", 1)
+        engine.connect("them", remote)
+        assert engine._peers["them"].session != session
+        source[:] = 7
+        assert finish(engine, engine.submit("them", every_other(0, 8))) is Poll.DONE
+        assert sink[0] == 7

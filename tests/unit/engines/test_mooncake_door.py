@@ -44,20 +44,25 @@ GOOD = (3).to_bytes(8, "little") + b"\x03{}"
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_who_answers_a_probe_is_there(host):
     with saying(GOOD, host) as (session, heard):
-        assert answers(session, 5.0) is True
+        assert answers(session, 30.0) is True
     assert heard == [(4).to_bytes(8, "little") + b"\x03{}\n"]
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", GOOD[:8] + b"\x01{}", b"x" * 10_000])
 def test_who_says_something_else_is_not_mooncake(said):
     with saying(said) as (session, _):
-        assert answers(session, 5.0) is False
+        assert answers(session, 30.0) is False
 
 
 def test_where_nobody_listens_nobody_answers():
-    with listening() as (_, session):
-        pass
-    assert answers(session, 5.0) is False
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # so that nobody else comes to listen there meanwhile
+        assert answers(f"127.0.0.1:{taken.getsockname()[1]}", 30.0) is False
+
+
+@pytest.mark.parametrize("session", ["a..b:80", "x" * 100 + ":80", "127.0.0.1:99999"])
+def test_at_a_session_that_cannot_be_called_nobody_answers(session):
+    assert answers(session, 30.0) is False
 
 
 def test_silence_is_not_an_answer_and_ends_on_time():
@@ -70,7 +75,7 @@ def test_silence_is_not_an_answer_and_ends_on_time():
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_only_connections_to_that_session_are_cut_and_only_when_it_takes_too_long(host):
     with listening(host) as (door, session), listening(host) as (other, _):
-        asked, bystander = (socket.create_connection(there.getsockname()[:2], 10) for there in (door, other))
+        asked, bystander = (socket.create_connection(there.getsockname()[:2], 30) for there in (door, other))
         with asked, bystander:
             with bounded(session, 30.0):
                 pass

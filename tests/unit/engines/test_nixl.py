@@ -1,3 +1,4 @@
+# ruff: noqa: N802 - the names are NIXL's own
 """The parts of the NIXL engine that need no second process."""
 
 import os
@@ -5,11 +6,111 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
+import numpy as np
 import pytest
-from pdpool_connector.engines import nixl_agent
-from pdpool_connector.engines.base import EngineUnavailableError
+from pdpool_connector.engines import nixl, nixl_agent
+from pdpool_connector.engines.base import EngineUnavailableError, Poll, UnknownPeerError
 from pdpool_connector.engines.nixl import NixlEngine
+from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
+from pdpool_connector.layout.plan import Chunk
+
+MEMORY = KVMemory(
+    kv=(Region(1 << 30, 64, 16), Region(1 << 34, 64, 16)),
+    aux=Region(1 << 20, 64, 16),
+    page_tokens=16,
+    layers=1,
+    kv_heads=1,
+    head_dim=1,
+    dtype="float32",
+    model="m",
+)
+
+
+class RefusedError(Exception):
+    """NIXL's."""
+
+
+class Native:
+    """NIXL's agent, whose transfers are over at once. `posting`: called while one is posted."""
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()
+        self.handles: set[int] = set()
+        self.posting = lambda _: None
+
+    def createBackend(self, *_):
+        return 1
+
+    def registerMem(self, *_):
+        pass
+
+    def getLocalMD(self):
+        return b"us"
+
+    def loadRemoteMD(self, metadata):
+        self.known.add(metadata.decode())
+        return metadata
+
+    def invalidateRemoteMD(self, name):
+        self.known.remove(name)
+
+    def prepXferDlist(self, owner, *_):
+        if owner != "ours" and owner not in self.known:
+            raise RefusedError("NOT_FOUND")
+        return 1
+
+    def releasedDlistH(self, _):
+        pass
+
+    def makeXferReq(self, *_):
+        handle = max(self.handles, default=0) + 1
+        self.handles.add(handle)
+        return handle
+
+    def postXferReq(self, handle):
+        self.posting(handle)
+        return "over"
+
+    def releaseXferReq(self, handle):
+        self.handles.remove(handle)
+
+
+@pytest.fixture
+def native(monkeypatch):
+    one = Native()
+    module = SimpleNamespace(
+        nixlAgent=lambda *_: one,
+        nixlAgentConfig=SimpleNamespace,
+        nixlRegDList=lambda *_: None,
+        NIXL_THREAD_SYNC_STRICT=1,
+        NIXL_INIT_AGENT="ours",
+        DRAM_SEG=0,
+        NIXL_SUCCESS="over",
+        NIXL_IN_PROG="running",
+        NIXL_WRITE=0,
+        NIXL_READ=1,
+        RefusedError=RefusedError,
+    )
+    monkeypatch.setattr(nixl_agent, "_load", lambda: module)
+    return one
+
+
+@pytest.fixture
+def engine(native):
+    one = NixlEngine("us", target=False)
+    one.register(MEMORY)
+    return one
+
+
+def remote(peer):
+    descriptor = msgspec.msgpack.encode(nixl._Descriptor(peer.encode(), 4096))
+    return RemoteMemory(engine="nixl", memory=MEMORY, descriptor=descriptor)
+
+
+PAGE = Chunk(np.array([1], np.int32), np.array([2], np.int32))
 
 
 def test_without_the_package_the_error_says_how_to_install_it(monkeypatch):
@@ -86,3 +187,113 @@ def test_the_lock_excludes_under_contention():
         thread.join(20)
     assert not any(thread.is_alive() for thread in threads)
     assert worst == [1]
+
+
+def waits(lock, thread):
+    """Return once `thread` has asked for the lock and stands behind whoever has it."""
+    while not lock._waiting:
+        assert thread.is_alive()
+        thread.join(0.001)
+
+
+def test_a_peer_that_returns_while_it_is_evicted_is_known_when_it_is_paired(engine, native, monkeypatch):
+    monkeypatch.setattr(nixl, "_PARKED", 0)
+    engine.connect("them", remote("them"))
+    forget, returned = engine._agent.forget_peer, []
+
+    def evict(peer):
+        if not engine._parked_lock.locked():  # otherwise the peer's own thread has to wait for it
+            returned.append(engine._load(peer, b"them"))
+        forget(peer)
+
+    engine._agent.forget_peer = evict
+    engine.disconnect("them")
+    if not returned:
+        engine._load("them", b"them")
+    assert native.known == {"them"}
+
+
+def test_a_peer_whose_warm_up_meets_an_error_of_another_kind_may_be_connected_again(engine, native):
+    def exhausted(_):
+        raise MemoryError
+
+    native.posting = exhausted
+    with pytest.raises(MemoryError):
+        engine.connect("them", remote("them"))
+    native.posting = lambda _: None
+    engine.connect("them", remote("them"))
+
+
+@pytest.mark.parametrize("failure", ["", "lost"])
+def test_a_small_transfer_does_not_wait_behind_a_thread_that_asked_after_it(engine, native, failure):
+    engine.connect("them", remote("them"))
+    returned, waited = threading.Event(), []
+
+    def copy():
+        with engine._agent._calling:
+            waited.append(not returned.wait(30))
+
+    copying = threading.Thread(target=copy)
+
+    def post(_):
+        copying.start()
+        waits(engine._agent._calling._lock, copying)
+        if failure:
+            raise RefusedError(failure)
+
+    native.posting = post
+    handle = engine.submit_at_once("them", PAGE)
+    returned.set()
+    copying.join(60)
+    assert waited == [False]
+    assert native.handles == set()
+    assert engine.poll(handle) is (Poll.FAILED_UNSETTLED if failure else Poll.DONE)
+    assert failure in handle.failure
+    if failure:
+        with pytest.raises(UnknownPeerError, match=failure):
+            engine.submit_at_once("them", PAGE)
+
+
+def test_a_handle_that_nixl_does_not_free_at_once_is_freed_at_close(engine, native, monkeypatch):
+    engine.connect("them", remote("them"))
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "releaseXferReq", lambda _: (_ for _ in ()).throw(RefusedError("busy")))
+        assert engine.submit_at_once("them", PAGE).outcome is Poll.DONE
+    assert len(native.handles) == 1
+    native.deregisterMem = lambda *_: None
+    engine.close()
+    assert native.handles == set()
+
+
+class Interrupt(BaseException):
+    """A signal's, as Ctrl-C is."""
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_a_waiter_that_a_signal_took_away_is_not_given_the_lock(monkeypatch, granted):
+    lock, real = nixl_agent._FairLock(), threading.Lock
+
+    class Turn:
+        """A ticket whose owner is interrupted while it waits; `granted`: just after its turn had come."""
+
+        def __init__(self):
+            self._lock = real()
+
+        def acquire(self):
+            if not self._lock.acquire(blocking=False):
+                if granted:
+                    lock.__exit__()
+                raise Interrupt
+
+        def release(self):
+            self._lock.release()
+
+    lock.__enter__()
+    monkeypatch.setattr(nixl_agent, "threading", SimpleNamespace(Lock=Turn))
+    with pytest.raises(Interrupt):
+        lock.__enter__()
+    monkeypatch.undo()
+    if not granted:
+        assert not lock.enter_now()
+        lock.__exit__()
+    assert lock.enter_now()

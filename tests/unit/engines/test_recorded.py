@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from pdpool_connector.engines import mori, open_engine
 from pdpool_connector.engines.base import (
+    EngineError,
     EngineUnavailableError,
     IncompatiblePeerError,
     InvalidChunkError,
@@ -210,6 +211,23 @@ def test_a_peer_that_does_not_answer_the_warm_up_is_unreachable(backend, monkeyp
     monkeypatch.setattr(packages.IOEngine, "failure", "no route")
     with pytest.raises(PeerUnreachableError, match="failed: no route"):
         ours.connect("them", theirs.remote)
+
+
+@pytest.mark.parametrize("backend", ["mori"], indirect=True)
+def test_a_region_that_mori_refuses_leaves_no_other_registered(backend, monkeypatch):
+    theirs = Side(backend, "them")
+    ours = mori.MoriEngine("us", host="h")
+    native, register = packages.IOEngine.made[-1], packages.IOEngine.register_memory
+
+    def refuse_fourth(self, *given):
+        if len(self.memories) == 3:
+            raise RuntimeError("no room")
+        return register(self, *given)
+
+    monkeypatch.setattr(packages.IOEngine, "register_memory", refuse_fourth)
+    with pytest.raises(EngineError, match="no room"):
+        ours.register(theirs.memory)
+    assert native.memories == {}
 
 
 @pytest.mark.parametrize("backend", ["mori"], indirect=True)

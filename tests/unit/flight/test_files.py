@@ -1,5 +1,6 @@
 """Records leave the process bounded: in rate, in number, in bytes, and without harm when the disk says no."""
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -8,10 +9,14 @@ import pytest
 from pdpool_connector.flight import files
 from pdpool_connector.flight.files import BURST, Flight, Speaker, prune
 from pdpool_connector.flight.record import SUFFIX, decode_record
-from pdpool_connector.protocol.events import OpenRequest
+from pdpool_connector.flight.recorder import RING
+from pdpool_connector.protocol import frames as f
+from pdpool_connector.protocol.events import AbortTransfer, Event, OpenAttempt, OpenRequest, Received, Tick
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.timing import Timing
+
+from tests.unit.protocol.sides import PREFILL, Decode, about, ids
 
 ME = "a" * 32
 FAILED = TransferStatus(Phase.FAILED, Cause.TIMED_OUT, "late", releasable=True)
@@ -48,8 +53,30 @@ def test_what_is_written_can_be_read_and_no_part_of_a_file_is_left(tmp_path) -> 
     fail(recorder, 1)
     assert recorder.close(10)
     (path,) = (tmp_path / "made" / "for it").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
     header = decode_record(path.read_bytes()).header
     assert (header.room, header.request_id, header.cause, header.message) == (1, "r1", "timed_out", "late")
+
+
+def test_a_record_that_replays_is_not_given_up_for_a_later_one_that_has_lost_its_beginning(tmp_path) -> None:
+    recorder, decode = flight(tmp_path), Decode()
+
+    def do(*events: Event) -> None:
+        for event in events:
+            recorder.note(event, decode.now, decode.do(event), decode.machine.fired)
+
+    do(OpenAttempt(1, "p:1", 7, 0, "r", ids(8), 0, 3, 30.0), AbortTransfer(1, "client left"))
+    recorder.ended(1, decode.status[1], decode.now)
+    for _ in range(RING + 1):  # prefill is frozen, and asked again and again
+        decode.now = decode.machine.next_deadline
+        do(Tick())
+    do(Received(f.Drained(**about(sender=PREFILL), cause="aborted", message="")))
+    assert decode.status[1].releasable
+    recorder.ended(1, decode.status[1], decode.now)
+    assert recorder.close(10)
+    (path,) = tmp_path.iterdir()
+    record = decode_record(path.read_bytes())
+    assert (record.header.missing, record.header.releasable) == (0, False)
 
 
 def test_a_directory_that_takes_nothing_is_counted_and_ends_nothing(tmp_path, caplog) -> None:
@@ -61,6 +88,21 @@ def test_a_directory_that_takes_nothing_is_counted_and_ends_nothing(tmp_path, ca
     assert "could not be written" in caplog.text
 
 
+def test_what_a_full_disk_did_not_take_whole_is_removed(tmp_path, monkeypatch) -> None:
+    whole = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> None:
+        whole(path, data[:10])
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    recorder = flight(tmp_path)
+    fail(recorder, 1)
+    assert recorder.close(10)
+    assert recorder.unwritten == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_directory_that_cannot_be_made_is_an_error_at_the_start(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
@@ -68,11 +110,12 @@ def test_a_directory_that_cannot_be_made_is_an_error_at_the_start(tmp_path) -> N
 
 
 @pytest.mark.parametrize(("max_files", "max_bytes"), [(3, 10**6), (100, 30)])
-def test_the_oldest_records_are_removed_first_and_other_files_never(tmp_path, max_files, max_bytes) -> None:
+@pytest.mark.parametrize("suffix", [SUFFIX, ".flight.part"])
+def test_the_oldest_records_are_removed_first_and_other_files_never(tmp_path, max_files, max_bytes, suffix) -> None:
     (tmp_path / "other").write_bytes(b"x" * 1000)
     for index in range(6):
-        path = tmp_path / f"{index}{SUFFIX}"
+        path = tmp_path / f"{index}{suffix}"
         path.write_bytes(b"x" * 10)
         os.utime(path, (index, index))
     prune(tmp_path, max_files, max_bytes)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [*(f"{i}{SUFFIX}" for i in (3, 4, 5)), "other"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*(f"{i}{suffix}" for i in (3, 4, 5)), "other"]

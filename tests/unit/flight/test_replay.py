@@ -3,14 +3,24 @@
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 from pdpool_connector.flight.files import merged
 from pdpool_connector.flight.record import Header, Record, RecordError, decode_record, encode_record
-from pdpool_connector.flight.recorder import Recorder
+from pdpool_connector.flight.recorder import RING, Recorder
 from pdpool_connector.flight.replay import MACHINES, replay
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.decode import DecodeMachine
 from pdpool_connector.protocol.decode_read import DecodeReadMachine
-from pdpool_connector.protocol.events import Event, OpenRequest, Report, StopWriting, WriteEnded
+from pdpool_connector.protocol.events import (
+    Event,
+    OpenAttempt,
+    OpenRequest,
+    Received,
+    Report,
+    StopWriting,
+    Tick,
+    WriteEnded,
+)
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.prefill_read import PrefillReadMachine
 
@@ -170,6 +180,40 @@ def test_all_rings_together_are_bounded_and_the_oldest_story_gives_way() -> None
         assert len(recorder) == 100
         assert recorder.tell(1) is None
         assert recorder.tell(1000).request_id == "r999"
+
+
+@pytest.mark.parametrize("field", ["pages", "state"])
+def test_ids_of_pages_and_of_state_count_in_that_bound(field) -> None:
+    recorder, machine = Recorder(ME, 30.0, max_bytes=100 * 1024), DecodeMachine(ME, TIMING)
+    for handle in range(1, 9):
+        event = replace(OpenAttempt(handle, "p:1", handle, 0, "r", b"", 0, 0, 60.0), **{field: bytes(40 * 1024)})
+        recorder.note(event, 1.0, machine.handle(event, 1.0))
+    assert len(recorder) == 2
+
+
+def test_a_story_evicted_by_the_event_that_concerns_it_is_not_added_to() -> None:
+    recorder = Recorder(ME, 30.0, max_bytes=8 * 1024)
+    for round_ in range(3):
+        machine = DecodeMachine(ME, TIMING)
+        for handle in range(8 * round_ + 1, 8 * round_ + 9):
+            event = OpenAttempt(handle, "p:1", handle, 0, "r", b"", 0, 0, 60.0 - handle)
+            recorder.note(event, 1.0, machine.handle(event, 1.0))
+        recorder.note(Tick(), 99.0, machine.handle(Tick(), 99.0), machine.fired)
+    for handle in range(101, 106):
+        event = OpenAttempt(handle, "p:1", handle, 0, "r", b"", 0, 0, 60.0)
+        recorder.note(event, 200.0, machine.handle(event, 200.0))
+    assert [recorder.tell(handle) is not None for handle in range(101, 106)] == [True] * 5
+
+
+def test_the_names_of_a_story_are_bounded_and_that_of_a_live_hand_off_stays() -> None:
+    recorder = Recorder(ME, 30.0)
+    list(waiting(recorder, 1))
+    frame = {"version": f.VERSION_MAX, "sender": "d" * 32, "room": 0, "sibling": 0}
+    for number in range(1, 2 * RING):
+        aborted = f.Abort(**frame, attempt=f.AttemptId("d" * 32, number), request_id="r", cause="aborted", message="")
+        recorder.note(Received(aborted), 1.0, ())
+    assert len(recorder._named) == RING
+    assert recorder.tell(1) is not None
 
 
 def test_hand_offs_that_end_well_leave_nothing_in_the_recorder() -> None:

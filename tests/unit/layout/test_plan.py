@@ -318,12 +318,13 @@ def test_little_state_goes_with_the_last_pages_and_much_state_apart():
     plan = PairPlan(memory, memory)
     chunks = plan.cut(pages, pages, (1, 1), (pages, pages))
     assert [(len(chunk.local_pages), len(chunk.state[0]) if chunk.state else 0) for chunk in chunks] == [
-        *[(3, 0)] * 3,
-        (1, 0),
-        (0, 7),
-        (0, 3),
+        (4, 0),
+        (4, 0),
+        (2, 0),
+        (0, 8),
+        (0, 2),
     ]
-    assert [chunk.aux for chunk in chunks] == [()] * 5 + [((1, 1),)]
+    assert [chunk.aux for chunk in chunks] == [()] * 4 + [((1, 1),)]
 
 
 def test_aux_goes_last_and_alone_where_there_is_nothing_else():
@@ -331,7 +332,7 @@ def test_aux_goes_last_and_alone_where_there_is_nothing_else():
     plan = PairPlan(memory, memory)
     pages = np.arange(20, dtype=np.int32)
     chunks = plan.cut(pages, pages, (1, 2))
-    assert sizes(chunks) == [7, 7, 6], "7 pages of 2 MiB and an aux row fit in 16 MiB"
+    assert sizes(chunks) == [8, 8, 4], "8 pages of 2 MiB and an aux row are one chunk"
     assert [chunk.aux for chunk in chunks] == [(), (), ((1, 2),)]
     (only,) = plan.cut(ids(), ids(), (0, 2))
     assert (sizes([only]), only.aux) == ([0], ((0, 2),))

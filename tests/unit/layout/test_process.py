@@ -1,8 +1,12 @@
 """How a process tells who and where it is."""
 
+import contextlib
+import resource
+from collections.abc import Iterator
+
 import msgspec
 import pytest
-from pdpool_connector.layout.process import ProcessName, this_process
+from pdpool_connector.layout.process import ProcessName, open_process, this_process
 
 
 def test_a_container_that_was_started_again_has_another_name():
@@ -32,3 +36,19 @@ def test_what_older_peers_do_not_tell_is_unknown():
 def test_an_address_that_is_none_is_refused():
     with pytest.raises(ValueError, match="does not appear to be"):
         msgspec.structs.replace(this_process(), addresses=("nonsense",))
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_process_is_not_watched_where_no_descriptor_is_left_and_nothing_fails_by_it():
+    here = this_process()
+    with no_descriptor_left():
+        assert open_process(here) is None

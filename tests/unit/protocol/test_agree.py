@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from pdpool_connector.protocol.agree import Key, Verdict, agree
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 
@@ -25,7 +26,15 @@ views = st.lists(st.dictionaries(st.sampled_from(KEYS), statuses), min_size=1, m
 
 
 def test_all_done_is_done() -> None:
-    assert agree([{A: ok(Phase.DONE)}] * 4) == {A: Verdict(Phase.DONE)}
+    assert agree([{A: ok(Phase.DONE)}] * 4) == {A: Verdict(Phase.DONE, releasable=True)}
+
+
+def test_ranks_whose_allocators_go_in_step_give_pages_back_when_the_last_of_them_may() -> None:
+    free, held = replace(failed(), releasable=True), failed()
+    assert [agree([{A: free}, {A: last}])[A].releasable for last in (held, free, ok(Phase.DONE))] == [False, True, True]
+    assert not agree([{A: free}, {A: ok(Phase.TRANSFERRING)}])[A].releasable
+    assert agree([{A: free}, {}])[A].releasable, "a rank that shows nothing has nothing to give back"
+    assert not agree([{A: ok(Phase.DONE)}, {}])[A].releasable, "but then it is not over"
 
 
 def test_a_rank_that_failed_fails_the_ranks_that_are_done() -> None:

@@ -335,3 +335,11 @@ def test_a_cause_that_only_a_newer_peer_knows_still_fails_the_attempt() -> None:
     side.open()
     side.hear(said(f.Drained, cause="solar_flare", message="x"))
     assert side.status[1].cause is Cause.TRANSFER_FAILED
+
+
+@pytest.mark.parametrize("make", [Decode, DecodeRead])
+def test_what_a_peer_says_of_a_failure_is_one_line_in_status_and_logs(make) -> None:
+    side = make()
+    side.open()
+    side.hear(said(f.Drained, message="\x1b[2J\nfake line"))
+    assert side.status[1].message == "\\x1b[2J\\nfake line"

@@ -1,7 +1,7 @@
 """What decode says of requests that it has not opened, and what becomes of them: lost decodes, refusals, silence."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import (
@@ -18,6 +18,7 @@ from pdpool_connector.protocol.events import (
     Unlinked,
     Writer,
 )
+from pdpool_connector.protocol.missed import PER_PLACE
 from pdpool_connector.protocol.outcome import Cause, Phase
 from pdpool_connector.protocol.timing import Timing
 
@@ -152,11 +153,32 @@ def test_one_decode_alone_gets_half_of_the_room_for_what_decodes_expect(make) ->
 
 
 @PREFILLS
+def test_what_decodes_expect_in_one_room_is_bounded_so_that_its_loss_costs_no_more_than_elsewhere(make) -> None:
+    side = make()
+    for number in range(1, 3 * PER_PLACE):
+        side.hear(expect_frame(number, rid=f"r{number}"))
+    assert len(side.machine._expected) == PER_PLACE
+    side.hear(expect_frame(3 * PER_PLACE, room=8))
+    side.do(PeerLost(DECODE, GONE))
+    side.request(1, room=8)
+    assert ended(side) == LOST, "another room is none the worse"
+
+
+@PREFILLS
 def test_the_same_word_again_takes_no_more_room(make) -> None:
     side = make()
     side.hear(expect_frame())
     side.hear(expect_frame())
     assert len(side.machine._expected) == 1
+
+
+@PREFILLS
+def test_a_part_learns_of_a_long_proof_that_its_decode_s_other_rank_is_gone_as_much_as_a_frame_carries(make) -> None:
+    side = make(Timing(), DECODE, DECODE_2)
+    side.hear(expect_frame(part=1, parts=2))
+    side.do(Fenced(DECODE, "node-1 " * 1000))
+    (told,) = sent(side.opened(1, peer=DECODE_2, part=0, parts=2), f.Drained)
+    assert f.decode(f.encode(told)).cause == Cause.PEER_LOST
 
 
 # --- Prefill: silence ---
@@ -297,6 +319,16 @@ def test_a_decode_that_shuts_down_announces_no_more(make) -> None:
     side.do(Shutdown())
     assert sent(side.wait(10.0)) == []
     assert side.machine.rows == 0
+
+
+@DECODES
+@given(now=st.floats(0.0, 1e9))
+@example(now=255069.0257394217)
+def test_a_deadline_that_is_as_long_as_can_be_is_carried_whatever_the_clock_says(make, now) -> None:
+    side = make()
+    side.now = now
+    for frame in sent(side.do(expect(deadline_s=f.MAX_SECONDS))) + sent(side.open(2, deadline_s=f.MAX_SECONDS)):
+        assert f.decode(f.encode(frame)).deadline_s == pytest.approx(f.MAX_SECONDS)
 
 
 # --- A side that refuses ---

@@ -51,6 +51,11 @@ def test_without_the_end_of_the_process_nothing_suffices(engine: str, proofs: li
         judge(engine, proofs)
 
 
+def test_without_any_proof_at_least_one_is_asked_for() -> None:
+    with pytest.raises(InsufficientProofError, match=r"give at least one proof: .* or ProcessExited$"):
+        judge("local", [])
+
+
 @pytest.mark.parametrize("engine", ["mori", "ascend", ""])
 def test_an_engine_without_a_row_is_never_fenced(engine: str) -> None:
     with pytest.raises(InsufficientProofError, match="no row"):

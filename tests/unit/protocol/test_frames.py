@@ -143,3 +143,25 @@ def test_deep_nesting_is_refused() -> None:
 )
 def test_causes_are_told_in_the_words_of_this_side(text: str, seen: Cause) -> None:
     assert told_by_peer(text, Cause.INTERNAL) is seen
+
+
+@pytest.mark.parametrize("kind", [f.Expect, f.Abort, f.Drained])
+def test_a_part_that_there_cannot_be_is_refused(kind) -> None:
+    fields = {"request_id": "r", "cause": "aborted", "message": "", "deadline_s": 1.0, "part": 2, "parts": 2}
+    fields = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
+    with pytest.raises(f.MalformedFrameError, match="part is 2 of parts 2: it must be less than parts"):
+        f.decode(f.encode(kind(**about(), **fields)))
+
+
+UGLY = "\x1b[2J\x07\nfake line \u2028\udc80 größer"
+
+
+def test_a_message_is_one_line_that_may_be_shown_on_a_terminal() -> None:
+    assert f.text(UGLY) == "\\x1b[2J\\x07\\nfake line \\u2028\\udc80 größer"
+    assert len(f.text("\x00" * 2000)) == len(f.text("ö" * 2000)) == f.MAX_TEXT
+
+
+def test_an_address_that_no_terminal_should_be_sent_is_refused() -> None:
+    hello = msgspec.structs.replace(EVERY[0], address="10.0.0.1:1\nfake line")
+    with pytest.raises(f.MalformedFrameError, match="address"):
+        f.decode(f.encode(hello))

@@ -1,6 +1,7 @@
 """Prefill's machine: ending, and remembering."""
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from pdpool_connector.protocol import frames as f
@@ -395,3 +396,52 @@ def test_a_failure_is_reported_once_with_its_root_cause() -> None:
     side.do(PeerLost(DECODE, "gone"))
     side.wait(100)
     assert (side.status[1].cause, side.status[1].message) == (Cause.TRANSFER_FAILED, "link down")
+
+
+@pytest.mark.parametrize("kind", [Prefill, PrefillRead])
+def test_refusals_take_no_room_from_the_ends_of_what_is_under_way(kind) -> None:
+    side = kind(replace(TIMING, max_tombstones=8))
+    for number in range(1, 20):
+        side.opened(number, room=number)
+    for number in range(20, 40):
+        side.opened(number, room=1, request_id="another")
+    side.request(1, room=1)
+    side.abort(1)
+    assert "Drained" in names(side.effects), "said at once"
+    told = [frame for frame in sent(side.wait(10.0), f.Drained) if frame.attempt.number == 1]
+    assert len(told) > 3, "and again, for nobody has acknowledged it"
+    assert {frame.cause for frame in sent(side.hear(f.Query(**about(1, room=1))), f.Drained)} == {Cause.ABORTED}
+
+
+@pytest.mark.parametrize("kind", [Prefill, PrefillRead])
+@pytest.mark.parametrize("after", [[], [PeerLost(DECODE, "gone")], [PeerLost(DECODE, "gone"), PeerReady(DECODE, 4)]])
+def test_nothing_of_a_fenced_decode_is_kept_for_ever(kind, after) -> None:
+    side = kind()
+    side.opened(1)
+    side.do(Fenced(DECODE, "pod deleted"))
+    for event in after:
+        side.do(event)
+    side.wait(3 * TIMING.verdict_s)
+    assert not side.machine._graves.stale(f.AttemptId(DECODE, 1)), "no floor is left either"
+    assert side.machine.next_deadline is None
+
+
+@pytest.mark.parametrize("kind", [Prefill, PrefillRead])
+def test_the_ids_that_decodes_have_offered_are_bounded_in_all_and_for_each(kind) -> None:
+    third = "f" * 32
+    side = kind(replace(TIMING, max_offered_bytes=4000), DECODE, DECODE_2, third)
+
+    def offer(peer: str) -> list[str]:
+        number = next(numbers)
+        whose = {"sender": peer, "attempt": f.AttemptId(peer, number), "room": number}
+        return names(side.opened(**whose, pages=bytes(400), state=bytes(400)))
+
+    numbers = count(1)
+    assert [offer(DECODE) for _ in range(3)] == [["Accepted"], ["Accepted"], ["Drained"]]
+    assert "as many ids" in sent(side.effects, f.Drained)[0].message
+    assert [offer(DECODE_2) for _ in range(3)] == [["Accepted"], ["Accepted"], ["Drained"]]
+    assert [offer(third) for _ in range(2)] == [["Accepted"], ["Drained"]], "five of 800 in 4000"
+    side.do(PeerLost(DECODE, "gone"))
+    assert [offer(third) for _ in range(2)] == [["Accepted"], ["Drained"]], "two of 800 in its half"
+    side.wait(TIMING.meet_s + 1)
+    assert [offer(DECODE_2) for _ in range(3)] == [["Accepted"], ["Accepted"], ["Drained"]]

@@ -8,6 +8,7 @@ from pdpool_connector.protocol.events import (
     Drain,
     Fenced,
     Ignored,
+    Linked,
     PeerLost,
     PeerReady,
     Shutdown,
@@ -139,6 +140,23 @@ def test_an_unsettled_read_holds_pages_of_both_sides_until_a_fence() -> None:
     assert (len(side.machine.held()), side.status[1].releasable) == (1, False)
     assert names(side.do(Fenced(PREFILL, "kubelet"))) == [], "there is nobody left to tell"
     assert (side.status[1].cause, side.status[1].releasable) == (Cause.TRANSFER_FAILED, True)
+
+
+@pytest.mark.parametrize("result", [WriteResult.LANDED, WriteResult.UNSETTLED])
+@pytest.mark.parametrize("held", [False, True])
+def test_a_fence_of_prefill_does_not_free_pages_into_which_our_own_read_still_writes(held: bool, result) -> None:
+    side, read = receiving()
+    if held:
+        side.abort()
+        side.wait(TIMING.drain_s + 1)
+    side.do(Fenced(PREFILL, "kubelet"))
+    assert side.status[1].phase is Phase.FAILED
+    assert not side.status[1].releasable
+    side.wait(10_000)
+    assert not side.status[1].releasable
+    side.landed(read, result)
+    assert side.status[1].releasable, "what comes from it is over: so it was proved"
+    assert side.machine.held() == []
 
 
 def test_a_read_that_does_not_end_becomes_a_hold_and_ends_it_when_it_does() -> None:
@@ -391,3 +409,10 @@ def test_a_request_opened_again_supersedes_and_waits_for_the_reads_of_the_first(
     assert side.status[1].releasable
     side.request(2)
     assert side.status[2].phase is Phase.READY
+
+
+def test_where_a_prefill_that_was_fenced_had_its_address_is_not_kept() -> None:
+    side = DecodeRead()
+    side.do(Fenced(PREFILL, "pod deleted"))
+    side.do(Linked("p:1", side.writers))
+    assert not side.machine._behind

@@ -125,3 +125,25 @@ def test_decode_tells_the_prompt_when_it_opens_and_when_prefill_may_not_have_hea
     told = sent(side.link(), f.Abort if kind is Decode else f.Drained)
     assert [frame.prompt for frame in told] == [NEW]
     assert [frame.prompt for frame in sent(side.open(2, prompt=OLD), f.Open)] == [OLD]
+
+
+def test_a_request_whose_attempt_has_ended_learns_why_though_another_has_its_room() -> None:
+    side = Prefill()
+    side.request(1, rid="first")
+    side.opened(1, request_id="first")
+    side.hear(abort_frame(2, rid="second"))
+    side.request(2, rid="second")
+    assert side.status[2].cause is Cause.PEER_ABORTED, "not that the room is in use: that is answered otherwise"
+    assert side.status[1].phase is Phase.READY
+
+
+@BOTH
+def test_an_attempt_whose_request_has_ended_learns_why_though_another_has_its_room(kind) -> None:
+    side = kind()
+    side.request(1, rid="first")
+    side.abort(1)
+    side.request(2, rid="second")
+    side.opened(1, request_id="second")
+    (told,) = sent(side.opened(2, request_id="first"), f.Drained)
+    assert told.cause == Cause.ABORTED
+    assert side.status[2].phase is Phase.READY

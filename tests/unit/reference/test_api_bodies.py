@@ -3,13 +3,16 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from pdpool_connector.reference.openai_api import ChatBody, CompletionBody, chat_job, completion_job
+from pdpool_connector.reference import request_body
+from pdpool_connector.reference.openai_api import ChatBody, CompletionBody, Result, chat_job, completion_job
 from pdpool_connector.reference.request import Handoff, RequestError, prompt_of
 from pdpool_connector.reference.request_body import Unsupported, decode_body
-from pdpool_connector.reference.sglang_api import GenerateBody, SamplingBody, generate_job
+from pdpool_connector.reference.sglang_api import GenerateBody, GenerateReply, SamplingBody, generate_job
 
 VOCAB = 300
+ROOM_FOR = 100
 IMAGE = {"type": "image_url", "text": "a"}
 
 
@@ -24,16 +27,16 @@ class Bytes:
 
 
 def completion(**body):
-    return completion_job(decode_body(json.dumps(body).encode(), CompletionBody), Bytes(), VOCAB, "id")
+    return completion_job(decode_body(json.dumps(body).encode(), CompletionBody), Bytes(), VOCAB, "id", ROOM_FOR)
 
 
 def chat(**body):
     body.setdefault("messages", [{"role": "user", "content": "hello"}])
-    return chat_job(decode_body(json.dumps(body).encode(), ChatBody), Bytes(), VOCAB, "id", 100)
+    return chat_job(decode_body(json.dumps(body).encode(), ChatBody), Bytes(), VOCAB, "id", ROOM_FOR)
 
 
 def generate(**body):
-    return generate_job(decode_body(json.dumps(body).encode(), GenerateBody), Bytes(), VOCAB, "id")
+    return generate_job(decode_body(json.dumps(body).encode(), GenerateBody), Bytes(), VOCAB, "id", ROOM_FOR)
 
 
 ROOM = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
@@ -249,6 +252,34 @@ def test_a_hand_off_says_what_prompt_it_is_for_and_how_its_first_token_is_drawn(
     drawn = zip(job.prompts, job.sampling, strict=True)
     assert [handoff.prompt for handoff in job.handoffs] == [prompt_of(*one) for one in drawn]
     assert len({handoff.prompt for handoff in job.handoffs}) == 4
+
+
+@pytest.mark.parametrize("asked", [{"prompt": [[1] * ROOM_FOR, [2]]}, {"prompt": ["a" * ROOM_FOR, "b"]}], ids=str)
+def test_nobody_computes_the_digest_of_a_prompt_that_can_never_fit(asked, monkeypatch):
+    read = []
+    monkeypatch.setattr(request_body, "prompt_of", lambda tokens, _sampling: bytes([read.append(tokens) or len(read)]))
+    assert [handoff.prompt for handoff in completion(**asked, n=2, **ONE).handoffs] == [b"", b"", b"\1", b"\2"]
+    assert [len(tokens) for tokens in read] == [1, 1]
+
+
+def test_the_tokens_of_a_prompt_are_read_once_for_all_its_samples(monkeypatch):
+    read = []
+    monkeypatch.setattr(request_body, "prompt_of", lambda tokens, _sampling: read.append(tokens) or b"digest")
+    generate(text="a", sampling_params={"n": 3, "sampling_seed": 7}, **ONE)
+    assert len(read) == 3
+    assert all(tokens is read[0] for tokens in read)
+    assert isinstance(read[0], np.ndarray)
+
+
+@pytest.mark.parametrize("asked", [{"text": "a"}, {"input_ids": [1, 2]}], ids=str)
+@pytest.mark.parametrize("listed", ["neither", "a list of one", "two samples"])
+def test_generate_answers_with_a_list_where_it_was_asked_with_one_or_for_several(asked, listed):
+    if listed == "a list of one":
+        asked = {name: [prompt] for name, prompt in asked.items()}
+    body = decode_body(json.dumps(asked).encode(), GenerateBody)
+    rids = ["r"] * (2 if listed == "two samples" else 1)
+    whole = GenerateReply(rids, batch=body.batch).whole([Result(1) for _ in rids])
+    assert isinstance(whole, dict if listed == "neither" else list)
 
 
 def test_rooms_are_given_for_each_prompt():

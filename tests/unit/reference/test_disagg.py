@@ -87,7 +87,7 @@ class Bench:
             eos_ids=frozenset(config.eos_ids),
             limits=Limits(**limits),
             counters=Counters(self.registry, "tiny", "x"),
-            on_end=lambda: None,
+            on_end=lambda _request: None,
             side=lambda core: side(core, self.connector, self.kv),
         )
 
@@ -209,15 +209,18 @@ def test_an_abort_reaches_the_connector_from_every_queue(state):
     assert bench.pages.available == 64
 
 
-def test_failures_before_and_after_the_sides_met_are_counted_apart():
-    bench = Bench(PrefillSide)
+@pytest.mark.parametrize("side", [PrefillSide, DecodeSide])
+def test_failures_before_and_after_the_sides_met_are_counted_apart(side):
+    bench = Bench(side)
     bench.ask(8)
+    bench.turn()
     bench.connector.transfers[0].status = failed(Cause.TIMED_OUT, releasable=True)
     bench.turn()
     assert bench.metric("num_bootstrap_failed_reqs_total") == 1
     assert bench.metric("num_transfer_failed_reqs_total") == 0
     bench.ask(8)
-    bench.connector.transfers[1].status = READY
+    bench.turn()
+    bench.connector.transfers[1].status = TransferStatus(Phase.TRANSFERRING)
     bench.turn()
     bench.connector.transfers[1].status = failed(Cause.TRANSFER_FAILED, releasable=True)
     bench.turn()

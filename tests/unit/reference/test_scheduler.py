@@ -38,7 +38,7 @@ class Bench:
             side=UnifiedSide,
         )
 
-    def _count_end(self):
+    def _count_end(self, _request):
         self.ended += 1
 
     def ask(self, prompt, *, rid="r", deadline=2000.0, **sampling):

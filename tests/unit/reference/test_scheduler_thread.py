@@ -77,7 +77,8 @@ def bench():
     made = Bench()
     made.scheduler.start()
     yield made
-    assert made.scheduler.stop(WAIT_S)
+    made.scheduler.stop()
+    assert made.scheduler.join(WAIT_S)
 
 
 def test_a_submitted_request_runs_and_frees_its_place(bench):
@@ -115,7 +116,7 @@ def test_all_sequences_of_a_request_are_taken_or_none(bench):
 
 def test_an_idle_scheduler_beats_and_does_not_spin(bench):
     bench.scheduler.loads().result(WAIT_S)
-    before, begun = bench.side.beats, time.monotonic()
+    begun, before = time.monotonic(), bench.side.beats
     time.sleep(3 * IDLE_BEAT_S)
     until(lambda: bench.side.beats > before + 1)
     assert bench.side.beats - before <= (time.monotonic() - begun) / IDLE_BEAT_S + 2
@@ -166,7 +167,8 @@ def test_a_stop_fails_what_is_left_also_when_frozen():
     bench.scheduler.freeze(True)
     request, ended, outputs = bench.request()
     bench.scheduler.submit([request])
-    assert bench.scheduler.stop(WAIT_S)
+    bench.scheduler.stop()
+    assert bench.scheduler.join(WAIT_S)
     assert ended.is_set()
     assert (outputs[-1].status, outputs[-1].code) == (503, "shutting_down")
     assert not bench.crashed.is_set()
@@ -190,3 +192,73 @@ def test_a_crash_fails_every_request_and_is_told(caplog):
     assert "a fault in the model" in caplog.text
     with pytest.raises(RequestError):
         bench.scheduler.submit([bench.request()[0]])
+
+
+class Step:
+    """A step of the model that lasts until it is let go."""
+
+    def __init__(self, bench):
+        self.begun, self.over = threading.Event(), threading.Event()
+        self._forward, bench.model.forward = bench.model.forward, self
+
+    def __call__(self, steps):
+        self.begun.set()
+        assert self.over.wait(WAIT_S)
+        return self._forward(steps)
+
+
+def test_a_stop_fails_what_is_left_while_a_step_still_computes():
+    bench = Bench()
+    step = Step(bench)
+    bench.scheduler.start()
+    asked = [bench.request() for _ in range(2)]
+    bench.scheduler.submit([asked[0][0]])
+    assert step.begun.wait(WAIT_S)
+    bench.scheduler.submit([asked[1][0]])
+    bench.scheduler.stop()
+    assert [outputs[-1].code for _, _, outputs in asked] == ["shutting_down"] * 2
+    step.over.set()
+    assert bench.scheduler.join(WAIT_S)
+    assert bench.scheduler.open_sequences == 0
+
+
+def test_a_step_that_is_given_up_because_the_engine_stops_is_no_crash(caplog):
+    bench = Bench()
+    step = Step(bench)
+    bench.scheduler.start()
+    request, _, outputs = bench.request()
+    bench.scheduler.submit([request])
+    assert step.begun.wait(WAIT_S)
+    step._forward = None  # what raises when the step goes on
+    bench.scheduler.stop()
+    step.over.set()
+    assert bench.scheduler.join(WAIT_S)
+    assert not bench.crashed.is_set()
+    assert {output.code for output in outputs} == {"shutting_down"}
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def raising(*_args):
+    raise ZeroDivisionError("a rank is gone")
+
+
+@pytest.mark.parametrize("member", ["enter", "abandon"])
+def test_a_crash_is_told_to_every_client_also_where_no_sequence_can_be_taken_in_or_out(member):
+    bench = Bench()
+    setattr(bench.side, member, raising)
+    bench.scheduler.freeze(True)
+    bench.scheduler.start()
+    asked = [bench.request() for _ in range(3)]
+    bench.scheduler.submit([request for request, _, _ in asked])
+    bench.scheduler.crash(RuntimeError("a rank is gone"))
+    bench.scheduler.freeze(False)
+    assert bench.crashed.wait(WAIT_S)
+    assert [(outputs[0].status, outputs[0].code) for _, _, outputs in asked] == [(500, "engine_crashed")] * 3
+
+
+def test_what_an_idle_engine_cannot_go_on_without_crashes_it_at_once(long_beat):
+    bench = Bench()
+    bench.scheduler.start()
+    bench.scheduler.loads().result(WAIT_S)
+    bench.scheduler.crash(RuntimeError("a rank is gone"))
+    assert bench.crashed.wait(WAIT_S)

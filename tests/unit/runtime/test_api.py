@@ -1,8 +1,13 @@
 """What the API refuses at once, with words that help."""
 
+import contextlib
+import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,8 +19,12 @@ from pdpool_connector import (
     KVMemory,
     Phase,
     PrefillConnector,
+    ProcessExited,
     shard_model,
 )
+from pdpool_connector.demo.launch import free_port
+from pdpool_connector.engines.base import IncompatiblePeerError, PeerUnreachableError
+from pdpool_connector.transport.curve import make_key
 from prometheus_client import CollectorRegistry
 
 
@@ -70,6 +79,19 @@ def pages(*ids: int) -> np.ndarray:
         ({"allowed_networks": ("10.0.0.1/8",)}, "allowed_networks"),
         ({"rank": -1}, "rank"),
         ({"checksum_rate": 1.5}, "checksum_rate"),
+        ({"advertise_host": 5}, "advertise_host=5 is of type int: give a str"),
+        ({"advertise_host": "1.2.3.4:80"}, "advertise_host='1.2.3.4:80' is no host: give a name or an IP address"),
+        ({"advertise_host": "[::1]"}, "advertise_host='\\[::1\\]' is no host.*without brackets and port"),
+        ({"bind_host": ""}, "bind_host='' is no host"),
+        ({"control_port": None}, "control_port=None is of type NoneType: give an int"),
+        ({"bootstrap_port": True}, "bootstrap_port=True is of type bool: give an int"),
+        ({"control_port": 1.5}, "control_port=1.5 is of type float"),
+        ({"admin_port": "80"}, "admin_port='80' is of type str: give an int or None"),
+        ({"allowed_networks": "127.0.0.0/8"}, "allowed_networks='127.0.0.0/8' is of type str: give a tuple"),
+        ({"registry": 5}, "registry=5 is of type int: give a str or None"),
+        ({"timing": 5}, "timing=5 is of type int: give a Timing"),
+        ({"staging_bytes": 1.5e8}, "staging_bytes=150000000.0 is of type float: give an int"),
+        ({"request_deadline_s": "5"}, "request_deadline_s='5' is of type str: give a number"),
     ],
 )
 def test_a_wrong_configuration_is_refused_by_field(changes: dict[str, object], field: str) -> None:
@@ -155,6 +177,63 @@ def test_a_refusal_says_why(prefill: PrefillConnector, decode: DecodeConnector) 
         decode.refuse(prefill.bootstrap_address, 1, "r", "")
 
 
+@pytest.mark.parametrize("cause", [None, Cause.PEER_LOST, "later", 5, np.array(["refused", "too_long"])])
+def test_a_refusal_for_another_cause_than_the_two_is_refused(prefill, decode, cause) -> None:
+    for refuse in (prefill.refuse, partial(decode.refuse, prefill.bootstrap_address)):
+        with pytest.raises(ValueError, match=re.escape(f"cause={cause!r} is no cause to refuse a request: give Cause")):
+            refuse(1, "r", "no memory", cause=cause)
+
+
+def test_a_refusal_may_name_its_cause_by_the_plain_word(prefill, decode) -> None:
+    waiting = prefill.open(1, "r")
+    offered = decode.open(prefill.bootstrap_address, 2, "s", pages=pages(1), aux_slot=0)
+    decode.refuse(prefill.bootstrap_address, 1, "r", "no memory", cause="too_long")
+    prefill.refuse(2, "s", "no room", cause="too_long")
+    _wait(lambda: waiting.status.ended and offered.status.ended)
+    assert waiting.status.cause is offered.status.cause is Cause.TOO_LONG
+    for connector in (prefill, decode):
+        _wait(lambda connector=connector: connector.stats().causes == {"too_long": 2})
+        assert connector.stats().faults == 0
+
+
+@pytest.mark.parametrize("name", ["a8d21c1c", "", None, 5, "A" * 32, "a" * 32 + "\n"])
+def test_a_fence_of_what_is_no_incarnation_is_refused(prefill: PrefillConnector, name) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"incarnation={name!r} is no incarnation: give its 32")):
+        prefill.fence(name, ProcessExited(pid=1, seen_by="the test"))
+
+
+@pytest.mark.parametrize(
+    ("proof", "why"),
+    [
+        (ProcessExited(pid=0, seen_by="the test"), "int` >= 1 - at `$.pid`"),
+        (ProcessExited(pid=1, seen_by=""), "length >= 1 - at `$.seen_by`"),
+        ("gone", "Expected `object`"),
+    ],
+)
+def test_a_fence_by_what_no_proof_can_be_is_refused_by_field(prefill: PrefillConnector, proof, why) -> None:
+    with pytest.raises(ValueError, match=re.escape(repr(proof)) + f" is no proof: .*{re.escape(why)}"):
+        prefill.fence("a" * 32, proof)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "fe80::1", "::", "pod-0.engines.svc", "fe80::1%eth0"])
+def test_a_name_or_an_address_is_a_host(host: str) -> None:
+    assert ConnectorConfig(host, bind_host=host).listen_host == host
+
+
+@pytest.mark.parametrize("age", [-1, float("nan")])
+def test_hand_offs_of_no_age_are_not_purged(prefill: PrefillConnector, age: float) -> None:
+    waiting = prefill.open(1, "r")
+    with pytest.raises(ValueError, match=f"older_than_s={age} is no age: give 0 or more seconds"):
+        prefill.purge(age, "late")
+    assert not waiting.status.ended
+
+
+@pytest.mark.parametrize(("room", "error"), [("x", TypeError), (None, TypeError), (-1, ValueError)])
+def test_hand_offs_of_what_is_no_room_are_not_aborted(prefill: PrefillConnector, room, error: type) -> None:
+    with pytest.raises(error, match=f"room={room!r} is"):
+        prefill.abort_room(room, "late")
+
+
 def test_what_decode_expects_ends_with_it(prefill: PrefillConnector, decode: DecodeConnector) -> None:
     waiting, other = prefill.open(1, "r"), prefill.open(2, "s")
     decode.expect(prefill.bootstrap_address, 1, "r")
@@ -178,6 +257,29 @@ def test_either_side_is_told_of_what_the_other_refuses(prefill: PrefillConnector
     for connector in (prefill, decode):
         _wait(lambda connector=connector: connector.stats().causes == {"refused": 1, "too_long": 1})
         assert connector.stats().expected == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [(IncompatiblePeerError("no READ over TCP"), Cause.INVALID), (PeerUnreachableError("no route"), Cause.PEER_LOST)],
+)
+def test_a_decode_that_can_never_read_from_a_prefill_fails_as_one_that_does_not_fit(
+    memory, monkeypatch, error, cause
+) -> None:
+    config = ConnectorConfig("127.0.0.1", direction="read")
+    with contextlib.ExitStack() as stack:
+        prefill, decode = (
+            stack.enter_context(contextlib.closing(kind(config, memory, lambda: None)))
+            for kind in (PrefillConnector, DecodeConnector)
+        )
+        monkeypatch.setattr(decode._engine, "connect", Mock(side_effect=error))
+        prefill.start()
+        decode.start()
+        for room in (1, 2):
+            offered = decode.open(prefill.bootstrap_address, room, "r", pages=pages(1), aux_slot=0)
+            _wait(lambda offered=offered: offered.status.ended)
+            assert (offered.status.cause, offered.status.releasable) == (cause, True)
+            assert str(error) in offered.status.message
 
 
 def test_a_memory_that_is_not_the_rank_s_part_is_refused(memory: KVMemory) -> None:
@@ -251,13 +353,143 @@ def test_after_close_nothing_opens_and_nothing_hangs(memory: KVMemory) -> None:
 
 
 def test_a_taken_port_is_an_error_that_leaves_nothing_behind(memory: KVMemory, prefill: PrefillConnector) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     taken = int(prefill.control_address.rpartition(":")[2])
     other = PrefillConnector(ConnectorConfig("127.0.0.1", control_port=taken), memory, lambda: None)
     with pytest.raises(OSError, match="in use"):
         other.start()
     other.close()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("kind", [PrefillConnector, DecodeConnector])
+def test_a_start_that_failed_for_a_port_may_be_tried_again(memory: KVMemory, kind, tmp_path) -> None:
+    before = set(threading.enumerate())
+    config = {"curve": (make_key(),), "flight_dir": tmp_path}
+    with socket.create_server(("0.0.0.0", free_port())) as taken:  # nobody is given it once it is let go
+        one = kind(ConnectorConfig("127.0.0.1", control_port=taken.getsockname()[1], **config), memory, lambda: None)
+        with pytest.raises(OSError, match="in use"):
+            one.start()
+        with pytest.raises(RuntimeError, match="control_address is known once the connector is started"):
+            assert one.control_address
+    one.start()
+    assert one.control_address.endswith(f":{one.config.control_port}")
+    one.close()
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_start_that_failed_for_want_of_a_thread_may_be_tried_again(memory: KVMemory, monkeypatch) -> None:
+    begin = threading.Thread.start
+
+    def one_too_many(thread: threading.Thread) -> None:
+        if thread.name == "pdpool-prefill":
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    one = PrefillConnector(ConnectorConfig("127.0.0.1"), memory, lambda: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", one_too_many)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            one.start()
+    one.start()
+    transfer = one.open(1, "r")
+    one.close()
+    assert transfer.status.cause is Cause.SHUTDOWN
+
+
+def test_a_connector_that_was_never_started_leaves_no_thread(memory: KVMemory, tmp_path) -> None:
+    before = set(threading.enumerate())
+    PrefillConnector(ConnectorConfig("127.0.0.1", flight_dir=str(tmp_path)), memory, lambda: None).close()
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("kind", [PrefillConnector, DecodeConnector])
+@pytest.mark.parametrize("step", ["_board.refresh", "_http", "_reactor.start"])
+def test_a_start_that_was_interrupted_can_be_closed(memory: KVMemory, kind, step: str, monkeypatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    before = set(threading.enumerate())
+    one = kind(ConnectorConfig("127.0.0.1"), memory, lambda: None)
+    if step == "_http":
+        monkeypatch.setattr("pdpool_connector.runtime.connector.HttpServer", interrupted)
+    else:
+        part, call = step.split(".")
+        monkeypatch.setattr(getattr(one, part), call, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        one.start()
+    closing = threading.Thread(target=one.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
+    assert set(threading.enumerate()) <= before
+
+
+def test_what_is_opened_while_the_connector_closes_ends_too(memory: KVMemory, monkeypatch) -> None:
+    one = PrefillConnector(ConnectorConfig("127.0.0.1"), memory, lambda: None)
+    one.start()
+    step = one._reactor.step
+
+    def overtaken(call) -> None:
+        """The thread that opens stands still for as long as another takes to close."""
+        closing = threading.Thread(target=one.close)
+        closing.start()
+        closing.join(30)
+        step(call)
+
+    monkeypatch.setattr(one._reactor, "step", overtaken)
+    transfer = one.open(1, "r")
+    assert (transfer.status.cause, transfer.status.releasable) == (Cause.SHUTDOWN, True)
+
+
+@pytest.mark.parametrize("kind", [PrefillConnector, DecodeConnector])
+@pytest.mark.parametrize("step", ["_settled.wait", "_reactor.stop", "_http.close", "_engine.close"])
+def test_a_close_that_was_interrupted_is_made_by_the_next(memory: KVMemory, kind, step: str, monkeypatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    before = set(threading.enumerate())
+    registry = CollectorRegistry()
+    one = kind(ConnectorConfig("127.0.0.1", curve=(make_key(),)), memory, lambda: None, registry)
+    one.start()
+    part, call = step.split(".")
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(one, part), call, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            one.close()
+    one.close()
+    assert set(threading.enumerate()) <= before
+    assert one._context.closed
+    assert not list(registry.collect())
+
+
+def test_a_second_close_returns_when_the_first_has(memory: KVMemory, monkeypatch) -> None:
+    one = PrefillConnector(ConnectorConfig("127.0.0.1"), memory, lambda: None)
+    one.start()
+    at_it, go_on = threading.Event(), threading.Event()
+    end = one._engine.close
+
+    def slow() -> None:
+        at_it.set()
+        assert go_on.wait(30)
+        end()
+
+    monkeypatch.setattr(one._engine, "close", slow)
+    first, second = threading.Thread(target=one.close), threading.Thread(target=one.close)
+    first.start()
+    assert at_it.wait(30)
+    second.start()
+    second.join(0.05)
+    assert second.is_alive(), "the memory is still in use"
+    go_on.set()
+    for thread in (first, second):
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_pages_that_decode_offers_twice_are_refused(prefill: PrefillConnector, decode: DecodeConnector) -> None:
+    with pytest.raises(ValueError, match="pages holds 3 twice: what lands there first would be lost"):
+        decode.open(prefill.bootstrap_address, 1, "r", pages=pages(3, 1, 3), aux_slot=0)
 
 
 def test_a_change_wakes_the_engine(memory: KVMemory) -> None:
@@ -293,11 +525,12 @@ def test_metrics_are_registered_and_taken_back(memory: KVMemory) -> None:
     connector = PrefillConnector(ConnectorConfig("127.0.0.1"), memory, lambda: None, registry)
     connector.start()
     connector.open(1, "r")
-    _wait(lambda: registry.get_sample_value("pdpool_connector_attempts", {"state": "waiting"}) == 1.0)
+    series = "pdpool_connector_attempts", {"rank": "0", "state": "waiting"}
+    _wait(lambda: registry.get_sample_value(*series) == 1.0)
     connector.set_queue("decode_prealloc", 3, 1.5, 7)
     assert connector.stats().queues["decode_prealloc"].reqs == 3
     connector.close()
-    assert registry.get_sample_value("pdpool_connector_attempts", {"state": "waiting"}) is None
+    assert registry.get_sample_value(*series) is None
 
 
 def _wait(holds) -> None:

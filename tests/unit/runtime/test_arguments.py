@@ -2,8 +2,12 @@
 
 import numpy as np
 import pytest
-from pdpool_connector.protocol.frames import INDICES
-from pdpool_connector.runtime.arguments import as_reason, as_request, as_whole
+from pdpool_connector import KVMemory, Region
+from pdpool_connector.protocol import frames as f
+from pdpool_connector.protocol.frames import INDICES, MAX_IDS
+from pdpool_connector.runtime.arguments import as_reason, as_request, as_whole, pack_pages, pack_state
+
+from tests.unit.protocol.sides import open_frame
 
 GIVEN = {"room": 1, "request_id": "r", "sibling": 0, "deadline_s": 1.0, "prompt": b""}
 
@@ -57,3 +61,31 @@ def test_a_request_is_taken_as_plain_values() -> None:
 def test_a_reason_is_a_text() -> None:
     with pytest.raises(TypeError, match="message=5 is of type int: give a str"):
         as_reason(5)
+
+
+LARGE = KVMemory(
+    kv=(Region(2**30, 16, 2 * MAX_IDS),),
+    state=(Region(2**40, 16, 2 * MAX_IDS),),
+    aux=Region(2**20, 16, 4),
+    page_tokens=1,
+    layers=1,
+    kv_heads=1,
+    head_dim=8,
+    dtype="float16",
+    model="m",
+)
+
+
+@pytest.mark.parametrize(("pack", "field"), [(pack_pages, "pages"), (pack_state, "state")])
+def test_more_ids_than_an_offer_carries_are_refused_by_name(pack, field) -> None:
+    with pytest.raises(ValueError, match=f"{field} has 524289 ids, one hand-off offers at most 524288"):
+        pack(np.arange(MAX_IDS + 1, dtype=np.int32), LARGE, target=True)
+    assert len(pack(np.arange(MAX_IDS + 1, dtype=np.int32), LARGE)) > 4 * MAX_IDS, "what is sent may be more"
+
+
+def test_as_many_as_it_carries_reach_the_other_side() -> None:
+    ids = np.arange(MAX_IDS, dtype=np.int32)
+    pages, state = pack_pages(ids, LARGE, target=True), pack_state(ids, LARGE, target=True)
+    request_id = "\N{GRINNING FACE}" * f.MAX_REQUEST_ID
+    offer = open_frame(pages=pages, state=state, request_id=request_id, prompt=bytes(f.PROMPT_BYTES))
+    assert f.decode(f.encode(offer)) == offer

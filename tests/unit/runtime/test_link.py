@@ -1,10 +1,12 @@
 """Decode's link to an instance: asking, joining, losing one rank and finding it again. Time is the test's."""
 
+import errno
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
+import zmq
 from pdpool_connector.layout.memory import LayoutError
 from pdpool_connector.layout.pairing import Writer, shard_model
 from pdpool_connector.protocol.outcome import Cause
@@ -45,6 +47,7 @@ class World:
         self.owed = False
         self.broken = 0
         self.fenced: set[str] = set()
+        self.unable: Exception | None = None
 
     # The reactor
     def at(self, key, when, call) -> None:
@@ -71,6 +74,8 @@ class World:
         return self.asked[-1]
 
     def connect(self, _link, one, name):
+        if self.unable is not None:
+            raise self.unable
         line = SimpleNamespace(peer=one.info.incarnation, paired=False, version=1, closed=False, name=name)
         line.close = lambda: setattr(line, "closed", True)
         self.lines[line.peer] = line
@@ -246,6 +251,30 @@ def test_a_rank_of_another_protocol_is_not_connected_to(world, link) -> None:
     assert not world.lines
 
 
+@pytest.mark.parametrize("error", [zmq.ZMQError(errno.EMFILE), OSError(errno.ENOSPC, "no watches are left")])
+def test_a_rank_that_cannot_be_connected_to_for_the_moment_is_tried_again(world, link, error) -> None:
+    world.unable = error
+    world.answer(found(0))
+    failure = f"rank 0 of prefill p:1 cannot be connected to: {error}"
+    assert link.stats(world.now).failure == failure
+    world.unable = None
+    world.wait(BACKOFF_MAX_S)
+    world.answer(found(0))
+    world.pair(link, 0)
+    assert world.take() == [("paired", peer(0)), ("whole", (0,))]
+
+
+def test_whoever_waits_for_a_rank_that_cannot_be_connected_to_is_told_in_time(world, link) -> None:
+    world.unable = zmq.ZMQError(errno.EMFILE)
+    while world.wanted and world.now < 1000 + 2 * CONNECT_S:
+        if not world.asked[-1].done():
+            world.answer(found(0))
+        world.wait(0.1)
+    (failed,) = world.take()
+    assert failed == ("failed", Cause.PEER_LOST, f"rank 0 of prefill p:1 cannot be connected to: {world.unable}")
+    assert (link.stage, world.timers) == (Stage.CLOSED, {})
+
+
 def test_a_connection_that_comes_back_within_the_grace_costs_nothing(world, linked) -> None:
     world.cut(linked, 1)
     assert world.broken == 1, "nothing new is offered meanwhile"
@@ -334,11 +363,11 @@ def test_a_rank_that_says_goodbye_is_lost_without_grace(world, linked) -> None:
 
 
 def test_a_fenced_rank_is_lost_though_its_connection_still_stands(world, linked) -> None:
-    linked.part_with(peer(1))
+    linked.part_with(peer(1), "was fenced")
     assert [did[:2] for did in world.take()] == [("lost", peer(1)), ("failed", Cause.PEER_LOST)]
     assert world.lines[peer(1)].closed
     assert (linked.stage, world.timers) == (Stage.RESTING, {})
-    linked.part_with(peer(1))
+    linked.part_with(peer(1), "was fenced")
     assert world.take() == []
 
 

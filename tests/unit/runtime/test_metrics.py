@@ -1,6 +1,7 @@
 """The table of metrics is complete, and nothing in it is made up."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def stats() -> ConnectorStats:
 def families(stats: ConnectorStats) -> dict[str, tuple[str, set[str]]]:
     """Kind and labels by the name that a person would query."""
     registry = CollectorRegistry()
-    registry.register(ConnectorCollector(lambda: stats))
+    registry.register(ConnectorCollector(lambda: [stats]))
     found = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         name = family.name + ("_total" if family.type == "counter" else "")
@@ -60,18 +61,30 @@ def families(stats: ConnectorStats) -> dict[str, tuple[str, set[str]]]:
 
 def test_every_metric_stands_in_the_documented_table_and_no_other(stats) -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*?) \|", TABLE.read_text(), re.MULTILINE)
-    documented = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    documented = {name: (kind, {"rank", *re.findall(r"`(\w+)`", labels)}) for name, kind, labels in rows}
     assert documented == families(stats)
     assert all(name.startswith(PREFIX) for name in documented)
 
 
 def test_release_times_are_cumulative_as_prometheus_wants_them(stats) -> None:
     registry = CollectorRegistry()
-    registry.register(ConnectorCollector(lambda: stats))
+    registry.register(ConnectorCollector(lambda: [stats]))
 
     def value(suffix: str, labels: dict[str, str] | None = None) -> float | None:
-        return registry.get_sample_value(f"{PREFIX}release_seconds_{suffix}", labels or {})
+        return registry.get_sample_value(f"{PREFIX}release_seconds_{suffix}", {"rank": "0", **(labels or {})})
 
     assert [value("bucket", {"le": bound}) for bound in ("0.1", "1.0", "+Inf")] == [2, 2, 3]
     assert value("count") == 3
     assert value("sum") == 5.5
+
+
+def test_ranks_that_are_told_together_have_one_family_each_and_a_series_for_every_rank(stats) -> None:
+    other = replace(stats, rank=1, checksums={"mismatched": 3}, tombstones=7)
+    registry = CollectorRegistry()
+    registry.register(ConnectorCollector(lambda: [stats, other]))
+    for rank, (mismatched, tombstones) in {"0": (0, 6), "1": (3, 7)}.items():
+        labels = {"rank": rank, "outcome": "mismatched"}
+        assert registry.get_sample_value(f"{PREFIX}checksums_total", labels) == mismatched
+        assert registry.get_sample_value(f"{PREFIX}tombstones", {"rank": rank}) == tombstones
+    types = re.findall(r"^# TYPE (\w+)", generate_latest(registry).decode(), re.MULTILINE)
+    assert len(types) == len(set(types)) == len(families(stats))

@@ -140,7 +140,7 @@ from pdpool_connector.runtime.spans import open_spans
 assert open_spans("prefill", 0) is None
 assert not any(name.startswith("opentelemetry.sdk") for name in sys.modules)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, env=_without_endpoints(), timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, env=_without_endpoints(), timeout=240)
 
 
 def test_a_missing_package_is_named_where_an_endpoint_is_given_and_no_harm_is_done() -> None:
@@ -152,7 +152,9 @@ from pdpool_connector.runtime.spans import open_spans
 assert open_spans("prefill", 0) is None
 """
     env = _without_endpoints() | {ENDPOINTS[0]: "http://127.0.0.1:1"}
-    done = subprocess.run([sys.executable, "-c", code], check=True, env=env, timeout=60, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, env=env, timeout=240, capture_output=True, text=True
+    )
     assert "pip install 'pdpool[otel]'" in done.stderr
 
 

@@ -93,7 +93,7 @@ def prefill(sides: list[Side], request) -> Iterator[PrefillConnector]:
 
 
 def until(condition) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)

@@ -58,6 +58,6 @@ def test_a_keyboard_interrupt_within_a_call_fails_what_is_open_and_holds_its_pag
     late = prefill.open(5000, "late")
     assert (late.status.cause, late.status.releasable) == (Cause.INTERNAL, True)
     begun = time.monotonic()
-    prefill.close()
-    assert time.monotonic() - begun < 5
+    prefill.close(timeout_s=120.0)
+    assert time.monotonic() - begun < 30, "as long as it takes, and no longer because of what is open"
     assert not first.status.releasable

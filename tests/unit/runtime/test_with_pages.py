@@ -69,7 +69,7 @@ def decode(arenas: list[HostArena]) -> Iterator[DecodeConnector]:
 
 
 def until(condition) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)

@@ -42,14 +42,21 @@ def prompt():
         one = Bench(PromptEngine(outcome), LITTLE, LITTLE)
         made.append(one)
         assert one.connected.get(timeout=30) is None
-        while not one.worker._inbox.empty() or one.worker._hands.locked():
+        # What it does by itself it does with its hands, from before it tells of the end until it sleeps; that it is
+        # connected it tells before it has taken them.
+        one.write(0, 200)
+        one.next_submit().outcome = Poll.DONE
+        assert one.next_end().result is WriteResult.LANDED
+        while one.worker._hands.locked():
             time.sleep(0.001)
+        one.worker.forget(0)
+        one.engine.count = 0
         return one
 
     yield make
     for one in made:
         one.worker.close()
-        assert one.worker.join(5)
+        assert one.worker.join(30)
 
 
 def pages_of(chunk: Chunk) -> list[int]:
@@ -135,6 +142,27 @@ def test_what_submit_raises_ends_all_of_them(prompt, error: Exception, result: W
     one.write(2, 1)
     one.turn()
     assert results(one, 2) == {1: result, 2: result}
+
+
+def test_a_checksum_that_cannot_be_taken_fails_that_move_alone_once_its_bytes_have_settled(prompt) -> None:
+    one = prompt(Poll.PENDING)
+    one.worker._checksum_rate = 1.0
+
+    def no_memory(chunk: Chunk) -> int:
+        if pages_of(chunk) == [32]:
+            raise MemoryError("no room")
+        return 7
+
+    one.worker._sum_written = no_memory
+    one.write(1, 1)
+    one.write(2, 1)
+    one.turn()
+    flying = one.next_submit()
+    assert one.ended.empty()
+    flying.outcome = Poll.DONE
+    failed, landed = one.next_end(), one.next_end()
+    assert (failed.result, failed.message) == (WriteResult.FAILED, "MemoryError: no room")
+    assert (landed.result, landed.checksum) == (WriteResult.LANDED, 7)
 
 
 def test_one_that_is_stopped_before_the_turn_ends_is_not_moved(prompt) -> None:

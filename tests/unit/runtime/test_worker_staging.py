@@ -79,6 +79,22 @@ def test_a_slot_is_kept_with_the_attempt_only_while_it_may_still_be_read(staged,
     assert one.kept.empty()
 
 
+def test_a_fault_in_the_worker_disconnects_the_peer_and_keeps_the_slots_of_what_is_under_way(staged) -> None:
+    one, staging = staged(2)
+
+    def fault(_) -> None:
+        raise MemoryError
+
+    one.write(1, 3)
+    flying = one.next_submit()
+    one.worker._prepare = fault
+    one.write(2, 3)
+    assert one.gone.wait(30)
+    assert one.engine.disconnected.is_set()
+    assert staging.reserved == 1
+    assert one.kept.get_nowait() == (AttemptId("d" * 32, 1), flying.chunk.staged)
+
+
 def test_without_a_free_slot_strips_go_out_and_no_room_waits_or_fails(staged) -> None:
     one, staging = staged(1)
     taken = staging.reserve()

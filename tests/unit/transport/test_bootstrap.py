@@ -2,6 +2,7 @@
 
 import asyncio
 import http.server
+import re
 import socket
 import threading
 import time
@@ -59,7 +60,7 @@ def serve() -> Iterator[Callable[[bytes], str]]:
 
 
 def test_an_answer_comes_back_as_it_was_given(serve) -> None:
-    assert ask_bootstrap(serve(msgspec.json.encode(INFO)), LOOPBACK, 2.0) == INFO
+    assert ask_bootstrap(serve(msgspec.json.encode(INFO)), LOOPBACK, 30.0) == INFO
 
 
 @pytest.mark.parametrize(
@@ -84,13 +85,13 @@ def test_an_answer_comes_back_as_it_was_given(serve) -> None:
 )
 def test_a_wrong_answer_is_worth_another_try(serve, body: bytes) -> None:
     with pytest.raises(BootstrapError) as caught:
-        ask_bootstrap(serve(body), LOOPBACK, 2.0)
+        ask_bootstrap(serve(body), LOOPBACK, 30.0)
     assert not caught.value.final
 
 
 def test_another_http_server_is_no_registry(serve) -> None:
     with pytest.raises(BootstrapError, match="404"):
-        ask_bootstrap(serve(b"", path="/else"), LOOPBACK, 2.0)
+        ask_bootstrap(serve(b"", path="/else"), LOOPBACK, 30.0)
 
 
 def test_what_the_registry_says_is_missing_is_passed_on() -> None:
@@ -98,9 +99,20 @@ def test_what_the_registry_says_is_missing_is_passed_on() -> None:
     refusal = Reply(503, b'{"error":"of 2 ranks, these are missing: 1 (never registered)","missing":[1]}')
     port = server.serve(0, {}, {("GET", BOOTSTRAP_PATH): lambda _: refusal})
     with pytest.raises(BootstrapError, match=r"missing: 1 \(never registered\)") as caught:
-        ask_bootstrap(f"127.0.0.1:{port}", LOOPBACK, 2.0)
+        ask_bootstrap(f"127.0.0.1:{port}", LOOPBACK, 30.0)
     server.close()
     assert not caught.value.final
+
+
+def test_what_a_registry_says_is_passed_on_in_one_line() -> None:
+    refusal = Reply(503, b'{"error":"later\\nWARNING a line of my own\\u001b[2J","missing":[]}')
+    server = HttpServer("127.0.0.1")
+    port = server.serve(0, {}, {("GET", BOOTSTRAP_PATH): lambda _: refusal})
+    try:
+        with pytest.raises(BootstrapError, match=re.escape(r"answered: later\nWARNING a line of my own\x1b[2J")):
+            ask_bootstrap(f"127.0.0.1:{port}", LOOPBACK, 30.0)
+    finally:
+        server.close()
 
 
 def test_a_redirect_is_not_followed() -> None:
@@ -121,8 +133,8 @@ def test_a_redirect_is_not_followed() -> None:
         thread = threading.Thread(target=other.handle_request)
         thread.start()
         with pytest.raises(BootstrapError, match="HTTP status 302"):
-            ask_bootstrap(f"127.0.0.1:{other.server_port}", LOOPBACK, 2.0)
-        thread.join(5)
+            ask_bootstrap(f"127.0.0.1:{other.server_port}", LOOPBACK, 30.0)
+        thread.join(60)
     server.close()
     assert not asked
 
@@ -130,15 +142,15 @@ def test_a_redirect_is_not_followed() -> None:
 def test_a_control_channel_outside_the_allowed_networks_is_refused_for_good(serve) -> None:
     body = msgspec.json.encode(INFO).replace(b"127.0.0.1:8999", b"192.0.2.1:8999")
     with pytest.raises(BootstrapError, match=r"192\.0\.2\.1") as caught:
-        ask_bootstrap(serve(body), LOOPBACK, 2.0)
+        ask_bootstrap(serve(body), LOOPBACK, 30.0)
     assert caught.value.final
 
 
 def test_nobody_listening_is_worth_another_try() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with pytest.raises(BootstrapError, match="cannot be reached") as caught:
-        ask_bootstrap(f"127.0.0.1:{port}", LOOPBACK, 2.0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # so that nobody else comes to listen there meanwhile
+        with pytest.raises(BootstrapError, match="cannot be reached") as caught:
+            ask_bootstrap(f"127.0.0.1:{taken.getsockname()[1]}", LOOPBACK, 30.0)
     assert (caught.value.final, caught.value.refused) == (False, True)
 
 
@@ -173,7 +185,7 @@ def test_an_answer_that_drips_is_cut_off_in_time() -> None:
         with pytest.raises(BootstrapError):
             ask_bootstrap(f"127.0.0.1:{server.server_port}", LOOPBACK, 0.5)
         assert time.monotonic() - begun < 20
-        thread.join(5)
+        thread.join(60)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +242,7 @@ def test_a_name_that_nobody_answers_holds_up_no_other_and_one_thread_at_most(mon
     def getaddrinfo(host: str, *_: object, **__: object) -> list[object]:
         asked.append(host)
         if host == "silent":
-            answer.wait(10)
+            answer.wait(60)
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0))]
 
     monkeypatch.setattr(resolve.socket, "getaddrinfo", getaddrinfo)
@@ -252,7 +264,7 @@ def test_names_beyond_the_limit_are_refused_until_one_is_answered(monkeypatch) -
     answer = threading.Event()
 
     def getaddrinfo(*_: object, **__: object) -> list[object]:
-        answer.wait(10)
+        answer.wait(60)
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(resolve.socket, "getaddrinfo", getaddrinfo)
@@ -268,6 +280,23 @@ def test_names_beyond_the_limit_are_refused_until_one_is_answered(monkeypatch) -
             assert isinstance(outcome, socket.gaierror)
         with pytest.raises(OSError, match="not known"):
             await resolver.resolve(Address("one-more", 1))
+
+    asyncio.run(look_up())
+
+
+def test_a_name_is_looked_up_again_after_no_thread_was_left_for_it(monkeypatch) -> None:
+    start = threading.Thread.start
+
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def look_up() -> None:
+        resolver = Resolver(LOOPBACK)
+        monkeypatch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(OSError, match="localhost cannot be looked up: can't start new thread"):
+            await resolver.resolve(Address("localhost", 1))
+        monkeypatch.setattr(threading.Thread, "start", start)
+        assert await asyncio.wait_for(resolver.resolve(Address("localhost", 1)), 60) == Address("127.0.0.1", 1)
 
     asyncio.run(look_up())
 

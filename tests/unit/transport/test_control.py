@@ -9,7 +9,7 @@ import zmq
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.transport import control
 from pdpool_connector.transport.address import Address
-from pdpool_connector.transport.control import Arrival, ControlLink, ControlServer
+from pdpool_connector.transport.control import HARD_LIMIT_BYTES, Arrival, ControlLink, ControlServer
 from pdpool_connector.transport.drops import Drops
 
 DESCRIPTOR = 7
@@ -76,7 +76,7 @@ def heard(end: ControlServer | ControlLink, count: int) -> list:
     """The next frames that arrive at one end."""
     frames: list = []
     while len(frames) < count:
-        assert end.socket.poll(10_000), f"only {frames} arrived"
+        assert end.socket.poll(60_000), f"only {frames} arrived"
         frames += end.receive()
     return frames
 
@@ -99,3 +99,34 @@ def test_a_frame_that_cannot_be_encoded_spoils_no_other_of_its_turn(server, link
         assert [frame.attempt.number for frame in heard(link, 2)] == [number, 10 + number]
         assert link._drops.counts() == {"unencodable": 1}
     assert server._drops.counts() == {"unencodable": 2}
+
+
+@pytest.mark.parametrize(("sockets", "host"), [(1, "127.0.0.1"), (2, "127.0.0.1"), (9, "no address")])
+def test_a_connection_that_cannot_be_made_leaves_no_socket_behind(monkeypatch, sockets, host) -> None:
+    turns = SimpleNamespace(later=lambda _: None, recheck=lambda _: None)
+    made: list[zmq.Socket] = []
+    with zmq.Context() as context:
+        context.set(zmq.MAX_SOCKETS, sockets)
+        create = context.socket
+        monkeypatch.setattr(context, "socket", lambda kind: made.append(create(kind)) or made[-1])
+        with pytest.raises(zmq.ZMQError):
+            ControlLink(context, Address(host, 1), Drops(), turns)
+        still_open = [one for one in made if not one.closed]
+        for one in still_open:
+            one.close(0)  # or the context's end would wait for it
+    assert made
+    assert not still_open
+
+
+@pytest.mark.parametrize(("excess", "cut"), [(0, False), (1, True)])
+def test_a_message_above_the_hard_limit_ends_its_connection_before_it_is_read(server, excess, cut) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.setsockopt(zmq.LINGER, 0)
+        told = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        stranger.connect(f"tcp://127.0.0.1:{server.port}")
+        stranger.send(b"\0" * (HARD_LIMIT_BYTES + excess))
+        assert (told if cut else server.socket).poll(60_000)
+        assert list(server.receive()) == []
+        assert server._drops.counts() == ({} if cut else {"oversized": 1})
+        stranger.disable_monitor()
+        told.close(0)

@@ -17,3 +17,9 @@ def test_everything_is_counted_and_little_is_logged(caplog) -> None:
     assert drops.counts() == {"malformed": 1001, "stale": 1}
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
     assert max(len(record.getMessage()) for record in caplog.records) < 300
+
+
+def test_what_strangers_call_themselves_is_logged_in_one_line(caplog) -> None:
+    Drops().note("stranger", "Open from \x1b[2J\nx")
+    (record,) = caplog.records
+    assert record.getMessage().endswith("Open from \\x1b[2J\\nx")

@@ -1,7 +1,16 @@
+import asyncio
+import contextlib
 import socket
 import threading
+import time
+from collections.abc import Iterator
 
-from pdpool_connector.transport.http import START_S, HttpServer, Page
+import pytest
+from pdpool_connector.transport import http
+from pdpool_connector.transport.http import FIRST_S, IDLE_S, START_S, HttpServer, Page
+
+LARGE = bytes(16 << 20)
+"""More than the buffers of two sockets hold."""
 
 
 def test_a_connection_that_comes_just_before_the_close_is_closed() -> None:
@@ -27,3 +36,123 @@ def test_a_connection_that_comes_just_before_the_close_is_closed() -> None:
     for client in clients:
         with client:
             assert client.recv(1) == b"", "closed by the server itself, not by the garbage collector"
+
+
+@pytest.fixture
+def server() -> Iterator[HttpServer]:
+    made = HttpServer("127.0.0.1")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("bound", "said", "answer"),
+    [
+        ("FIRST_S", b"", b""),
+        ("FIRST_S", b"GET / HTTP/1.1\r\nHost:", b""),
+        ("IDLE_S", b"GET / HTTP/1.1\r\nHost: me\r\n\r\n", b"the page"),
+        ("IDLE_S", b"GET / HTTP/1.1\r\nHost: me\r\n\r\nGET / HT", b"the page"),
+    ],
+)
+def test_a_client_that_does_not_finish_a_request_in_time_is_cut_off(server, monkeypatch, bound, said, answer) -> None:
+    monkeypatch.setattr(http, bound, 0.5)
+    port = server.serve(0, {"/": Page("text/plain", lambda: b"the page")})
+    with connect(port) as client:
+        client.sendall(said)
+        heard = b"".join(iter(lambda: client.recv(1024), b""))
+    assert heard.endswith(answer)
+    assert bool(heard) == bool(answer)
+
+
+def test_a_client_that_has_asked_once_may_stay_longer_than_its_first_request_might_have_taken(server) -> None:
+    port = server.serve(0, {"/": Page("text/plain", lambda: b"the page")})
+    with connect(port) as client:
+        assert ask(client).endswith(b"the page")
+        pass_time(server, FIRST_S + 1)
+        assert ask(client).endswith(b"the page")
+        pass_time(server, IDLE_S - 1)
+        assert ask(client).endswith(b"the page")
+        pass_time(server, IDLE_S + 1)
+        assert client.recv(1) == b""
+
+
+def pass_time(server: HttpServer, seconds: float) -> None:
+    """Once the server is done with all that has come, put the clock of its loop forward, and let it look."""
+    settle(server)
+    clock = server._loop.time
+    server._loop.time = lambda: clock() + seconds
+    settle(server)
+
+
+def settle(server: HttpServer) -> None:
+    for _ in range(5):
+        server.submit(asyncio.sleep(0)).result(START_S)
+
+
+def test_a_connection_beyond_the_limit_is_closed_at_once_until_others_have_ended(server, monkeypatch) -> None:
+    monkeypatch.setattr(http, "MAX_CONNECTIONS", 2)
+    port = server.serve(0, {"/": Page("text/plain", lambda: b"the page")})
+    first, second = connect(port), connect(port)
+    for client in (first, second):
+        assert ask(client).endswith(b"the page")
+    with connect(port) as third:
+        assert third.recv(1) == b""
+    with first, second:
+        assert ask(first).endswith(b"the page")
+        for client in (first, second):
+            client.shutdown(socket.SHUT_WR)
+            assert client.recv(1) == b"", "the server has seen its end"
+    settle(server)  # and tidied up
+    with connect(port) as fourth:
+        assert ask(fourth).endswith(b"the page")
+
+
+def test_a_client_that_reads_no_answers_gives_its_place_to_another(server, monkeypatch) -> None:
+    monkeypatch.setattr(http, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(http, "UNREAD_S", 0.3)
+    port = server.serve(0, {"/": Page("text/plain", lambda: LARGE), "/small": Page("text/plain", lambda: b"the page")})
+    with connect(port, receive_buffer=4096) as deaf:
+        deaf.sendall(b"GET / HTTP/1.1\r\nHost: me\r\n\r\n" * 100)
+        assert deaf.recv(1), "the server has begun to answer"
+        deadline = time.monotonic() + 30
+        heard, pause = b"", threading.Event()
+        while not heard and time.monotonic() < deadline:
+            with connect(port) as other, contextlib.suppress(ConnectionError):
+                heard = ask(other, "/small")
+            pause.wait(0.05)
+    assert heard.endswith(b"the page")
+
+
+def test_a_client_that_reads_slowly_gets_the_whole_answer(server, monkeypatch) -> None:
+    monkeypatch.setattr(http, "UNREAD_S", 4.0)
+    port = server.serve(0, {"/": Page("text/plain", lambda: LARGE)})
+    with connect(port, receive_buffer=4096) as slow:
+        slow.sendall(b"GET / HTTP/1.1\r\nHost: me\r\nConnection: close\r\n\r\n")
+        began = time.monotonic()
+        pause = threading.Event()
+        heard = bytearray()
+        while time.monotonic() - began < 1.25 * http.UNREAD_S:
+            heard += slow.recv(4096)
+            pause.wait(0.1)
+        assert len(heard) < len(LARGE), "the answer takes longer than a client may read nothing of it"
+        while piece := slow.recv(1 << 20):
+            heard += piece
+    assert heard.endswith(LARGE)
+
+
+def connect(port: int, *, receive_buffer: int | None = None) -> socket.socket:
+    if receive_buffer is not None:
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        client.settimeout(START_S)
+        client.connect(("127.0.0.1", port))
+        return client
+    return socket.create_connection(("127.0.0.1", port), timeout=START_S)
+
+
+def ask(client: socket.socket, path: str = "/") -> bytes:
+    client.sendall(f"GET {path} HTTP/1.1\r\nHost: me\r\n\r\n".encode())
+    answer = b""
+    while not answer.endswith(b"the page") and (piece := client.recv(1024)):
+        answer += piece
+    return answer

@@ -114,6 +114,21 @@ def test_a_process_that_was_replaced_does_not_come_back(registry) -> None:
     assert registry.ranks().ranks[1] == info(1, life=REMEMBERED)
 
 
+def test_a_former_process_that_wakes_keeps_its_living_successor_out_no_longer_than_its_lease(registry, clock) -> None:
+    """The registry was restarted, and cannot know which of the two came first."""
+    successor, former = registration(1, life=2), registration(1, life=1)
+    registry.register(successor)
+    registry.register(former)
+    clock.now += LEASE_S - 0.1
+    with pytest.raises(RegistrationError, match="rank 1 was taken over by another process"):
+        registry.register(successor)
+    clock.now += 0.1
+    registry.register(successor)
+    assert registry.ranks() == BootstrapInfo((info(0), successor.info))
+    with pytest.raises(RegistrationError, match="rank 1 was taken over by another process"):
+        registry.register(former)
+
+
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
@@ -154,7 +169,7 @@ class Served:
     def call(self, method: str, path: str, body: bytes | None) -> tuple[int, dict]:
         request = urllib.request.Request(f"http://{self.address}{path}", body, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=5) as answer:
+            with urllib.request.urlopen(request, timeout=30) as answer:
                 return answer.status, json.loads(answer.read())
         except urllib.error.HTTPError as error:
             text = error.read()
@@ -235,20 +250,22 @@ def test_a_registration_from_outside_the_allowed_networks_is_refused(clock) -> N
 def test_the_client_registers_and_is_told_why_not(served) -> None:
     client = BootstrapClient(LOOPBACK)
     with pytest.raises(BootstrapError, match="ranks is 3, this instance has 2"):
-        asyncio.run(client.register(served.address, registration(1, ranks=3), 2.0))
-    assert asyncio.run(client.register(served.address, registration(1), 2.0)) == LEASE_S
-    assert asyncio.run(client.ask(served.address, 2.0)) == BootstrapInfo((info(0), info(1)))
+        asyncio.run(client.register(served.address, registration(1, ranks=3), 30.0))
+    assert asyncio.run(client.register(served.address, registration(1), 30.0)) == LEASE_S
+    assert asyncio.run(client.ask(served.address, 30.0)) == BootstrapInfo((info(0), info(1)))
 
 
-def test_a_rank_keeps_trying_until_its_registry_is_there_and_says_so_once(served, caplog, monkeypatch) -> None:
+def test_a_rank_keeps_trying_until_its_registry_takes_it_and_says_so_once(served, clock, caplog, monkeypatch) -> None:
     monkeypatch.setattr(lease, "RETRY_S", 0.01)
+    monkeypatch.setattr(lease, "ASK_S", 60.0)
     caplog.set_level(logging.INFO)
+    for life in (0, 1):
+        served.registry.register(registration(1, life))
     keeper = LeaseKeeper(BootstrapClient(LOOPBACK), served.address, registration(1))
-    served.registry._seats[1].former.append(info(1).incarnation)
     task = served.http.submit(keeper.run())
     wait_until(lambda: len(served.refused) >= 3)
     assert "was taken over" in keeper.failure
-    served.registry._seats[1].former.clear()
+    clock.now += LEASE_S
     wait_until(lambda: not keeper.failure)
     assert isinstance(served.registry.ranks(), BootstrapInfo)
     task.cancel()
@@ -267,7 +284,27 @@ def test_a_lease_is_renewed_before_it_ends(served, clock, monkeypatch) -> None:
     task.cancel()
 
 
-def wait_until(condition, within_s: float = 5.0) -> None:
+def test_a_lease_outlives_an_error_that_nobody_foresaw_and_shows_it_meanwhile(served, monkeypatch) -> None:
+    monkeypatch.setattr(lease, "RETRY_S", 0.01)
+    client = BootstrapClient(LOOPBACK)
+    keeper = LeaseKeeper(client, served.address, registration(1))
+    with monkeypatch.context() as broken:
+        broken.setattr(client, "register", raising(RuntimeError("can't start new thread")))
+        task = served.http.submit(keeper.run())
+        wait_until(lambda: keeper.failure == "RuntimeError: can't start new thread")
+    wait_until(lambda: not keeper.failure)
+    assert isinstance(served.registry.ranks(), BootstrapInfo)
+    task.cancel()
+
+
+def raising(error: Exception):
+    async def fail(*_: object) -> float:
+        raise error
+
+    return fail
+
+
+def wait_until(condition, within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "not so in time"

@@ -6,6 +6,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from pdpool_connector.transport.curve import make_key
 from pdpool_connector.transport.tokens import (
+    MAX_LIFE_S,
+    SKEW_S,
     Gate,
     TokenError,
     check_registration,
@@ -91,6 +93,17 @@ def test_used_tokens_are_forgotten_only_when_they_are_too_old_to_be_used(gate, c
         gate.admit(one, "fence")
     clock.now += 5
     with pytest.raises(TokenError, match="the clock here says"):
+        gate.admit(one, "fence")
+
+
+@pytest.mark.parametrize("step", [0.0, 0.01], ids=["at", "just past"])
+def test_a_used_token_opens_nothing_again_in_the_last_moment_of_its_life(gate, clock, step):
+    """The clock goes on while the token is judged."""
+    one = token()
+    gate.admit(one, "fence")
+    times = itertools.count()
+    gate._clock = lambda: NOW + MAX_LIFE_S + SKEW_S + step * next(times)
+    with pytest.raises(TokenError, match="used before"):
         gate.admit(one, "fence")
 
 

@@ -131,6 +131,17 @@ async def test_a_refused_object_keeps_others_applied_and_nothing_deleted(name, e
     assert not any(done.startswith(("patch", "delete")) for done in api.done)
 
 
+@pytest.mark.parametrize("refused", ["next", "a"])
+async def test_what_was_taken_out_of_service_is_put_back_when_something_is_refused_and_only_then(refused):
+    plan = replace(PLAN, put_back=(Patch("StatefulSet", "drained", {}),))
+    api = Api(**{refused: ForbiddenError(403, "Forbidden", "exceeded quota", "")})
+    await run(plan, api)
+    assert [done for done in api.done if done.startswith(("patch", "delete"))] == ["patch StatefulSet drained"]
+    well = Api()
+    await run(plan, well)
+    assert "patch StatefulSet drained" not in well.done
+
+
 async def test_an_error_that_may_pass_is_raised():
     with pytest.raises(UnavailableError):
         await run(PLAN, Api(s=UnavailableError(503, "", "busy", "")))

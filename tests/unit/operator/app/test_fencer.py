@@ -20,11 +20,12 @@ from pdpool_operator.runtime.api import NotLeaderError
 from pdpool_operator.runtime.engines import Engines
 from pdpool_operator.runtime.keys import Signer
 
+from tests.serving import pod_address
 from tests.unit.operator.plan.makers import T0, make_instance, make_observed, make_pool, make_sample, seconds
 
 SEED = b"0123456789abcdef0123456789abcdef"
 DEAD = "d" * 32
-IP = "127.99.0.7"
+IP = pod_address()
 ENDED = {
     "metadata": {"name": "chat-prefill-0-0", "uid": "dead-pod", "deletionTimestamp": "2026-11-22T06:00:00Z"},
     "status": {
@@ -86,7 +87,8 @@ class Scene:
 
 
 @pytest.fixture
-async def scene():
+async def scene(monkeypatch):
+    monkeypatch.setattr("pdpool_operator.runtime.engines.TIMEOUT_S", 60.0)
     http = session(4)
     scene = Scene(http)
     app = web.Application()

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pdpool_operator.api.models import DecodePool, PrefillPool
 from pdpool_operator.api.names import Role
-from pdpool_operator.controller_judge import REFRESH, Judge
+from pdpool_operator.controller_judge import Judge
+from pdpool_operator.diagnose.rank import STALE_S
 from pdpool_operator.observe.keys import Bindings, Key
 from pdpool_operator.observe.model import (
     ConnectorSample,
@@ -18,6 +19,7 @@ from pdpool_operator.observe.model import (
     RankSample,
 )
 from pdpool_operator.observe.sampler import Target
+from pdpool_operator.status.transition import REFRESH
 
 START = datetime(2026, 1, 2, tzinfo=UTC)
 SERVICE = Key("DisaggregatedService", "llm", "svc")
@@ -168,6 +170,25 @@ def test_readings_are_of_what_answers_and_vanish_with_the_pool(world):
     assert list(world.judge.queues()) == []
     assert list(world.judge.holds()) == []
     assert world.judge._tracks == {}
+
+
+def test_readings_of_a_pod_that_is_no_longer_looked_at_vanish(world):
+    """As of one that has Failed and stays: what it last said is not so any more."""
+    world.now += timedelta(seconds=STALE_S)
+    assert len(list(world.judge.queues())) == len(list(world.judge.holds())) == 2
+    world.now += timedelta(milliseconds=1)
+    assert list(world.judge.queues()) == []
+    assert list(world.judge.holds()) == []
+
+
+@pytest.mark.parametrize("ends", ["replaced", "gone with its pool"])
+def test_a_pod_that_was_looked_at_by_a_reconcile_that_failed_is_forgotten_when_it_is(world, ends):
+    """The sampler sees new pods in the midst of a reconcile; what came to its end afterwards never told of this one."""
+    look = RankSample(0, "another", world.now, world.now, None, None, "timeout")
+    world.judge.on_samples(Target("llm", "chat", Role.PREFILL, 1, "another", "127.0.0.2"), [look])
+    world.observe(PREFILL) if ends == "replaced" else world.judge.gone(PREFILL)
+    left = {uid for tracks in world.judge._tracks.values() for uid in tracks}
+    assert left == {"pod-decode", *(["pod-prefill"] if ends == "replaced" else [])}
 
 
 def test_what_each_rank_keeps_back_is_told_and_a_rank_that_is_no_more_is_forgotten(world):

@@ -191,6 +191,32 @@ def test_a_decode_engine_that_cannot_be_asked_is_suspected_and_not_condemned() -
     assert judge(unseen, waiting, at=40).verdict is Verdict.UNKNOWN
 
 
+def test_a_decode_that_has_never_come_up_hides_no_stuck_prefill_and_is_not_blamed() -> None:
+    """It has taken no request, so that none waits for it."""
+    waiting = prefill(at=40, queues={BOOTSTRAP: (3, 40.0, 5)})
+    pending = replace(decode(1), pod=make_pod(phase="Pending", ready=False, ip=None), tracks=())
+    stuck = judge(waiting, decode(0, at=40), pending, at=40)
+    assert (stuck.verdict, stuck.blames) == (Verdict.STUCK, ())
+    alone = judge(waiting, pending, at=40)
+    assert (alone.verdict, alone.blames) == (Verdict.BLOCKED, ())
+    assert "there is no decode engine" in alone.message
+
+
+@pytest.mark.parametrize(
+    "came_up",
+    [
+        {"pod": make_pod(ready=False, was_ready=True), "tracks": ()},
+        {"pod": make_pod(ready=False)},
+    ],
+    ids=["Kubernetes remembers", "its connector answered before"],
+)
+def test_a_decode_that_came_up_once_and_cannot_be_asked_is_suspected(came_up: dict[str, Any]) -> None:
+    waiting = prefill(at=40, queues={BOOTSTRAP: (3, 40.0, 5)})
+    fallen = replace(decode(1), **came_up)
+    diagnosis = judge(waiting, decode(0, at=40), fallen, at=40)
+    assert (diagnosis.verdict, diagnosis.blames) == (Verdict.BLOCKED, ("chat-decode-1",))
+
+
 def test_prefill_waits_for_a_decode_engine_that_has_no_memory_left() -> None:
     waiting = prefill(at=40, queues={BOOTSTRAP: (3, 40.0, 5)})
     full = decode(at=40, queues={PREALLOC: (5, 40.0, 9)}, running=8)
@@ -199,6 +225,32 @@ def test_prefill_waits_for_a_decode_engine_that_has_no_memory_left() -> None:
     assert blocked.blames == ("chat-decode-0",)
     assert saturated.verdict is Verdict.SATURATED
     assert "5 requests wait 40 s for memory that 8 running requests hold" in saturated.message
+
+
+@pytest.mark.parametrize(("running", "verdict"), [(8, Verdict.SATURATED), (None, Verdict.UNKNOWN), (0, Verdict.STUCK)])
+def test_who_holds_the_memory_that_a_decode_waits_for_is_what_its_engine_says_and_not_a_guess(
+    running: int | None, verdict: Verdict
+) -> None:
+    full = decode(at=40, queues={PREALLOC: (5, 40.0, 9)}, running=running)
+    diagnosis = judge(full, prefill(at=40), at=40)
+    assert diagnosis.verdict is verdict
+    assert ("its engine does not tell what runs (timeout)" in diagnosis.message) == (running is None)
+
+
+@pytest.mark.parametrize(("running", "verdict"), [(8, Verdict.SATURATED), (None, Verdict.UNKNOWN), (0, Verdict.STUCK)])
+def test_what_runs_is_counted_at_the_first_of_the_ranks_that_share_a_scheduler_and_holds_for_all(
+    running: int | None, verdict: Verdict
+) -> None:
+    full = decode(at=40, queues={PREALLOC: (5, 40.0, 9)}, running=running)
+    (first,) = full.tracks
+    uncounted = replace(first.latest, rank=1, engine=None, engine_error="timeout" if running is None else "")
+    both = replace(full, tracks=(first, replace(first, latest=uncounted)))
+    assert judge(both, prefill(at=40), at=40).verdict is verdict
+
+
+def test_an_engine_that_hangs_is_stuck_by_its_silent_loop_whether_it_answers_or_not() -> None:
+    hung = decode(at=40, queues={PREALLOC: (5, 40.0, 9)}, beat_age_s=39.0, running=None)
+    assert judge(hung, prefill(at=40), at=40).verdict is Verdict.STUCK
 
 
 def test_decode_waits_for_a_silent_prefill() -> None:

@@ -1,14 +1,15 @@
 from typing import Any, cast
 
 import pytest
-from pdpool_operator.api.base import SpecInvalid
+from pdpool_operator.api.base import SpecInvalid, format_time
 from pdpool_operator.api.models import DisaggregatedService
-from pdpool_operator.api.names import Role
+from pdpool_operator.api.names import ANNOTATION_DRAIN_STARTED, Role
 from pdpool_operator.observe.cluster import Cluster
+from pdpool_operator.observe.http import Unanswered
 from pdpool_operator.observe.lives import Lives
-from pdpool_operator.observe.model import RouterWorker
+from pdpool_operator.observe.model import ObservedInstance, RouterWorker
 
-from tests.unit.operator.plan.makers import POOL_UID, T0, make_pool
+from tests.unit.operator.plan.makers import POOL_UID, T0, make_pool, seconds
 
 SERVICE = DisaggregatedService.parse(
     {
@@ -22,7 +23,11 @@ ENGINE_IP = "10.0.0.9"
 
 
 class OneBadService:
-    """An API server with a prefill instance, and a service from some other version of the API, whose router runs."""
+    """An API server with a prefill instance, and a service from some other version of the API, with a router."""
+
+    def __init__(self, *, ending: bool = False, drains: str = "") -> None:
+        self.ending = {"deletionTimestamp": "2026-11-21T12:03:10Z"} if ending else {}
+        self.drains = {"annotations": {ANNOTATION_DRAIN_STARTED: drains}}
 
     async def get(self, *_: object) -> None:
         return None
@@ -34,10 +39,12 @@ class OneBadService:
         if resource.kind == "DisaggregatedService":
             yield {"metadata": {"name": "odd", "namespace": "llm", "uid": "s"}, "spec": {"router": {"replicas": -1}}}
         elif resource.kind == "StatefulSet":
-            yield {"metadata": {"name": "chat-prefill-0", "uid": "sts", **pod, **owned}, "spec": {"replicas": 1}}
+            meta = {"name": "chat-prefill-0", "uid": "sts", **pod, **owned, **self.drains}
+            yield {"metadata": meta, "spec": {"replicas": 1}}
         elif resource.kind == "Pod" and "role=router" in labels:
             assert "pdpool.dev/service=odd" in labels
-            yield {"metadata": {"name": "odd-router-x", "uid": "r", **pod}, "status": running | {"podIP": "10.0.0.1"}}
+            meta = {"name": "odd-router-x", "uid": "r", **pod, **self.ending}
+            yield {"metadata": meta, "status": running | {"podIP": "10.0.0.1"}}
         elif resource.kind == "Pod" and "role=prefill" in labels:
             owner = {"ownerReferences": [{"uid": "sts", "kind": "StatefulSet", "name": "x", "controller": True}]}
             meta = {"name": "chat-prefill-0-0", "uid": "p", **pod, **owner}
@@ -50,6 +57,11 @@ class OneList:
         return (RouterWorker("w", f"http://{ENGINE_IP}:30000", Role.PREFILL, 8998),)
 
 
+class Silent:
+    async def workers(self, *_: str) -> tuple[RouterWorker, ...]:
+        raise Unanswered("refused")
+
+
 class NoLooks:
     async def watch(self, *_: object) -> None:
         pass
@@ -58,17 +70,32 @@ class NoLooks:
         return {}
 
 
-async def test_the_routers_of_a_service_that_cannot_be_read_count_for_whom_they_list():
-    cluster = Cluster(
-        cast("Any", OneBadService()),
-        cast("Any", NoLooks()),
-        cast("Any", OneList()),
-        lambda meta: f"key of {meta.name}",
-        Lives(),
-        lambda: T0,
-    )
+async def seen(api: object, routers: object) -> ObservedInstance:
+    looks, key = cast("Any", NoLooks()), lambda meta: f"key of {meta.name}"
+    cluster = Cluster(cast("Any", api), looks, cast("Any", routers), key, Lives(), lambda: T0)
     (instance,) = (await cluster.pool(make_pool())).instances
-    assert instance.listed_by == ("odd-router-x",), "drained while requests still come"
+    return instance
+
+
+async def listed_by(api: object, routers: object) -> tuple[str, ...] | None:
+    return (await seen(api, routers)).listed_by
+
+
+@pytest.mark.parametrize("ahead_s", [-60, 0, 1])
+async def test_a_drain_begins_anew_that_a_clock_ahead_of_ours_has_begun_for_it_would_not_end(ahead_s: float):
+    begun = T0 + seconds(ahead_s)
+    instance = await seen(OneBadService(drains=format_time(begun)), OneList())
+    assert instance.drain_started == (begun if ahead_s <= 0 else None)
+
+
+async def test_the_routers_of_a_service_that_cannot_be_read_count_for_whom_they_list():
+    assert await listed_by(OneBadService(), OneList()) == ("odd-router-x",), "drained while requests still come"
+
+
+async def test_a_router_that_ends_counts_while_it_answers_and_is_not_waited_for_when_it_does_not():
+    assert await listed_by(OneBadService(ending=True), OneList()) == ("odd-router-x",)
+    assert await listed_by(OneBadService(ending=True), Silent()) == ()
+    assert await listed_by(OneBadService(), Silent()) is None, "a router that stays may list it"
 
 
 class OneBadPool:

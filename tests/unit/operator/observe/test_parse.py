@@ -8,6 +8,15 @@ from pdpool_operator.observe import parse
 META = {"name": "chat-prefill-0-0", "uid": "u1", "creationTimestamp": "2026-01-02T03:04:05Z"}
 
 
+@pytest.mark.parametrize("text", [None, "", "now", "true", "2026-13-01T00:00:00Z", "0001-01-01T00:00:00+14:00"])
+def test_what_is_no_time_is_none(text):
+    assert parse.moment(text) is None
+
+
+def test_a_time_may_have_microseconds_and_any_zone():
+    assert parse.moment("2026-01-02T05:04:05.678901+02:00") == datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+
+
 def test_a_pod_that_was_just_created_has_nothing_to_say_yet():
     pod = parse.observed_pod({"metadata": META, "status": {"phase": "Pending"}})
     assert (pod.ip, pod.ready, pod.terminating, pod.restarts, pod.waiting_reason) == (None, False, False, 0, "")
@@ -42,6 +51,26 @@ def test_a_pod_that_keeps_ending_says_how_the_last_run_ended_in_one_bounded_line
     other = {"state": {"running": {}}, "lastState": {"terminated": {"exitCode": 9}}}
     pod = parse.observed_pod({"metadata": META, "status": {"containerStatuses": [other, engine]}})
     assert pod.last_end == told
+
+
+@pytest.mark.parametrize("state", [{"waiting": {"reason": "CrashLoopBackOff"}}, {"terminated": {"exitCode": 3}}])
+@pytest.mark.parametrize("kind", ["initContainerStatuses", "containerStatuses"])
+def test_a_container_that_keeps_ending_is_told_between_its_waits_and_before_what_waits_for_it(state, kind):
+    failing = {"name": "fetch", "state": state, "restartCount": 2}
+    engine = {"name": "engine", "state": {"waiting": {"reason": "PodInitializing"}}}
+    status = {"initContainerStatuses": [], "containerStatuses": [engine]}
+    status[kind] = [failing, *(one for one in status[kind])]
+    pod = parse.observed_pod({"metadata": META, "status": status})
+    assert (pod.waiting_container, pod.waiting_reason) == ("fetch", "CrashLoopBackOff")
+
+
+@pytest.mark.parametrize("failing", [{"exitCode": 3, "restarts": 0}, {"exitCode": 0, "restarts": 2}])
+def test_one_failure_and_an_end_in_order_are_no_crash_loop(failing):
+    ended = {"name": "fetch", "state": {"terminated": {"exitCode": failing["exitCode"]}}}
+    pod = parse.observed_pod(
+        {"metadata": META, "status": {"initContainerStatuses": [ended | {"restartCount": failing["restarts"]}]}}
+    )
+    assert (pod.waiting_container, pod.waiting_reason) == ("", "")
 
 
 def test_a_pod_that_no_node_takes_says_so_only_while_it_is_so():

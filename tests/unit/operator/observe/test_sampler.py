@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import json
 import random
 from datetime import UTC, datetime
@@ -16,8 +15,9 @@ from pdpool_operator.observe.http import BODY_LIMIT, Unanswered, session
 from pdpool_operator.observe.model import HoldSample, RankSample
 from pdpool_operator.observe.sampler import MAX_RANKS, Look, Sampler, Target, parse_loads, parse_state
 
+from tests.serving import pod_address
+
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-ADDRESSES = (f"127.77.{i // 250}.{i % 250 + 1}" for i in itertools.count())
 
 STATE = {
     "version": 1,
@@ -69,7 +69,7 @@ class Pod:
     """A pod that answers on both ports as it is told."""
 
     def __init__(self, ip: str = "", rank: int = 0) -> None:
-        self.ip, self.port = ip or next(ADDRESSES), ADMIN_PORT + rank
+        self.ip, self.port = ip or pod_address(), ADMIN_PORT + rank
         self.state = self.loads = None
         self.asked = 0
         self.at_once = self.most_at_once = 0
@@ -138,7 +138,8 @@ def sampler(http, **options) -> Recording:
     def on_samples(target: Target, samples) -> None:
         seen.setdefault(target.pod_uid, []).extend(samples)
 
-    one = Recording(http, clock=loop.time, now=lambda: NOW, rng=random.Random(0), on_samples=on_samples, **options)
+    given = {"timeout_s": 30.0} | options
+    one = Recording(http, clock=loop.time, now=lambda: NOW, rng=random.Random(0), on_samples=on_samples, **given)
     one.seen = seen
     return one
 
@@ -365,10 +366,10 @@ async def test_all_requests_together_are_bounded_and_waiting_for_a_turn_is_no_si
     pod, other = await serve(Pod(), engine=False), await serve(Pod())
     pod.hold.clear()
     other.state, other.loads = STATE, LOADS
-    one = running(sampler(http, interval_s=0.01, timeout_s=0.3, concurrency=2))
-    hung = [target(pod, f"u{i}") for i in range(6)]
+    one = running(sampler(http, interval_s=0.01, timeout_s=1.0, concurrency=2))
+    hung = [target(pod, f"u{i}") for i in range(4)]
     await one.watch("llm", "chat", Role.PREFILL, [*hung, target(other, "answers")])
-    await eventually(lambda: len(one.seen) == 7)
+    await eventually(lambda: len(one.seen) == 5)
     assert pod.most_at_once <= 2
     assert {sample.connector_error for sample in one.seen["answers"]} == {""}
 

@@ -5,7 +5,7 @@ import pytest
 from pdpool_operator.observe.model import ObservedInstance
 from pdpool_operator.plan.drain import SETTLE_S, deadline, has_work_to_lose, work_left
 
-from tests.unit.operator.plan.makers import T0, make_instance, make_pool, make_sample, seconds
+from tests.unit.operator.plan.makers import T0, make_instance, make_pod, make_pool, make_sample, seconds
 
 LATER = T0 + seconds(SETTLE_S)
 
@@ -67,6 +67,12 @@ def test_a_pod_that_is_not_ready_has_only_the_work_it_is_known_to_have() -> None
     )
     assert not has_work_to_lose(gone_quiet)
     assert has_work_to_lose(replace(gone_quiet, ranks={0: make_sample(running=1)}))
+
+
+def test_a_pod_that_is_not_ready_is_drained_only_when_no_router_lists_it() -> None:
+    listed = draining(pod=make_pod(ready=False), ranks={}, listed_by=("chat-router-x",))
+    assert "in the worker list of chat-router-x" in work_left(listed, T0)
+    assert work_left(replace(listed, listed_by=()), T0) == ()
 
 
 @pytest.mark.parametrize("change", [{"terminating": True}, {"phase": "Failed"}, {"phase": "Succeeded"}])

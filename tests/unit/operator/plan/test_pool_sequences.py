@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from pdpool_operator.api import names
 from pdpool_operator.api.reasons import Reason
+from pdpool_operator.plan.model import Plan
 from pdpool_operator.plan.pool import plan_pool
 
 from tests.unit.operator.plan.makers import SETTINGS, T0, seconds
@@ -98,6 +99,15 @@ def test_a_spec_that_does_not_come_up_is_mended_by_the_next_one_without_a_drain(
     assert world.trace == ["update 1", "kill 1", "drain 0", "update 0", "kill 0", "undrain 0"]
 
 
+def test_a_drain_whose_start_somebody_has_made_unreadable_begins_anew() -> None:
+    world = settled(1)
+    world.want(model={"path": "/models/next"})
+    world.carry_out(world.plan())
+    world.sets["chat-prefill-0"].annotations[names.ANNOTATION_DRAIN_STARTED] = "junk"
+    world.settle()
+    assert world.trace == ["drain 0", "drain 0", "update 0", "kill 0", "undrain 0"]
+
+
 def test_an_update_taken_back_during_the_drain_brings_the_instance_back() -> None:
     world = settled(2)
     world.want(model={"path": "/models/next"})
@@ -125,9 +135,7 @@ def test_a_scale_down_taken_back_ends_the_drain_even_if_the_instance_is_to_be_up
     world.want(replicas=1)
     world.carry_out(world.plan())
     world.tick()
-    pod = world.sets["chat-prefill-0"].pod
-    assert pod is not None
-    pod.failing, pod.load = True, 0
+    world.fail("chat-prefill-0")
     world.want(replicas=2, model={"path": "/models/next"})
     world.settle()
     assert world.trace[:4] == ["drain 1", "update 0", "undrain 1", "kill 0"]
@@ -160,10 +168,7 @@ def test_a_pod_that_has_the_wanted_spec_again_is_kept_and_only_the_template_is_m
 
 def test_instances_that_serve_nobody_are_removed_without_a_drain() -> None:
     world = settled(4)
-    for name in ("chat-prefill-2", "chat-prefill-3"):
-        pod = world.sets[name].pod
-        assert pod is not None
-        pod.failing, pod.load = True, 0
+    world.fail("chat-prefill-2", "chat-prefill-3")
     world.want(replicas=1)
     world.settle()
     assert world.trace == ["remove 3", "remove 2", "drain 1", "remove 1"]
@@ -171,9 +176,7 @@ def test_instances_that_serve_nobody_are_removed_without_a_drain() -> None:
 
 def test_broken_instances_are_mended_one_after_the_other() -> None:
     world = settled(3)
-    for sts in world.sets.values():
-        assert sts.pod is not None
-        sts.pod.failing, sts.pod.load = True, 0
+    world.fail(*world.sets)
     world.want(model={"path": BAD_MODEL})
     for _ in range(50):
         world.carry_out(world.plan())
@@ -194,9 +197,7 @@ def test_an_instance_that_is_not_ready_but_has_work_is_drained_before_any_that_s
 
 def test_no_serving_instance_is_drained_for_an_update_while_another_is_down() -> None:
     world = settled(2)
-    pod = world.sets["chat-prefill-0"].pod
-    assert pod is not None
-    pod.failing, pod.load = True, 0
+    world.fail("chat-prefill-0")
     world.want(model={"path": "/models/next"})
     world.settle()
     assert world.trace == ["update 0", "kill 0", "drain 1", "update 1", "kill 1", "undrain 1"]
@@ -216,7 +217,7 @@ def test_a_drain_that_does_not_end_is_given_up_at_its_deadline_and_the_pod_gets_
     plan = world.plan()
     assert [(deletion.kind, deletion.grace_period_s) for deletion in plan.delete] == [
         ("StatefulSet", None),
-        ("Pod", 30),
+        ("Pod", 5),
     ]
     assert [event.reason for event in plan.events] == [Reason.DRAIN_TIMED_OUT, Reason.INSTANCE_DELETED]
     assert "running" in plan.events[0].message
@@ -306,6 +307,65 @@ def test_an_invalid_template_touches_nothing() -> None:
     plan = world.plan()
     assert not plan.acts
     assert [fault.reason for fault in plan.faults] == [Reason.TEMPLATE_INVALID]
+
+
+def test_a_template_that_becomes_invalid_during_a_drain_puts_the_instance_back_and_once_mended_drains_it_anew() -> None:
+    world = settled(1)
+    world.want(model={"path": "/models/next"})
+    world.carry_out(world.plan())
+    world.tick()
+    world.want(template={"spec": {"containers": "x"}})
+    plan = world.plan()
+    assert [fault.reason for fault in plan.faults] == [Reason.TEMPLATE_INVALID]
+    world.carry_out(plan)
+    world.tick()
+    assert world.sets["chat-prefill-0"].listed
+    assert not world.plan().acts
+    world.want(template={})
+    world.settle()
+    assert world.trace == ["drain 0", "undrain 0", "drain 0", "update 0", "kill 0", "undrain 0"]
+
+
+def test_a_name_that_is_taken_during_a_drain_puts_the_instance_back_and_touches_nobody_elses() -> None:
+    world = settled(2)
+    world.want(model={"path": "/models/next"}, replicas=3)
+    world.carry_out(Plan(patch=world.plan().patch))
+    world.tick()
+    observed = world.observe()
+    drains = observed.instances[1]
+    assert drains.drain_started is not None
+    foreign = replace(drains, index=2, name="chat-prefill-2", uid="theirs", controller_uid="", controller="")
+    plan = plan_pool(replace(observed, instances=(*observed.instances, foreign)), SETTINGS, T0 + seconds(world.now))
+    assert [fault.reason for fault in plan.faults] == [Reason.NAME_CONFLICT]
+    assert [patch.name for patch in plan.patch] == [drains.name]
+    world.carry_out(plan)
+    world.tick()
+    assert world.sets[drains.name].listed
+
+
+def test_a_surplus_instance_goes_on_draining_while_the_template_is_invalid() -> None:
+    world = settled(1)
+    world.want(replicas=0)
+    world.carry_out(world.plan())
+    world.want(template={"spec": {"containers": "x"}})
+    assert not world.plan().acts
+
+
+def test_a_refused_object_puts_a_drained_instance_back_and_keeps_the_next_drain_from_beginning() -> None:
+    world = settled(3)
+    world.want(model={"path": "/models/next"})
+    world.carry_out(world.plan())
+    world.want(replicas=4)
+    while not (plan := world.plan()).delete:
+        world.tick()
+    assert [obj["metadata"]["name"] for obj in plan.apply] == ["chat-prefill-3", "chat-prefill-2"]
+    assert [patch.name for patch in plan.put_back] == ["chat-prefill-2"]
+    world.carry_out(Plan(patch=plan.put_back))
+    world.tick()
+    assert world.sets["chat-prefill-2"].listed
+    again = world.plan()
+    assert [obj["metadata"]["name"] for obj in again.apply] == ["chat-prefill-3"], "refused again: no drain begins"
+    assert again.put_back == ()
 
 
 def test_a_pool_that_is_being_deleted_is_left_to_garbage_collection() -> None:

@@ -217,8 +217,18 @@ def test_a_router_that_does_not_answer_is_asked_again_soon() -> None:
     assert plan.progress.reason is Reason.ROUTER_LIST_OUTDATED
 
 
-def test_a_router_that_ends_is_left_alone() -> None:
-    assert changes_of(observe(routers=(ObservedRouter(router_pod(terminating=True), ()),))) == []
+def test_a_router_that_ends_is_told_who_leaves_for_as_long_as_it_answers() -> None:
+    ending = router_pod(terminating=True)
+    leaves = (decode_instance(0), decode_instance(1, drain_started=T0, drain_reason="Update"))
+    still = ObservedRouter(ending, (PREFILL_0, DECODE_0, DECODE_1))
+    assert changes_of(observe(decode=leaves, routers=(still,))) == [("remove", DECODE_1.url)]
+    past = plan_service(observe(routers=(ObservedRouter(ending, None, "refused"),)), SETTINGS, KEY)
+    assert not past.acts
+    assert past.progress is None
+    assert past.requeue_after_s is None
+
+
+def test_a_router_without_an_address_is_left_alone() -> None:
     assert changes_of(observe(routers=(ObservedRouter(router_pod(ip=None), ()),))) == []
 
 

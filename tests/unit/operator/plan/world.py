@@ -127,6 +127,13 @@ class World:
             self.tick()
         raise AssertionError(f"not settled after {limit} s: {self.plan().progress}; {self.trace[-10:]}")
 
+    def fail(self, *names: str) -> None:
+        """These pods become unready, have nothing to do, and have left the router's list."""
+        for name in names:
+            sts = self.sets[name]
+            assert sts.pod is not None
+            sts.pod.failing, sts.pod.load, sts.listed = True, 0, False
+
     def index(self, name: str) -> int:
         return int(name.rsplit("-", 1)[1])
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from pdpool_operator.observe.keys import Key
-from pdpool_operator.runtime import health, logs
+from pdpool_operator.runtime import health, logs, manager
 from pdpool_operator.runtime.api import PODS, ConflictError, ForbiddenError, NotFoundError, UnavailableError
 from pdpool_operator.runtime.config import ConfigInvalidError, load
 from pdpool_operator.runtime.manager import Result, work
 from pdpool_operator.runtime.metrics import HoldReading, Metrics, QueueReading
-from pdpool_operator.runtime.queue import WorkQueue
+from pdpool_operator.runtime.queue import BACKOFF_FIRST_S, WorkQueue
 from pdpool_operator.runtime.recorder import NOTE_LIMIT, Recorder
 
 READING = QueueReading(("llm", "chat", "prefill", "0", "0", "prefill_bootstrap"), 3, None, 17)
@@ -198,10 +198,11 @@ async def test_after_any_failure_the_object_is_looked_at_again(metrics, failure,
 
 @pytest.mark.parametrize("failure", [ConflictError(409, "", "other", ""), NotFoundError(404, "", "no status", "")])
 async def test_conflicts_that_last_are_met_less_and_less_often_as_other_failures_are(metrics, failure):
+    begun = asyncio.get_running_loop().time()
     queue, _ = await run_worker(metrics, *([failure] * 4))
     due = queue.next_due()
     assert due is not None
-    assert due - asyncio.get_running_loop().time() > 0.3
+    assert due - begun > BACKOFF_FIRST_S * (1 + 2 + 4 + 8)
 
 
 async def test_a_reconcile_that_wants_to_look_again_is_delayed_and_one_that_is_done_is_not(metrics):
@@ -209,6 +210,27 @@ async def test_a_reconcile_that_wants_to_look_again_is_delayed_and_one_that_is_d
     assert (len(queue), queue.delayed) == (0, 1)
     queue, _ = await run_worker(metrics, Result())
     assert (len(queue), queue.delayed) == (0, 0)
+
+
+async def test_what_is_refused_again_and_again_is_looked_at_when_that_was_asked_for_if_the_back_off_is_longer():
+    now = 0.0
+    queue: WorkQueue[Key] = WorkQueue(lambda: now)
+    queue.add(KEY)
+
+    async def reconcile(_: Key) -> Result:
+        return Result(again_s=10.0, failed=True)
+
+    pauses = []
+    for _ in range(12):
+        assert queue.take() == KEY
+        await manager._once(queue, KEY, reconcile)
+        queue.done(KEY)
+        due = queue.next_due()
+        assert due is not None
+        pauses.append(due - now)
+        now = due
+    assert pauses[0] < 0.1
+    assert pauses[-1] == pytest.approx(10.0)
 
 
 def test_a_log_line_is_json_with_the_object_and_no_more():

@@ -121,7 +121,7 @@ def test_a_new_pool_has_no_pods_and_progresses() -> None:
 def test_a_pool_scaled_to_zero_is_ready() -> None:
     status = status_of(make_pool(replicas=0))
     assert outcome(status) == ("True", "ScaledToZero")
-    assert outcome(status, "QueuesHealthy") == ("True", "ScaledToZero")
+    assert outcome(status, "QueuesHealthy") == ("True", "NoInstances")
 
 
 @pytest.mark.parametrize(("verdict", "reason"), [(Verdict.STARTING, "Starting"), (Verdict.UNKNOWN, "EnginesNotReady")])
@@ -170,6 +170,11 @@ def test_engines_that_cannot_serve_are_starting_or_not_ready(verdict: Verdict, r
             {"waiting_reason": "CrashLoopBackOff", "restarts": 4, "last_end": "exit code 1: no such file"},
             "CrashLoop",
             "keeps ending (4 restarts; the last time exit code 1: no such file)",
+        ),
+        (
+            {"waiting_reason": "CrashLoopBackOff", "restarts": 4, "waiting_container": "fetch"},
+            "CrashLoop",
+            "-0-0 -c fetch",
         ),
         ({"unschedulable": "0/2 nodes are available: 2 Insufficient cpu."}, "Unschedulable", "Insufficient cpu"),
     ],

@@ -1,0 +1,32 @@
+"""When an object is looked at again."""
+
+from typing import Any, cast
+
+from pdpool_operator.api.reasons import Reason
+from pdpool_operator.controller import UNSETTLED_AGAIN_S, Controller
+from pdpool_operator.controller_apply import Outcome
+from pdpool_operator.plan.model import Fault, Plan
+from pdpool_operator.plan.objects import TAKEN_POLL_S, Standing, blocked
+from pdpool_operator.runtime.manager import Result
+
+from tests.unit.operator.plan.makers import make_pool
+
+
+def result(plan: Plan, outcome: Outcome) -> Result:
+    return Controller._result(cast("Any", None), plan, outcome)
+
+
+def test_a_name_that_is_taken_is_looked_at_soon_for_nobody_announces_when_it_is_free() -> None:
+    plan = blocked(make_pool(), [Standing("StatefulSet", "chat-prefill-0", "other", "Deployment/x")])
+    assert plan is not None
+    assert result(plan, Outcome()) == Result(TAKEN_POLL_S, failed=True)
+
+
+def test_what_was_refused_waits_for_the_back_off_whatever_the_plan_hoped_for() -> None:
+    refused = Outcome(faults=(Fault(Reason.APPLY_FAILED, "exceeded quota"),))
+    assert result(Plan(requeue_after_s=1.0), refused) == Result(failed=True)
+
+
+def test_a_worker_list_that_does_not_show_a_change_is_looked_at_soon_also_while_an_object_is_refused() -> None:
+    refused = Outcome((Fault(Reason.TEMPLATE_INVALID, "no such field"),), ("router-a: remove decode: timeout",))
+    assert result(Plan(requeue_after_s=1.0), refused) == Result(UNSETTLED_AGAIN_S, failed=True)
