@@ -51,7 +51,10 @@ class Instance:
         return killed
 
     def restart(self, rank: int) -> None:
+        """Start it anew; it has taken its former self's place at the registry then."""
         self.ranks[rank] = self.start(rank)
+        if self.role == "prefill" and rank > 0:
+            self.ranks[rank].settle(lambda stats: [link["state"] for link in stats["links"]] == ["registered"])
 
     def fill(self, seed: int) -> np.ndarray:
         """The same model's cache in all ranks, each its part; replicas hold the same. Returns the whole of it."""
