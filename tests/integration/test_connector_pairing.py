@@ -132,7 +132,7 @@ def test_a_write_whose_thread_has_failed_leaves_nothing_behind_once_there_is_pro
 
 
 def test_a_decode_that_prefill_has_forgotten_is_paired_anew_however_long_they_have_been_linked(prefill) -> None:
-    with contextlib.closing(Side(DecodeConnector, connect_deadline_s=0.5)) as decode:
+    with contextlib.closing(Side(DecodeConnector, connect_deadline_s=4.0)) as decode:
         waits = prefill.connector.open(1, "r")
         ended = ask(prefill, decode, 1)
         until(lambda: waits.status.phase is Phase.READY)
