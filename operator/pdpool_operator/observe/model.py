@@ -121,7 +121,7 @@ class ObservedPod:
     created_at: datetime
     node: str = ""
     was_ready: bool = False
-    """It is not Ready, and was since its containers were last started: it is past its start."""
+    """It is not Ready, and has been: before a restart of its containers, or of this operator, as well."""
     gone_by: datetime | None = None
     """When a pod that terminates was to be gone: its grace period is over then. `None` while it is to stay."""
     restarts: int = 0

@@ -1,7 +1,7 @@
 """Objects as the API server returns them -> what `observe.model` calls them. Pure."""
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from ..api import names
@@ -9,8 +9,6 @@ from .model import CRASH_LOOP, FieldOwners, ObservedDeployment, ObservedObject, 
 
 Object = Mapping[str, Any]
 
-SETTLED = timedelta(seconds=10)
-"""A pod that turns unready sooner after a start of a container does so because of what ended before."""
 MAX_WARNINGS = 5
 MAX_LAST_WORDS = 256
 
@@ -86,17 +84,16 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
 
 
 def _was_ready(pod: Object) -> bool:
-    """Whether a pod that is not Ready has been so since its containers were started, and they run.
+    """Whether a pod that is not Ready has been so.
 
-    The condition is False from the pod's making on, or from a container's end. A later change can only be from True.
+    The kubelet stamps the condition, which is False then, just before it notes startTime (kubelet/status,
+    updateStatusInternal). A later change can only be from True.
     """
     ready = condition(pod, "Ready")
-    runs = [(c.get("state") or {}).get("running") or {} for c in _status(pod).get("containerStatuses") or ()]
-    starts = [started for run in runs if (started := moment(run.get("startedAt"))) is not None]
-    changed = moment(ready.get("lastTransitionTime"))
-    if ready.get("status") == "True" or changed is None or not starts or len(starts) < len(runs):
+    changed, taken_up = moment(ready.get("lastTransitionTime")), moment(_status(pod).get("startTime"))
+    if ready.get("status") == "True" or changed is None or taken_up is None:
         return False
-    return changed > max(starts) + SETTLED
+    return changed > taken_up
 
 
 def _keeps_ending(container: Object) -> bool:

@@ -8,6 +8,7 @@ from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict, worst
 from pdpool_operator.diagnose.pools import diagnose, subjects
 from pdpool_operator.diagnose.rank import STALE_S
 from pdpool_operator.diagnose.track import follow
+from pdpool_operator.observe.parse import observed_pod
 
 from tests.unit.operator.plan.makers import (
     T0,
@@ -215,6 +216,35 @@ def test_a_decode_that_came_up_once_and_cannot_be_asked_is_suspected(came_up: di
     fallen = replace(decode(1), **came_up)
     diagnosis = judge(waiting, decode(0, at=40), fallen, at=40)
     assert (diagnosis.verdict, diagnosis.blames) == (Verdict.BLOCKED, ("chat-decode-1",))
+
+
+@pytest.mark.parametrize(("turned_unready", "verdict"), [("09:40:00", Verdict.BLOCKED), ("09:00:00", Verdict.STUCK)])
+@pytest.mark.parametrize(
+    "state",
+    [{"waiting": {"reason": "CrashLoopBackOff"}}, {"running": {"startedAt": "2026-11-21T11:59:00Z"}}],
+    ids=["between two runs", "in a run"],
+)
+def test_a_crash_looping_decode_is_suspected_by_an_operator_that_has_just_come_if_it_was_ready_once(
+    state: dict[str, Any], turned_unready: str, verdict: Verdict
+) -> None:
+    waiting = prefill(at=40, queues={BOOTSTRAP: (3, 40.0, 5)})
+    ready = {"type": "Ready", "status": "False", "lastTransitionTime": f"2026-11-21T{turned_unready}Z"}
+    started = "2026-11-21T09:00:00Z"
+    body = {
+        "metadata": {"name": "chat-decode-1-0", "uid": "uid-of-chat-decode-1-0", "creationTimestamp": started},
+        "status": {
+            "phase": "Running",
+            "podIP": "10.0.2.2",
+            "startTime": started,
+            "conditions": [ready],
+            "containerStatuses": [{"name": "engine", "restartCount": 4, "state": state}],
+        },
+    }
+    silent = follow_all([make_sample(T0 + seconds(at), connector_error="refused") for at in (0, 40)])
+    assert silent is not None
+    looping = replace(decode(1), pod=observed_pod(body), tracks=(silent,))
+    diagnosis = judge(waiting, decode(0, at=40), looping, at=40)
+    assert (diagnosis.verdict, "chat-decode-1" in diagnosis.blames) == (verdict, verdict is Verdict.BLOCKED)
 
 
 def test_prefill_waits_for_a_decode_engine_that_has_no_memory_left() -> None:

@@ -81,26 +81,26 @@ def test_a_pod_that_no_node_takes_says_so_only_while_it_is_so():
     assert placed.unschedulable == ""
 
 
+@pytest.mark.parametrize("engine", [{"running": {"startedAt": "2026-01-02T03:08:59Z"}}, {"waiting": {}}])
 @pytest.mark.parametrize(
-    ("status", "changed", "running", "was_ready"),
+    ("status", "changed", "started", "was_ready"),
     [
-        ("False", "03:09:00", ["03:05:00"], True),
-        ("Unknown", "03:09:00", ["03:05:00", "03:08:49"], True),
-        ("False", "03:09:00", ["03:05:00", "03:08:50"], False),
-        ("False", "03:04:05", ["03:05:00"], False),
-        ("False", "03:09:00", ["03:05:00", None], False),
-        ("False", "03:09:00", [], False),
-        ("True", "03:09:00", ["03:05:00"], False),
+        ("False", "03:09:00", "03:04:06", True),
+        ("Unknown", "03:09:00", "03:04:06", True),
+        ("False", "03:04:06", "03:04:06", False),
+        ("False", "03:04:05", "03:04:06", False),
+        ("False", "03:09:00", None, False),
+        ("False", None, "03:04:06", False),
+        ("True", "03:09:00", "03:04:06", False),
     ],
 )
-def test_a_pod_that_is_unready_is_past_its_start_if_it_turned_so_while_its_containers_ran(
-    status, changed, running, was_ready
+def test_a_pod_that_is_unready_was_ready_once_if_it_turned_so_after_the_kubelet_took_it_up(
+    status, changed, started, was_ready, engine
 ):
-    ready = {"type": "Ready", "status": status, "lastTransitionTime": f"2026-01-02T{changed}Z"}
-    containers = [
-        {"state": {"running": {"startedAt": f"2026-01-02T{start}Z"}} if start else {"waiting": {}}} for start in running
-    ]
-    pod = parse.observed_pod({"metadata": META, "status": {"conditions": [ready], "containerStatuses": containers}})
+    ready = {"type": "Ready", "status": status} | ({"lastTransitionTime": f"2026-01-02T{changed}Z"} if changed else {})
+    said = {"startTime": f"2026-01-02T{started}Z"} if started else {}
+    told = {"conditions": [ready], "containerStatuses": [{"restartCount": 3, "state": engine}], **said}
+    pod = parse.observed_pod({"metadata": META, "status": told})
     assert pod.was_ready is was_ready
 
 
