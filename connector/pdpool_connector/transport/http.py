@@ -69,6 +69,7 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, name="pdpool-http", daemon=True)
         self._runners: list[web.AppRunner] = []
         self._servers: list[asyncio.Server] = []
+        self._stopped: Future[None] | None = None
         self._thread.start()
 
     def serve(
@@ -83,13 +84,14 @@ class HttpServer:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
-        """Stop listening and end the thread."""
-        if not self._thread.is_alive():
-            return
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(START_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(START_S)
-        self._loop.close()
+        """Stop listening and end the thread. Idempotent; one that was interrupted is made by the next call."""
+        if self._stopped is None:
+            self._stopped = asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
+        self._stopped.result(START_S)  # of the first: a second would cancel it, and be cancelled by it
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(START_S)
+            self._loop.close()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

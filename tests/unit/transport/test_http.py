@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 from pdpool_connector.transport import http
@@ -43,6 +44,30 @@ def server() -> Iterator[HttpServer]:
     made = HttpServer("127.0.0.1")
     yield made
     made.close()
+
+
+@pytest.mark.parametrize("step", ["result", "join"])
+def test_a_close_that_was_interrupted_is_made_by_the_next(server, monkeypatch, step) -> None:
+    go_on = threading.Event()
+    server._loop.call_soon_threadsafe(go_on.wait, START_S)  # there is more to end than one moment is enough for
+    wait = Future.result
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def released(future: Future[None], timeout_s: float) -> None:
+        go_on.set()
+        wait(future, timeout_s)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Future, "result", interrupted if step == "result" else released)
+        patch.setattr(server._thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            server.close()
+    monkeypatch.setattr(Future, "result", released)
+    server.close()
+    assert not server._thread.is_alive()
+    assert server._loop.is_closed()
 
 
 @pytest.mark.parametrize(
