@@ -5,6 +5,7 @@ is let in, and a client tries the keys of its own set in turn. So a new key is f
 everywhere, then put before it, and then the old one is dropped.
 """
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -78,12 +79,24 @@ class Doorkeeper:
     """Lets clients of known keys in, for all listening sockets of one context; a thread of its own until `close`."""
 
     def __init__(self, context: zmq.Context[Any], keys: Sequence[CurveKey]) -> None:
-        self._authenticator = ThreadAuthenticator(context)
-        self._authenticator.start()
-        self._authenticator.configure_curve_callback("*", credentials_provider=_Known(keys))
+        self._authenticator: Any = ThreadAuthenticator(context)  # its types deny that `pipe` may be None
+        try:
+            self._authenticator.start()
+            self._authenticator.configure_curve_callback("*", credentials_provider=_Known(keys))
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread. Idempotent; one that was interrupted is made by the next call."""
+        if (pipe := self._authenticator.pipe) is not None:
+            # By our own hands: `stop` would wait for ever for a thread that was not begun, or has ended since it knew.
+            with contextlib.suppress(zmq.ZMQError):
+                pipe.send(b"TERMINATE", zmq.DONTWAIT)
+            if self._authenticator.is_alive():
+                self._authenticator.thread.join()
+            pipe.close()
+            self._authenticator.pipe = None
         self._authenticator.stop()
 
 

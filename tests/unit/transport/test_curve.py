@@ -1,7 +1,11 @@
+import errno
 import json
+import threading
+import time
 
 import pytest
-from pdpool_connector.transport.curve import KeysError, make_key, read_keys
+import zmq
+from pdpool_connector.transport.curve import Doorkeeper, KeysError, make_key, read_keys
 
 
 def written(tmp_path, content):
@@ -49,3 +53,61 @@ def test_a_secret_key_is_not_shown():
     key = make_key()
     assert key.secret.decode() not in repr(key)
     assert key.secret.decode() not in f"{(key,)}"
+
+
+def made_or_closed(call):
+    """What came of a call that must not wait for a thread that is no more, in one that may."""
+    came = []
+
+    def attempt():
+        try:
+            came.append(call())
+        except zmq.ZMQError as error:
+            came.append(error)
+
+    calling = threading.Thread(target=attempt, daemon=True)
+    calling.start()
+    calling.join(30)
+    assert came, "it waits for ever"
+    return came[0]
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_close_that_was_interrupted_once_its_thread_had_ended_is_made_by_the_next(monkeypatch):
+    with zmq.Context() as context:
+        keeper = Doorkeeper(context, [make_key()])
+
+        def interrupted():
+            keeper._authenticator.thread.join()
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(keeper._authenticator, "is_alive", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                keeper.close()
+        wait_until(lambda: not keeper._authenticator.pipe.poll(0, zmq.POLLOUT))  # zmq knows that nobody listens there
+        assert made_or_closed(keeper.close) is None
+
+
+def test_one_for_whom_no_socket_is_left_fails_and_may_be_made_later(monkeypatch):
+    with zmq.Context() as context:
+        make, pairs = context.socket, []
+
+        def one_too_many(kind, **more):
+            if kind == zmq.PAIR and pairs:
+                raise zmq.ZMQError(errno.EMFILE)
+            made = make(kind, **more)
+            pairs.extend([made] if kind == zmq.PAIR else [])
+            return made
+
+        with monkeypatch.context() as patch:
+            patch.setattr(context, "socket", one_too_many)
+            assert made_or_closed(lambda: Doorkeeper(context, [make_key()])).errno == errno.EMFILE
+        # The address of the first is free once zmq has closed its socket, behind our back.
+        wait_until(lambda: made_or_closed(lambda: Doorkeeper(context, [make_key()]).close()) is None)
