@@ -105,8 +105,9 @@ class LocalEngine:
                         f"{name} region {index} at {region.address:#x} is not in the HostArena that holds aux"
                     )
         _probe()
+        descriptor = msgspec.msgpack.encode(arena.location())
         self._memory, self._arena = memory, arena
-        return msgspec.msgpack.encode(arena.location())
+        return descriptor
 
     def connect(self, peer: str, remote: RemoteMemory) -> None:
         """As `Engine.connect`; the connection is a mapping, so there is nothing to warm up."""

@@ -1,7 +1,9 @@
 """What the shared-memory engine refuses and reports; that it moves bytes rightly is shown on two processes."""
 
+import errno
 import gc
 import os
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -118,6 +120,15 @@ def test_memory_outside_an_arena_is_refused(source, part):
 def test_registering_twice_is_refused(engine, source):
     with pytest.raises(EngineError, match="registered already"):
         engine.register(describe(source))
+
+
+def test_a_registering_that_failed_for_want_of_a_descriptor_may_be_tried_again(source, monkeypatch):
+    engine = LocalEngine()
+    with monkeypatch.context() as patch:
+        patch.setattr(HostArena, "location", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        with pytest.raises(OSError, match="Too many open files"):
+            engine.register(describe(source))
+    assert engine.register(describe(source))
 
 
 def test_connecting_before_registering_is_refused(sink):
