@@ -28,8 +28,8 @@ from pdpool_connector.layout.process import this_process
 from pdpool_connector.protocol.fence import ConnectionsEnded, ContainerTerminated
 from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.runtime import connector as connector_module
+from pdpool_connector.runtime import decodes as decodes_module
 from pdpool_connector.runtime import link as link_module
-from pdpool_connector.runtime import prefill as prefill_module
 
 from dev import inside
 from dev.processes import send
@@ -230,7 +230,7 @@ class _Connector:
         pool.MAX_CHUNK_BYTES = options.pop("chunk_bytes", pool.MAX_CHUNK_BYTES)
         logging.basicConfig(level=options.pop("log", "WARNING"))
         flight_dir = options.pop("flight_dir", None)
-        link_module.GRACE_S = prefill_module.GRACE_S = options.pop("grace_s", link_module.GRACE_S)
+        link_module.GRACE_S = decodes_module.GRACE_S = options.pop("grace_s", link_module.GRACE_S)
         elsewhere = options.pop("elsewhere", True)
         config = ConnectorConfig(
             host,

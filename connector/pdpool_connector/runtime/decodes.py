@@ -13,6 +13,7 @@ from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, 
 from pdpool_connector.layout.overlap import compatible
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.versions import VersionMismatchError, negotiate
+from pdpool_connector.runtime.exits import GRACE_S
 from pdpool_connector.runtime.greetings import Greetings
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.runtime.worker import PeerWorker, join_all
@@ -24,8 +25,6 @@ MAX_PEERS = 256
 """Each costs a thread; more decodes than this are told to try again later."""
 TELL_S = 1.0
 """How often somebody who is not paired is told so."""
-GRACE_S = 1.0
-"""A connection that ended is evidence of death unless the same process is back within this time."""
 
 
 @dataclass(slots=True, eq=False)

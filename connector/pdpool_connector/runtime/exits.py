@@ -17,7 +17,8 @@ from pdpool_connector.transport.sockets import Holder, other_ends
 log = logging.getLogger(__name__)
 
 GRACE_S = 1.0
-"""As for connections that end."""
+"""A connection that ended is evidence of death unless the same process is back within this time; and what a process had
+said before its exit is heard within it."""
 
 Fence = Callable[[str, tuple[Proof, ...]], None]
 Ends = list[frozenset[Holder]]

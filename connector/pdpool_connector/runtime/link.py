@@ -22,6 +22,7 @@ from pdpool_connector.layout.pairing import Writer
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.versions import VersionMismatchError, negotiate
+from pdpool_connector.runtime.exits import GRACE_S
 from pdpool_connector.runtime.link_rank import Line
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.runtime.stats import LinkStats
@@ -29,8 +30,6 @@ from pdpool_connector.transport.bootstrap import BootstrapError, RankInfo
 
 log = logging.getLogger(__name__)
 
-GRACE_S = 1.0
-"""A connection that ended is evidence of death unless the same process answers again within this time."""
 REFUSED_S = 5.0
 """An address at which nobody has listened for so long, at each of some ten tries, has no process behind it. One that is
 started again refuses for a moment, too, but what it had is lost with it."""

@@ -11,7 +11,8 @@ from pdpool_connector.engines.base import EngineError
 from pdpool_connector.layout.memory import RemoteMemory, encode_remote
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.runtime import decodes as module
-from pdpool_connector.runtime.decodes import GRACE_S, Decodes
+from pdpool_connector.runtime.decodes import Decodes
+from pdpool_connector.runtime.exits import GRACE_S
 from pdpool_connector.transport.drops import Drops
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32

@@ -11,7 +11,8 @@ from pdpool_connector.layout.memory import LayoutError
 from pdpool_connector.layout.pairing import Writer, shard_model
 from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.runtime import link as link_module
-from pdpool_connector.runtime.link import BACKOFF_MAX_S, GRACE_S, OWED_S, REFUSED_S, Found, InstanceLink, Stage
+from pdpool_connector.runtime.exits import GRACE_S
+from pdpool_connector.runtime.link import BACKOFF_MAX_S, OWED_S, REFUSED_S, Found, InstanceLink, Stage
 from pdpool_connector.transport.bootstrap import BootstrapError, RankInfo
 
 PART = shard_model([2], 4)[0]
