@@ -20,7 +20,7 @@ from pdpool_connector.protocol.events import (
     Shutdown,
 )
 from pdpool_connector.protocol.exchange import ENDED, Exchange, HandOff
-from pdpool_connector.protocol.expecting import Expected
+from pdpool_connector.protocol.expecting import Expected, Parted
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.machine import Machine
 from pdpool_connector.protocol.missed import Missed, MissedHalves
@@ -61,6 +61,7 @@ class EndingMachine(Machine[PrefillState], ABC):
         self._graves = self._verdicts.graves
         self._missed = MissedHalves(self.timing.max_attempts, self.timing.verdict_s, self._timers)
         self._expected = Expected(self.timing.max_attempts, self._timers)
+        self._parted = Parted(self.timing.max_attempts, self.timing.verdict_s, self._timers)
         self._on_event |= {
             AbortTransfer: self._on_abort_transfer,
             Shutdown: self._on_shutdown,
@@ -73,6 +74,7 @@ class EndingMachine(Machine[PrefillState], ABC):
             "grave": self._verdicts.forget,
             "missed": lambda table: table.expire(self._now),
             "expected": self._expected.forget,
+            "parted": lambda table: table.expire(self._now),
             "peer": self._on_peer_long_gone,
         }
 
@@ -81,7 +83,7 @@ class EndingMachine(Machine[PrefillState], ABC):
         """Everything this machine keeps about hand-offs, remembered ends included; 0 when nothing is left behind."""
         handoffs = [*self._by_handle.values(), *self._rooms]
         handoffs += [exchange.handoff for exchange in self._by_attempt.values()]
-        remembered = len(self._graves) + len(self._missed) + len(self._expected)
+        remembered = len(self._graves) + len(self._missed) + len(self._expected) + len(self._parted)
         return len({handoff.serial for handoff in handoffs}) + remembered
 
     @property

@@ -12,6 +12,7 @@ from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import ExpectAttempt, OpenAttempt
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.missed import PER_PLACE, PartFrame
+from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.rooms import may_meet
 from pdpool_connector.protocol.timers import Timers
 
@@ -140,6 +141,48 @@ class Expected:
 
     def _indexes(self, frame: f.Expect) -> tuple[tuple[dict[Any, dict[AttemptId, f.Expect]], Hashable], ...]:
         return ((self._of_peer, frame.sender), (self._at, (frame.room, frame.sibling)))
+
+
+class Parted:
+    """Prefill's: how requests ended that a decode had announced when it was lost.
+
+    If only its connection was cut, it comes back and opens them, and is told. One row is for one request of one
+    process, so that it meets nothing else. At most `limit`, each for `keep_s`: the machine's timer ("parted", this)
+    calls `expire`.
+    """
+
+    def __init__(self, limit: int, keep_s: float, timers: Timers[tuple[str, Hashable]]) -> None:
+        self._limit, self._keep_s, self._timers = limit, keep_s, timers
+        self._rows: dict[tuple[Hashable, ...], tuple[Cause, str, float]] = {}
+        """Why, and until when that is remembered; in this order."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def note(self, frame: f.Expect, ended: tuple[Cause, str], now: float) -> None:
+        """An announced request has ended with the loss of its decode, or had before: why."""
+        row = _row(frame)
+        if row in self._rows or len(self) >= self._limit:
+            return
+        expires = now + self._keep_s
+        if not self._rows:
+            self._timers.set(("parted", self), expires)
+        self._rows[row] = (*ended, expires)
+
+    def meet(self, offer: f.Open) -> tuple[Cause, str] | None:
+        """The decode is back and opens it: why it has ended; once."""
+        ended = self._rows.pop(_row(offer), None)
+        return None if ended is None else ended[:2]
+
+    def expire(self, now: float) -> None:
+        """Forget what is due, and come back for the rest."""
+        self._rows = {row: ended for row, ended in self._rows.items() if ended[2] > now}
+        if self._rows:
+            self._timers.set(("parted", self), next(iter(self._rows.values()))[2])
+
+
+def _row(frame: f.Expect | f.Open) -> tuple[Hashable, ...]:
+    return (frame.sender, frame.room, frame.sibling, *_name(frame))
 
 
 def _place(wish: ExpectAttempt | OpenAttempt) -> Place:

@@ -138,17 +138,18 @@ class MeetingMachine(EndingMachine):
 
     def _on_lost(self, event: PeerLost) -> None:
         super()._on_lost(event)
-        self._lose_expected(event.peer, event.message)
+        for frame, ended in self._lose_expected(event.peer, event.message):
+            if ended is not None:
+                self._parted.note(frame, ended, self._now)
 
     def _on_fenced(self, event: Fenced) -> None:
         super()._on_fenced(event)
         self._lose_expected(event.peer, f"decode was fenced: {event.proof}")
 
-    def _lose_expected(self, peer: str, message: str) -> None:
-        """What nobody else will open ends, or will when its request comes."""
-        for frame in self._expected.take(peer):
-            if not self._expected.elsewhere(frame):
-                self._lose_part(frame, Cause.PEER_LOST, message)
+    def _lose_expected(self, peer: str, message: str) -> list[tuple[f.Expect, Refusal | None]]:
+        """What nobody else will open ends, each with why (see `_lose_part`)."""
+        frames = [frame for frame in self._expected.take(peer) if not self._expected.elsewhere(frame)]
+        return [(frame, self._lose_part(frame, Cause.PEER_LOST, message)) for frame in frames]
 
     # --- Attempts ---
 
@@ -211,6 +212,8 @@ class MeetingMachine(EndingMachine):
             return Cause.REFUSED, f"attempt {offer.attempt} is older than one that is already forgotten"
         if (missed := self._met_missed(offer, there)) is not None:
             return missed.cause, missed.message
+        if (there is None or there.request is None) and (ended := self._parted.meet(offer)) is not None:
+            return ended
         if there is not None and (conflict := _conflict(offer, there)) is not None:
             return conflict
         if self.draining and there is None:
@@ -254,18 +257,22 @@ class MeetingMachine(EndingMachine):
         self._bury(frame, cause, frame.message, heard=heard)
         self._lose_part(frame, cause, frame.message)
 
-    def _lose_part(self, frame: PartFrame, cause: Cause, message: str) -> None:
-        """A part came and cannot be had: that ends the hand-off that it belongs to, or will when that comes."""
+    def _lose_part(self, frame: PartFrame, cause: Cause, message: str) -> Refusal | None:
+        """A part came and cannot be had: that ends the hand-off that it belongs to, or will when that comes.
+
+        Returns why it has ended, which is another reason where it had before; None when it is still to come.
+        """
         there = self._rooms.find(frame.room, frame.sibling, frame.prompt)
-        if self._met_missed(frame, there) is not None:
-            return
+        if (ended := self._met_missed(frame, there)) is not None:
+            return ended.cause, ended.message
         if there is not None and there.awaits(frame):
             there.note(frame)
             self._fail(there, cause, message)
-        else:
-            part = (frame.prompt, frame.parts, {frame.part}, frame.sender)
-            missed = Missed(frame.request_id, cause, f.text(message), True, *part)
-            self._missed.remember((frame.room, frame.sibling), missed, self._now)
+            return cause, f.text(message)
+        part = (frame.prompt, frame.parts, {frame.part}, frame.sender)
+        missed = Missed(frame.request_id, cause, f.text(message), True, *part)
+        self._missed.remember((frame.room, frame.sibling), missed, self._now)
+        return None
 
     def _on_query(self, frame: f.Query) -> None:
         exchange = self._by_attempt.get(frame.attempt)

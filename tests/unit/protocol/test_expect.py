@@ -102,6 +102,62 @@ def test_only_what_the_lost_decode_alone_had_ends(make) -> None:
 
 
 @PREFILLS
+@pytest.mark.parametrize(("own", "why"), [("", (Cause.PEER_LOST, GONE)), ("enough", (Cause.ABORTED, "enough"))])
+def test_a_decode_that_was_only_cut_off_is_told_at_once_why_what_it_had_announced_has_ended(make, own, why) -> None:
+    side = make()
+    side.request(prompt=b"x")
+    side.hear(expect_frame(prompt=b"x"))
+    if own:
+        side.abort(message=own)
+    side.do(PeerLost(DECODE, GONE))
+    side.do(PeerReady(DECODE, f.VERSION_MAX))
+    (told,) = sent(side.opened(2, prompt=b"x"))
+    assert (told.cause, told.message) == why
+    side.hear(f.Ack(**about(2)))
+    side.wait(2 * side.machine.timing.verdict_s)
+    assert side.machine.rows == 0
+
+
+@PREFILLS
+def test_only_the_decode_that_had_announced_it_and_only_that_request_is_told_so(make) -> None:
+    side = make(Timing(), DECODE, DECODE_2)
+    for handle, room in ((1, 7), (2, 8)):
+        side.request(handle, room=room)
+        side.hear(expect_frame(handle, room=room))
+    side.do(PeerLost(DECODE, GONE))
+    side.do(PeerReady(DECODE, f.VERSION_MAX))
+    side.request(3, room=7)
+    side.opened(1, room=7, peer=DECODE_2)
+    side.opened(4, room=8, request_id="other")
+    side.request(4, room=8, rid="other")
+    assert [side.status[handle].phase for handle in (1, 2, 3, 4)] == [Phase.FAILED] * 2 + [Phase.READY] * 2
+
+
+@PREFILLS
+def test_a_cut_before_prefill_has_its_half_costs_nothing_if_decode_is_back_first(make) -> None:
+    side = make()
+    side.hear(expect_frame())
+    side.do(PeerLost(DECODE, GONE))
+    side.do(PeerReady(DECODE, f.VERSION_MAX))
+    side.opened(2)
+    side.request()
+    assert side.status[1].phase is Phase.READY
+
+
+@PREFILLS
+def test_what_is_remembered_for_decodes_that_were_cut_off_is_bounded(make) -> None:
+    side = make(SMALL)
+    for number in range(1, 5 * SMALL.max_attempts):
+        side.request(number, room=number)
+        side.hear(expect_frame(number, room=number))
+        side.do(PeerLost(DECODE, GONE))
+        side.do(PeerReady(DECODE, f.VERSION_MAX))
+    assert len(side.machine._parted) == SMALL.max_attempts
+    side.wait(2 * SMALL.verdict_s)
+    assert side.machine.rows == 0
+
+
+@PREFILLS
 def test_halves_of_other_prompts_are_not_meant(make) -> None:
     side = make()
     side.request(prompt=b"mine")
