@@ -14,7 +14,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from pdpool_connector.protocol.events import Received, Tick
+from pdpool_connector.protocol.outcome import Cause
 
+from tests.simulation.ground import check
 from tests.simulation.kinds import MACHINES, Machines
 from tests.simulation.memory import ViolationError
 from tests.simulation.scene import Scenario, State
@@ -38,12 +40,16 @@ RANKS = (
 ANNOUNCED = Scenario(
     "one request that decode announces, a crash or a broken connection", (1,), 1, breaks=1, crashes=1, announced=True
 )
+TIMELY = ANNOUNCED._replace(
+    name="one request that decode announces, a broken connection, no deadline passes", crashes=0, timely=True
+)
 SCENARIOS = (
     *SMALL,
     *(one._replace(direction="read") for one in SMALL),
     *(one._replace(prefill=prefill, decode=decode) for prefill, decode in ((1, 2), (2, 1)) for one in RANKS),
     *(RANKS[0]._replace(prefill=prefill, decode=decode, direction="read") for prefill, decode in ((1, 2), (2, 1))),
-    *(ANNOUNCED._replace(direction=direction) for direction in MACHINES),
+    *(one._replace(direction=direction) for one in (ANNOUNCED, TIMELY._replace(aborts=1)) for direction in MACHINES),
+    *(TIMELY._replace(prefill=prefill, decode=decode) for prefill, decode in ((1, 2), (2, 1))),
 )
 
 
@@ -162,6 +168,14 @@ class Explorer(SmallWorld):
             return False
         for rank in range(self.scenario.ranks):
             self.do(state, rank, Tick(), min(dues))
+        if self.scenario.timely:
+            late = [
+                self.label(rank)
+                for rank in self.decodes
+                for half in state.halves[rank]
+                if half.cause is Cause.TIMED_OUT
+            ]
+            check(not late, f"{late} waited for a deadline")
         return True
 
     def _only_holds(self, state: State) -> bool:

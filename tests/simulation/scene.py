@@ -12,8 +12,9 @@ from tests.simulation.kinds import Direction
 class Scenario(NamedTuple):
     """`pages` of each request, sent one by one, in one room. `memory`: pages of each rank. The rest are budgets.
 
-    `announced`: decode may say that it has a request before it opens it. `prefill`, `decode`: how many ranks there are;
-    every one of the one side serves every one of the other.
+    `announced`: decode may say that it has a request before it opens it. `timely`: no time passes until faults stop,
+    and then no request of decode's may come to its deadline: whatever ended it is to be told. `prefill`, `decode`: how
+    many ranks there are; every one of the one side serves every one of the other.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Scenario(NamedTuple):
     decode: int = 1
     direction: Direction = "write"
     announced: bool = False
+    timely: bool = False
 
     @property
     def ranks(self) -> int:

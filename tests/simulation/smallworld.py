@@ -72,7 +72,7 @@ class SmallWorld(SmallPlanes):
             if state.lives[rank] == life:
                 yield f"deliver {self._letter(frame)}", partial(self._deliver, frame=frame)
         for rank in range(self.scenario.ranks):
-            if self.machines.due(state.machines[rank]) is not None:
+            if not self.scenario.timely and self.machines.due(state.machines[rank]) is not None:
                 yield f"timer {self.label(rank)}", partial(self._tick, rank=rank)
         yield from self._faults(state)
 

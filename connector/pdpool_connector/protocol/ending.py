@@ -184,9 +184,9 @@ class EndingMachine(Machine[PrefillState], ABC):
         assert cause is not None
         awaited = request is None and cause is not Cause.SUPERSEDED
         decode = next((exchange.attempt.decode for exchange in handoff.exchanges.values()), "")
-        parts = (handoff.parts, set(handoff.came), decode)
+        parts = (handoff.parts, set(handoff.came))
         missed = Missed(request_id, cause, handoff.message, awaited, handoff.prompt, *parts)
-        self._missed.remember(handoff.key, missed, self._now)
+        self._missed.remember(handoff.key, missed, decode, self._now)
 
     def _on_life_over(self, handoff: HandOff) -> None:
         waited = "the request never came" if handoff.request is None else f"it was {handoff.state}"

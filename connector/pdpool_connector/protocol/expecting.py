@@ -11,6 +11,7 @@ from typing import Any
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import ExpectAttempt, OpenAttempt
 from pdpool_connector.protocol.frames import AttemptId
+from pdpool_connector.protocol.kept import Kept
 from pdpool_connector.protocol.missed import PER_PLACE, PartFrame
 from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.rooms import may_meet
@@ -147,38 +148,27 @@ class Parted:
     """Prefill's: how requests ended that a decode had announced when it was lost.
 
     If only its connection was cut, it comes back and opens them, and is told. One row is for one request of one
-    process, so that it meets nothing else. At most `limit`, each for `keep_s`: the machine's timer ("parted", this)
-    calls `expire`.
+    process, so that it meets nothing else. At most `limit`, half of it of one decode, each for `keep_s`: the machine's
+    timer ("parted", this) calls `expire`.
     """
 
     def __init__(self, limit: int, keep_s: float, timers: Timers[tuple[str, Hashable]]) -> None:
-        self._limit, self._keep_s, self._timers = limit, keep_s, timers
-        self._rows: dict[tuple[Hashable, ...], tuple[Cause, str, float]] = {}
-        """Why, and until when that is remembered; in this order."""
+        self._rows: Kept[tuple[Hashable, ...], tuple[Cause, str]] = Kept(limit, keep_s, timers, ("parted", self))
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def note(self, frame: f.Expect, ended: tuple[Cause, str], now: float) -> None:
-        """An announced request has ended with the loss of its decode, or had before: why."""
-        row = _row(frame)
-        if row in self._rows or len(self) >= self._limit:
-            return
-        expires = now + self._keep_s
-        if not self._rows:
-            self._timers.set(("parted", self), expires)
-        self._rows[row] = (*ended, expires)
+        """An announced request has ended with the loss of its decode, had before, or will when it comes: why."""
+        self._rows.put(_row(frame), ended, frame.sender, now)
 
     def meet(self, offer: f.Open) -> tuple[Cause, str] | None:
         """The decode is back and opens it: why it has ended; once."""
-        ended = self._rows.pop(_row(offer), None)
-        return None if ended is None else ended[:2]
+        return self._rows.pop(_row(offer))
 
     def expire(self, now: float) -> None:
-        """Forget what is due, and come back for the rest."""
-        self._rows = {row: ended for row, ended in self._rows.items() if ended[2] > now}
-        if self._rows:
-            self._timers.set(("parted", self), next(iter(self._rows.values()))[2])
+        """Forget what is due."""
+        self._rows.expire(now)
 
 
 def _row(frame: f.Expect | f.Open) -> tuple[Hashable, ...]:

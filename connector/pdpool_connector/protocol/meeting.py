@@ -138,18 +138,18 @@ class MeetingMachine(EndingMachine):
 
     def _on_lost(self, event: PeerLost) -> None:
         super()._on_lost(event)
-        for frame, ended in self._lose_expected(event.peer, event.message):
-            if ended is not None:
-                self._parted.note(frame, ended, self._now)
+        self._lose_expected(event.peer, event.message)
 
     def _on_fenced(self, event: Fenced) -> None:
         super()._on_fenced(event)
         self._lose_expected(event.peer, f"decode was fenced: {event.proof}")
 
-    def _lose_expected(self, peer: str, message: str) -> list[tuple[f.Expect, Refusal | None]]:
-        """What nobody else will open ends, each with why (see `_lose_part`)."""
-        frames = [frame for frame in self._expected.take(peer) if not self._expected.elsewhere(frame)]
-        return [(frame, self._lose_part(frame, Cause.PEER_LOST, message)) for frame in frames]
+    def _lose_expected(self, peer: str, message: str) -> None:
+        """What nobody else will open ends; if the decode was only cut off, it is told so when it opens it."""
+        for frame in self._expected.take(peer):
+            if not self._expected.elsewhere(frame):
+                ended = self._lose_part(frame, Cause.PEER_LOST, message)
+                self._parted.note(frame, ended, self._now)
 
     # --- Attempts ---
 
@@ -257,22 +257,23 @@ class MeetingMachine(EndingMachine):
         self._bury(frame, cause, frame.message, heard=heard)
         self._lose_part(frame, cause, frame.message)
 
-    def _lose_part(self, frame: PartFrame, cause: Cause, message: str) -> Refusal | None:
+    def _lose_part(self, frame: PartFrame, cause: Cause, message: str) -> Refusal:
         """A part came and cannot be had: that ends the hand-off that it belongs to, or will when that comes.
 
-        Returns why it has ended, which is another reason where it had before; None when it is still to come.
+        Returns why it ends, which is another reason where it had before.
         """
         there = self._rooms.find(frame.room, frame.sibling, frame.prompt)
         if (ended := self._met_missed(frame, there)) is not None:
             return ended.cause, ended.message
+        message = f.text(message)
         if there is not None and there.awaits(frame):
             there.note(frame)
             self._fail(there, cause, message)
-            return cause, f.text(message)
-        part = (frame.prompt, frame.parts, {frame.part}, frame.sender)
-        missed = Missed(frame.request_id, cause, f.text(message), True, *part)
-        self._missed.remember((frame.room, frame.sibling), missed, self._now)
-        return None
+        else:
+            part = (frame.prompt, frame.parts, {frame.part})
+            missed = Missed(frame.request_id, cause, message, True, *part)
+            self._missed.remember((frame.room, frame.sibling), missed, frame.sender, self._now)
+        return cause, message
 
     def _on_query(self, frame: f.Query) -> None:
         exchange = self._by_attempt.get(frame.attempt)

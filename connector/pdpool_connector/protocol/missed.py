@@ -1,13 +1,12 @@
 """Halves of hand-offs that ended before their other half came."""
 
-from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Final
 
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import OpenRequest
+from pdpool_connector.protocol.kept import Kept
 from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.rooms import may_meet
 from pdpool_connector.protocol.timers import Timers
@@ -23,8 +22,7 @@ class Missed:
     """A hand-off that ended while the engine's request (`request`) or some part of it had yet to come.
 
     Whatever comes of the same prompt is told why. `parts` is 0 while nobody knows how many there are; `came` are those
-    that came. `request_id` is decode's from then on, until then that of the engine's request. `decode`: a process that
-    had a part in it; empty where none had.
+    that came. `request_id` is decode's from then on, until then that of the engine's request.
     """
 
     request_id: str
@@ -34,8 +32,6 @@ class Missed:
     prompt: bytes = b""
     parts: int = 0
     came: set[int] = field(default_factory=set)
-    decode: str = ""
-    expires: float = 0.0
 
     def lacks(self, frame: PartFrame) -> bool:
         """True when the part that `frame` speaks of may belong to it and has not come: all parts bear one id."""
@@ -58,27 +54,17 @@ class MissedHalves:
     """
 
     def __init__(self, limit: int, keep_s: float, timers: Timers[tuple[str, Hashable]]) -> None:
-        self._limit, self._keep_s, self._timers = limit, keep_s, timers
+        self._rows: Kept[Missed, tuple[int, int]] = Kept(limit, keep_s, timers, ("missed", self))
         self._at: dict[tuple[int, int], list[Missed]] = {}
-        self._rows: dict[Missed, tuple[int, int]] = {}
-        """In the order in which they expire."""
-        self._of_decode: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def remember(self, key: tuple[int, int], missed: Missed, now: float) -> None:
-        """Keep an ended hand-off for a while, if anything of it may still come."""
-        decode, here = missed.decode, self._at.get(key, ())
-        its_share = bool(decode) and self._of_decode[decode] >= self._limit // 2
-        if missed.complete or its_share or len(self) >= self._limit or len(here) >= PER_PLACE:
-            return
-        missed.expires = now + self._keep_s
-        if not self._rows:
-            self._timers.set(("missed", self), missed.expires)
-        self._rows[missed] = key
-        self._of_decode[missed.decode] += 1
-        self._at.setdefault(key, []).append(missed)
+    def remember(self, key: tuple[int, int], missed: Missed, decode: str, now: float) -> None:
+        """Keep an ended hand-off for a while, if anything of it may still come. `decode` had a part in it, or ""."""
+        here = self._at.get(key, ())
+        if not missed.complete and len(here) < PER_PLACE and self._rows.put(missed, key, decode, now):
+            self._at.setdefault(key, []).append(missed)
 
     def meet_request(self, key: tuple[int, int], event: OpenRequest) -> Missed | None:
         """The ended hand-off that the engine's request belongs to, if there is one."""
@@ -100,10 +86,8 @@ class MissedHalves:
 
     def expire(self, now: float) -> None:
         """Forget what is due, and come back for the rest."""
-        for row in list(takewhile(lambda row: row.expires <= now, self._rows)):
-            self._drop(row)
-        if self._rows:
-            self._timers.set(("missed", self), next(iter(self._rows)).expires)
+        for row, key in self._rows.expire(now):
+            self._leave(key, row)
 
     def _note_part(self, found: Missed | None, frame: PartFrame) -> Missed | None:
         if found is not None:
@@ -115,20 +99,16 @@ class MissedHalves:
     def _find(
         self, key: tuple[int, int], half: OpenRequest | PartFrame, fits: Callable[[Missed], bool]
     ) -> Missed | None:
-        if not self._rows:
+        if not self._at:
             return None
         rows = [row for row in self._at.get(key, ()) if may_meet(row.prompt, half.prompt) and fits(row)]
         return next((row for row in rows if row.request_id == half.request_id), rows[0] if rows else None)
 
     def _drop_if_complete(self, row: Missed) -> None:
-        if row.complete:
-            self._drop(row)
+        if row.complete and (key := self._rows.pop(row)) is not None:
+            self._leave(key, row)
 
-    def _drop(self, row: Missed) -> None:
-        key = self._rows.pop(row)
-        self._of_decode[row.decode] -= 1
-        if not self._of_decode[row.decode]:
-            del self._of_decode[row.decode]
+    def _leave(self, key: tuple[int, int], row: Missed) -> None:
         here = self._at[key]
         here.remove(row)
         if not here:

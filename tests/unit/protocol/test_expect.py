@@ -134,25 +134,52 @@ def test_only_the_decode_that_had_announced_it_and_only_that_request_is_told_so(
 
 
 @PREFILLS
-def test_a_cut_before_prefill_has_its_half_costs_nothing_if_decode_is_back_first(make) -> None:
+@pytest.mark.parametrize("back_first", [True, False])
+@pytest.mark.parametrize("rid", ["r", "made up by prefill's engine"])
+def test_both_are_told_at_once_where_the_cut_comes_before_prefill_has_its_half(make, rid, back_first) -> None:
     side = make()
-    side.hear(expect_frame())
+    side.hear(expect_frame(prompt=b"x"))
     side.do(PeerLost(DECODE, GONE))
+    if not back_first:
+        side.request(rid=rid, prompt=b"x")
+        assert ended(side) == LOST
     side.do(PeerReady(DECODE, f.VERSION_MAX))
-    side.opened(2)
-    side.request()
-    assert side.status[1].phase is Phase.READY
+    side.hear(expect_frame(prompt=b"x"))
+    (told,) = sent(side.opened(2, prompt=b"x"))
+    assert (told.cause, told.message) == (Cause.PEER_LOST, GONE)
+    if back_first:
+        side.request(rid=rid, prompt=b"x")
+        assert ended(side) == LOST
 
 
 @PREFILLS
-def test_what_is_remembered_for_decodes_that_were_cut_off_is_bounded(make) -> None:
+def test_one_rank_that_is_back_alone_does_not_bring_back_what_the_other_has_lost(make) -> None:
+    side = make(Timing(), DECODE, DECODE_2)
+    ranks = ((DECODE, 0), (DECODE_2, 1))
+    for peer, part in ranks:
+        side.hear(expect_frame(peer=peer, part=part, parts=2, prompt=b"x"))
+    for peer, _ in ranks:
+        side.do(PeerLost(peer, GONE))
+    side.do(PeerReady(DECODE, f.VERSION_MAX))
+    (told,) = sent(side.opened(2, part=0, parts=2, prompt=b"x"))
+    assert told.cause is Cause.PEER_LOST
+    side.request(rid="made up by prefill's engine", prompt=b"x")
+    assert ended(side) == LOST
+    side.do(PeerReady(DECODE_2, f.VERSION_MAX))
+    (told,) = sent(side.opened(2, peer=DECODE_2, part=1, parts=2, prompt=b"x"))
+    assert told.cause is Cause.PEER_LOST
+
+
+@PREFILLS
+def test_what_is_remembered_for_decodes_that_were_cut_off_is_bounded_half_of_it_for_one(make) -> None:
     side = make(SMALL)
     for number in range(1, 5 * SMALL.max_attempts):
-        side.request(number, room=number)
-        side.hear(expect_frame(number, room=number))
-        side.do(PeerLost(DECODE, GONE))
-        side.do(PeerReady(DECODE, f.VERSION_MAX))
-    assert len(side.machine._parted) == SMALL.max_attempts
+        for peer in (DECODE, DECODE_2):
+            side.do(PeerReady(peer, f.VERSION_MAX))
+            side.request(number, room=number)
+            side.hear(expect_frame(number, room=number, peer=peer))
+            side.do(PeerLost(peer, GONE))
+        assert len(side.machine._parted) == min(2 * number, SMALL.max_attempts)
     side.wait(2 * SMALL.verdict_s)
     assert side.machine.rows == 0
 
