@@ -221,10 +221,10 @@ class Connector(Owner, Generic[AnyTransfer]):
         """Fail what is under way, tell peers, let writes in flight end, and stop all threads; within `timeout_s`.
 
         Idempotent; a second thread that calls it waits for the first, and one that was interrupted is made by the next
-        call. What cannot be ended in time is logged and left
-        to the end of the process. Pages that are not releasable by then may still be touched afterwards: end the
-        process rather than use them again. A program that ends without a call of this, by an exception or not, makes it
-        at its exit. In a process that was forked off it does nothing: the connector is its parent's.
+        call. What cannot be ended in time is logged and left to the end of the process. Pages that are not releasable
+        by then may still be touched afterwards: end the process rather than use them again. A program that ends without
+        a call of this, by an exception or not, makes it at its exit. In a process that was forked off it does nothing:
+        the connector is its parent's.
         """
         if self._forked:
             log.info("the %s connector %s", self.role, _FORKED)
