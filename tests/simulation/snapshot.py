@@ -7,7 +7,7 @@ in the order in which they are met, and what only counts (the census) or dispatc
 from collections import deque
 from collections.abc import Hashable
 from copy import copy
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from itertools import count
@@ -110,8 +110,13 @@ def _is_plain(kind: Hashable) -> bool:
     if kind in (int, str, float, bool, bytes, type(None), AttemptId) or issubclass(kind, Enum | type):
         return True
     if issubclass(kind, msgspec.Struct):
-        return bool(kind.__struct_config__.frozen)
-    return is_dataclass(kind) and bool(kind.__dataclass_params__.frozen)  # type: ignore[attr-defined]
+        frozen, names = kind.__struct_config__.frozen, set(kind.__struct_fields__)
+    elif is_dataclass(kind):
+        frozen, names = kind.__dataclass_params__.frozen, {each.name for each in fields(kind)}  # type: ignore[attr-defined]
+    else:
+        return False
+    assert not (frozen and names & TIMES), f"{kind.__name__} would be compared by its age"
+    return bool(frozen)
 
 
 @cache
