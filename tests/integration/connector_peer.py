@@ -345,7 +345,7 @@ class _Connector:
     def load(self, prefill, rooms):
         """Open many at once: half-way work for a close under load."""
         for room in range(rooms):
-            self.open(f"load{room}", room, pages=[room % PAGES], prefill=prefill, aux_slot=0)
+            self.open(f"load{room}", room, pages=[], prefill=prefill, aux_slot=0)
         return {}
 
     def close(self):

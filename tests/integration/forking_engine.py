@@ -43,11 +43,12 @@ def forked() -> bool:
 def refused_calls(connector: PrefillConnector | DecodeConnector, transfer: PrefillTransfer | DecodeTransfer) -> None:
     """What a helper may try, with what it has inherited."""
     if isinstance(connector, PrefillConnector):
-        opener = partial(connector.open, 0, "again")
+        calls = [partial(connector.open, 0, "again"), partial(connector.refuse, 0, "again", "no")]
     else:
-        pages = np.arange(PAGES, dtype=np.int32)
-        opener = partial(connector.open, "127.0.0.1:1", 0, "again", pages=pages, aux_slot=0)
-    for call in (connector.start, opener):
+        whose, pages = ("127.0.0.1:1", 0, "again"), np.arange(PAGES, dtype=np.int32)
+        calls = [partial(connector.open, *whose, pages=pages, aux_slot=0), partial(connector.refuse, *whose, "no")]
+        calls.append(partial(connector.expect, *whose))
+    for call in (connector.start, *calls):
         try:
             call()
         except RuntimeError as error:
@@ -56,6 +57,8 @@ def refused_calls(connector: PrefillConnector | DecodeConnector, transfer: Prefi
         sys.exit(f"{call} was not refused")
     transfer.abort()
     connector.drain()
+    if connector.abort_room(0, "no") or connector.purge(0.0, "no"):
+        sys.exit("hand-offs of the parent's are said to be given up")
 
 
 def main(role: str, backend: str, prefill: str = "") -> None:

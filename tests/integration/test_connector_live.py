@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +31,9 @@ def sides(tmp_path):
     assert set(codes) <= {0, -signal.SIGKILL}, codes
 
 
-def meet(prefill: Side, decode: Side, room: int, name: str) -> None:
+def meet(prefill: Side, decode: Side, room: int, name: str, pages: Sequence[int] = (8, 3)) -> None:
     prefill.open(name, room)
-    decode.open(name, room, prefill=prefill.bootstrap, pages=[8, 3], aux_slot=5)
+    decode.open(name, room, prefill=prefill.bootstrap, pages=list(pages), aux_slot=5)
 
 
 def records(directory: Path) -> dict[str, Record]:
@@ -68,7 +69,7 @@ def test_failed_and_aborted_hand_offs_are_recorded_by_both_sides_and_replay(side
     decode.until("aborted", "ended")
     prefill.until("aborted", "ended")
     mover.call("release_writes")
-    meet(prefill, decode, 8, "invalid")
+    meet(prefill, decode, 8, "invalid", pages=(9, 4))
     prefill.send("invalid", [1, 2, 3])
     for side in (prefill, decode):
         side.until("aborted", "releasable")

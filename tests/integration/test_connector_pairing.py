@@ -53,8 +53,8 @@ def hello(sender: str, like: Side, address: str) -> bytes:
     )
 
 
-def ask(prefill: Side, decode: Side, room: int):
-    return decode.connector.open(prefill.connector.bootstrap_address, room, "r", pages=PAGES, aux_slot=0)
+def ask(prefill: Side, decode: Side, room: int, pages=PAGES):
+    return decode.connector.open(prefill.connector.bootstrap_address, room, "r", pages=pages, aux_slot=0)
 
 
 def test_a_decode_beyond_the_limit_is_told_so_and_served_once_another_has_left(prefill, decodes, monkeypatch) -> None:
@@ -143,7 +143,7 @@ def test_a_decode_that_prefill_has_forgotten_is_paired_anew_however_long_they_ha
         until(lambda: waits.status.ended)
         sent = prefill.connector.open(2, "r")
         sent.send(PAGES, start=0, last=True, aux_slot=0)
-        got = ask(prefill, decode, 2)
+        got = ask(prefill, decode, 2, PAGES + 1)
         until(lambda: got.status.ended and ended.status.releasable)
         assert (got.status.phase, got.status.message) == (Phase.DONE, "")
         assert ended.status.cause is Cause.PEER_LOST

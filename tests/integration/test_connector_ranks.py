@@ -93,12 +93,15 @@ def test_a_rank_that_is_cut_off_fails_its_attempts_alone_and_ends_their_holds_wh
         (stats,) = decode.settle(lambda stats: stats["holds"] == 1)
         assert [peer["incarnation"] for peer in stats["peers"]] == [prefill.ranks[0].incarnation]
         wire.plugged = True
+        prefill.open("meanwhile", 8)
+        decode.open("meanwhile", 8, prefill=wire.bootstrap, pages=[0], aux_slot=AUX_TO + 1)
+        prefill.abort("meanwhile")
+        assert decode.until("meanwhile", "ended")[0]["cause"] == "peer_aborted"
+        assert decode.until("r", "releasable")[0]["cause"] == "peer_lost"
         whole = prefill.fill(2)
-        prefill.open("again", 8)
-        decode.open("again", 8, prefill=wire.bootstrap, pages=TARGET, aux_slot=AUX_TO)
+        meet(prefill, decode, 9, "again")
         prefill.send("again", SOURCE, aux_slot=AUX_FROM)
         decode.until("again", "done")
-        assert decode.until("r", "releasable")[0]["cause"] == "peer_lost"
         check_bytes(prefill, decode, whole)
         for instance in (prefill, decode):
             instance.settle_empty()
@@ -223,7 +226,7 @@ def test_silent_bootstrap_hosts_show_at_once_and_delay_nobody_else(instances) ->
         for number, listener in enumerate(listeners):
             stack.enter_context(listener)
             silent = f"127.0.0.1:{listener.getsockname()[1]}"
-            decode.open(f"silent{number}", 100 + number, prefill=silent, pages=[40], aux_slot=0)
+            decode.open(f"silent{number}", 100 + number, prefill=silent, pages=[], aux_slot=0)
         begun = time.monotonic()
         hand_over(prefill, decode, 7, "r")
         assert time.monotonic() - begun < 60 * ASK_S / 2, "as if they were asked one after the other"

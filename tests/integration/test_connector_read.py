@@ -215,6 +215,26 @@ def test_an_abort_while_pages_are_hashed_before_they_are_announced_leaves_nothin
         pair.close()
 
 
+def test_a_prefill_that_is_known_by_two_addresses_is_read_from_by_both(pair, monkeypatch):
+    engine, reached = pair.decode.connector._engine, threading.Event()
+    connect = engine.connect
+
+    def late(*whose):
+        reached.wait(30)
+        connect(*whose)
+
+    monkeypatch.setattr(engine, "connect", late)
+    port = pair.prefill.connector.bootstrap_address.rpartition(":")[2]
+    got = []
+    for room, host in enumerate(("127.0.0.1", "127.1"), start=1):
+        pair.prefill.connector.open(room, "r").send(ids(0), start=0, last=True)
+        got.append(pair.decode.connector.open(f"{host}:{port}", room, "r", pages=ids(room), aux_slot=0, deadline_s=20))
+    until(lambda: sum(link.stage.value == "linked" for link in pair.decode.connector._links.values()) == 2)
+    reached.set()
+    until(lambda: all(one.status.ended for one in got))
+    assert [one.status.message for one in got] == ["", ""]
+
+
 def test_sides_of_different_directions_do_not_pair_and_say_so():
     prefill, decode = Side(PrefillConnector), Side(DecodeConnector, **READ)
     try:

@@ -57,7 +57,8 @@ class Flight:
         self._recorder = Recorder(speaker.incarnation, speaker.timing.verdict_s)
         self.note = self._recorder.note
         self._tokens, self._filled = float(BURST), clock()
-        self._taken: set[int] = set()
+        self._wanted_so_far: dict[int, bool] = {}
+        """What was decided of hand-offs that have failed and will be reported once more."""
         self._queue: Queue[tuple[int, Telling, TransferStatus, float] | None] = Queue(QUEUE)
         self.skipped = self.unwritten = 0
         self._thread = threading.Thread(target=self._run, name="pdpool-flight", daemon=True)
@@ -94,19 +95,21 @@ class Flight:
             self._queue.put_nowait((handle, telling, status, now))  # nobody else puts
 
     def _wanted(self, handle: int, *, releasable: bool) -> bool:
-        if handle in self._taken:
-            if releasable:
-                self._taken.discard(handle)
-            return True
+        wanted = self._wanted_so_far.pop(handle, None)
+        if wanted is None:
+            wanted = self._take_token()
+            self.skipped += not wanted
+        if not releasable:
+            self._wanted_so_far[handle] = wanted
+        return wanted
+
+    def _take_token(self) -> bool:
         now = self._clock()
         self._tokens = min(BURST, self._tokens + (now - self._filled) * PER_SECOND)
         self._filled = now
         if self._tokens < 1:
-            self.skipped += 1
             return False
         self._tokens -= 1
-        if not releasable:
-            self._taken.add(handle)
         return True
 
     def _run(self) -> None:

@@ -147,9 +147,9 @@ class Expected:
 class Parted:
     """Prefill's: how requests ended that a decode had announced when it was lost.
 
-    If only its connection was cut, it comes back and opens them, and is told. One row is for one request of one
-    process, so that it meets nothing else. At most `limit`, half of it of one decode, each for `keep_s`: the machine's
-    timer ("parted", this) calls `expire`.
+    If only its connection was cut, it comes back to them: when it opens one it is told, and when it gives one up that
+    is known already. One row is for one request of one process, so that it meets nothing else. At most `limit`, half of
+    it of one decode, each for `keep_s`: the machine's timer ("parted", this) calls `expire`.
     """
 
     def __init__(self, limit: int, keep_s: float, timers: Timers[tuple[str, Hashable]]) -> None:
@@ -162,16 +162,19 @@ class Parted:
         """An announced request has ended with the loss of its decode, had before, or will when it comes: why."""
         self._rows.put(_row(frame), ended, frame.sender, now)
 
-    def meet(self, offer: f.Open) -> tuple[Cause, str] | None:
-        """The decode is back and opens it: why it has ended; once."""
-        return self._rows.pop(_row(offer))
+    def __contains__(self, frame: PartFrame) -> bool:
+        return _row(frame) in self._rows
+
+    def meet(self, frame: PartFrame) -> tuple[Cause, str] | None:
+        """The decode is back, and opens it or gives it up: why it has ended; once."""
+        return self._rows.pop(_row(frame))
 
     def expire(self, now: float) -> None:
         """Forget what is due."""
         self._rows.expire(now)
 
 
-def _row(frame: f.Expect | f.Open) -> tuple[Hashable, ...]:
+def _row(frame: PartFrame) -> tuple[Hashable, ...]:
     return (frame.sender, frame.room, frame.sibling, *_name(frame))
 
 

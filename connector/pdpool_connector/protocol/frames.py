@@ -177,7 +177,7 @@ class Accepted(AttemptFrame, frozen=True, kw_only=True):
 
 
 class Sending(AttemptFrame, frozen=True, kw_only=True):
-    """Prefill has begun to write and has more to write than one chunk; short hand-offs go without this frame."""
+    """Prefill has begun to write, and the last send is still to come; hand-offs of one send go without this frame."""
 
 
 class Computed(AttemptFrame, frozen=True, kw_only=True):

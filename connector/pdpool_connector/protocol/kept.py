@@ -36,6 +36,9 @@ class Kept(Generic[Key, Value]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._rows
+
     def put(self, key: Key, value: Value, peer: str, now: float) -> bool:
         """Keep a row on account of `peer`, or of nobody (""); False when it is there or there is no room for it."""
         its_share = bool(peer) and self._of_peer[peer] >= self._limit // 2

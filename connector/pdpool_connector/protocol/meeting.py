@@ -124,6 +124,9 @@ class MeetingMachine(EndingMachine):
         if there is not None and not there.awaits(frame):
             self._ignore("stale", f"Expect for room {frame.room} sibling {frame.sibling}, which has been opened")
             return
+        if there is None and frame in self._parted:
+            self._ignore("stale", f"Expect for room {frame.room} sibling {frame.sibling}, which has ended")
+            return
         self._expected.note(frame, self._now)
         if there is not None and there.request is not None and not there.exchanges:
             self._await_word(there)
@@ -145,11 +148,11 @@ class MeetingMachine(EndingMachine):
         self._lose_expected(event.peer, f"decode was fenced: {event.proof}")
 
     def _lose_expected(self, peer: str, message: str) -> None:
-        """What nobody else will open ends; if the decode was only cut off, it is told so when it opens it."""
+        """What nobody else will open ends; a decode that was only cut off is told so when it comes back to it."""
         for frame in self._expected.take(peer):
-            if not self._expected.elsewhere(frame):
-                ended = self._lose_part(frame, Cause.PEER_LOST, message)
-                self._parted.note(frame, ended, self._now)
+            lost = (Cause.PEER_LOST, f.text(message))
+            ended = lost if self._expected.elsewhere(frame) else self._lose_part(frame, *lost)
+            self._parted.note(frame, ended, self._now)
 
     # --- Attempts ---
 
@@ -210,9 +213,10 @@ class MeetingMachine(EndingMachine):
             return Cause.INVALID, f"part is {offer.part} of parts {offer.parts}: it must be less than parts"
         if self._graves.stale(offer.attempt):
             return Cause.REFUSED, f"attempt {offer.attempt} is older than one that is already forgotten"
+        ended = self._parted.meet(offer)
         if (missed := self._met_missed(offer, there)) is not None:
             return missed.cause, missed.message
-        if (there is None or there.request is None) and (ended := self._parted.meet(offer)) is not None:
+        if (there is None or there.request is None) and ended is not None:
             return ended
         if there is not None and (conflict := _conflict(offer, there)) is not None:
             return conflict
@@ -255,7 +259,8 @@ class MeetingMachine(EndingMachine):
         """The end has overtaken its attempt."""
         self._expected.met(frame)
         self._bury(frame, cause, frame.message, heard=heard)
-        self._lose_part(frame, cause, frame.message)
+        if self._parted.meet(frame) is None:
+            self._lose_part(frame, cause, frame.message)
 
     def _lose_part(self, frame: PartFrame, cause: Cause, message: str) -> Refusal:
         """A part came and cannot be had: that ends the hand-off that it belongs to, or will when that comes.

@@ -9,8 +9,9 @@ class Phase(StrEnum):
     """Where a hand-off stands, as the engine sees it.
 
     Prefill: WAITING (no decode yet), READY (destination known), TRANSFERRING, then DONE or FAILED.
-    Decode: WAITING (nothing arrived yet), TRANSFERRING, then DONE (all pages have landed, and the aux row, if prefill
-    has sent one) or FAILED. DONE and FAILED never change again.
+    Decode: WAITING (prefill has not said that it has begun; of what goes out in one send it says so only when asked,
+    after `Timing.query_s`), TRANSFERRING, then DONE (all pages have landed, and the aux row, if prefill has sent one)
+    or FAILED. DONE and FAILED never change again.
     """
 
     WAITING = "waiting"

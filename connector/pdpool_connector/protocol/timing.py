@@ -16,9 +16,10 @@ class Timing:
     call no `expect`. `verdict_s`: how long the end
     of an attempt that decode has not acknowledged is remembered and repeated; `acked_s`: how long one that it has.
     `max_attempts`: live hand-offs. `max_tombstones`: remembered ends. `max_offered_bytes`: ids of pages and state in
-    the offers of live hand-offs, at prefill, 4 bytes each. One peer may have half of any of these.
+    the offers of live hand-offs, at prefill, 4 bytes each. At prefill one peer may have half of any of these.
 
-    Raises ValueError for a value that is not above 0: a timer of no length would come due for ever.
+    Raises ValueError, naming field and value, for what is no number, and for a number that is not above 0: a timer of
+    no length would come due for ever.
     """
 
     meet_s: float = 60.0
@@ -36,5 +37,10 @@ class Timing:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value is not None and not value > 0:
+            if value is None and name == "expected_within_s":
+                continue
+            kind, what = ((int,), "an int") if name.startswith("max_") else ((int, float), "a number")
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise ValueError(f"{name}={value!r} is of type {type(value).__name__}: give {what}")  # noqa: TRY004
+            if not value > 0:
                 raise ValueError(f"{name} is {value}, must be above 0")

@@ -111,7 +111,8 @@ class AdminEndpoint:
     def _fence(self, body: _Fence, who: str) -> str:
         del who
         self._connector.fence(body.incarnation, *body.proofs)
-        return f"{body.incarnation} is fenced: {describe(body.proofs)}"
+        # Where its connections must be seen to end at our end too, that is still waited for.
+        return f"{body.incarnation} is to be fenced: {describe(body.proofs)}"
 
 
 def _error(status: int, message: str) -> Reply:

@@ -37,7 +37,7 @@ class Board:
 
     def set_queue(self, name: str, queue: QueueStats) -> None:
         """Show a queue of the engine's own."""
-        self._queues = self._queues | {name: queue}
+        self._queues[name] = queue
 
     def read(self) -> ConnectorStats:
         """The last snapshot, and what is known without one. From any thread."""

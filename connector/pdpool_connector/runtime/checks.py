@@ -8,10 +8,8 @@ In READ the thread that reads compares what it has read with the sum that was an
 import logging
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
 
 import numpy as np
 
@@ -22,11 +20,9 @@ from pdpool_connector.protocol.decode import Attempt
 from pdpool_connector.protocol.events import AbortTransfer, Event, Read, Received
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
+from pdpool_connector.runtime.hashing import Hasher
 
 log = logging.getLogger(__name__)
-
-MAX_PENDING: Final = 8
-"""Checks under way or queued; beyond them an attempt goes unchecked rather than late."""
 
 
 @dataclass(slots=True)
@@ -48,7 +44,7 @@ class Heard:
 
 
 class Checks:
-    """See the module's docstring. Owner thread, but for the hashing itself, which has a thread of its own.
+    """See the module's docstring. Owner thread.
 
     `drive` takes events to the machine; `post` has a call made on the owner thread.
     """
@@ -58,11 +54,10 @@ class Checks:
     ) -> None:
         self._sums = PageSums(memory)
         self._drive, self._post = drive, post
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="pdpool-check")
+        self._hasher = Hasher(post)
         self._heard: dict[AttemptId, Heard] = {}
         self._reads: dict[AttemptId, set[bool]] = {}
         """Whether reads of an attempt have checksums, once some have begun."""
-        self._pending = 0
         self.outcomes: Counter[str] = Counter({"matched": 0, "mismatched": 0, "skipped": 0})
 
     def done(self, frame: f.Done, attempt: Attempt | None) -> None:
@@ -79,18 +74,14 @@ class Checks:
         writers = set(attempt.writers)
         if not writers <= attempt.done | {frame.sender}:
             self._drive(Received(frame))
-        elif not writers <= heard.sums.keys() or self._pending >= MAX_PENDING:
+        elif not writers <= heard.sums.keys() or self._hasher.busy:
             self._go_on(frame, skipped=True)
         else:
             pages = np.frombuffer(attempt.wish.pages, "<i4").tolist()
-            try:
-                future = self._pool.submit(self._sums.whole, pages)
-            except RuntimeError:  # the system has no thread left
+            if self._hasher.submit(partial(self._sums.whole, pages), partial(self._checked, frame)):
+                heard.last = frame
+            else:
                 self._go_on(frame, skipped=True)
-                return
-            heard.last = frame
-            self._pending += 1
-            future.add_done_callback(lambda ended: self._post(partial(self._checked, frame, ended)))
 
     def reads(self, read: Read) -> None:
         """A read begins; its attempt is checked when all of its reads are."""
@@ -119,26 +110,23 @@ class Checks:
                 self._drive(Received(done))
 
     def close(self) -> None:
-        """Wait for the check that runs, a few tenths of a second at most, and drop the others."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """See `Hasher`."""
+        self._hasher.close()
 
     def _go_on(self, frame: f.Done, *, skipped: bool) -> None:
         self._heard.pop(frame.attempt, None)
         self.outcomes["skipped"] += skipped
         self._drive(Received(frame))
 
-    def _checked(self, frame: f.Done, found: "Future[int]") -> None:
-        self._pending -= 1
+    def _checked(self, frame: f.Done, landed: int | None) -> None:
         heard = self._heard.pop(frame.attempt)
-        if not found.cancelled():
-            self._judge(frame, heard, found.result())
-
-    def _judge(self, frame: f.Done, heard: Heard, landed: int) -> None:
         if heard.void:
             self.outcomes["skipped"] += 1
             return
         told = sum(heard.sums.values()) & MASK
-        if landed == told:
+        if landed is None:
+            self.outcomes["skipped"] += 1
+        elif landed == told:
             self.outcomes["matched"] += 1
         else:
             self.outcomes["mismatched"] += 1

@@ -42,10 +42,19 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "staging_bytes": ((int,), "an int"),
     "request_deadline_s": ((int, float), "a number"),
     "connect_deadline_s": ((int, float), "a number"),
+    "checksum_rate": ((int, float), "a number"),
     "allowed_networks": ((tuple, list), "a tuple of CIDR blocks"),
+    "rank": ((int,), "an int"),
+    "instance": ((tuple, list), "a tuple of Part"),
+    "curve": ((tuple, list), "a tuple of CurveKey"),
+    "curve_required": ((bool,), "True or False"),
+    "pod_uid": ((str,), "a str"),
+    "admin_gate": ((Gate, _NONE), "a Gate or None"),
     "timing": ((Timing,), "a Timing"),
+    "flight_dir": ((str, Path, _NONE), "a Path, a str or None"),
 }
-"""What is likely to be given as something else, which would work otherwise than meant, or fail far from here."""
+"""What given as something else would work otherwise than meant, or fail far from here."""
+_ITEMS: Final[Mapping[str, type]] = {"instance": Part, "curve": CurveKey}
 
 FrameFilter = Callable[[Frame], float | None]
 """Fault injection: seconds to hold an outgoing frame back (0 = send at once), or None to drop it."""
@@ -132,8 +141,14 @@ class ConnectorConfig:
     def _check_kinds(self) -> None:
         for name, (kinds, what) in _KINDS.items():
             value = getattr(self, name)
-            if not isinstance(value, kinds) or isinstance(value, bool):
-                raise ValueError(f"{name}={value!r} is of type {type(value).__name__}: give {what}")  # noqa: TRY004
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                raise ValueError(f"{name}={value!r} is of type {type(value).__name__}: give {what}")
+        for name, kind in _ITEMS.items():
+            for item in getattr(self, name):
+                if not isinstance(item, kind):
+                    raise ValueError(f"{name} holds {item!r}: give a tuple of {kind.__name__}")  # noqa: TRY004
+        if self.frame_filter is not None and not callable(self.frame_filter):
+            raise ValueError(f"frame_filter={self.frame_filter!r} cannot be called")
 
     def _check_hosts(self) -> None:
         if not self.advertise_host:

@@ -73,8 +73,8 @@ AnyTransfer = TypeVar("AnyTransfer", bound=Transfer)
 class Connector(Owner, Generic[AnyTransfer]):
     """One engine rank's end of all its hand-offs.
 
-    `memory` is what peers may write to (decode) or we write from (prefill); it must stay mapped until `close` has
-    returned. `on_change` is called when the status of some transfer has changed, in the connector's own thread or
+    `memory` is what cache is moved from (prefill) or to (decode), by us or by peers; it must stay mapped until `close`
+    has returned. `on_change` is called when the status of some transfer has changed, in the connector's own thread or
     within a call of yours (`open`, `send`, `abort`): it must only wake the scheduler. `registry`, when given, gets the
     `pdpool_connector_*` metrics.
     """
@@ -218,8 +218,9 @@ class Connector(Owner, Generic[AnyTransfer]):
         self._serve_more(self._http)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Fail what is under way, tell peers, let writes in flight end, and stop all threads; within `timeout_s`.
+        """Fail what is under way, tell peers, let writes in flight end, and stop all threads.
 
+        For what is under way `timeout_s` is given; HTTP, spans and the data plane take some seconds more at worst.
         Idempotent; a second thread that calls it waits for the first, and one that was interrupted is made by the next
         call. What cannot be ended in time is logged and left to the end of the process. Pages that are not releasable
         by then may still be touched afterwards: end the process rather than use them again. A program that ends without
@@ -251,7 +252,7 @@ class Connector(Owner, Generic[AnyTransfer]):
             log.error("a thread of the connector did not end within %.1f s and is left behind", timeout_s)
             atexit.register(self._close_late)
             return
-        held = [transfer for transfer in self._transfers.values() if not transfer.status.releasable]
+        held = [transfer for transfer in list(self._transfers.values()) if not transfer.status.releasable]
         if held:
             log.error("closed with %d hand-offs whose pages may still be touched", len(held))
         self._engine.close()
@@ -327,7 +328,7 @@ class Connector(Owner, Generic[AnyTransfer]):
         return self._abort_all([one for one in tuple(self._transfers.values()) if one.opened_at <= latest], message)
 
     def _abort_all(self, transfers: list[AnyTransfer], message: str) -> int:
-        live = [transfer for transfer in transfers if not transfer.status.ended]
+        live = [transfer for transfer in transfers if not (transfer.status.ended or self._closed)]
         for transfer in live:
             transfer.abort(message)
         return len(live)
@@ -412,11 +413,14 @@ class Connector(Owner, Generic[AnyTransfer]):
         """Wait for threads of the data plane; True when all have ended."""
         return time.monotonic() <= deadline
 
-    def _open(self, transfer: AnyTransfer, event: Event, traceparent: str | None) -> AnyTransfer:
+    def _check_started(self, call: str) -> None:
         if self._forked:
             raise RuntimeError(f"the {self.role} connector {_FORKED}")
         if not self._started:
-            raise RuntimeError(f"open() on a {self.role} connector that was not started")
+            raise RuntimeError(f"{call}() on a {self.role} connector that was not started")
+
+    def _open(self, transfer: AnyTransfer, event: Event, traceparent: str | None) -> AnyTransfer:
+        self._check_started("open")
         if self._spans is not None:
             self._spans.begin(transfer, traceparent)
         self._transfers[transfer._handle] = transfer

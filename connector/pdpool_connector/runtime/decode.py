@@ -50,6 +50,7 @@ from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
 from pdpool_connector.runtime.link import Found, InstanceLink, Stage
 from pdpool_connector.runtime.link_rank import Line
+from pdpool_connector.runtime.offered import Offered
 from pdpool_connector.runtime.reads import Failure, Reads
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import DecodeTransfer
@@ -79,6 +80,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
     ) -> None:
         self._links: dict[str, InstanceLink] = {}
         self._by_peer: dict[str, InstanceLink] = {}
+        self._offered = Offered(memory)
         self._client = BootstrapClient(config.allowed_networks)
         self._checks = Checks(memory, lambda event: self._drive(event), lambda call: self._reactor.post(call))
         self._whole: dict[str, Sequence[Found]] = {}
@@ -113,7 +115,8 @@ class DecodeConnector(Connector[DecodeTransfer]):
         `deadline_s`: life of the attempt, by default `config.request_deadline_s`. `traceparent`: that header of
         the request's (W3C), for the span.
 
-        Raises ValueError for values out of range, TypeError for what is of another type.
+        Raises ValueError for values out of range, and for a page or state item that another hand-off was offered whose
+        status is not `releasable` yet; TypeError for what is of another type; RuntimeError before `start`.
         """
         whose = self._request(prefill, room, request_id, sibling, prompt, deadline_s)
         wish = OpenAttempt(
@@ -129,7 +132,9 @@ class DecodeConnector(Connector[DecodeTransfer]):
             pack_state(state, self.memory, target=True),
             prompt,
         )
-        return self._open(DecodeTransfer(wish.handle, wish.room, request_id, self._post), wish, traceparent)
+        self._check_started("open")
+        self._offered.take(wish)
+        return self._open(DecodeTransfer(wish, self._post, self._offered.give_back), wish, traceparent)
 
     def expect(
         self,
@@ -148,9 +153,10 @@ class DecodeConnector(Connector[DecodeTransfer]):
         decode is lost before it was opened then ends at prefill at once, not at its deadline. It is a hint: where it
         does not arrive, or finds no room, nothing fails by it.
 
-        Raises ValueError for values out of range, TypeError for what is of another type.
+        Raises ValueError for values out of range, TypeError for what is of another type, RuntimeError before `start`.
         """
         whose = self._request(prefill, room, request_id, sibling, prompt, deadline_s)
+        self._check_started("expect")
         self._post(ExpectAttempt(next(self._handles), prefill, *whose))
 
     def refuse(
@@ -175,7 +181,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
         wish = OpenAttempt(
             *where, b"", 0, 0, whose.deadline_s, prompt=prompt, refused=why, refused_as=as_refusal_cause(cause)
         )
-        self._open(DecodeTransfer(wish.handle, wish.room, request_id, self._post), wish, None)
+        self._open(DecodeTransfer(wish, self._post, self._offered.give_back), wish, None)
 
     def _request(
         self,
@@ -186,6 +192,8 @@ class DecodeConnector(Connector[DecodeTransfer]):
         prompt: bytes,
         deadline_s: float | None,
     ) -> Request:
+        if not isinstance(prefill, str):
+            raise TypeError(f"prefill={prefill!r} is of type {type(prefill).__name__}: give a str, \"host:port\"")
         parse_address(prefill)
         life = self.config.request_deadline_s if deadline_s is None else deadline_s
         return as_request(room, request_id, sibling, life, prompt)
@@ -242,14 +250,14 @@ class DecodeConnector(Connector[DecodeTransfer]):
 
     def _on_reachable(self, peer: str, failure: Failure | None) -> None:
         """A rank's memory can be read from here, or cannot."""
-        link = self._by_peer.get(peer)
-        if link is None:
-            return
-        if failure is None:
-            self._link_when_reachable(link)
-        elif self._whole.pop(link.prefill, None) is not None:
-            self._drive(Unreachable(link.prefill, failure.cause, f"{link.prefill}: {failure.message}"))
-        else:
+        waiting = [link for link in self._links.values() if link.prefill in self._whole and link.line(peer) is not None]
+        for link in waiting:  # more than one where a rank is known by several addresses
+            if failure is None:
+                self._link_when_reachable(link)
+            else:
+                del self._whole[link.prefill]
+                self._drive(Unreachable(link.prefill, failure.cause, f"{link.prefill}: {failure.message}"))
+        if failure is not None and not waiting and peer in self._by_peer:
             self._drive(PeerLost(peer, failure.message))
 
     def _link_when_reachable(self, link: InstanceLink) -> None:

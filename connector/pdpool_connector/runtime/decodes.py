@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol
 
@@ -25,11 +25,17 @@ MAX_PEERS = 256
 """Each costs a thread; more decodes than this are told to try again later."""
 TELL_S = 1.0
 """How often somebody who is not paired is told so."""
+MAX_ROUTES = 8
+"""Connections by which one process may speak; the oldest give way."""
 
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """One decode process that has said hello."""
+    """One decode process that has said hello.
+
+    It may have done so by several connections, where it knows us by several addresses: `routes` has each with its
+    number, `route` and `connection` are where it spoke last, and where it is answered.
+    """
 
     incarnation: str
     address: str
@@ -45,6 +51,7 @@ class Peer:
     """Its memory is connected."""
     present: bool = True
     """Its connection has not ended for longer than the grace."""
+    routes: dict[bytes, int] = field(default_factory=dict)
 
 
 class DecodesOwner(Protocol):
@@ -104,10 +111,12 @@ class Decodes:
         return peer if peer is not None and peer.paired else None
 
     def speaker(self, sender: str, route: bytes) -> Peer | None:
-        """The paired peer that says to be `sender`, if that is whose connection the words came by."""
+        """The paired peer that says to be `sender`, if it has said hello by the connection that the words came by."""
         peer = self._peers.get(sender)
-        if peer is None or peer.route != route or not peer.paired:
+        if peer is None or not peer.paired or (peer.route != route and route not in peer.routes):
             return None
+        if peer.route != route:
+            self._turn_to(peer, route)
         return peer
 
     def unknown(self, sender: str, route: bytes) -> None:
@@ -181,18 +190,29 @@ class Decodes:
 
     def _rebind(self, peer: Peer, route: bytes, connection: int) -> None:
         """The same process says hello again: its first answer was lost, or its connection."""
-        self._by_connection.pop(peer.connection, None)
         self._bind(peer, route, connection)
-        self._reactor.cancel(("grace", peer.incarnation))
         if peer.paired:
             self._owner.decode_paired(peer)
 
     def _bind(self, peer: Peer, route: bytes, connection: int) -> None:
         other = self._by_connection.get(connection)
-        if other is not None and other is not peer:
+        if other is not None and other is not peer and other.connection != connection:
+            self._forget_route(other, route)
+        elif other is not None and other is not peer:
             self.lose(other, f"the connection of decode {other.address} speaks for another process now")
-        peer.route, peer.connection = route, connection
+        self._forget_route(peer, route)
+        while len(peer.routes) >= MAX_ROUTES:
+            self._forget_route(peer, next(iter(peer.routes)))
+        peer.routes[route] = connection
         self._by_connection[connection] = peer
+        self._turn_to(peer, route)
+
+    def _turn_to(self, peer: Peer, route: bytes) -> None:
+        peer.route, peer.connection = route, peer.routes[route]
+        self._reactor.cancel(("grace", peer.incarnation))
+
+    def _forget_route(self, peer: Peer, route: bytes) -> None:
+        self._by_connection.pop(peer.routes.pop(route, -1), None)
 
     def connected(self, incarnation: str, error: EngineError | None) -> None:
         """The engine has reached a decode's memory, or could not."""
@@ -217,8 +237,11 @@ class Decodes:
     def connection_ended(self, connection: int) -> None:
         """A connection to our control port is no more."""
         self._greetings.ended(connection)
-        peer = self._by_connection.pop(connection, None)
-        if peer is not None and peer.present:
+        peer = self._by_connection.get(connection)
+        if peer is None:
+            return
+        self._forget_route(peer, next(route for route, number in peer.routes.items() if number == connection))
+        if peer.present and connection == peer.connection:
             message = f"the connection of decode {peer.address} ended, and it did not come back"
             self._reactor.at(("grace", peer.incarnation), time.monotonic() + GRACE_S, partial(self.lose, peer, message))
 
@@ -226,7 +249,8 @@ class Decodes:
         """There is evidence that a peer is gone, or it has said goodbye."""
         peer.present = peer.paired = False
         self._reactor.cancel(("grace", peer.incarnation))
-        self._by_connection.pop(peer.connection, None)
+        for route in list(peer.routes):
+            self._forget_route(peer, route)
         self._owner.decode_lost(peer, message)
         if peer.worker is not None:
             peer.worker.close()

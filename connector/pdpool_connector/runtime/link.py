@@ -292,13 +292,17 @@ class InstanceLink:
             self._owner.link_lost(self, peer, message)
 
     def _again(self, message: str, *, final: Cause | None = None) -> None:
-        """Try once more after a pause, unless that is pointless (`final`), too late, or nobody wants it any more."""
+        """Try once more after a pause, unless that is pointless (`final`), too late, or nobody wants it any more.
+
+        A word that is owed is wanted too, but for as long as one wants a hand-off, and after that now and then.
+        """
         now = time.monotonic()
         coming_back = any(seat.known and not seat.paired for seat in self._seats.values())
         wanted = coming_back or self._owner.link_wanted(self)
         if wanted:
             self._note_failure(message, now)
-        if final is None and wanted and now < self._give_up:
+        owed = not self._slow and self._owner.link_owed(self)
+        if final is None and (wanted or owed) and now < self._give_up:
             self.stage = Stage.PAUSING
             self._reactor.at(("pause", self), now + self._backoff, self._ask)
             self._backoff = min(2 * self._backoff, BACKOFF_MAX_S)

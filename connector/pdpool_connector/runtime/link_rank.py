@@ -38,7 +38,7 @@ class LineOwner(Protocol):
         """The rank will not pair, for good or for now."""
 
     def line_left(self, peer: str, message: str) -> None:
-        """The rank has shut down."""
+        """The rank has said goodbye."""
 
 
 class Line:
@@ -122,7 +122,7 @@ class Line:
             self._on_refusal(frame)
         elif isinstance(frame, f.Goodbye):
             self.close()
-            self._owner.line_left(self.peer, f"{self._name} has shut down: {f.text(frame.reason)}")
+            self._owner.line_left(self.peer, f"{self._name} says goodbye: {f.text(frame.reason)}")
         elif isinstance(frame, f.AttemptFrame) and self.paired:
             self._owner.line_frame(frame)
         else:

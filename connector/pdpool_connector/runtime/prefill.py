@@ -95,7 +95,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
         life of the hand-off, by default `config.request_deadline_s`. `traceparent`: that header of the
         request's (W3C), for the span.
 
-        Raises ValueError for values out of range, TypeError for what is of another type.
+        Raises ValueError for values out of range, TypeError for what is of another type, RuntimeError before `start`.
         """
         life = self.config.request_deadline_s if deadline_s is None else deadline_s
         wish = OpenRequest(next(self._handles), *as_request(room, request_id, sibling, life, prompt))
@@ -172,7 +172,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
             return
         peer.last_seen = time.monotonic()
         if isinstance(frame, f.Goodbye):
-            self._decodes.lose(peer, f"decode {peer.address} has shut down: {f.text(frame.reason)}")
+            self._decodes.lose(peer, f"decode {peer.address} says goodbye: {f.text(frame.reason)}")
         elif isinstance(frame, f.AttemptFrame):
             self._drive(Received(frame))
         else:

@@ -108,17 +108,17 @@ class Reactor:
             return  # a turn that is due or under way takes it
         if not self._turn.acquire(blocking=False):
             return  # whoever has it looks at what was posted when it has let go
-        self._taken = True
+        busy = self._taken = True
         try:
             begun = time.monotonic()
             self._run_posted(POSTED_PER_STEP)
             self._finish(begun)
+            busy = bool(self._unread) or self._next_due() < self._sleeps_until
         except BaseException:
             # KeyboardInterrupt, or whatever else a signal raises in the main thread, may come between any two steps.
             self._posted.appendleft(self._torn)
             raise
         finally:
-            busy = self._unread or self._next_due() < self._sleeps_until
             self._taken = False
             self._turn.release()
             if busy or self._posted:

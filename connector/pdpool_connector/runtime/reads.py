@@ -128,8 +128,8 @@ class Reads:
             self.leave(peer)
 
     def workers(self) -> list[PeerWorker]:
-        """Those that have not ended."""
-        return [source.worker for source in self._sources.values()]
+        """Those that have not ended. From any thread."""
+        return [source.worker for source in list(self._sources.values())]
 
     def _on_connected(self, peer: str, error: EngineError | None) -> None:
         source = self._sources.get(peer)

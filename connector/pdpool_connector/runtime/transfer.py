@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdpool_connector.layout.memory import KVMemory
-from pdpool_connector.protocol.events import AbortTransfer, Event, SendPages
+from pdpool_connector.protocol.events import AbortTransfer, Event, OpenAttempt, SendPages
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.outcome import Phase, TransferStatus
 from pdpool_connector.runtime.arguments import as_aux_row, as_whole, pack_pages, pack_state
@@ -82,7 +82,13 @@ class Transfer:
                 loop.call_soon_threadsafe(come.set)
 
         watch(tell)
-        await come.wait()
+        try:
+            await come.wait()
+        finally:
+            with self._attach_lock:
+                for calls in (self._waiting, self._attached):
+                    if tell in calls:
+                        calls.remove(tell)
         return self.status
 
     def _wait(self, tell: Callable[[], None]) -> None:
@@ -163,3 +169,13 @@ class PrefillTransfer(Transfer):
 
 class DecodeTransfer(Transfer):
     """Decode's end of a hand-off: pages arrive, and the status says when."""
+
+    def __init__(self, wish: OpenAttempt, post: Post, give_back: Callable[[OpenAttempt], None]) -> None:
+        super().__init__(wish.handle, wish.room, wish.request_id, post)
+        self._wish, self._give_back = wish, give_back
+
+    def settle(self, status: TransferStatus) -> None:
+        """As `Transfer.settle`; what was offered may be offered again before anybody reads so in the status."""
+        if status.ended and status.releasable:
+            self._give_back(self._wish)
+        super().settle(status)

@@ -15,6 +15,8 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 MAX_KEYS: Final = 4
+END_S: Final = 5.0
+"""How long the thread that lets clients in may take to end."""
 _Z85 = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
 
 
@@ -94,7 +96,7 @@ class Doorkeeper:
             with contextlib.suppress(zmq.ZMQError):
                 pipe.send(b"TERMINATE", zmq.DONTWAIT)
             if self._authenticator.is_alive():
-                self._authenticator.thread.join()
+                self._authenticator.thread.join(END_S)
             pipe.close()
             self._authenticator.pipe = None
         self._authenticator.stop()

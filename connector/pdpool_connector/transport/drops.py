@@ -25,7 +25,8 @@ SUSPICIOUS = frozenset(
         "unencodable",
     }
 )
-"""Reasons that correct processes never give; the others come with repetition and with peers that leave."""
+"""Worth a warning: what correct processes never give, and `unpaired`, which they give only where prefill has taken them
+for lost. The others come with repetition and with peers that leave."""
 
 
 class Drops:

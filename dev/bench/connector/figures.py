@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -329,8 +329,8 @@ def frozen(results: Results, stack: ExitStack) -> None:
     pair.run(job)
     calm, lag_calm = _tail(pair, job)
     first = pair.rooms(8)
-    pair.prefill.begin("open_idle", first, 8, 2048)
-    pair.decodes[7].call("open_idle", first, 8, 2048, pair.address)
+    pair.prefill.begin("open_idle", first, 8, 448)
+    pair.decodes[7].call("open_idle", first, 8, 448, pair.address)
     pair.prefill.finish()
     pair.decodes[7].signal(signal.SIGSTOP)
     pair.prefill.call("send_idle")
@@ -352,10 +352,10 @@ def _tail(pair: Pair, job: Job) -> tuple[float, float]:
 
 def rooms(results: Results, stack: ExitStack) -> None:
     """CPU of a hand-off while ten thousand others are open."""
-    pair = Pair(stack, NIXL, TINY, max_attempts=65_536)
+    live = 10_000
+    pair = Pair(stack, NIXL, replace(TINY, pages=live + 64), max_attempts=65_536)
     job = Job(0, 1500, 16, 1)
     pair.run(job)
-    live = 10_000
     costs: dict[int, list[float]] = {0: [], live: []}
     for number in (0, live, 0, live, 0):
         if number:

@@ -103,14 +103,14 @@ class Side:
         return dict(self.frames)
 
     def open_idle(self, first: int, count: int, pages: int, prefill: str = "") -> None:
-        """Open hand-offs that nobody sends yet; they stay until `send_idle` or `drop_idle`."""
-        some = np.arange(pages, dtype=np.int32)
-        for room in range(first, first + count):
+        """Open hand-offs that nobody sends yet; they stay until `end_idle`. Their pages are the memory's last ones."""
+        last = np.arange(self.setup.shape.pages - count * pages, self.setup.shape.pages, dtype=np.int32)
+        for room, own in enumerate(np.split(last, count), start=first):
             if self.setup.role == "prefill":
                 transfer = self.connector.open(room, f"idle-{room}")
             else:
-                transfer = self.connector.open(prefill, room, f"idle-{room}", pages=some, aux_slot=0)
-            self.idle.append((transfer, some))
+                transfer = self.connector.open(prefill, room, f"idle-{room}", pages=own, aux_slot=0)
+            self.idle.append((transfer, own))
         if self.setup.role == "prefill":
             self._until(lambda status: status.phase is not Phase.WAITING)
 

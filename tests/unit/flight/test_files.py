@@ -20,6 +20,7 @@ from tests.unit.protocol.sides import PREFILL, Decode, about, ids
 
 ME = "a" * 32
 FAILED = TransferStatus(Phase.FAILED, Cause.TIMED_OUT, "late", releasable=True)
+HELD = TransferStatus(Phase.FAILED, Cause.TIMED_OUT, "late", releasable=False)
 
 
 def flight(directory: Path, clock=time.monotonic) -> Flight:
@@ -46,6 +47,18 @@ def test_a_storm_of_failures_writes_a_burst_and_then_a_few_a_second(tmp_path, mo
     assert recorder.skipped == 10 + 10 - files.PER_SECOND
     assert recorder.close(10)
     assert len(list(tmp_path.glob(f"*{SUFFIX}"))) == BURST + files.PER_SECOND
+
+
+def test_a_failure_that_finds_no_room_is_counted_once_though_it_is_reported_again_when_its_pages_are_free(tmp_path):
+    now = [0.0]
+    recorder = flight(tmp_path, lambda: now[0])
+    for handle in range(BURST):
+        fail(recorder, handle)
+    for status in (HELD, FAILED):
+        now[0] += 10.0 * (status is FAILED)
+        recorder.ended(100, status, now[0])
+    assert recorder.lost()["skipped"] == 1
+    assert recorder.close(10)
 
 
 def test_what_is_written_can_be_read_and_no_part_of_a_file_is_left(tmp_path) -> None:

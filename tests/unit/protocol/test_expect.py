@@ -152,6 +152,70 @@ def test_both_are_told_at_once_where_the_cut_comes_before_prefill_has_its_half(m
         assert ended(side) == LOST
 
 
+def give_up(side, number: int, **fields: object) -> None:
+    """What decode says of a request that it refuses, or has opened and aborted without prefill hearing of it."""
+    kind = f.Drained if isinstance(side, PrefillRead) else f.Abort
+    side.hear(kind(**about(number), cause="aborted", message="client left", request_id="r", **fields))
+
+
+@PREFILLS
+@pytest.mark.parametrize("back_first", [True, False])
+@pytest.mark.parametrize("cuts", [1, 2])
+@pytest.mark.parametrize("rid", ["r", "another"])
+def test_what_a_decode_gives_up_after_a_cut_had_ended_and_does_not_end_the_next_in_its_room(
+    make, back_first, cuts, rid
+) -> None:
+    side = make()
+    if not back_first:
+        side.request(prompt=b"x")
+    for _ in range(cuts):
+        side.hear(expect_frame(prompt=b"x"))
+        side.do(PeerLost(DECODE, GONE))
+        side.do(PeerReady(DECODE, f.VERSION_MAX))
+    if back_first:
+        side.request(prompt=b"x")
+    assert ended(side) == LOST
+    give_up(side, 2, prompt=b"x")
+    side.hear(expect_frame(3, rid=rid, prompt=b"x"))
+    side.request(2, rid=rid, prompt=b"x")
+    side.opened(4, request_id=rid, prompt=b"x")
+    assert side.status[2].phase is Phase.READY
+    assert len(side.machine._missed) == len(side.machine._parted) == 0
+
+
+@PREFILLS
+@pytest.mark.parametrize("other", ["cut", "killed", "refused"])
+def test_a_decode_that_was_cut_off_is_told_also_what_another_had_announced_as_well(make, other) -> None:
+    side = make(Timing(), DECODE, DECODE_2)
+    side.request(prompt=b"x")
+    for peer in (DECODE, DECODE_2):
+        side.hear(expect_frame(1, peer=peer, prompt=b"x"))
+    side.do(PeerLost(DECODE, GONE))
+    assert side.status[1].phase is Phase.WAITING
+    if other == "refused":
+        kind = f.Drained if make is PrefillRead else f.Abort
+        header = about(2, sender=DECODE_2)
+        side.hear(kind(**header, cause="refused", message="no memory", request_id="r", prompt=b"x"))
+    else:
+        side.do(PeerLost(DECODE_2, GONE) if other == "cut" else Fenced(DECODE_2, GONE))
+    assert side.status[1].phase is Phase.FAILED
+    side.do(PeerReady(DECODE, f.VERSION_MAX))
+    (told,) = sent(side.opened(3, prompt=b"x"))
+    assert told.cause is Cause.PEER_LOST
+
+
+@PREFILLS
+def test_a_decode_that_is_back_in_time_gets_what_another_had_announced_as_well(make) -> None:
+    side = make(Timing(), DECODE, DECODE_2)
+    side.request(prompt=b"x")
+    for peer in (DECODE, DECODE_2):
+        side.hear(expect_frame(1, peer=peer, prompt=b"x"))
+    side.do(PeerLost(DECODE, GONE))
+    side.do(PeerReady(DECODE, f.VERSION_MAX))
+    side.opened(2, prompt=b"x")
+    assert side.status[1].phase is Phase.READY
+
+
 @PREFILLS
 def test_one_rank_that_is_back_alone_does_not_bring_back_what_the_other_has_lost(make) -> None:
     side = make(Timing(), DECODE, DECODE_2)

@@ -20,6 +20,7 @@ from pdpool_connector import (
     Phase,
     PrefillConnector,
     ProcessExited,
+    Timing,
     shard_model,
 )
 from pdpool_connector.demo.launch import free_port
@@ -69,6 +70,15 @@ def pages(*ids: int) -> np.ndarray:
         ({"advertise_host": ""}, "advertise_host"),
         ({"control_port": 70000}, "control_port"),
         ({"admin_port": -1}, "admin_port"),
+        ({"frame_filter": 5}, "frame_filter=5 cannot be called"),
+        ({"pod_uid": 5}, "pod_uid=5 is of type int: give a str"),
+        ({"admin_gate": "x"}, "admin_gate='x' is of type str: give a Gate or None"),
+        ({"curve_required": "no"}, "curve_required='no' is of type str: give True or False"),
+        ({"curve": "k"}, "curve='k' is of type str: give a tuple of CurveKey"),
+        ({"curve": ("k",)}, "curve holds 'k': give a tuple of CurveKey"),
+        ({"instance": (1,)}, "instance holds 1: give a tuple of Part"),
+        ({"flight_dir": 5}, "flight_dir=5 is of type int: give a Path, a str or None"),
+        ({"rank": True}, "rank=True is of type bool: give an int"),
         ({"rank": 1}, "rank=1 is out of range"),
         ({"rank": 2, "instance": shard_model([1, 1], 2)}, "rank=2 is out of range: instance has the parts of 2 ranks"),
         ({"instance": shard_model([1, 1], 2)[1:]}, "layers of instance: from 0 to 0 no rank holds them"),
@@ -97,6 +107,23 @@ def pages(*ids: int) -> np.ndarray:
 def test_a_wrong_configuration_is_refused_by_field(changes: dict[str, object], field: str) -> None:
     with pytest.raises(ValueError, match=field):
         ConnectorConfig(**({"advertise_host": "127.0.0.1"} | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"meet_s": None}, "meet_s=None is of type NoneType: give a number"),
+        ({"max_attempts": None}, "max_attempts=None is of type NoneType: give an int"),
+        ({"max_attempts": 1.5}, "max_attempts=1.5 is of type float: give an int"),
+        ({"query_s": "5"}, "query_s='5' is of type str: give a number"),
+        ({"expect_s": True}, "expect_s=True is of type bool: give a number"),
+        ({"expected_within_s": 0}, "expected_within_s is 0, must be above 0"),
+        ({"drain_s": -1.0}, "drain_s is -1.0, must be above 0"),
+    ],
+)
+def test_a_timing_that_would_never_come_due_or_always_is_refused_by_field(changes: dict, what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        Timing(**changes)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +195,13 @@ def test_what_no_frame_can_carry_is_neither_expected_nor_refused(decode: DecodeC
         decode.expect(**arguments)
     with pytest.raises(ValueError, match="|".join(["address", *changes])):
         decode.refuse(**arguments, message="no memory")
+
+
+def test_a_prefill_that_is_no_address_is_refused_by_name(decode: DecodeConnector) -> None:
+    with pytest.raises(TypeError, match="prefill=5 is of type int: give a str"):
+        decode.open(5, 1, "r", pages=pages(1), aux_slot=0)
+    with pytest.raises(TypeError, match="prefill=None is of type NoneType: give a str"):
+        decode.expect(None, 1, "r")
 
 
 def test_a_refusal_says_why(prefill: PrefillConnector, decode: DecodeConnector) -> None:
@@ -293,6 +327,13 @@ def test_a_prefill_rank_above_0_needs_the_address_of_its_registry(memory: KVMemo
     with pytest.raises(ValueError, match="registry is missing: rank 1"):
         PrefillConnector(ConnectorConfig("127.0.0.1", rank=1, instance=replicas), memory, lambda: None)
     DecodeConnector(ConnectorConfig("127.0.0.1", rank=1, instance=replicas), memory, lambda: None).close()
+
+
+def test_expect_before_start_says_so(memory: KVMemory) -> None:
+    connector = DecodeConnector(ConnectorConfig("127.0.0.1"), memory, lambda: None)
+    with pytest.raises(RuntimeError, match=r"expect\(\) on a decode connector that was not started"):
+        connector.expect("127.0.0.1:1", 1, "r")
+    connector.close()
 
 
 def test_open_before_start_says_so(memory: KVMemory) -> None:
@@ -490,6 +531,31 @@ def test_a_second_close_returns_when_the_first_has(memory: KVMemory, monkeypatch
 def test_pages_that_decode_offers_twice_are_refused(prefill: PrefillConnector, decode: DecodeConnector) -> None:
     with pytest.raises(ValueError, match="pages holds 3 twice: what lands there first would be lost"):
         decode.open(prefill.bootstrap_address, 1, "r", pages=pages(3, 1, 3), aux_slot=0)
+
+
+def test_pages_of_a_hand_off_that_is_not_released_are_refused_until_it_is(prefill, decode) -> None:
+    target, released = prefill.bootstrap_address, threading.Event()
+    first = decode.open(target, 1, "first", pages=pages(1, 2), aux_slot=0)
+    with pytest.raises(ValueError, match="pages holds 2, which is offered to room 1, request 'first': wait until"):
+        decode.open(target, 2, "second", pages=pages(2, 3), aux_slot=1)
+    first.attach(released.set)
+    first.abort()
+    assert released.wait(30)
+    again = decode.open(target, 2, "second", pages=pages(2, 3), aux_slot=1)
+    request = prefill.open(2, "second")
+    request.send(pages(0, 1), start=0, last=True, aux_slot=0)
+    while not again.status.ended:
+        time.sleep(0.001)
+    assert again.status.phase is Phase.DONE
+    decode.open(target, 3, "third", pages=pages(1, 2, 3), aux_slot=0)
+
+
+def test_pages_may_be_offered_again_as_soon_as_the_status_says_that_they_are_released(prefill, decode) -> None:
+    for room in range(200):
+        got = decode.open(prefill.bootstrap_address, room, "r", pages=pages(5), aux_slot=0)
+        got.abort()
+        while not got.status.releasable:
+            pass
 
 
 def test_a_change_wakes_the_engine(memory: KVMemory) -> None:

@@ -1,5 +1,6 @@
 """Decode's check of pages that have landed, beside the ends of hand-offs and of peers."""
 
+import queue
 import threading
 from types import SimpleNamespace
 
@@ -107,6 +108,12 @@ def test_what_a_peer_had_said_is_heard_before_it_is_lost_without_waiting_for_the
     assert outcomes(decode) == {"skipped": 1}
 
 
+def computed() -> tuple[f.Computed, SimpleNamespace]:
+    exchange = SimpleNamespace(open=SimpleNamespace(prefix_pages=0, pages=PAGES))
+    header = {"version": f.VERSION_MAX, "sender": PREFILL, "attempt": ATTEMPT, "room": 1, "sibling": 0}
+    return f.Computed(**header, sequence=0, start=0, pages=PAGES, last=True, aux_slot=f.NO_AUX, state=b""), exchange
+
+
 def no_thread(*_: object) -> None:
     raise RuntimeError("can't start new thread")
 
@@ -117,13 +124,37 @@ def test_where_no_thread_is_left_to_check_a_hand_off_ends_unchecked(decode, monk
     assert outcomes(decode) == {"skipped": 1}
 
 
+def cannot_be_read(*_: object) -> int:
+    raise OSError("the memory is not mapped any more")
+
+
+def test_where_a_sum_cannot_be_taken_a_hand_off_ends_unchecked(decode, caplog):
+    decode.checks._sums.whole = cannot_be_read
+    done = decode.hear(checksum=12345)
+    assert decode.hashed.wait(30)
+    decode.turn()
+    assert decode.told == [Received(done)]
+    assert outcomes(decode) == {"skipped": 1}
+    assert "a checksum could not be taken" in caplog.text
+
+
+def test_where_a_sum_cannot_be_taken_pages_are_announced_without():
+    said: list[f.Computed] = []
+    posted = queue.SimpleQueue()
+    announcements = Announcements(1.0, posted.put)
+    announcements.send(*computed(), cannot_be_read, said.append)
+    posted.get(timeout=30)()
+    assert said == [computed()[0]]
+    announcements.send(*computed(), lambda *_: 77, said.append)
+    posted.get(timeout=30)()
+    assert said[1].checksum == 77
+    announcements.close()
+
+
 def test_where_no_thread_is_left_to_take_a_sum_pages_are_announced_without(monkeypatch):
     said: list[f.Computed] = []
     announcements = Announcements(1.0, lambda call: call())
-    exchange = SimpleNamespace(open=SimpleNamespace(prefix_pages=0, pages=PAGES))
-    header = {"version": f.VERSION_MAX, "sender": PREFILL, "attempt": ATTEMPT, "room": 1, "sibling": 0}
-    frame = f.Computed(**header, sequence=0, start=0, pages=PAGES, last=True, aux_slot=f.NO_AUX, state=b"")
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    announcements.send(frame, exchange, lambda *_: 0, said.append)
-    assert said == [frame]
+    announcements.send(*computed(), lambda *_: 0, said.append)
+    assert said == [computed()[0]]
     announcements.close()

@@ -11,7 +11,7 @@ from pdpool_connector.engines.base import EngineError
 from pdpool_connector.layout.memory import RemoteMemory, encode_remote
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.runtime import decodes as module
-from pdpool_connector.runtime.decodes import Decodes
+from pdpool_connector.runtime.decodes import MAX_ROUTES, Decodes
 from pdpool_connector.runtime.exits import GRACE_S
 from pdpool_connector.transport.drops import Drops
 
@@ -212,6 +212,42 @@ def test_workers_that_end_because_prefill_leaves_have_not_failed(prefill, caplog
     assert "failed" not in caplog.text
 
 
+def test_a_decode_that_knows_us_by_two_addresses_may_speak_by_either_connection_and_is_answered_there(prefill) -> None:
+    prefill.pair(A, 1)
+    prefill.pair(B, 2, "h:2")
+    prefill.hello(A, 3)
+    for number in (1, 3, 1):
+        peer = prefill.table.speaker(A, b"%d" % number)
+        assert (peer.incarnation, peer.route) == (A, b"%d" % number)
+    assert prefill.table.speaker(A, b"2") is None
+    assert prefill.table.speaker(A, b"4") is None
+    prefill.table.connection_ended(3)
+    assert not prefill.timers
+    assert prefill.table.speaker(A, b"3") is None
+    prefill.table.connection_ended(1)
+    prefill.run(2 * GRACE_S)
+    assert prefill.paired() == {B}
+
+
+def test_a_decode_whose_last_connection_ended_lives_on_by_another_by_which_it_speaks_in_time(prefill) -> None:
+    prefill.pair(A, 1)
+    prefill.hello(A, 2)
+    prefill.table.connection_ended(2)
+    prefill.run(GRACE_S / 2)
+    assert prefill.table.speaker(A, b"1") is not None
+    prefill.run(2 * GRACE_S)
+    assert prefill.paired() == {A}
+
+
+def test_the_connections_of_one_decode_are_bounded(prefill) -> None:
+    prefill.pair(A, 1)
+    for number in range(2, 5 * MAX_ROUTES):
+        prefill.hello(A, number)
+    (peer,) = prefill.table
+    assert len(peer.routes) == len(prefill.table._by_connection) == MAX_ROUTES
+    assert prefill.table.speaker(A, b"1") is None
+
+
 class Lives(RuleBasedStateMachine):
     """Processes A, B and C do what they can, in any order."""
 
@@ -222,6 +258,7 @@ class Lives(RuleBasedStateMachine):
         self.opened = 0
         self.open: set[int] = set()
         self.connecting: set[str] = set()
+        self.said: dict[int, str] = {}
 
     def now(self) -> float:
         return self.prefill.now
@@ -233,7 +270,16 @@ class Lives(RuleBasedStateMachine):
             self.open.add(self.opened)
         before = dict(self.prefill.workers)
         self.prefill.hello(sender, max(self.open))
+        self.said[max(self.open)] = sender
         self.note(before)
+
+    @rule(sender=st.sampled_from([A, B, C]), choice=st.integers(0, 5))
+    def speaks(self, sender: str, choice: int) -> None:
+        if self.open:
+            number = sorted(self.open)[choice % len(self.open)]
+            peer = self.table.speaker(sender, b"%d" % number)
+            if peer is not None:
+                assert (peer.incarnation, self.said[number], peer.connection) == (sender, sender, number)
 
     def note(self, before: dict) -> None:
         self.connecting |= {name for name, worker in self.prefill.workers.items() if before.get(name) is not worker}

@@ -392,13 +392,33 @@ def test_a_rank_that_refuses_for_good_fails_those_who_wait(world, link) -> None:
     assert len(world.asked) == 2
 
 
-def test_while_pages_are_held_it_goes_on_asking_slowly_and_hurries_when_wanted(world, linked) -> None:
+def lose_both(world, linked) -> None:
     world.owed = True
     world.cut(linked, 0)
     world.cut(linked, 1)
     world.refuse(BootstrapError("nobody there"))
-    world.wait(GRACE_S)
-    assert world.take()[-1][:2] == ("failed", Cause.PEER_LOST)
+    for _ in range(round(GRACE_S / BACKOFF_MAX_S) + 1):
+        world.wait(BACKOFF_MAX_S)
+        if not world.asked[-1].done():
+            world.refuse(BootstrapError("nobody there"))
+    assert [event[0] for event in world.take()] == ["lost", "lost"]
+
+
+def test_while_pages_are_held_ranks_that_were_lost_are_met_again_as_soon_as_they_are_back(world, linked) -> None:
+    lose_both(world, linked)
+    world.wait(BACKOFF_MAX_S)
+    world.answer(found(0), found(1))
+    world.pair(linked, 0)
+    world.pair(linked, 1)
+    assert world.take() == [("paired", peer(0)), ("paired", peer(1)), ("whole", (0, 1))]
+
+
+def test_while_pages_are_held_it_goes_on_asking_slowly_at_last_and_hurries_when_wanted(world, linked) -> None:
+    lose_both(world, linked)
+    while not (did := world.take()):
+        world.wait(BACKOFF_MAX_S)
+        world.refuse(BootstrapError("nobody there"))
+    assert did[0][:2] == ("failed", Cause.PEER_LOST)
     asked = len(world.asked)
     world.wait(OWED_S + 1)
     assert len(world.asked) == asked + 1

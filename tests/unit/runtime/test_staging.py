@@ -14,6 +14,7 @@ from pdpool_connector.protocol.fence import ProcessExited
 
 TOKENS, HEAD, POOL = 16, 32, 8
 PAGES = np.array([5, 1, 2], np.int32)
+OTHERS = np.array([0, 3, 4], np.int32)
 
 
 class Unsure(LocalEngine):
@@ -99,10 +100,10 @@ def until(condition) -> None:
         time.sleep(0.002)
 
 
-def hand_over(prefill, decodes, room):
+def hand_over(prefill, decodes, room, pages=PAGES[::-1]):
     """The request at prefill and at both ranks of decode, sent and ended."""
     receiving = [
-        decode.open(prefill.bootstrap_address, room, "r", pages=PAGES[::-1].copy(), aux_slot=rank)
+        decode.open(prefill.bootstrap_address, room, "r", pages=pages.copy(), aux_slot=rank)
         for rank, decode in enumerate(decodes)
     ]
     sending = prefill.open(room, "r")
@@ -130,7 +131,7 @@ def test_a_slot_that_may_still_be_read_is_held_with_its_hand_off_until_the_peer_
     assert not sending.status.releasable
     until(lambda: prefill._staging.reserved)  # 1 or 2: the other part may have failed before it wrote
     prefill._engine.unsettled = False
-    other, _ = hand_over(prefill, decodes, 2)
+    other, _ = hand_over(prefill, decodes, 2, OTHERS)
     assert other.status.phase is Phase.DONE
     assert prefill._staging.reserved in (1, 2)
     del receiving
