@@ -100,9 +100,14 @@ class EndingMachine(Machine[PrefillState], ABC):
         """The exchange of an attempt that has not ended, or whose end is not proved quiet."""
         return self._by_attempt.get(attempt)
 
-    def exchanges_of(self, peer: str) -> list[Exchange]:
+    def under_way(self, peer: str) -> list[Exchange]:
         """What is under way with a peer, ends not yet proved quiet included."""
         return list(self._of_peer.get(peer, {}).values())
+
+    @property
+    def unsettled(self) -> int:
+        """How many failed hand-offs still wait for what is in flight, or for decode's word, to end."""
+        return self.census.count("draining")
 
     def held(self) -> list[Exchange]:
         """Exchanges whose source pages stay back until a proof of quiet."""
@@ -225,7 +230,7 @@ class EndingMachine(Machine[PrefillState], ABC):
     def _on_lost(self, event: PeerLost) -> None:
         super()._on_lost(event)
         self._part_with(event.peer)
-        for exchange in self.exchanges_of(event.peer):
+        for exchange in self.under_way(event.peer):
             self._fail(exchange.handoff, Cause.PEER_LOST, event.message)
 
     def _part_with(self, peer: str) -> None:
@@ -239,7 +244,7 @@ class EndingMachine(Machine[PrefillState], ABC):
     def _on_fenced(self, event: Fenced) -> None:
         super()._on_fenced(event)
         self._part_with(event.peer)
-        for exchange in self.exchanges_of(event.peer):
+        for exchange in self.under_way(event.peer):
             self._fail(exchange.handoff, Cause.PEER_LOST, f"decode was fenced: {event.proof}")
             if exchange.state in (S.DRAINING, S.HELD):
                 self._prove_quiet(exchange)

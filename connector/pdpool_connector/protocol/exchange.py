@@ -179,6 +179,11 @@ class Exchange:
         return self.offer.attempt
 
     @property
+    def loud(self) -> tuple[str, ...]:
+        """The process that is not proved quiet, or to which we are not: its decode."""
+        return (self.attempt.decode,)
+
+    @property
     def pages(self) -> int:
         """How many pages decode has asked for, and so how many of ours are read for it."""
         return _count(self.offer.pages) if self.offer is not None else 0

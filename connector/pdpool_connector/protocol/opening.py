@@ -120,7 +120,7 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
         """An attempt that has not ended, or whose pages are not proved quiet."""
         return self._attempts.get(attempt)
 
-    def attempts_of(self, peer: str) -> list[AnyAttempt]:
+    def under_way(self, peer: str) -> list[AnyAttempt]:
         """What is under way with a peer, ends not yet proved quiet included."""
         return list(self._of_peer.get(peer, {}).values())
 
@@ -131,6 +131,11 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
     def holds_for(self, prefill: str) -> bool:
         """True while pages are held back that a process behind `prefill` could prove quiet, were it heard."""
         return any(attempt.wish.prefill == prefill for attempt in self.held())
+
+    @property
+    def unsettled(self) -> int:
+        """How many failed hand-offs still wait for what is in flight, or for prefill's word, to end."""
+        return self.census.count("aborting")
 
     def held(self) -> list[AnyAttempt]:
         """Attempts whose pages stay back until a proof of quiet."""
@@ -209,7 +214,7 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
             self._on_unreachable(Unreachable(event.prefill, Cause.PEER_LOST, gone))
             return
         # A connection that was rebuilt may have swallowed frames: everything with these writers is asked after at once.
-        known = {attempt: None for writer in event.writers for attempt in self.attempts_of(writer.incarnation)}
+        known = {attempt: None for writer in event.writers for attempt in self.under_way(writer.incarnation)}
         for attempt in known:
             attempt.retry_s = self.timing.retry_first_s
             self._nudge(attempt)
@@ -314,14 +319,14 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
     def _on_lost(self, event: PeerLost) -> None:
         super()._on_lost(event)
         self._unlink(event.peer)
-        for attempt in self.attempts_of(event.peer):
+        for attempt in self.under_way(event.peer):
             self._lose(attempt, event)
 
     def _on_fenced(self, event: Fenced) -> None:
         """Nothing can be offered to it from here on, so that no attempt is left for which the fence came too early."""
         super()._on_fenced(event)
         self._unlink(event.peer)
-        for attempt in self.attempts_of(event.peer):
+        for attempt in self.under_way(event.peer):
             self._prove_quiet(attempt, event)
 
     def _unlink(self, peer: str) -> None:

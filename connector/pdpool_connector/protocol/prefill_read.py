@@ -138,7 +138,7 @@ class PrefillReadMachine(MeetingMachine):
     def _on_peer_ready(self, event: PeerReady) -> None:
         """A connection that was rebuilt may have swallowed frames."""
         super()._on_peer_ready(event)
-        for exchange in self.exchanges_of(event.peer):
+        for exchange in self.under_way(event.peer):
             exchange.retry_s = self.timing.retry_first_s
             self._answer(exchange)
 

@@ -125,7 +125,7 @@ class Connector(Owner, Generic[AnyTransfer]):
             reactor=reactor,
             submit=lambda look: self._http.submit(look),
             fence=self._release,
-            owed=lambda peer: self._attempts_with(peer) > 0,
+            owed=lambda peer: bool(self._machine.under_way(peer)),
         )
         self._exits = ExitWatch(
             self._engine.name,
@@ -378,18 +378,8 @@ class Connector(Owner, Generic[AnyTransfer]):
     def _link_stats(self, now: float) -> tuple[LinkStats, ...]: ...
 
     @abstractmethod
-    def _held_pages(self) -> int: ...
-
-    @abstractmethod
     def _at_hand(self) -> Container[str]:
         """The peers with which something may still begin, out of reach for the moment or not."""
-
-    @abstractmethod
-    def _attempts_with(self, peer: str) -> int: ...
-
-    @abstractmethod
-    def _unproven(self) -> Iterable[str]:
-        """For each held hand-off, the peers that are not proved quiet."""
 
     @abstractmethod
     def _say_goodbye(self) -> None: ...
@@ -477,7 +467,7 @@ class Connector(Owner, Generic[AnyTransfer]):
                 self._reactor.cancel("machine")
             else:
                 self._reactor.at("machine", due, self._on_deadline)
-        if self._shutting_down and (self._torn or not self._unsettled()):
+        if self._shutting_down and (self._torn or not self._machine.unsettled):
             self._settled.set()
         if self._changed:
             self._changed = False
@@ -486,10 +476,6 @@ class Connector(Owner, Generic[AnyTransfer]):
     def _on_deadline(self) -> None:
         self._armed = None
         self._drive(Tick())
-
-    def _unsettled(self) -> int:
-        """How many failed hand-offs still wait for writes of ours to end."""
-        return 0
 
     def _begin_shutdown(self) -> None:
         self._shutting_down = True
@@ -522,11 +508,11 @@ class Connector(Owner, Generic[AnyTransfer]):
         self._server.close()
 
     def _take_snapshot(self, now: float) -> ConnectorStats:
-        census = self._machine.census
+        held = self._machine.held()
         self._vouchers.keep([peer for peer in self._vouchers.peers if self._concerns(peer)])
         self._exits.tidy()
-        self._ends.held([held.attempt for held in self._machine.held()])
-        counts = queues_of(census, now)
+        self._ends.held([one.attempt for one in held])
+        counts = queues_of(self._machine.census, now)
         return ConnectorStats(
             role=self.role,
             rank=self.config.rank,
@@ -547,9 +533,9 @@ class Connector(Owner, Generic[AnyTransfer]):
             flights_lost=self._flight.lost() if self._flight is not None else {},
             drops=self._drops.counts(),
             holds=counts["held"].reqs,
-            held_bytes=self._held_pages() * self.memory.page_bytes if counts["held"].reqs else 0,
+            held_bytes=sum(one.pages for one in held) * self.memory.page_bytes,
             held_oldest_s=counts["held"].oldest_s,
-            held_for=self._held_for(),
+            held_for=self._held_for(peer for one in held for peer in one.loud),
             bytes_moved_total=self._bytes_moved,
             expected=self._machine.expected,
             tombstones=self._machine.tombstones,
@@ -558,16 +544,16 @@ class Connector(Owner, Generic[AnyTransfer]):
             links=self._link_stats(now),
         )
 
-    def _held_for(self) -> tuple[HeldFor, ...]:
+    def _held_for(self, unproven: Iterable[str]) -> tuple[HeldFor, ...]:
         rows = []
-        for peer, holds in sorted(Counter(self._unproven()).items()):
+        for peer, holds in sorted(Counter(unproven).items()):
             process = self._vouchers.peers.get(peer)
             where = (process.pod_uid, process.container) if process is not None else ("", "")
             rows.append(HeldFor(peer, holds, *where))
         return tuple(rows)
 
     def _concerns(self, peer: str) -> bool:
-        return peer in self._at_hand() or self._attempts_with(peer) > 0
+        return peer in self._at_hand() or bool(self._machine.under_way(peer))
 
     def _admin_pages(self) -> dict[str, Page]:
         metrics = CollectorRegistry()

@@ -1,7 +1,7 @@
 """Decode's connector: offers memory to prefills, and says when the cache has landed."""
 
 import logging
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future
 from typing import SupportsIndex
 
@@ -193,7 +193,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
         deadline_s: float | None,
     ) -> Request:
         if not isinstance(prefill, str):
-            raise TypeError(f"prefill={prefill!r} is of type {type(prefill).__name__}: give a str, \"host:port\"")
+            raise TypeError(f'prefill={prefill!r} is of type {type(prefill).__name__}: give a str, "host:port"')
         parse_address(prefill)
         life = self.config.request_deadline_s if deadline_s is None else deadline_s
         return as_request(room, request_id, sibling, life, prompt)
@@ -385,7 +385,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
         for peer, link in self._by_peer.items():
             if (line := link.line(peer)) is None:
                 continue
-            attempts = self._decode.attempts_of(peer)
+            attempts = self._decode.under_way(peer)
             waiting = sum(attempt.state in (DecodeState.OPENING, DecodeState.ACCEPTED) for attempt in attempts)
             rows.append(PeerStats(peer, line.control, now - line.last_seen, len(attempts), waiting))
         return tuple(rows)
@@ -393,20 +393,8 @@ class DecodeConnector(Connector[DecodeTransfer]):
     def _link_stats(self, now: float) -> tuple[LinkStats, ...]:
         return tuple(link.stats(now) for link in self._links.values())
 
-    def _held_pages(self) -> int:
-        return sum(attempt.pages for attempt in self._decode.held())
-
     def _at_hand(self) -> Container[str]:
         return self._by_peer
-
-    def _attempts_with(self, peer: str) -> int:
-        return len(self._decode.attempts_of(peer))
-
-    def _unproven(self) -> Iterable[str]:
-        return [peer for attempt in self._decode.held() for peer in attempt.loud]
-
-    def _unsettled(self) -> int:
-        return self._machine.census.count("aborting")
 
     def _say_goodbye(self) -> None:
         for peer, link in self._by_peer.items():

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import SupportsIndex
 
@@ -314,7 +314,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
 
     def _on_kept(self, attempt: f.AttemptId, slot: Reservation) -> None:
         """Keep what an unsettled write may still read as long as its source pages."""
-        for exchange in self._prefill.exchanges_of(attempt.decode):
+        for exchange in self._prefill.under_way(attempt.decode):
             if exchange.attempt == attempt and (request := exchange.handoff.request) is not None:
                 self._transfers[request.handle].attach(slot.release)
                 return
@@ -325,7 +325,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
     def _peer_stats(self, now: float) -> tuple[PeerStats, ...]:
         rows = []
         for peer in self._decodes:
-            exchanges = self._prefill.exchanges_of(peer.incarnation)
+            exchanges = self._prefill.under_way(peer.incarnation)
             waiting = sum(exchange.state in (S.PARKED, S.READY) for exchange in exchanges)
             rows.append(PeerStats(peer.incarnation, peer.address, now - peer.last_seen, len(exchanges), waiting))
         return tuple(rows)
@@ -333,20 +333,8 @@ class PrefillConnector(Connector[PrefillTransfer]):
     def _link_stats(self, now: float) -> tuple[LinkStats, ...]:
         return self._membership.stats(now) if self._membership is not None else ()
 
-    def _held_pages(self) -> int:
-        return sum(exchange.pages for exchange in self._prefill.held())
-
     def _at_hand(self) -> Container[str]:
         return self._decodes
-
-    def _attempts_with(self, peer: str) -> int:
-        return len(self._prefill.exchanges_of(peer))
-
-    def _unproven(self) -> Iterable[str]:
-        return [exchange.attempt.decode for exchange in self._prefill.held()]
-
-    def _unsettled(self) -> int:
-        return self._machine.census.count("draining")
 
     def _say_goodbye(self) -> None:
         self._decodes.leave()

@@ -198,7 +198,7 @@ def test_what_is_opened_while_a_connection_is_down_meets_whoever_answers_next() 
     assert side.status[1].phase is Phase.WAITING
     side.do(PeerReady(PREFILL_2, f.VERSION_MAX))
     side.do(Linked("p:1", (Writer(PREFILL_2),)))
-    assert list(side.machine.attempts_of(PREFILL_2)), "offered to the process that came after"
+    assert list(side.machine.under_way(PREFILL_2)), "offered to the process that came after"
 
 
 def test_a_lost_writer_fails_its_attempts_only_and_holds_their_pages() -> None:
