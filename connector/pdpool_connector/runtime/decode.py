@@ -80,7 +80,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
     ) -> None:
         self._links: dict[str, InstanceLink] = {}
         self._by_peer: dict[str, InstanceLink] = {}
-        self._offered = Offered(memory)
+        self._offered = Offered()
         self._client = BootstrapClient(config.allowed_networks)
         self._checks = Checks(memory, lambda event: self._drive(event), lambda call: self._reactor.post(call))
         self._whole: dict[str, Sequence[Found]] = {}

@@ -1,29 +1,14 @@
 """No page and no state item is offered in two hand-offs at a time: what would be written twice is refused by name."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
-from pdpool_connector import HostArena, KVMemory
 from pdpool_connector.protocol.events import OpenAttempt
 from pdpool_connector.runtime.offered import Offered
 
 
 @pytest.fixture
-def offered() -> Iterator[Offered]:
-    with HostArena(2 * 8 * 256 + 64 + 4 * 32) as arena:
-        memory = KVMemory(
-            kv=(arena.region(0, 256, 8), arena.region(8 * 256, 256, 8)),
-            aux=arena.region(2 * 8 * 256, 64, 1),
-            state=(arena.region(2 * 8 * 256 + 64, 32, 4),),
-            page_tokens=16,
-            layers=1,
-            kv_heads=1,
-            head_dim=4,
-            dtype="float32",
-            model="m",
-        )
-        yield Offered(memory)
+def offered() -> Offered:
+    return Offered()
 
 
 def wish(handle: int, *pages: int, state: tuple[int, ...] = ()) -> OpenAttempt:
