@@ -12,7 +12,6 @@ import math
 import mmap
 import os
 import secrets
-import select
 import threading
 import weakref
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from .memory import LayoutError, Region
+from .process import boot_id, has_ended, pid_namespace
 
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -110,8 +110,8 @@ class HostArena:
             address=self.address,
             nbytes=self.nbytes,
             uid=os.geteuid(),
-            boot_id=_boot_id(),
-            pid_namespace=_pid_namespace(),
+            boot_id=boot_id(),
+            pid_namespace=pid_namespace(),
         )
 
     def close(self) -> None:
@@ -171,9 +171,7 @@ class MappedArena:
 
     def owner_alive(self) -> bool:
         """Whether the owning process still runs; a stopped process does."""
-        waiter = select.poll()
-        waiter.register(self._pidfd, select.POLLIN)
-        return not waiter.poll(0)
+        return not has_ended(self._pidfd)
 
     def close(self) -> None:
         """Give up the mapping; it ends with its last view. Idempotent; the other methods fail after it."""
@@ -182,7 +180,7 @@ class MappedArena:
 
 
 def _refuse_unreachable(location: ArenaLocation) -> None:
-    mine = {"boot_id": _boot_id(), "pid_namespace": _pid_namespace(), "uid": os.geteuid()}
+    mine = {"boot_id": boot_id(), "pid_namespace": pid_namespace(), "uid": os.geteuid()}
     hints = {
         "boot_id": "the peer is on another host",
         "pid_namespace": "the peer is in another container or pod",
@@ -217,22 +215,10 @@ def _map(location: ArenaLocation) -> NDArray[np.uint8]:
 
 def _refuse_stranger(link: str, path: str, token: str) -> None:
     expected = f"/memfd:{_memfd_name(token)} (deleted)"
-    found = _identity(link)
+    found = str(Path(link).readlink())
     if found != expected:
         raise ArenaError(f"{path} is {found!r}, must be {expected!r}: the owner is gone or gave up the arena")
 
 
 def _memfd_name(token: str) -> str:
     return f"pdpool-{token}"
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def _pid_namespace() -> str:
-    return _identity("/proc/self/ns/pid")
-
-
-def _identity(link: str) -> str:
-    return str(Path(link).readlink())

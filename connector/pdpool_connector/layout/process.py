@@ -60,8 +60,8 @@ def this_process(pod_uid: str = "") -> ProcessName:
     return ProcessName(
         pid=os.getpid(),
         started=started_at(os.getpid()),
-        boot_id=_boot_id(),
-        pid_namespace=_pid_namespace(),
+        boot_id=boot_id(),
+        pid_namespace=pid_namespace(),
         container_started=_started_if_shown(1),
         network_namespace=str(Path("/proc/self/ns/net").readlink()),
         addresses=_addresses(),
@@ -69,11 +69,13 @@ def this_process(pod_uid: str = "") -> ProcessName:
     )
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Of the running kernel: another one after each boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
-def _pid_namespace() -> str:
+def pid_namespace() -> str:
+    """In which numbers of processes mean the same."""
     return str(Path("/proc/self/ns/pid").readlink())
 
 
@@ -97,7 +99,7 @@ def open_process(name: ProcessName) -> int | None:
     None when it cannot be watched from here: another host or PID namespace, gone already, or no descriptor left.
     """
     try:
-        if (name.boot_id, name.pid_namespace) != (_boot_id(), _pid_namespace()):
+        if (name.boot_id, name.pid_namespace) != (boot_id(), pid_namespace()):
             return None
         pidfd = os.pidfd_open(name.pid)
     except (OSError, ValueError, OverflowError):

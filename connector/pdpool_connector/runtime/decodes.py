@@ -302,7 +302,7 @@ class Decodes:
 def mismatch(engine: str, memory: KVMemory, remote: RemoteMemory) -> str | None:
     """Why a prefill with this engine and memory cannot pair with a decode, every difference named; None if it can."""
     if remote.engine != engine:
-        return f"engine is {engine!r} at prefill and {remote.engine!r} at decode"
+        return f"backend is {engine!r} at prefill and {remote.engine!r} at decode"
     differences = compatible(memory, remote.memory)
     if bool(memory.state) != bool(remote.memory.state):
         # Each hand-off names as many state items on both sides, and a rank without state has none to name.
