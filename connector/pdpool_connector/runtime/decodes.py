@@ -34,7 +34,7 @@ class Peer:
     """One decode process that has said hello.
 
     It may have done so by several connections, where it knows us by several addresses: `routes` has each with its
-    number, `route` and `connection` are where it spoke last, and where it is answered.
+    number, the last hello last. It may speak by any, and is answered by the last, which is `route` and `connection`.
     """
 
     incarnation: str
@@ -115,8 +115,8 @@ class Decodes:
         peer = self._peers.get(sender)
         if peer is None or not peer.paired or (peer.route != route and route not in peer.routes):
             return None
-        if peer.route != route:
-            self._turn_to(peer, route)
+        if peer.route not in peer.routes and route in peer.routes:
+            self._turn_to(peer, route)  # the one by which it was answered has ended
         return peer
 
     def unknown(self, sender: str, route: bytes) -> None:
