@@ -142,8 +142,8 @@ def detector_dies(stage: Stage) -> str:
         decode.open(lost, room, prefill=doomed.bootstrap, pages=[8], aux_slot=1)
         doomed.until(lost, "ready")
         ending = [stage.name() for _ in range(20)]
-        for name in ending:
-            decode.open(name, stage.room(), prefill=doomed.bootstrap, pages=[9], aux_slot=2)
+        for page, name in enumerate(ending, start=9):
+            decode.open(name, stage.room(), prefill=doomed.bootstrap, pages=[page], aux_slot=2)
         killed = time.monotonic()
         for name in ending[::2]:
             decode.abort(name)
