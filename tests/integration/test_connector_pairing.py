@@ -15,6 +15,8 @@ from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.fence import ProcessExited
 from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.runtime import decodes as decodes_module
+from pdpool_connector.runtime.exits import GRACE_S
+from pdpool_connector.runtime.link import Stage
 
 from tests.integration.small_side import Side, until
 
@@ -147,6 +149,43 @@ def test_a_decode_that_prefill_has_forgotten_is_paired_anew_however_long_they_ha
         until(lambda: got.status.ended and ended.status.releasable)
         assert (got.status.phase, got.status.message) == (Phase.DONE, "")
         assert ended.status.cause is Cause.PEER_LOST
+
+
+def by_two_addresses(prefill: Side, decode: Side) -> list:
+    """A hand-off by each; both are paired by then."""
+    port = prefill.connector.bootstrap_address.rpartition(":")[2]
+    pairs = []
+    for room, host in enumerate(("127.0.0.1", "127.1"), start=1):
+        sent = prefill.connector.open(room, "r")
+        got = decode.connector.open(f"{host}:{port}", room, "r", pages=PAGES + room - 1, aux_slot=0)
+        pairs.append((sent, got))
+    until(lambda: all(sent.status.phase is Phase.READY for sent, _ in pairs))
+    return pairs
+
+
+def test_a_prefill_that_is_first_met_by_two_addresses_at_once_answers_both(prefill) -> None:
+    with contextlib.closing(Side(DecodeConnector)) as decode:
+        pairs = by_two_addresses(prefill, decode)
+        for sent, got in pairs:
+            sent.send(PAGES, start=0, last=True, aux_slot=0)
+            until(lambda got=got: got.status.phase is Phase.DONE)
+        links = list(decode.connector._links.values())
+        until(lambda: all(link.stage is Stage.LINKED for link in links))
+        assert [link.rounds for link in links] == [1, 1]
+
+
+def test_the_end_of_one_of_two_connections_to_a_prefill_ends_nothing(prefill) -> None:
+    with contextlib.closing(Side(DecodeConnector)) as decode:
+        pairs = by_two_addresses(prefill, decode)
+        (peer, link), *_ = decode.connector._by_peer.items()
+        decode.connector._reactor.post(lambda: link._on_grace_over(peer, "taken for lost"))
+        until(lambda: decode.connector._by_peer[peer] is not link)
+        ended = time.monotonic()
+        until(lambda: time.monotonic() > ended + 2 * GRACE_S)
+        for sent, got in pairs:
+            sent.send(PAGES, start=0, last=True, aux_slot=0)
+            until(lambda got=got: got.status.ended)
+            assert (got.status.phase, got.status.message) == (Phase.DONE, "")
 
 
 def test_a_decode_that_cannot_be_watched_leaves_no_thread_behind(prefill, decodes, monkeypatch) -> None:

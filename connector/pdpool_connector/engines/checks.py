@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from pdpool_connector.layout.mapped import refuse_unmapped
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 
@@ -31,6 +32,14 @@ class Connected(Protocol):
 
 
 Peer = TypeVar("Peer", bound=Connected)
+
+
+def refuse_absent(memory: KVMemory) -> None:
+    """Raise EngineError for regions that are no memory of this process."""
+    try:
+        refuse_unmapped(memory.regions)
+    except LayoutError as error:
+        raise EngineError(str(error)) from None
 
 
 def meet(

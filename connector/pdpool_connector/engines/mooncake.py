@@ -40,7 +40,7 @@ from .base import (
     PeerUnreachableError,
     Poll,
 )
-from .checks import admit, meet
+from .checks import admit, meet, refuse_absent
 from .mooncake_door import answers, bounded
 from .mooncake_session import MooncakeSession
 from .pace import pause, sharpen_sleeps
@@ -135,6 +135,7 @@ class MooncakeEngine:
         """As `Engine.register`."""
         if self._closed or self._memory is not None:
             raise EngineError("the engine is closed" if self._closed else "memory is registered already")
+        refuse_absent(memory)
         blocks = {region.address: region.nbytes for region in (*memory.regions, *([staging] if staging else []))}
         blocks[self._scratch.ctypes.data] = self._scratch.nbytes
         self._session.register(list(blocks), list(blocks.values()))

@@ -39,7 +39,7 @@ from .base import (
     Poll,
     UnknownPeerError,
 )
-from .checks import admit, meet
+from .checks import admit, meet, refuse_absent
 from .nixl_agent import NixlAgent, NixlError
 from .pace import pause
 
@@ -124,6 +124,7 @@ class NixlEngine:
         """As `Engine.register`."""
         if self._closed or self._registered is not None:
             raise EngineError("the engine is closed" if self._closed else "memory is registered already")
+        refuse_absent(memory)
         scratch = self._scratch.ctypes.data
         blocks = [(region.address, region.nbytes) for region in (*memory.regions, *([staging] if staging else []))]
         try:

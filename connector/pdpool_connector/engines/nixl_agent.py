@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib
 import logging
+import logging.config
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -265,6 +267,17 @@ class _Entered:
         self._calling.__exit__(kind, error, trace)
 
 
+@contextmanager
+def _logging_as_it_is() -> Iterator[None]:
+    """nixl_cu12 configures logging when it is imported, and that closes every handler of the process, the engine's."""
+    configure = logging.config.dictConfig
+    logging.config.dictConfig = lambda config: None  # noqa: ARG005 - called by its name
+    try:
+        yield
+    finally:
+        logging.config.dictConfig = configure
+
+
 def _load() -> ModuleType:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -273,7 +286,8 @@ def _load() -> ModuleType:
         os.environ["UCX_MODULES"] = "^ib"
         _log.info("no InfiniBand device: UCX_MODULES set to ^ib")
     try:
-        return importlib.import_module("nixl_cu12._bindings")
+        with _logging_as_it_is():
+            return importlib.import_module("nixl_cu12._bindings")
     except ImportError as error:
         raise EngineUnavailableError(
             f"NIXL cannot be imported ({error}); without torch it is installed by "

@@ -6,7 +6,7 @@ died before it opened it from one whose decode is busy.
 
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import ExpectAttempt, OpenAttempt
@@ -144,6 +144,12 @@ class Expected:
         return ((self._of_peer, frame.sender), (self._at, (frame.room, frame.sibling)))
 
 
+class _Ended(NamedTuple):
+    cause: Cause
+    message: str
+    announced: AttemptId
+
+
 class Parted:
     """Prefill's: how requests ended that a decode had announced when it was lost.
 
@@ -153,21 +159,24 @@ class Parted:
     """
 
     def __init__(self, limit: int, keep_s: float, timers: Timers[tuple[str, Hashable]]) -> None:
-        self._rows: Kept[tuple[Hashable, ...], tuple[Cause, str]] = Kept(limit, keep_s, timers, ("parted", self))
+        self._rows: Kept[tuple[Hashable, ...], _Ended] = Kept(limit, keep_s, timers, ("parted", self))
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def note(self, frame: f.Expect, ended: tuple[Cause, str], now: float) -> None:
         """An announced request has ended with the loss of its decode, had before, or will when it comes: why."""
-        self._rows.put(_row(frame), ended, frame.sender, now)
+        self._rows.put(_row(frame), _Ended(*ended, frame.attempt), frame.sender, now)
 
-    def __contains__(self, frame: PartFrame) -> bool:
-        return _row(frame) in self._rows
+    def repeats(self, frame: f.Expect) -> bool:
+        """Whether it announces what it had announced, and not the same request anew."""
+        ended = self._rows.get(_row(frame))
+        return ended is not None and ended.announced == frame.attempt
 
     def meet(self, frame: PartFrame) -> tuple[Cause, str] | None:
-        """The decode is back, and opens it or gives it up: why it has ended; once."""
-        return self._rows.pop(_row(frame))
+        """The decode is back, and opens it, gives it up or announces it anew: why it has ended; once."""
+        ended = self._rows.pop(_row(frame))
+        return None if ended is None else (ended.cause, ended.message)
 
     def expire(self, now: float) -> None:
         """Forget what is due."""

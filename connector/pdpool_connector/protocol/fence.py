@@ -116,6 +116,11 @@ def judge(engine: str, proofs: Sequence[Proof], *, sending: bool = False) -> Non
             )
 
 
+def kinds_of(proofs: Sequence[Proof]) -> str:
+    """For whoever waits for the fenced process, clients among them: what was seen, in words."""
+    return ", ".join(str(type(proof).__struct_config__.tag).replace("_", " ") for proof in proofs)
+
+
 def describe(proofs: Sequence[Proof]) -> str:
     """For logs: every field of every observation."""
     return "; ".join(str(proof) for proof in proofs)

@@ -36,8 +36,10 @@ class Kept(Generic[Key, Value]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._rows
+    def get(self, key: Key) -> Value | None:
+        """A row that stays; None where there is none."""
+        row = self._rows.get(key)
+        return None if row is None else row.value
 
     def put(self, key: Key, value: Value, peer: str, now: float) -> bool:
         """Keep a row on account of `peer`, or of nobody (""); False when it is there or there is no room for it."""

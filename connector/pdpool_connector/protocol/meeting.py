@@ -124,9 +124,10 @@ class MeetingMachine(EndingMachine):
         if there is not None and not there.awaits(frame):
             self._ignore("stale", f"Expect for room {frame.room} sibling {frame.sibling}, which has been opened")
             return
-        if there is None and frame in self._parted:
+        if there is None and self._parted.repeats(frame):
             self._ignore("stale", f"Expect for room {frame.room} sibling {frame.sibling}, which has ended")
             return
+        self._parted.meet(frame)
         self._expected.note(frame, self._now)
         if there is not None and there.request is not None and not there.exchanges:
             self._await_word(there)

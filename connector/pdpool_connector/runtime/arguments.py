@@ -3,6 +3,7 @@
 An integer may be of any type that stands for one: engines keep slots and page numbers in numpy arrays.
 """
 
+from numbers import Real
 from operator import index
 from typing import Final, Literal, NamedTuple, SupportsIndex, get_args
 
@@ -47,6 +48,8 @@ def as_request(
     """Raise ValueError or TypeError, naming the field, for what no frame can carry."""
     if len(_text("request_id", request_id)) > MAX_REQUEST_ID:
         raise ValueError(f"request_id has {len(request_id)} characters, at most {MAX_REQUEST_ID} are carried")
+    if not isinstance(deadline_s, Real):
+        raise TypeError(f"deadline_s={deadline_s!r} is of type {type(deadline_s).__name__}: give seconds, a number")
     if not 0 < deadline_s <= MAX_SECONDS:
         raise ValueError(f"deadline_s={deadline_s} is out of range: give more than 0 and at most {MAX_SECONDS} seconds")
     if not isinstance(prompt, bytes):

@@ -37,7 +37,7 @@ from pdpool_connector.protocol.events import (
     Shutdown,
     Tick,
 )
-from pdpool_connector.protocol.fence import Proof, describe
+from pdpool_connector.protocol.fence import Proof, describe, kinds_of
 from pdpool_connector.protocol.frames import ROOMS
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.runtime.admin import AdminEndpoint
@@ -89,6 +89,8 @@ class Connector(Owner, Generic[AnyTransfer]):
         on_change: Callable[[], None],
         registry: CollectorRegistry | None = None,
     ) -> None:
+        if not callable(on_change):
+            raise TypeError(f"on_change={on_change!r} cannot be called: give a function without arguments")
         self._forked = False
         _made_here.add(self)
         self.config = config
@@ -482,9 +484,8 @@ class Connector(Owner, Generic[AnyTransfer]):
         self._drive(Shutdown())
 
     def _release(self, incarnation: str, proofs: tuple[Proof, ...]) -> None:
-        proof = describe(proofs)
-        log.warning("fence of %s: %s", incarnation, proof)
-        self._drive(Fenced(incarnation, proof))
+        log.warning("fence of %s: %s", incarnation, describe(proofs))
+        self._drive(Fenced(incarnation, kinds_of(proofs)))
         self._part_with(incarnation, "was fenced")
 
     def _on_torn(self) -> None:

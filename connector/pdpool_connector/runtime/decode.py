@@ -295,9 +295,15 @@ class DecodeConnector(Connector[DecodeTransfer]):
 
     def link_lost(self, link: InstanceLink, peer: str, message: str) -> None:
         """See `LinkOwner`. Another address may lead to the same process; then it is lost by that one only."""
-        if self._by_peer.get(peer) is link:
+        if self._by_peer.get(peer) is not link:
+            return
+        self._whole.pop(link.prefill, None)
+        others = [one for one in self._links.values() if one is not link and one.line(peer) is not None]
+        if others:
+            self._by_peer[peer] = others[-1]
+            self._drive(Unlinked(link.prefill))
+        else:
             del self._by_peer[peer]
-            self._whole.pop(link.prefill, None)
             self._checks.lost(peer)
             self._drive(PeerLost(peer, message))
             self._reads.leave(peer)

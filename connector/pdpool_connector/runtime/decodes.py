@@ -86,7 +86,7 @@ class Decodes:
         reactor: Reactor,
         drops: Drops,
     ) -> None:
-        self._owner, self._reactor = owner, reactor
+        self._owner, self._reactor, self._drops = owner, reactor, drops
         self._incarnation, self._memory, self._engine, self._direction = incarnation, memory, engine, direction
         self._peers: dict[str, Peer] = {}
         self._by_connection: dict[int, Peer] = {}
@@ -229,6 +229,8 @@ class Decodes:
             self.lose(peer, message)
 
     def _refuse(self, route: bytes, reason: str, *, retry: bool) -> None:
+        if not retry:
+            self._drops.note("misfit", f"a decode is not paired: {reason}")
         told = f.HelloRefused(version=f.VERSION_MIN, sender=self._incarnation, reason=f.text(reason), retry=retry)
         self._owner.decode_told(route, told)
 
@@ -242,6 +244,8 @@ class Decodes:
             return
         self._forget_route(peer, next(route for route, number in peer.routes.items() if number == connection))
         if peer.present and connection == peer.connection:
+            for route in peer.routes:  # a process that lives says hello there once more
+                self._refuse(route, "the connection by which you were answered has ended", retry=True)
             message = f"the connection of decode {peer.address} ended, and it did not come back"
             self._reactor.at(("grace", peer.incarnation), time.monotonic() + GRACE_S, partial(self.lose, peer, message))
 

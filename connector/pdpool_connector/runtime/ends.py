@@ -134,4 +134,5 @@ class Label:
 
     def __str__(self) -> str:
         attempts = ",".join(map(str, self._transfer.attempts)) or "none"
-        return f"attempt={attempts} room={self._transfer.room} request_id={self._transfer.request_id!r}"
+        where = f" prefill={self._transfer.prefill}" if self._transfer.prefill else ""
+        return f"attempt={attempts} room={self._transfer.room} request_id={self._transfer.request_id!r}{where}"

@@ -214,7 +214,8 @@ class PrefillConnector(Connector[PrefillTransfer]):
         """See `DecodesOwner`."""
         self._drive(PeerReady(peer.incarnation, peer.version))
         answer = f.HelloOk(version=peer.version, sender=self.incarnation, memory=self._remote_form)
-        self._filtered(answer, partial(self._server.send, peer.route, answer))
+        for route in peer.routes:
+            self._filtered(answer, partial(self._server.send, route, answer))
 
     def decode_lost(self, peer: Peer, message: str) -> None:
         """See `DecodesOwner`."""

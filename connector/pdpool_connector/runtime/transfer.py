@@ -25,7 +25,8 @@ class Transfer:
     """One hand-off. `status` is an immutable snapshot, read without a lock; every method returns at once.
 
     `attempts`: the attempts of decode's that it consists of, as far as they are known here: one, or one for each part;
-    their text form finds it in the logs of both sides. `opened_at`, `failed_at`: when, on the monotonic clock.
+    their text form finds it in the logs of both sides, once both have come. `prefill`: where decode opened it, "" at
+    prefill. `opened_at`, `failed_at`: when, on the monotonic clock.
     """
 
     def __init__(self, handle: int, room: int, request_id: str, post: Post) -> None:
@@ -33,6 +34,7 @@ class Transfer:
         self._post = post
         self.room = room
         self.request_id = request_id
+        self.prefill = ""
         self.status = TransferStatus(phase=Phase.WAITING)
         self.attempts: tuple[AttemptId, ...] = ()
         self.opened_at = time.monotonic()
@@ -173,6 +175,7 @@ class DecodeTransfer(Transfer):
     def __init__(self, wish: OpenAttempt, post: Post, give_back: Callable[[OpenAttempt], None]) -> None:
         super().__init__(wish.handle, wish.room, wish.request_id, post)
         self._wish, self._give_back = wish, give_back
+        self.prefill = wish.prefill
 
     def settle(self, status: TransferStatus) -> None:
         """As `Transfer.settle`; what was offered may be offered again before anybody reads so in the status."""

@@ -28,6 +28,8 @@ class Address(NamedTuple):
 @lru_cache(maxsize=1024)  # each hand-off names its prefill
 def parse_address(text: str) -> Address:
     """Read "host:port" or "[v6]:port". Raises AddressError."""
+    if "://" in text:
+        raise AddressError(f"{text[:300]!r} is no address: give host:port, without a scheme")
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

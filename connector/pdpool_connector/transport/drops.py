@@ -22,6 +22,7 @@ SUSPICIOUS = frozenset(
         "unauthenticated",
         "unpaired",
         "registration",
+        "misfit",
         "unencodable",
     }
 )

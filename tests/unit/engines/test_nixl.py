@@ -14,12 +14,14 @@ import pytest
 from pdpool_connector.engines import nixl, nixl_agent
 from pdpool_connector.engines.base import EngineUnavailableError, Poll, UnknownPeerError
 from pdpool_connector.engines.nixl import NixlEngine
-from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
+from pdpool_connector.layout.arena import HostArena
+from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.plan import Chunk
 
+ARENA = HostArena(3 * 1024)
 MEMORY = KVMemory(
-    kv=(Region(1 << 30, 64, 16), Region(1 << 34, 64, 16)),
-    aux=Region(1 << 20, 64, 16),
+    kv=(ARENA.region(0, 64, 16), ARENA.region(1024, 64, 16)),
+    aux=ARENA.region(2048, 64, 16),
     page_tokens=16,
     layers=1,
     kv_heads=1,

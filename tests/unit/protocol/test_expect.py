@@ -205,6 +205,41 @@ def test_a_decode_that_was_cut_off_is_told_also_what_another_had_announced_as_we
 
 
 @PREFILLS
+def test_a_decode_that_is_back_and_announces_again_what_goes_on_may_still_refuse_it(make) -> None:
+    side = make(Timing(), DECODE, DECODE_2)
+    side.request(prompt=b"x")
+    for peer in (DECODE, DECODE_2):
+        side.hear(expect_frame(1, peer=peer, prompt=b"x"))
+    side.do(PeerLost(DECODE, GONE))
+    side.do(PeerReady(DECODE, f.VERSION_MAX))
+    side.hear(expect_frame(1, prompt=b"x"))
+    side.do(PeerLost(DECODE_2, GONE))
+    assert side.status[1].phase is Phase.WAITING
+    give_up(side, 2, prompt=b"x")
+    assert ended(side) == (Phase.FAILED, Cause.PEER_ABORTED, True)
+
+
+@PREFILLS
+@pytest.mark.parametrize("decode_first", [True, False])
+def test_a_request_that_is_announced_anew_after_a_cut_is_another_though_it_has_the_same_names(
+    make, decode_first
+) -> None:
+    side = make()
+    side.request(prompt=b"x")
+    side.hear(expect_frame(1, prompt=b"x"))
+    side.do(PeerLost(DECODE, GONE))
+    side.do(PeerReady(DECODE, f.VERSION_MAX))
+    side.hear(expect_frame(1, prompt=b"x"))
+    if not decode_first:
+        side.request(2, prompt=b"x")
+    side.hear(expect_frame(3, prompt=b"x"))
+    side.opened(4, prompt=b"x")
+    if decode_first:
+        side.request(2, prompt=b"x")
+    assert side.status[2].phase is Phase.READY
+
+
+@PREFILLS
 def test_a_decode_that_is_back_in_time_gets_what_another_had_announced_as_well(make) -> None:
     side = make(Timing(), DECODE, DECODE_2)
     side.request(prompt=b"x")

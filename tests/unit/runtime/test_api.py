@@ -197,6 +197,16 @@ def test_what_no_frame_can_carry_is_neither_expected_nor_refused(decode: DecodeC
         decode.refuse(**arguments, message="no memory")
 
 
+def test_a_life_that_is_no_number_is_refused_by_name(prefill: PrefillConnector) -> None:
+    with pytest.raises(TypeError, match="deadline_s='5' is of type str: give seconds, a number"):
+        prefill.open(1, "r", deadline_s="5")
+
+
+def test_what_cannot_be_called_on_change_is_refused(memory: KVMemory) -> None:
+    with pytest.raises(TypeError, match="on_change=None cannot be called"):
+        DecodeConnector(ConnectorConfig("127.0.0.1"), memory, None)
+
+
 def test_a_prefill_that_is_no_address_is_refused_by_name(decode: DecodeConnector) -> None:
     with pytest.raises(TypeError, match="prefill=5 is of type int: give a str"):
         decode.open(5, 1, "r", pages=pages(1), aux_slot=0)

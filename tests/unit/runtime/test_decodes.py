@@ -234,6 +234,8 @@ def test_a_decode_whose_last_connection_ended_lives_on_by_another_by_which_it_sp
     prefill.hello(A, 2)
     prefill.table.connection_ended(2)
     prefill.run(GRACE_S / 2)
+    ((route, asked),) = prefill.told
+    assert (route, type(asked), asked.retry) == (b"1", f.HelloRefused, True)
     assert prefill.table.speaker(A, b"2") is not None, "what it had said before is heard"
     peer = prefill.table.speaker(A, b"1")
     assert peer.route == b"1"
