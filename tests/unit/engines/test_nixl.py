@@ -2,6 +2,7 @@
 """The parts of the NIXL engine that need no second process."""
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -299,3 +300,17 @@ def test_a_waiter_that_a_signal_took_away_is_not_given_the_lock(monkeypatch, gra
         assert not lock.enter_now()
         lock.__exit__()
     assert lock.enter_now()
+
+
+def test_loading_nixl_leaves_the_log_handlers_of_the_process_alone(tmp_path) -> None:
+    said = tmp_path / "engine.log"
+    script = (
+        "import logging\n"
+        f"logging.basicConfig(handlers=[logging.FileHandler({str(said)!r}, mode='w')])\n"
+        "logging.warning('before')\n"
+        "from pdpool_connector.engines import nixl_agent\n"
+        "nixl_agent._load()\n"
+        "logging.warning('after')\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    assert [line.rpartition(":")[2] for line in said.read_text().splitlines()] == ["before", "after"]

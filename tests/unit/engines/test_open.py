@@ -1,7 +1,12 @@
 """Choosing a data plane."""
 
+import contextlib
+
 import pytest
 from pdpool_connector.engines import open_engine
+from pdpool_connector.engines.base import EngineError
+from pdpool_connector.layout.arena import HostArena
+from pdpool_connector.layout.memory import KVMemory, Region
 
 
 def test_an_unknown_backend_is_refused_by_name():
@@ -9,3 +14,21 @@ def test_an_unknown_backend_is_refused_by_name():
         ValueError, match="backend is 'carrier pigeon', must be one of nixl, mooncake, mori, ascend, local"
     ):
         open_engine("carrier pigeon", "me", target=True)
+
+
+@pytest.mark.parametrize("backend", ["nixl", "mooncake"])
+def test_memory_that_is_not_mapped_is_not_registered(backend: str) -> None:
+    engine = open_engine(backend, "a" * 32, target=True)
+    with contextlib.closing(engine), HostArena(2048) as arena:
+        memory = KVMemory(
+            kv=(arena.region(0, 64, 16), Region(0x1000, 64, 16)),
+            aux=arena.region(1024, 64, 16),
+            page_tokens=16,
+            layers=1,
+            kv_heads=1,
+            head_dim=1,
+            dtype="float32",
+            model="m",
+        )
+        with pytest.raises(EngineError, match="region at 0x1000 with 1024 bytes is not memory that this process can"):
+            engine.register(memory)
