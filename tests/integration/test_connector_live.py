@@ -149,7 +149,7 @@ def test_one_id_leads_through_the_logs_of_both_sides(sides, capfd) -> None:
         number = room - 6
         line = f"attempt={short}/{number} room={room} request_id='{name}'"
         assert text.count(f"prefill rank=0 {line} {ours}") == 1
-        assert text.count(f"decode rank=0 {line} {theirs}") == 1
+        assert text.count(f"decode rank=0 {line} prefill={prefill.bootstrap} {theirs}") == 1
     assert "cause=peer_aborted" in text
 
 
