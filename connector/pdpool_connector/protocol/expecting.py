@@ -175,7 +175,7 @@ class Parted:
 
     def meet(self, frame: PartFrame) -> tuple[Cause, str] | None:
         """The decode is back, and opens it, gives it up or announces it anew: why it has ended; once."""
-        ended = self._rows.pop(_row(frame))
+        ended = self._rows.pop(_row(frame)) if len(self._rows) else None
         return None if ended is None else (ended.cause, ended.message)
 
     def expire(self, now: float) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import partial
 
 import msgspec
-import numpy as np
 
 from pdpool_connector.layout.checksum import PageSum, sampled
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.exchange import Exchange
 from pdpool_connector.protocol.frames import PAGE_ID_BYTES, AttemptId
+from pdpool_connector.runtime.arguments import unpacked
 from pdpool_connector.runtime.hashing import Hasher
 
 
@@ -36,8 +36,8 @@ class Announcements:
         elif frame.sequence not in sums:
             offer = exchange.open
             at = (frame.start - offer.prefix_pages) * PAGE_ID_BYTES
-            pages = np.frombuffer(frame.pages, "<i4").tolist()
-            names = np.frombuffer(offer.pages[at : at + len(frame.pages)], "<i4").tolist()
+            pages = unpacked(frame.pages)
+            names = unpacked(offer.pages[at : at + len(frame.pages)])
             if self._hasher.submit(partial(page_sum, pages, names), partial(self._summed, frame, say)):
                 sums[frame.sequence] = None
             else:

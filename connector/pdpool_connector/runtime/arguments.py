@@ -119,6 +119,11 @@ def pack_pages(pages: NDArray[np.int32], memory: KVMemory, *, target: bool = Fal
     return _pack("pages", pages, "pages", memory.pages, target)
 
 
+def unpacked(ids: bytes) -> list[int]:
+    """Ids of pages or of state items as the protocol carries them."""
+    return np.frombuffer(ids, "<i4").tolist() if ids else []
+
+
 def pack_state(state: NDArray[np.int32] | None, memory: KVMemory, *, target: bool = False) -> bytes:
     """As `pack_pages`, for ids of state items; None is as good as an empty list."""
     return b"" if state is None else _pack("state", state, "state items", memory.state_items, target)

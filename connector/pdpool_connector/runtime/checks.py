@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
-
 from pdpool_connector.layout.checksum import MASK, PageSums
 from pdpool_connector.layout.memory import KVMemory
 from pdpool_connector.protocol import frames as f
@@ -20,6 +18,7 @@ from pdpool_connector.protocol.decode import Attempt
 from pdpool_connector.protocol.events import AbortTransfer, Event, Read, Received
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
+from pdpool_connector.runtime.arguments import unpacked
 from pdpool_connector.runtime.hashing import Hasher
 
 log = logging.getLogger(__name__)
@@ -77,7 +76,7 @@ class Checks:
         elif not writers <= heard.sums.keys() or self._hasher.busy:
             self._go_on(frame, skipped=True)
         else:
-            pages = np.frombuffer(attempt.wish.pages, "<i4").tolist()
+            pages = unpacked(attempt.wish.pages)
             if self._hasher.submit(partial(self._sums.whole, pages), partial(self._checked, frame)):
                 heard.last = frame
             else:

@@ -1,11 +1,9 @@
 """Which of decode's pages and state items are offered, so that none is offered in two hand-offs at a time."""
 
 import threading
-from collections.abc import Sequence
-
-import numpy as np
 
 from pdpool_connector.protocol.events import OpenAttempt
+from pdpool_connector.runtime.arguments import unpacked
 
 FIELDS = ("pages", "state")
 """Of aux rows there is no account: engines that send none name any."""
@@ -22,11 +20,12 @@ class Offered:
     def take(self, wish: OpenAttempt) -> None:
         """Note what a hand-off offers. Raises ValueError, and notes nothing, where another has some of it still."""
         with self._lock:
-            for field, taken in self._taken.items():
-                if not taken.isdisjoint(ids := _ids(wish, field)):
+            offers = [(field, taken, _ids(wish, field)) for field, taken in self._taken.items()]
+            for field, taken, ids in offers:
+                if not taken.isdisjoint(ids):
                     raise ValueError(self._whose(field, next(each for each in ids if each in taken)))
-            for field, taken in self._taken.items():
-                taken.update(_ids(wish, field))
+            for _, taken, ids in offers:
+                taken.update(ids)
             self._wishes[wish.handle] = wish
 
     def give_back(self, wish: OpenAttempt) -> None:
@@ -42,6 +41,5 @@ class Offered:
         return f"{field} holds {number}, which is offered to {who}: wait until the status of that is releasable"
 
 
-def _ids(wish: OpenAttempt, field: str) -> Sequence[int]:
-    packed: bytes = getattr(wish, field)
-    return np.frombuffer(packed, "<i4").tolist() if packed else ()
+def _ids(wish: OpenAttempt, field: str) -> list[int]:
+    return unpacked(getattr(wish, field))
