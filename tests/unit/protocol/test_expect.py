@@ -183,14 +183,19 @@ def test_what_a_decode_gives_up_after_a_cut_had_ended_and_does_not_end_the_next_
     assert len(side.machine._missed) == len(side.machine._parted) == 0
 
 
-@PREFILLS
-@pytest.mark.parametrize("other", ["cut", "killed", "refused"])
-def test_a_decode_that_was_cut_off_is_told_also_what_another_had_announced_as_well(make, other) -> None:
+def announced_by_two_of_which_one_is_lost(make):
     side = make(Timing(), DECODE, DECODE_2)
     side.request(prompt=b"x")
     for peer in (DECODE, DECODE_2):
         side.hear(expect_frame(1, peer=peer, prompt=b"x"))
     side.do(PeerLost(DECODE, GONE))
+    return side
+
+
+@PREFILLS
+@pytest.mark.parametrize("other", ["cut", "killed", "refused"])
+def test_a_decode_that_was_cut_off_is_told_also_what_another_had_announced_as_well(make, other) -> None:
+    side = announced_by_two_of_which_one_is_lost(make)
     assert side.status[1].phase is Phase.WAITING
     if other == "refused":
         kind = f.Drained if make is PrefillRead else f.Abort
@@ -206,11 +211,7 @@ def test_a_decode_that_was_cut_off_is_told_also_what_another_had_announced_as_we
 
 @PREFILLS
 def test_a_decode_that_is_back_and_announces_again_what_goes_on_may_still_refuse_it(make) -> None:
-    side = make(Timing(), DECODE, DECODE_2)
-    side.request(prompt=b"x")
-    for peer in (DECODE, DECODE_2):
-        side.hear(expect_frame(1, peer=peer, prompt=b"x"))
-    side.do(PeerLost(DECODE, GONE))
+    side = announced_by_two_of_which_one_is_lost(make)
     side.do(PeerReady(DECODE, f.VERSION_MAX))
     side.hear(expect_frame(1, prompt=b"x"))
     side.do(PeerLost(DECODE_2, GONE))
@@ -241,11 +242,7 @@ def test_a_request_that_is_announced_anew_after_a_cut_is_another_though_it_has_t
 
 @PREFILLS
 def test_a_decode_that_is_back_in_time_gets_what_another_had_announced_as_well(make) -> None:
-    side = make(Timing(), DECODE, DECODE_2)
-    side.request(prompt=b"x")
-    for peer in (DECODE, DECODE_2):
-        side.hear(expect_frame(1, peer=peer, prompt=b"x"))
-    side.do(PeerLost(DECODE, GONE))
+    side = announced_by_two_of_which_one_is_lost(make)
     side.do(PeerReady(DECODE, f.VERSION_MAX))
     side.opened(2, prompt=b"x")
     assert side.status[1].phase is Phase.READY
