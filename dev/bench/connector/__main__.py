@@ -12,7 +12,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from .figures import FIGURES, Results, short
+from .figures import FIGURES
+from .results import Results, short
 from .stages import stages
 from .watching import watching
 

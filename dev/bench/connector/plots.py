@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from .figures import Results
+from .results import Results
 
 mpl.use("svg")
 mpl.rcParams.update({"svg.hashsalt": "pdpool", "axes.spines.top": False, "axes.spines.right": False})

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from .figures import CHUNK_MIB, LARGE, TINY, Results, Row, spread
+from .figures import CHUNK_MIB, LARGE, TINY
 from .pair import Pair
 from .process import MOONCAKE, NIXL
+from .results import Results, Row, spread
 from .scheduler import Job
 
 Marks = list[tuple[float, str]]

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from .figures import TINY, Results, Row, latencies, paced, spread
+from .figures import TINY, latencies, paced
 from .memory import Shape
 from .pair import Pair
 from .process import MOONCAKE, NIXL, Plane
+from .results import Results, Row, spread
 from .scheduler import Job
 
 Options = dict[str, Any]
