@@ -32,6 +32,8 @@ class Job:
     """The chunks of pages are cut to be gathered."""
     size: tuple[int, int] | None = None
     """Bytes and pieces of its one chunk, where that may travel together with those of others."""
+    tried_again: bool = False
+    """It has asked for a new connection to the peer."""
     in_flight: int = 0
     over: bool = False
     """Its end is told, or about to be."""

@@ -17,6 +17,7 @@ from pdpool_connector.engines.base import (
     InvalidChunkError,
     Op,
     Poll,
+    UnknownPeerError,
     prompt_submit,
 )
 from pdpool_connector.layout.checksum import PageSums, sampled
@@ -27,6 +28,7 @@ from pdpool_connector.layout.staging import Reservation, Staging
 from pdpool_connector.protocol.events import Read, Write, WriteResult
 from pdpool_connector.protocol.frames import PAGE_ID_BYTES, AttemptId
 from pdpool_connector.runtime.job import Ended, Job, Move, ends_of, number_of, without_pages
+from pdpool_connector.runtime.path import DataPath
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class _Flight:
 class PeerWorker:
     """Connects to one peer, then writes to it or reads from it, chunks of different jobs in turn, until closed.
 
+    A connection that has broken is made anew for the next job; what was under way over it has failed then.
     `connected` is called once, from this thread, with an error or None; `ended` with the moves that have; `gone` once,
     last. `kv`: pages are exchanged with this peer, and state that is not cut; `shares`: state that is cut; what a move
     names beyond that is left out. `sums` gives the checksums of pages in `memory`, `checksum_rate` the share of writes
@@ -89,6 +92,9 @@ class PeerWorker:
         gone: Callable[[], None],
     ) -> None:
         self._engine, self._memory, self._peer, self._remote = engine, memory, peer, remote
+        self._path = DataPath(engine, peer, remote)
+        self._broken = ""
+        """Why the connection is to be made anew before anything is submitted, or ""."""
         self._connected, self._ended, self._kept, self._gone = connected, ended, kept, gone
         self._kv, self._shares = kv, shares
         self._sums, self._checksum_rate = sums, checksum_rate
@@ -191,7 +197,7 @@ class PeerWorker:
                     try:
                         self._work()
                     finally:
-                        self._engine.disconnect(self._peer)
+                        self._path.close()
         except Exception:
             log.exception("the worker of peer %s failed", self._peer[:8])
         finally:
@@ -206,21 +212,21 @@ class PeerWorker:
             self._plan = PairPlan(self._memory, self._remote.memory)
             self._sum_written = self._sums.of_chunk(self._remote.memory, here=False)
             self._sum_read = self._sums.of_chunk(self._remote.memory, here=True)
-            self._engine.connect(self._peer, self._remote)
             if self._at_once is not None:
                 self._at_once_pages = self._plan.pages_within(*SMALL)
         except LayoutError as error:
             return IncompatiblePeerError(str(error))
-        except EngineError as error:
-            return error
         except Exception as error:
-            log.exception("engine %s failed to connect peer %s", self._engine.name, self._peer[:8])
+            log.exception("our memory and that of peer %s cannot be compared", self._peer[:8])
             return EngineError(f"{type(error).__name__}: {error}")
-        return None
+        return self._path.connect()
 
     def _work(self) -> None:
         while not (self._closing and not self._jobs and not self._flights):
             self._take()
+            if self._broken:
+                self._path.connect_anew(self._broken)
+                self._broken = ""
             if self._jobs and len(self._flights) < IN_FLIGHT:
                 self._advance(self._engine.submit, TOGETHER)
             elif self._flights:
@@ -308,7 +314,8 @@ class PeerWorker:
 
     def _launch(self, parts: list[Part], submit: Submit) -> bool:
         """Hand chunks to the engine as one; False when that would have to wait, and nothing was begun."""
-        job, whole = parts[0]
+        job, first = parts[0]
+        whole = first
         try:
             if len(parts) > 1:
                 whole = joined([chunk for _, chunk in parts])
@@ -316,6 +323,8 @@ class PeerWorker:
                 whole = self._stage(job, whole)
                 parts = [(job, whole)]
             handle = submit(self._peer, whole, job.op)
+        except UnknownPeerError as error:
+            return self._without_connection(parts, first, str(error))
         except (InvalidChunkError, LayoutError) as error:
             if len(parts) > 1:
                 begun = [self._launch([part], submit) for part in parts]  # so that only whose fault it is fails
@@ -330,8 +339,7 @@ class PeerWorker:
                 part[0].fail(WriteResult.UNSETTLED, f"{type(error).__name__}: {error}")
         else:
             if handle is None:
-                for job, chunk in parts:
-                    job.chunks.appendleft(chunk)
+                self._put_back(parts)
                 return False
             self._flights.append(_Flight(parts, handle))
             for job, chunk in parts:
@@ -339,6 +347,23 @@ class PeerWorker:
                 if job.op is Op.WRITE:
                     self._sum(job, chunk, self._sum_written)  # while the chunk is on its way
         return True
+
+    def _without_connection(self, parts: list[Part], first: Chunk, why: str) -> bool:
+        """Nothing was begun. A new connection may help: once, and where nothing is under way over the old one."""
+        again = not self._flights and self._path.worth_a_try() and not any(job.tried_again for job, _ in parts)
+        if not again:
+            self._drop(parts, WriteResult.FAILED, self._path.failure or why)
+            return True
+        self._broken = why
+        for job, chunk in parts:
+            job.tried_again = True
+            self._unstage(chunk)
+        self._put_back([(parts[0][0], first)] if parts[0][1].staged is not None else parts)
+        return False
+
+    def _put_back(self, parts: list[Part]) -> None:
+        for job, chunk in parts:
+            job.chunks.appendleft(chunk)
 
     def _drop(self, parts: list[Part], result: WriteResult, message: str) -> None:
         """The engine would not take these chunks: nothing of them is under way."""

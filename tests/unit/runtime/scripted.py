@@ -1,6 +1,7 @@
 """A worker over an engine whose transfers end when and how the test says."""
 
 import threading
+from collections.abc import Callable
 from queue import Queue
 
 import numpy as np
@@ -44,9 +45,13 @@ class ScriptedEngine:
         self.count = 0
         self.poked = threading.Event()
         self.connect_error: Exception | None = None
+        self.connects = 0
+        self.on_connect: Callable[[], None] = lambda: None
         self.disconnected = threading.Event()
 
     def connect(self, *_) -> None:
+        self.connects += 1
+        self.on_connect()
         if self.connect_error is not None:
             raise self.connect_error
 

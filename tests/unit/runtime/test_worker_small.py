@@ -5,7 +5,7 @@ import time
 
 import pytest
 from msgspec import structs
-from pdpool_connector.engines.base import EngineError, InvalidChunkError, Poll
+from pdpool_connector.engines.base import EngineError, InvalidChunkError, Poll, UnknownPeerError
 from pdpool_connector.layout.plan import Chunk
 from pdpool_connector.protocol.events import WriteResult
 from pdpool_connector.runtime.worker import SMALL
@@ -112,6 +112,17 @@ def test_when_their_transfer_fails_each_says_whether_bytes_may_still_land(prompt
     one.write(2, 1)
     one.turn()
     assert results(one, 2) == {1: result, 2: result}
+
+
+def test_those_that_find_the_connection_broken_are_left_to_the_worker_which_makes_it_anew(prompt) -> None:
+    one = prompt(Poll.DONE)
+    one.engine.refusals[1] = UnknownPeerError("not connected")
+    for number in (1, 2):
+        one.write(number, 1)
+    one.turn()
+    one.next_submit().outcome = Poll.DONE
+    assert results(one, 2) == {1: WriteResult.LANDED, 2: WriteResult.LANDED}
+    assert one.engine.connects == 2
 
 
 def test_one_that_does_not_fit_fails_alone(prompt) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from pdpool_connector.engines.base import EngineError, InvalidChunkError, Poll
+from pdpool_connector.engines.base import EngineError, InvalidChunkError, Poll, UnknownPeerError
 from pdpool_connector.layout.memory import KVMemory, Region
 from pdpool_connector.layout.staging import Staging
 from pdpool_connector.protocol.events import WriteResult
@@ -77,6 +77,19 @@ def test_a_slot_is_kept_with_the_attempt_only_while_it_may_still_be_read(staged,
         slot.release()
         assert staging.reserved == 0
     assert one.kept.empty()
+
+
+def test_what_waits_for_a_new_connection_is_gathered_again_and_keeps_no_slot(staged) -> None:
+    one, staging = staged(1, prepare=lambda engine: engine.refusals.update({1: UnknownPeerError("not connected")}))
+    one.engine.on_connect = lambda: reserved.append(staging.reserved)
+    reserved: list[int] = []
+    one.write(1, 3)
+    transfer = one.next_submit()
+    assert (reserved, staging.reserved) == ([0], 1)
+    assert transfer.chunk.staged is not None
+    transfer.outcome = Poll.DONE
+    assert one.next_end().result is WriteResult.LANDED
+    assert staging.reserved == 0
 
 
 def test_a_fault_in_the_worker_disconnects_the_peer_and_keeps_the_slots_of_what_is_under_way(staged) -> None:
