@@ -34,6 +34,7 @@ from pdpool_connector.runtime import link as link_module
 from dev import inside
 from dev.processes import send
 from tests.integration.forked import Forked
+from tests.integration.real_failures import end_connections, register_half
 from tests.state_kinds import Kind
 
 ANSWER_S = 60.0
@@ -55,6 +56,7 @@ class Side:
     def __init__(self, role: str, backend: str, **options) -> None:
         self.process = Forked(__name__, {**os.environ, "UCX_MODULES": "^ib", "UCX_NET_DEVICES": "lo"})
         self._buffer = b""
+        self.backend = backend
         try:
             facts = self.call("start", role=role, backend=backend, options=options, answer_s=START_S)
         except BaseException:
@@ -79,12 +81,16 @@ class Side:
         self.state = [rest[start:stop].reshape(STATE_ITEMS, -1) for start, stop in pairwise(bounds)]
 
     def call(self, command: str, *, answer_s: float = ANSWER_S, **arguments):
+        self.post(command, **arguments)
+        return self.answer(answer_s)
+
+    def post(self, command: str, **arguments) -> None:
+        """Let it do something and do not wait; its `answer` is to be taken before the next command."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"command": command, **arguments}).encode() + b"\n")
         self.process.stdin.flush()
-        return self._answer(answer_s)
 
-    def _answer(self, answer_s: float):
+    def answer(self, answer_s: float = ANSWER_S):
         assert self.process.stdout is not None
         deadline = time.monotonic() + answer_s
         with selectors.DefaultSelector() as selector:
@@ -164,6 +170,9 @@ class _Gate:
         self.open.set()
         self.held = 0
         self.swapped = None
+        self.staged = 0
+        self.failures: list[str] = []
+        """What the engine itself said of each transfer that it began and that failed."""
 
     def __getattr__(self, name):
         return getattr(self._engine, name)
@@ -171,6 +180,7 @@ class _Gate:
     def submit(self, peer, chunk, *op):
         if self.swapped is not None:
             chunk = replace(chunk, local_pages=np.full_like(chunk.local_pages, self.swapped))
+        self.staged += chunk.staged is not None
         if self.open.is_set():
             return self._engine.submit(peer, chunk, *op)
         self.held += 1
@@ -184,13 +194,18 @@ class _Gate:
 
     def poll(self, handle):
         if not isinstance(handle, _Late):
-            return self._engine.poll(handle)
+            return self._note(handle, self._engine.poll(handle))
         if handle.inner is None:
             if not self.open.wait(0.002):
                 return Poll.PENDING
             handle.inner = self._engine.submit(handle.peer, handle.chunk, *handle.op)
-        outcome = self._engine.poll(handle.inner)
+        outcome = self._note(handle.inner, self._engine.poll(handle.inner))
         handle.failure = handle.inner.failure
+        return outcome
+
+    def _note(self, handle, outcome):
+        if outcome in (Poll.FAILED_SETTLED, Poll.FAILED_UNSETTLED):
+            self.failures.append(handle.failure)
         return outcome
 
 
@@ -227,6 +242,8 @@ class _Connector:
         self.delays: dict[str, float | None] = {}
         self.transfers = {}
         host = options.pop("host", "127.0.0.1")
+        if options.pop("half_registered", False):
+            register_half(PAGES * page_bytes)
         pool.MAX_CHUNK_BYTES = options.pop("chunk_bytes", pool.MAX_CHUNK_BYTES)
         logging.basicConfig(level=options.pop("log", "WARNING"))
         flight_dir = options.pop("flight_dir", None)
@@ -318,6 +335,8 @@ class _Connector:
             "rows": inside.rows(self.connector),
             "kept": len(self.connector._transfers),
             "held_writes": self.gate.held,
+            "staged_writes": self.gate.staged,
+            "failed_writes": self.gate.failures,
             "drained": self.connector.stats().drained,
             "fds": len(list(Path("/proc/self/fd").iterdir())),
             "threads": threading.active_count(),
@@ -332,6 +351,10 @@ class _Connector:
         self.gate.held = 0
         self.gate.open.clear()
         return {}
+
+    def cut_data_plane(self, but):
+        """End the TCP connections that do not lead from or to one of these ports."""
+        return {"ended": end_connections(set(but))}
 
     def corrupt_writes(self, page):
         """Whatever is submitted from now on, this page of ours is another's when the data plane reads it."""
