@@ -1,0 +1,113 @@
+"""Real data planes whose calls fail or time out for real under a connector: who is told what, and what is held."""
+
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from tests.integration.connector_peer import Side
+from tests.integration.handoffs import HALF_REGISTERED, fail_a_write, fill, meet
+from tests.integration.instances import shape
+
+TOLD_S = 2.0
+STAGING_BYTES = 64 << 20
+MOONCAKE_GIVES_UP_S = 3
+PAGES = list(range(8, 40))
+
+
+@pytest.fixture(params=["nixl", "mooncake"])
+def backend(request, monkeypatch) -> str:
+    monkeypatch.setenv("UCX_TLS", "tcp")  # over CMA, NIXL does without the connections that are ended
+    return request.param
+
+
+def check_root_cause(said: str, failed_at: float, *sides: Side) -> None:
+    """Each side was told in time what the engine had said, says it again, and keeps what may still be touched."""
+    for side in sides:
+        status = side.until("r", "ended")
+        assert status["at"] - failed_at < TOLD_S
+        for asked in (status, side.status("r")):
+            assert (asked["cause"], asked["message"]) == ("transfer_failed", said)
+            assert not asked["releasable"], "the engine had not said that nothing is under way any more"
+        side.settle(lambda stats: stats["causes"].get("transfer_failed") == 1)
+
+
+def fence_and_check_empty(prefill: Side, *decodes: Side) -> None:
+    """Here it is known that nothing comes any more. Then nothing is left, in the adapter's tables neither."""
+    for decode in decodes:
+        decode.call("fence", incarnation=prefill.incarnation)
+        prefill.call("fence", incarnation=decode.incarnation)
+    for side in (prefill, *decodes):
+        side.until("r", "releasable")
+        stats = side.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == 0)
+        assert stats["faults"] == 0
+
+
+def test_a_transfer_that_fails_ends_its_hand_off_by_its_root_cause_and_that_of_no_other_peer(sides, backend) -> None:
+    prefill, fragile = sides("prefill", backend), sides("decode", backend, **HALF_REGISTERED)
+    other = sides("decode", backend)
+    fill(prefill, 1)
+    meet(prefill, other, 8, name="beside")
+    prefill.until("beside", "ready")
+    said = fail_a_write(prefill, fragile, room=7)
+    check_root_cause(said, time.monotonic(), prefill, fragile)
+    prefill.send("beside", [1, 2])
+    other.until("beside", "done")
+    assert (other.pages[:, [8, 3]] == prefill.pages[:, [1, 2]]).all()
+    fence_and_check_empty(prefill, fragile)
+    other.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == 0)
+
+
+# Not Mooncake in strips: it waits a second after each that was refused, and they are many.
+@pytest.mark.parametrize(
+    ("backend", "staging"), [("nixl", True), ("nixl", False), ("mooncake", True)], indirect=["backend"]
+)
+def test_a_transfer_of_gathered_or_scattered_heads_that_fails_is_told_to_all_ranks(
+    instances, backend, staging: bool
+) -> None:
+    (prefill,) = instances("prefill", backend, shape([2]), staging_bytes=STAGING_BYTES * staging).ranks
+    decode = instances("decode", backend, shape([2], tp=2), **HALF_REGISTERED).ranks
+    fill(prefill, 1)
+    said = fail_a_write(prefill, *decode, room=7)
+    check_root_cause(said, time.monotonic(), prefill, *decode)
+    assert (prefill.stats()["staged_writes"] > 0) is staging
+    fence_and_check_empty(prefill, *decode)
+
+
+def test_pages_of_an_aborted_write_that_mooncake_gave_up_are_held_while_its_bytes_land(sides, monkeypatch) -> None:
+    """Mooncake says that a transfer to a stopped process has failed; all of it lands when the process goes on."""
+    for name in ("MC_TCP_PROGRESS_TIMEOUT_SEC", "MC_TCP_STATUS_TIMEOUT_SEC"):
+        monkeypatch.setenv(name, str(MOONCAKE_GIVES_UP_S))
+    prefill, decode = sides("prefill", "mooncake"), sides("decode", "mooncake")
+    fill(prefill, 1)
+    meet(prefill, decode, 7, pages=PAGES)
+    prefill.until("r", "ready")
+    prefill.call("hold_writes")
+    prefill.send("r", PAGES)
+    prefill.settle(lambda stats: stats["held_writes"] == 1)
+    decode.abort("r")
+    assert prefill.until("r", "ended")["cause"] == "peer_aborted"
+    decode.signal(signal.SIGSTOP)
+    prefill.call("release_writes")
+    assert prefill.settle(lambda stats: stats["failed_writes"])["failed_writes"]
+    assert not decode.pages.any(), "nothing landed late: the test shows nothing"
+    decode.signal(signal.SIGCONT)
+    held_while_it_lands(prefill, decode)
+    for side in (prefill, decode):
+        side.settle(lambda stats: stats["holds"] == 1)
+        assert not side.status("r")["releasable"], "Mooncake's word that it failed was taken for the end of its bytes"
+    prefill.kill()
+    decode.call("fence", incarnation=prefill.incarnation, connections=False)
+    decode.until("r", "releasable")
+    decode.pages[:] = 0
+    time.sleep(1.0)  # the interval in which stale bytes would come
+    assert not decode.pages.any(), "pages were written after their release"
+
+
+def held_while_it_lands(prefill: Side, decode: Side, within_s: float = 30.0) -> None:
+    """Look on until all of a late write is in place."""
+    deadline = time.monotonic() + within_s
+    while not np.array_equal(decode.pages[:, PAGES], prefill.pages[:, PAGES]):
+        assert time.monotonic() < deadline, "the late bytes did not all come"
+        assert not decode.status("r")["releasable"], "released while bytes were landing"
