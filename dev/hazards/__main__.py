@@ -1,6 +1,8 @@
 """Try each hazard of the catalogue on real processes and data planes; the last line counts what was found."""
 
 import os
+import secrets
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,11 +31,11 @@ def judge(hazard: Hazard, stage: Stage) -> Finding:
     """Play one scenario."""
     begun = time.monotonic()
     try:
-        with stage.act():
+        with stage.act(hazard.number):
             detail, verdict = hazard.scenario(stage), "absent"
     except NotApplicableError as reason:
         detail, verdict = str(reason), "not applicable"
-    except (AssertionError, OSError) as fault:
+    except (AssertionError, OSError, subprocess.TimeoutExpired) as fault:
         detail, verdict = f"{type(fault).__name__}: {fault}", "present"
     return Finding(verdict, detail, time.monotonic() - begun)
 
@@ -41,18 +43,20 @@ def judge(hazard: Hazard, stage: Stage) -> Finding:
 @click.command(help=__doc__)
 @click.option("--plane", "planes", type=click.Choice(tuple(PLANES)), multiple=True, help="Only these data planes.")
 @click.option("--only", type=click.IntRange(1, HAZARDS), multiple=True, help="Only these hazards, by number.")
-def main(planes: tuple[str, ...], only: tuple[int, ...]) -> None:
+@click.option("--seed", type=int, help="Draw the points of aborts and stops as a run has that printed it.")
+def main(planes: tuple[str, ...], only: tuple[int, ...], seed: int | None) -> None:
     """Print a table and the count."""
+    seed = secrets.randbelow(1 << 32) if seed is None else seed
     wanted = sorted(only) or sorted(CATALOGUE)
     verdicts: dict[int, set[str]] = {number: set() for number in wanted}
     log = tempfile.NamedTemporaryFile(prefix="pdpool-hazards-", suffix=".log", delete=False)  # noqa: SIM115
     # What the processes and libraries log would stand between the rows.
     os.dup2(log.fileno(), 2)
-    click.echo(f"what the processes log: {log.name}")
+    click.echo(f"what the processes log: {log.name}; the same points of aborts and stops again: --seed {seed}")
     click.echo("| hazard | what goes wrong in SGLang | data plane | here | seconds | observed |")
     click.echo("|---|---|---|---|---|---|")
     for plane in planes or tuple(PLANES):
-        stage = Stage(plane)
+        stage = Stage(plane, seed)
         try:
             for number in wanted:
                 hazard = CATALOGUE[number]

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import random
+import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,8 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from tests.integration.connector_peer import Side
+from tests.integration.handoffs import HALF_REGISTERED
 
 CANARY: Final = 0xC5
+SEED: Final = 1
 TIMING: Final = {
     "drain_s": 1.0,
     "retry_first_s": 0.05,
@@ -60,10 +64,15 @@ def hazard(number: int, name: str) -> Callable[[Scenario], Scenario]:
 
 
 class Stage:
-    """One data plane: a standing pair that every scenario must leave clean, and extra processes for one scenario."""
+    """One data plane: a standing pair that every scenario must leave clean, and extra processes for one scenario.
 
-    def __init__(self, plane: str) -> None:
+    `seed` and the number of the scenario make `random`, which draws the points at which a scenario interferes.
+    """
+
+    def __init__(self, plane: str, seed: int = SEED) -> None:
         self.plane = plane
+        self.seed = seed
+        self.random = random.Random(seed)
         self.backend, self._environment = PLANES[plane]
         self._rooms = count(1000)
         self._names = count(1)
@@ -91,6 +100,10 @@ class Stage:
         self._extra.append(side)
         return side
 
+    def fragile_decode(self) -> Any:  # noqa: ANN401 - the tests' driver is not typed
+        """A decode for this scenario only, to which a write can be made to fail."""
+        return self.extra("decode", **HALF_REGISTERED)
+
     def room(self) -> int:
         """One that nobody has used."""
         return next(self._rooms)
@@ -100,10 +113,10 @@ class Stage:
         return f"q{next(self._names)}"
 
     def meet(
-        self, *, name: str = "", room: int = 0, pages: object = (8, 3), aux_slot: int = 5, **more: object
+        self, *, name: str = "", room: int | None = None, pages: object = (8, 3), aux_slot: int = 5, **more: object
     ) -> tuple[str, int]:
         """Open both halves on the standing pair; name and room, new ones unless given."""
-        name, room = name or self.name(), room or self.room()
+        name, room = name or self.name(), self.room() if room is None else room
         self.prefill.open(name, room)
         pages = list(pages)  # type: ignore[call-overload]
         self.decode.open(name, room, prefill=self.prefill.bootstrap, pages=pages, aux_slot=aux_slot, **more)
@@ -117,7 +130,7 @@ class Stage:
         self.held()
         return name, room
 
-    def serve(self, *, room: int = 0, source: int = 40, target: int = 50) -> None:
+    def serve(self, *, room: int | None = None, source: int = 40, target: int = 50) -> None:
         """One whole hand-off on the standing pair, which must bring the right bytes."""
         name, _ = self.meet(room=room, pages=[target])
         self.prefill.send(name, [source])
@@ -137,12 +150,13 @@ class Stage:
         self.prefill.settle(lambda stats: stats["held_writes"] >= count)
 
     @contextmanager
-    def act(self) -> Iterator[None]:
+    def act(self, number: int) -> Iterator[None]:
         """Around one scenario: known bytes before it, nothing left behind after it, a new pair when it failed."""
+        self.random = random.Random(f"{self.seed} {number}")
         self.decode.pages[:] = self.decode.aux[:] = CANARY
-        random = np.random.default_rng(1)
-        self.prefill.pages[:] = random.integers(1, 256, self.prefill.pages.shape, dtype=np.uint8)
-        self.prefill.aux[:] = random.integers(1, 256, self.prefill.aux.shape, dtype=np.uint8)
+        content = np.random.default_rng(1)
+        self.prefill.pages[:] = content.integers(1, 256, self.prefill.pages.shape, dtype=np.uint8)
+        self.prefill.aux[:] = content.integers(1, 256, self.prefill.aux.shape, dtype=np.uint8)
         try:
             yield
             for side in (self.prefill, self.decode):
@@ -177,6 +191,7 @@ class Stage:
 
 def _end(side: Any) -> None:  # noqa: ANN401 - the tests' driver is not typed
     if side.process.poll() is None:
+        side.signal(signal.SIGCONT)  # a scenario that failed may have left it stopped
         side.process.kill() if side.process.stdin is None else side.end()
     else:
         side.end()

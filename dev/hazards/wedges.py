@@ -1,5 +1,6 @@
 """H12-H24: what hangs, for one hand-off or for a process."""
 
+import math
 import secrets
 import signal
 import socket
@@ -15,6 +16,9 @@ from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 
 from dev.hazards.stage import Stage, hazard
 from tests.integration.cable import Cable
+
+FROZEN_S = 2.0
+"""How long a peer is frozen while others are served: so long a turn would be that waits for it."""
 
 
 @hazard(12, "a transfer worker dies for ever")
@@ -214,9 +218,11 @@ def late_metadata(stage: Stage) -> str:
 
 @hazard(20, "success waits for ever for an aux row; room 0 can never end")
 def aux_gate(stage: Stage) -> str:
-    name, _ = stage.meet(room=0, pages=[8], aux_slot=5)
+    name, room = stage.meet(room=0, pages=[8], aux_slot=5)
+    assert room == 0
     stage.prefill.send(name, [1], aux_slot=4)
-    stage.decode.until(name, "done")
+    for side in (stage.prefill, stage.decode):
+        side.until(name, "done")
     assert (stage.decode.aux[5] == stage.prefill.aux[4]).all(), "done before the aux row was there"
     stage.prefill.call("faults", delays={"Done": None})
     name, _ = stage.meet(pages=[9], deadline_s=4.0)
@@ -226,7 +232,8 @@ def aux_gate(stage: Stage) -> str:
     stage.prefill.call("faults", delays={})
     stage.decode.until(name, "releasable")
     seconds = time.monotonic() - begun
-    return f"done means that the aux row is there; without news it ended as {status['cause']} after {seconds:.1f} s"
+    assert status["cause"] == "timed_out", status
+    return f"room 0 ended with its aux row in place; without news a hand-off ended as timed_out after {seconds:.1f} s"
 
 
 @hazard(21, "states without a deadline")
@@ -262,19 +269,39 @@ def head_of_line(stage: Stage) -> str:
         frozen.open(name, room, prefill=prefill.bootstrap, pages=pages, aux_slot=slot)
         prefill.until(name, "ready")
     stage.serve()
+    alone, lag_alone = _twenty(stage)
     frozen.signal(signal.SIGSTOP)
     for name, (pages, _) in names.items():
         prefill.send(name, pages)
-    begun = time.monotonic()
-    for turn in range(20):
-        stage.serve(source=10 + turn, target=10 + turn)
-    seconds = time.monotonic() - begun
-    lag = prefill.stats()["loop_lag_s"]
-    assert lag < 5.0, f"loop lag {lag:.1f} s"
+    beside, lag = _twenty(stage)
+    for name in names:
+        assert prefill.status(name)["phase"] == "transferring", "no write to the frozen peer was under way"
+    assert beside < 3 * alone + 1.0, f"20 hand-offs took {beside:.2f} s beside a frozen peer, {alone:.2f} s without"
+    assert lag < 3 * lag_alone + FROZEN_S / 4, (
+        f"a turn took {lag:.2f} s beside a frozen peer, {lag_alone:.2f} s without"
+    )
     frozen.signal(signal.SIGCONT)
     for name in names:
         frozen.until(name, "done")
-    return f"20 hand-offs beside a frozen peer took {seconds:.2f} s, loop lag {lag * 1000:.0f} ms"
+    return (
+        f"20 hand-offs took {beside:.2f} s beside a frozen peer, {alone:.2f} s without; "
+        f"loop lag {lag * 1000:.0f} ms, {lag_alone * 1000:.0f} ms without"
+    )
+
+
+def _twenty(stage: Stage) -> tuple[float, float]:
+    """Seconds for so many hand-offs to a living peer, and prefill's longest turn, while it does so for `FROZEN_S`.
+
+    Of all rounds the fastest counts: a frozen peer that stalls others does so in each, other work on the machine in
+    some.
+    """
+    ends = time.monotonic() + FROZEN_S
+    fastest = math.inf
+    while (begun := time.monotonic()) < ends:
+        for turn in range(20):
+            stage.serve(source=10 + turn, target=10 + turn)
+        fastest = min(fastest, time.monotonic() - begun)
+    return fastest, stage.prefill.stats()["loop_lag_s"]
 
 
 @hazard(23, "ranks agree by position in their queues, and mix requests up")
