@@ -1,5 +1,6 @@
 """H1-H11: silent corruption of the cache, or output that is wrong and looks right."""
 
+import signal
 import time
 
 from pdpool_connector.protocol import frames as f
@@ -83,7 +84,38 @@ def release_by_timeout(stage: Stage) -> str:
     prefill.call("release_writes")
     decode.until(name, "releasable")
     assert stage.same([1, 2], [8, 3]), "released before the late bytes had landed"
-    return "held through deadline and drain_s; released when the late write had landed"
+    ends = [_stopped_at_a_random_point(stage) for _ in range(8)]
+    return (
+        "held through deadline and drain_s; released when the late write had landed; of 8 hand-offs whose prefill was "
+        f"stopped at a random point, {ends.count('held')} were held until it went on, {ends.count('over')} were over"
+    )
+
+
+def _stopped_at_a_random_point(stage: Stage) -> str:
+    """Decode gives up while prefill stands still in the middle of its work, which then goes on with it."""
+    prefill, decode, pages = stage.prefill, stage.decode, list(range(40))
+    decode.pages[:, pages] = CANARY
+    name, _ = stage.meet(pages=pages, deadline_s=30.0)
+    prefill.until(name, "ready")
+    prefill.post("send", name=name, pages=pages, start=0, last=True, aux_slot=0)
+    time.sleep(stage.random.uniform(0, 0.004))
+    prefill.signal(signal.SIGSTOP)
+    decode.abort(name)
+    decode.until(name, "ended")
+    time.sleep(1.2)  # beyond drain_s
+    status = decode.status(name)
+    if status["releasable"]:
+        if status["phase"] == "done":
+            assert stage.same(pages, pages), "false success"
+        decode.pages[:, pages] = CANARY
+    prefill.signal(signal.SIGCONT)
+    prefill.answer()
+    prefill.until(name, "releasable")
+    if status["releasable"]:
+        assert stage.blank(pages), "pages were written after their release"
+        return "over"
+    decode.until(name, "releasable")
+    return "held"
 
 
 @hazard(5, "prefill's source pages are freed while they are read")
