@@ -1,8 +1,14 @@
 """H35-H37: shutdown, health, names."""
 
-import time
+import signal
+import socket
+from typing import Any
 
 from dev.hazards.stage import Stage, hazard
+from tests.integration.cable import ask
+
+CLOSE_S = 5.0
+"""What `close` gives to what is under way; of what it may add, a peer that is frozen brings nothing about."""
 
 
 @hazard(35, "memory is given up while a worker still writes")
@@ -35,17 +41,46 @@ def shutdown(stage: Stage) -> str:
     leaving.open(name, room)
     stage.decode.open(name, room, prefill=leaving.bootstrap, pages=[8], aux_slot=1)
     leaving.until(name, "ready")
+    assert not ask(leaving.admin, "/v1/state")["draining"]
     leaving.call("drain")
     late = stage.name()
     leaving.open(late, stage.room())
     assert leaving.until(late, "ended")["cause"] == "refused"
     assert not leaving.settle(lambda stats: stats["draining"])["drained"]
+    assert ask(leaving.admin, "/v1/state")["draining"], "a side that takes no work does not say so"
     leaving.send(name, [1])
     stage.decode.until(name, "done")
     leaving.settle(lambda stats: stats["drained"])
-    begun = time.monotonic()
-    leaving.call("close")
-    return f"new work was refused, old work finished, close took {time.monotonic() - begun:.1f} s"
+    idle = _close(leaving)
+    busy = _beside_frozen(stage)
+    return f"new work was refused, and the state said so; close took {idle:.1f} s, beside a frozen peer {busy:.1f} s"
+
+
+def _beside_frozen(stage: Stage) -> float:
+    """Seconds that `close` takes while a decode answers nothing, neither words nor writes."""
+    leaving, frozen = stage.extra("prefill"), stage.extra("decode")
+    name, room = stage.name(), stage.room()
+    leaving.open(name, room)
+    frozen.open(name, room, prefill=leaving.bootstrap, pages=[8], aux_slot=1)
+    leaving.until(name, "ready")
+    frozen.signal(signal.SIGSTOP)
+    leaving.send(name, [1])
+    leaving.until(name, "transferring")
+    return _close(leaving)
+
+
+def _close(side: Any) -> float:  # noqa: ANN401 - the tests' driver is not typed
+    """Close a connector; nothing of it may answer afterwards. Seconds that it took."""
+    seconds = side.call("close", answer_s=60)["seconds"]
+    assert seconds < CLOSE_S + 2.0, f"close took {seconds:.1f} s"
+    for address in filter(None, (side.admin, side.bootstrap, side.control)):
+        host, port = address.rsplit(":", 1)
+        try:
+            socket.create_connection((host, int(port)), 5).close()
+        except ConnectionRefusedError:
+            continue
+        raise AssertionError(f"{address} of a connector that was closed still answers")
+    return float(seconds)
 
 
 @hazard(37, "an abort hits every request whose id begins like it")
