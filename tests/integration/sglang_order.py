@@ -12,7 +12,9 @@ _SENDER = {
     Phase.DONE: SUCCESS,
     Phase.FAILED: FAILED,
 }
-_RECEIVER = _SENDER | {Phase.WAITING: WAITING_FOR_INPUT}
+_RECEIVER = _SENDER | dict.fromkeys((Phase.WAITING, Phase.READY, Phase.TRANSFERRING), WAITING_FOR_INPUT)
+"""A receiver never says that it transfers."""
+CLEARED = "the engine let go of it"
 
 
 class TransferError(Exception):
@@ -24,6 +26,7 @@ class Sender:
 
     def __init__(self, connector: PrefillConnector, room: int) -> None:
         self.transfer: PrefillTransfer = connector.open(room, f"room-{room}")
+        self._page_tokens = connector.memory.page_tokens
         self.pages = self.aux_slot = self.sent = 0
 
     def poll(self) -> int:
@@ -36,15 +39,18 @@ class Sender:
         self.pages, self.aux_slot = num_kv_indices, aux_index
 
     def get_max_transfer_tokens(self) -> None:
-        return None
+        """There is no such bound: chunks are as long as the scheduler likes."""
 
     def should_send_kv_chunk(self, num_pages: int, last_chunk: bool) -> bool:
         return bool(num_pages) or last_chunk
 
-    def send(self, kv_indices: np.ndarray, state_indices: list | None) -> None:
+    def send(self, kv_indices: np.ndarray, state_indices: list | None, num_kv_tokens: int) -> None:
         last = state_indices is not None
+        full = len(kv_indices) * self._page_tokens
+        assert full - self._page_tokens < num_kv_tokens <= full, "whole pages are sent, the last may not be full"
         self.transfer.send(kv_indices, start=self.sent, last=last, aux_slot=self.aux_slot if last else None)
         self.sent += len(kv_indices)
+        assert (self.sent == self.pages) is last, "the last send ends where `init` said"
 
     def abort(self) -> None:
         self.transfer.abort("the client left")
@@ -57,38 +63,52 @@ class Sender:
         return self.transfer.status.bytes_moved
 
     def clear(self) -> None:
-        """Nothing to do: a transfer that has ended is in no table."""
+        """Let go of it. What has ended is in no table; what has not is given up, or it would live to its deadline."""
+        if not self.transfer.status.ended:
+            self.transfer.abort(CLEARED)
 
 
 class Receiver:
     """Decode's side of a request."""
 
     def __init__(self, connector: DecodeConnector, prefill: str, room: int) -> None:
-        self._connector, self._prefill, self._room = connector, prefill, room
+        self._connector, self._where = connector, (prefill, room, f"room-{room}")
+        self._initialised = self._refused = False
         self.transfer: DecodeTransfer | None = None
-        connector.expect(prefill, room, f"room-{room}")
+        connector.expect(*self._where)
 
     def init(self, prefill_dp_rank: int) -> None:
-        """Nothing to do: the connector finds the ranks itself, and without blocking."""
+        """Nothing of ours to do: the connector finds the ranks itself, and without blocking."""
+        del prefill_dp_rank
+        self._initialised = True
 
     def poll(self) -> int:
-        return BOOTSTRAPPING if self.transfer is None else _RECEIVER[self.transfer.status.phase]
+        if self._refused:
+            return FAILED
+        if self.transfer is None:
+            return WAITING_FOR_INPUT if self._initialised else BOOTSTRAPPING
+        return _RECEIVER[self.transfer.status.phase]
 
-    def send_metadata(self, kv_indices: np.ndarray, aux_index: int, decode_prefix_len: int) -> None:
+    def send_metadata(
+        self, kv_indices: np.ndarray, aux_index: int, state_indices: list[int], decode_prefix_len: int
+    ) -> None:
         self.transfer = self._connector.open(
-            self._prefill,
-            self._room,
-            f"room-{self._room}",
+            *self._where,
             pages=kv_indices,
             aux_slot=aux_index,
+            state=np.array(state_indices, np.int32) if state_indices else None,
             prefix_pages=decode_prefix_len,
         )
 
     def abort(self) -> None:
-        if self.transfer is None:
-            self._connector.refuse(self._prefill, self._room, f"room-{self._room}", "the client left")
-        else:
-            self.transfer.abort("the client left")
+        self._give_up("the client left")
+
+    def _give_up(self, why: str) -> None:
+        if self.transfer is not None:
+            self.transfer.abort(why)
+        elif not self._refused:
+            self._refused = True
+            self._connector.refuse(*self._where, why)
 
     def failure_exception(self) -> None:
         assert self.transfer is not None
@@ -100,4 +120,6 @@ class Receiver:
         return self.transfer.status.releasable
 
     def clear(self) -> None:
-        """Nothing to do."""
+        """Let go of it: what has not ended is given up, and what was only announced is taken back."""
+        if self.transfer is None or not self.transfer.status.ended:
+            self._give_up(CLEARED)

@@ -2,13 +2,26 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from pdpool_connector import DecodeConnector, Phase, PrefillConnector
+from pdpool_connector.protocol.timing import Timing
 
+from dev import inside
+from tests.integration.sglang_calls import (
+    ABORT_IN_DECODE,
+    ABORT_IN_PREFILL,
+    ABORTED,
+    LONG,
+    LONG_HIT,
+    SHORT,
+    Call,
+)
 from tests.integration.sglang_order import (
     BOOTSTRAPPING,
+    CLEARED,
     FAILED,
     SUCCESS,
     WAITING_FOR_INPUT,
@@ -25,7 +38,11 @@ def ids(*pages: int) -> np.ndarray:
 
 @pytest.fixture
 def pair():
-    prefill, decode = Side(PrefillConnector, pages=128), Side(DecodeConnector, pages=128)
+    timing = Timing(verdict_s=1.0, acked_s=0.5)  # ends are remembered for so long
+    prefill, decode = (Side(kind, pages=128, timing=timing) for kind in (PrefillConnector, DecodeConnector))
+    noise = np.random.default_rng(3)
+    prefill.cache[:] = noise.integers(1, 256, prefill.cache.shape, dtype=np.uint8)
+    prefill.aux[:] = noise.integers(1, 256, prefill.aux.shape, dtype=np.uint8)
     yield prefill, decode
     for side in (prefill, decode):
         side.close()
@@ -47,74 +64,133 @@ def polled(side: Sender | Receiver, code: int) -> list[int]:
     return said
 
 
-def test_short_the_request_reaches_prefill_first(pair, receiver):
-    prefill, decode = pair
-    prefill.cache[:, 3] = 77
-    sender = Sender(prefill.connector, 5343)
-    assert sender.poll() == BOOTSTRAPPING
-    taker = receiver(5343)
-    assert taker.poll() == BOOTSTRAPPING
-    taker.init(prefill_dp_rank=0)
-    taker.send_metadata(ids(2), aux_index=1, decode_prefix_len=0)
-    # Decode may have come before the first of these polls.
-    assert set(polled(sender, WAITING_FOR_INPUT)) <= {BOOTSTRAPPING, WAITING_FOR_INPUT}
-    assert sender.pop_decode_prefix_len() == 0
-    sender.init(num_kv_indices=1, aux_index=1)
-    assert sender.should_send_kv_chunk(1, last_chunk=True)
-    sender.send(ids(3), state_indices=[])
-    polled(sender, SUCCESS)
-    sender.clear()
-    assert sender.get_transfer_metric() == prefill.memory.page_bytes + prefill.memory.aux.item_bytes
-    polled(taker, SUCCESS)
-    taker.clear()
-    assert (decode.cache[:, 2] == 77).all()
+def until_bare(*sides: Side) -> None:
+    """No table of a connector, nor of ours, has anything of any hand-off, a remembered end included."""
+    for side in sides:
+        connector = side.connector
+        until(lambda connector=connector: inside.rows(connector) == 0)
+        until(lambda connector=connector: not any(queue.reqs for queue in connector.stats().attempts.values()))
+        stats = connector.stats()
+        assert (stats.expected, stats.holds, stats.faults, len(connector._transfers)) == (0, 0, 0, 0)
+    offered = sides[-1].connector._offered
+    assert not offered._wishes
+    assert not any(offered._taken.values())
 
 
-def test_long_in_chunks_with_metadata_before_the_sender_exists(pair, receiver):
+class Replay:
+    """Makes the calls of a record on our connectors, and holds what they return against what was recorded."""
+
+    def __init__(self, pair: tuple[Side, Side]) -> None:
+        self._prefill, self._decode = pair
+        self._objects: dict[str, Sender | Receiver] = {}
+        self._may_say = {"P": {BOOTSTRAPPING}, "D": {BOOTSTRAPPING}}
+        self.sources: list[int] = []
+        self.targets: list[int] = []
+        self.aux_slot = 0
+
+    def run(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            match call.name:
+                case "Sender":
+                    self._objects["P"] = Sender(self._prefill.connector, **call.arguments)
+                case "Receiver":
+                    where = self._prefill.connector.bootstrap_address
+                    self._objects["D"] = Receiver(self._decode.connector, where, **call.arguments)
+                case "metadata":
+                    until(lambda: self._prefill.connector.stats().attempts["parked"].reqs == 1)
+                case "poll":
+                    self._poll(call)
+                case "failure_exception":
+                    assert call.returned == ABORTED
+                    with pytest.raises(TransferError, match=r"^aborted: the client left$"):
+                        self._objects[call.side].failure_exception()
+                case "is_abort_release_safe":
+                    until(self._objects["D"].is_abort_release_safe)
+                case "get_transfer_metric":
+                    memory = self._prefill.memory
+                    moved = call.returned * memory.page_bytes + memory.aux.item_bytes
+                    assert self._objects["P"].get_transfer_metric() == moved
+                case _:
+                    assert self._call(call) == call.returned, call
+
+    def _call(self, call: Call):
+        arguments = dict(call.arguments)
+        if (pages := arguments.get("kv_indices")) is not None:
+            arguments["kv_indices"] = ids(*pages)
+            (self.sources if call.side == "P" else self.targets).extend(pages)
+        self.aux_slot = arguments.get("aux_index", self.aux_slot)
+        return getattr(self._objects[call.side], call.name)(**arguments)
+
+    def _poll(self, call: Call) -> None:
+        side, may_say = self._objects[call.side], self._may_say[call.side]
+        may_say.add(call.returned)
+        if call.passing:
+            said = [side.poll() for _ in range(call.times)]
+            assert set(said) <= may_say | {call.returned + 1}, f"{said} instead of {call}"
+            return
+        said = polled(side, call.returned)
+        assert set(said) <= may_say, f"{said} instead of {call}"
+        assert {side.poll() for _ in range(call.times - 1)} <= {call.returned}, call
+        self._may_say[call.side] = {call.returned}
+
+
+@pytest.mark.parametrize(
+    "records", [[SHORT], [LONG], [LONG_HIT], [LONG, LONG_HIT]], ids=["short", "long", "hit", "long_then_hit"]
+)
+def test_recorded_calls_carry_the_cache_over_and_leave_nothing(pair, records):
     prefill, decode = pair
-    taker = receiver(2124)
+    for calls in records:
+        decode.cache[:] = decode.aux[:] = 0
+        replay = Replay(pair)
+        replay.run(calls)
+        assert (decode.cache[:, replay.targets] == prefill.cache[:, replay.sources]).all()
+        assert (decode.aux[replay.aux_slot] == prefill.aux[replay.aux_slot]).all()
+        assert not np.delete(decode.cache, replay.targets, axis=1).any()
+        assert not np.delete(decode.aux, replay.aux_slot, axis=0).any()
+    until_bare(prefill, decode)
+
+
+@pytest.mark.parametrize("calls", [ABORT_IN_DECODE, ABORT_IN_PREFILL], ids=["decode", "prefill"])
+def test_recorded_calls_of_an_abort_leave_nothing_and_the_room_serves_the_next_request(pair, receiver, calls):
+    prefill, decode = pair
+    Replay(pair).run(calls)
+    until_bare(prefill, decode)
+    room = calls[0].arguments["room"]
+    taker, sender = receiver(room), Sender(prefill.connector, room)
     taker.init(prefill_dp_rank=0)
-    taker.send_metadata(ids(*range(42, 80)), aux_index=3, decode_prefix_len=0)
-    for _ in range(3000):
-        assert taker.poll() == WAITING_FOR_INPUT
-    sender = Sender(prefill.connector, 2124)
-    polled(sender, WAITING_FOR_INPUT)
-    sender.init(num_kv_indices=38, aux_index=3)
-    for first, count in ((0, 8), (8, 8), (16, 8), (24, 8), (32, 6)):
-        prefill.cache[:, first : first + count] = first + 1
-        sender.send(ids(*range(first, first + count)), state_indices=[] if first == 32 else None)
-        sender.poll()
-    polled(sender, SUCCESS)
-    polled(taker, SUCCESS)
-    for first in (0, 8, 16, 24, 32):
-        assert (decode.cache[:, 42 + first] == first + 1).all()
-    for side in (sender, taker, sender, taker):
-        side.clear()
-    assert sender.get_transfer_metric() > 0
+    taker.send_metadata(ids(80), aux_index=4, state_indices=[], decode_prefix_len=0)
+    assert polled(sender, WAITING_FOR_INPUT) in ([BOOTSTRAPPING, WAITING_FOR_INPUT], [WAITING_FOR_INPUT])
+    sender.init(num_kv_indices=1, aux_index=4)
+    sender.send(ids(3), state_indices=[], num_kv_tokens=16)
+    assert FAILED not in polled(sender, SUCCESS) + polled(taker, SUCCESS)
+    assert (decode.cache[:, 80] == prefill.cache[:, 3]).all()
+    until_bare(prefill, decode)
 
 
 def test_prefix_that_decode_holds_is_told_and_not_sent_again(pair, receiver):
     prefill, decode = pair
     decode.cache[:, 10:16] = 5
     taker = receiver(99)
-    taker.send_metadata(ids(20, 21), aux_index=0, decode_prefix_len=6)
+    taker.init(prefill_dp_rank=0)
+    taker.send_metadata(ids(20, 21), aux_index=0, state_indices=[], decode_prefix_len=6)
     sender = Sender(prefill.connector, 99)
     polled(sender, WAITING_FOR_INPUT)
     assert sender.pop_decode_prefix_len() == 6
     sender.init(num_kv_indices=8, aux_index=0)
-    prefill.cache[:, :8] = 9
-    sender.send(ids(*range(7)), state_indices=None)
-    sender.send(ids(7), state_indices=[])
+    sender.send(ids(*range(7)), state_indices=None, num_kv_tokens=7 * 16)
+    sender.send(ids(7), state_indices=[], num_kv_tokens=1)
+    polled(sender, SUCCESS)
+    assert sender.get_transfer_metric() == 2 * prefill.memory.page_bytes + prefill.memory.aux.item_bytes
     polled(taker, SUCCESS)
-    assert (decode.cache[:, 20:22] == 9).all()
-    assert sender.get_transfer_metric() in (0, 2 * prefill.memory.page_bytes + prefill.memory.aux.item_bytes)
+    assert (decode.cache[:, 20:22] == prefill.cache[:, 6:8]).all()
+    assert (decode.cache[:, 10:16] == 5).all()
 
 
-def test_decode_aborts_while_it_waits(pair, receiver):
-    prefill, _ = pair
+def test_decode_aborts_when_prefill_has_its_request(pair, receiver):
+    prefill, decode = pair
     taker = receiver(7998)
     taker.init(prefill_dp_rank=0)
-    taker.send_metadata(ids(80, 81, 82), aux_index=4, decode_prefix_len=0)
+    taker.send_metadata(ids(80, 81, 82), aux_index=4, state_indices=[], decode_prefix_len=0)
     sender = Sender(prefill.connector, 7998)
     polled(sender, WAITING_FOR_INPUT)
     taker.abort()
@@ -124,35 +200,66 @@ def test_decode_aborts_while_it_waits(pair, receiver):
     until(taker.is_abort_release_safe)
     taker.clear()
     polled(sender, FAILED)
-    with pytest.raises(TransferError, match="peer_aborted: the client left"):
-        sender.failure_exception()
-
-
-def test_prefill_aborts_while_it_waits_and_the_room_serves_the_next_request(pair, receiver):
-    prefill, _ = pair
-    sender = Sender(prefill.connector, 6266)
-    assert sender.poll() == BOOTSTRAPPING
-    sender.abort()
-    polled(sender, FAILED)
     for _ in range(2):
-        with pytest.raises(TransferError, match="aborted: the client left"):
+        with pytest.raises(TransferError, match="peer_aborted: the client left"):
             sender.failure_exception()
-    sender.clear()
     assert sender.get_transfer_metric() == 0
-    again = Sender(prefill.connector, 6267)
-    assert again.poll() == BOOTSTRAPPING
+    until_bare(prefill, decode)
+
+
+@pytest.mark.parametrize("who", ["sender", "receiver"])
+@pytest.mark.parametrize("moment", ["made", "announced", "met", "half sent", "ended"])
+def test_clear_lets_go_of_its_own_request_at_any_time_and_as_often_as_one_likes(pair, receiver, moment, who):
+    prefill, decode = pair
+    other_sender, other_taker = Sender(prefill.connector, 2), receiver(2)
+    sender, taker = Sender(prefill.connector, 1), receiver(1)
+    if moment != "made":
+        taker.init(prefill_dp_rank=0)
+    if moment in ("met", "half sent", "ended"):
+        taker.send_metadata(ids(40, 41), aux_index=1, state_indices=[], decode_prefix_len=0)
+        polled(sender, WAITING_FOR_INPUT)
+        sender.init(num_kv_indices=2, aux_index=1)
+    if moment in ("half sent", "ended"):
+        sender.send(ids(3), state_indices=None, num_kv_tokens=16)
+    if moment == "ended":
+        sender.send(ids(4), state_indices=[], num_kv_tokens=16)
+        polled(sender, SUCCESS)
+        polled(taker, SUCCESS)
+    first, second = (sender, taker) if who == "sender" else (taker, sender)
+    for _ in range(2):
+        first.clear()
+    if moment != "ended":
+        polled(first, FAILED)
+        if who == "sender" and taker.transfer is None:  # decode has not heard of it yet
+            taker.send_metadata(ids(40, 41), aux_index=1, state_indices=[], decode_prefix_len=0)
+        polled(second, FAILED)
+        with pytest.raises(TransferError, match=f"peer_aborted: {CLEARED}|refused: {CLEARED}"):
+            second.failure_exception()
+    for _ in range(2):
+        second.clear()
+    other_taker.send_metadata(ids(50), aux_index=2, state_indices=[], decode_prefix_len=0)
+    polled(other_sender, WAITING_FOR_INPUT)
+    other_sender.init(num_kv_indices=1, aux_index=2)
+    other_sender.send(ids(5), state_indices=[], num_kv_tokens=16)
+    polled(other_sender, SUCCESS)
+    polled(other_taker, SUCCESS)
+    assert (decode.cache[:, 50] == prefill.cache[:, 5]).all()
+    page, row = prefill.memory.page_bytes, prefill.memory.aux.item_bytes
+    moved = {"ended": {2 * page + row}, "half sent": {0, page}}.get(moment, {0})
+    assert sender.get_transfer_metric() in moved
+    assert sender.poll() == taker.poll() == (SUCCESS if moment == "ended" else FAILED)
+    until_bare(prefill, decode)
 
 
 async def test_an_asyncio_program_waits_for_the_end_and_for_the_pages(pair):
     prefill, decode = pair
-    prefill.cache[:, 1] = 8
     sent = prefill.connector.open(1, "a")
     got = decode.connector.open(prefill.connector.bootstrap_address, 1, "a", pages=ids(4), aux_slot=0)
     sent.send(ids(1), start=0, last=True)
     async with asyncio.timeout(20):
         statuses = await asyncio.gather(sent.wait_ended(), got.wait_ended(), sent.wait_released(), got.wait_released())
     assert {status.phase for status in statuses} == {Phase.DONE}
-    assert (decode.cache[:, 4] == 8).all()
+    assert (decode.cache[:, 4] == prefill.cache[:, 1]).all()
     assert (await got.wait_ended()).phase is Phase.DONE, "asked again it answers at once"
 
 
