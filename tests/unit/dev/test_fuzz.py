@@ -3,6 +3,8 @@
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pdpool_connector.protocol.decode import DecodeMachine
 from pdpool_connector.protocol.events import Report, Write
 from pdpool_connector.protocol.frames import AttemptId
@@ -20,6 +22,26 @@ def test_seeds_and_noise_break_nothing(name: str) -> None:
     noise = random.Random(0)
     for data in [*seeds, *(noise.randbytes(noise.randrange(300)) for _ in range(200))]:
         fuzz(data)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_whatever_is_read_or_driven_into_a_machine_breaks_nothing(name: str) -> None:
+    """Bytes as they come are mostly refused at once, so half of the inputs are seeds of which a piece is another."""
+    fuzz, seeds = make(name)
+    spoilt = st.builds(
+        lambda seed, at, cut, piece: seed[: at % (len(seed) + 1)] + piece + seed[at % (len(seed) + 1) + cut :],
+        st.sampled_from(seeds),
+        st.integers(0, MAX_LEN),
+        st.integers(0, 8),
+        st.binary(max_size=8),
+    )
+
+    @settings(max_examples=300)
+    @given(st.one_of(st.binary(max_size=512), spoilt))
+    def check(data: bytes) -> None:
+        fuzz(data)
+
+    check()
 
 
 def test_an_input_that_costs_too_much_is_noticed() -> None:
