@@ -2,8 +2,9 @@
 
 import signal
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 from pdpool_connector.engines.base import Poll
@@ -13,6 +14,8 @@ from tests.integration.engine_peer import Peer
 SMALL = {"layers": 3, "pages": 48, "page_bytes": 4096}
 LARGE = {"layers": 2, "pages": 32, "page_bytes": 1 << 20}
 CANARY = 0xA5
+ESTABLISHED = "01"
+V4_IN_V6 = "0000000000000000FFFF0000"
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,13 @@ PLANES = {
     "nixl-tcp": Plane("nixl", {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}, ops=("write",)),
     "mooncake": Plane("mooncake"),
 }
+OVER_IPV6 = {
+    "nixl-tcp-ipv6": replace(
+        PLANES["nixl-tcp"], env={**PLANES["nixl-tcp"].env, "UCX_TCP_AF_PRIO": "inet6"}, host="::1"
+    ),
+    "mooncake-ipv6": replace(PLANES["mooncake"], host="::1"),
+}
+"""Those whose bytes have an address to go to: the others go through memory, whatever the host is called."""
 OVER_TCP = {name: PLANES[name] for name in ("nixl-tcp", "mooncake")}
 
 
@@ -127,3 +137,20 @@ def until(condition, what, timeout_s=30.0):
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s"
         time.sleep(0.002)
+
+
+def carried(pid):
+    """How many established TCP connections of a process run over IPv4 and over IPv6."""
+    mine = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since the listing
+            name = str(descriptor.readlink())
+            if name.startswith("socket:["):
+                mine.add(name[8:-1])
+    counts = {4: 0, 6: 0}
+    for version, table in ((4, "tcp"), (6, "tcp6")):
+        for row in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = row.split()
+            if fields[9] in mine and fields[3] == ESTABLISHED:
+                counts[4 if fields[2].startswith(V4_IN_V6) else version] += 1
+    return counts

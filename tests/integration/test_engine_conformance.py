@@ -5,18 +5,36 @@ import time
 import numpy as np
 import pytest
 
-from tests.integration.engine_cases import CANARY, PLANES, SMALL, cross, ends, expected, fill, lists, move, peers, until
+from tests.integration.engine_cases import (
+    CANARY,
+    OVER_IPV6,
+    PLANES,
+    SMALL,
+    carried,
+    cross,
+    ends,
+    expected,
+    fill,
+    lists,
+    move,
+    peers,
+    until,
+)
 from tests.integration.engine_peer import Peer
 
 
 def pytest_generate_tests(metafunc):
-    cross(metafunc, "plane", PLANES)
+    cross(metafunc, "plane", PLANES | OVER_IPV6)
 
 
 @pytest.fixture(scope="module")
 def pair(plane):
     with peers(plane, SMALL, "i", "T") as (initiator, target):
         assert initiator.connect(target) == {}
+        if plane in OVER_IPV6.values():
+            counts = carried(initiator.pid)
+            assert counts[6] > 0
+            assert counts[4] == 0
         yield initiator, target
 
 

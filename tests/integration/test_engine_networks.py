@@ -1,7 +1,6 @@
 """Engines over IPv6 and between network namespaces, where nothing but a network joins the two processes."""
 
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +8,10 @@ import numpy as np
 import pytest
 
 from dev.shell import wait_for
-from tests.integration.engine_cases import LARGE, SMALL, Plane, cross, ends, expected, fill, lists, move, peers
+from tests.integration.engine_cases import LARGE, SMALL, Plane, carried, cross, ends, expected, fill, lists, move, peers
 from tests.integration.namespaces import DEVICE, HOSTS, wire
 
 SOURCE, SINK, AUX = [3, 4, 5, 17, 44, 0], [40, 41, 42, 2, 47, 0], (1, 6)
-ESTABLISHED = "01"
-V4_IN_V6 = "0000000000000000FFFF0000"
 
 UCX_TCP = {"UCX_TLS": "tcp"}
 ENGINES = {"nixl": Plane("nixl", UCX_TCP, ops=("write",)), "mooncake": Plane("mooncake")}
@@ -37,23 +34,6 @@ def across(link, plane, geometry, version=4, *more):
     prefixes = [link.inside(0), *[link.inside(1)] * (1 + len(more))]
     hosts = [HOSTS[version][0], *[HOSTS[version][1]] * (1 + len(more))]
     return peers(opened, geometry, "i", "T", *more, prefixes=prefixes, hosts=hosts)
-
-
-def carried(pid):
-    """How many established TCP connections of a process run over IPv4 and over IPv6."""
-    mine = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed since the listing
-            name = str(descriptor.readlink())
-            if name.startswith("socket:["):
-                mine.add(name[8:-1])
-    counts = {4: 0, 6: 0}
-    for version, table in ((4, "tcp"), (6, "tcp6")):
-        for row in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = row.split()
-            if fields[9] in mine and fields[3] == ESTABLISHED:
-                counts[4 if fields[2].startswith(V4_IN_V6) else version] += 1
-    return counts
 
 
 def check_bytes(initiator, target, op):
