@@ -5,6 +5,7 @@ test is believed about bytes.
 """
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -13,6 +14,8 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -20,7 +23,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory, PrefillConnector
-from pdpool_connector.engines.base import Poll, prompt_submit
+from pdpool_connector.engines.base import EngineError, Poll, prompt_submit
 from pdpool_connector.layout import pool
 from pdpool_connector.layout.arena import ArenaLocation, MappedArena
 from pdpool_connector.layout.pairing import Part, shard_model
@@ -33,6 +36,7 @@ from pdpool_connector.runtime import link as link_module
 
 from dev import inside
 from dev.processes import send
+from tests.integration import tables
 from tests.integration.forked import Forked
 from tests.integration.real_failures import end_connections, register_half
 from tests.state_kinds import Kind
@@ -173,6 +177,7 @@ class _Gate:
         self.staged = 0
         self.failures: list[str] = []
         """What the engine itself said of each transfer that it began and that failed."""
+        self.failing: set[int] = set()
 
     def __getattr__(self, name):
         return getattr(self._engine, name)
@@ -181,6 +186,8 @@ class _Gate:
         if self.swapped is not None:
             chunk = replace(chunk, local_pages=np.full_like(chunk.local_pages, self.swapped))
         self.staged += chunk.staged is not None
+        if not self.failing.isdisjoint(chunk.local_pages.tolist()):
+            raise EngineError("the data plane fails, as it was told to")
         if self.open.is_set():
             return self._engine.submit(peer, chunk, *op)
         self.held += 1
@@ -189,7 +196,7 @@ class _Gate:
     def submit_at_once(self, *chunk):
         """As the engine's, where it has one, while nothing is held back."""
         at_once = prompt_submit(self._engine)
-        free = self.open.is_set() and self.swapped is None
+        free = self.open.is_set() and self.swapped is None and not self.failing
         return at_once(*chunk) if at_once is not None and free else None
 
     def poll(self, handle):
@@ -296,6 +303,25 @@ class _Connector:
         self.transfers[name].send(np.array(pages, np.int32), start=start, last=last, aux_slot=aux_slot, state=state)
         return {}
 
+    def many(self, calls):
+        """A list of commands in one go, each [command, arguments]."""
+        for command, arguments in calls:
+            getattr(self, command)(**arguments)
+        return {}
+
+    def forget(self, within_s):
+        """Wait until all hand-offs have ended and are releasable; how many of each cause, "" for those done."""
+        causes: Counter[str] = Counter()
+        deadline = time.monotonic() + within_s
+        for name, transfer in list(self.transfers.items()):
+            while not transfer.status.releasable:
+                assert time.monotonic() < deadline, f"{name} is {transfer.status}"
+                self.changed.wait(0.1)
+                self.changed.clear()
+            causes[transfer.status.cause or ""] += 1
+            del self.transfers[name]
+        return dict(causes)
+
     def abort(self, name):
         self.transfers[name].abort("test")
         return {}
@@ -334,6 +360,7 @@ class _Connector:
         return msgspec.to_builtins(self.connector.stats()) | {
             "rows": inside.rows(self.connector),
             "kept": len(self.connector._transfers),
+            "rss": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE"),
             "held_writes": self.gate.held,
             "staged_writes": self.gate.staged,
             "failed_writes": self.gate.failures,
@@ -341,6 +368,13 @@ class _Connector:
             "fds": len(list(Path("/proc/self/fd").iterdir())),
             "threads": threading.active_count(),
         }
+
+    def tables(self):
+        """Sizes of all there is in the connector; what is garbage already is collected first."""
+        gc.collect()
+        answer: Future[dict[str, int]] = Future()
+        self.connector._reactor.post(lambda: answer.set_result(tables.sizes(self.connector)))
+        return answer.result(ANSWER_S)
 
     def faults(self, delays):
         """Frames by name: seconds of delay, or None to drop them."""
@@ -355,6 +389,10 @@ class _Connector:
     def cut_data_plane(self, but):
         """End the TCP connections that do not lead from or to one of these ports."""
         return {"ended": end_connections(set(but))}
+    def break_writes(self, pages):
+        """The data plane takes nothing from these pages of ours."""
+        self.gate.failing = set(pages)
+        return {}
 
     def corrupt_writes(self, page):
         """Whatever is submitted from now on, this page of ours is another's when the data plane reads it."""
