@@ -1,4 +1,4 @@
-"""A connection between two connectors that tests can cut, and what is asked over HTTP."""
+"""A connection between two connectors that tests can cut, both ways or one, and what is asked over HTTP."""
 
 import contextlib
 import json
@@ -33,13 +33,19 @@ def registered(bootstrap: str, within_s: float = 30.0):
 
 
 class Cable:
-    """A TCP connection to a prefill's control port that can be cut, and the bootstrap registry that leads to it."""
+    """A TCP connection to a prefill's control port that can be cut, and the bootstrap registry that leads to it.
+
+    `deafen` cuts it in one direction: as when a network loses all packets of one side, nobody is told, and what was
+    sent meanwhile comes late.
+    """
 
     def __init__(self, prefill: Side) -> None:
         self.target = tuple(prefill.control.rsplit(":", 1))
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.sockets: list[socket.socket] = []
         self.plugged = True
+        self._hears = {"prefill": threading.Event(), "decode": threading.Event()}
+        self.heal()
         info = registered(prefill.bootstrap)
         (row,) = [row for row in info["ranks"] if row["incarnation"] == prefill.incarnation]
         row["control"] = f"127.0.0.1:{self.listener.getsockname()[1]}"
@@ -64,16 +70,26 @@ class Cable:
                 near.close()
                 continue
             self.sockets += [near, far]
-            for ends in ((near, far), (far, near)):
-                threading.Thread(target=self._pump, args=ends, daemon=True).start()
+            for *ends, hearer in ((near, far, "prefill"), (far, near, "decode")):
+                threading.Thread(target=self._pump, args=(*ends, self._hears[hearer]), daemon=True).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, heard: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                heard.wait()
                 sink.sendall(data)
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+    def deafen(self, side: str) -> None:
+        """What is sent to `side` waits, the greeting of a new connection too; the other direction works."""
+        self._hears[side].clear()
+
+    def heal(self) -> None:
+        """Both sides hear each other, and what they have missed."""
+        for heard in self._hears.values():
+            heard.set()
 
     def cut(self) -> None:
         for end in self.sockets:
@@ -85,6 +101,7 @@ class Cable:
             self.listener.shutdown(socket.SHUT_RDWR)
         self.accepting.join(10)  # what it has just accepted is to be closed, too
         self.listener.close()
+        self.heal()
         self.cut()
         for end in self.sockets:
             end.close()

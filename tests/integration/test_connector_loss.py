@@ -70,6 +70,63 @@ def test_a_hold_after_a_partition_ends_when_both_sides_meet_again(cable) -> None
     assert decode.until("r", "releasable")["cause"] == "peer_lost"
 
 
+@pytest.mark.parametrize("deaf", ["prefill", "decode"])
+def test_a_side_that_hears_nothing_is_not_lost_and_goes_on_where_it_stood_when_it_hears_again(
+    cable, sides, deaf: str
+) -> None:
+    prefill, decode, wire = cable()
+    other, life_s = sides("prefill"), 4.0
+    fill(other, 2)
+
+    def offer(name: str, room: int, pages: list[int], **more) -> None:
+        prefill.open(name, room, **more)
+        decode.open(name, room, prefill=wire.bootstrap, pages=pages, aux_slot=room, **more)
+
+    offer("sent", 2, [3, 4])
+    meet(other, decode, 3, name="kept", pages=[10, 11])
+    prefill.until("sent", "ready")
+    other.until("kept", "ready")
+    opened = time.monotonic()
+    offer("met", 1, [1, 2], deadline_s=life_s)
+    prefill.until("met", "ready")
+    wire.deafen(deaf)
+    prefill.send("sent", [1, 2])
+    offer("late", 4, [5], deadline_s=life_s)
+    other.send("kept", [4, 5])
+    decode.until("kept", "done")
+    for side in (prefill, decode):
+        for name in ("met", "late"):
+            ended = side.until(name, "ended")
+            assert ended["cause"] == "timed_out", "silence is no loss"
+            assert ended["at"] - opened >= life_s
+    prefill.until("sent", "done")
+    # What prefill has said of its quiet is not heard, or it was never told of the pages as far as decode knows.
+    held = {"prefill": {"late"}, "decode": {"met", "late"}}[deaf]
+    decode.settle(lambda stats: stats["holds"] == len(held))
+    assert {name for name in ("met", "late") if not decode.status(name)["releasable"]} == held
+    if deaf == "prefill":
+        decode.until("sent", "done")
+    else:
+        assert decode.status("sent")["phase"] == "waiting", "all bytes are there, and nobody has said so"
+    assert prefill.incarnation in [peer["incarnation"] for peer in decode.stats()["peers"]]
+    assert decode.incarnation in [peer["incarnation"] for peer in prefill.stats()["peers"]]
+
+    wire.heal()
+    decode.until("sent", "done")
+    for name in held:
+        decode.until(name, "releasable")
+    offer("again", 5, [30, 31])
+    prefill.send("again", [8, 9])
+    decode.until("again", "done")
+    assert (decode.pages[:, [3, 4, 30, 31]] == prefill.pages[:, [1, 2, 8, 9]]).all()
+    assert (decode.pages[:, [10, 11]] == other.pages[:, [4, 5]]).all()
+    assert not decode.pages[:, [1, 2, 5]].any()
+    for side in (prefill, decode, other):
+        stats = side.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == 0)
+        assert stats["faults"] == 0
+    assert decode.stats()["outcomes"] == {"done": 3, "failed": 2, "aborted": 0}
+
+
 def test_a_killed_prefill_fails_its_attempts_at_once_holds_their_pages_and_is_served_when_it_is_back(
     sides, backend
 ) -> None:
