@@ -1,6 +1,7 @@
 """Instances of many ranks, each a real process: what arrives, and what is left when one rank fails or dies."""
 
 import contextlib
+import re
 import socket
 import time
 
@@ -124,9 +125,14 @@ def test_a_killed_decode_rank_fails_the_request_for_the_others_that_share_its_pr
         instance.settle_empty()
 
 
-@pytest.mark.parametrize("when", ["before decode knows", "ready", "after the other rank has sent"])
-def test_a_stage_that_fails_a_request_alone_ends_it_on_every_rank_with_one_cause(instances, when: str) -> None:
-    prefill, decode = instances("prefill", "local", shape([2, 1])), instances("decode", "local", shape([1, 2]))
+@pytest.mark.parametrize(
+    "when", ["before decode knows", "ready", "after the other rank has sent", "its data plane fails"]
+)
+def test_a_stage_that_fails_a_request_alone_ends_it_on_every_rank_with_one_cause(capfd, instances, when: str) -> None:
+    prefill = instances("prefill", "local", shape([2, 1]), log="INFO")
+    # A rank that is served by the other stage alone has its part, whatever the data plane of this one does.
+    decode = instances("decode", "local", shape([3] if when == "its data plane fails" else [1, 2]), log="INFO")
+    own, told, outcome = ("aborted", "peer_aborted", "aborted")
     prefill.fill(1)
     prefill.open("r", 7)
     if when == "before decode knows":
@@ -137,16 +143,39 @@ def test_a_stage_that_fails_a_request_alone_ends_it_on_every_rank_with_one_cause
     if when == "after the other rank has sent":
         prefill.ranks[0].send("r", SOURCE, aux_slot=AUX_FROM)
         prefill.ranks[0].settle(lambda stats: stats["bytes_moved_total"] > 0)
-    if when != "before decode knows":
+    if when == "its data plane fails":
+        own, told, outcome = ("transfer_failed", "transfer_failed", "failed")
+        prefill.ranks[1].call("break_writes", pages=SOURCE)
+        prefill.send("r", SOURCE, aux_slot=AUX_FROM)
+    elif when != "before decode knows":
         prefill.ranks[1].abort("r")
-    assert prefill.ranks[1].until("r", "releasable")["cause"] == "aborted"
+    assert prefill.ranks[1].until("r", "releasable")["cause"] == own
     for status in decode.until("r", "releasable"):
-        assert status["cause"] == "peer_aborted"
+        assert status["cause"] == told
     assert prefill.ranks[0].until("r", "releasable")["phase"] in ("failed", "done")
     for instance in (prefill, decode):
         instance.settle_empty()
-    for stats in decode.settle(lambda stats: sum(stats["outcomes"].values()) == 1):
-        assert stats["outcomes"] == {"done": 0, "failed": 0, "aborted": 1}
+    counted = [
+        stats for instance in (prefill, decode) for stats in instance.settle(lambda one: sum(one["outcomes"].values()))
+    ]
+    nothing = {"done": 0, "failed": 0, "aborted": 0}
+    for stats in counted:
+        if (stats["role"], stats["rank"]) == ("prefill", 0):  # it may have done all that it had to by then
+            assert sum(stats["outcomes"].values()) == 1
+            assert stats["causes"] in ({}, {told: 1})
+        else:
+            cause = own if stats["role"] == "prefill" else told
+            assert stats["outcomes"] == nothing | {outcome: 1}
+            assert stats["causes"] == {cause: 1}
+    ends = re.findall(
+        r"(prefill|decode) rank=(\d) attempt=\S+ room=7 request_id='r'.* (done|failed|aborted): (?:cause=(\w+))?",
+        capfd.readouterr().err,
+    )
+    said = {(role, int(rank)): (ended, cause) for role, rank, ended, cause in ends}
+    assert len(ends) == len(said) == len(counted), "one line for each rank"
+    assert said["prefill", 1] == (outcome, own)
+    assert {said["decode", rank] for rank in range(len(decode.ranks))} == {(outcome, told)}
+    assert said["prefill", 0] in {("done", ""), (outcome, told)}
 
 
 def test_tensor_ranks_that_share_no_peer_end_together_by_agreement_and_keep_the_root_cause(instances) -> None:
