@@ -4,13 +4,17 @@ import itertools
 import os
 import re
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from pdpool_connector.demo.launch import Child, Children
+from pdpool_connector.transport.tokens import sign_operation
 
 from tests.integration.asking import get_json, load_of, web
 from tests.integration.small_side import until
@@ -23,21 +27,23 @@ def generate(child: Child, **body) -> httpx.Response:
     return web.post(child.url + "/generate", json=body, timeout=120)
 
 
-def handed_over(prefill: Child, decode: Child, prompt: list[int], tokens: int = 6) -> tuple[httpx.Response, ...]:
+def handed_over(
+    prefill: Child, decode: Child, prompt: list[int], tokens: int = 6, room: int | None = None
+) -> tuple[httpx.Response, ...]:
     """Post to both sides, as the router does."""
     body = {
         "input_ids": prompt,
         "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
         "bootstrap_host": "127.0.0.1",
         "bootstrap_port": prefill.addresses["bootstrap_port"],
-        "bootstrap_room": next(ROOMS),
+        "bootstrap_room": next(ROOMS) if room is None else room,
     }
     with ThreadPoolExecutor(2) as pool:
         return tuple(pool.map(lambda child: generate(child, **body), (prefill, decode)))
 
 
-def begin(children: Children, mode: str, *, tp: int = 1, pp: int = 1, backend: str = "local") -> Child:
-    extra = ["--kv-pages", "128", "--enable-faults", "--tp-size", str(tp), "--pp-size", str(pp)]
+def begin(children: Children, mode: str, *more: str, tp: int = 1, pp: int = 1, backend: str = "local") -> Child:
+    extra = ["--kv-pages", "128", "--enable-faults", "--tp-size", str(tp), "--pp-size", str(pp), *more]
     return children.begin_engine(mode, model_path="tiny", backend=backend, extra=extra)
 
 
@@ -110,6 +116,54 @@ def test_one_frozen_rank_stops_the_engine_and_nothing_is_lost_when_it_thaws(expe
             answers = waiting.result(120)
         assert [answer.status_code for answer in answers] == [200, 200]
         assert answers[1].json()["output_ids"] == expected[4]
+        until(lambda: quiet(prefill) and quiet(decode))
+
+
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+@pytest.mark.parametrize("shape", [{"tp": 2}, {"pp": 2}], ids=str)
+def test_a_rank_that_fails_a_request_alone_ends_it_on_all_with_one_error_for_each_client(
+    expected, tmp_path, victim, shape
+) -> None:
+    """By the operator's order to abort the room, given to the connector of one rank only."""
+    private = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "operator.pem").write_bytes(public)
+    secret = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    with Children() as children:
+        keys = ("--pod-uid", "pod-1", "--operator-key", str(tmp_path / "operator.pem"))
+        begun = [begin(children, mode, *keys, **shape) for mode in ("prefill", "decode")]
+        prefill, decode = both = [children.listening(child) for child in begun]
+        assert handed_over(prefill, decode, PROMPTS[0])[1].json()["output_ids"] == expected[0]  # all ranks are paired
+        until(lambda: quiet(prefill) and quiet(decode))
+        room = next(ROOMS)
+        set_faults(decode, drop_handoff=True)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(handed_over, prefill, decode, PROMPTS[4], room=room)
+            until(lambda: all(rank["attempts"]["waiting"]["reqs"] == 1 for rank in states(prefill)))
+            until(lambda: all(unanswered_s(rank) > 0.2 for rank in states(decode)))
+            failing = prefill if victim == "prefill" else decode
+            token = sign_operation(secret, "pod-1", "abort", "a test", "1", time.time())
+            told = web.post(
+                f"http://{failing.addresses['ranks']['1']['admin']}/v1/abort",
+                json={"room": room},
+                headers={"Authorization": token},
+                timeout=30,
+            )
+            assert told.status_code == 200, told.text
+            set_faults(decode, drop_handoff=False)
+            answers = dict(zip(("prefill", "decode"), waiting.result(120), strict=True))
+        errors = {side: (answer.status_code, answer.json()["error"]["code"]) for side, answer in answers.items()}
+        assert errors.pop(victim) == (503, "aborted")
+        assert list(errors.values()) == [(502, "peer_aborted")]
+        assert "rank 1" in answers[victim].json()["error"]["message"]
+        until(lambda: quiet(prefill) and quiet(decode))
+        for child in both:
+            for rank in states(child):
+                assert rank["outcomes"] == {"done": 1, "failed": 0, "aborted": 1}
+                assert sum(rank["causes"].values()) == 1
+                line = rf"{rank['role']} rank={rank['rank']} attempt=\S+ room={room} request_id='\S+'.* aborted: "
+                assert len(re.findall(line, child.log.read_text())) == 1
+        assert handed_over(prefill, decode, PROMPTS[4])[1].json()["output_ids"] == expected[4]
         until(lambda: quiet(prefill) and quiet(decode))
 
 
