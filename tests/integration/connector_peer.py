@@ -389,6 +389,7 @@ class _Connector:
     def cut_data_plane(self, but):
         """End the TCP connections that do not lead from or to one of these ports."""
         return {"ended": end_connections(set(but))}
+
     def break_writes(self, pages):
         """The data plane takes nothing from these pages of ours."""
         self.gate.failing = set(pages)

@@ -222,7 +222,7 @@ class Connector(Owner, Generic[AnyTransfer]):
     def close(self, timeout_s: float = 5.0) -> None:
         """Fail what is under way, tell peers, let writes in flight end, and stop all threads.
 
-        For what is under way `timeout_s` is given; HTTP, spans and the data plane take some seconds more at worst.
+        Hand-offs have half of `timeout_s`, threads the rest; HTTP, spans, data plane take some seconds more at worst.
         Idempotent; a second thread that calls it waits for the first, and one that was interrupted is made by the next
         call. What cannot be ended in time is logged and left to the end of the process. Pages that are not releasable
         by then may still be touched afterwards: end the process rather than use them again. A program that ends without

@@ -109,7 +109,7 @@ class Line:
     def _on_monitor(self) -> None:
         """The connection may have ended. What arrived before counts, so it is heard first, in this turn or the next."""
         if self._receive() < BATCH and self._open and self._control.ended():
-            when = "" if self.paired else " before it was paired"
+            when = "" if self.paired else " before it was paired (do both sides have the same CURVE keys, or none?)"
             self._end(f"the control connection to {self._name} ended{when}")
 
     def _on_frame(self, frame: f.AnyFrame) -> None:

@@ -1,0 +1,50 @@
+"""The data plane's connections end while both processes and the control channel live: the pair works again."""
+
+import time
+
+import pytest
+
+from tests.integration.connector_peer import Side
+from tests.integration.handoffs import fill, meet
+
+BACK_WITHIN_S = 20.0
+"""From the cut to the first hand-off that goes through; several connections may have to be found broken first."""
+
+
+@pytest.fixture(params=["nixl-write", "mooncake-write", "mooncake-read"])
+def pair(request, sides, monkeypatch) -> tuple[Side, Side]:
+    monkeypatch.setenv("UCX_TLS", "tcp")  # over CMA, NIXL does without the connections that are ended
+    backend, direction = request.param.split("-")
+    prefill, decode = (sides(role, backend, direction=direction) for role in ("prefill", "decode"))
+    fill(prefill, 1)
+    return prefill, decode
+
+
+def hand_off(prefill: Side, decode: Side, room: int) -> bool:
+    """Whether it was done; then its bytes are right. Each has its pages, for those of one that fails are held."""
+    name, pages = f"r{room}", [2 * room, 2 * room + 1]
+    meet(prefill, decode, room, name=name, pages=pages)
+    prefill.until(name, "ready")
+    prefill.send(name, [1, 2])
+    if decode.until(name, "ended")["phase"] == "failed":
+        assert decode.status(name)["cause"] == "transfer_failed"
+        return False
+    assert (decode.pages[:, pages] == prefill.pages[:, [1, 2]]).all()
+    return True
+
+
+def cut(prefill: Side, decode: Side) -> None:
+    known = (prefill.control, prefill.bootstrap, prefill.admin, decode.control, decode.admin)
+    ports = [int(address.rpartition(":")[2]) for address in known]
+    assert sum(side.call("cut_data_plane", but=ports)["ended"] for side in (prefill, decode))
+
+
+def test_hand_offs_go_through_again_soon_after_the_data_plane_was_cut(pair) -> None:
+    assert hand_off(*pair, room=1)
+    cut(*pair)
+    cut_at, room = time.monotonic(), 2
+    while not hand_off(*pair, room=room):
+        assert time.monotonic() - cut_at < BACK_WITHIN_S, "the pair moves nothing any more"
+        time.sleep(0.5)  # an engine's next request comes no sooner, and there are pages for 30 of them
+        room += 1
+    assert all(hand_off(*pair, room=later) for later in (room + 1, room + 2, room + 3))
