@@ -99,7 +99,7 @@ class DecodeMachine(OpeningMachine[Attempt]):
             return
         self._move(attempt, Cue.BROKEN)
         self._timers.cancel(("life", attempt))
-        self._timers.set(("abort", attempt), self._now + self.timing.drain_s)
+        self._bound_end(attempt)
         self._report(attempt)
         attempt.retry_s = self.timing.retry_first_s
         self._nudge(attempt)

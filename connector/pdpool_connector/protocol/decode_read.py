@@ -210,7 +210,7 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
             return
         self._move(attempt, Cue.BROKEN)
         self._timers.cancel(("life", attempt))
-        self._timers.set(("abort", attempt), self._now + self.timing.drain_s)
+        self._bound_end(attempt)
         self._report(attempt)
         for peer, source in attempt.sources.items():
             if not source.quiet:

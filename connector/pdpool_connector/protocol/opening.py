@@ -280,6 +280,11 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
 
     # --- Ends ---
 
+    def _bound_end(self, attempt: AnyAttempt) -> None:
+        """Set how long a failed attempt waits: for quiet, or, where it holds nothing back, to be told to prefill."""
+        until = self._now + self.timing.drain_s
+        self._timers.set(("abort", attempt), until if attempt.offered else max(until, attempt.deadline))
+
     def _give_up_telling(self, attempt: AnyAttempt) -> None:
         """A failed attempt that was never offered holds nothing back; it stays only to be told."""
         if attempt.state is S.ABORTING and not attempt.offered:

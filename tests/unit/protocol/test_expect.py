@@ -553,11 +553,27 @@ def test_a_refusal_waits_for_prefill_to_be_linked(decodes, prefills) -> None:
 
 
 @DECODES
-def test_a_refusal_that_nobody_hears_is_forgotten(make) -> None:
+def test_a_refusal_that_nobody_hears_is_forgotten_by_its_deadline(make) -> None:
     side = make(linked=False)
     side.do(refusal())
-    side.wait(side.machine.timing.drain_s)
+    side.wait(30.0)
     assert side.machine.rows == 0
+
+
+@PAIRS
+def test_prefill_hears_a_refusal_and_an_abort_however_late_it_is_reached_before_their_deadline(
+    decodes, prefills
+) -> None:
+    decode, prefill = decodes(linked=False), prefills()
+    prefill.request(1)
+    prefill.request(2, room=8)
+    decode.do(refusal())
+    decode.open(3, room=8)
+    decode.abort(3)
+    decode.wait(decode.machine.timing.drain_s + 1)
+    deliver(decode.link(), prefill)
+    assert ended(prefill, 1) == (Phase.FAILED, Cause.REFUSED, True)
+    assert ended(prefill, 2) == (Phase.FAILED, Cause.PEER_ABORTED, True)
 
 
 @PAIRS

@@ -246,11 +246,11 @@ def test_an_attempt_that_failed_before_pairing_is_free_at_once_and_told_of_later
     assert side.machine.rows == 0
 
 
-def test_an_attempt_that_nobody_can_be_told_of_is_forgotten() -> None:
+def test_an_attempt_that_nobody_can_be_told_of_is_forgotten_by_its_deadline() -> None:
     side = DecodeRead(linked=False)
     side.open()
     side.abort()
-    side.wait(TIMING.drain_s + 1)
+    side.wait(30.0)
     assert side.machine.rows == 0
 
 
