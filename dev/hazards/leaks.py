@@ -11,7 +11,7 @@ from pdpool_connector.demo.launch import free_port
 
 from dev.hazards.stage import Stage, free_port_from, hazard
 from tests.integration.cable import Cable
-from tests.integration.handoffs import fail_a_write
+from tests.integration.handoffs import fail_a_write, meet
 
 
 @hazard(25, "clear and completion race, and bring a room back")
@@ -219,13 +219,21 @@ def by_prefix(stage: Stage) -> str:
 
 @hazard(33, "one failed transfer bans the whole peer")
 def ban(stage: Stage) -> str:
-    name, _ = stage.meet(pages=[8, 3])
-    stage.prefill.send(name, [1], aux_slot=0)
-    assert stage.decode.until(name, "releasable")["cause"] == "invalid"
+    prefill, fragile = stage.prefill, stage.fragile_decode()
+    failed, again, room = stage.name(), stage.name(), stage.room()
+    said = fail_a_write(prefill, fragile, room=room, name=failed)
+    told_alike(failed, said, prefill, fragile)
     begun = time.monotonic()
-    stage.serve()
+    meet(prefill, fragile, room, name=again, pages=[3])
+    prefill.send(again, [1])
+    for side in (prefill, fragile):
+        status = side.until(again, "ended")
+        assert status["phase"] == "done", f"after {said!r} the next to the same peer ended as {status['message']!r}"
     seconds = time.monotonic() - begun
-    return f"the next hand-off with the same peer took {seconds * 1000:.0f} ms"
+    assert (fragile.pages[:, 3] == prefill.pages[:, 1]).all()
+    told_alike(failed, said, prefill, fragile)
+    lay_to_rest(stage, fragile, failed)
+    return f"{said!r}; the next hand-off with the same peer took {seconds * 1000:.0f} ms"
 
 
 @hazard(34, "a socket is closed under another thread that sends")

@@ -59,6 +59,22 @@ def test_a_transfer_that_fails_ends_its_hand_off_by_its_root_cause_and_that_of_n
     other.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == 0)
 
 
+def test_rooms_of_the_same_peer_go_on_after_a_transfer_that_failed(sides, backend) -> None:
+    prefill, fragile = sides("prefill", backend), sides("decode", backend, **HALF_REGISTERED)
+    fill(prefill, 1)
+    meet(prefill, fragile, 8, name="before", pages=[4])
+    prefill.until("before", "ready")
+    fail_a_write(prefill, fragile, room=7)
+    prefill.send("before", [1])
+    meet(prefill, fragile, 9, name="after", pages=[5])
+    prefill.send("after", [2])
+    for name in ("before", "after"):
+        status = fragile.until(name, "ended")
+        assert status["phase"] == "done", status
+    assert (fragile.pages[:, [4, 5]] == prefill.pages[:, [1, 2]]).all()
+    fence_and_check_empty(prefill, fragile)
+
+
 # Not Mooncake in strips: it waits a second after each that was refused, and they are many.
 @pytest.mark.parametrize(
     ("backend", "staging"), [("nixl", True), ("nixl", False), ("mooncake", True)], indirect=["backend"]
