@@ -25,6 +25,13 @@ def meet(prefill: Side, decode: Side, room: int, *, name: str = "r", pages=(8, 3
     decode.open(name, room, prefill=prefill.bootstrap, pages=list(pages), aux_slot=aux_slot, **more)
 
 
+def end_data_connections(side: Side, *among: Side) -> int:
+    """End those connections of a side that are the data plane's, where all that it talks to is `among`; how many."""
+    known = (address for one in among for address in (one.control, one.bootstrap, one.admin) if address)
+    ended: int = side.call("cut_data_plane", but=[int(address.rpartition(":")[2]) for address in known])["ended"]
+    return ended
+
+
 def fail_a_write(prefill: Side, *decode: Side, room: int, name: str = "r") -> str:
     """A hand-off to all ranks of a decode whose writes prefill's engine begins and which fail; what the engine said.
 
@@ -39,10 +46,8 @@ def fail_a_write(prefill: Side, *decode: Side, room: int, name: str = "r") -> st
     prefill.send(name, [1, 2])
     prefill.settle(lambda stats: stats["held_writes"] >= len(decode))
     if prefill.backend == "nixl":
-        known = [prefill.control, prefill.bootstrap, prefill.admin, *(side.control for side in decode)]
-        ports = [int(address.rpartition(":")[2]) for address in known]
         for side in decode:
-            assert side.call("cut_data_plane", but=ports)["ended"]
+            assert end_data_connections(side, prefill, *decode)
     prefill.call("release_writes")
     said = prefill.settle(lambda stats: len(stats["failed_writes"]) > before)["failed_writes"][-1]
     assert re.search(REASONS[prefill.backend], said), said

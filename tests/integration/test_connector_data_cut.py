@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.integration.connector_peer import Side
-from tests.integration.handoffs import fill, meet
+from tests.integration.handoffs import end_data_connections, fill, meet
 
 BACK_WITHIN_S = 20.0
 """From the cut to the first hand-off that goes through; several connections may have to be found broken first."""
@@ -33,15 +33,9 @@ def hand_off(prefill: Side, decode: Side, room: int) -> bool:
     return True
 
 
-def cut(prefill: Side, decode: Side) -> None:
-    known = (prefill.control, prefill.bootstrap, prefill.admin, decode.control, decode.admin)
-    ports = [int(address.rpartition(":")[2]) for address in known]
-    assert sum(side.call("cut_data_plane", but=ports)["ended"] for side in (prefill, decode))
-
-
 def test_hand_offs_go_through_again_soon_after_the_data_plane_was_cut(pair) -> None:
     assert hand_off(*pair, room=1)
-    cut(*pair)
+    assert sum(end_data_connections(side, *pair) for side in pair)
     cut_at, room = time.monotonic(), 2
     while not hand_off(*pair, room=room):
         assert time.monotonic() - cut_at < BACK_WITHIN_S, "the pair moves nothing any more"

@@ -14,7 +14,7 @@ RETRY_S = 2.0
 
 
 class DataPath:
-    """For one thread at a time, but `usable`. `clock`: monotonic seconds."""
+    """For one thread at a time. `clock`: monotonic seconds."""
 
     def __init__(
         self, engine: Engine, peer: str, remote: RemoteMemory, clock: Callable[[], float] = time.monotonic

@@ -7,16 +7,10 @@ from pdpool_connector.engines.base import EngineError, PeerUnreachableError
 from pdpool_connector.layout.memory import RemoteMemory
 from pdpool_connector.runtime.path import RETRY_S, DataPath
 
+from tests.clock import Clock
 from tests.unit.runtime.scripted import MEMORY, ScriptedEngine
 
 PEER = "d" * 32
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -29,16 +29,10 @@ from pdpool_connector.transport.http import MAX_BODY_BYTES, Asked, HttpServer
 from pdpool_connector.transport.lease import LeaseKeeper
 from pdpool_connector.transport.registry import LEASE_S, REMEMBERED, RegistrationError, Registry, RegistryEndpoint
 
+from tests.clock import Clock
+
 LOOPBACK = ("127.0.0.0/8",)
 PARTS = shard_model([2, 1], 4)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def info(rank: int, life: int = 0, **changes) -> RankInfo:

@@ -15,6 +15,8 @@ from pdpool_connector.transport.tokens import (
     sign_registration,
 )
 
+from tests.clock import Clock
+
 NOW = 1_800_000_000.0
 IDS = itertools.count()
 
@@ -28,16 +30,9 @@ def key_pair() -> tuple[str, str]:
 PRIVATE, PUBLIC = key_pair()
 
 
-class Clock:
-    now = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(NOW)
 
 
 @pytest.fixture

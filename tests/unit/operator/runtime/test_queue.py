@@ -8,13 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pdpool_operator.runtime.queue import BACKOFF_FIRST_S, BACKOFF_JITTER, BACKOFF_LIMIT_S, WorkQueue
 
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture
