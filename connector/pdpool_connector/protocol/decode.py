@@ -98,7 +98,6 @@ class DecodeMachine(OpeningMachine[Attempt]):
             self._finalize(attempt)
             return
         self._move(attempt, Cue.BROKEN)
-        self._timers.cancel(("life", attempt))
         self._bound_end(attempt)
         self._report(attempt)
         attempt.retry_s = self.timing.retry_first_s

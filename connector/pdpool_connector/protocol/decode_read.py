@@ -209,7 +209,6 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
             self._finalize(attempt)
             return
         self._move(attempt, Cue.BROKEN)
-        self._timers.cancel(("life", attempt))
         self._bound_end(attempt)
         self._report(attempt)
         for peer, source in attempt.sources.items():

@@ -282,6 +282,7 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
 
     def _bound_end(self, attempt: AnyAttempt) -> None:
         """Set how long a failed attempt waits: for quiet, or, where it holds nothing back, to be told to prefill."""
+        self._timers.cancel(("life", attempt))
         until = self._now + self.timing.drain_s
         self._timers.set(("abort", attempt), until if attempt.offered else max(until, attempt.deadline))
 

@@ -2,22 +2,36 @@
 
 import heapq
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
+_Entry = tuple[float, int]
+
+_SLOT_S: Final = 0.125
+"""A power of two, so that an entry is never before the begin of its slot."""
+_FAR: Final = 2.0**40
 
 
 class Timers(Generic[Key]):
-    """A heap of deadlines. A name has at most one; setting it again moves it.
+    """Deadlines in slots of an eighth of a second, and a heap of those whose turn is near. A name has at most one;
+    setting it again moves it.
 
-    The heap holds numbers only: moved and cancelled entries stay in it until they surface, and must not keep alive what
-    they were for.
+    Most deadlines are cancelled long before they are due, and tens of thousands may wait (ends that are remembered).
+    What is cancelled leaves its slot at once, so that nothing ever has to be swept out all together: no call takes
+    longer for the deadlines that wait, but one that a slot of them comes due in.
+
+    The heap holds numbers only: cancelled entries stay in it until they surface, and must not keep alive what they were
+    for.
     """
 
     def __init__(self) -> None:
-        self._entries: dict[Key, tuple[float, int]] = {}
+        self._entries: dict[Key, _Entry] = {}
         self._names: dict[int, Key] = {}
-        self._heap: list[tuple[float, int]] = []
+        self._slots: dict[float, dict[int, _Entry]] = {}
+        """Entries that are not in the heap, by number of the slot and by their own."""
+        self._numbers: list[float] = []
+        """A heap of the slots' numbers; some may be of slots that are gone."""
+        self._heap: list[_Entry] = []
         self._serial = 0
 
     def __len__(self) -> int:
@@ -25,30 +39,40 @@ class Timers(Generic[Key]):
 
     def set(self, key: Key, when: float) -> None:
         """Make `key` due at `when`; equal times come due in the order in which they were set."""
-        before = self._entries.get(key)
-        if before is not None:
-            del self._names[before[1]]
+        self.cancel(key)
         self._serial = serial = self._serial + 1
         self._entries[key] = entry = (when, serial)
         self._names[serial] = key
-        heapq.heappush(self._heap, entry)
-        # Rebuilding bounds the heap by the live entries.
-        if len(self._heap) > 2 * len(self._entries) + 64:
-            self._heap = list(self._entries.values())
-            heapq.heapify(self._heap)
+        number = min(when, _FAR) // _SLOT_S
+        slot = self._slots.get(number)
+        if slot is None:
+            self._slots[number] = {serial: entry}
+            self._add_number(number)
+        else:
+            slot[serial] = entry
 
     def cancel(self, key: Key) -> None:
         """Forget `key`, if it is there."""
         entry = self._entries.pop(key, None)
-        if entry is not None:
-            del self._names[entry[1]]
+        if entry is None:
+            return
+        when, serial = entry
+        del self._names[serial]
+        number = min(when, _FAR) // _SLOT_S
+        slot = self._slots.get(number)
+        if slot is not None and slot.pop(serial, None) is not None and not slot:
+            del self._slots[number]
 
     def next(self) -> float | None:
         """When the earliest deadline is due; None when there is none."""
-        heap = self._heap
-        while heap and heap[0][1] not in self._names:
-            heapq.heappop(heap)
-        return heap[0][0] if heap else None
+        heap, names, numbers = self._heap, self._names, self._numbers
+        while True:
+            while heap and heap[0][1] not in names:
+                heapq.heappop(heap)
+            if not numbers or (heap and heap[0][0] < numbers[0] * _SLOT_S):
+                return heap[0][0] if heap else None
+            for entry in self._slots.pop(heapq.heappop(numbers), {}).values():
+                heapq.heappush(heap, entry)
 
     def pop_due(self, now: float) -> Key | None:
         """Take the earliest name that is due at `now`; None when none is."""
@@ -58,3 +82,9 @@ class Timers(Generic[Key]):
         key = self._names.pop(heapq.heappop(self._heap)[1])
         del self._entries[key]
         return key
+
+    def _add_number(self, number: float) -> None:
+        heapq.heappush(self._numbers, number)
+        # Slots are few: as many as the longest deadline has, whatever the number of deadlines.
+        if len(self._numbers) > 2 * len(self._slots) + 64:
+            self._numbers = sorted(self._slots)

@@ -8,24 +8,29 @@ from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.timers import Timers
 from pdpool_connector.protocol.verdicts import Graveyard, Tombstone
 
+WHENS = st.one_of(st.floats(0, 100), st.integers(0, 12).map(lambda eighths: eighths / 8), st.just(float("inf")))
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.floats(0, 100)))))
-def test_timers_agree_with_a_plain_dictionary(steps: list[tuple[int, float | None]]) -> None:
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), WHENS), st.booleans())))
+def test_timers_agree_with_a_plain_dictionary(steps: list[tuple[int, float | None, bool]]) -> None:
     timers: Timers[int] = Timers()
-    plain: dict[int, float] = {}
-    for key, when in steps:
+    plain: dict[int, tuple[float, int]] = {}
+    for number, (key, when, take) in enumerate(steps):
         if when is None:
             timers.cancel(key)
             plain.pop(key, None)
         else:
             timers.set(key, when)
-            plain[key] = when
-        assert timers.next() == min(plain.values(), default=None)
+            plain[key] = (when, number)
+        first = min(plain, key=plain.__getitem__, default=None)
+        assert timers.next() == (None if first is None else plain[first][0])
+        if take and first is not None:
+            assert timers.pop_due(plain.pop(first)[0]) == first, "equal times in the order in which they were set"
     order = []
     while (key := timers.pop_due(50.0)) is not None:
         order.append(plain.pop(key))
     assert order == sorted(order)
-    assert all(when > 50.0 for when in plain.values())
+    assert all(when > 50.0 for when, _ in plain.values())
     assert len(timers) == len(plain)
 
 
@@ -33,7 +38,44 @@ def test_a_timer_that_is_moved_for_ever_takes_no_more_room() -> None:
     timers: Timers[str] = Timers()
     for step in range(10_000):
         timers.set("a", step)
-    assert len(timers._heap) < 100
+        if step % 2:
+            timers.cancel("a")
+    kept = vars(timers)
+    assert all(len(held) < 100 for held in kept.values() if not isinstance(held, int)), kept
+
+
+class Counted(float):
+    """A time that counts how often it is compared."""
+
+    compared = 0
+
+    def __lt__(self, other: float) -> bool:
+        Counted.compared += 1
+        return float(self) < other
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return float(self) == other
+
+    __hash__ = float.__hash__
+
+
+def test_no_call_takes_longer_for_the_thousands_of_timers_that_wait() -> None:
+    timers: Timers[tuple[str, int]] = Timers()
+    for waiting in range(5_000):
+        timers.set(("grave", waiting), Counted(1_000 + waiting / 300))
+    most = 0
+    for step in range(20_000):
+        Counted.compared = 0
+        timers.set(("life", step), Counted(step / 3_000 + 300))
+        timers.set(("nudge", step), Counted(step / 3_000 + 0.1))
+        timers.next()
+        timers.cancel(("nudge", step - 10))
+        timers.cancel(("life", step - 10))
+        while timers.pop_due(step / 3_000) is not None:
+            pass
+        most = max(most, Counted.compared)
+    assert most < 1_000
 
 
 def test_census_keeps_the_age_of_a_queue_across_its_states() -> None:
