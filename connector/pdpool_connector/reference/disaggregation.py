@@ -60,6 +60,9 @@ class PrefillSide:
     A sequence waits in `prefill_bootstrap` until a decode engine has named the destination, computes in chunks that are
     sent as they are done, and stands in `prefill_inflight` until all has arrived. Its own answer is one token, as
     SGLang's is.
+
+    Where `Limits.max_ahead` allows it, one that waits is computed meanwhile, and sent when decode has come. So late or
+    missing decodes cost nothing but that: its pages go to the first that needs them.
     """
 
     admits_with_aux = True
@@ -91,18 +94,22 @@ class PrefillSide:
     def advance(self, now: float) -> None:
         """See Side."""
         queues = self._core.queues
-        for state in (State.BOOTSTRAP, State.WAITING, State.COMPUTING, State.INFLIGHT):
+        for state in (State.BOOTSTRAP, State.AHEAD, State.WAITING, State.COMPUTING, State.INFLIGHT):
             for seq in queues.of(state):
                 status = _status(seq)
                 if status.phase is Phase.FAILED:
                     fail_handoff(self._core, seq, status, now)
                 elif state is State.BOOTSTRAP and status.phase is not Phase.WAITING:
                     queues.move(seq, State.WAITING, now)
+                elif state is State.AHEAD and status.phase is not Phase.WAITING:
+                    self._decode_has_come(seq, now)
                 elif state is State.INFLIGHT and status.phase is Phase.DONE:
                     self._core.token(seq, self._first_token.pop(seq), now)
 
     def chunk_computed(self, seq: Sequence) -> None:
         """See Side."""
+        if seq.state is State.AHEAD:
+            return
         ready = seq.computed // PAGE_TOKENS
         self._transfer_of(seq).send(seq.pages[seq.sent : ready], start=seq.sent)
         seq.sent = ready
@@ -111,10 +118,9 @@ class PrefillSide:
         """See Side."""
         assert seq.aux_slot is not None, "an aux row is taken together with the pages"
         self._kv.write_aux(seq.aux_slot, AuxRow(first_token=token, prompt_tokens=len(seq.request.prompt)))
-        self._transfer_of(seq).send(seq.pages[seq.sent :], start=seq.sent, last=True, aux_slot=seq.aux_slot)
-        seq.sent = len(seq.pages)
         self._first_token[seq] = token
-        self._core.queues.move(seq, State.INFLIGHT, now)
+        if seq.state is not State.AHEAD:
+            self._send_rest(seq, now)
 
     def tokens_to_hold(self, request: GenerationRequest) -> int:
         """See Side."""
@@ -133,6 +139,20 @@ class PrefillSide:
     def drain(self) -> None:
         """See Side. A sequence's hand-off is opened when it enters, so that all are open by now."""
         self._connector.drain()
+
+    def _decode_has_come(self, seq: Sequence, now: float) -> None:
+        """Send what was computed ahead."""
+        if seq.computed == len(seq.request.prompt):
+            self._send_rest(seq, now)
+            return
+        self._core.queues.move(seq, State.COMPUTING, now)
+        if seq.computed:
+            self.chunk_computed(seq)
+
+    def _send_rest(self, seq: Sequence, now: float) -> None:
+        self._transfer_of(seq).send(seq.pages[seq.sent :], start=seq.sent, last=True, aux_slot=seq.aux_slot)
+        seq.sent = len(seq.pages)
+        self._core.queues.move(seq, State.INFLIGHT, now)
 
     def _transfer_of(self, seq: Sequence) -> PrefillHandoff:
         assert isinstance(seq.transfer, PrefillHandoff), "opened when the sequence entered"

@@ -35,6 +35,7 @@ class Counters:
         self.aborted = counter("num_aborted_requests", "Sequences aborted by their client or by /abort_request.")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens computed here.")
         self.generated = counter("generation_tokens", "Tokens handed to clients.")
+        self.retries = counter("num_prefill_retries", "Prompts computed ahead that lost their pages and start over.")
         self.bootstrap_failed = counter("num_bootstrap_failed_reqs", "Hand-offs that failed before the sides had met.")
         self.transfer_failed = counter("num_transfer_failed_reqs", "Hand-offs that failed after the sides had met.")
         self.ttft = histogram("time_to_first_token_seconds", "From arrival to the first token.")

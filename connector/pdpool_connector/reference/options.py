@@ -29,6 +29,7 @@ class EngineOptions:
     advertise_host: str
     transfer_backend: str
     kv_pages: int
+    optimistic_prefill: int
     tp_size: int
     pp_size: int
     curve: tuple[CurveKey, ...]
@@ -58,6 +59,13 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--advertise-host", envvar="PDPOOL_POD_IP", help="Address for peers.  [default: --host]"),
     click.option("--transfer-backend", type=click.Choice(BACKENDS), default="nixl", show_default=True),
     click.option("--kv-pages", type=_pages, default=2048, show_default=True, help="Pages of 16 tokens."),
+    click.option(
+        "--optimistic-prefill",
+        type=click.IntRange(0, 4096),
+        default=0,
+        show_default=True,
+        help="Prefill: prompts to compute before decode has come for them, while nothing else is to be done.",
+    ),
     click.option("--tp-size", type=_ranks, default=1, show_default=True, help="Ranks that share each layer's heads."),
     click.option("--pp-size", type=_ranks, default=1, show_default=True, help="Stages that share the layers."),
     click.option("--curve-keys", type=_file, help="Keys of the control channel (docs/connector.md); read at start."),

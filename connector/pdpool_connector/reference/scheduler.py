@@ -259,7 +259,7 @@ class Scheduler:
             waiting=queues.count(State.WAITING),
             used_tokens=core.used_pages() * PAGE_TOKENS,
             max_tokens=self.report.max_tokens,
-            prefill_bootstrap=queues.count(State.BOOTSTRAP),
+            prefill_bootstrap=queues.count(State.BOOTSTRAP, State.AHEAD),
             prefill_inflight=queues.count(State.INFLIGHT),
             decode_prealloc=queues.count(State.PREALLOC),
             decode_transfer=queues.count(State.TRANSFER),

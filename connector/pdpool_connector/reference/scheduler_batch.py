@@ -23,17 +23,27 @@ class Computes(Protocol):
 def admit(core: Core, now: float) -> None:
     """Start the prompts that there are pages for, first come first; one that must wait holds up those behind it."""
     for seq in core.queues.of(State.WAITING):
-        if core.queues.count(State.COMPUTING, State.RUNNING) >= core.limits.max_running:
-            return
-        if not core.take_pages(seq, with_aux=core.side.admits_with_aux):
-            return
+        while not _take(core, seq):
+            if not (ahead := core.queues.of(State.AHEAD)):
+                return
+            core.start_over(ahead[-1], now)
         core.queues.move(seq, State.COMPUTING, now)
+    for seq in core.queues.of(State.BOOTSTRAP):
+        if core.queues.count(State.AHEAD) >= core.limits.max_ahead or not _take(core, seq):
+            return
+        core.queues.move(seq, State.AHEAD, now)
+
+
+def _take(core: Core, seq: Sequence) -> bool:
+    """Give a sequence what it needs to be computed; False when that is short."""
+    running = core.queues.count(State.COMPUTING, State.RUNNING, State.AHEAD)
+    return running < core.limits.max_running and core.take_pages(seq, with_aux=core.side.admits_with_aux)
 
 
 def compute(core: Core, model: Computes, now: float) -> bool:
     """Run one batch and hand out its tokens. Returns whether there was anything to run."""
     running = core.queues.of(State.RUNNING)
-    chunks = _chunks(core.queues.of(State.COMPUTING), core.limits.chunk_tokens)
+    chunks = _chunks(_computing(core), core.limits.chunk_tokens)
     if not running and not chunks:
         return False
     steps = [_next_token(seq) for seq in running] + [_chunk(seq, tokens) for seq, tokens in chunks]
@@ -56,6 +66,12 @@ def choose(seq: Sequence, logits: NDArray[np.float32]) -> int:
         seed=sampling.seed,
         position=len(seq.output),
     )
+
+
+def _computing(core: Core) -> list[Sequence]:
+    """Prompts that wait for nothing but their computation; those ahead of their time only while there are no others."""
+    ahead = (seq for seq in core.queues.of(State.AHEAD) if seq.computed < len(seq.request.prompt))
+    return core.queues.of(State.COMPUTING) or list(ahead)
 
 
 def _chunks(computing: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:

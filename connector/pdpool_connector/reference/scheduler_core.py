@@ -14,17 +14,21 @@ from pdpool_connector.reference.handoff import Handoff
 from pdpool_connector.reference.kv import PAGE_TOKENS, PageAllocator
 from pdpool_connector.reference.metrics import Counters
 from pdpool_connector.reference.request import Failure, Finish, GenerationRequest, Tokens
-from pdpool_connector.reference.scheduler_queues import NO_PAGES, Queues, Sequence
+from pdpool_connector.reference.scheduler_queues import NO_PAGES, Queues, Sequence, State
 from pdpool_connector.reference.scheduler_text import Detokenizer, TextStream
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of an engine. `chunk_tokens` is a multiple of the page: chunks of one prompt begin at page boundaries."""
+    """Bounds of an engine. `chunk_tokens` is a multiple of the page: chunks of one prompt begin at page boundaries.
+
+    `max_ahead`: prompts that prefill computes before decode has come for them, while it has nothing else to do.
+    """
 
     max_queued: int = 256
     max_running: int = 64
     chunk_tokens: int = 256
+    max_ahead: int = 0
 
 
 class Side(Protocol):
@@ -218,6 +222,14 @@ class Core:
         seq.aux_slot = None if slot is None else int(slot[0])
         return True
 
+    def start_over(self, seq: Sequence, now: float) -> None:
+        """Take from a sequence what it holds to be computed ahead; it waits for decode again as if it had just come."""
+        assert seq.sent == 0, "a peer may read what was sent"
+        self._free(seq.pages, seq.aux_slot)
+        seq.pages, seq.aux_slot, seq.computed = NO_PAGES, None, 0
+        self.counters.retries.inc()
+        self.queues.move(seq, State.BOOTSTRAP, now)
+
     def used_pages(self) -> int:
         """Pages that are not free, held ones among them."""
         return self._pages.total - self._pages.available
@@ -233,8 +245,11 @@ class Core:
             if held.transfer is not None and not held.transfer.status.releasable:
                 kept.append(held)
                 continue
-            if held.pages.size:
-                self._pages.free(held.pages)
-            if held.aux_slot is not None:
-                self._aux.free(np.array([held.aux_slot], np.int32))
+            self._free(held.pages, held.aux_slot)
         self.held = kept
+
+    def _free(self, pages: NDArray[np.int32], aux_slot: int | None) -> None:
+        if pages.size:
+            self._pages.free(pages)
+        if aux_slot is not None:
+            self._aux.free(np.array([aux_slot], np.int32))

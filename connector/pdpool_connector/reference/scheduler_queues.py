@@ -16,6 +16,8 @@ class State(StrEnum):
 
     BOOTSTRAP = "prefill_bootstrap"
     """Prefill: no decode engine has named the destination yet."""
+    AHEAD = "prefill_ahead"
+    """The same, and its prompt is computed meanwhile, in pages that may be taken from it again."""
     WAITING = "waiting"
     """Needs pages before its prompt can be computed."""
     COMPUTING = "computing"

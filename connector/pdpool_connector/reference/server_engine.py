@@ -76,7 +76,7 @@ class Engine:
         model = Model(self.config, loaded, self._kv)
         self.connector = self._make_connector()
         self.ranks = self._make_ranks(model) if len(self._parts) > 1 else None
-        limits = Limits()
+        limits = Limits(max_ahead=options.optimistic_prefill)
         self.scheduler = Scheduler(
             mode=options.mode,
             model=self.ranks or model,

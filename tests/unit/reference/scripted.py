@@ -1,0 +1,118 @@
+"""One engine's core, turned by hand, with a connector whose statuses the test sets."""
+
+from types import SimpleNamespace
+
+from pdpool_connector import DecodeTransfer, Phase, PrefillTransfer, TransferStatus
+from pdpool_connector.reference import tokenizer as tokenizers
+from pdpool_connector.reference import weights
+from pdpool_connector.reference.kv import PageAllocator, PagedKV
+from pdpool_connector.reference.metrics import Counters
+from pdpool_connector.reference.model import Model
+from pdpool_connector.reference.request import GenerationRequest, Handoff, SamplingParams
+from pdpool_connector.reference.scheduler_batch import admit, compute
+from pdpool_connector.reference.scheduler_core import Core, Limits
+from pdpool_connector.reference.scheduler_queues import State
+from prometheus_client import CollectorRegistry
+
+TOKENIZER = tokenizers.load("tiny")
+PROMPT = b"digest of prompt"
+WAITING, READY = TransferStatus(Phase.WAITING), TransferStatus(Phase.READY)
+DONE = TransferStatus(Phase.DONE, releasable=True)
+
+
+class ScriptedPrefill(PrefillTransfer):
+    """A transfer that notes what it is told; the test sets its status."""
+
+    def __init__(self):
+        self.status, self.sends, self.aborts = WAITING, [], []
+
+    def send(self, pages, *, start, last=False, aux_slot=None):
+        self.sends.append((start, list(pages), last, aux_slot))
+
+    def abort(self, message=""):
+        self.aborts.append(message)
+
+
+class ScriptedDecode(DecodeTransfer):
+    def __init__(self, pages, aux_slot):
+        self.status, self.pages, self.aux_slot, self.aborts = WAITING, list(pages), aux_slot, []
+
+    def abort(self, message=""):
+        self.aborts.append(message)
+
+
+class Scripted:
+    """A connector of either side."""
+
+    def __init__(self):
+        self.transfers, self.opened, self.queues, self.drained, self.wrong, self.refused = [], [], {}, 0, None, []
+
+    def open(self, *where, pages=None, aux_slot=None, **options):
+        if self.wrong:
+            raise ValueError(self.wrong)
+        transfer = ScriptedPrefill() if pages is None else ScriptedDecode(pages, aux_slot)
+        self.transfers.append(transfer)
+        self.opened.append((where, options))
+        return transfer
+
+    def refuse(self, *what, **options):
+        self.refused.append((what, options))
+
+    def set_queue(self, name, reqs, oldest_s, moved_total):
+        self.queues[name] = (reqs, oldest_s, moved_total)
+
+    def beat(self):
+        pass
+
+    def drain(self):
+        self.drained += 1
+
+
+class Bench:
+    def __init__(self, side, pages=64, **limits):
+        config, loaded = weights.tiny()
+        self.kv = PagedKV(config, pages)
+        self.model = Model(config, loaded, self.kv)
+        self.connector = Scripted()
+        self.pages, self.aux = PageAllocator(pages), PageAllocator(4)
+        self.registry = CollectorRegistry()
+        self.now = 1000.0
+        self.core = Core(
+            pages=self.pages,
+            aux=self.aux,
+            detokenizer=TOKENIZER.stream,
+            eos_ids=frozenset(config.eos_ids),
+            limits=Limits(**limits),
+            counters=Counters(self.registry, "tiny", "x"),
+            on_end=lambda _request: None,
+            side=lambda core: side(core, self.connector, self.kv),
+        )
+
+    def ask(self, tokens, max_new_tokens=1, sibling=0):
+        outputs = []
+        sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, ignore_eos=True)
+        handoff = Handoff("10.0.0.1:8998", 77, sibling, "00-trace", PROMPT)
+        request = GenerationRequest("rid", tuple(range(tokens)), sampling, outputs.append, handoff, self.now + 100)
+        self.core.submit(request, self.now)
+        return SimpleNamespace(request=request, outputs=outputs)
+
+    def turn(self):
+        self.core.advance(self.now)
+        admit(self.core, self.now)
+        worked = compute(self.core, self.model, self.now)
+        self.core.side.beat(self.now)
+        return worked
+
+    def counts(self):
+        return {state: self.core.queues.count(state) for state in State if self.core.queues.count(state)}
+
+    def metric(self, name):
+        return self.registry.get_sample_value(f"sglang:{name}", dict(zip(LABELS, LABEL_VALUES, strict=True)))
+
+
+LABELS = ("model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank")
+LABEL_VALUES = ("tiny", "x", "0", "0", "0")
+
+
+def failed(cause, *, releasable):
+    return TransferStatus(Phase.FAILED, cause, "because", releasable=releasable)
