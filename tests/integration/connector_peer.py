@@ -26,7 +26,7 @@ from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemo
 from pdpool_connector.engines.base import EngineError, Poll, prompt_submit
 from pdpool_connector.layout import pool
 from pdpool_connector.layout.arena import ArenaLocation, MappedArena
-from pdpool_connector.layout.pairing import Part, shard_model
+from pdpool_connector.layout.pairing import Part
 from pdpool_connector.layout.process import this_process
 from pdpool_connector.protocol.fence import ConnectionsEnded, ContainerTerminated
 from pdpool_connector.protocol.timing import Timing
@@ -38,6 +38,7 @@ from dev import inside
 from dev.processes import send
 from tests.integration import tables
 from tests.integration.forked import Forked
+from tests.integration.parts import parts_of
 from tests.integration.real_failures import end_connections, register_half
 from tests.state_kinds import Kind
 
@@ -225,7 +226,7 @@ class _Connector:
     """What the process holds."""
 
     def start(self, role, backend, options):
-        instance = shard_model(**options.pop("shape", {"layers": [LAYERS], "heads": HEADS}))
+        instance = parts_of(**options.pop("shape", {"layers": [LAYERS], "heads": HEADS}))
         part = instance[options.get("rank", 0)]
         page_bytes = TOKENS * part.kv_heads * HEAD_BYTES
         size = 2 * part.layers * PAGES * page_bytes

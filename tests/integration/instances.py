@@ -4,20 +4,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
-from pdpool_connector import Key, TransferStatus, Verdict, agree, shard_model
+from pdpool_connector import Key, TransferStatus, Verdict, agree
 from pdpool_connector.demo.launch import free_port
 from pdpool_connector.layout.pairing import pair
 
 from tests.integration.connector_peer import HEAD_BYTES, PAGES, TOKENS, Side
 from tests.integration.handoffs import TIMING
+from tests.integration.parts import parts_of
 
 HEADS = 4
 SOURCE, TARGET = [1, 2, 33], [8, 3, 60]
 AUX_FROM, AUX_TO = 4, 5
 
 
-def shape(layers, heads=HEADS, tp=1) -> dict:
-    return {"layers": layers, "heads": heads, "tp": tp}
+def shape(layers, heads=HEADS, tp=1, cp=1) -> dict:
+    return {"layers": layers, "heads": heads, "tp": tp, "cp": cp}
 
 
 class Instance:
@@ -25,7 +26,7 @@ class Instance:
 
     def __init__(self, role: str, backend: str, ranks: dict, **options) -> None:
         self.role, self.backend = role, backend
-        self.parts = shard_model(**ranks)
+        self.parts = parts_of(**ranks)
         base = {"timing": TIMING, "request_deadline_s": 60.0, "checksum_rate": 1.0}
         self.options = {**base, "shape": ranks, **options}
         self.port = free_port()
