@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from .figures import FIGURES
+from .frozen import frozen
 from .results import Results, short
 from .stages import stages
 from .watching import watching
 
-MEASURED = FIGURES | {"watching": watching, "stages": stages}
+MEASURED = FIGURES | {"frozen": frozen, "watching": watching, "stages": stages}
 
 
 def table(results: Results) -> Table:
@@ -66,6 +67,9 @@ def missed(results: Results, console: Console) -> None:
         order = sorted(threads.items(), key=lambda entry: -entry[1])
         spent = ", ".join(f"{name} {used:.0f}" for name, used in order if used >= 1)
         console.print(f"CPU of one hand-off over {plane}, us by thread: {spent}")
+    for plane, turns in results.series.get("turns", {}).items():
+        for when, made_of in turns.items():
+            console.print(f"the longest turn of prefill's loop in each second over {plane}, {when}: {made_of}")
     for (plane, layout), line in results.series.get("fit", {}).items():
         console.print(
             f"{plane}, {layout}: a request takes {line[0]:.2f} ms and {line[1]:.3f} ms for each MiB, "

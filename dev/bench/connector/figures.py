@@ -15,7 +15,7 @@ import numpy as np
 
 from .memory import Shape
 from .pair import Both, Pair
-from .process import MOONCAKE, NIXL, NIXL_TCP
+from .process import MOONCAKE, NIXL
 from .results import Results, Row, spread
 from .scheduler import Job
 
@@ -297,49 +297,6 @@ def frames(results: Results, stack: ExitStack) -> None:
     results.add(Row("frames for aborts", NIXL.name, what, safety / 200, "", "", "<= 0", not safety, note))
 
 
-def frozen(results: Results, stack: ExitStack) -> None:
-    """What a frozen decode with writes in flight does to the seven others of a prefill."""
-    for plane in (NIXL_TCP, MOONCAKE):
-        _frozen(results, Pair(stack, plane, TINY, decodes=8))
-
-
-def _frozen(results: Results, pair: Pair) -> None:
-    job = Job(0, 300, 4, 1)
-    pair.run(job)
-    calm = _tails(pair, job)
-    first = pair.rooms(8)
-    pair.prefill.begin("open_idle", first, 8, 448)
-    pair.decodes[7].call("open_idle", first, 8, 448, pair.address)
-    pair.prefill.finish()
-    pair.decodes[7].signal(signal.SIGSTOP)
-    pair.prefill.call("send_idle")
-    stuck = _tails(pair, job)
-    pair.decodes[7].signal(signal.SIGCONT)
-    pair.prefill.call("end_idle", False)
-    pair.decodes[7].call("end_idle", False)
-    name = pair.plane.name
-    for figure, what, before, after in (
-        ("frozen", "latency beside a frozen peer", calm[0], stuck[0]),
-        ("frozen lag", "loop lag beside a frozen peer", calm[1], stuck[1]),
-    ):
-        usual = float(np.median(before))
-        ratios = [each / usual for each in after]
-        ratio = float(np.median(ratios))
-        note = f"{usual * 1e3:.2f} -> {float(np.median(after)) * 1e3:.2f} ms"
-        results.add(Row(figure, name, what, ratio, "x", spread(ratios), "<= 1.2", ratio <= 1.2, note))
-
-
-def _tails(pair: Pair, job: Job) -> tuple[list[float], list[float]]:
-    """Latencies over the first seven peers, and prefill's loop lags, of several stretches of time."""
-    spent: list[float] = []
-    lags: list[float] = []
-    for _ in range(3):  # more, and Mooncake gives up on what is under way to the frozen peer
-        time.sleep(5.5)  # the lag is the longest turn of the last five seconds
-        spent += [each for peer in range(7) for each in latencies(pair.run(job, peer))]
-        lags.append(float(pair.prefill.call("lag")))
-    return spent, lags
-
-
 def rooms(results: Results, stack: ExitStack) -> None:
     """CPU of a hand-off while ten thousand others are open."""
     live = 10_000
@@ -393,7 +350,6 @@ FIGURES: dict[str, Callable[[Results, ExitStack], None]] = {
     "aborts": aborts,
     "goodput": goodput,
     "frames": frames,
-    "frozen": frozen,
     "rooms": rooms,
     "startup": startup,
 }

@@ -21,6 +21,7 @@ from . import raw, stages
 from .memory import places
 from .process import Setup
 from .scheduler import DecodeLoop, Job, PrefillLoop, Times, Wake
+from .turns import Turn, Watch
 
 IDLE_S = 60.0
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -144,6 +145,14 @@ class Side:
         self._unmark()
         return self._marks
 
+    def watch_turns(self) -> None:
+        """Note each turn of the loop, until `turns`."""
+        self._watch = Watch(self.connector)
+
+    def turns(self) -> list[Turn]:
+        """The turns since `watch_turns`."""
+        return self._watch.end()
+
     def cpu(self) -> tuple[float, float]:
         """(wall, CPU) seconds of the whole process so far, all threads, user and system."""
         used = resource.getrusage(resource.RUSAGE_SELF)
@@ -159,10 +168,6 @@ class Side:
             name = {"MainThread": "scheduler", "ZMQbg/IO/0": "zmq i/o"}.get(name, name)
             used["worker" if "-peer-" in name else name] += (int(fields[11]) + int(fields[12])) / TICKS
         return dict(used)
-
-    def lag(self) -> float:
-        """Loop lag of the connector, seconds."""
-        return float(self.connector.stats().loop_lag_s)
 
     def faults(self) -> int:
         """Faults inside the connector; must be 0."""
