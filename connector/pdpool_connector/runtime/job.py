@@ -35,6 +35,8 @@ class Job:
     tried_again: bool = False
     """It has asked for a new connection to the peer."""
     in_flight: int = 0
+    ahead: int = 0
+    """Chunks that it has begun while no other job waited: turns that it has had before those that come now."""
     over: bool = False
     """Its end is told, or about to be."""
     bytes_moved: int = 0

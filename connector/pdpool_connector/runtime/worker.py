@@ -299,6 +299,10 @@ class PeerWorker:
             job = self._jobs[0]
             if job.stopped:
                 job.fail(WriteResult.STOPPED, "stopped on request")
+            elif not parts and job.ahead and len(self._jobs) > 1:
+                job.ahead -= 1
+                self._jobs.rotate(-1)
+                continue
             if job.chunks and job.size is not None:
                 nbytes, pieces = nbytes + job.size[0], pieces + job.size[1]
             if parts and job.chunks and (job.size is None or nbytes > most[0] or pieces > most[1]):
@@ -344,6 +348,7 @@ class PeerWorker:
             self._flights.append(_Flight(parts, handle))
             for job, chunk in parts:
                 job.in_flight += 1
+                job.ahead = 0 if self._jobs else job.in_flight
                 if job.op is Op.WRITE:
                     self._sum(job, chunk, self._sum_written)  # while the chunk is on its way
         return True

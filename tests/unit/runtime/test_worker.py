@@ -24,22 +24,41 @@ def test_a_write_is_cut_and_ends_once_with_all_its_bytes(bench) -> None:
     assert one.ended.empty()
 
 
-def test_no_more_chunks_are_in_flight_than_told_and_jobs_take_turns(bench) -> None:
-    one = bench()
-    one.write(1, 16)
-    first, second = one.next_submit(), one.next_submit()
-    one.write(2, 16)
-    assert one.engine.submitted.empty()
-    assert IN_FLIGHT == 2
+def order_of(one, count: int) -> list[int]:
+    """Whose chunks are submitted next, each of them done at once."""
     order = []
-    for transfer in (first, second):
-        transfer.outcome = Poll.DONE
-    for _ in range(6):
+    for _ in range(count):
         transfer = one.next_submit()
         transfer.outcome = Poll.DONE
         order.append(int(transfer.chunk.local_pages[0]) // 32)
-    assert order == [1, 2, 1, 2, 2, 2]
-    assert [one.next_end().write, one.next_end().write] == [1, 2]
+    return order
+
+
+def test_no_more_chunks_are_in_flight_than_told_and_jobs_take_turns(bench) -> None:
+    one = bench()
+    one.write(1, 4)
+    first = one.next_submit()
+    one.write(2, 4)
+    second = one.next_submit()
+    assert IN_FLIGHT == 2
+    one.write(3, 16)
+    one.write(4, 16)
+    assert one.engine.submitted.empty()
+    first.outcome = second.outcome = Poll.DONE
+    assert order_of(one, 8) == [3, 4, 3, 4, 3, 4, 3, 4]
+    assert {one.next_end().write for _ in range(4)} == {1, 2, 3, 4}
+
+
+def test_what_a_job_began_while_it_was_alone_counts_as_its_turns_once_others_come(bench) -> None:
+    one = bench()
+    one.write(1, 16)
+    alone = [one.next_submit(), one.next_submit()]
+    for job in (2, 3):
+        one.write(job, 16)
+    for transfer in alone:
+        transfer.outcome = Poll.DONE
+    order = order_of(one, 10)
+    assert order == [2, 3, 2, 3, 1, 2, 3, 1, 2, 3], "it ends with the others, and has a turn in each round again"
 
 
 def test_stop_cuts_at_the_next_chunk_and_waits_for_what_is_in_flight(bench) -> None:
