@@ -471,6 +471,18 @@ class Connector(Owner, Generic[AnyTransfer]):
                 self._reactor.at("machine", due, self._on_deadline)
         if self._shutting_down and (self._torn or not self._machine.unsettled):
             self._settled.set()
+        if self._failed:
+            self._reactor.later(self._publish_failed)  # behind what was sent in this turn
+        self._tell_engine()
+
+    def _publish_failed(self) -> None:
+        """Whoever sees a failure finds the peer told."""
+        failed, self._failed = self._failed, []
+        for report in failed:
+            self._reactor.guard(partial(self._publish, report))
+        self._tell_engine()
+
+    def _tell_engine(self) -> None:
         if self._changed:
             self._changed = False
             self._on_change()
@@ -494,6 +506,7 @@ class Connector(Owner, Generic[AnyTransfer]):
         So nothing is moved and nothing is released any more. Peers learn that we leave, and then that we are gone.
         """
         self._torn = True
+        self._failed.clear()
         log.error("the %s connector %s: its pages stay held until the process ends", self.role, TORN)
         lost = self._refusal(releasable=False)
         for transfer in list(self._transfers.values()):

@@ -11,7 +11,7 @@ from pdpool_connector.flight.files import Flight
 from pdpool_connector.flight.replay import AnyMachine
 from pdpool_connector.protocol.events import AbortTransfer, Effect, Event, Ignored, Report, Send
 from pdpool_connector.protocol.frames import Frame
-from pdpool_connector.protocol.outcome import Cause
+from pdpool_connector.protocol.outcome import Cause, Phase
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.transport.drops import Drops
@@ -28,6 +28,8 @@ class Owner(ABC):
     def __init__(self, machine: AnyMachine, reactor: Reactor, drops: Drops, flight: Flight | None) -> None:
         self._machine, self._reactor, self._drops, self._flight = machine, reactor, drops, flight
         self._delayed = count()
+        self._failed: list[Report] = []
+        """Published when peers have been told."""
         self._torn = False
         """A turn was cut short by what ends the program: the machine is not to be trusted, and runs no more."""
 
@@ -78,7 +80,10 @@ class Owner(ABC):
             else:
                 self._filtered(effect.frame, partial(self._transmit, effect.peer, effect.frame))
         elif isinstance(effect, Report):
-            self._publish(effect)
+            if effect.status.phase is Phase.FAILED:
+                self._failed.append(effect)
+            else:
+                self._publish(effect)
         elif isinstance(effect, Ignored):
             self._drops.note(effect.reason, effect.detail)
         else:
