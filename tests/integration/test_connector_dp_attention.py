@@ -185,14 +185,15 @@ def test_a_dp_rank_that_ends_fails_its_own_requests_alone(instances, role: str, 
             instance.settle_empty()
 
 
-def test_a_request_opened_at_another_dp_rank_than_its_own_moves_nothing_and_both_halves_end_at_their_deadlines(
+def test_a_request_opened_at_another_dp_rank_than_its_own_moves_nothing_and_both_halves_end(
     instances,
 ) -> None:
-    prefill, decode = dp_ranks(instances, "prefill", timing=FORGETFUL), instances("decode", "local", TWO)
+    prefill = dp_ranks(instances, "prefill", timing=FORGETFUL | {"meet_s": 2.0})
+    decode = instances("decode", "local", TWO)
     prefill[0].fill(1)
     prefill[0].open("r", 7, deadline_s=2.0)
     prefill[0].send("r", FROM, aux_slot=AUX_FROM)
-    decode.open("r", 7, prefill=prefill[1].bootstrap, pages=INTO[0], aux_slot=0, deadline_s=2.0)
+    decode.open("r", 7, prefill=prefill[1].bootstrap, pages=INTO[0], aux_slot=0, deadline_s=120.0)
     for status in (*decode.until("r", "releasable"), *prefill[0].until("r", "releasable")):
         assert (status["cause"], status["bytes_moved"]) == ("timed_out", 0)
     assert untouched(decode, 0)

@@ -22,22 +22,31 @@ class Computes(Protocol):
 
 def admit(core: Core, now: float) -> None:
     """Start the prompts that there are pages for, first come first; one that must wait holds up those behind it."""
+    with_aux = core.side.admits_with_aux
     for seq in core.queues.of(State.WAITING):
-        while not _take(core, seq):
-            if not (ahead := core.queues.of(State.AHEAD)):
+        if core.queues.count(State.COMPUTING, State.RUNNING) >= core.limits.max_running:
+            return
+        if not core.take_pages(seq, with_aux=with_aux):
+            for ahead in _in_the_way(core, seq):
+                core.start_over(ahead, now)
+            if not core.take_pages(seq, with_aux=with_aux):
                 return
-            core.start_over(ahead[-1], now)
         core.queues.move(seq, State.COMPUTING, now)
     for seq in core.queues.of(State.BOOTSTRAP):
-        if core.queues.count(State.AHEAD) >= core.limits.max_ahead or not _take(core, seq):
+        if core.queues.count(State.AHEAD) >= core.limits.max_ahead:
             return
-        core.queues.move(seq, State.AHEAD, now)
+        if core.take_pages(seq, with_aux=with_aux):
+            core.queues.move(seq, State.AHEAD, now)
 
 
-def _take(core: Core, seq: Sequence) -> bool:
-    """Give a sequence what it needs to be computed; False when that is short."""
-    running = core.queues.count(State.COMPUTING, State.RUNNING, State.AHEAD)
-    return running < core.limits.max_running and core.take_pages(seq, with_aux=core.side.admits_with_aux)
+def _in_the_way(core: Core, seq: Sequence) -> list[Sequence]:
+    """The last of the prompts computed ahead, as many as must go for this one; none where all would not do."""
+    gone: list[Sequence] = []
+    for ahead in reversed(core.queues.of(State.AHEAD)):
+        gone.append(ahead)
+        if core.would_do(seq, gone):
+            return gone
+    return []
 
 
 def compute(core: Core, model: Computes, now: float) -> bool:

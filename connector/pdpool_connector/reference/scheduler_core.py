@@ -213,7 +213,7 @@ class Core:
         slot = self._aux.alloc(1) if with_aux else None
         if with_aux and slot is None:
             return False
-        pages = self._pages.alloc(-(-self.side.tokens_to_hold(seq.request) // PAGE_TOKENS))
+        pages = self._pages.alloc(self._pages_for(seq))
         if pages is None:
             if slot is not None:
                 self._aux.free(slot)
@@ -229,6 +229,11 @@ class Core:
         seq.pages, seq.aux_slot, seq.computed = NO_PAGES, None, 0
         self.counters.retries.inc()
         self.queues.move(seq, State.BOOTSTRAP, now)
+
+    def would_do(self, seq: Sequence, others: list[Sequence]) -> bool:
+        """Whether a sequence would find pages and an aux row if these gave theirs back."""
+        pages = self._pages.available + sum(other.pages.size for other in others)
+        return bool(others or self._aux.available) and pages >= self._pages_for(seq)
 
     def used_pages(self) -> int:
         """Pages that are not free, held ones among them."""
@@ -247,6 +252,9 @@ class Core:
                 continue
             self._free(held.pages, held.aux_slot)
         self.held = kept
+
+    def _pages_for(self, seq: Sequence) -> int:
+        return -(-self.side.tokens_to_hold(seq.request) // PAGE_TOKENS)
 
     def _free(self, pages: NDArray[np.int32], aux_slot: int | None) -> None:
         if pages.size:

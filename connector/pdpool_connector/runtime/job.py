@@ -36,7 +36,7 @@ class Job:
     """It has asked for a new connection to the peer."""
     in_flight: int = 0
     ahead: int = 0
-    """Chunks that it has begun while no other job waited: turns that it has had before those that come now."""
+    """Chunks under way that it has begun while no other job waited: turns that it has had before those that come."""
     over: bool = False
     """Its end is told, or about to be."""
     bytes_moved: int = 0

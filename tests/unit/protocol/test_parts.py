@@ -44,6 +44,16 @@ def test_a_timer_that_is_moved_for_ever_takes_no_more_room() -> None:
     assert all(len(held) < 100 for held in kept.values() if not isinstance(held, int)), kept
 
 
+def test_what_is_cancelled_beside_the_next_deadline_takes_no_more_room() -> None:
+    timers: Timers[int] = Timers()
+    timers.set(0, 300.0)
+    for _ in range(1_000):
+        timers.set(1, 300.01)
+        assert timers.next() == 300.0
+        timers.cancel(1)
+    assert len(timers._heap) < 100
+
+
 class Counted(float):
     """A time that counts how often it is compared."""
 

@@ -99,6 +99,29 @@ def test_a_prompt_that_decode_waits_for_takes_the_pages_of_one_computed_ahead_wh
     assert (bench.pages.available, bench.aux.available) == (4, 4)
 
 
+def test_no_prompt_computed_ahead_goes_where_that_would_not_do_and_no_more_than_must():
+    bench = Bench(PrefillSide, pages=10, max_ahead=4)
+    for tokens in (64, 32):
+        bench.ask(tokens)
+    run_dry(bench)
+    bench.ask(80)
+    bench.connector.transfers[2].status = READY
+    run_dry(bench)
+    assert (bench.counts()[State.AHEAD], bench.metric("num_prefill_retries_total")) == (1, 1), "the four pages stay"
+    bench.ask(128)
+    bench.connector.transfers[3].status = READY
+    run_dry(bench)
+    assert bench.counts()[State.AHEAD] == 1, "eight pages are not to be had while five are being sent"
+
+
+def test_a_long_prompt_without_room_does_not_hold_up_short_ones_behind_it():
+    bench = Bench(PrefillSide, pages=4, max_ahead=2)
+    for tokens in (33, 33, 16):
+        bench.ask(tokens)
+    run_dry(bench)
+    assert (bench.counts()[State.AHEAD], bench.pages.available) == (2, 0)
+
+
 def test_prompts_computed_ahead_take_no_place_among_those_that_run():
     bench = Bench(PrefillSide, max_running=1, max_ahead=1)
     bench.ask(40)
