@@ -15,6 +15,8 @@ from dev.soak.process import Usage
 SHARES = {"nixl-cma": 70_000, "nixl-tcp": 32_000, "mooncake": 20_500}
 """Aborted hand-offs by data plane: together at least 100 000 over NIXL, and 20 000 over Mooncake."""
 PROGRESS_S = 5.0
+LATE_SHARE = 0.01
+"""At least so many aborts must meet a write under way, whose bytes come afterwards: without them nothing is proved."""
 SEED = 20_261_122
 
 
@@ -49,11 +51,19 @@ def soak(plane: Plane, aborts: int, seed: int, fleet: Fleet) -> tuple[Total, int
         f"{total.pages_reused} pages handed out; grown between two idle moments: fds {fds:+d}, "
         f"RSS {rss / 1024:+.1f} MiB, tables {tables or 'none'}; faults {total.faults}"
     )
+    check_power(total)
     if rss > GROWN_RSS_KIB:
         raise SoakError(f"a process grew by {rss} KiB, more than {GROWN_RSS_KIB} KiB is a leak")
     if total.faults:
         raise SoakError(f"{total.faults} faults inside the connectors, see their logs")
     return total, leaked
+
+
+def check_power(total: Total) -> None:
+    """Raise SoakError where too few aborts came in the midst of a write. Of a short run's few, none need have."""
+    wanted = int(total.aborted * LATE_SHARE) if total.aborted >= 10 * WARM_UP else 0
+    if total.late < wanted:
+        raise SoakError(f"bytes came after {total.late} of {total.aborted} aborts, at least {wanted} must be so")
 
 
 @click.command(help=__doc__)

@@ -1,11 +1,13 @@
 """The soak itself: a short one passes, and one over a broken connector does not."""
 
 import re
+from collections import Counter
 
 import pytest
 from click.testing import CliRunner
 
-from dev.soak.__main__ import main
+from dev.soak.__main__ import check_power, main
+from dev.soak.fleet import SoakError, Total
 
 
 def soak(*arguments: str) -> tuple[int, dict[str, int], str]:
@@ -24,6 +26,14 @@ def test_hundreds_of_aborted_hand_offs_leave_no_byte_and_no_row_out_of_place(eng
         assert counts["aborted"] >= 250
         assert (counts["stale_bytes"], counts["leaked_rows"]) == (0, 0)
         late.append(int(re.search(r"bytes came after the abort in (\d+)", output)[1]))
+
+
+def test_a_soak_whose_aborts_met_no_write_under_way_proves_nothing() -> None:
+    many, few = Counter(aborted=20_000), Counter(aborted=250)
+    check_power(Total(many, late=200))
+    check_power(Total(few, late=0))
+    with pytest.raises(SoakError, match="bytes came after 199 of 20000 aborts, at least 200 must be so"):
+        check_power(Total(many, late=199))
 
 
 @pytest.mark.parametrize(("fault", "count"), [("release", "stale_bytes"), ("keep", "leaked_rows")])
