@@ -4,29 +4,43 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory, PrefillConnector
+from pdpool_connector.layout.pairing import Part, shard_model
 
 PAGE, ROW, ROWS = 256, 64, 8
+(WHOLE,) = shard_model([1], 1)
+"""One layer with one head."""
 
 
 class Side:
-    """A connector and its cache, uint8 (K and V of one layer, pages, 256), with aux rows, uint8 (8, 64)."""
+    """A connector and its cache, uint8 (K and V of one layer, pages, 256 for each head), with aux rows, uint8 (8, 64).
 
-    def __init__(self, kind: type[PrefillConnector] | type[DecodeConnector], *, pages: int = 8, **config: Any) -> None:
-        self.arena = HostArena(2 * pages * PAGE + ROWS * ROW)
+    `part`: which part of the model it holds, one layer of it.
+    """
+
+    def __init__(
+        self,
+        kind: type[PrefillConnector] | type[DecodeConnector],
+        *,
+        pages: int = 8,
+        part: Part = WHOLE,
+        **config: Any,
+    ) -> None:
+        page = PAGE * part.kv_heads
+        self.arena = HostArena(2 * pages * page + ROWS * ROW)
         self.memory = KVMemory(
-            kv=tuple(self.arena.region(first * pages * PAGE, PAGE, pages) for first in range(2)),
-            aux=self.arena.region(2 * pages * PAGE, ROW, ROWS),
+            kv=tuple(self.arena.region(first * pages * page, page, pages) for first in range(2)),
+            aux=self.arena.region(2 * pages * page, ROW, ROWS),
             page_tokens=16,
-            layers=1,
-            kv_heads=1,
             head_dim=4,
             dtype="float32",
             model="m",
+            **msgspec.structs.asdict(part),
         )
-        self.aux = self.arena.array(2 * pages * PAGE, (ROWS, ROW), np.uint8)
-        self.cache = self.arena.array(0, (2, pages, PAGE), np.uint8)
+        self.aux = self.arena.array(2 * pages * page, (ROWS, ROW), np.uint8)
+        self.cache = self.arena.array(0, (2, pages, page), np.uint8)
         self.connector = kind(ConnectorConfig("127.0.0.1", admin_port=0, **config), self.memory, lambda: None)
         self.connector.start()
 

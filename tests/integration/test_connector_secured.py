@@ -6,17 +6,21 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from pdpool_connector import DecodeConnector, Phase, PrefillConnector
+from pdpool_connector.layout.pairing import shard_model
 from pdpool_connector.protocol import frames as f
+from pdpool_connector.transport import registry
+from pdpool_connector.transport.bootstrap import BOOTSTRAP_PATH, RANKS_PATH, RankInfo, Registration
 from pdpool_connector.transport.curve import CurveKey, connect_with, make_key
-from pdpool_connector.transport.tokens import Gate, sign_operation
+from pdpool_connector.transport.tokens import Gate, sign_operation, sign_registration
 
 from tests.integration.small_side import Side, until
 
@@ -110,6 +114,105 @@ def test_an_impostor_that_knows_the_public_key_is_let_in_to_nothing():
         assert hand_over(source, target)[0].status.phase is Phase.DONE
         impostor.close()
         context.term()
+
+
+# --- The bootstrap registry ---
+
+TWO = shard_model([1], 2, tp=2)
+(BOTH,) = shard_model([1], 2)
+
+
+@contextlib.contextmanager
+def first_rank(*pairs: CurveKey) -> Iterator[Side]:
+    with contextlib.closing(Side(PrefillConnector, part=TWO[0], instance=TWO, **keys(*pairs))) as side:
+        yield side
+
+
+@contextlib.contextmanager
+def second_rank(first: Side, *pairs: CurveKey) -> Iterator[Side]:
+    where = {"rank": 1, "registry": first.connector.bootstrap_address}
+    with contextlib.closing(Side(PrefillConnector, part=TWO[1], instance=TWO, **where, **keys(*pairs))) as side:
+        yield side
+
+
+def registry_of(first: Side) -> str:
+    (link,) = first.connector.stats().links
+    return link.state
+
+
+def ask(side: Side, method: str, path: str, body: bytes | None = None, authorization: str = "") -> tuple[int, dict]:
+    url = f"http://{side.connector.bootstrap_address}{path}"
+    headers = {"Authorization": authorization} if authorization else {}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers, method=method), timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+@pytest.mark.parametrize(
+    ("second", "decode"),
+    [((OLD, NEW), (OLD, NEW)), ((NEW, OLD), (NEW, OLD))],
+    ids=["the same keys", "the others are ahead"],
+)
+def test_an_instance_of_two_ranks_with_keys_is_whole_and_hands_over(second, decode):
+    with first_rank(OLD, NEW) as first, second_rank(first, *second) as other:
+        until(lambda: registry_of(first) == "whole")
+        with contextlib.closing(Side(DecodeConnector, part=BOTH, **keys(*decode))) as target:
+            room = next(IDS)
+            got = target.connector.open(
+                first.connector.bootstrap_address, room, "r", pages=np.array([5], np.int32), aux_slot=0
+            )
+            for rank, source in enumerate((first, other)):
+                source.cache[:, 3] = 11 + rank
+                source.connector.open(room, "r").send(np.array([3], np.int32), start=0, last=True, aux_slot=1)
+            until(lambda: got.status.ended)
+            assert got.status.phase is Phase.DONE
+            heads = target.cache[:, 5].reshape(2, 16, 2, -1)
+            assert [np.unique(heads[:, :, head]).tolist() for head in (0, 1)] == [[11], [12]]
+            assert "registration" not in first.connector.stats().drops
+
+
+def taking_the_place_of_rank_1() -> bytes:
+    info = RankInfo(
+        rank=1, incarnation="6" * 32, control="127.0.0.1:6666", part=TWO[1], direction="write", protocol=(1, 1)
+    )
+    return msgspec.json.encode(Registration(info=info, ranks=2))
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        lambda _: "",
+        lambda body: sign_registration(STRANGE, body, time.time()),
+        lambda body: sign_registration(OLD, body.replace(b"6666", b"6667"), time.time()),
+    ],
+    ids=["unsigned", "signed by another key", "signed for another body"],
+)
+def test_a_rank_that_no_key_vouches_for_takes_no_place_and_is_counted(monkeypatch, sign: Callable[[bytes], str]):
+    monkeypatch.setattr(registry, "LEASE_S", 600.0)  # however slow the machine, no lease ends between two looks
+    body = taking_the_place_of_rank_1()
+    with first_rank(OLD) as first:
+        missing = ask(first, "GET", BOOTSTRAP_PATH)
+        assert (missing[0], missing[1]["missing"]) == (503, [1])
+        assert ask(first, "PUT", RANKS_PATH, body, sign(body))[0] == 401
+        assert ask(first, "GET", BOOTSTRAP_PATH) == missing
+        until(lambda: first.connector.stats().drops.get("registration") == 1)
+        with second_rank(first, OLD) as other:
+            until(lambda: registry_of(first) == "whole")
+            whole = ask(first, "GET", BOOTSTRAP_PATH)
+            assert whole[1]["ranks"][1]["incarnation"] == other.connector.incarnation
+            assert ask(first, "PUT", RANKS_PATH, body, sign(body))[0] == 401
+            assert ask(first, "GET", BOOTSTRAP_PATH) == whole
+            until(lambda: first.connector.stats().drops.get("registration") == 2)
+
+
+def test_a_rank_with_another_key_is_left_out_and_both_sides_show_why():
+    with first_rank(OLD) as first, second_rank(first, STRANGE) as other:
+        until(lambda: first.connector.stats().drops.get("registration", 0) > 0)
+        until(lambda: "the token is not valid" in other.connector.stats().links[0].failure)
+        assert other.connector.stats().links[0].state == "registering"
+        assert registry_of(first) == "incomplete"
 
 
 # --- The admin endpoint ---

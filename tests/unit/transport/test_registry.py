@@ -6,7 +6,7 @@ import logging
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import pytest
@@ -25,9 +25,11 @@ from pdpool_connector.transport.bootstrap import (
     Refusal,
     Registration,
 )
+from pdpool_connector.transport.curve import CurveKey, make_key
 from pdpool_connector.transport.http import MAX_BODY_BYTES, Asked, HttpServer
 from pdpool_connector.transport.lease import LeaseKeeper
 from pdpool_connector.transport.registry import LEASE_S, REMEMBERED, RegistrationError, Registry, RegistryEndpoint
+from pdpool_connector.transport.tokens import sign_registration
 
 from tests.clock import Clock
 
@@ -147,21 +149,21 @@ def test_an_instance_that_is_not_whole_is_refused() -> None:
 class Served:
     """A registry behind real HTTP."""
 
-    def __init__(self, clock: Clock, networks: tuple[str, ...] = LOOPBACK) -> None:
+    def __init__(self, clock: Clock, networks: tuple[str, ...] = LOOPBACK, keys: Sequence[CurveKey] = ()) -> None:
         self.refused: list[str] = []
         self.registry = Registry(PARTS, info(0), clock)
         self.http = HttpServer("127.0.0.1")
-        endpoint = RegistryEndpoint(self.registry, networks, self.refused.append)
+        endpoint = RegistryEndpoint(self.registry, networks, self.refused.append, keys)
         self.address = f"127.0.0.1:{self.http.serve(0, {}, endpoint.handlers())}"
 
-    def put(self, body: bytes) -> tuple[int, dict]:
-        return self.call("PUT", RANKS_PATH, body)
+    def put(self, body: bytes, authorization: str = "") -> tuple[int, dict]:
+        return self.call("PUT", RANKS_PATH, body, {"Authorization": authorization} if authorization else {})
 
     def get(self) -> tuple[int, dict]:
         return self.call("GET", BOOTSTRAP_PATH, None)
 
-    def call(self, method: str, path: str, body: bytes | None) -> tuple[int, dict]:
-        request = urllib.request.Request(f"http://{self.address}{path}", body, method=method)
+    def call(self, method: str, path: str, body: bytes | None, headers: dict | None = None) -> tuple[int, dict]:
+        request = urllib.request.Request(f"http://{self.address}{path}", body, headers or {}, method=method)
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
                 return answer.status, json.loads(answer.read())
@@ -239,6 +241,56 @@ def test_a_registration_from_outside_the_allowed_networks_is_refused(clock) -> N
     status, answer = served.put(msgspec.json.encode(registration(1)))
     served.http.close()
     assert (status, answer["error"]) == (403, "127.0.0.1 is in none of the allowed networks")
+
+
+OLD, NEW, STRANGE = make_key(), make_key(), make_key()
+RANK_1 = msgspec.json.encode(registration(1))
+ANOTHER = msgspec.json.encode(registration(1, life=2, control="127.0.0.1:6666"))
+"""A registration that would take the place of rank 1."""
+
+
+@pytest.fixture
+def keyed(clock: Clock) -> Iterator[Served]:
+    served = Served(clock, keys=(OLD, NEW))
+    yield served
+    served.http.close()
+
+
+@pytest.mark.parametrize("seated", [False, True], ids=["an empty seat", "a seat that is taken"])
+@pytest.mark.parametrize(
+    ("sign", "why"),
+    [
+        (lambda: "", "a token is needed"),
+        (lambda: sign_registration(STRANGE, ANOTHER, time.time()), "InvalidSignatureError"),
+        (lambda: sign_registration(OLD, RANK_1, time.time()), "the token is for another registration"),
+        (lambda: sign_registration(OLD, ANOTHER, time.time() - 3600), "the clock here says"),
+    ],
+    ids=["unsigned", "signed by another key", "signed for another body", "signed an hour ago"],
+)
+def test_a_registration_that_no_key_of_the_set_signed_is_refused_and_changes_nothing(
+    keyed, sign: Callable[[], str], why: str, seated: bool
+) -> None:
+    if seated:
+        assert keyed.put(RANK_1, sign_registration(OLD, RANK_1, time.time()))[0] == 200
+    before = keyed.get()
+    status, answer = keyed.put(ANOTHER, sign())
+    assert (status, why in answer["error"]) == (401, True)
+    assert keyed.refused == [answer["error"]]
+    assert keyed.get() == before
+    assert before[0] == (200 if seated else 503)
+
+
+@pytest.mark.parametrize("keys", [(OLD,), (NEW, OLD)], ids=["the first", "the second"])
+def test_the_client_signs_with_its_first_key_which_may_be_any_of_the_registry(keyed, keys) -> None:
+    assert asyncio.run(BootstrapClient(LOOPBACK, keys).register(keyed.address, registration(1), 30.0)) == LEASE_S
+    assert keyed.get()[0] == 200
+
+
+@pytest.mark.parametrize("keys", [(), (STRANGE,), (STRANGE, OLD)], ids=["no key", "another key", "another key first"])
+def test_a_client_without_the_key_is_told_why_it_is_not_let_in(keyed, keys) -> None:
+    with pytest.raises(BootstrapError, match="token"):
+        asyncio.run(BootstrapClient(LOOPBACK, keys).register(keyed.address, registration(1), 30.0))
+    assert keyed.get()[0] == 503
 
 
 def test_the_client_registers_and_is_told_why_not(served) -> None:
