@@ -1,6 +1,7 @@
 """Two real processes, of which one is killed, stopped or cut off: what fails, what is held, and what frees it."""
 
 import contextlib
+import re
 import signal
 import time
 
@@ -205,7 +206,7 @@ def test_an_unknown_peers_end_over_tcp_is_not_believed_for_its_connections_canno
 
 
 @pytest.mark.parametrize("victim", ["prefill", "decode"])
-def test_the_end_of_a_process_of_this_host_fences_it_without_a_call(sides, backend, victim: str) -> None:
+def test_the_end_of_a_process_of_this_host_fences_it_without_a_call(sides, backend, victim: str, capfd) -> None:
     prefill, decode = sides("prefill", backend, elsewhere=False), sides("decode", backend, elsewhere=False)
     hold_a_write(prefill, decode)
     killed, survivor = (prefill, decode) if victim == "prefill" else (decode, prefill)
@@ -214,6 +215,10 @@ def test_the_end_of_a_process_of_this_host_fences_it_without_a_call(sides, backe
     status = survivor.until("r", "releasable")
     assert status["cause"] == "peer_lost"
     assert status["at"] - began < 5.0
+    logged = re.search(rf"fence of {killed.incarnation}: (.*)", capfd.readouterr().err)
+    assert logged, "without a call, too, the log says what was proof"
+    who = f"{'decode' if survivor is decode else 'prefill'} {survivor.incarnation}"
+    assert logged[1].startswith(f"ProcessExited(pid={killed.process.pid}, seen_by='{who}')")
     prefill.call("release_writes") if victim == "decode" else None
     survivor.settle(lambda stats: stats["holds"] == stats["kept"] == 0)
 

@@ -264,13 +264,22 @@ def test_drain_takes_no_new_hand_offs(guarded):
     until(lambda: guarded.connector.stats().draining)
 
 
-def test_a_proof_that_does_not_suffice_fences_nobody_and_is_told_what_would(guarded):
+def test_a_proof_that_does_not_suffice_fences_nobody_and_is_told_what_would(guarded, caplog):
     body = {"incarnation": "0" * 32, "proofs": [{"kind": "connections_ended", "seen_by": "test"}]}
     status, answer = post(guarded, "fence", body, token("fence"))
     assert status == 422
     assert "ProcessExited" in answer["error"]
     body["proofs"] = [{"kind": "process_exited", "pid": 1, "seen_by": "test"}]
     assert post(guarded, "fence", body, token("fence"))[0] == 200
+    until(lambda: fence_lines(caplog, "fence of "))
+    proof = "ProcessExited(pid=1, seen_by='test')"
+    assert fence_lines(caplog, "fence of ") == [f"fence of {'0' * 32}: {proof}"], "one for the one that sufficed"
+    until(lambda: fence_lines(caplog, "fence by "))
+    assert fence_lines(caplog, "fence by ") == [f"fence by operator: {'0' * 32} is to be fenced: {proof}"]
+
+
+def fence_lines(caplog, begin: str) -> list[str]:
+    return [record.message for record in caplog.records if record.message.startswith(begin)]
 
 
 @pytest.mark.parametrize(

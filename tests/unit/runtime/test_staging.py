@@ -153,7 +153,7 @@ def test_a_slot_is_held_though_the_other_rank_has_not_even_opened(prefill, decod
     until(lambda: prefill._staging.reserved == 0)
 
 
-def test_a_fence_ends_the_pairing_on_either_side_and_it_is_not_made_again(prefill, decodes) -> None:
+def test_a_fence_ends_the_pairing_on_either_side_and_it_is_not_made_again(prefill, decodes, caplog) -> None:
     hand_over(prefill, decodes, 1)
     until(lambda: len(prefill.stats().peers) == 2)
     decodes[0].fence(prefill.incarnation, ProcessExited(pid=1, seen_by="the test"))
@@ -167,3 +167,8 @@ def test_a_fence_ends_the_pairing_on_either_side_and_it_is_not_made_again(prefil
     until(lambda: later.status.ended)
     assert (later.status.cause, later.status.releasable) == (Cause.INVALID, True)
     assert "was fenced, and is paired no more" in later.status.message
+    logged = [record for record in caplog.records if record.message.startswith("fence of ")]
+    proof = "ProcessExited(pid=1, seen_by='the test')"
+    assert [(record.levelname, record.message) for record in logged] == [
+        ("WARNING", f"fence of {fenced}: {proof}") for fenced in (prefill.incarnation, decodes[1].incarnation)
+    ]
