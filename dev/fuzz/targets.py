@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from dev.fuzz import decoders, documents, machines
+from dev.fuzz import decoders, documents, looks, machines, planes
 from dev.fuzz.decoders import Fuzzed
 
 _MAKE: Mapping[str, Callable[[], tuple[Fuzzed, Sequence[bytes]]]] = MappingProxyType(
@@ -13,6 +13,9 @@ _MAKE: Mapping[str, Callable[[], tuple[Fuzzed, Sequence[bytes]]]] = MappingProxy
         "json": decoders.json,
         "tokens": documents.tokens,
         "flight": documents.flight,
+        "descriptors": planes.descriptors,
+        "door": planes.door,
+        "state": looks.state,
         "prefill": machines.prefill,
         "decode": machines.decode,
         "prefill_read": machines.prefill_read,
