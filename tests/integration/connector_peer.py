@@ -36,7 +36,7 @@ from pdpool_connector.runtime import link as link_module
 
 from dev import inside
 from dev.processes import send
-from tests.integration import tables
+from tests.integration import long_step, tables
 from tests.integration.forked import Forked
 from tests.integration.parts import parts_of
 from tests.integration.real_failures import end_connections, register_half
@@ -401,6 +401,15 @@ class _Connector:
         self.gate.swapped = page
         return {}
 
+    def step(self, within_s):
+        """A long forward step on this thread: says that it begins, and answers when the next order ends it.
+
+        SIGUSR1 lets held writes go on meanwhile, as `release_writes` does.
+        """
+        signal.signal(signal.SIGUSR1, lambda *_: self.gate.open.set())
+        say({"stepping": True})
+        return long_step.compute(within_s)
+
     def release_writes(self):
         self.gate.open.set()
         return {}
@@ -417,6 +426,11 @@ class _Connector:
         return {"seconds": time.monotonic() - begun, "threads": threading.active_count()}
 
 
+def say(answer) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     side = _Connector()
     for line in sys.stdin:
@@ -425,7 +439,6 @@ def main() -> None:
             answer = getattr(side, request.pop("command"))(**request)
         except Exception as error:  # noqa: BLE001 - every fault is the test's to judge
             answer = {"error": f"{type(error).__name__}: {error}"}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+        say(answer)
     side.gate.open.set()
     side.connector.close()
