@@ -79,10 +79,11 @@ class Side:
         pages = 2 * self.part.layers * PAGES * page_bytes
         self.pages = self._arena.view[:pages].reshape(2 * self.part.layers, PAGES, page_bytes)
         self.cells = self.pages.reshape(self.part.layers, 2, PAGES, TOKENS, self.part.kv_heads, HEAD_BYTES)
-        self.aux = self._arena.view[pages : pages + AUX_ROWS * AUX_BYTES].reshape(AUX_ROWS, AUX_BYTES)
+        aux_bytes = options.get("aux_bytes", AUX_BYTES)
+        self.aux = self._arena.view[pages : pages + AUX_ROWS * aux_bytes].reshape(AUX_ROWS, aux_bytes)
         kinds = [Kind(*fields) for fields in options.get("state", ())] * self.part.layers
         bounds = list(accumulate((STATE_ITEMS * one.item_bytes(self.part.state_ranks) for one in kinds), initial=0))
-        rest = self._arena.view[pages + AUX_ROWS * AUX_BYTES :]
+        rest = self._arena.view[pages + AUX_ROWS * aux_bytes :]
         self.state = [rest[start:stop].reshape(STATE_ITEMS, -1) for start, stop in pairwise(bounds)]
 
     def call(self, command: str, *, answer_s: float = ANSWER_S, **arguments):
@@ -230,13 +231,14 @@ class _Connector:
         part = instance[options.get("rank", 0)]
         page_bytes = TOKENS * part.kv_heads * HEAD_BYTES
         size = 2 * part.layers * PAGES * page_bytes
+        aux_bytes = options.pop("aux_bytes", AUX_BYTES)
         kinds = [Kind(*fields) for fields in options.pop("state", ())]
         items = [kind.item_bytes(part.state_ranks) for kind in kinds] * part.layers
-        starts = list(accumulate((STATE_ITEMS * count for count in items), initial=size + AUX_ROWS * AUX_BYTES))
+        starts = list(accumulate((STATE_ITEMS * count for count in items), initial=size + AUX_ROWS * aux_bytes))
         self.arena = HostArena(starts[-1])
         memory = KVMemory(
             kv=tuple(self.arena.region(i * PAGES * page_bytes, page_bytes, PAGES) for i in range(2 * part.layers)),
-            aux=self.arena.region(size, AUX_BYTES, AUX_ROWS),
+            aux=self.arena.region(size, aux_bytes, AUX_ROWS),
             page_tokens=TOKENS,
             head_dim=4,
             dtype="float32",
