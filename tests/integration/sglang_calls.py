@@ -117,7 +117,8 @@ ABORT_IN_DECODE = [
     Call("D", "is_abort_release_safe", {}, True),
     Call("D", "clear"),
 ]
-"""The client leaves while decode waits; prefill never gets the request."""
+"""The client leaves while decode waits; prefill never gets the request. `failure_exception` clears it, too:
+the call here is the second one."""
 
 ABORT_IN_PREFILL = [
     Call("P", "Sender", {"room": 1110109547106396266}),

@@ -172,6 +172,41 @@ def test_a_killed_prefill_fails_its_attempts_at_once_holds_their_pages_and_is_se
     assert decode.until("lost", "releasable")["cause"] == "peer_lost"
 
 
+@pytest.mark.parametrize("survives", ["prefill", "decode"])
+def test_memory_is_held_for_exactly_the_peers_that_were_lost_until_each_is_fenced(sides, backend, survives) -> None:
+    survivor = sides(survives, backend)
+    peers = [sides("decode" if survives == "prefill" else "prefill", backend) for _ in range(3)]
+    for number, peer in enumerate(peers):
+        prefill, decode = (survivor, peer) if survives == "prefill" else (peer, survivor)
+        pages = range(4 * number, 5 * number + 1)  # one more of each
+        meet(prefill, decode, number, name=f"{number}", pages=pages, aux_slot=number)
+        prefill.until(f"{number}", "ready")
+        if number < 2:
+            prefill.call("hold_writes")
+            prefill.send(f"{number}", pages)
+            prefill.settle(lambda stats: stats["held_writes"] == 1)
+    for peer in peers[:2]:
+        peer.kill()
+
+    def is_held(*numbers: int) -> None:
+        """For whom, with how many bytes: pages of each region."""
+        wanted = {peers[number].incarnation: 1 for number in numbers}
+        held_bytes = sum((number + 1) * 4 * 512 for number in numbers)
+        stats = survivor.settle(lambda stats: stats["holds"] == len(numbers))
+        assert {row["incarnation"]: row["holds"] for row in stats["held_for"]} == wanted
+        assert stats["held_bytes"] == held_bytes
+
+    is_held(0, 1)
+    survivor.call("fence", incarnation=peers[0].incarnation)
+    is_held(1)
+    survivor.call("fence", incarnation=peers[1].incarnation)
+    is_held()
+    if survives == "prefill":
+        survivor.call("release_writes")
+    (survivor if survives == "prefill" else peers[2]).send("2", [1, 2, 3])
+    assert survivor.until("2", "ended")["phase"] == "done"
+
+
 def test_the_word_on_a_peer_that_still_runs_and_has_connections_here_frees_nothing(sides) -> None:
     prefill, decode = sides("prefill", "nixl"), sides("decode", "nixl")
     hold_a_write(prefill, decode)
