@@ -1,14 +1,17 @@
 """Real data planes whose calls fail or time out for real under a connector: who is told what, and what is held."""
 
+import re
 import signal
 import time
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
 from tests.integration.connector_peer import Side
-from tests.integration.handoffs import HALF_REGISTERED, fail_a_write, fill, meet
+from tests.integration.handoffs import HALF_REGISTERED, end_data_connections, fail_a_write, fill, meet
 from tests.integration.instances import shape
+from tests.integration.real_failures import REASONS
 
 TOLD_S = 2.0
 STAGING_BYTES = 64 << 20
@@ -33,13 +36,14 @@ def check_root_cause(said: str, failed_at: float, *sides: Side) -> None:
         side.settle(lambda stats: stats["causes"].get("transfer_failed") == 1)
 
 
-def fence_and_check_empty(prefill: Side, *decodes: Side) -> None:
+def fence_and_check_empty(prefill: Side, *decodes: Side, names: Iterable[str] = ("r",)) -> None:
     """Here it is known that nothing comes any more. Then nothing is left, in the adapter's tables neither."""
     for decode in decodes:
         decode.call("fence", incarnation=prefill.incarnation)
         prefill.call("fence", incarnation=decode.incarnation)
     for side in (prefill, *decodes):
-        side.until("r", "releasable")
+        for name in names:
+            side.until(name, "releasable")
         stats = side.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == 0)
         assert stats["faults"] == 0
 
@@ -89,6 +93,41 @@ def test_a_transfer_of_gathered_or_scattered_heads_that_fails_is_told_to_all_ran
     check_root_cause(said, time.monotonic(), prefill, *decode)
     assert (prefill.stats()["staged_writes"] > 0) is staging
     fence_and_check_empty(prefill, *decode)
+
+
+@pytest.mark.parametrize("staging", [True, False])
+def test_rooms_whose_engine_calls_fail_at_once_are_each_told_and_cleaned_up(
+    instances, backend: str, staging: bool
+) -> None:
+    """Staging: heads are gathered for two ranks. Without it, whole pages go to one."""
+    (prefill,) = instances("prefill", backend, shape([2]), staging_bytes=STAGING_BYTES * staging).ranks
+    decodes = instances("decode", backend, shape([2], tp=1 + staging), **HALF_REGISTERED).ranks
+    fill(prefill, 1)
+    rooms = {f"r{number}": [number, 63 - number] for number in range(3)}  # the second is not registered
+    for room, (name, pages) in enumerate(rooms.items()):
+        prefill.open(name, room)
+        for decode in decodes:
+            decode.open(name, room, prefill=prefill.bootstrap, pages=pages, aux_slot=room)
+    for name in rooms:
+        prefill.until(name, "ready")
+    prefill.call("hold_writes")
+    for name in rooms:
+        prefill.send(name, [1, 2])
+    prefill.settle(lambda stats: stats["held_writes"] >= len(decodes))
+    if backend == "nixl":
+        for decode in decodes:
+            assert end_data_connections(decode, prefill, *decodes)
+    prefill.call("release_writes")
+    for side in (prefill, *decodes):
+        for name in rooms:
+            status = side.until(name, "ended")
+            assert status["cause"] == "transfer_failed"
+            assert re.search(REASONS[backend], status["message"]), status
+        # What had not begun when the first failed may be over by then: nothing of it is under way.
+        assert not side.status("r0")["releasable"], "the engine had not said that nothing is under way any more"
+        side.settle(lambda stats: stats["causes"] == {"transfer_failed": len(rooms)})
+    assert (prefill.stats()["staged_writes"] > 0) is staging
+    fence_and_check_empty(prefill, *decodes, names=rooms)
 
 
 def test_pages_of_an_aborted_write_that_mooncake_gave_up_are_held_while_its_bytes_land(sides, monkeypatch) -> None:
