@@ -41,6 +41,18 @@ MOST_ANSWER_BYTES = 8192
 """What may be read of an answer at the door; a real one has some ten bytes."""
 
 
+class _Where(msgspec.Struct):
+    scratch: int
+
+
+class _Who(msgspec.Struct):
+    """Who a peer says it is, in the one of these that its engine has."""
+
+    metadata: bytes = b""
+    engine: bytes = b""
+    incarnation: str = ""
+
+
 class Paired:
     """One engine with an honest peer A, that is told of a peer B by whatever an input says."""
 
@@ -71,8 +83,7 @@ class Paired:
 
     def _scratch(self, descriptor: bytes) -> int:
         """The address that a descriptor of NIXL's or Mooncake's tells, otherwise 0."""
-        told = msgspec.msgpack.decode(descriptor)
-        return int(told["scratch"]) if self.kind in ("nixl", "mooncake") else 0
+        return msgspec.msgpack.decode(descriptor, type=_Where).scratch if self.kind in ("nixl", "mooncake") else 0
 
     def lies(self) -> list[RemoteMemory]:
         """What B may not say: that it has A's memory, is A, or is where nothing is."""
@@ -86,7 +97,15 @@ class Paired:
             told["scratch"] += LINE
         lost = msgspec.msgpack.encode(told)
         replace = msgspec.structs.replace
-        return [one, replace(other, descriptor=lost), replace(other, memory=one.memory)]
+        # Who it is comes first in every descriptor.
+        first = next(iter(msgspec.msgpack.decode(one.descriptor).items()))
+        mixed = dict([*msgspec.msgpack.decode(other.descriptor).items(), first])
+        return [
+            replace(other, descriptor=msgspec.msgpack.encode(mixed)),
+            one,
+            replace(other, descriptor=lost),
+            replace(other, memory=one.memory),
+        ]
 
     def check_honest(self, remote: RemoteMemory) -> None:
         """B was let in: it has said who and where it is."""
@@ -97,7 +116,8 @@ class Paired:
         elif self.kind == "mooncake":
             assert self._scratch(remote.descriptor) == self._scratch(self.honest[1].descriptor)
         else:
-            assert B.encode() in remote.descriptor
+            who = msgspec.msgpack.decode(remote.descriptor, type=_Who)
+            assert B in str(who), f"B was let in as {who!r}"
 
     def connect(self, remote: RemoteMemory) -> bool:
         """Whether B is let in; it is gone again in either case, and A is as before."""
@@ -145,7 +165,7 @@ def descriptors() -> tuple[Fuzzed, Sequence[bytes]]:
                 remote = decode_remote(data[1:]) if whole else _told(pair, data[1:])
             except LayoutError:
                 return
-            pair.connect(remote)
+            assert pair.connect(remote) or pair.connect(pair.honest[1]), "who was refused may not come back"
 
     seeds = []
     for index, pair in enumerate(pairs):
