@@ -17,6 +17,33 @@ CANARY = 0xA5
 ESTABLISHED = "01"
 V4_IN_V6 = "0000000000000000FFFF0000"
 
+# Pages where the bytes are, pages where they go, (slot there, slot here).
+SHAPES = {
+    "one page": ([7], [11], None),
+    "one run": (range(4, 20), range(30, 46), None),
+    "all pages": (range(48), range(48), (7, 7)),
+    "scattered": ([3, 17, 9, 44, 0], [40, 2, 47, 0, 21], (1, 6)),
+    "runs that merge on one side only": (range(10), [5, 6, 7, 20, 21, 22, 30, 31, 40, 41], None),
+    "both reversed": (range(15, -1, -1), range(47, 31, -1), None),
+    "one reversed": (range(16), range(31, 15, -1), (0, 0)),
+    "one source page to two targets": ([5, 5], [6, 7], None),
+    "aux only": ([], [], (3, 4)),
+    "empty": ([], [], None),
+}
+BAD = {
+    "local page too high": ([0, 48], [0, 1], None, "local_pages[1] is 48, must be 0..47"),
+    "local page negative": ([-1], [0], None, "local_pages[0] is -1, must be 0..47"),
+    "remote page too high": ([0], [2**31 - 1], None, "remote_pages[0] is 2147483647, must be 0..47"),
+    "remote page negative": ([0, 1], [3, -(2**31)], None, "remote_pages[1] is -2147483648, must be 0..47"),
+    "lists differ": ([0, 1], [0], None, "local_pages has 2 ids and remote_pages 1"),
+    "local aux slot": ([0], [0], (8, 0), "local aux slot is 8, must be 0..7"),
+    "remote aux slot": ([0], [0], (0, -1), "remote aux slot is -1, must be 0..7"),
+}
+TWICE = {
+    "write": ([0, 1], [4, 4], None, "remote_pages has page 4 twice"),
+    "read": ([4, 4], [0, 1], None, "local_pages has page 4 twice"),
+}
+
 
 @dataclass(frozen=True)
 class Plane:

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from tests.integration.engine_cases import (
+    BAD,
     CANARY,
     OVER_IPV6,
     PLANES,
+    SHAPES,
     SMALL,
+    TWICE,
     carried,
     cross,
     ends,
@@ -38,21 +41,6 @@ def pair(plane):
         yield initiator, target
 
 
-# Pages where the bytes are, pages where they go, (slot there, slot here).
-SHAPES = {
-    "one page": ([7], [11], None),
-    "one run": (range(4, 20), range(30, 46), None),
-    "all pages": (range(48), range(48), (7, 7)),
-    "scattered": ([3, 17, 9, 44, 0], [40, 2, 47, 0, 21], (1, 6)),
-    "runs that merge on one side only": (range(10), [5, 6, 7, 20, 21, 22, 30, 31, 40, 41], None),
-    "both reversed": (range(15, -1, -1), range(47, 31, -1), None),
-    "one reversed": (range(16), range(31, 15, -1), (0, 0)),
-    "one source page to two targets": ([5, 5], [6, 7], None),
-    "aux only": ([], [], (3, 4)),
-    "empty": ([], [], None),
-}
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bytes_land_exactly_where_they_should(pair, op, shape):
     source, sink = ends(op, *pair)
@@ -62,21 +50,6 @@ def test_bytes_land_exactly_where_they_should(pair, op, shape):
     assert move(*pair, op, *SHAPES[shape])["outcome"] == "done"
     assert np.array_equal(sink.arena.view, wanted)
     assert np.array_equal(source.arena.view, untouched)
-
-
-BAD = {
-    "local page too high": ([0, 48], [0, 1], None, "local_pages[1] is 48, must be 0..47"),
-    "local page negative": ([-1], [0], None, "local_pages[0] is -1, must be 0..47"),
-    "remote page too high": ([0], [2**31 - 1], None, "remote_pages[0] is 2147483647, must be 0..47"),
-    "remote page negative": ([0, 1], [3, -(2**31)], None, "remote_pages[1] is -2147483648, must be 0..47"),
-    "lists differ": ([0, 1], [0], None, "local_pages has 2 ids and remote_pages 1"),
-    "local aux slot": ([0], [0], (8, 0), "local aux slot is 8, must be 0..7"),
-    "remote aux slot": ([0], [0], (0, -1), "remote aux slot is -1, must be 0..7"),
-}
-TWICE = {
-    "write": ([0, 1], [4, 4], None, "remote_pages has page 4 twice"),
-    "read": ([4, 4], [0, 1], None, "local_pages has page 4 twice"),
-}
 
 
 @pytest.mark.parametrize("case", [*BAD, "target page twice"])

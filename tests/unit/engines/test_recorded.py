@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import re
 import sys
 import weakref
 
@@ -22,9 +23,10 @@ from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.plan import Chunk
 
+from tests.integration.engine_cases import BAD, CANARY, SHAPES, TWICE
 from tests.unit.engines import recorded_packages as packages
 
-PAGES, PAGE_BYTES, ROWS, ROW_BYTES = 32, 512, 4, 64
+PAGES, PAGE_BYTES, ROWS, ROW_BYTES = 48, 512, 8, 64
 STRIDE = PAGES * PAGE_BYTES
 PLACES = {"us": (2, 0, 3, 1), "them": (1, 3, 0, 2)}
 """Where the regions lie (K, V, state, aux): not in their own order, and not in the same order on both sides."""
@@ -89,6 +91,11 @@ def ids(*values):
     return np.array(values, np.int32)
 
 
+def chunk_of(local, remote, aux):
+    """Pages and one aux row, as the cases name them."""
+    return Chunk(ids(*local), ids(*remote), (aux,) if aux else ())
+
+
 def ended(engine, handle):
     for _ in range(100):
         if (outcome := engine.poll(handle)) is not Poll.PENDING:
@@ -118,11 +125,53 @@ def test_nothing_to_move_is_done(pair):
     assert ours.engine.poll(ours.engine.submit("them", Chunk(ids(), ids()))) is Poll.DONE
 
 
-def test_a_bad_index_is_refused_before_the_package_is_asked(pair):
+@pytest.mark.parametrize("op", list(Op))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pages_of_every_shape_land_exactly_where_they_should(pair, op, shape):
+    ours, _ = pair
+    source, sink = pair if op is Op.WRITE else reversed(pair)
+    froms, tos, aux = SHAPES[shape]
+    source.bytes[:] = np.random.default_rng(0).integers(0, 256, source.arena.nbytes, np.uint8)
+    sink.bytes[:] = CANARY
+    before, wanted = source.bytes.copy(), sink.bytes.copy()
+    for region in range(2):
+        for start, to in zip(froms, tos, strict=True):
+            sink.items(region, wanted)[to] = source.items(region)[start]
+    if aux:
+        sink.items(3, wanted)[aux[1]] = source.items(3)[aux[0]]
+    chunk = chunk_of(*(froms, tos, aux) if op is Op.WRITE else (tos, froms, aux and aux[::-1]))
+    assert ended(ours.engine, ours.engine.submit("them", chunk, op)) is Poll.DONE
+    assert np.array_equal(sink.bytes, wanted)
+    assert np.array_equal(source.bytes, before)
+
+
+@pytest.mark.parametrize("op", list(Op))
+@pytest.mark.parametrize("case", [*BAD, "target page twice"])
+def test_bad_indices_are_refused_before_the_package_is_asked(pair, op, case):
     ours, theirs = pair
-    with pytest.raises(InvalidChunkError, match=r"remote_pages\[0\] is 32"):
-        ours.engine.submit("them", Chunk(ids(0), ids(32)))
-    assert not theirs.items(0).any()
+    local, remote, aux, message = BAD.get(case) or TWICE[op.value]
+    with pytest.raises(InvalidChunkError, match=re.escape(message)):
+        ours.engine.submit("them", chunk_of(local, remote, aux), op)
+    assert not ours.bytes.any()
+    assert not theirs.bytes.any()
+    assert ended(ours.engine, ours.engine.submit("them", Chunk(ids(0), ids(0)), op)) is Poll.DONE
+
+
+def test_a_second_connect_is_refused_and_leaves_the_first_working(pair):
+    ours, theirs = pair
+    with pytest.raises(EngineError, match="connected already"):
+        ours.engine.connect("them", theirs.remote)
+    assert ended(ours.engine, ours.engine.submit("them", Chunk(ids(1), ids(1)))) is Poll.DONE
+
+
+def test_a_peer_can_be_disconnected_and_connected_again(pair):
+    ours, theirs = pair
+    for page in range(3):
+        ours.engine.disconnect("them")
+        with pytest.raises(UnknownPeerError):
+            ours.engine.submit("them", Chunk(ids(page), ids(page)))
+        ours.engine.connect("them", theirs.remote)
+        assert ended(ours.engine, ours.engine.submit("them", Chunk(ids(page), ids(page)))) is Poll.DONE
 
 
 def test_a_failure_is_unsettled_has_its_reason_and_ends_the_connection(pair, backend, monkeypatch):
