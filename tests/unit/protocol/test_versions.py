@@ -135,15 +135,3 @@ def test_what_version_3_cannot_carry_is_refused_with_the_reason() -> None:
         negotiate(1, 3, state=True, shares=True)
     assert negotiate(1, 4, state=True, shares=True) == 4
     assert negotiate(1, 3, state=True) == 3
-
-
-HELLO_3 = f"97a548656c6c6f03d920{D}01ad31302e302e302e313a38393939c4016dc3"
-"""Recorded from the code that spoke version 3."""
-
-
-def test_a_hello_of_version_3_asks_for_no_share_of_state_and_reads_as_much_of_ours() -> None:
-    hello = f.decode(bytes.fromhex(HELLO_3))
-    assert isinstance(hello, f.Hello)
-    assert (hello.version, hello.kv, hello.state) == (3, True, False)
-    asks = msgspec.structs.replace(hello, state=True)
-    assert msgspec.msgpack.decode(f.encode(asks))[:7] == msgspec.msgpack.decode(bytes.fromhex(HELLO_3))
