@@ -267,6 +267,26 @@ def test_an_unknown_field_of_a_newer_peer_is_ignored():
     assert decode_remote(msgspec.msgpack.encode({**fields, "later": [1]})) == remote
 
 
+VERSION_3 = (
+    "84a6656e67696e65a56c6f63616ca66d656d6f72798ea26b769293cd1000cd01000893cd2000cd010008a361757893cd30004004ab706167655f"
+    "746f6b656e7310a66c617965727301a86b765f686561647301a8686561645f64696d04a56474797065a7666c6f61743332a56d6f64656ca16dab"
+    "66697273745f6c6179657200ac746f74616c5f6c617965727301aa66697273745f6865616400ab746f74616c5f686561647301a5737461746591"
+    "93cd40002004ac73746174655f6c617965727390aa64657363726970746f72c40164a770726f63657373c0"
+)
+"""Recorded from the code that spoke version 3 of the protocol: two regions of pages, aux rows, one region of state."""
+
+
+def test_memory_that_a_peer_of_version_3_tells_of_has_state_that_is_not_cut() -> None:
+    told = decode_remote(bytes.fromhex(VERSION_3))
+    assert (told.engine, told.descriptor, told.process) == ("local", b"d", None)
+    assert told.memory.kv == (Region(4096, 256, 8), Region(8192, 256, 8))
+    assert (told.memory.aux, told.memory.state) == (Region(12288, 64, 4), (Region(16384, 32, 4),))
+    assert (told.memory.state_cuts, told.memory.state_rank, told.memory.state_ranks) == ((), 0, 0)
+    old, new = msgspec.msgpack.decode(bytes.fromhex(VERSION_3)), msgspec.msgpack.decode(encode_remote(told))
+    assert old["memory"].items() <= new["memory"].items(), "what it reads of ours is what it would have told"
+    assert {**new, "memory": None} == {**old, "memory": None}
+
+
 NESTED = msgspec.Raw(b"\x91" * 1_000_000 + b"\xc0")
 """A million lists, each in the one before."""
 

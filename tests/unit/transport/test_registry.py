@@ -293,6 +293,21 @@ def test_a_client_without_the_key_is_told_why_it_is_not_let_in(keyed, keys) -> N
     assert keyed.get()[0] == 503
 
 
+VERSION_3 = (
+    b'{"info":{"rank":1,"incarnation":"bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb","control":"127.0.0.1:9001","part":{"first_layer":'
+    b'2,"layers":1,"total_layers":3,"first_head":0,"kv_heads":4,"total_heads":4},"direction":"write","protocol":[1,3]},"'
+    b'ranks":2}'
+)
+"""Recorded from the code that spoke version 3 of the protocol."""
+
+
+def test_a_rank_of_version_3_is_seated_with_no_share_of_state(served) -> None:
+    assert served.put(VERSION_3) == (200, {"lease_s": LEASE_S})
+    asked = asyncio.run(BootstrapClient(LOOPBACK).ask(served.address, 30.0))
+    assert (asked.ranks[1].part, asked.ranks[1].protocol) == (PARTS[1], (1, 3))
+    assert (PARTS[1].state_rank, PARTS[1].state_ranks) == (0, 0)
+
+
 def test_the_client_registers_and_is_told_why_not(served) -> None:
     client = BootstrapClient(LOOPBACK)
     with pytest.raises(BootstrapError, match="ranks is 3, this instance has 2"):
