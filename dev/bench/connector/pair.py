@@ -65,10 +65,17 @@ class Pair:
         self.begin(job, decode)
         return self.finish(decode)
 
-    def raw(self, job: Job, decode: int = 0) -> dict[str, float]:
-        """Seconds of the bare engine for the first window of `job`, by pattern."""
-        times: dict[str, float] = self.prefill.call("raw", self.decodes[decode].facts["incarnation"], job)
+    def raw(self, job: Job, only: str = "") -> dict[str, float]:
+        """Seconds of the bare engine for the first window of `job`, by pattern (or by `only` that one)."""
+        times: dict[str, float] = self.prefill.call("raw", self.decodes[0].facts["incarnation"], job, only)
         return times
+
+    def check_raw(self, job: Job) -> None:
+        """Raise AssertionError unless each pattern of the bare engine moves the pages of `job`, changed before it."""
+        for seed, pattern in enumerate(self.raw(job), start=2):
+            self.prefill.call("fill", seed)
+            self.raw(job, pattern)
+            self.check(job)
 
     def check(self, job: Job) -> None:
         """Raise AssertionError unless decode's pages of the job hold what prefill's hold."""

@@ -68,12 +68,12 @@ class Side:
         words = self.bytes[: len(self.bytes) // 8 * 8].view(np.uint64)
         words[:] = np.arange(len(words), dtype=np.uint64) * np.uint64(2654435761) + np.uint64(seed)
 
-    def digest(self, pages: Any) -> list[int]:  # noqa: ANN401
-        """A checksum of each page of the request, over all its regions."""
+    def digest(self, pages: Any) -> list[list[int]]:  # noqa: ANN401
+        """A checksum of each page of the request, in each of its regions."""
         item, regions = self.setup.shape.item_bytes, 2 * self.setup.shape.layers
         table = self.bytes[: regions * self.setup.shape.pages * item].view(np.uint64)
         table = table.reshape(regions, self.setup.shape.pages, item // 8)
-        return [int(np.bitwise_xor.reduce(table[:, page], axis=None)) for page in pages]
+        return [np.bitwise_xor.reduce(table[:, page], axis=1).tolist() for page in pages]
 
     def run(self, job: Job, prefill: str = "") -> Times:
         """Do this side's part of a job."""
@@ -83,11 +83,11 @@ class Side:
             return PrefillLoop(self.connector, self.wake, job, slots).run()
         return DecodeLoop(self.connector, prefill, self.wake, job, slots).run()
 
-    def raw(self, peer: str, job: Job) -> dict[str, float]:
-        """Move the pages of `job`'s first window with the bare engine; seconds by pattern."""
+    def raw(self, peer: str, job: Job, only: str = "") -> dict[str, float]:
+        """Move the pages of `job`'s first window with the bare engine; seconds by pattern (or by `only` that one)."""
         local = places(self.setup.shape, job.pages, job.window, scattered=job.scattered, seed=1)
         target = places(self.setup.shape, job.pages, job.window, scattered=job.scattered, seed=2)
-        return raw.measure(self.connector._engine, peer, list(zip(local, target, strict=True)))
+        return raw.measure(self.connector._engine, peer, list(zip(local, target, strict=True)), only)
 
     def count_frames(self) -> None:
         """Count what is sent from now on."""
