@@ -16,9 +16,10 @@ from .figures import FIGURES
 from .frozen import frozen
 from .results import Results, short
 from .stages import stages
+from .startup import startup
 from .watching import watching
 
-MEASURED = FIGURES | {"frozen": frozen, "watching": watching, "stages": stages}
+MEASURED = FIGURES | {"startup": startup, "frozen": frozen, "watching": watching, "stages": stages}
 
 
 def table(results: Results) -> Table:

@@ -89,6 +89,11 @@ class Process:
             raise answer
         return answer
 
+    @property
+    def answered(self) -> bool:
+        """Whether `finish` would return at once."""
+        return self._pipe.poll()
+
     def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401
         """Ask and wait."""
         self.begin(method, *arguments)

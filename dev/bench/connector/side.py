@@ -120,13 +120,15 @@ class Side:
         for transfer, pages in self.idle:
             transfer.send(pages, start=0, last=True, aux_slot=0)
 
-    def end_idle(self, abort: bool) -> None:
-        """Wait until all of them have ended, given up before or not."""
+    def end_idle(self, abort: bool) -> int:
+        """Wait until all of them have ended, given up before or not; how many were done nevertheless."""
         for transfer, _ in self.idle:
             if abort:
                 transfer.abort()
         self._until(lambda status: status.ended and status.releasable)
+        done = sum(transfer.status.phase is Phase.DONE for transfer, _ in self.idle)
         self.idle = []
+        return done
 
     def _until(self, holds: Callable[[TransferStatus], bool]) -> None:
         deadline = time.monotonic() + IDLE_S
