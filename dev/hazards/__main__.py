@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import click
 
-from dev.hazards import corruption, leaks, lifecycle, wedges
+from dev.hazards import corruption, leaks, lifecycle, losses, ranks, wedges
 from dev.hazards.stage import CATALOGUE, PLANES, Hazard, NotApplicableError, Stage
 
 HAZARDS = 37
-assert sorted(CATALOGUE) == list(range(1, HAZARDS + 1)), (corruption, leaks, lifecycle, wedges)
+assert sorted(CATALOGUE) == list(range(1, HAZARDS + 1)), (corruption, leaks, lifecycle, losses, ranks, wedges)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 
 from tests.integration.connector_peer import Side
 from tests.integration.handoffs import HALF_REGISTERED
+from tests.integration.instances import Instance
 
 CANARY: Final = 0xC5
 SEED: Final = 1
@@ -25,6 +26,7 @@ TIMING: Final = {
     "query_s": 0.5,
     "verdict_s": 10.0,
     "acked_s": 0.5,
+    "expect_s": 0.5,
 }
 PLANES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "nixl-tcp": ("nixl", {"UCX_TLS": "tcp"}),
@@ -99,6 +101,19 @@ class Stage:
         side = self._make(role, **options)
         self._extra.append(side)
         return side
+
+    def instance(self, role: str, ranks: dict[str, Any], **options: object) -> Any:  # noqa: ANN401 - as above
+        """An instance of several ranks for this scenario only, each a process."""
+        with self._surroundings():
+            made = Instance(role, self.backend, ranks, **{"timing": TIMING, **options})
+        self._extra += made.ranks
+        return made
+
+    def restart(self, instance: Instance, rank: int) -> None:
+        """Start a rank anew that was killed."""
+        with self._surroundings():
+            instance.restart(rank)
+        self._extra.append(instance.ranks[rank])
 
     def fragile_decode(self) -> Any:  # noqa: ANN401 - the tests' driver is not typed
         """A decode for this scenario only, to which a write can be made to fail."""
@@ -180,10 +195,16 @@ class Stage:
         self._extra.clear()
 
     def _make(self, role: str, **options: object) -> Side:
+        with self._surroundings():
+            return Side(role, self.backend, **{"timing": TIMING, "request_deadline_s": 60.0, **options})
+
+    @contextmanager
+    def _surroundings(self) -> Iterator[None]:
+        """The environment that the data plane wants of a process that is started."""
         before = dict(os.environ)
         os.environ.update(self._environment)
         try:
-            return Side(role, self.backend, **{"timing": TIMING, "request_deadline_s": 60.0, **options})
+            yield
         finally:
             os.environ.clear()
             os.environ.update(before)

@@ -1,4 +1,4 @@
-"""H12-H24: what hangs, for one hand-off or for a process."""
+"""H12-H22: what hangs, for one hand-off or for a process."""
 
 import math
 import secrets
@@ -11,8 +11,6 @@ import msgspec
 import zmq
 from pdpool_connector.demo.launch import free_port
 from pdpool_connector.protocol import frames as f
-from pdpool_connector.protocol.agree import Key, agree
-from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 
 from dev.hazards.stage import Stage, hazard
 from tests.integration.cable import Cable
@@ -302,46 +300,3 @@ def _twenty(stage: Stage) -> tuple[float, float]:
             stage.serve(source=10 + turn, target=10 + turn)
         fastest = min(fastest, time.monotonic() - begun)
     return fastest, stage.prefill.stats()["loop_lag_s"]
-
-
-@hazard(23, "ranks agree by position in their queues, and mix requests up")
-def by_position(stage: Stage) -> str:
-    names = [stage.name() for _ in range(4)]
-    rooms = {name: stage.room() for name in names}
-    pages = {name: index for index, name in enumerate(names)}
-    for name in names:
-        stage.prefill.open(name, rooms[name])
-    for name in reversed(names):
-        stage.decode.open(name, rooms[name], prefill=stage.prefill.bootstrap, pages=[pages[name]], aux_slot=pages[name])
-    stage.prefill.abort(names[1])
-    for name in (names[2], names[0], names[3]):
-        stage.prefill.send(name, [30 + pages[name]], aux_slot=pages[name])
-    ends = {name: stage.decode.until(name, "releasable")["phase"] for name in names}
-    assert ends == dict(zip(names, ("done", "failed", "done", "done"), strict=True)), ends
-    assert stage.same([30, 32, 33], [0, 2, 3])
-    done, failed = TransferStatus(Phase.DONE), TransferStatus(Phase.FAILED, Cause.ABORTED)
-    first, second = Key(1, 0, "a"), Key(2, 0, "b")
-    verdicts = agree([{first: done, second: done}, {second: failed, first: done}, {}])
-    assert verdicts[second].phase is Phase.FAILED
-    assert verdicts[first].absent == (2,)
-    return "four rooms in opposite orders, one aborted: each got its own end; ranks with unlike queues agree by key"
-
-
-@hazard(24, "one lost message stalls a hand-off for ever")
-def lost_message(stage: Stage) -> str:
-    slowest = 0.0
-    for sender, kinds in (("decode", ("Open", "Ack")), ("prefill", ("Accepted", "Sending", "Done"))):
-        side = getattr(stage, sender)
-        for kind in kinds:
-            before = side.stats()["drops"].get("filtered", 0)
-            side.call("faults", delays={kind: None})
-            begun = time.monotonic()
-            name, _ = stage.meet(pages=[8, 3])
-            stage.prefill.send(name, [1], last=False)
-            stage.prefill.send(name, [2], start=1)
-            side.settle(lambda stats, least=before: stats["drops"].get("filtered", 0) > least)
-            side.call("faults", delays={})
-            stage.decode.until(name, "done")
-            stage.prefill.until(name, "done")
-            slowest = max(slowest, time.monotonic() - begun)
-    return f"each kind of frame was lost once; the slowest hand-off took {slowest:.1f} s"

@@ -33,6 +33,7 @@ from pdpool_connector.protocol.timing import Timing
 from pdpool_connector.runtime import connector as connector_module
 from pdpool_connector.runtime import decodes as decodes_module
 from pdpool_connector.runtime import link as link_module
+from pdpool_connector.runtime import link_rank as link_rank_module
 
 from dev import inside
 from dev.processes import send
@@ -250,6 +251,7 @@ class _Connector:
         )
         self.changed = threading.Event()
         self.delays: dict[str, float | None] = {}
+        self.lost: Counter[str] = Counter()
         self.transfers = {}
         host = options.pop("host", "127.0.0.1")
         if options.pop("half_registered", False):
@@ -258,6 +260,7 @@ class _Connector:
         logging.basicConfig(level=options.pop("log", "WARNING"))
         flight_dir = options.pop("flight_dir", None)
         link_module.GRACE_S = decodes_module.GRACE_S = options.pop("grace_s", link_module.GRACE_S)
+        link_rank_module.HELLO_S = options.pop("hello_s", link_rank_module.HELLO_S)
         elsewhere = options.pop("elsewhere", True)
         config = ConnectorConfig(
             host,
@@ -265,7 +268,7 @@ class _Connector:
             admin_port=0,
             backend=backend,
             timing=Timing(**options.pop("timing", {})),
-            frame_filter=lambda frame: self.delays.get(type(frame).__name__, 0.0),
+            frame_filter=self._delay,
             allowed_networks=tuple(options.pop("networks", ["127.0.0.0/8", "::1/128"])),
             instance=instance,
             **options,
@@ -289,6 +292,17 @@ class _Connector:
             "part": msgspec.to_builtins(part),
             "location": msgspec.json.encode(self.arena.location()).decode(),
         }
+
+    def _delay(self, frame):
+        kind = type(frame).__name__
+        delay = self.delays.get(kind, 0.0)
+        if delay is None:
+            self.lost[kind] += 1
+        return delay
+
+    def expect(self, name, room, prefill):
+        self.connector.expect(prefill, room, name)
+        return {}
 
     def open(self, name, room, **arguments):
         for ids in arguments.keys() & {"pages", "state"}:
@@ -360,12 +374,15 @@ class _Connector:
                 return status.phase.value == phase
 
     def stats(self):
+        staging = self.connector._staging
         return msgspec.to_builtins(self.connector.stats()) | {
             "rows": inside.rows(self.connector),
             "kept": len(self.connector._transfers),
             "rss": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE"),
             "held_writes": self.gate.held,
             "staged_writes": self.gate.staged,
+            "free_slots": len(staging._free) if staging is not None else 0,
+            "lost": dict(self.lost),
             "failed_writes": self.gate.failures,
             "drained": self.connector.stats().drained,
             "fds": len(list(Path("/proc/self/fd").iterdir())),
