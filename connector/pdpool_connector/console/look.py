@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import aiohttp
 import msgspec
@@ -15,6 +15,9 @@ ANSWER_S: Final = 3.0
 """A connector answers from a thread of its own: one that is silent for this long cannot be reached."""
 MAX_STATE_BYTES: Final = 8 << 20
 """A full table of 1024 peers is a tenth of it."""
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class State(msgspec.Struct, frozen=True):
@@ -29,10 +32,10 @@ class State(msgspec.Struct, frozen=True):
     draining: bool
     queues: dict[str, QueueStats]
     outcomes: dict[str, int]
-    holds: int
-    held_bytes: int
+    holds: Count
+    held_bytes: Count
     held_oldest_s: float | None
-    bytes_moved_total: int
+    bytes_moved_total: Count
     peers: tuple[PeerStats, ...]
     links: tuple[LinkStats, ...] = ()
     attempts: dict[str, QueueStats] = {}

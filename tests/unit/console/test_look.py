@@ -5,6 +5,7 @@ import io
 
 import aiohttp
 import msgspec
+import pytest
 from pdpool_connector.console.look import Look, State, look_at_all
 from pdpool_connector.console.story import story
 from pdpool_connector.console.top import tables
@@ -55,6 +56,13 @@ async def test_a_state_that_comes_in_pieces_is_read_to_its_end(monkeypatch):
         port = server.sockets[0].getsockname()[1]
         (seen,) = await look_at_all([f"127.0.0.1:{port}"])
     assert (seen.state, seen.error) == (STATE, "")
+
+
+@pytest.mark.parametrize("field", ["holds", "held_bytes", "bytes_moved_total"])
+def test_a_count_that_no_connector_can_have_is_refused_by_name(field: str) -> None:
+    said = msgspec.json.encode({**msgspec.structs.asdict(STATE), field: 1 << 63})
+    with pytest.raises(msgspec.ValidationError, match=field):
+        msgspec.json.decode(said, type=State)
 
 
 def test_what_a_connector_tells_of_others_neither_breaks_a_row_nor_steers_the_terminal() -> None:
