@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory, PrefillConnector
-from pdpool_connector.engines.base import EngineError, Poll, prompt_submit
+from pdpool_connector.engines.base import EngineError, Op, Poll, prompt_submit
 from pdpool_connector.layout import pool
 from pdpool_connector.layout.arena import ArenaLocation, MappedArena
 from pdpool_connector.layout.pairing import Part
@@ -189,7 +189,7 @@ class _Gate:
         if self.swapped is not None:
             chunk = replace(chunk, local_pages=np.full_like(chunk.local_pages, self.swapped))
         self.staged += chunk.staged is not None
-        if not self.failing.isdisjoint(chunk.local_pages.tolist()):
+        if not self.failing.isdisjoint((chunk.remote_pages if Op.READ in op else chunk.local_pages).tolist()):
             raise EngineError("the data plane fails, as it was told to")
         if self.open.is_set():
             return self._engine.submit(peer, chunk, *op)
@@ -411,7 +411,7 @@ class _Connector:
         return {"ended": end_connections(set(but))}
 
     def break_writes(self, pages):
-        """The data plane takes nothing from these pages of ours."""
+        """Our data plane takes nothing from these pages of prefill's."""
         self.gate.failing = set(pages)
         return {}
 

@@ -1,15 +1,17 @@
 """Ten thousand rooms through every path there is, over real processes that lose peers now and then."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from tests.integration.connector_peer import PAGES, Side
 from tests.integration.handoffs import TIMING, fill
+from tests.integration.instances import shape
 
 ROOMS, WAVE, WARM = 10_000, 40, 1_000
 LOSE_EVERY = 2_000
+FEW = 400
 BYTES_PER_ROOM = 256
 """By so much may a process grow for each room, on average: less than the smallest row of any table costs."""
 BROKEN = PAGES - 1
@@ -21,6 +23,8 @@ MEMORY = {**TIMING, "drain_s": 10.0, "verdict_s": 4.0, "acked_s": 0.2}
 """Ends are remembered for longer than a busy machine takes to bring both halves, and no longer."""
 LOST = 12
 """Hand-offs that a lost peer had."""
+SLOTS = "_timers._numbers"
+"""Numbers of slots of time that are gone: some 64 stay until their time has come, whatever was played."""
 Calls = list[tuple[str, dict]]
 
 
@@ -37,10 +41,11 @@ class Wave:
             paths = FAILURES if rooms.start % FAIL_EVERY == 0 else PATHS
             paths[room % len(paths)](self, room)
 
-    def play(self, prefill: Side, decode: Side) -> None:
+    def play(self, prefill: Side, decodes: Sequence[Side]) -> None:
         prefill.call("many", calls=self.prefill)
-        decode.call("many", calls=self.decode)
-        for side, role in ((prefill, "prefill"), (decode, "decode")):
+        for decode in decodes:
+            decode.call("many", calls=self.decode)
+        for side, role in ((prefill, "prefill"), *((decode, "decode") for decode in decodes)):
             side.call("many", calls=self.late[role])
 
     def request(self, room: int, **more) -> None:
@@ -120,11 +125,12 @@ FAILURES = (Wave.fail_at_once, Wave.fail_half_way)
 """In waves of their own: what the data plane takes together fails together."""
 
 
-def lose_a_peer(make: Callable[[str], Side], survivor: Side, room: int) -> None:
+def lose_a_peer(make: Callable[[str], Side], survivor: Side, room: int, moves: str) -> None:
     """A peer of the survivor is killed in the midst of hand-offs, some of which are held until it is fenced."""
     is_prefill = bool(survivor.bootstrap)
     peer = make("decode" if is_prefill else "prefill")
     prefill, decode = (survivor, peer) if is_prefill else (peer, survivor)
+    mover = prefill if moves == "prefill" else decode
     fill(prefill, 1)
     for index in range(LOST):
         name = f"{room + index}"
@@ -136,15 +142,15 @@ def lose_a_peer(make: Callable[[str], Side], survivor: Side, room: int) -> None:
             for early in range(index + 1):
                 if early % 3 == 2:
                     survivor.until(f"{room + early}", "done")
-            prefill.call("hold_writes")
-    prefill.settle(lambda stats: stats["held_writes"] > 0)
+            mover.call("hold_writes")
+    mover.settle(lambda stats: stats["held_writes"] > 0)
     peer.kill()
     for index in range(LOST):
         survivor.until(f"{room + index}", "ended")
-    if is_prefill:
+    if survivor is mover:
         survivor.call("release_writes")
     else:
-        survivor.settle(lambda stats: stats["holds"] > 0)
+        survivor.settle(lambda stats: [row["incarnation"] for row in stats["held_for"]] == [peer.incarnation])
     survivor.call("fence", incarnation=peer.incarnation)
     causes = survivor.call("forget", within_s=30.0)
     assert causes == {"": 2, "peer_lost": LOST - 2}
@@ -158,34 +164,94 @@ def at_rest(side: Side) -> dict:
     return {**stats, "tables": side.call("tables")}
 
 
+def check_tables(before: dict, after: dict, growth: int, peers: int = 1) -> None:
+    """What is left of many rooms is what was left of fewer, in every table, with the adapter's."""
+    assert len(after["peers"]) == peers, "those that were lost are forgotten"
+    for name in ("fds", "threads"):
+        assert after[name] <= before[name], name
+    tables = {path: (before["tables"].get(path, 0), size) for path, size in after["tables"].items()}
+    grown = {path: counts for path, counts in tables.items() if counts[1] - counts[0] > growth}
+    assert all(path.endswith(SLOTS) and size <= 80 for path, (_, size) in grown.items()), grown
+    assert not after["tables"].get("_staging._owners"), "a slot of staging is kept for a hand-off that is over"
+
+
+def play_all(
+    prefill: Side, decodes: Sequence[Side], rooms: int, warm: int, lose: Callable[[int], None], mover: Side
+) -> tuple[dict[Side, Counter[str]], dict[Side, tuple[dict, dict]]]:
+    """Each room by its path, in waves; which causes each side saw, what it had after `warm` rooms and in the end."""
+    sides = (prefill, *decodes)
+    fill(prefill, 1)
+    mover.call("break_writes", pages=[BROKEN])
+    causes: dict[Side, Counter[str]] = {side: Counter() for side in sides}
+    before: dict[Side, dict] = {}
+    for first in range(0, rooms, WAVE):
+        Wave(prefill, range(first, first + WAVE)).play(prefill, decodes)
+        for side in sides:
+            causes[side].update(side.call("forget", within_s=30.0))
+        lose(first)
+        if first + WAVE == warm:
+            before = {side: at_rest(side) for side in sides}
+    return causes, {side: (before[side], at_rest(side)) for side in sides}
+
+
+def expected(rooms: int) -> dict[str, int]:
+    paths = {"": 2, "transfer_failed": 2, "invalid": 1, "aborted": 1, "peer_aborted": 1, "timed_out": 2}
+    return {cause: count * rooms // (len(PATHS) + len(FAILURES)) for cause, count in paths.items()}
+
+
 @pytest.mark.parametrize("backend", ["local", "nixl"])
 def test_ten_thousand_rooms_through_every_path_leave_nothing_behind(sides, backend) -> None:
     def make(role: str) -> Side:
         return sides(role, backend, grace_s=0.2, timing=MEMORY, log="ERROR")
 
-    pair = prefill, decode = make("prefill"), make("decode")
-    fill(prefill, 1)
-    prefill.call("break_writes", pages=[BROKEN])
-    causes: dict[Side, Counter[str]] = {side: Counter() for side in pair}
-    before: dict[Side, dict] = {}
-    for first in range(0, ROOMS, WAVE):
-        Wave(prefill, range(first, first + WAVE)).play(prefill, decode)
-        for side in pair:
-            causes[side].update(side.call("forget", within_s=30.0))
+    def lose(first: int) -> None:
         if first % LOSE_EVERY == 0:
             for number, survivor in enumerate(pair):
-                lose_a_peer(make, survivor, ROOMS * (1 + number) + first)
-        if first + WAVE == WARM:
-            before = {side: at_rest(side) for side in pair}
-    each = ROOMS // (len(PATHS) + len(FAILURES))
-    paths = {"": 2, "transfer_failed": 2, "invalid": 1, "aborted": 1, "peer_aborted": 1, "timed_out": 2}
+                lose_a_peer(make, survivor, ROOMS * (1 + number) + first, "prefill")
+
+    pair = prefill, decode = make("prefill"), make("decode")
+    causes, left = play_all(prefill, [decode], ROOMS, WARM, lose, prefill)
     for side in pair:
-        assert causes[side] == {cause: count * each for cause, count in paths.items()}
-        after = at_rest(side)
-        assert len(after["peers"]) == 1, "those that were lost are forgotten"
-        for name in ("fds", "threads"):
-            assert after[name] <= before[side][name], name
-        tables = {path: (before[side]["tables"].get(path, 0), size) for path, size in after["tables"].items()}
-        grown = {path: counts for path, counts in tables.items() if counts[1] - counts[0] > ROOMS // 100}
-        assert not grown
-        assert after["rss"] - before[side]["rss"] < BYTES_PER_ROOM * (ROOMS - WARM)
+        assert causes[side] == expected(ROOMS)
+        before, after = left[side]
+        check_tables(before, after, ROOMS // 100)
+        assert after["rss"] - before["rss"] < BYTES_PER_ROOM * (ROOMS - WARM)
+
+
+@pytest.mark.parametrize(("backend", "direction"), [("mooncake", "write"), ("nixl", "read")])
+def test_hundreds_of_rooms_over_the_other_data_plane_and_in_the_other_direction_leave_nothing_behind(
+    sides, backend: str, direction: str
+) -> None:
+    def make(role: str) -> Side:
+        return sides(role, backend, grace_s=0.2, timing=MEMORY, log="ERROR", direction=direction)
+
+    def lose(first: int) -> None:
+        if first % FAIL_EVERY == 0:
+            for number, survivor in enumerate(pair):
+                lose_a_peer(make, survivor, FEW * (1 + number) + first, moves)
+
+    pair = prefill, decode = make("prefill"), make("decode")
+    moves, mover = ("prefill", prefill) if direction == "write" else ("decode", decode)
+    causes, left = play_all(prefill, [decode], FEW, FEW // 2, lose, mover)
+    for side in pair:
+        assert causes[side] == expected(FEW)
+        check_tables(*left[side], FEW // 100)
+
+
+def test_hundreds_of_rooms_through_staging_leave_nothing_behind(sides) -> None:
+    options = {"grace_s": 0.2, "timing": MEMORY, "log": "ERROR"}
+    prefill = sides("prefill", "nixl", staging_bytes=64 << 20, **options)
+    decodes = [sides("decode", "nixl", shape=shape([2], heads=2, tp=2), rank=rank, **options) for rank in range(2)]
+    causes, left = play_all(prefill, decodes, FEW, FEW // 2, lambda _: None, prefill)
+    assert left[prefill][1]["staged_writes"] > left[prefill][0]["staged_writes"] > 0
+    assert causes[prefill] == expected(FEW)
+    for side in (prefill, *decodes):
+        check_tables(*left[side], FEW // 100, len(decodes) if side is prefill else 1)
+        # A rank may hear of the other rank's abort before it is told to abort itself.
+        assert either_abort(causes[side]) == either_abort(expected(FEW))
+
+
+def either_abort(causes: dict[str, int]) -> dict[str, int]:
+    counts = Counter(causes)
+    counts["aborted"] += counts.pop("peer_aborted", 0)
+    return dict(counts)
