@@ -23,8 +23,8 @@ MEMORY = {**TIMING, "drain_s": 10.0, "verdict_s": 4.0, "acked_s": 0.2}
 """Ends are remembered for longer than a busy machine takes to bring both halves, and no longer."""
 LOST = 12
 """Hand-offs that a lost peer had."""
-SLOTS = "_timers._numbers"
-"""Numbers of slots of time that are gone: some 64 stay until their time has come, whatever was played."""
+PASSING = ("_timers._numbers", ".fired")
+"""Numbers of slots of time, some 64 of which stay until their time has come, and what the last tick found due."""
 Calls = list[tuple[str, dict]]
 
 
@@ -171,7 +171,7 @@ def check_tables(before: dict, after: dict, growth: int, peers: int = 1) -> None
         assert after[name] <= before[name], name
     tables = {path: (before["tables"].get(path, 0), size) for path, size in after["tables"].items()}
     grown = {path: counts for path, counts in tables.items() if counts[1] - counts[0] > growth}
-    assert all(path.endswith(SLOTS) and size <= 80 for path, (_, size) in grown.items()), grown
+    assert all(any(part in path for part in PASSING) and size <= 80 for path, (_, size) in grown.items()), grown
     assert not after["tables"].get("_staging._owners"), "a slot of staging is kept for a hand-off that is over"
 
 
