@@ -28,20 +28,13 @@ from pdpool_connector.engines.base import IncompatiblePeerError, PeerUnreachable
 from pdpool_connector.transport.curve import make_key
 from prometheus_client import CollectorRegistry
 
+from tests.unit.runtime.small_memory import SMALL_BYTES, lay_out
+
 
 @pytest.fixture
 def memory() -> Iterator[KVMemory]:
-    with HostArena(2 * 8 * 256 + 4 * 64) as arena:
-        yield KVMemory(
-            kv=(arena.region(0, 256, 8), arena.region(8 * 256, 256, 8)),
-            aux=arena.region(2 * 8 * 256, 64, 4),
-            page_tokens=16,
-            layers=1,
-            kv_heads=1,
-            head_dim=4,
-            dtype="float32",
-            model="m",
-        )
+    with HostArena(SMALL_BYTES) as arena:
+        yield lay_out(arena)
 
 
 @pytest.fixture

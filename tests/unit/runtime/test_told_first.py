@@ -5,9 +5,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from pdpool_connector import Cause, ConnectorConfig, DecodeConnector, HostArena, KVMemory, Phase, PrefillConnector
+from pdpool_connector import Cause, ConnectorConfig, DecodeConnector, HostArena, Phase, PrefillConnector
 from pdpool_connector.engines.local import LocalEngine
 from pdpool_connector.transport.control import ControlLink, ControlServer
+
+from tests.unit.runtime.small_memory import SMALL_BYTES, lay_out
 
 PAGES = np.arange(2, dtype=np.int32)
 TELL = ("Drained", "Failed", "Abort")
@@ -16,24 +18,14 @@ TELL = ("Drained", "Failed", "Abort")
 @pytest.fixture
 def sides(direction) -> Iterator[tuple[PrefillConnector, DecodeConnector]]:
     config = ConnectorConfig("127.0.0.1", backend="local", direction=direction)
-    connectors = []
-    for kind in (PrefillConnector, DecodeConnector):
-        arena = HostArena(2 * 8 * 256 + 4 * 64)
-        memory = KVMemory(
-            kv=(arena.region(0, 256, 8), arena.region(8 * 256, 256, 8)),
-            aux=arena.region(2 * 8 * 256, 64, 4),
-            page_tokens=16,
-            layers=1,
-            kv_heads=1,
-            head_dim=4,
-            dtype="float32",
-            model="m",
-        )
-        connectors.append(kind(config, memory, lambda: None))
-        connectors[-1].start()
-    yield tuple(connectors)
-    for connector in connectors:
-        connector.close()
+    with HostArena(SMALL_BYTES) as one, HostArena(SMALL_BYTES) as other:
+        prefill = PrefillConnector(config, lay_out(one), lambda: None)
+        decode = DecodeConnector(config, lay_out(other), lambda: None)
+        prefill.start()
+        decode.start()
+        yield prefill, decode
+        prefill.close()
+        decode.close()
 
 
 def note_what_is_sent(monkeypatch, halves, seen) -> None:
