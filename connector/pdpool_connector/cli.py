@@ -11,6 +11,7 @@ from pdpool_connector.reference.options import engine_options, make_options
 
 
 @click.group()
+@click.version_option(package_name="pdpool")
 def main() -> None:
     """Prefill/decode disaggregated LLM serving."""
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import click
 
 TARGETS = {
-    "frames": "every frame of the control channel, v1 and v2",
+    "frames": "every frame of the control channel, in every version",
     "memory": "a peer's description of its memory",
     "json": "bootstrap registry and admin endpoint",
     "tokens": "tokens of operator and ranks",

@@ -9,12 +9,23 @@ import time
 from dataclasses import dataclass
 
 import click
+import httpx2 as httpx
+from pdpool_connector.demo.launch import LaunchError
 
-from dev.hazards import corruption, leaks, lifecycle, losses, ranks, wedges
+from dev.hazards import abort_by_name, corruption, leaks, lifecycle, losses, ranks, served, wedges
 from dev.hazards.stage import CATALOGUE, PLANES, Hazard, NotApplicableError, Stage
 
 HAZARDS = 37
-assert sorted(CATALOGUE) == list(range(1, HAZARDS + 1)), (corruption, leaks, lifecycle, losses, ranks, wedges)
+assert sorted(CATALOGUE) == list(range(1, HAZARDS + 1)), (
+    abort_by_name,
+    corruption,
+    leaks,
+    lifecycle,
+    losses,
+    ranks,
+    served,
+    wedges,
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,7 @@ def judge(hazard: Hazard, stage: Stage) -> Finding:
             detail, verdict = hazard.scenario(stage), "absent"
     except NotApplicableError as reason:
         detail, verdict = str(reason), "not applicable"
-    except (AssertionError, OSError, subprocess.TimeoutExpired) as fault:
+    except (AssertionError, OSError, subprocess.TimeoutExpired, httpx.HTTPError, LaunchError) as fault:
         detail, verdict = f"{type(fault).__name__}: {fault}", "present"
     return Finding(verdict, detail, time.monotonic() - begun)
 

@@ -1,10 +1,11 @@
-"""H35-H37: shutdown, health, names."""
+"""H35-H36: shutdown, health."""
 
 import signal
 import socket
 from functools import partial
 from typing import Any
 
+from dev.hazards.sigterm import told_to_end
 from dev.hazards.stage import Stage, hazard
 from dev.shell import wait_for
 from tests.integration.cable import ask
@@ -54,8 +55,11 @@ def shutdown(stage: Stage) -> str:
     stage.decode.until(name, "done")
     leaving.settle(lambda stats: stats["drained"])
     idle = _close(leaving)
-    busy = _beside_frozen(stage)
-    return f"new work was refused, and the state said so; close took {idle:.1f} s, beside a frozen peer {busy:.1f} s"
+    busy, told = _beside_frozen(stage), told_to_end(stage)
+    return (
+        f"new work was refused, and the state said so; close took {idle:.1f} s, beside a frozen peer {busy:.1f} s; "
+        f"after SIGTERM engines refused work, let their hand-off end and exited with 0, within {told:.1f} s"
+    )
 
 
 def _beside_frozen(stage: Stage) -> float:
@@ -89,19 +93,3 @@ def _answering(address: str) -> str | None:
     except ConnectionRefusedError:
         return None
     return "it still does"
-
-
-@hazard(37, "an abort hits every request whose id begins like it")
-def abort_by_prefix(stage: Stage) -> str:
-    base = stage.name()
-    names = [base, base + "0", base + "01"]
-    for index, name in enumerate(names):
-        stage.meet(name=name, pages=[index], aux_slot=index)
-        stage.prefill.until(name, "ready")
-    stage.decode.abort(base)
-    stage.decode.until(base, "releasable")
-    for index, name in enumerate(names[1:], 1):
-        assert stage.prefill.status(name)["phase"] == "ready"
-        stage.prefill.send(name, [index])
-        stage.decode.until(name, "done")
-    return f"the abort of {base} left {names[1]} and {names[2]} alone"

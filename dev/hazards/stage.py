@@ -104,14 +104,14 @@ class Stage:
 
     def instance(self, role: str, ranks: dict[str, Any], **options: object) -> Any:  # noqa: ANN401 - as above
         """An instance of several ranks for this scenario only, each a process."""
-        with self._surroundings():
+        with self.surroundings():
             made = Instance(role, self.backend, ranks, **{"timing": TIMING, **options})
         self._extra += made.ranks
         return made
 
     def restart(self, instance: Instance, rank: int) -> None:
         """Start a rank anew that was killed."""
-        with self._surroundings():
+        with self.surroundings():
             instance.restart(rank)
         self._extra.append(instance.ranks[rank])
 
@@ -195,12 +195,12 @@ class Stage:
         self._extra.clear()
 
     def _make(self, role: str, **options: object) -> Side:
-        with self._surroundings():
+        with self.surroundings():
             return Side(role, self.backend, **{"timing": TIMING, "request_deadline_s": 60.0, **options})
 
     @contextmanager
-    def _surroundings(self) -> Iterator[None]:
-        """The environment that the data plane wants of a process that is started."""
+    def surroundings(self) -> Iterator[None]:
+        """The environment that the data plane wants of a process that is started within."""
         before = dict(os.environ)
         os.environ.update(self._environment)
         try:

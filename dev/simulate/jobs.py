@@ -37,6 +37,8 @@ FAULTS = (
 `land_late` counts units that land when their mover was told that it is over, or is dead."""
 EASY_SEEDS = 200
 """Runs that catch most mutants; what is left is first searched for in the small worlds, then played on with."""
+DEPTH_S = 180.0
+"""CPU time within which each scenario must come to its least depth, about fifty times of what that takes."""
 SEARCH_S = 2.0, 6.0
 """CPU time of each small world, at first and when nothing else has caught the mutant."""
 
@@ -49,9 +51,15 @@ class Explored:
     name: str
     states: int
     depth: int
+    least_depth: int
     complete: bool
     machines: int
     violations: list[str]
+
+    @property
+    def deep_enough(self) -> bool:
+        """It came to the depth that it promises."""
+        return self.complete or self.depth >= self.least_depth
 
 
 @dataclass
@@ -89,18 +97,19 @@ class Mutant:
 
 
 def explore(number: int, cpu_s: float) -> Explored:
-    """Search one scenario."""
-    explorer = Explorer(SCENARIOS[number])
+    """Search one scenario: for so long, and on to its least depth."""
+    explorer = Explorer(scenario := SCENARIOS[number])
     violations = []
     try:
-        explorer.run(cpu_s)
+        explorer.run(cpu_s, least_depth=scenario.least_depth, most_s=max(cpu_s, DEPTH_S))
     except ViolationError as error:
         violations.append(f"{explorer.scenario}: {error}")
     return Explored(
         number,
-        str(explorer.scenario),
+        str(scenario),
         len(explorer.parents),
         explorer.depth,
+        scenario.least_depth,
         explorer.complete,
         len(explorer.machines),
         violations,

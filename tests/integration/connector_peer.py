@@ -34,10 +34,11 @@ from pdpool_connector.runtime import connector as connector_module
 from pdpool_connector.runtime import decodes as decodes_module
 from pdpool_connector.runtime import link as link_module
 from pdpool_connector.runtime import link_rank as link_rank_module
+from pdpool_connector.transport.tokens import Gate
 
 from dev import inside
 from dev.processes import send
-from tests.integration import long_step, tables
+from tests.integration import long_step, older, tables
 from tests.integration.forked import Forked
 from tests.integration.parts import parts_of
 from tests.integration.real_failures import end_connections, register_half
@@ -251,7 +252,11 @@ class _Connector:
         )
         self.changed = threading.Event()
         self.delays: dict[str, float | None] = {}
+        self.losing: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
+        self.said: Counter[str] = Counter()
+        if version := options.pop("speaks", None):
+            older.speak(version, self.said)
         self.transfers = {}
         host = options.pop("host", "127.0.0.1")
         if options.pop("half_registered", False):
@@ -262,10 +267,12 @@ class _Connector:
         link_module.GRACE_S = decodes_module.GRACE_S = options.pop("grace_s", link_module.GRACE_S)
         link_rank_module.HELLO_S = options.pop("hello_s", link_rank_module.HELLO_S)
         elsewhere = options.pop("elsewhere", True)
+        operator_key = options.pop("operator_key", None)
         config = ConnectorConfig(
             host,
             flight_dir=None if flight_dir is None else Path(flight_dir),
             admin_port=0,
+            admin_gate=None if operator_key is None else Gate(operator_key, "pod"),
             backend=backend,
             timing=Timing(**options.pop("timing", {})),
             frame_filter=self._delay,
@@ -296,6 +303,9 @@ class _Connector:
     def _delay(self, frame):
         kind = type(frame).__name__
         delay = self.delays.get(kind, 0.0)
+        if self.losing[kind] > 0:
+            self.losing[kind] -= 1
+            delay = None
         if delay is None:
             self.lost[kind] += 1
         return delay
@@ -307,6 +317,8 @@ class _Connector:
     def open(self, name, room, **arguments):
         for ids in arguments.keys() & {"pages", "state"}:
             arguments[ids] = np.array(arguments[ids], np.int32)
+        if "prompt" in arguments:
+            arguments["prompt"] = arguments["prompt"].encode()
         opener = self.connector.open
         if "prefill" in arguments:
             transfer = opener(arguments.pop("prefill"), room, arguments.pop("rid", name), **arguments)
@@ -377,12 +389,14 @@ class _Connector:
         staging = self.connector._staging
         return msgspec.to_builtins(self.connector.stats()) | {
             "rows": inside.rows(self.connector),
+            "drops": self.connector._drops.counts(),
             "kept": len(self.connector._transfers),
             "rss": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE"),
             "held_writes": self.gate.held,
             "staged_writes": self.gate.staged,
             "free_slots": len(staging._free) if staging is not None else 0,
             "lost": dict(self.lost),
+            "said": dict(self.said),
             "failed_writes": self.gate.failures,
             "drained": self.connector.stats().drained,
             "fds": len(list(Path("/proc/self/fd").iterdir())),
@@ -399,6 +413,11 @@ class _Connector:
     def faults(self, delays):
         """Frames by name: seconds of delay, or None to drop them."""
         self.delays = delays
+        return {}
+
+    def lose(self, kind, count):
+        """So many of the next frames of a kind are lost, and what follows is not: `close` needs no other command."""
+        self.losing[kind] = count
         return {}
 
     def hold_writes(self):
@@ -425,12 +444,17 @@ class _Connector:
 
         SIGUSR1 lets held writes go on meanwhile, as `release_writes` does.
         """
-        signal.signal(signal.SIGUSR1, lambda *_: self.gate.open.set())
+        self.heed_release()
         say({"stepping": True})
         return long_step.compute(within_s)
 
     def release_writes(self):
         self.gate.open.set()
+        return {}
+
+    def heed_release(self):
+        """From here on SIGUSR1 does what `release_writes` does, whatever this thread is at."""
+        signal.signal(signal.SIGUSR1, lambda *_: self.gate.open.set())
         return {}
 
     def load(self, prefill, rooms):
@@ -439,10 +463,15 @@ class _Connector:
             self.open(f"load{room}", room, pages=[], prefill=prefill, aux_slot=0)
         return {}
 
-    def close(self):
+    def close(self, timeout_s=5.0):
         begun = time.monotonic()
-        self.connector.close()
-        return {"seconds": time.monotonic() - begun, "threads": threading.active_count()}
+        self.connector.close(timeout_s)
+        return {
+            "seconds": time.monotonic() - begun,
+            "threads": threading.active_count(),
+            "lost": dict(self.lost),
+            "halves": {name: msgspec.to_builtins(one.status) for name, one in self.transfers.items()},
+        }
 
 
 def say(answer) -> None:

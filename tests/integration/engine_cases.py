@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from pdpool_connector.engines.base import Poll
 
-from tests.integration.engine_peer import Peer
+from tests.integration.engine_peer import STAND_INS, Peer
 
 SMALL = {"layers": 3, "pages": 48, "page_bytes": 4096}
 LARGE = {"layers": 2, "pages": 32, "page_bytes": 1 << 20}
@@ -73,6 +73,11 @@ OVER_IPV6 = {
     "mooncake-ipv6": replace(PLANES["mooncake"], host="::1"),
 }
 """Those whose bytes have an address to go to: the others go through memory, whatever the host is called."""
+RECORDED = {
+    "mori-recorded": Plane("mori", {STAND_INS: "1"}),
+    "ascend-recorded": Plane("ascend", {STAND_INS: "1", "MF_CONFIG_STORE_URL": "tcp://127.0.0.1:6650"}),
+}
+"""Adapters on stand-ins of their packages. How a real transport fails these cannot tell: they are for healthy peers."""
 OVER_TCP = {name: PLANES[name] for name in ("nixl-tcp", "mooncake")}
 
 

@@ -30,9 +30,12 @@ from pdpool_connector.layout.staging import Staging
 
 from dev.processes import send
 from tests.integration.forked import OWN_CODE, ROOT, Forked
+from tests.unit.engines import recorded_packages
 
 ANSWER_TIMEOUT_S = 120.0
 GAP = 4096  # bytes of nobody between two regions
+STAND_INS = "PDPOOL_TEST_STAND_INS"
+"""Set for a process whose engines go over the stand-ins of packages that need hardware."""
 
 
 class Peer:
@@ -157,7 +160,7 @@ class _Side:
             **{"model": "m", "page_tokens": 16, **fields},
         )
         self.memory, self.staging, self.plans = memory, Staging(1), {}
-        descriptor = self.engine.register(memory, self.staging.region)
+        descriptor = self.engine.register(memory, self.staging.region if self.engine.stages else None)
         remote = RemoteMemory(engine=engine, memory=memory, descriptor=descriptor)
         return {
             "remote": encode_remote(remote).hex(),
@@ -292,6 +295,8 @@ def main() -> None:
     # UCX logs to stdout, so the answers get a descriptor of their own.
     answers = os.dup(1)
     os.dup2(2, 1)
+    if STAND_INS in os.environ:
+        recorded_packages.install()
     side = _Side()
     for line in sys.stdin:
         arguments = json.loads(line)

@@ -8,7 +8,8 @@ from tests.integration.connector_peer import PAGES, Side
 from tests.integration.real_failures import REASONS
 
 TIMING = {"drain_s": 1.0, "retry_first_s": 0.05, "retry_max_s": 0.5, "query_s": 0.5, "verdict_s": 10.0, "acked_s": 0.5}
-
+SOON = {**TIMING, "acked_s": 0.1}
+"""Ends that were acknowledged are soon forgotten."""
 
 HALF_REGISTERED = {"half_registered": True}
 """The option of a decode to which `fail_a_write` can be done."""

@@ -4,13 +4,15 @@ import contextlib
 import re
 import signal
 import time
+from dataclasses import astuple
 
 import pytest
 from pdpool_connector.demo.launch import free_port
 
 from tests.integration.cable import Cable
-from tests.integration.connector_peer import Side
+from tests.integration.connector_peer import AUX_BYTES, LAYERS, Side
 from tests.integration.handoffs import fill, meet
+from tests.state_kinds import WHOLE_BYTES, Kind
 
 
 def hold_a_write(prefill: Side, decode: Side) -> None:
@@ -157,7 +159,7 @@ def test_a_killed_prefill_fails_its_attempts_at_once_holds_their_pages_and_is_se
     other.send("kept", [5], start=1)
     decode.until("kept", "done")
     stats = decode.settle(lambda stats: stats["holds"] == 1)
-    assert stats["held_bytes"] == 2 * 4 * 512
+    assert stats["held_bytes"] == 2 * 4 * 512 + AUX_BYTES
     assert not decode.status("lost")["releasable"]
     decode.call("fence", incarnation=prefill.incarnation, connections=False)
     if backend != "local":
@@ -170,6 +172,23 @@ def test_a_killed_prefill_fails_its_attempts_at_once_holds_their_pages_and_is_se
         assert not decode.status("lost")["releasable"]
         assert other.end() == 0
     assert decode.until("lost", "releasable")["cause"] == "peer_lost"
+
+
+@pytest.mark.parametrize("survives", ["prefill", "decode"])
+def test_state_and_an_aux_row_count_among_the_bytes_that_are_held(sides, survives) -> None:
+    kinds = {"state": [astuple(Kind())]}
+    prefill, decode = sides("prefill", **kinds), sides("decode", **kinds)
+    meet(prefill, decode, 7, pages=[], state=[2, 5, 6])
+    prefill.until("r", "ready")
+    prefill.call("hold_writes")
+    prefill.send("r", [], state=[1, 3, 4])
+    prefill.settle(lambda stats: stats["held_writes"] == 1)
+    lost, survivor = (decode, prefill) if survives == "prefill" else (prefill, decode)
+    lost.kill()
+    stats = survivor.settle(lambda stats: stats["holds"] == 1)
+    item_bytes = sum(region.shape[1] for region in survivor.state)
+    assert item_bytes == LAYERS * WHOLE_BYTES
+    assert stats["held_bytes"] == 3 * item_bytes + AUX_BYTES
 
 
 @pytest.mark.parametrize("survives", ["prefill", "decode"])
@@ -189,9 +208,9 @@ def test_memory_is_held_for_exactly_the_peers_that_were_lost_until_each_is_fence
         peer.kill()
 
     def is_held(*numbers: int) -> None:
-        """For whom, with how many bytes: pages of each region."""
+        """For whom, with how many bytes: pages of each region, and an aux row."""
         wanted = {peers[number].incarnation: 1 for number in numbers}
-        held_bytes = sum((number + 1) * 4 * 512 for number in numbers)
+        held_bytes = sum((number + 1) * 4 * 512 + AUX_BYTES for number in numbers)
         stats = survivor.settle(lambda stats: stats["holds"] == len(numbers))
         assert {row["incarnation"]: row["holds"] for row in stats["held_for"]} == wanted
         assert stats["held_bytes"] == held_bytes

@@ -32,8 +32,8 @@ def test_every_cell_arrives_once_whatever_the_two_shapes_are(
     instances, backend: str, direction: str, shapes: str
 ) -> None:
     theirs, ours = SHAPES[shapes]
-    prefill = instances("prefill", backend, theirs, direction=direction)
-    decode = instances("decode", backend, ours, direction=direction)
+    prefill = instances("prefill", backend, theirs, direction=direction, checksum_rate=1.0)
+    decode = instances("decode", backend, ours, direction=direction, checksum_rate=1.0)
     whole = hand_over(prefill, decode, 7, "r")
     check_bytes(prefill, decode, whole)
     moved = sum(side.status("r")["bytes_moved"] for side in decode.ranks)
@@ -42,7 +42,14 @@ def test_every_cell_arrives_once_whatever_the_two_shapes_are(
     assert moved == cells * 2 * len(SOURCE) * TOKENS * HEAD_BYTES + len(decode.parts) * aux_bytes
     for instance in (prefill, decode):
         instance.settle_empty()
-    assert not any(stats["checksums"]["mismatched"] for stats in decode.settle(lambda _: True))
+    # Pages of which ranks hold different heads move in strips, of which no sums are taken: that is to be seen.
+    wanted = (
+        "matched"
+        if {part.kv_heads for part in (*prefill.parts, *decode.parts)} == {decode.parts[0].kv_heads}
+        else "skipped"
+    )
+    for stats in decode.settle(lambda stats: sum(stats["checksums"].values()) == 1):
+        assert stats["checksums"][wanted] == 1, stats["checksums"]
 
 
 @pytest.mark.parametrize("backend", ["local", "nixl"])

@@ -67,6 +67,7 @@ def test_pages_come_as_they_are_computed_and_both_sides_end(pair):
     assert (decode.aux[3] == 77).all()
     moved = 3 * prefill.memory.page_bytes + prefill.memory.aux.item_bytes
     assert got.status.bytes_moved == sent.status.bytes_moved == moved
+    until(lambda: decode.connector.stats().bytes_moved_total == moved)
 
 
 def test_a_prefix_that_decode_holds_is_not_read(pair):

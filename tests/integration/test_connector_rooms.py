@@ -11,7 +11,6 @@ from tests.integration.instances import shape
 
 ROOMS, WAVE, WARM = 10_000, 40, 1_000
 LOSE_EVERY = 2_000
-FEW = 400
 BYTES_PER_ROOM = 256
 """By so much may a process grow for each room, on average: less than the smallest row of any table costs."""
 BROKEN = PAGES - 1
@@ -25,6 +24,8 @@ LOST = 12
 """Hand-offs that a lost peer had."""
 PASSING = ("_timers._numbers", ".fired")
 """Numbers of slots of time, some 64 of which stay until their time has come, and what the last tick found due."""
+OF_LOST = ("._fenced", "_engine.failures", "_engine._abandoned", "_engine._named")
+"""What is remembered of each lost peer, within a bound."""
 Calls = list[tuple[str, dict]]
 
 
@@ -124,6 +125,10 @@ PATHS: tuple[Callable[[Wave, int], None], ...] = (
 FAILURES = (Wave.fail_at_once, Wave.fail_half_way)
 """In waves of their own: what the data plane takes together fails together."""
 
+OF_TEN = {"": 2, "transfer_failed": 2, "invalid": 1, "aborted": 1, "peer_aborted": 1, "timed_out": 2}
+EXPECTED = {cause: count * ROOMS // (len(PATHS) + len(FAILURES)) for cause, count in OF_TEN.items()}
+"""How often each cause ends a hand-off."""
+
 
 def lose_a_peer(make: Callable[[str], Side], survivor: Side, room: int, moves: str) -> None:
     """A peer of the survivor is killed in the midst of hand-offs, some of which are held until it is fenced."""
@@ -136,6 +141,7 @@ def lose_a_peer(make: Callable[[str], Side], survivor: Side, room: int, moves: s
         name = f"{room + index}"
         prefill.open(name, room + index)
         decode.open(name, room + index, prefill=prefill.bootstrap, pages=[index], aux_slot=0)
+        prefill.until(name, "ready")  # else prefill may wait to its deadline for a decode of which it never hears
         if index % 3:
             prefill.send(name, [index], last=index % 3 == 2)
         if index == LOST // 2 - 1:  # the later half does not get through
@@ -164,91 +170,77 @@ def at_rest(side: Side) -> dict:
     return {**stats, "tables": side.call("tables")}
 
 
-def check_tables(before: dict, after: dict, growth: int, peers: int = 1) -> None:
-    """What is left of many rooms is what was left of fewer, in every table, with the adapter's."""
+def check_left(before: dict, after: dict, peers: int = 1) -> None:
+    """What is left of many rooms is what was left of fewer, in every table, with the adapter's, and in memory."""
     assert len(after["peers"]) == peers, "those that were lost are forgotten"
     for name in ("fds", "threads"):
         assert after[name] <= before[name], name
     tables = {path: (before["tables"].get(path, 0), size) for path, size in after["tables"].items()}
-    grown = {path: counts for path, counts in tables.items() if counts[1] - counts[0] > growth}
-    assert all(any(part in path for part in PASSING) and size <= 80 for path, (_, size) in grown.items()), grown
+    losses_since = (ROOMS - WARM) // LOSE_EVERY
+    grown = {path: counts for path, counts in tables.items() if counts[1] - counts[0] >= losses_since}
+    grown = {
+        path: (old, new)
+        for path, (old, new) in grown.items()
+        if not (any(part in path for part in PASSING) and new <= 80)
+        and not (any(part in path for part in OF_LOST) and new - old <= 4 * losses_since)
+    }
+    assert not grown, f"{grown}"
     assert not after["tables"].get("_staging._owners"), "a slot of staging is kept for a hand-off that is over"
+    assert after["rss"] - before["rss"] < BYTES_PER_ROOM * (ROOMS - WARM)
 
 
 def play_all(
-    prefill: Side, decodes: Sequence[Side], rooms: int, warm: int, lose: Callable[[int], None], mover: Side
+    prefill: Side, decodes: Sequence[Side], lose: Callable[[int], None], mover: Side
 ) -> tuple[dict[Side, Counter[str]], dict[Side, tuple[dict, dict]]]:
-    """Each room by its path, in waves; which causes each side saw, what it had after `warm` rooms and in the end."""
+    """Each room by its path, in waves; which causes each side saw, what it had after `WARM` rooms and in the end."""
     sides = (prefill, *decodes)
     fill(prefill, 1)
     mover.call("break_writes", pages=[BROKEN])
     causes: dict[Side, Counter[str]] = {side: Counter() for side in sides}
     before: dict[Side, dict] = {}
-    for first in range(0, rooms, WAVE):
+    for first in range(0, ROOMS, WAVE):
         Wave(prefill, range(first, first + WAVE)).play(prefill, decodes)
         for side in sides:
             causes[side].update(side.call("forget", within_s=30.0))
         lose(first)
-        if first + WAVE == warm:
+        if first + WAVE == WARM:
             before = {side: at_rest(side) for side in sides}
     return causes, {side: (before[side], at_rest(side)) for side in sides}
 
 
-def expected(rooms: int) -> dict[str, int]:
-    paths = {"": 2, "transfer_failed": 2, "invalid": 1, "aborted": 1, "peer_aborted": 1, "timed_out": 2}
-    return {cause: count * rooms // (len(PATHS) + len(FAILURES)) for cause, count in paths.items()}
-
-
-@pytest.mark.parametrize("backend", ["local", "nixl"])
-def test_ten_thousand_rooms_through_every_path_leave_nothing_behind(sides, backend) -> None:
-    def make(role: str) -> Side:
-        return sides(role, backend, grace_s=0.2, timing=MEMORY, log="ERROR")
-
-    def lose(first: int) -> None:
-        if first % LOSE_EVERY == 0:
-            for number, survivor in enumerate(pair):
-                lose_a_peer(make, survivor, ROOMS * (1 + number) + first, "prefill")
-
-    pair = prefill, decode = make("prefill"), make("decode")
-    causes, left = play_all(prefill, [decode], ROOMS, WARM, lose, prefill)
-    for side in pair:
-        assert causes[side] == expected(ROOMS)
-        before, after = left[side]
-        check_tables(before, after, ROOMS // 100)
-        assert after["rss"] - before["rss"] < BYTES_PER_ROOM * (ROOMS - WARM)
-
-
-@pytest.mark.parametrize(("backend", "direction"), [("mooncake", "write"), ("nixl", "read")])
-def test_hundreds_of_rooms_over_the_other_data_plane_and_in_the_other_direction_leave_nothing_behind(
-    sides, backend: str, direction: str
-) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("backend", "direction"), [("local", "write"), ("nixl", "write"), ("mooncake", "write"), ("nixl", "read")]
+)
+def test_ten_thousand_rooms_through_every_path_leave_nothing_behind(sides, backend: str, direction: str) -> None:
     def make(role: str) -> Side:
         return sides(role, backend, grace_s=0.2, timing=MEMORY, log="ERROR", direction=direction)
 
     def lose(first: int) -> None:
-        if first % FAIL_EVERY == 0:
+        if first % LOSE_EVERY == 0:
             for number, survivor in enumerate(pair):
-                lose_a_peer(make, survivor, FEW * (1 + number) + first, moves)
+                lose_a_peer(make, survivor, ROOMS * (1 + number) + first, moves)
 
     pair = prefill, decode = make("prefill"), make("decode")
     moves, mover = ("prefill", prefill) if direction == "write" else ("decode", decode)
-    causes, left = play_all(prefill, [decode], FEW, FEW // 2, lose, mover)
+    causes, left = play_all(prefill, [decode], lose, mover)
     for side in pair:
-        assert causes[side] == expected(FEW)
-        check_tables(*left[side], FEW // 100)
+        assert causes[side] == EXPECTED
+        check_left(*left[side])
 
 
-def test_hundreds_of_rooms_through_staging_leave_nothing_behind(sides) -> None:
+@pytest.mark.timeout(600)
+def test_ten_thousand_rooms_through_staging_leave_nothing_behind(sides) -> None:
     options = {"grace_s": 0.2, "timing": MEMORY, "log": "ERROR"}
     prefill = sides("prefill", "nixl", staging_bytes=64 << 20, **options)
     decodes = [sides("decode", "nixl", shape=shape([2], heads=2, tp=2), rank=rank, **options) for rank in range(2)]
-    causes, left = play_all(prefill, decodes, FEW, FEW // 2, lambda _: None, prefill)
+    causes, left = play_all(prefill, decodes, lambda _: None, prefill)
     assert left[prefill][1]["staged_writes"] > left[prefill][0]["staged_writes"] > 0
-    assert causes[prefill] == expected(FEW)
+    assert causes[prefill] == EXPECTED
     for side in (prefill, *decodes):
-        check_tables(*left[side], FEW // 100, len(decodes) if side is prefill else 1)
+        check_left(*left[side], len(decodes) if side is prefill else 1)
         # A rank may hear of the other rank's abort before it is told to abort itself.
-        assert either_abort(causes[side]) == either_abort(expected(FEW))
+        assert either_abort(causes[side]) == either_abort(EXPECTED)
 
 
 def either_abort(causes: dict[str, int]) -> dict[str, int]:

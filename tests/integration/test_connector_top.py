@@ -63,7 +63,7 @@ def test_once_prints_queues_holds_and_peers_of_all_and_exits(pair) -> None:
         assert len(found) == 1, (words, result.output)
         return found[0]
 
-    assert "1, 2.0 kB" in line(decode.admin, "decode 0")
+    assert "1, 2.1 kB" in line(decode.admin, "decode 0")
     assert " 1 " in line(decode.admin, "accepted")
     assert " 1 " in line(decode.admin, "failed: aborted")
     assert prefill.control in line(decode.admin, prefill.incarnation[:8])

@@ -10,6 +10,7 @@ from tests.integration.engine_cases import (
     CANARY,
     OVER_IPV6,
     PLANES,
+    RECORDED,
     SHAPES,
     SMALL,
     TWICE,
@@ -27,7 +28,7 @@ from tests.integration.engine_peer import Peer
 
 
 def pytest_generate_tests(metafunc):
-    cross(metafunc, "plane", PLANES | OVER_IPV6)
+    cross(metafunc, "plane", PLANES | OVER_IPV6 | RECORDED)
 
 
 @pytest.fixture(scope="module")

@@ -20,12 +20,16 @@ PAGES = 8
 
 @contextmanager
 def engine_of(
-    tensor: int, pipeline: int, lost: Callable[[RankLostError], None] = lambda _error: None, mode: str = "unified"
+    tensor: int,
+    pipeline: int,
+    lost: Callable[[RankLostError], None] = lambda _error: None,
+    mode: str = "unified",
+    model_path: str = "tiny",
 ) -> Iterator[Ranks]:
-    config, loaded = weights.tiny()
+    config, loaded = weights.open_model(model_path)
     parts = parts_of(config, tensor, pipeline)
     model = Model(config, loaded, PagedKV(config, PAGES, part=parts[0]))
-    specs = [RankSpec(rank, rank // tensor, part, mode, "tiny", PAGES) for rank, part in enumerate(parts) if rank]
+    specs = [RankSpec(rank, rank // tensor, part, mode, model_path, PAGES) for rank, part in enumerate(parts) if rank]
     ranks = Ranks(model, specs, lambda: False, lost)
     try:
         ranks.wait_up()

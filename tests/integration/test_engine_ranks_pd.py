@@ -42,9 +42,17 @@ def handed_over(
         return tuple(pool.map(lambda child: generate(child, **body), (prefill, decode)))
 
 
-def begin(children: Children, mode: str, *more: str, tp: int = 1, pp: int = 1, backend: str = "local") -> Child:
+def begin(
+    children: Children,
+    mode: str,
+    *more: str,
+    tp: int = 1,
+    pp: int = 1,
+    backend: str = "local",
+    model_path: str = "tiny",
+) -> Child:
     extra = ["--kv-pages", "128", "--enable-faults", "--tp-size", str(tp), "--pp-size", str(pp), *more]
-    return children.begin_engine(mode, model_path="tiny", backend=backend, extra=extra)
+    return children.begin_engine(mode, model_path=model_path, backend=backend, extra=extra)
 
 
 def states(child: Child) -> list[dict[str, Any]]:

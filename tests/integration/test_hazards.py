@@ -2,7 +2,7 @@
 
 import pytest
 
-from dev.hazards import corruption, leaks, lifecycle, losses, ranks, wedges
+from dev.hazards import abort_by_name, corruption, leaks, lifecycle, losses, ranks, served, wedges
 from dev.hazards.__main__ import judge
 from dev.hazards.stage import CATALOGUE, Hazard, Stage
 
@@ -23,7 +23,16 @@ def test_a_hazard_of_the_catalogue_is_absent(stage: Stage, number: int) -> None:
 
 
 def test_the_catalogue_is_complete() -> None:
-    assert sorted(CATALOGUE) == list(range(1, 38)), (corruption, leaks, lifecycle, losses, ranks, wedges)
+    assert sorted(CATALOGUE) == list(range(1, 38)), (
+        abort_by_name,
+        corruption,
+        leaks,
+        lifecycle,
+        losses,
+        ranks,
+        served,
+        wedges,
+    )
 
 
 @pytest.mark.parametrize("fault", ["write", "leave"])

@@ -14,7 +14,8 @@ class Scenario(NamedTuple):
 
     `announced`: decode may say that it has a request before it opens it. `timely`: no time passes until faults stop,
     and then no request of decode's may come to its deadline: whatever ended it is to be told. `prefill`, `decode`: how
-    many ranks there are; every one of the one side serves every one of the other.
+    many ranks there are; every one of the one side serves every one of the other. `least_depth`: so many steps are
+    searched however slow the machine, or `make simulate` fails.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Scenario(NamedTuple):
     direction: Direction = "write"
     announced: bool = False
     timely: bool = False
+    least_depth: int = 0
 
     @property
     def ranks(self) -> int:

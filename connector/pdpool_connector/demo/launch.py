@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pdpool_connector.flight.record import SUFFIX
 from pdpool_connector.reference.request_body import MAX_BODY_BYTES
 
 HOST = "127.0.0.1"
@@ -114,7 +115,9 @@ class Children:
         self._say = say
         self._children: list[Child] = []
         remove_abandoned_logs()
-        self._logs = Path(tempfile.mkdtemp(prefix=f"{LOGS_PREFIX}{os.getpid()}-"))
+        self.logs = Path(tempfile.mkdtemp(prefix=f"{LOGS_PREFIX}{os.getpid()}-"))
+        self.flights = self.logs / "flights"
+        """Where engines leave records of hand-offs that failed or were given up."""
 
     def __enter__(self) -> Self:
         return self
@@ -123,11 +126,13 @@ class Children:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop(keep_logs=isinstance(error, LaunchError))
+        if isinstance(error, LaunchError) and any(self.flights.glob(f"*{SUFFIX}")):
+            error.add_note(f"records of failed hand-offs, for `pdpool connector replay FILE`: {self.flights}")
 
     def stop(self, *, keep_logs: bool = False) -> None:
         """End all: they are told at once and waited for in turn.
 
-        Logs go with them; `keep_logs` leaves them until the next process that starts children.
+        Logs and records go with them; `keep_logs` leaves them until the next process that starts children.
         """
         for child in reversed(self._children):
             if child.process.poll() is None:
@@ -135,8 +140,8 @@ class Children:
         for child in reversed(self._children):
             child.stop()
         self._children.clear()
-        if not keep_logs and self._logs.exists():
-            shutil.rmtree(self._logs)
+        if not keep_logs and self.logs.exists():
+            shutil.rmtree(self.logs)
 
     def wait_for_end_of_any(self) -> None:
         """Wait until one of them ends, or stands still and is ended. Raises LaunchError then."""
@@ -164,6 +169,7 @@ class Children:
         """Start an engine on free ports; it is of use when `listening` has returned."""
         command = [sys.executable, "-m", "pdpool_connector.reference", "--mode", mode, "--model-path", model_path]
         command += ["--host", HOST, "--advertise-host", HOST, "--transfer-backend", backend]
+        command += ["--flight-dir", str(self.flights)]
         for port in ("--port", "--bootstrap-port", "--control-port", "--admin-port"):
             command += [port, "0"]
         return self._spawn(name or mode, [*command, *extra], {"UCX_NET_DEVICES": "lo", "UCX_MODULES": "^ib"})
@@ -193,7 +199,7 @@ class Children:
         return child
 
     def _spawn(self, name: str, command: list[str], env: dict[str, str]) -> Child:
-        log = self._logs / f"{len(self._children)}-{name}.log"
+        log = self.logs / f"{len(self._children)}-{name}.log"
         parent = os.getpid()
         with log.open("wb") as errors:
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and modules

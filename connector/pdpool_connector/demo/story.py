@@ -4,8 +4,10 @@ import importlib.util
 import json
 import signal
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Console
 
@@ -24,7 +26,8 @@ def run_demo(question: str, *, model_path: str | None, backend: str, port: int, 
     try:
         _Story(console).tell(question, model_path=model_path, backend=pick_backend(backend), port=port, once=once)
     except (LaunchError, WeightsError, OSError) as error:
-        console.print(f"failed: {error}", style="red", markup=False)
+        message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        console.print(f"failed: {message}", style="red", markup=False)
         return 1
     except KeyboardInterrupt:
         console.print("interrupted: all processes have ended")
@@ -52,7 +55,7 @@ class _Story:
             router = children.router([prefill], [decode], port=port)
             self._ask(router, decode, question)
             if not once:
-                self._invite(router, prefill, decode)
+                self._invite(router, prefill, decode, children.logs)
                 children.wait_for_end_of_any()
         self._say("all processes have ended")
 
@@ -68,10 +71,11 @@ class _Story:
         moved = bytes_moved(decode)
         self._say(f"first token after {1000 * (first - began):.0f} ms; {moved:,} bytes of KV cache moved to decode")
 
-    def _invite(self, router: Child, prefill: Child, decode: Child) -> None:
+    def _invite(self, router: Child, prefill: Child, decode: Child, logs: Path) -> None:
         self._console.print(f"\nOpenAI-compatible URL: [bold]{router.url}/v1[/bold]")
         for child in (prefill, decode):
             self._console.print(f"{child.name:>8}: {child.url}/v1/loads   http://{child.addresses['admin']}/v1/state")
+        self._console.print(f"{'logs':>8}: {logs}, with a record of each hand-off that fails")
         self._console.print("Ctrl-C ends all of it.")
 
     def _say(self, line: str) -> None:
@@ -85,7 +89,12 @@ def stream_chat(url: str, question: str, max_tokens: int = ANSWER_TOKENS) -> Ite
     request = urllib.request.Request(  # noqa: S310 - a loopback URL made here
         f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=ANSWER_S) as response:  # noqa: S310
+    try:
+        response = urllib.request.urlopen(request, timeout=ANSWER_S)  # noqa: S310
+    except urllib.error.HTTPError as error:
+        with error:
+            raise LaunchError(f"the answer was {error.code}: {error.read().decode(errors='replace')}") from None
+    with response:
         for line in response:
             data = line.decode().removeprefix("data: ").strip()
             if not data:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import os
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -32,7 +32,7 @@ from .base import (
     Op,
     Poll,
 )
-from .checks import admit, device, meet
+from .checks import Session, admit, device, meet
 
 STORE_URLS: Final = ("MF_CONFIG_STORE_URL", "ASCEND_MF_STORE_URL")
 """memfabric's own name, and its former one, which SGLang uses."""
@@ -45,7 +45,7 @@ class _Descriptor(msgspec.Struct, frozen=True):
     """What `register` tells peers: who we are, and the session by which memfabric knows us."""
 
     incarnation: str
-    session: Annotated[str, msgspec.Meta(min_length=3, max_length=270, pattern=r"^[^\s]+:[0-9]{1,5}$")]
+    session: Session
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +79,7 @@ class AscendEngine:
         self._native: Any = self._module.TransferEngine()
         role = "Decode" if target else "Prefill"  # memfabric's names for the side that is written to, and the other
         kind = getattr(self._module.TransDataOpType, _PROTOCOLS[protocol])
+        host = f"[{host}]" if ":" in host else host  # memfabric takes an IPv6 address in brackets only
         code = self._native.initialize(store, f"{host}:0", role, device(default=0), kind)
         if code != 0:
             raise EngineUnavailableError(f"memfabric_hybrid cannot start: {self._reason(code)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Mapping
-from typing import Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from .base import (
     UnknownPeerError,
 )
 
+Session = Annotated[str, msgspec.Meta(min_length=3, max_length=270, pattern=r"^[^\s]+:[0-9]{1,5}\Z")]
+"""How a library that names processes by where they answer names one: "host:port"."""
 Descriptor = TypeVar("Descriptor")
 
 

@@ -40,7 +40,7 @@ from .base import (
     PeerUnreachableError,
     Poll,
 )
-from .checks import admit, meet, refuse_absent
+from .checks import Session, admit, meet, refuse_absent
 from .mooncake_door import answers, bounded
 from .mooncake_session import MooncakeSession
 from .pace import pause, sharpen_sleeps
@@ -65,7 +65,7 @@ _ZEROS: Final = 64
 class _Descriptor(msgspec.Struct, frozen=True):
     """What `register` tells peers: where we answer, and the address of a line with our identity, before a blank one."""
 
-    session: Annotated[str, msgspec.Meta(min_length=3, max_length=270, pattern=r"^[^\s]+:[0-9]{1,5}$")]
+    session: Session
     scratch: Annotated[int, msgspec.Meta(ge=1, le=MAX_ADDRESS - 2 * _LINE)]
 
 

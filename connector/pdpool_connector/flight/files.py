@@ -16,21 +16,25 @@ import msgspec
 from pdpool_connector.flight.record import SUFFIX, Header, Record, Step, encode_record
 from pdpool_connector.flight.recorder import Noted, Recorder, Telling
 from pdpool_connector.protocol.events import Tick
-from pdpool_connector.protocol.outcome import TransferStatus
+from pdpool_connector.protocol.outcome import Cause, TransferStatus
 from pdpool_connector.protocol.timing import Timing
 
 log = logging.getLogger(__name__)
 
 MAX_FILES: Final = 256
 MAX_BYTES: Final = 64 << 20
-"""Bounds on all records in the directory; the oldest are removed first."""
+"""Bounds on all records in the directory; those of aborts are removed first, then the oldest."""
 BURST: Final = 32
 PER_SECOND: Final = 4.0
 """A storm of failures writes this many records at once and then so many a second: the first tell the story."""
+KEPT_TOKENS: Final = BURST // 2
+"""What of a burst aborts leave to failures: clients leave all the time, and their records tell nothing of a fault."""
+ABORTS: Final = frozenset({Cause.ABORTED, Cause.PEER_ABORTED, Cause.SUPERSEDED})
 QUEUE: Final = 64
 PART: Final = ".part"
 """In place of a record's last suffix while it is written; left behind where the process ends meanwhile."""
 
+_OF_ABORT: Final = f"-aborted{SUFFIX}"
 _UNFINISHED: Final = str(Path(SUFFIX).with_suffix(PART))
 _INCARNATION = re.compile(rb"[0-9a-f]{32}")
 
@@ -70,7 +74,7 @@ class Flight:
         But not where the second record would have lost the beginning, and with it what the first is good for.
         """
         failed = status.cause is not None
-        if failed and self._wanted(handle, releasable=status.releasable):
+        if failed and self._wanted(handle, status):
             self._queue_up(handle, self._recorder.tell(handle), status, now)
         self._recorder.ended(handle, now, failed=failed, releasable=status.releasable)
 
@@ -94,20 +98,20 @@ class Flight:
         else:
             self._queue.put_nowait((handle, telling, status, now))  # nobody else puts
 
-    def _wanted(self, handle: int, *, releasable: bool) -> bool:
+    def _wanted(self, handle: int, status: TransferStatus) -> bool:
         wanted = self._wanted_so_far.pop(handle, None)
         if wanted is None:
-            wanted = self._take_token()
+            wanted = self._take_token(KEPT_TOKENS if status.cause in ABORTS else 0)
             self.skipped += not wanted
-        if not releasable:
+        if not status.releasable:
             self._wanted_so_far[handle] = wanted
         return wanted
 
-    def _take_token(self) -> bool:
+    def _take_token(self, leave: int) -> bool:
         now = self._clock()
         self._tokens = min(BURST, self._tokens + (now - self._filled) * PER_SECOND)
         self._filled = now
-        if self._tokens < 1:
+        if self._tokens < 1 + leave:
             return False
         self._tokens -= 1
         return True
@@ -121,7 +125,8 @@ class Flight:
                 log.exception("a flight record could not be written to %s", self._directory)
 
     def _write(self, handle: int, telling: Telling, status: TransferStatus, now: float) -> None:
-        name = f"{self._speaker.role}-{self._speaker.incarnation[:8]}-{handle}-room{telling.room}{SUFFIX}"
+        kind = _OF_ABORT if status.cause in ABORTS else SUFFIX
+        name = f"{self._speaker.role}-{self._speaker.incarnation[:8]}-{handle}-room{telling.room}{kind}"
         path = self._directory / name
         if telling.missing and path.exists():
             return
@@ -174,19 +179,19 @@ def merged(telling: Telling) -> tuple[Step, ...]:
 
 
 def prune(directory: Path, max_files: int = MAX_FILES, max_bytes: int = MAX_BYTES) -> None:
-    """Remove the oldest records, unfinished ones too, until the rest is within both bounds.
+    """Remove records, those of aborts and then the oldest first, until the rest is within both bounds.
 
-    Others may prune the same directory.
+    Unfinished ones count, too. Others may prune the same directory.
     """
-    found: list[tuple[int, int, Path]] = []
+    found: list[tuple[bool, int, int, Path]] = []
     for entry in os.scandir(directory):
         if entry.name.endswith((SUFFIX, _UNFINISHED)):
             with contextlib.suppress(FileNotFoundError):
                 facts = entry.stat()
-                found.append((facts.st_mtime_ns, facts.st_size, Path(entry.path)))
+                found.append((not entry.name.endswith(_OF_ABORT), facts.st_mtime_ns, facts.st_size, Path(entry.path)))
     found.sort(reverse=True)
     total = 0
-    for index, (_, size, path) in enumerate(found):
+    for index, (_, _, size, path) in enumerate(found):
         total += size
         if index >= max_files or total > max_bytes:
             path.unlink(missing_ok=True)

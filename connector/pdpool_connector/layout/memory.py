@@ -273,6 +273,11 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of one page over all layers, K and V."""
         return sum(region.item_bytes for region in self.kv)
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one item of state over all its regions."""
+        return sum(region.item_bytes for region in self.state)
+
 
 def differs(field: str, ours: object, theirs: object) -> str:
     """What is said of a field that must be the same in two memories and is not."""

@@ -114,6 +114,11 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
         """How many ended attempts are remembered, once for each source that is told."""
         return len(self._graves)
 
+    @property
+    def unsettled(self) -> int:
+        """How many hand-offs still wait for their reads, or for the word of a prefill that is paired, to end."""
+        return super().unsettled + self._verdicts.unheard(self._versions)
+
     def holds_for(self, prefill: str) -> bool:
         """True while a process behind `prefill` may hold pages back until it hears from us how attempts ended."""
         return any(self._graves.of(peer) for peer, address in self._behind.items() if address == prefill)

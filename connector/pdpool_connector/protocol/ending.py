@@ -106,8 +106,8 @@ class EndingMachine(Machine[PrefillState], ABC):
 
     @property
     def unsettled(self) -> int:
-        """How many failed hand-offs still wait for what is in flight, or for decode's word, to end."""
-        return self.census.count("draining")
+        """How many hand-offs still wait for what is in flight, or for decode's word, of decodes that are paired."""
+        return self.census.count("draining") + self._verdicts.unheard(self._versions)
 
     def held(self) -> list[Exchange]:
         """Exchanges whose source pages stay back until a proof of quiet."""

@@ -189,6 +189,11 @@ class Exchange:
         return _count(self.offer.pages) if self.offer is not None else 0
 
     @property
+    def state_items(self) -> int:
+        """The same of items of the state pool."""
+        return _count(self.offer.state) if self.offer is not None else 0
+
+    @property
     def checksum(self) -> int | None:
         """The sum of its writes' checksums modulo 2**63; None when not every one of them has any."""
         known = [part for part in self.sums if part is not None]

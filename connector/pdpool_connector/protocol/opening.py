@@ -83,6 +83,11 @@ class DecodeAttempt:
         """How many pages it was given to be written to."""
         return len(self.wish.pages) // f.PAGE_ID_BYTES
 
+    @property
+    def state_items(self) -> int:
+        """The same of items of the state pool."""
+        return len(self.wish.state) // f.PAGE_ID_BYTES
+
 
 AnyAttempt = TypeVar("AnyAttempt", bound=DecodeAttempt)
 

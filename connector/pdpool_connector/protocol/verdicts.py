@@ -4,7 +4,7 @@ Prefill keeps these in both directions, decode in READ, where it is the one who 
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 
 import msgspec
 
@@ -95,13 +95,14 @@ class Graveyard:
         self._of_peer[tombstone.to] += 1
         return True
 
-    def forget(self, key: Key) -> None:
-        """Its deadline has come."""
+    def forget(self, key: Key) -> Tombstone:
+        """Its deadline has come. Returns it."""
         tombstone = self._rows.pop(key)
         self._of_peer[tombstone.to] -= 1
         if not self._of_peer[tombstone.to]:
             del self._of_peer[tombstone.to]
         self._raise_floor(tombstone)
+        return tombstone
 
     def forget_peer(self, peer: str) -> bool:
         """Drop the floor of a peer that is long gone; False when tombstones of it are still here."""
@@ -125,6 +126,11 @@ class Verdicts:
     def __init__(self, timing: Timing, timers: Timers[tuple[str, Hashable]], send: Callable[..., None]) -> None:
         self.graves = Graveyard(timing.max_tombstones)
         self._timing, self._timers, self._send = timing, timers, send
+        self._unheard: Counter[str] = Counter()
+
+    def unheard(self, peers: Iterable[str]) -> int:
+        """How many ends that are remembered for these peers none of them has acknowledged yet."""
+        return sum(self._unheard[peer] for peer in peers)
 
     def reach(self, tombstone: Tombstone, now: float, *, reserved: int = 0, reserved_of_peer: int = 0) -> None:
         """An attempt has ended: remember how, and say so until the other side acknowledges it.
@@ -133,6 +139,8 @@ class Verdicts:
         """
         tombstone.retry_s = self._timing.retry_first_s
         if self.graves.bury(tombstone, reserved=reserved, reserved_of_peer=reserved_of_peer):
+            if not tombstone.acknowledged:
+                self._unheard[tombstone.to] += 1
             keep_s = self._timing.acked_s if tombstone.acknowledged else self._timing.verdict_s
             key = tombstone.key
             self._timers.set(("grave", key), now + keep_s)
@@ -169,6 +177,7 @@ class Verdicts:
             return False
         if not tombstone.acknowledged:
             tombstone.acknowledged = True
+            self._heard(tombstone.to)
             self._timers.cancel(("verdict", tombstone.key))
             self._timers.set(("grave", tombstone.key), now + self._timing.acked_s)
         return True
@@ -176,7 +185,14 @@ class Verdicts:
     def forget(self, key: Key) -> None:
         """Its time is over."""
         self._timers.cancel(("verdict", key))
-        self.graves.forget(key)
+        tombstone = self.graves.forget(key)
+        if not tombstone.acknowledged:
+            self._heard(tombstone.to)
+
+    def _heard(self, peer: str) -> None:
+        self._unheard[peer] -= 1
+        if not self._unheard[peer]:
+            del self._unheard[peer]
 
     def say(self, tombstone: Tombstone) -> None:
         """Say an end once, remembered or not."""

@@ -3,6 +3,7 @@
 An integer may be of any type that stands for one: engines keep slots and page numbers in numpy arrays.
 """
 
+import re
 from numbers import Real
 from operator import index
 from typing import Final, Literal, NamedTuple, SupportsIndex, get_args
@@ -24,10 +25,13 @@ from pdpool_connector.protocol.frames import (
     is_incarnation,
 )
 from pdpool_connector.protocol.outcome import Cause
+from pdpool_connector.runtime.stats import QueueStats
 
 RefusalCause = Literal[Cause.REFUSED, Cause.TOO_LONG]
 """What an engine may say of a request that it does not take."""
 REFUSAL_CAUSES: Final[tuple[RefusalCause, ...]] = get_args(RefusalCause)
+_COUNTS: Final = 1 << 63
+"""What the operator takes for a count is below it."""
 FEW = 32
 """Up to so many numbers a list is searched faster than an array."""
 
@@ -108,6 +112,18 @@ def as_whole(field: str, value: SupportsIndex, limit: int = INDICES) -> int:
     if not 0 <= number < limit:
         raise ValueError(f"{field}={number} is out of range: give 0 to 2**{limit.bit_length() - 1} - 1")
     return number
+
+
+def as_queue(name: str, reqs: SupportsIndex, oldest_s: float | None, moved_total: SupportsIndex) -> QueueStats:
+    """Raise ValueError or TypeError, naming the field, for what whoever reads the state would not believe."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", _text("name", name)):
+        raise ValueError(f"name={name!r} is no name of a queue: give 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'")
+    if oldest_s is not None and not isinstance(oldest_s, Real):
+        raise TypeError(f"oldest_s={oldest_s!r} is of type {type(oldest_s).__name__}: give seconds, a number, or None")
+    if oldest_s is not None and not 0 <= oldest_s <= MAX_SECONDS:
+        raise ValueError(f"oldest_s={oldest_s} is out of range: give 0 to {MAX_SECONDS} seconds, None when it is empty")
+    age_s = None if oldest_s is None else float(oldest_s)
+    return QueueStats(as_whole("reqs", reqs), age_s, as_whole("moved_total", moved_total, _COUNTS))
 
 
 def pack_pages(pages: NDArray[np.int32], memory: KVMemory, *, target: bool = False) -> bytes:

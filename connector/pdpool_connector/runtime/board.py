@@ -10,6 +10,8 @@ from pdpool_connector.runtime.stats import ConnectorStats, QueueStats
 
 SNAPSHOT_S = 0.1
 """A busy connector publishes its state this often; an idle one each time it wakes."""
+MAX_QUEUES = 8
+"""Of the engine's own. The operator believes 16 in all."""
 
 Take = Callable[[float], ConnectorStats]
 
@@ -36,7 +38,9 @@ class Board:
         self._engine_beat = time.monotonic()
 
     def set_queue(self, name: str, queue: QueueStats) -> None:
-        """Show a queue of the engine's own."""
+        """Show a queue of the engine's own. Raises ValueError for one too many."""
+        if name not in self._queues and len(self._queues) >= MAX_QUEUES:
+            raise ValueError(f"name={name!r} is one queue too many: the engine shows {MAX_QUEUES} already")
         self._queues[name] = queue
 
     def read(self) -> ConnectorStats:

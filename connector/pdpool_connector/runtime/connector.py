@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Iterable
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Self, SupportsIndex, TypeVar
 
 import zmq
 from prometheus_client import CollectorRegistry
@@ -37,11 +37,13 @@ from pdpool_connector.protocol.events import (
     Shutdown,
     Tick,
 )
+from pdpool_connector.protocol.exchange import Exchange
 from pdpool_connector.protocol.fence import Proof, describe, kinds_of
 from pdpool_connector.protocol.frames import ROOMS
+from pdpool_connector.protocol.opening import DecodeAttempt
 from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.runtime.admin import AdminEndpoint
-from pdpool_connector.runtime.arguments import as_incarnation, as_proof, as_whole
+from pdpool_connector.runtime.arguments import as_incarnation, as_proof, as_queue, as_whole
 from pdpool_connector.runtime.board import Board, queues_of
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.ends import Ends
@@ -50,7 +52,7 @@ from pdpool_connector.runtime.metrics import ConnectorCollector, state_json
 from pdpool_connector.runtime.owner import Owner
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.runtime.spans import open_spans
-from pdpool_connector.runtime.stats import ConnectorStats, HeldFor, LinkStats, PeerStats, QueueStats
+from pdpool_connector.runtime.stats import ConnectorStats, HeldFor, LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import Transfer
 from pdpool_connector.runtime.vouch import Vouchers
 from pdpool_connector.transport.address import Address
@@ -76,7 +78,7 @@ class Connector(Owner, Generic[AnyTransfer]):
     `memory` is what cache is moved from (prefill) or to (decode), by us or by peers; it must stay mapped until `close`
     has returned. `on_change` is called when the status of some transfer has changed, in the connector's own thread or
     within a call of yours (`open`, `send`, `abort`): it must only wake the scheduler. `registry`, when given, gets the
-    `pdpool_connector_*` metrics.
+    `pdpool_connector_*` metrics. `with` starts the connector, and closes it.
     """
 
     role: Literal["prefill", "decode"]
@@ -86,7 +88,7 @@ class Connector(Owner, Generic[AnyTransfer]):
         self,
         config: ConnectorConfig,
         memory: KVMemory,
-        on_change: Callable[[], None],
+        on_change: Callable[[], None] = lambda: None,
         registry: CollectorRegistry | None = None,
     ) -> None:
         if not callable(on_change):
@@ -177,6 +179,17 @@ class Connector(Owner, Generic[AnyTransfer]):
         log.info("%s connector %s listens on %s", self.role, self.incarnation, self.control_address)
         if not self.config.curve:
             log.warning("there are no CURVE keys: the control channel is open to whoever reaches its port")
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as undo:
+            if not self._started:
+                undo.callback(self.close)
+            self.start()
+            undo.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _start(self) -> None:
         if not self._remote_form:
@@ -361,9 +374,13 @@ class Connector(Owner, Generic[AnyTransfer]):
         """State as of a fraction of a second ago. From any thread; never waits for the owner thread."""
         return self._board.read()
 
-    def set_queue(self, name: str, reqs: int, oldest_s: float | None, moved_total: int) -> None:
-        """Show a queue of the engine's own beside the connector's in `stats()`; from any thread."""
-        self._board.set_queue(name, QueueStats(reqs, oldest_s, moved_total))
+    def set_queue(self, name: str, reqs: SupportsIndex, oldest_s: float | None, moved_total: SupportsIndex) -> None:
+        """Show a queue of the engine's own beside the connector's in `stats()`; from any thread.
+
+        `reqs`: requests in it; `oldest_s`: age of the oldest, None when there is none; `moved_total`: how many went on
+        from it so far. Raises ValueError or TypeError for what cannot be; ValueError for one queue too many.
+        """
+        self._board.set_queue(name, as_queue(name, reqs, oldest_s, moved_total))
 
     # --- For the two sides ---
 
@@ -547,7 +564,7 @@ class Connector(Owner, Generic[AnyTransfer]):
             flights_lost=self._flight.lost() if self._flight is not None else {},
             drops=self._drops.counts(),
             holds=counts["held"].reqs,
-            held_bytes=sum(one.pages for one in held) * self.memory.page_bytes,
+            held_bytes=sum(map(self._bytes_of, held)),
             held_oldest_s=counts["held"].oldest_s,
             held_for=self._held_for(peer for one in held for peer in one.loud),
             bytes_moved_total=self._bytes_moved,
@@ -557,6 +574,11 @@ class Connector(Owner, Generic[AnyTransfer]):
             peers=self._peer_stats(now),
             links=self._link_stats(now),
         )
+
+    def _bytes_of(self, held: Exchange | DecodeAttempt) -> int:
+        """Of our memory that a hand-off may touch: its pages, its items of state, its aux row."""
+        memory = self.memory
+        return held.pages * memory.page_bytes + held.state_items * memory.state_bytes + memory.aux.item_bytes
 
     def _held_for(self, unproven: Iterable[str]) -> tuple[HeldFor, ...]:
         rows = []

@@ -75,14 +75,16 @@ class DecodeConnector(Connector[DecodeTransfer]):
         self,
         config: ConnectorConfig,
         memory: KVMemory,
-        on_change: Callable[[], None],
+        on_change: Callable[[], None] = lambda: None,
         registry: CollectorRegistry | None = None,
     ) -> None:
         self._links: dict[str, InstanceLink] = {}
         self._by_peer: dict[str, InstanceLink] = {}
         self._offered = Offered()
         self._client = BootstrapClient(config.allowed_networks)
-        self._checks = Checks(memory, lambda event: self._drive(event), lambda call: self._reactor.post(call))
+        self._checks = Checks(
+            memory, lambda event: self._drive(event), lambda call: self._reactor.post(call), config.checksum_rate
+        )
         self._whole: dict[str, Sequence[Found]] = {}
         """Links whose ranks are paired, and whose memory is still being reached."""
         super().__init__(config, memory, on_change, registry)

@@ -119,7 +119,7 @@ class Ends:
         if not log.isEnabledFor(level):
             return
         budget = self._budgets[level]
-        if budget.take(self._clock()):
+        if budget.take(self._clock()) or log.isEnabledFor(logging.DEBUG):
             skipped, budget.skipped = budget.skipped, 0
             log.log(level, text + (f" ({skipped} like this not logged before)" if skipped else ""), self._who, *values)
 

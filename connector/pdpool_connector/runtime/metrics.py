@@ -88,7 +88,7 @@ def _release_times(stats: ConnectorStats) -> HistogramMetricFamily:
 def _gauges(stats: ConnectorStats) -> Iterable[Metric]:
     for name, help_text, value in (
         ("holds", "Failed hand-offs whose pages nobody has proved quiet.", stats.holds),
-        ("held_bytes", "Memory that they keep back.", stats.held_bytes),
+        ("held_bytes", "Memory that they keep back: pages, items of state, aux rows.", stats.held_bytes),
         ("held_oldest_seconds", "Age of the oldest of them; 0: none.", stats.held_oldest_s or 0.0),
         (
             "loop_lag_seconds",

@@ -53,7 +53,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
         self,
         config: ConnectorConfig,
         memory: KVMemory,
-        on_change: Callable[[], None],
+        on_change: Callable[[], None] = lambda: None,
         registry: CollectorRegistry | None = None,
     ) -> None:
         self._writes: dict[f.AttemptId, set[int]] = {}

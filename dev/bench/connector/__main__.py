@@ -13,13 +13,22 @@ from rich.console import Console
 from rich.table import Table
 
 from .figures import FIGURES
+from .frames import frames
 from .frozen import frozen
 from .results import Results, short
+from .rooms import rooms
 from .stages import stages
 from .startup import startup
 from .watching import watching
 
-MEASURED = FIGURES | {"startup": startup, "frozen": frozen, "watching": watching, "stages": stages}
+MEASURED = FIGURES | {
+    "frames": frames,
+    "rooms": rooms,
+    "startup": startup,
+    "frozen": frozen,
+    "watching": watching,
+    "stages": stages,
+}
 
 
 def table(results: Results) -> Table:

@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 
 import numpy as np
 
@@ -23,8 +22,6 @@ LARGE = Shape(layers=16, item_bytes=32768, pages=1024)
 TINY = Shape(layers=2, item_bytes=4096, pages=4096)
 """16 KiB a page: what SGLang's tiny test model has (page size 16)."""
 CHUNK_MIB = 16
-ABORT_FRAMES = ("Abort", "Drained", "Failed", "Query")
-"""What is said of an end other than Done, and asked about one: a protocol without aborts would lack these."""
 
 
 def latencies(times: Both) -> list[float]:
@@ -145,6 +142,7 @@ def rate(results: Results, stack: ExitStack) -> None:
     for pair, target in zip(pairs, (6500, 4000), strict=True):
         name = pair.plane.name
         p50 = float(np.median(rates[name]))
+        results.series.setdefault("rate", {})[name] = rates[name], target
         cost = np.median(costs[name], axis=0)
         note = f"CPU of a hand-off: prefill {cost[0]:.0f} us, decode {cost[1]:.0f} us"
         results.add(
@@ -175,6 +173,7 @@ def concurrent(results: Results, stack: ExitStack) -> None:
         what = f"8 at once, of raw ({best})"
         results.add(Row("concurrent", name, what, of_raw, "", spread(ratios), ">= 1.0", of_raw >= 1.0))
         results.add(Row("concurrent 1", name, "8 at once, of 1 by 1", of_one, "", spread(columns[0])))
+        results.series.setdefault("concurrent", {})[name] = (ratios, *columns)
         results.add(Row("fairness", name, "slowest / fastest", unfair, "", spread(columns[1]), "<= 1.5", unfair <= 1.5))
 
 
@@ -196,6 +195,7 @@ def idle(results: Results, stack: ExitStack) -> None:
         most = [max(window) for window in windows]
         share = float(np.median(most))
         note = f"prefill {shares[0]:.2f}%, decode {shares[1]:.2f}%"
+        results.series.setdefault("idle", {})[plane.name] = most
         results.add(Row("idle", plane.name, "idle CPU", share, "% of a core", spread(most), "< 2 %", share < 2, note))
 
 
@@ -294,49 +294,6 @@ def goodput(results: Results, stack: ExitStack) -> None:
             results.series.setdefault("held", {}).setdefault(plane.name, []).append((share, held, delay_ms))
 
 
-def frames(results: Results, stack: ExitStack) -> None:
-    """Frames that a hand-off without trouble costs, and how many of them only aborts need."""
-    pair = Pair(stack, NIXL, TINY)
-    sides = (pair.prefill, pair.decodes[0])
-    for side in sides:
-        side.call("count_frames")
-    pair.run(Job(0, 200, 1, 1))
-    time.sleep(0.3)  # the last acknowledgement
-    counts = {name: number for side in sides for name, number in side.call("frames_sent").items()}
-    each = sum(counts.values()) / 200
-    note = ", ".join(f"{name} {number / 200:g}" for name, number in counts.items())
-    results.add(Row("frames", NIXL.name, "frames of a hand-off", each, "", "", "<= 4", each <= 4.05, note))
-    safety = sum(counts.get(name, 0) for name in ABORT_FRAMES)
-    note = f"none of {', '.join(ABORT_FRAMES)} where nobody aborts"
-    what = "frames for the safety of aborts"
-    results.add(Row("frames for aborts", NIXL.name, what, safety / 200, "", "", "<= 0", not safety, note))
-
-
-def rooms(results: Results, stack: ExitStack) -> None:
-    """CPU of a hand-off while ten thousand others are open."""
-    live = 10_000
-    pair = Pair(stack, NIXL, replace(TINY, pages=live + 64), max_attempts=65_536)
-    job = Job(0, 1500, 16, 1, scattered=False)  # the first pages: the last ones are those of the others
-    pair.run(job)
-    costs: dict[int, list[float]] = {0: [], live: []}
-    for number in (0, live, 0, live, 0, live, 0):
-        if number:
-            first = pair.rooms(live)
-            pair.prefill.begin("open_idle", first, live, 1)
-            pair.decodes[0].call("open_idle", first, live, 1, pair.address)
-            pair.prefill.finish()
-        prefill, decode = pair.run(job)
-        costs[number].append((prefill.cpu_s + decode.cpu_s) / job.count * 1e6)
-        if number:
-            pair.decodes[0].call("end_idle", True)
-            pair.prefill.call("end_idle", True)
-    few, many = (float(np.median(values)) for values in costs.values())
-    ratio, ratios = many / few, [cost / few for cost in costs[live]]
-    note = f"{few:.0f} -> {many:.0f} us, both sides together"
-    what = "CPU of a hand-off, 10 000 live / none"
-    results.add(Row("rooms", NIXL.name, what, ratio, "x", spread(ratios), "<= 1.2", ratio <= 1.2, note))
-
-
 FIGURES: dict[str, Callable[[Results, ExitStack], None]] = {
     "big": big,
     "tiny": tiny,
@@ -345,6 +302,4 @@ FIGURES: dict[str, Callable[[Results, ExitStack], None]] = {
     "idle": idle,
     "aborts": aborts,
     "goodput": goodput,
-    "frames": frames,
-    "rooms": rooms,
 }

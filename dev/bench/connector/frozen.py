@@ -16,6 +16,8 @@ from .scheduler import Job
 from .turns import Turn, longest, parts
 
 JOB = Job(0, 300, 4, 1)
+MOST = 1.2
+"""Latency and lag beside a frozen peer, of those without."""
 STRETCHES = 7
 """Of some two seconds each. More while a decode is frozen, and Mooncake gives up on what is under way to it."""
 
@@ -63,8 +65,13 @@ def _frozen(results: Results, pair: Pair) -> None:
         usual = float(np.median(before))
         ratios = [each / usual for each in during]
         ratio = float(np.median(ratios))
+        results.series.setdefault("frozen", {}).setdefault(pair.plane.name, {})[what.partition(" beside")[0]] = (
+            [each * 1e3 for each in before],
+            [each * 1e3 for each in during],
+            MOST,
+        )
         note = f"{usual * 1e3:.2f} -> {float(np.median(during)) * 1e3:.2f} ms"
-        results.add(Row(figure, pair.plane.name, what, ratio, "x", spread(ratios), "<= 1.2", ratio <= 1.2, note))
+        results.add(Row(figure, pair.plane.name, what, ratio, "x", spread(ratios), f"<= {MOST}", ratio <= MOST, note))
     results.series.setdefault("turns", {})[pair.plane.name] = {
         when: f"{parts(seen.turns)}; workers {np.median(seen.worker):.0f} % of a core"
         for when, seen in (("without a frozen peer", calm), ("beside one", stuck))

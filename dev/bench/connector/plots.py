@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
+from . import bars
 from .results import Results
 
 mpl.use("svg")
@@ -113,4 +114,10 @@ PLOTS: dict[str, Callable[[Axes, Any], None]] = {
     "goodput": _goodput,
     "held": _held,
     "stages": _stages,
+    "rate": bars.rate,
+    "rooms": bars.rooms,
+    "frozen": bars.frozen,
+    "concurrent": bars.concurrent,
+    "idle": bars.idle,
+    "startup": bars.startup,
 }

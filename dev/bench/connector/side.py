@@ -18,6 +18,7 @@ from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.timing import Timing
 
 from . import raw, stages
+from .frames import Said, said
 from .memory import places
 from .process import Setup
 from .scheduler import DecodeLoop, Job, PrefillLoop, Times, Wake
@@ -39,7 +40,7 @@ class Side:
             self.fill(1)
         self.memory = setup.shape.lay_out(self.arena)
         self.wake = Wake()
-        self.frames: Counter[str] = Counter()
+        self.frames: Counter[Said] = Counter()
         self.idle: list[tuple[Any, Any]] = []
         config = ConnectorConfig(
             advertise_host="127.0.0.1",
@@ -93,15 +94,15 @@ class Side:
         """Count what is sent from now on."""
 
         def note(frame: Frame) -> float:
-            self.frames[type(frame).__name__] += 1
+            self.frames[said(frame)] += 1
             return 0.0
 
         object.__setattr__(self.connector.config, "frame_filter", note)
 
-    def frames_sent(self) -> dict[str, int]:
-        """What has been sent since `count_frames`, by type; counting ends."""
+    def frames_sent(self) -> Counter[Said]:
+        """What has been sent since `count_frames`, and how often each; counting ends."""
         object.__setattr__(self.connector.config, "frame_filter", None)
-        return dict(self.frames)
+        return self.frames
 
     def open_idle(self, first: int, count: int, pages: int, prefill: str = "") -> None:
         """Open hand-offs that nobody sends yet; they stay until `end_idle`. Their pages are the memory's last ones."""

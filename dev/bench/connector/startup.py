@@ -55,6 +55,14 @@ def startup(results: Results, stack: ExitStack) -> None:
             f"first {np.median(seen.first):.2f} ms, later ones {np.median(seen.later):.2f} ms in a row "
             f"and {np.median(seen.rested):.2f} ms after a rest"
         )
+        results.series.setdefault("startup", {})[name] = {
+            "import": [spent * 1e3 for spent in imported],
+            "start": [spent * 1e3 for spent in seen.started],
+            "first room ready": seen.ready,
+            "first transfer": seen.first,
+            "after a rest": seen.rested,
+            "in a row": seen.later,
+        }
         what = "first transfer / later ones"
         results.add(Row("start", name, "start", float(np.median(seen.started)), "s", spread(seen.started)))
         results.add(Row("ready", name, "first room ready", float(np.median(seen.ready)), "ms", spread(seen.ready)))

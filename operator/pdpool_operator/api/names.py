@@ -66,6 +66,7 @@ ROUTER_METRICS_PORT: Final = 29000
 
 RUN_DIRECTORY: Final = "/run/pdpool"
 ADMIN_SOCKET: Final = f"{RUN_DIRECTORY}/admin.sock"
+FLIGHT_DIRECTORY: Final = f"{RUN_DIRECTORY}/flights"
 ROUTER_CONFIG_DIRECTORY: Final = "/etc/pdpool"
 WORKERS_KEY: Final = "workers.json"
 ROUTER_KEY_KEY: Final = "key"

@@ -140,6 +140,8 @@ def _args(pool: Pool) -> list[str]:
         "--control-port": str(names.CONTROL_PORT),
         "--admin-port": str(names.ADMIN_PORT),
         "--admin-socket": names.ADMIN_SOCKET,
+        # Not an owned flag: a template may name another directory, on a volume that outlives the pod.
+        "--flight-dir": names.FLIGHT_DIRECTORY,
         # The preStop hook has waited already. What is left is failed and told to peers while the kubelet still waits,
         # which after a hook that took the whole grace period are 2 s.
         "--shutdown-grace": "0",

@@ -21,7 +21,7 @@ TEXT = chunk(b'{"choices":[{"delta":{"content":"Paris is"}}]}')
 
 
 @contextmanager
-def server_of(answer):
+def server_of(answer, head=HEAD):
     """Where one request gets this answer."""
 
     def serve():
@@ -30,7 +30,7 @@ def server_of(answer):
             asked = b""
             while not asked.endswith(b"}"):
                 asked += connection.recv(1 << 16)
-            connection.sendall(HEAD + answer)
+            connection.sendall(head + answer)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve)
@@ -53,4 +53,11 @@ def test_a_stream_without_done_is_not_taken_for_a_whole_answer(end):
 def test_a_stream_that_ends_in_an_error_says_which():
     answer = chunk(b'{"error":{"message":"shutting down"}}') + END
     with server_of(answer) as url, pytest.raises(LaunchError, match="ended in an error: shutting down"):
+        list(stream_chat(url, "?"))
+
+
+def test_an_error_instead_of_an_answer_is_told_in_its_own_words():
+    head = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 33\r\n\r\n"
+    answer = server_of(b'{"error":{"message":"peer_lost"}}', head)
+    with answer as url, pytest.raises(LaunchError, match=r"the answer was 502: .*peer_lost"):
         list(stream_chat(url, "?"))

@@ -20,6 +20,7 @@ from tests.unit.protocol.sides import PREFILL, Decode, about, ids
 
 ME = "a" * 32
 FAILED = TransferStatus(Phase.FAILED, Cause.TIMED_OUT, "late", releasable=True)
+ABORTED = TransferStatus(Phase.FAILED, Cause.PEER_ABORTED, "left", releasable=True)
 HELD = TransferStatus(Phase.FAILED, Cause.TIMED_OUT, "late", releasable=False)
 
 
@@ -27,11 +28,11 @@ def flight(directory: Path, clock=time.monotonic) -> Flight:
     return Flight(directory, Speaker("prefill", 0, ME, Timing()), clock)
 
 
-def fail(recorder: Flight, handle: int) -> None:
+def fail(recorder: Flight, handle: int, status: TransferStatus = FAILED) -> None:
     machine = PrefillMachine(ME)
     event = OpenRequest(handle, handle, 0, f"r{handle}", 9.0)
     recorder.note(event, 1.0, machine.handle(event, 1.0))
-    recorder.ended(handle, FAILED, 2.0)
+    recorder.ended(handle, status, 2.0)
 
 
 def test_a_storm_of_failures_writes_a_burst_and_then_a_few_a_second(tmp_path, monkeypatch) -> None:
@@ -132,3 +133,23 @@ def test_the_oldest_records_are_removed_first_and_other_files_never(tmp_path, ma
         os.utime(path, (index, index))
     prune(tmp_path, max_files, max_bytes)
     assert sorted(path.name for path in tmp_path.iterdir()) == [*(f"{i}{suffix}" for i in (3, 4, 5)), "other"]
+
+
+def test_clients_that_leave_all_the_time_take_neither_the_turn_nor_the_place_of_a_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "QUEUE", 1000)
+    now = [0.0]
+    recorder = flight(tmp_path, lambda: now[0])
+    for handle in range(100):
+        now[0] += 0.1
+        fail(recorder, handle, ABORTED)
+    lost = recorder.skipped
+    assert lost > 0
+    fail(recorder, 1000)
+    assert recorder.skipped == lost
+    for handle in range(2000, 2100):
+        now[0] += 0.1
+        fail(recorder, handle, ABORTED)
+    assert recorder.close(10)
+    prune(tmp_path, max_files=2)
+    left = [decode_record(path.read_bytes()).header for path in tmp_path.iterdir()]
+    assert sorted(header.cause for header in left) == ["peer_aborted", "timed_out"]

@@ -2,6 +2,7 @@
 
 import socket
 import sys
+from importlib.metadata import version
 
 import pytest
 from click.testing import CliRunner
@@ -81,3 +82,8 @@ def test_an_engine_whose_port_is_taken_names_the_port_and_ends(caplog):
     (error,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert str(port) in error.message
     assert not error.exc_info
+
+
+def test_the_version_is_that_of_the_package():
+    result = CliRunner().invoke(main, ["--version"], prog_name="pdpool")
+    assert result.output == f"pdpool, version {version('pdpool')}\n"

@@ -1,10 +1,14 @@
-"""How the outputs of a request reach its handler."""
+"""How a request reaches the scheduler by HTTP, and its outputs the handler."""
 
 import asyncio
+from types import SimpleNamespace
 
+import aiohttp
 import pytest
+from pdpool_connector.reference.http_edge import listen
 from pdpool_connector.reference.openai_api import Result
 from pdpool_connector.reference.request import DEFAULT_DEADLINE_S, Finish, Tokens
+from pdpool_connector.reference.server import Api
 from pdpool_connector.reference.server_generate import OVERDUE_S, STALL_S, GenerationError, _arriving
 
 
@@ -60,3 +64,47 @@ async def test_once_all_sequences_of_a_request_have_a_token_the_engine_stalls_af
         async for _ in _arriving(outputs, [Result(1), Result(1)]):
             pass
     assert waits[-1] == STALL_S
+
+
+class AnsweringScheduler:
+    """Takes what it is given, and answers each sequence with one token at once."""
+
+    mode = "decode"
+
+    def __init__(self):
+        self.taken = []
+
+    def submit(self, sequences):
+        self.taken += sequences
+        for one in sequences:
+            one.sink(Tokens((1,), "a", Finish("length")))
+
+    def abort(self, sequences):
+        assert sequences == []
+
+
+@pytest.mark.parametrize("headers", [{"traceparent": "00-trace"}, {"TraceParent": "00-trace"}, {}])
+async def test_the_traceparent_header_of_a_request_goes_with_each_of_its_hand_offs(headers):
+    scheduler = AnsweringScheduler()
+    engine = SimpleNamespace(
+        scheduler=scheduler,
+        config=SimpleNamespace(vocab=300),
+        options=SimpleNamespace(mode="decode"),
+        max_tokens=100,
+        tokenizer=None,
+        draining=False,
+        announce=lambda _: None,
+    )
+    room = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": 7}
+    body = {"input_ids": [1, 2], "sampling_params": {"n": 2, "max_new_tokens": 1}, **room}
+    runners = []
+    try:
+        port = await listen(Api(engine).app(), "127.0.0.1", 0, runners)
+        async with aiohttp.ClientSession() as client:
+            answer = await client.post(f"http://127.0.0.1:{port}/generate", json=body, headers=headers)
+            assert answer.status == 200, await answer.text()
+    finally:
+        for runner in runners:
+            await runner.cleanup()
+    expected = "00-trace" if headers else None
+    assert [one.handoff.traceparent for one in scheduler.taken] == [expected, expected]

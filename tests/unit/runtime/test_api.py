@@ -102,6 +102,10 @@ def test_a_wrong_configuration_is_refused_by_field(changes: dict[str, object], f
         ConnectorConfig(**({"advertise_host": "127.0.0.1"} | changes))
 
 
+def test_one_hand_off_in_64_is_checked_by_default() -> None:
+    assert ConnectorConfig("127.0.0.1").checksum_rate == 1 / 64
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
@@ -422,6 +426,26 @@ def test_a_start_that_failed_for_a_port_may_be_tried_again(memory: KVMemory, kin
     assert set(threading.enumerate()) <= before
 
 
+@pytest.mark.parametrize("kind", [PrefillConnector, DecodeConnector])
+def test_a_with_block_starts_a_connector_and_closes_it(memory: KVMemory, kind) -> None:
+    with kind(ConnectorConfig("127.0.0.1"), memory) as connector:
+        address = connector.control_address
+        _dial(address).close()
+        with pytest.raises(RuntimeError, match="connector was started: make another"), connector:
+            raise AssertionError("a connector that runs was started again")
+        _dial(address).close()
+    _wait(lambda: _refuses(address))
+
+
+def test_a_with_block_that_cannot_start_leaves_a_connector_that_is_closed(memory: KVMemory, prefill) -> None:
+    taken = int(prefill.control_address.rpartition(":")[2])
+    other = PrefillConnector(ConnectorConfig("127.0.0.1", control_port=taken), memory)
+    with pytest.raises(OSError, match="in use"), other:
+        raise AssertionError("it started on a port that is taken")
+    with pytest.raises(RuntimeError, match="connector was closed: make another"):
+        other.start()
+
+
 def test_a_start_that_failed_for_want_of_a_thread_may_be_tried_again(memory: KVMemory, monkeypatch) -> None:
     begin = threading.Thread.start
 
@@ -589,6 +613,24 @@ def test_a_callback_that_raises_ends_nothing(memory: KVMemory) -> None:
     connector.close()
 
 
+def test_a_turn_that_is_stuck_shows_as_loop_lag(memory: KVMemory) -> None:
+    registry, go_on, this = CollectorRegistry(), threading.Event(), threading.current_thread()
+
+    def block_the_loop() -> None:
+        if threading.current_thread() is not this:
+            go_on.wait(60)
+
+    connector = PrefillConnector(ConnectorConfig("127.0.0.1"), memory, block_the_loop, registry)
+    connector.start()
+    try:
+        connector.open(1, "r", deadline_s=0.01)
+        _wait(lambda: connector.stats().loop_lag_s >= 0.3)
+        assert registry.get_sample_value("pdpool_connector_loop_lag_seconds", {"rank": "0"}) >= 0.3
+    finally:
+        go_on.set()
+        connector.close()
+
+
 def test_metrics_are_registered_and_taken_back(memory: KVMemory) -> None:
     registry = CollectorRegistry()
     connector = PrefillConnector(ConnectorConfig("127.0.0.1"), memory, lambda: None, registry)
@@ -600,6 +642,51 @@ def test_metrics_are_registered_and_taken_back(memory: KVMemory) -> None:
     assert connector.stats().queues["decode_prealloc"].reqs == 3
     connector.close()
     assert registry.get_sample_value(*series) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "word"),
+    [
+        ({"name": 5}, TypeError, "name=5 is of type int"),
+        ({"name": ""}, ValueError, "name='' is no name of a queue"),
+        ({"name": "decode prealloc"}, ValueError, "name='decode prealloc' is no name of a queue"),
+        ({"name": "decode_prealloc\n"}, ValueError, "is no name of a queue"),
+        ({"name": "q" * 65}, ValueError, "is no name of a queue: give 1 to 64"),
+        ({"reqs": -1}, ValueError, "reqs=-1 is out of range"),
+        ({"reqs": 1.5}, TypeError, "reqs=1.5 is of type float"),
+        ({"moved_total": 1 << 63}, ValueError, "moved_total=9223372036854775808 is out of range"),
+        ({"oldest_s": "1"}, TypeError, "oldest_s='1' is of type str"),
+        ({"oldest_s": -0.5}, ValueError, "oldest_s=-0.5 is out of range"),
+        ({"oldest_s": float("nan")}, ValueError, "oldest_s=nan is out of range"),
+    ],
+)
+def test_a_queue_that_the_operator_would_not_believe_is_refused_by_field(prefill, changes, error, word) -> None:
+    given = {"name": "decode_prealloc", "reqs": 3, "oldest_s": 1.5, "moved_total": 7, **changes}
+    with pytest.raises(error, match=re.escape(word)):
+        prefill.set_queue(**given)
+    assert changes.get("name") not in prefill.stats().queues
+
+
+def test_an_engine_shows_eight_queues_of_its_own(prefill) -> None:
+    for number in range(8):
+        prefill.set_queue(f"q{number}", 0, None, np.int64(0))
+    with pytest.raises(ValueError, match="name='q8' is one queue too many"):
+        prefill.set_queue("q8", 0, None, 0)
+    prefill.set_queue("q7", 1, 0.0, 2)
+    assert prefill.stats().queues["q7"].moved_total == 2
+
+
+def _dial(address: str) -> socket.socket:
+    host, port = address.rsplit(":", 1)
+    return socket.create_connection((host, int(port)), 5)
+
+
+def _refuses(address: str) -> bool:
+    try:
+        _dial(address).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def _wait(holds) -> None:

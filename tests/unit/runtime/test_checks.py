@@ -24,7 +24,7 @@ class Decode:
         self.told: list = []
         self.posted: list = []
         self.hashed = threading.Event()
-        self.checks = Checks(memory, self.told.append, self.post)
+        self.checks = Checks(memory, self.told.append, self.post, 1.0)
         whole = self.checks._sums.whole
         self.go_on = threading.Event()
         self.checks._sums.whole = lambda pages: self.go_on.wait(30) and whole(pages)
@@ -33,12 +33,12 @@ class Decode:
         self.posted.append(call)
         self.hashed.set()
 
-    def hear(self, checksum: int) -> f.Done:
+    def hear(self, checksum: int | None, writers=(PREFILL,)) -> f.Done:
         done = f.Done(
             version=f.VERSION_MAX, sender=PREFILL, attempt=ATTEMPT, room=1, sibling=0, bytes_moved=0, checksum=checksum
         )
         wish = SimpleNamespace(pages=PAGES)
-        self.checks.done(done, SimpleNamespace(cause=None, writers=(PREFILL,), done=set(), wish=wish))
+        self.checks.done(done, SimpleNamespace(cause=None, writers=writers, done=set(), wish=wish))
         return done
 
     def let_it_end(self) -> None:
@@ -83,6 +83,15 @@ def test_pages_that_are_not_what_was_told_fail_the_hand_off_before_its_end_is_he
     abort, received = decode.told
     assert (type(abort), abort.cause, received) == (AbortTransfer, Cause.CORRUPT, Received(done))
     assert outcomes(decode) == {"mismatched": 1}
+
+
+def test_a_hand_off_whose_writers_tell_no_sum_counts_as_skipped_once_where_it_was_to_be_checked(decode):
+    told = [decode.hear(checksum=None, writers=(PREFILL, "b" * 32)), decode.hear(checksum=None)]
+    assert decode.told == [Received(done) for done in told]
+    assert outcomes(decode) == {"skipped": 1}
+    decode.checks._rate = 0.0
+    decode.hear(checksum=None)
+    assert outcomes(decode) == {"skipped": 1}
 
 
 @pytest.mark.parametrize("releasable", [False, True])

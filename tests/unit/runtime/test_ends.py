@@ -55,6 +55,13 @@ def test_an_abort_is_no_warning_and_counts_apart(side, caplog) -> None:
     assert side.ends.causes == {"peer_aborted": 1}
 
 
+def test_at_debug_every_end_is_told(side, caplog) -> None:
+    caplog.set_level(logging.DEBUG)
+    for _ in range(3 * LINES_BURST):
+        side.publish(side.open(), DONE)
+    assert len([record for record in caplog.records if " done: " in record.getMessage()]) == 3 * LINES_BURST
+
+
 def test_the_way_to_an_end_is_told_at_debug_only(side, caplog) -> None:
     transfer = side.open()
     side.publish(transfer, TransferStatus(Phase.READY))

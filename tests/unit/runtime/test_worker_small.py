@@ -221,6 +221,23 @@ def test_large_moves_and_those_behind_others_are_the_workers(prompt) -> None:
     assert set(results(one, 2)) == {1, 2}
 
 
+def test_a_small_move_behind_a_large_one_does_not_hold_up_who_brings_it(prompt) -> None:
+    one = prompt(Poll.PENDING)
+    one.write(1, 200)
+    first = one.next_submit()
+    one.write(2, 1)
+    owner = threading.Thread(target=one.turn, daemon=True)
+    owner.start()
+    owner.join(5)
+    held_up = owner.is_alive()
+    first.outcome = Poll.DONE
+    while pages_of((transfer := one.next_submit()).chunk)[0] != 64:
+        transfer.outcome = Poll.DONE
+    transfer.outcome = Poll.DONE
+    assert set(results(one, 2)) == {1, 2}
+    assert not held_up
+
+
 def test_a_worker_that_closes_in_the_same_turn_cuts_short_what_nobody_has_begun(prompt) -> None:
     one = prompt(Poll.DONE)
     one.write(1, 1)
