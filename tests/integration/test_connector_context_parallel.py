@@ -124,6 +124,9 @@ def test_an_abort_gives_no_page_back_while_one_context_parallel_rank_still_write
     prefill.send("r", SOURCE, aux_slot=AUX_FROM)
     for side in (quick, slow):
         side.settle(lambda stats: stats["held_writes"] == 1)
+    for side in decode.ranks:
+        if side is not target:
+            side.until("r", "done")
     decode.abort("r")
     for side in (quick, slow):
         told = side.until("r", "ended")
