@@ -38,19 +38,18 @@ def main(role: str, backend: str, prefill: str = "") -> None:
     changed = threading.Event()
     connector = (PrefillConnector if role == "prefill" else DecodeConnector)(config, memory, changed.set)
     connector.start()
-    rooms, live = count(), []
+    rooms, live, free = count(), {}, list(range(WINDOW if role == "prefill" else OFFERS))
     say(connector.bootstrap_address if role == "prefill" else "ready")
     busy = False
     while not select.select([sys.stdin], [], [], 0)[0]:
-        while len(live) < (WINDOW if role == "prefill" else OFFERS):
-            room = next(rooms)
+        while free:
+            room, at = next(rooms), free.pop()
             if role == "prefill":
-                live.append(connector.open(room, f"r{room}"))
-                live[-1].send(pages[0], start=0, last=True, aux_slot=0)
+                live[at] = connector.open(room, f"r{room}")
+                live[at].send(pages[0], start=0, last=True, aux_slot=0)
             else:
-                at = room % OFFERS
-                live.append(connector.open(prefill, room, f"r{room}", pages=pages[at], aux_slot=at))
-        live = [transfer for transfer in live if not transfer.status.releasable]
+                live[at] = connector.open(prefill, room, f"r{room}", pages=pages[at], aux_slot=at)
+        free = [at for at, transfer in live.items() if transfer.status.releasable]
         if not busy and connector.stats().bytes_moved_total:
             busy = True
             say("busy")
