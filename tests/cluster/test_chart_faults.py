@@ -217,11 +217,9 @@ def test_what_is_held_for_an_engine_whose_pod_was_deleted_is_freed_by_what_the_k
 def test_an_engine_without_the_keys_of_its_namespace_gets_nothing(serving: Stack):
     """An impostor in the pods' network, which knows every address and speaks the protocol, with a key of its own."""
     (prefill,) = serving.pods("prefill")
-    context = zmq.Context()
-    try:
-        for secured in (False, True):
-            before = state_of(prefill)
-            impostor = context.socket(zmq.DEALER)
+    for secured in (False, True):
+        before = state_of(prefill)["drops"]
+        with zmq.Context() as context, context.socket(zmq.DEALER) as impostor:
             impostor.setsockopt(zmq.LINGER, 0)
             if secured:
                 connect_with(impostor, make_key())
@@ -229,15 +227,12 @@ def test_an_engine_without_the_keys_of_its_namespace_gets_nothing(serving: Stack
             impostor.send(frames.encode(frames.Goodbye(version=1, sender="0" * 32, reason="lies")))
 
             def unheard(before: dict = before) -> str | None:
-                drops, was = state_of(prefill)["drops"], before["drops"]
-                return None if drops.get("unauthenticated", 0) > was.get("unauthenticated", 0) else str(drops)
+                drops = state_of(prefill)["drops"]
+                return None if drops.get("unauthenticated", 0) > before.get("unauthenticated", 0) else str(drops)
 
             wait_for("the impostor to be turned away", unheard, deadline_s=60)
-            assert state_of(prefill)["drops"].get("unpaired", 0) == before["drops"].get("unpaired", 0)
+            assert state_of(prefill)["drops"].get("unpaired", 0) == before.get("unpaired", 0)
             assert impostor.poll(0) == 0
-            impostor.close()
-    finally:
-        context.term()
     change = {"incarnation": "0" * 32, "proofs": [{"kind": "process_exited", "pid": 1, "seen_by": "an impostor"}]}
     assert refused_with(f"http://{prefill['status']['podIP']}:{ADMIN_PORT}/v1/fence", change) == 401
 

@@ -102,18 +102,15 @@ def test_an_impostor_that_knows_the_public_key_is_let_in_to_nothing():
         hand_over(source, target)
         until(lambda: source.connector.stats().peers)
         (victim,) = source.connector.stats().peers
-        context = zmq.Context()
-        impostor = context.socket(zmq.DEALER)
-        impostor.setsockopt(zmq.LINGER, 0)
-        connect_with(impostor, STRANGE)
-        impostor.curve_serverkey = OLD.public
-        impostor.connect(f"tcp://{source.connector.control_address}")
-        impostor.send(f.encode(f.Goodbye(version=1, sender=victim.incarnation, reason="lies")))
-        until(lambda: source.connector.stats().drops.get("unauthenticated", 0) > 0)
-        assert [peer.incarnation for peer in source.connector.stats().peers] == [victim.incarnation]
-        assert hand_over(source, target)[0].status.phase is Phase.DONE
-        impostor.close()
-        context.term()
+        with zmq.Context() as context, context.socket(zmq.DEALER) as impostor:
+            impostor.setsockopt(zmq.LINGER, 0)
+            connect_with(impostor, STRANGE)
+            impostor.curve_serverkey = OLD.public
+            impostor.connect(f"tcp://{source.connector.control_address}")
+            impostor.send(f.encode(f.Goodbye(version=1, sender=victim.incarnation, reason="lies")))
+            until(lambda: source.connector.stats().drops.get("unauthenticated", 0) > 0)
+            assert [peer.incarnation for peer in source.connector.stats().peers] == [victim.incarnation]
+            assert hand_over(source, target)[0].status.phase is Phase.DONE
 
 
 # --- The bootstrap registry ---
