@@ -122,18 +122,19 @@ def held_for(serving: Stack) -> Iterator[Callable[[], str]]:
     serving.until_listed(1)
     url = serving.router_url()
     wait_for("decode engines to know it", lambda: not_paired(serving, url, incarnation), deadline_s=30)
-    before = attempts_at_decode(serving)
     handle = os.pidfd_open(process)  # its number may be another's in the end
     send(process, signal.SIGSTOP)
-    clients = [threading.Thread(target=ask_in_vain, args=(url, prompt)) for prompt in PROMPTS[:3]]
+    told: list[str] = []
+    clients = [threading.Thread(target=ask_in_vain, args=(url, prompt, told)) for prompt in PROMPTS[:3]]
     for client in clients:
         client.start()
+
+    def not_offered() -> str | None:
+        attempts = attempts_at_decode(serving)
+        return None if attempts >= len(clients) else f"{attempts} hand-offs are under way, and clients were told {told}"
+
     try:
-        wait_for(
-            "decode engines to have offered memory",
-            lambda: None if attempts_at_decode(serving) > before else "no hand-off is under way",
-            deadline_s=30,
-        )
+        wait_for("decode engines to have offered memory", not_offered, deadline_s=30)
 
         def held() -> str:
             def not_held() -> str | None:
@@ -161,9 +162,11 @@ def not_paired(stack: Stack, url: str, incarnation: str) -> str | None:
     return ", ".join(names) or None
 
 
-def ask_in_vain(url: str, prompt: tuple[int, ...]) -> None:
-    with contextlib.suppress(OSError):
-        generate(url, prompt, timeout_s=20)
+def ask_in_vain(url: str, prompt: tuple[int, ...], told: list[str]) -> None:
+    try:
+        told.append(f"tokens {generate(url, prompt, timeout_s=20)}")
+    except OSError as error:
+        told.append(repr(error))
 
 
 def state_of(pod: dict) -> dict:
