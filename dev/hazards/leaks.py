@@ -8,7 +8,7 @@ from typing import Any
 
 from pdpool_connector.demo.launch import free_port
 
-from dev.hazards.stage import Stage, free_port_from, hazard
+from dev.hazards.stage import CANARY, DRAIN_S, Stage, free_port_from, hazard
 from tests.integration.cable import Cable, ask
 from tests.integration.handoffs import fail_a_write, meet
 
@@ -23,17 +23,22 @@ def clear_races(stage: Stage) -> str:
     ends: dict[str, int] = {}
     draw = stage.random
     for turn in range(60):
-        name, _ = stage.meet(room=77, pages=[turn % 8], aux_slot=turn % 4)
-        stage.prefill.send(name, [turn % 30])
-        time.sleep(draw.uniform(0, 0.005))  # the point at which the abort meets the hand-off
+        page, source = turn % 8, turn % 30
+        stage.decode.pages[:, page] = CANARY
+        name, _ = stage.meet(room=77, pages=[page], aux_slot=turn % 4)
+        stage.prefill.send(name, [source])
+        # The point at which the abort meets the hand-off, of which most take less than a millisecond.
+        time.sleep(draw.uniform(0, draw.choice((0.0005, 0.005))))
         draw.choice((stage.prefill, stage.decode)).abort(name)
         here, there = (side.until(name, "releasable") for side in (stage.decode, stage.prefill))
         # Decode may give up what prefill has just completed; never may it take for done what prefill has failed.
         assert (here["phase"], there["phase"]) != ("done", "failed"), f"false success: {here} {there}"
+        assert here["phase"] != "done" or stage.same([source], [page]), "done with other bytes"
         ends[here["phase"]] = ends.get(here["phase"], 0) + 1
         for side, end in ((stage.decode, here), (stage.prefill, there)):
             side.abort(name)  # again, after its end
             assert side.status(name)["phase"] == end["phase"]
+    assert ends.keys() >= {"done", "failed"}, f"all aborts came too early or too late: {ends}"
     return f"60 aborts at random points of hand-offs in one room: no end changed, no false success; decode saw {ends}"
 
 
@@ -210,7 +215,7 @@ def no_incarnation(stage: Stage) -> str:
     latter.send(again, [1])
     stage.decode.until(again, "done")
     assert (stage.decode.pages[:, 9] == 9).all()
-    assert not stage.decode.status(name)["releasable"], "the successor's word freed the predecessor's pages"
+    stage.stays_held(stage.decode, name, for_s=2 * DRAIN_S)
     stage.decode.call("fence", incarnation=former.incarnation)
     stage.decode.until(name, "releasable")
     return "the successor at the same ports was served in the same room; only a fence freed the predecessor's pages"
@@ -269,6 +274,7 @@ def socket_closed(stage: Stage) -> str:
                 stage.prefill.open(name, room)
                 fresh.open(name, room, prefill=wire.bootstrap, pages=[page], aux_slot=page % 16)
                 if step == turn % 5:
+                    stage.prefill.until(name, "ready")  # so that there is a connection to cut
                     wire.cut()
                 stage.prefill.send(name, [page], aux_slot=0)
             phases = [fresh.until(name, "ended")["phase"] for name in names]

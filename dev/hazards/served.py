@@ -1,6 +1,5 @@
 """H7: destinations of which one has its part, and hears or is asked again, while the other has not."""
 
-import time
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,8 @@ def _asked_again(stage: Stage) -> None:
     prefill.settle(lambda stats: stats["drops"].get("filtered", 0) >= 4)
     assert stage.same([1, 2], [8, 3])
     decode.pages[:, [8, 3]] = CANARY
-    time.sleep(1.0)  # Open and Done are repeated meanwhile
+    lost = prefill.stats()["lost"]["Done"]
+    prefill.settle(lambda stats: stats["lost"]["Done"] >= lost + REPEATS)
     prefill.call("faults", delays={})
     status = decode.until(name, "done")
     assert stage.blank([8, 3]), "a repeated frame made prefill write again"

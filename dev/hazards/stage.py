@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from tests.integration.instances import Instance
 
 CANARY: Final = 0xC5
 SEED: Final = 1
+DRAIN_S: Final = 1.0
+"""After this a clock would give back what a proof must."""
 TIMING: Final = {
-    "drain_s": 1.0,
+    "drain_s": DRAIN_S,
     "retry_first_s": 0.05,
     "retry_max_s": 0.5,
     "query_s": 0.5,
@@ -156,6 +159,12 @@ class Stage:
         """Whether decode's target pages hold what prefill's source pages hold."""
         return bool((self.decode.pages[:, target] == self.prefill.pages[:, source]).all())
 
+    def stays_held(self, side: Any, *names: str, for_s: float) -> None:  # noqa: ANN401 - the tests' driver is not typed
+        """See that nothing gives back what these hand-offs hold at `side` for so long."""
+        time.sleep(for_s)
+        for name in names:
+            assert not side.status(name)["releasable"], f"{name} was released with a write in flight"
+
     def blank(self, pages: object) -> bool:
         """Whether nobody has written into these pages of decode's."""
         return bool((self.decode.pages[:, pages] == CANARY).all())
@@ -177,6 +186,8 @@ class Stage:
             for side in (self.prefill, self.decode):
                 side.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == 0, within_s=20)
                 assert side.stats()["faults"] == 0, "a fault inside the connector"
+            while self._extra:
+                _retire(self._extra.pop())
         except NotApplicableError:
             raise
         except BaseException:
@@ -208,6 +219,16 @@ class Stage:
         finally:
             os.environ.clear()
             os.environ.update(before)
+
+
+def _retire(side: Any) -> None:  # noqa: ANN401 - the tests' driver is not typed
+    """End a process of one scenario; if it lives, though stopped, it must have had no fault, and end without one."""
+    if side.process.poll() is not None:
+        side.end()
+        return
+    side.signal(signal.SIGCONT)
+    faults = side.stats()["faults"]
+    assert (faults, side.end()) == (0, 0), f"faults and exit code of process {side.process.pid}"
 
 
 def _end(side: Any) -> None:  # noqa: ANN401 - the tests' driver is not typed

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from dev.soak.fleet import GROWN_FDS, GROWN_RSS_KIB, PLANES, WARM_UP, Fleet, Plane, SoakError, Total, grown
+from dev.soak.fleet import ABORTS, GROWN_FDS, GROWN_RSS_KIB, PLANES, WARM_UP, Fleet, Plane, SoakError, Total, grown
 from dev.soak.process import Usage
 
 SHARES = {"nixl-cma": 70_000, "nixl-tcp": 32_000, "mooncake": 20_500}
@@ -60,10 +60,15 @@ def soak(plane: Plane, aborts: int, seed: int, fleet: Fleet) -> tuple[Total, int
 
 
 def check_power(total: Total) -> None:
-    """Raise SoakError where too few aborts came in the midst of a write. Of a short run's few, none need have."""
-    wanted = int(total.aborted * LATE_SHARE) if total.aborted >= 10 * WARM_UP else 0
+    """Raise SoakError where hand-offs ended as none may, or too few as they must; of a short run's few, none need."""
+    if others := total.outcomes.keys() - {*ABORTS, "done"}:
+        raise SoakError(f"hand-offs that nobody gave up ended as {', '.join(sorted(others))}")
+    long = total.aborted >= 10 * WARM_UP
+    wanted = int(total.aborted * LATE_SHARE) if long else 0
     if total.late < wanted:
         raise SoakError(f"bytes came after {total.late} of {total.aborted} aborts, at least {wanted} must be so")
+    if long and not total.outcomes["done"]:
+        raise SoakError("no hand-off was done: the aborts came all too early")
 
 
 @click.command(help=__doc__)

@@ -177,8 +177,11 @@ class Fleet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.end()
+        codes = {worker.process.pid: worker.process.returncode for worker in self._workers}
+        if kind is None and any(code < 0 for code in codes.values()):
+            raise SoakError(f"processes did not end by themselves; their exit codes: {codes}")
 
     def end(self) -> None:
         """End all processes."""

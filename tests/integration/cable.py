@@ -44,6 +44,7 @@ class Cable:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.sockets: list[socket.socket] = []
         self.plugged = True
+        self.refused = 0
         self._hears = {"prefill": threading.Event(), "decode": threading.Event()}
         self.heal()
         info = registered(prefill.bootstrap)
@@ -62,6 +63,7 @@ class Cable:
             except OSError:
                 return
             if not self.plugged:
+                self.refused += 1
                 near.close()
                 continue
             try:

@@ -177,6 +177,8 @@ class _Gate:
         self.open = threading.Event()
         self.open.set()
         self.held = 0
+        self.freed: set[int] = set()
+        """Of the writes held back, counted from 1, those that may go on before the others."""
         self.swapped = None
         self.staged = 0
         self.failures: list[str] = []
@@ -195,7 +197,7 @@ class _Gate:
         if self.open.is_set():
             return self._engine.submit(peer, chunk, *op)
         self.held += 1
-        return _Late(peer, chunk, op)
+        return _Late(self.held, peer, chunk, op)
 
     def submit_at_once(self, *chunk):
         """As the engine's, where it has one, while nothing is held back."""
@@ -207,7 +209,7 @@ class _Gate:
         if not isinstance(handle, _Late):
             return self._note(handle, self._engine.poll(handle))
         if handle.inner is None:
-            if not self.open.wait(0.002):
+            if handle.number not in self.freed and not self.open.wait(0.002):
                 return Poll.PENDING
             handle.inner = self._engine.submit(handle.peer, handle.chunk, *handle.op)
         outcome = self._note(handle.inner, self._engine.poll(handle.inner))
@@ -221,8 +223,8 @@ class _Gate:
 
 
 class _Late:
-    def __init__(self, peer, chunk, op) -> None:
-        self.peer, self.chunk, self.op, self.inner, self.failure = peer, chunk, op, None, ""
+    def __init__(self, number, peer, chunk, op) -> None:
+        self.number, self.peer, self.chunk, self.op, self.inner, self.failure = number, peer, chunk, op, None, ""
 
 
 class _Connector:
@@ -422,7 +424,13 @@ class _Connector:
 
     def hold_writes(self):
         self.gate.held = 0
+        self.gate.freed.clear()
         self.gate.open.clear()
+        return {}
+
+    def release_write(self, number):
+        """Only this one of those that are held back, the first is 1."""
+        self.gate.freed.add(number)
         return {}
 
     def cut_data_plane(self, but):

@@ -29,11 +29,18 @@ def test_hundreds_of_aborted_hand_offs_leave_no_byte_and_no_row_out_of_place(eng
 
 
 def test_a_soak_whose_aborts_met_no_write_under_way_proves_nothing() -> None:
-    many, few = Counter(aborted=20_000), Counter(aborted=250)
+    many, few = Counter(aborted=20_000, done=1), Counter(aborted=250)
     check_power(Total(many, late=200))
     check_power(Total(few, late=0))
     with pytest.raises(SoakError, match="bytes came after 199 of 20000 aborts, at least 200 must be so"):
         check_power(Total(many, late=199))
+    with pytest.raises(SoakError, match="no hand-off was done"):
+        check_power(Total(Counter(aborted=20_000), late=200))
+
+
+def test_a_soak_with_an_end_that_nobody_asked_for_has_failed() -> None:
+    with pytest.raises(SoakError, match="nobody gave up ended as peer_lost, timed_out"):
+        check_power(Total(Counter(aborted=1, done=1, timed_out=1, peer_lost=2)))
 
 
 @pytest.mark.parametrize(("fault", "count"), [("release", "stale_bytes"), ("keep", "leaked_rows")])
