@@ -186,8 +186,8 @@ class Stage:
             for side in (self.prefill, self.decode):
                 side.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == 0, within_s=20)
                 assert side.stats()["faults"] == 0, "a fault inside the connector"
-            while self._extra:
-                _retire(self._extra.pop())
+            for side in self._extra:
+                _retire(side)
         except NotApplicableError:
             raise
         except BaseException:
