@@ -132,6 +132,16 @@ def test_help_says_how_to_reach_a_pod_and_a_bad_address_what_is_right() -> None:
     assert "give host:port" in result.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [(("--interval", "nan"), "nan is no number of seconds"), ((), "and this is none: give --once for one look")],
+)
+def test_what_could_show_nothing_is_refused(arguments, why) -> None:
+    result = top(*arguments, "127.0.0.1:1")
+    assert result.exit_code == 2
+    assert why in result.output
+
+
 def test_it_goes_on_in_a_terminal_until_it_is_interrupted(pair) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "pdpool_connector.cli", "connector", "top", "--interval", "0.2", pair[1].admin]

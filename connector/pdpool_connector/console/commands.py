@@ -1,5 +1,6 @@
 """The commands of `pdpool connector`."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -62,6 +63,8 @@ def top(addresses: tuple[str, ...], interval_s: float, *, once: bool) -> None:
 
     Exit code 1: an address cannot be reached.
     """
+    if math.isnan(interval_s):
+        raise click.BadParameter("nan is no number of seconds", param_hint="--interval")
     for address in addresses:
         try:
             parse_address(address)
@@ -75,4 +78,6 @@ def top(addresses: tuple[str, ...], interval_s: float, *, once: bool) -> None:
         message = f"{error.name} is not installed; this command needs the extra `console`: pip install 'WHEEL[console]'"
         raise click.ClickException(message) from error
     console = Console()
+    if not once and not console.is_terminal:
+        raise click.UsageError("what is watched is drawn on a terminal, and this is none: give --once for one look")
     sys.exit(show_once(addresses, console) if once else show(addresses, interval_s, console))

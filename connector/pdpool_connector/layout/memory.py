@@ -47,7 +47,21 @@ def _within(field: str, value: int, low: int, high: int) -> None:
         raise LayoutError(f"{field} is {value}, must be {low}..{high}")
 
 
+def _is_a(field: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise LayoutError(f"{field} is {value!r} ({type(value).__name__}), must be a {kind.__name__}")
+
+
+def _are_all(field: str, values: object, kind: type, *, or_none: bool = False) -> None:
+    if not isinstance(values, tuple | list):
+        raise LayoutError(f"{field} is {values!r} ({type(values).__name__}), must be a tuple of {kind.__name__}")
+    for index, value in enumerate(values):
+        if value is not None or not or_none:
+            _is_a(f"{field}[{index}]", value, kind)
+
+
 def _named(field: str, value: str) -> None:
+    _is_a(field, value, str)
     if not 1 <= len(value) <= MAX_NAME:
         raise LayoutError(f"{field} has {len(value)} characters, must have 1..{MAX_NAME}")
 
@@ -95,6 +109,7 @@ class StateCut(msgspec.Struct, frozen=True, array_like=True):
 
     def __post_init__(self) -> None:
         _within("outer of a state cut", self.outer, 1, MAX_SEGMENTS)
+        _are_all("groups of a state cut", self.groups, int)
         _within("number of groups of a state cut", len(self.groups), 1, MAX_GROUPS)
         for index, units in enumerate(self.groups):
             _within(f"groups[{index}] of a state cut", units, 1, MAX_ITEM_BYTES)
@@ -157,6 +172,7 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
         _within("head_dim", self.head_dim, 1, 1 << 20)
         self._place("layer", self.layers, MAX_REGIONS // 2)
         self._place("head", self.kv_heads, 1 << 20)
+        self._check_kinds()
         _named("dtype", self.dtype)
         _named("model", self.model)
         if len(self.kv) not in (self.layers, 2 * self.layers):
@@ -173,6 +189,13 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
         total = sum(region.items for region in self.regions)
         _within("items of all regions together", total, 1, MAX_ITEMS)
         _refuse_overlap(self.regions)
+
+    def _check_kinds(self) -> None:
+        _are_all("kv", self.kv, Region)
+        _is_a("aux", self.aux, Region)
+        _are_all("state", self.state, Region)
+        _are_all("state_layers", self.state_layers, int)
+        _are_all("state_cuts", self.state_cuts, StateCut, or_none=True)
 
     def _place(self, unit: str, held: int, most: int) -> None:
         """Put what is held in the place of a total that was left out, and check the range."""

@@ -98,6 +98,8 @@ def shard_model(layers: Sequence[int], heads: int, *, tp: int = 1, split_state: 
     model keeps state beside the cache (Mamba and the like), cut over the `tp` ranks of each stage. Raises LayoutError
     when heads cannot be spread evenly.
     """
+    if isinstance(layers, int):
+        raise LayoutError(f"layers is {layers!r}, must be a sequence: how many layers each pipeline stage holds")
     if tp < 1 or heads < 1 or (heads % tp and tp % heads):
         raise LayoutError(f"heads is {heads}, must be a multiple or a divisor of tp = {tp}")
     held = max(heads // tp, 1)

@@ -54,7 +54,7 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "flight_dir": ((str, Path, _NONE), "a Path, a str or None"),
 }
 """What given as something else would work otherwise than meant, or fail far from here."""
-_ITEMS: Final[Mapping[str, type]] = {"instance": Part, "curve": CurveKey}
+_ITEMS: Final[Mapping[str, type]] = {"instance": Part, "curve": CurveKey, "allowed_networks": str}
 
 FrameFilter = Callable[[Frame], float | None]
 """Fault injection: seconds to hold an outgoing frame back (0 = send at once), or None to drop it."""
@@ -147,6 +147,10 @@ class ConnectorConfig:
             for item in getattr(self, name):
                 if not isinstance(item, kind):
                     raise ValueError(f"{name} holds {item!r}: give a tuple of {kind.__name__}")  # noqa: TRY004
+        if not all(key.fits() for key in self.curve):
+            raise ValueError(
+                "curve holds a pair that is none: give keys as `read_keys` or `zmq.curve_keypair` makes them"
+            )
         if self.frame_filter is not None and not callable(self.frame_filter):
             raise ValueError(f"frame_filter={self.frame_filter!r} cannot be called")
 

@@ -337,8 +337,8 @@ class Connector(Owner, Generic[AnyTransfer]):
 
         Raises ValueError for what is no age.
         """
-        if not older_than_s >= 0:
-            raise ValueError(f"older_than_s={older_than_s} is no age: give 0 or more seconds")
+        if not (isinstance(older_than_s, int | float) and older_than_s >= 0):
+            raise ValueError(f"older_than_s={older_than_s!r} is no age: give 0 or more seconds")
         latest = time.monotonic() - older_than_s
         return self._abort_all([one for one in tuple(self._transfers.values()) if one.opened_at <= latest], message)
 

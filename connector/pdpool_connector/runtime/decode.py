@@ -55,7 +55,7 @@ from pdpool_connector.runtime.reads import Failure, Reads
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import DecodeTransfer
 from pdpool_connector.runtime.worker import join_all
-from pdpool_connector.transport.address import parse_address
+from pdpool_connector.transport.address import AddressError, parse_address
 from pdpool_connector.transport.bootstrap import BootstrapClient, RankInfo
 
 log = logging.getLogger(__name__)
@@ -177,6 +177,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
         Prefill's half then ends with `cause` and `message`; about these, and about `prompt`, see
         `PrefillConnector.refuse`. Raises as `open`.
         """
+        self._check_started("refuse")
         whose = self._request(prefill, room, request_id, sibling, prompt, None)
         where = (next(self._handles), prefill, whose.room, whose.sibling, request_id)
         why = as_reason(message)
@@ -196,7 +197,10 @@ class DecodeConnector(Connector[DecodeTransfer]):
     ) -> Request:
         if not isinstance(prefill, str):
             raise TypeError(f'prefill={prefill!r} is of type {type(prefill).__name__}: give a str, "host:port"')
-        parse_address(prefill)
+        try:
+            parse_address(prefill)
+        except AddressError as error:
+            raise AddressError(f"prefill: {error}") from None
         life = self.config.request_deadline_s if deadline_s is None else deadline_s
         return as_request(room, request_id, sibling, life, prompt)
 

@@ -312,4 +312,4 @@ def mismatch(engine: str, memory: KVMemory, remote: RemoteMemory) -> str | None:
         # Each hand-off names as many state items on both sides, and a rank without state has none to name.
         counts = f"{len(memory.state)} regions at prefill and {len(remote.memory.state)} at decode"
         differences.append(f"state has {counts}, must have some on both sides or on neither")
-    return "prefill will not pair: " + "; ".join(differences) if differences else None
+    return "prefill will not pair, in its own words: " + "; ".join(differences) if differences else None

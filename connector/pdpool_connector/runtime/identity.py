@@ -8,12 +8,19 @@ from numpy.typing import NDArray
 
 from pdpool_connector.protocol.frames import PROMPT_BYTES
 
+INT32 = np.iinfo(np.int32)
+
 
 def prompt_digest(tokens: Sequence[int] | NDArray[np.int32], also: bytes = b"") -> bytes:
     """Digest of a prompt's token ids (int32), for `open` on both sides: BLAKE2b of 16 bytes over little-endian int32.
 
     `also`: what else cache and first token depend on (an adapter, an image, how the token is drawn), in the same form
-    on both sides. Raises OverflowError for a token that is no int32.
+    on both sides. Raises OverflowError for a token that is no int32, TypeError for what are no whole numbers.
     """
+    ids = np.asarray(tokens)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise TypeError(f"tokens are {ids.ndim}-dimensional, of dtype {ids.dtype}: give a sequence of whole numbers")
+    if ids.size and not (INT32.min <= ids.min() and ids.max() <= INT32.max):
+        raise OverflowError(f"tokens are {ids.min()}..{ids.max()}, must be int32")
     key = blake2b(also, digest_size=PROMPT_BYTES).digest() if also else b""
-    return blake2b(np.array(tokens, "<i4").tobytes(), digest_size=PROMPT_BYTES, key=key).digest()
+    return blake2b(ids.astype("<i4").tobytes(), digest_size=PROMPT_BYTES, key=key).digest()

@@ -118,6 +118,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
         A `prompt` that is not known, for a text too long to be made into tokens, may be left out: any half of that room
         and sibling is meant then. Raises as `open`.
         """
+        self._check_started("refuse")
         whose = as_request(room, request_id, sibling, self.config.request_deadline_s, prompt)
         wish = OpenRequest(next(self._handles), *whose, as_reason(message), as_refusal_cause(cause))
         self._open(PrefillTransfer(wish.handle, wish.room, request_id, self._post, self.memory), wish, None)

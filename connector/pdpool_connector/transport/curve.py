@@ -17,7 +17,8 @@ from zmq.auth.thread import ThreadAuthenticator
 MAX_KEYS: Final = 4
 END_S: Final = 5.0
 """How long the thread that lets clients in may take to end."""
-_Z85 = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
+KEY_CHARS: Final = 40
+_Z85 = Annotated[str, msgspec.Meta(min_length=KEY_CHARS, max_length=KEY_CHARS)]
 
 
 class KeysError(ValueError):
@@ -34,21 +35,30 @@ class CurveKey(NamedTuple):
         """Without the secret, for logs and tracebacks."""
         return f"CurveKey(public={self.public!r})"
 
+    def fits(self) -> bool:
+        """Whether both are keys, and the public one belongs to the secret one."""
+        if not (type(self.public) is bytes and type(self.secret) is bytes and len(self.secret) == KEY_CHARS):
+            return False
+        try:
+            return bool(zmq.curve_public(self.secret) == self.public)
+        except (ValueError, zmq.ZMQError):
+            return False
+
 
 class _Pair(msgspec.Struct, forbid_unknown_fields=True):
     public: _Z85
     secret: _Z85
 
 
-def read_keys(path: Path) -> tuple[CurveKey, ...]:
+def read_keys(path: Path | str) -> tuple[CurveKey, ...]:
     """The keys in a file: a JSON list of {"public": ..., "secret": ...}, the one to listen with first.
 
     Raises KeysError.
     """
     try:
-        pairs = msgspec.json.decode(path.read_bytes(), type=list[_Pair])
+        pairs = msgspec.json.decode(Path(path).read_bytes(), type=list[_Pair])
         keys = tuple(CurveKey(pair.public.encode("ascii"), pair.secret.encode("ascii")) for pair in pairs)
-        fitting = all(zmq.curve_public(key.secret) == key.public for key in keys)
+        fitting = all(key.fits() for key in keys)
     except OSError as error:
         raise KeysError(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeEncodeError, ValueError, zmq.ZMQError):

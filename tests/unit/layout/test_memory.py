@@ -1,6 +1,7 @@
 """What may be registered, and what a peer's description of its memory may say."""
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -76,6 +77,14 @@ def test_a_region_knows_its_bytes_and_end():
         ({"kv_heads": -1}, "kv_heads is -1"),
         ({"head_dim": 2**40}, "head_dim is"),
         ({"dtype": ""}, "dtype has 0 characters"),
+        ({"dtype": np.dtype("float32")}, "dtype is dtype('float32') (Float32DType), must be a str"),
+        ({"model": None}, "model is None (NoneType), must be a str"),
+        ({"kv": Region(0x1000, 64, 8)}, "(Region), must be a tuple of Region"),
+        ({"kv": ((0x1000, 64, 8),) * 4}, "kv[0] is (4096, 64, 8) (tuple), must be a Region"),
+        ({"aux": None}, "aux is None (NoneType), must be a Region"),
+        ({"state": None}, "state is None (NoneType), must be a tuple of Region"),
+        ({"state_layers": 1}, "state_layers is 1 (int), must be a tuple of int"),
+        ({"state_cuts": (1,)}, "state_cuts[0] is 1 (int), must be a StateCut"),
         ({"model": "m" * 257}, "model has 257 characters, must have 1..256"),
         ({"kv": (Region(0x1000, 64, 8), Region(0x2000, 64, 9)), "layers": 1}, "kv regions hold [8, 9] pages"),
         ({"aux": Region(0x4010, 32, 4)}, "region at 0x4000 with 512 bytes overlaps the region at 0x4010"),
@@ -218,6 +227,7 @@ def test_cuts_of_state_that_cannot_be_are_refused(changes, message):
         ((0, (1,)), "outer of a state cut is 0, must be 1..16384"),
         ((2**62, (1,)), "outer of a state cut is 4611686018427387904, must be 1..16384"),
         ((True, (1,)), "outer of a state cut is True (bool), must be a plain int"),
+        ((1, 8), "groups of a state cut is 8 (int), must be a tuple of int"),
         ((1, ()), "number of groups of a state cut is 0, must be 1..8"),
         ((1, (1,) * 9), "number of groups of a state cut is 9, must be 1..8"),
         ((1, (4, 0)), "groups[1] of a state cut is 0, must be 1..4294967296"),

@@ -21,11 +21,12 @@ from pdpool_connector import (
     PrefillConnector,
     ProcessExited,
     Timing,
+    prompt_digest,
     shard_model,
 )
 from pdpool_connector.demo.launch import free_port
 from pdpool_connector.engines.base import IncompatiblePeerError, PeerUnreachableError
-from pdpool_connector.transport.curve import make_key
+from pdpool_connector.transport.curve import CurveKey, make_key
 from prometheus_client import CollectorRegistry
 
 from tests.unit.runtime.small_memory import SMALL_BYTES, lay_out
@@ -68,6 +69,10 @@ def pages(*ids: int) -> np.ndarray:
         ({"admin_gate": "x"}, "admin_gate='x' is of type str: give a Gate or None"),
         ({"curve_required": "no"}, "curve_required='no' is of type str: give True or False"),
         ({"curve": "k"}, "curve='k' is of type str: give a tuple of CurveKey"),
+        ({"curve": (CurveKey(b"x", b"y"),)}, "curve holds a pair that is none: give keys as `read_keys`"),
+        ({"curve": (CurveKey(make_key().public, make_key().secret),)}, "curve holds a pair that is none"),
+        ({"curve": (CurveKey("x" * 40, "y" * 40),)}, "curve holds a pair that is none"),
+        ({"allowed_networks": (10,)}, "allowed_networks holds 10: give a tuple of str"),
         ({"curve": ("k",)}, "curve holds 'k': give a tuple of CurveKey"),
         ({"instance": (1,)}, "instance holds 1: give a tuple of Part"),
         ({"flight_dir": 5}, "flight_dir=5 is of type int: give a Path, a str or None"),
@@ -341,6 +346,46 @@ def test_expect_before_start_says_so(memory: KVMemory) -> None:
     with pytest.raises(RuntimeError, match=r"expect\(\) on a decode connector that was not started"):
         connector.expect("127.0.0.1:1", 1, "r")
     connector.close()
+
+
+def test_refuse_before_start_says_so(memory: KVMemory) -> None:
+    config = ConnectorConfig("127.0.0.1")
+    decode, prefill = DecodeConnector(config, memory), PrefillConnector(config, memory)
+    with pytest.raises(RuntimeError, match=r"refuse\(\) on a decode connector that was not started"):
+        decode.refuse("127.0.0.1:1", 1, "r", "full")
+    with pytest.raises(RuntimeError, match=r"refuse\(\) on a prefill connector that was not started"):
+        prefill.refuse(1, "r", "full")
+    for connector in (decode, prefill):
+        connector.close()
+
+
+def test_an_address_that_is_none_is_refused_by_field(decode: DecodeConnector) -> None:
+    with pytest.raises(ValueError, match="prefill: 'foo' is no address: give host:port"):
+        decode.open("foo", 1, "r", pages=pages(1), aux_slot=0)
+
+
+@pytest.mark.parametrize("age", ["60", -1, float("nan"), None])
+def test_purge_refuses_what_is_no_age(prefill: PrefillConnector, age: object) -> None:
+    with pytest.raises(ValueError, match=r"older_than_s=.* is no age: give 0 or more seconds"):
+        prefill.purge(age, "x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tokens", [[1.0, 2.0], "123", None, [[1, 2]], [True, False]])
+def test_a_digest_is_of_whole_numbers_alone(tokens: object) -> None:
+    with pytest.raises(TypeError, match="give a sequence of whole numbers"):
+        prompt_digest(tokens)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tokens", [[2**31], [-(2**31) - 1], np.array([2**40])])
+def test_a_digest_is_of_int32_alone(tokens: object) -> None:
+    with pytest.raises(OverflowError, match="must be int32"):
+        prompt_digest(tokens)  # type: ignore[arg-type]
+
+
+def test_a_digest_is_the_same_for_a_list_and_an_array() -> None:
+    ids = [0, 5, 2**31 - 1, -(2**31)]
+    assert prompt_digest(ids) == prompt_digest(np.array(ids, np.int32)) == prompt_digest(tuple(ids))
+    assert prompt_digest([]) == prompt_digest(np.zeros(0, np.int32)) != prompt_digest(ids)
 
 
 def test_open_before_start_says_so(memory: KVMemory) -> None:

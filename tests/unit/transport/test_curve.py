@@ -46,7 +46,7 @@ def test_a_public_key_of_another_pair_is_refused(tmp_path):
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(KeysError, match="cannot be read: No such file"):
-        read_keys(tmp_path / "none.json")
+        read_keys(str(tmp_path / "none.json"))
 
 
 def test_a_secret_key_is_not_shown():
