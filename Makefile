@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 PYTEST := $(VENV)/bin/pytest
-CODE := operator connector dev tests images examples
+CODE := operator connector dev proof tests images examples
 CLUSTER ?= local
 REGISTRY ?=
 # Extra arguments for pytest: `make test-unit ARGS='-k queue -x'`.
@@ -103,28 +103,28 @@ test-cluster: test-bed ## Tests on the local Kubernetes; what a demo left there 
 
 .PHONY: simulate fuzz
 simulate: $(READY) ## The protocol under every fault: exhaustive search, random runs, and mutants that must be caught
-	@$(PY) -m dev.simulate $(ARGS)
+	@$(PY) -m proof.simulate $(ARGS)
 fuzz: $(READY) ## Fuzz every decoder and the machines for MINUTES=10, guided by coverage
 	@$(VENV)/bin/uv pip install -q -p $(PY) --require-hashes -r requirements/fuzz.lock
-	@$(PY) -m dev.fuzz --minutes $(or $(MINUTES),10) $(ARGS)
+	@$(PY) -m proof.fuzz --minutes $(or $(MINUTES),10) $(ARGS)
 
 .PHONY: oracle bench-model bench-dataplane bench-connector
 oracle: $(READY) ## 100 prompts unified and over the hand-off: the tokens must be identical
-	@$(PY) -m dev.oracle
+	@$(PY) -m proof.oracle
 bench-model: $(READY) ## Speed of the reference model on this machine
-	@$(PY) -m pdpool_connector.reference.bench
+	@$(PY) -m pdpool_reference.bench
 bench-dataplane: $(READY) ## Data planes beside memcpy and raw NIXL, ratios in one run
-	@$(PY) -m dev.bench.dataplane
+	@$(PY) -m proof.bench.dataplane
 bench-connector: $(READY) ## The connector beside the bare engines: throughput, latency, aborts, scale (ARGS='--only tiny')
-	@$(PY) -m dev.bench.connector --plots docs/benchmarks $(ARGS)
+	@$(PY) -m proof.bench.connector --plots docs/benchmarks $(ARGS)
 
 .PHONY: hazards soak fences
 hazards: $(READY) ## Try the 37 hazards of SGLang's hand-off on ours: real processes, NIXL, Mooncake, zmq
-	@$(PY) -m dev.hazards $(ARGS)
+	@$(PY) -m proof.hazards $(ARGS)
 fences: $(READY) ## Count bytes that land after a peer's end, its silence, a deregistration: what is proof of quiet
-	@$(PY) -m dev.fences $(ARGS)
+	@$(PY) -m proof.fences $(ARGS)
 soak: $(READY) ## 100 000 aborted hand-offs over real data planes, every byte watched (ARGS='--aborts 2000')
-	@$(PY) -m dev.soak $(ARGS)
+	@$(PY) -m proof.soak $(ARGS)
 
 .PHONY: dist
 dist: $(READY) ## Build the wheel and the source distribution into dist/

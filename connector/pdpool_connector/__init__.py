@@ -1,6 +1,6 @@
 """pdpool's connector: moves the KV cache of a request from a prefill engine to a decode engine."""
 
-from pdpool_connector.engines.base import EngineError
+from pdpool_connector.backends.base import BackendError
 from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.memory import KVMemory, LayoutError, Region, StateCut
 from pdpool_connector.layout.pairing import Part, shard_model
@@ -27,6 +27,7 @@ from pdpool_connector.transport.tokens import Gate
 
 __all__ = [
     "Answer",
+    "BackendError",
     "Cause",
     "ConnectionsEnded",
     "ConnectorConfig",
@@ -35,7 +36,6 @@ __all__ = [
     "CurveKey",
     "DecodeConnector",
     "DecodeTransfer",
-    "EngineError",
     "Gate",
     "HostArena",
     "InsufficientProofError",

@@ -1,13 +1,10 @@
-"""`pdpool`: run an engine, or look at the whole thing on one machine."""
+"""`pdpool`: the command line. Other packages add commands through the entry-point group `pdpool.commands`."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from importlib.metadata import entry_points
 
 import click
 
 from pdpool_connector.console.commands import connector
-from pdpool_connector.reference.options import engine_options, make_options
 
 
 @click.group()
@@ -17,43 +14,8 @@ def main() -> None:
 
 
 main.add_command(connector)
-
-
-@main.command()
-@engine_options
-def engine(**values: object) -> None:
-    """Run a reference engine: a small real model on the CPU, behind SGLang's HTTP interface."""
-    options = make_options(values)
-    with _extra_named():
-        from pdpool_connector.reference.server_process import run_engine
-    sys.exit(run_engine(options))
-
-
-@main.command()
-@click.option(
-    "--model", "model_path", default=None, help="Converted model, or `tiny`.  [default: SmolLM2, fetched once]"
-)
-@click.option(
-    "--transfer-backend", type=click.Choice(("auto", "nixl", "mooncake", "local")), default="auto", show_default=True
-)
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the router.  [default: a free one]")
-@click.option("--once", is_flag=True, help="Exit after the answer.")
-@click.argument("question", default="What is the capital of France?")
-def demo(model_path: str | None, transfer_backend: str, port: int, *, once: bool, question: str) -> None:
-    """Prefill, decode and router as processes of this machine: no root, no cluster. Ctrl-C ends all of it."""
-    with _extra_named():
-        from pdpool_connector.demo.story import run_demo
-    sys.exit(run_demo(question, model_path=model_path, backend=transfer_backend, port=port, once=once))
-
-
-@contextmanager
-def _extra_named() -> Iterator[None]:
-    """Say what to install when a package of the extra is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        message = f"{error.name} is not installed; this command needs the extra `demo`: pip install 'WHEEL[demo]'"
-        raise click.ClickException(message) from error
+for _entry in entry_points(group="pdpool.commands"):
+    main.add_command(_entry.load(), _entry.name)
 
 
 if __name__ == "__main__":

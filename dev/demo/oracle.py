@@ -22,7 +22,7 @@ def pod(image: str, model_path: str, model: str) -> dict[str, Any]:
         "name": "engine",
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["python", "-m", "pdpool_connector.reference"],
+        "command": ["python", "-m", "pdpool_reference"],
         "args": [*args, f"--port={PORT}"],
         "ports": [{"name": "http", "containerPort": PORT}],
         "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 1, "timeoutSeconds": 3},

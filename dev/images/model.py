@@ -18,7 +18,7 @@ def prepare_model(clock: Clock) -> None:
     Raises:
         CommandError: it cannot be fetched or converted.
     """
-    fetch = (sys.executable, "-m", "pdpool_connector.reference.weights_fetch")
+    fetch = (sys.executable, "-m", "pdpool_reference.weights_fetch")
     with clock.ticking(lambda: "fetching and converting SmolLM2, unless it is there already"):
         source = Path(run(*fetch, timeout_s=1200).splitlines()[-1])
     MODEL.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from pdpool_connector.demo.launch import free_port
 from pdpool_operator.api import names
+from pdpool_reference.demo.launch import free_port
 
 from dev.prometheus.deploy import manifests, not_loaded
 from dev.prometheus.discover import Reloader, targets

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from pdpool_connector import ConnectorConfig
-from pdpool_connector.reference.request import DEFAULT_DEADLINE_S
+from pdpool_reference.request import DEFAULT_DEADLINE_S
 
 from .conftest import Render
 

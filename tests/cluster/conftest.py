@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from pdpool_connector.demo.launch import Children
+from pdpool_reference.demo.launch import Children
 
 from dev.cluster import bringup
 from dev.cluster.layout import state_at

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory, PrefillConnector
-from pdpool_connector.engines.base import EngineError, Op, Poll, prompt_submit
+from pdpool_connector.backends.base import BackendError, Op, Poll, prompt_submit
 from pdpool_connector.layout import pool
 from pdpool_connector.layout.arena import ArenaLocation, MappedArena
 from pdpool_connector.layout.pairing import Part
@@ -173,7 +173,7 @@ class _Gate:
     """An engine whose writes can be held back after they were submitted: then they land late, as real ones may."""
 
     def __init__(self, engine) -> None:
-        self._engine = engine
+        self._backend = engine
         self.open = threading.Event()
         self.open.set()
         self.held = 0
@@ -186,33 +186,33 @@ class _Gate:
         self.failing: set[int] = set()
 
     def __getattr__(self, name):
-        return getattr(self._engine, name)
+        return getattr(self._backend, name)
 
     def submit(self, peer, chunk, *op):
         if self.swapped is not None:
             chunk = replace(chunk, local_pages=np.full_like(chunk.local_pages, self.swapped))
         self.staged += chunk.staged is not None
         if not self.failing.isdisjoint((chunk.remote_pages if Op.READ in op else chunk.local_pages).tolist()):
-            raise EngineError("the data plane fails, as it was told to")
+            raise BackendError("the data plane fails, as it was told to")
         if self.open.is_set():
-            return self._engine.submit(peer, chunk, *op)
+            return self._backend.submit(peer, chunk, *op)
         self.held += 1
         return _Late(self.held, peer, chunk, op)
 
     def submit_at_once(self, *chunk):
         """As the engine's, where it has one, while nothing is held back."""
-        at_once = prompt_submit(self._engine)
+        at_once = prompt_submit(self._backend)
         free = self.open.is_set() and self.swapped is None and not self.failing
         return at_once(*chunk) if at_once is not None and free else None
 
     def poll(self, handle):
         if not isinstance(handle, _Late):
-            return self._note(handle, self._engine.poll(handle))
+            return self._note(handle, self._backend.poll(handle))
         if handle.inner is None:
             if handle.number not in self.freed and not self.open.wait(0.002):
                 return Poll.PENDING
-            handle.inner = self._engine.submit(handle.peer, handle.chunk, *handle.op)
-        outcome = self._note(handle.inner, self._engine.poll(handle.inner))
+            handle.inner = self._backend.submit(handle.peer, handle.chunk, *handle.op)
+        outcome = self._note(handle.inner, self._backend.poll(handle.inner))
         handle.failure = handle.inner.failure
         return outcome
 
@@ -289,9 +289,9 @@ class _Connector:
             )
         make = PrefillConnector if role == "prefill" else DecodeConnector
         self.connector = make(config, memory, self.changed.set)
-        self.gate = self.connector._engine = _Gate(self.connector._engine)
+        self.gate = self.connector._backend = _Gate(self.connector._backend)
         if role == "decode":
-            self.connector._reads._engine = self.gate
+            self.connector._reads._backend = self.gate
         self.connector.start()
         return {
             "incarnation": self.connector.incarnation,

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import numpy as np
 from pdpool_connector import Key, TransferStatus, Verdict, agree
-from pdpool_connector.demo.launch import free_port
 from pdpool_connector.layout.pairing import pair
+from pdpool_reference.demo.launch import free_port
 
 from tests.integration.connector_peer import HEAD_BYTES, PAGES, TOKENS, Side
 from tests.integration.handoffs import TIMING

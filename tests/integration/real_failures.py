@@ -11,10 +11,10 @@ import socket
 from collections.abc import Set
 from pathlib import Path
 
-from pdpool_connector.engines.mooncake_session import MooncakeSession
+from pdpool_connector.backends.mooncake_session import MooncakeSession
 
 REASONS = {"nixl": "nixl[A-Za-z]+Error", "mooncake": "Mooncake reports a failed transfer"}
-"""What the engine says of such a failure, by backend (a pattern)."""
+"""What the backend says of such a failure, by backend (a pattern)."""
 
 
 def register_half(of_bytes: int) -> None:

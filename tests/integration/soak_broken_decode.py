@@ -9,7 +9,7 @@ import os
 from msgspec.structs import replace
 from pdpool_connector import DecodeConnector
 
-from dev.soak.decode import main
+from proof.soak.decode import main
 
 publish = DecodeConnector._publish
 

@@ -8,9 +8,9 @@ import urllib.request
 import numpy as np
 import pytest
 import zmq
-from pdpool_connector.demo.launch import free_port
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.runtime.worker import IN_FLIGHT
+from pdpool_reference.demo.launch import free_port
 
 from tests.integration.cable import ask
 from tests.integration.connector_peer import PAGES, Side

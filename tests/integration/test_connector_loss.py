@@ -7,7 +7,7 @@ import time
 from dataclasses import astuple
 
 import pytest
-from pdpool_connector.demo.launch import free_port
+from pdpool_reference.demo.launch import free_port
 
 from tests.integration.cable import Cable
 from tests.integration.connector_peer import AUX_BYTES, LAYERS, Side

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 from pdpool_connector import Cause, DecodeConnector, Phase, PrefillConnector
-from pdpool_connector.engines.base import Poll
+from pdpool_connector.backends.base import Poll
 from pdpool_connector.protocol import frames as f
 
 from tests.integration.small_side import Side, until
@@ -140,7 +140,7 @@ def test_a_prefill_that_is_back_before_the_last_read_from_it_has_settled_is_read
     sent, got = pair.open(5, ids(1, 2))
     sent.send(ids(0, 3), start=0, last=True)
     until(lambda: got.status.ended)
-    engine = pair.decode.connector._engine
+    engine = pair.decode.connector._backend
     poll, in_flight, settled = engine.poll, threading.Event(), threading.Event()
 
     def lasts(handle):
@@ -175,7 +175,7 @@ def test_pages_that_are_read_in_pieces_and_land_as_they_were_match_their_checksu
 
 
 def test_one_byte_that_changes_after_it_has_landed_fails_the_hand_off_on_both_sides(checked, monkeypatch):
-    engine, cache = checked.decode.connector._engine, checked.decode.cache
+    engine, cache = checked.decode.connector._backend, checked.decode.cache
     poll = engine.poll
 
     def flip(handle):
@@ -217,7 +217,7 @@ def test_an_abort_while_pages_are_hashed_before_they_are_announced_leaves_nothin
 
 
 def test_a_prefill_that_is_known_by_two_addresses_is_read_from_by_both(pair, monkeypatch):
-    engine, reached = pair.decode.connector._engine, threading.Event()
+    engine, reached = pair.decode.connector._backend, threading.Event()
     connect = engine.connect
 
     def late(*whose):

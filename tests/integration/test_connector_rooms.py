@@ -24,7 +24,7 @@ LOST = 12
 """Hand-offs that a lost peer had."""
 PASSING = ("_timers._numbers", ".fired")
 """Numbers of slots of time, some 64 of which stay until their time has come, and what the last tick found due."""
-OF_LOST = ("._fenced", "_engine.failures", "_engine._abandoned", "_engine._named")
+OF_LOST = ("._fenced", "_backend.failures", "_backend._abandoned", "_backend._named")
 """What is remembered of each lost peer, within a bound."""
 Calls = list[tuple[str, dict]]
 

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from pdpool_connector.demo import launch
-from pdpool_connector.demo.launch import LOGS_PREFIX, Children, LaunchError, remove_abandoned_logs
+from pdpool_reference.demo import launch
+from pdpool_reference.demo.launch import LOGS_PREFIX, Children, LaunchError, remove_abandoned_logs
 
 from tests.integration.asking import web
 

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from pdpool_connector.demo.launch import Children, get_status
+from pdpool_reference.demo.launch import Children, get_status
 
 from tests.integration.asking import admin_socket, drain_state, sequences, web
 

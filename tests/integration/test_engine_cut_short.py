@@ -7,7 +7,7 @@ from threading import Barrier
 
 import httpx2 as httpx
 import pytest
-from pdpool_connector.demo.launch import Children
+from pdpool_reference.demo.launch import Children
 
 from tests.integration.asking import PATIENT_ROUTER, web
 

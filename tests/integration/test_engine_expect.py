@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
 import pytest
-from pdpool_connector.demo.launch import Children
 from pdpool_connector.protocol.timing import Timing
-from pdpool_connector.reference.server_engine import EXPECTED_WITHIN_S
+from pdpool_reference.demo.launch import Children
+from pdpool_reference.server_engine import EXPECTED_WITHIN_S
 
 from dev.processes import send
 from tests.integration.asking import PATIENT_ROUTER, get_json, load_of, web

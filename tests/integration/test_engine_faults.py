@@ -1,4 +1,4 @@
-"""What every engine must do when a peer is killed, stopped or restarted; nothing may be called done that is not."""
+"""What every backend must do when a peer is killed, stopped or restarted; nothing may be called done that is not."""
 
 import signal
 import socket
@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from pdpool_connector.layout.memory import encode_remote
 
-from tests.integration.engine_cases import (
+from tests.integration.backend_cases import (
     CANARY,
     LARGE,
     OVER_TCP,

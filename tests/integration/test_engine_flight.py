@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from click.testing import CliRunner
 from pdpool_connector.cli import main
-from pdpool_connector.demo.launch import Children
 from pdpool_connector.flight.record import SUFFIX, decode_record
 from pdpool_operator.api import names
 from pdpool_operator.build.pool import instance_stateful_set
+from pdpool_reference.demo.launch import Children
 
 from tests.integration.asking import get_json, web
 from tests.unit.operator.plan.makers import SETTINGS, make_pool

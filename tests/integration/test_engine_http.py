@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
-from pdpool_connector.demo.launch import Children
-from pdpool_connector.reference.http_edge import CLOSE_S
+from pdpool_reference.demo.launch import Children
+from pdpool_reference.http_edge import CLOSE_S
 
 from tests.integration.asking import admin_socket, drain_state, load_of, sequences
 

@@ -7,7 +7,7 @@ import zlib
 from urllib.parse import urlsplit
 
 import pytest
-from pdpool_connector.demo.launch import Children
+from pdpool_reference.demo.launch import Children
 
 from tests.integration.asking import load_of
 

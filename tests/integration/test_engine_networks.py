@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 
 from dev.shell import wait_for
-from tests.integration.engine_cases import LARGE, SMALL, Plane, carried, cross, ends, expected, fill, lists, move, peers
+from tests.integration.backend_cases import (
+    LARGE,
+    SMALL,
+    Plane,
+    carried,
+    cross,
+    ends,
+    expected,
+    fill,
+    lists,
+    move,
+    peers,
+)
 from tests.integration.namespaces import DEVICE, HOSTS, wire
 
 SOURCE, SINK, AUX = [3, 4, 5, 17, 44, 0], [40, 41, 42, 2, 47, 0], (1, 6)

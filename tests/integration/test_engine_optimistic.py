@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from pdpool_connector.demo.launch import Children
+from pdpool_reference.demo.launch import Children
 
 from tests.integration.asking import load_of, web
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from tests.integration.engine_cases import CANARY, PLANES, ends, fill, item, move
-from tests.integration.engine_peer import Peer
+from tests.integration.backend_cases import CANARY, PLANES, ends, fill, item, move
+from tests.integration.backend_peer import Peer
 
 HEAD_BYTES = 16 * 64  # of one page and region: 16 tokens of 16 float32
 TOTALS = {"total_layers": 4, "total_heads": 6}

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx2 as httpx
 import openai
 import pytest
-from pdpool_connector.demo.launch import Child, Children, get_status
+from pdpool_reference.demo.launch import Child, Children, get_status
 
 from tests.integration.asking import PATIENT_ROUTER, get_json, load_of, web
 

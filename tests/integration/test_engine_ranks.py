@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from pdpool_connector import ConnectorConfig
-from pdpool_connector.reference import weights
-from pdpool_connector.reference.kv import PagedKV
-from pdpool_connector.reference.model import Model, Step
-from pdpool_connector.reference.rank_orders import Compute, Connect, RankSpec
-from pdpool_connector.reference.ranks import RankLostError, Ranks
-from pdpool_connector.reference.shard import parts_of
+from pdpool_reference import weights
+from pdpool_reference.kv import PagedKV
+from pdpool_reference.model import Model, Step
+from pdpool_reference.rank_orders import Compute, Connect, RankSpec
+from pdpool_reference.ranks import RankLostError, Ranks
+from pdpool_reference.shard import parts_of
 
 PAGES = 8
 

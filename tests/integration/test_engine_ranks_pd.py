@@ -13,8 +13,8 @@ import httpx2 as httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from pdpool_connector.demo.launch import Child, Children
 from pdpool_connector.transport.tokens import sign_operation
+from pdpool_reference.demo.launch import Child, Children
 
 from tests.integration.asking import get_json, load_of, web
 from tests.integration.small_side import until

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from pdpool_connector.demo.launch import Children
-from pdpool_connector.reference import tokenizer as tokenizers
-from pdpool_connector.reference import weights, weights_fetch
-from pdpool_connector.reference.kv import PAGE_TOKENS, PagedKV
-from pdpool_connector.reference.model import Model
+from pdpool_reference import tokenizer as tokenizers
+from pdpool_reference import weights, weights_fetch
+from pdpool_reference.demo.launch import Children
+from pdpool_reference.kv import PAGE_TOKENS, PagedKV
+from pdpool_reference.model import Model
 
 from tests.integration.asking import get_json
 from tests.integration.small_side import until

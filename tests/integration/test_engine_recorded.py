@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 
-from tests.integration.engine_cases import RECORDED, SMALL, cross, ends, fill, move, peers
+from tests.integration.backend_cases import RECORDED, SMALL, cross, ends, fill, move, peers
 
 PAGES = range(4, 20), range(30, 46)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import httpx2 as httpx
 import pytest
-from pdpool_connector.demo.launch import HOST, ROUTER_FLAGS, Children, free_port, get_status
-from pdpool_connector.reference.request_body import MAX_BODY_BYTES
+from pdpool_reference.demo.launch import HOST, ROUTER_FLAGS, Children, free_port, get_status
+from pdpool_reference.request_body import MAX_BODY_BYTES
 
 from tests.integration.asking import PATIENT_ROUTER, admin_socket, sequences, web
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from pdpool_connector.demo.launch import Children
+from pdpool_reference.demo.launch import Children
 
 from tests.integration.asking import PATIENT_ROUTER, load_of, web
 

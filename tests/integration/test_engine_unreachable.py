@@ -2,8 +2,8 @@
 
 import time
 
-from pdpool_connector.demo.launch import Children, free_port
 from pdpool_connector.runtime.link import REFUSED_S
+from pdpool_reference.demo.launch import Children, free_port
 
 from tests.integration.asking import web
 

@@ -9,7 +9,7 @@ import pytest
 from tests.integration import forked
 from tests.integration.forked import Forked
 
-MODULE = "tests.integration.engine_peer"
+MODULE = "tests.integration.backend_peer"
 
 
 def pipe(pid: int | str, descriptor: int) -> str:

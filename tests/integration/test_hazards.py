@@ -2,9 +2,9 @@
 
 import pytest
 
-from dev.hazards import abort_by_name, corruption, leaks, lifecycle, losses, ranks, served, wedges
-from dev.hazards.__main__ import judge
-from dev.hazards.stage import CATALOGUE, Hazard, Stage
+from proof.hazards import abort_by_name, corruption, leaks, lifecycle, losses, ranks, served, wedges
+from proof.hazards.__main__ import judge
+from proof.hazards.stage import CATALOGUE, Hazard, Stage
 
 QUICK = (1, 2, 3, 4, 5, 7, 8, 11, 13, 14, 17, 18, 19, 22, 23, 24, 25, 26, 27, 28, 33, 37)
 

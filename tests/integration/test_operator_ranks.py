@@ -6,7 +6,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from pdpool_connector.demo.launch import Children
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.observe.http import session
 from pdpool_operator.observe.model import RankSample
@@ -15,6 +14,7 @@ from pdpool_operator.plan.model import Fence
 from pdpool_operator.runtime import engines
 from pdpool_operator.runtime.engines import Engines
 from pdpool_operator.runtime.keys import Signer
+from pdpool_reference.demo.launch import Children
 
 IP = "127.97.0.1"
 SIGNER = Signer(b"0123456789abcdef0123456789abcdef")

@@ -3,13 +3,13 @@
 import subprocess
 import sys
 
-from pdpool_connector.reference import tokenizer as tokenizers
+from pdpool_reference import tokenizer as tokenizers
 
-from dev.oracle import BOUNDARY_LENGTHS, LONG_LENGTHS, Answer, Prompt, compare, make_prompts
+from proof.oracle import BOUNDARY_LENGTHS, LONG_LENGTHS, Answer, Prompt, compare, make_prompts
 
 
 def test_the_tiny_model_agrees_over_nixl():
-    command = [sys.executable, "-m", "dev.oracle", "--model", "tiny", "--prompts", "60"]
+    command = [sys.executable, "-m", "proof.oracle", "--model", "tiny", "--prompts", "60"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "oracle: 60/60 identical"

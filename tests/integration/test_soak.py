@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 from click.testing import CliRunner
 
-from dev.soak.__main__ import check_power, main
-from dev.soak.fleet import SoakError, Total
+from proof.soak.__main__ import check_power, main
+from proof.soak.fleet import SoakError, Total
 
 
 def soak(*arguments: str) -> tuple[int, dict[str, int], str]:

@@ -30,7 +30,7 @@ QUICK = (
 
 @pytest.mark.parametrize("direction", MACHINES)
 def test_no_seed_breaks_a_promise(direction: Direction) -> None:
-    """A failure names its seed; `python -m dev.simulate --direction D --seed N` plays it again."""
+    """A failure names its seed; `python -m proof.simulate --direction D --seed N` plays it again."""
     players = [Player(seed, direction) for seed in range(FIRST, FIRST + SEEDS)]
     for player in players:
         try:

@@ -337,20 +337,20 @@ def _refuse_overlap(regions: tuple[Region, ...]) -> None:
 class RemoteMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What a peer tells of its memory at pairing.
 
-    engine: name of the engine that registered it. memory: its geometry; the addresses are the peer's own. descriptor:
-    what that engine's `register` returned, opaque to all but the same engine. process: who holds it; None if it does
-    not say.
+    backend: name of the transfer backend that registered it. memory: its geometry; the addresses are the peer's own.
+    descriptor: what that backend's `register` returned, opaque to other backends. process: the process that holds it;
+    None if the peer does not say.
 
     Raises LayoutError when a field is out of bounds.
     """
 
-    engine: str
+    backend: str
     memory: KVMemory
     descriptor: bytes
     process: ProcessName | None = None
 
     def __post_init__(self) -> None:
-        _named("engine", self.engine)
+        _named("backend", self.backend)
         if len(self.descriptor) > MAX_DESCRIPTOR_BYTES:
             raise LayoutError(f"descriptor has {len(self.descriptor)} bytes, must have at most {MAX_DESCRIPTOR_BYTES}")
 

@@ -19,7 +19,7 @@ from .staging import SLOT_BYTES, Reservation
 from .state import copies_from, state_rows
 
 STAGED_STRIP_BYTES: Final = 1024
-"""Larger strips are not gathered: a second copy takes as long as their descriptors do (`dev.bench.staging`)."""
+"""Larger strips are not gathered: a second copy takes as long as their descriptors do (`proof.bench.staging`)."""
 STAGED_FEWER: Final = 4
 """Gathering must make this many times fewer descriptors; pages of one token gain only where they follow each other."""
 

@@ -80,7 +80,7 @@ FENCES: Mapping[tuple[str, str], tuple[Combination, ...]] = {
     ("nixl", "tcp"): _with_connections(),
     ("mooncake", "tcp"): _with_connections(),
 }
-"""By engine and transport: combinations of which each alone suffices.
+"""By backend and transport: combinations of which each alone suffices.
 
 local, and NIXL over shared memory or CMA: the copy is made by threads of the process itself and ends with them. TCP:
 what the kernel holds of a dead process still arrives, up to megabytes, until our end of its connections has closed.
@@ -89,19 +89,19 @@ RDMA, Mori, Ascend: no experiment could be made without the hardware, so no row.
 
 
 class InsufficientProofError(ValueError):
-    """The proof does not suffice for the engine in use, and changed nothing; the message says what would."""
+    """The proof does not suffice for the backend in use, and changed nothing; the message says what would."""
 
 
-def judge(engine: str, proofs: Sequence[Proof], *, sending: bool = False) -> None:
-    """Raise InsufficientProofError unless `proofs` together fence a process for every transport `engine` may have used.
+def judge(backend: str, proofs: Sequence[Proof], *, sending: bool = False) -> None:
+    """Raise InsufficientProofError unless `proofs` fence a process for every transport `backend` may have used.
 
     Engines choose their transport themselves and do not tell, so the proofs must do for each that has a row. sending:
-    it is our own engine that moves bytes, and only reads our memory for it. The pages are held lest the peer takes
+    it is our own backend that moves bytes, and only reads our memory for it. The pages are held lest the peer takes
     what comes next in them for its own; when it runs no more, nobody takes anything.
     """
-    rows = {transport: enough for (name, transport), enough in FENCES.items() if name == engine}
+    rows = {transport: enough for (name, transport), enough in FENCES.items() if name == backend}
     if not rows:
-        raise InsufficientProofError(f"engine {engine!r} has no row in the table of fences: nothing is proof there")
+        raise InsufficientProofError(f"backend {backend!r} has no row in the table of fences: nothing is proof there")
     if not proofs:
         alternatives = sorted({_names(combination) for enough in rows.values() for combination in enough})
         raise InsufficientProofError(f"give at least one proof: {' or '.join(alternatives)}")
@@ -111,7 +111,7 @@ def judge(engine: str, proofs: Sequence[Proof], *, sending: bool = False) -> Non
     for transport, enough in rows.items():
         if not any(combination <= given for combination in enough):
             raise InsufficientProofError(
-                f"{_names(given)} is no proof for engine {engine!r}, which may have used {transport}: "
+                f"{_names(given)} is no proof for backend {backend!r}, which may have used {transport}: "
                 f"give {' or '.join(sorted(_names(combination) for combination in enough))}"
             )
 

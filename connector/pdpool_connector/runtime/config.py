@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pdpool_connector.engines import BACKENDS
+from pdpool_connector.backends import BACKENDS
 from pdpool_connector.layout.pairing import Part, check_instance
 from pdpool_connector.layout.staging import SLOT_BYTES
 from pdpool_connector.protocol.frames import Frame

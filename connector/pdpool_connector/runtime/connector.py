@@ -21,8 +21,8 @@ import zmq
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from pdpool_connector.engines import open_engine
-from pdpool_connector.engines.base import Op
+from pdpool_connector.backends import open_backend
+from pdpool_connector.backends.base import Op
 from pdpool_connector.flight.files import Flight, Speaker
 from pdpool_connector.flight.replay import AnyMachine
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, encode_remote
@@ -105,7 +105,7 @@ class Connector(Owner, Generic[AnyTransfer]):
         self._sending = self.role == "prefill" and config.direction == "write"
         """Our engine reads our pages to write the peer's; otherwise somebody writes ours, or a peer reads them."""
         target = "decode" if config.direction == "write" else "prefill"
-        self._engine = open_engine(
+        self._backend = open_backend(
             config.backend,
             self.incarnation,
             target=self.role == target,
@@ -123,7 +123,7 @@ class Connector(Owner, Generic[AnyTransfer]):
         super().__init__(machine, reactor, Drops(), self._open_flight(machine))
         self._process = this_process(config.pod_uid)
         self._vouchers = Vouchers(
-            self._engine.name,
+            self._backend.name,
             sending=self._sending,
             who=f"{self.role} {self.incarnation}",
             reactor=reactor,
@@ -132,7 +132,7 @@ class Connector(Owner, Generic[AnyTransfer]):
             owed=lambda peer: bool(self._machine.under_way(peer)),
         )
         self._exits = ExitWatch(
-            self._engine.name,
+            self._backend.name,
             sending=self._sending,
             who=f"{self.role} {self.incarnation}",
             reactor=reactor,
@@ -166,7 +166,7 @@ class Connector(Owner, Generic[AnyTransfer]):
         """Register the memory, listen, and begin to work. Blocks shortly.
 
         Raises OSError when a port cannot be bound, and RuntimeError when no thread is left, after which it may be tried
-        again; EngineError when the data plane will not start; RuntimeError also when it was started or closed before,
+        again; BackendError when the data plane will not start; RuntimeError also when it was started or closed before,
         or made before this process was forked off.
         """
         if self._forked:
@@ -208,9 +208,9 @@ class Connector(Owner, Generic[AnyTransfer]):
 
     def _register(self) -> bytes:
         """What peers are told of our memory, which the engine knows then."""
-        descriptor = self._engine.register(self.memory, self._staging.region if self._staging is not None else None)
+        descriptor = self._backend.register(self.memory, self._staging.region if self._staging is not None else None)
         return encode_remote(
-            RemoteMemory(engine=self._engine.name, memory=self.memory, descriptor=descriptor, process=self._process)
+            RemoteMemory(backend=self._backend.name, memory=self.memory, descriptor=descriptor, process=self._process)
         )
 
     def _listen(self, undo: contextlib.ExitStack) -> None:
@@ -270,7 +270,7 @@ class Connector(Owner, Generic[AnyTransfer]):
         held = [transfer for transfer in list(self._transfers.values()) if not transfer.status.releasable]
         if held:
             log.error("closed with %d hand-offs whose pages may still be touched", len(held))
-        self._engine.close()
+        self._backend.close()
         if self._doorkeeper is not None:
             self._doorkeeper.close()
         self._context.destroy()  # with what a start that was interrupted has left open
@@ -294,7 +294,7 @@ class Connector(Owner, Generic[AnyTransfer]):
         if self._forked:
             return
         if self._join_workers(time.monotonic() + LATE_S) and self._reactor.stop(LATE_S):
-            self._engine.close()
+            self._backend.close()
 
     def _leave_to_parent(self) -> None:
         """We are in a process that was forked off: it has our sockets and epolls, and no thread of ours.

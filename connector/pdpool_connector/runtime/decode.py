@@ -89,7 +89,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
         """Links whose ranks are paired, and whose memory is still being reached."""
         super().__init__(config, memory, on_change, registry)
         self._reads = Reads(
-            self._engine, memory, self._reactor, self._drive, self._on_reachable, begun=self._checks.reads
+            self._backend, memory, self._reactor, self._drive, self._on_reachable, begun=self._checks.reads
         )
 
     def open(

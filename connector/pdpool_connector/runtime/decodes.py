@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol
 
-from pdpool_connector.engines.base import EngineError, IncompatiblePeerError
+from pdpool_connector.backends.base import BackendError, IncompatiblePeerError
 from pdpool_connector.layout.checksum import PageSum
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, decode_remote
 from pdpool_connector.layout.overlap import compatible
@@ -81,13 +81,13 @@ class Decodes:
         owner: DecodesOwner,
         incarnation: str,
         memory: KVMemory,
-        engine: str,
+        backend: str,
         direction: Literal["write", "read"],
         reactor: Reactor,
         drops: Drops,
     ) -> None:
         self._owner, self._reactor, self._drops = owner, reactor, drops
-        self._incarnation, self._memory, self._engine, self._direction = incarnation, memory, engine, direction
+        self._incarnation, self._memory, self._backend, self._direction = incarnation, memory, backend, direction
         self._peers: dict[str, Peer] = {}
         self._by_connection: dict[int, Peer] = {}
         self._open = True
@@ -168,7 +168,7 @@ class Decodes:
         except LayoutError as error:
             self._refuse(route, f"decode's memory is not valid: {error}", retry=False)
             return
-        if (why := mismatch(self._engine, self._memory, remote)) is not None:
+        if (why := mismatch(self._backend, self._memory, remote)) is not None:
             self._refuse(route, why, retry=False)
             return
         self._replace(hello)
@@ -214,8 +214,8 @@ class Decodes:
     def _forget_route(self, peer: Peer, route: bytes) -> None:
         self._by_connection.pop(peer.routes.pop(route, -1), None)
 
-    def connected(self, incarnation: str, error: EngineError | None) -> None:
-        """The engine has reached a decode's memory, or could not."""
+    def connected(self, incarnation: str, error: BackendError | None) -> None:
+        """The backend has reached a decode's memory, or could not."""
         peer = self._peers.get(incarnation)
         if peer is None or not peer.present:
             return
@@ -224,7 +224,7 @@ class Decodes:
             self._owner.decode_paired(peer)
             log.info("paired with decode %s (%s)", peer.address, incarnation)
         else:
-            message = f"prefill's engine cannot reach the memory of decode {peer.address}: {error}"
+            message = f"prefill's backend cannot reach the memory of decode {peer.address}: {error}"
             self._refuse(peer.route, message, retry=not isinstance(error, IncompatiblePeerError))
             self.lose(peer, message)
 
@@ -303,10 +303,10 @@ class Decodes:
         return join_all([peer.worker for peer in list(self) if peer.worker is not None], deadline)
 
 
-def mismatch(engine: str, memory: KVMemory, remote: RemoteMemory) -> str | None:
-    """Why a prefill with this engine and memory cannot pair with a decode, every difference named; None if it can."""
-    if remote.engine != engine:
-        return f"backend is {engine!r} at prefill and {remote.engine!r} at decode"
+def mismatch(backend: str, memory: KVMemory, remote: RemoteMemory) -> str | None:
+    """Why a prefill with this backend and memory cannot pair with a decode, every difference named; None if it can."""
+    if remote.backend != backend:
+        return f"backend is {backend!r} at prefill and {remote.backend!r} at decode"
     differences = compatible(memory, remote.memory)
     if bool(memory.state) != bool(remote.memory.state):
         # Each hand-off names as many state items on both sides, and a rank without state has none to name.

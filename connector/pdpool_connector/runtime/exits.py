@@ -38,14 +38,14 @@ class ExitWatch:
     `lost(peer)` is called when one has ended, `GRACE_S` later: what it had said is heard first. `fence(peer, proofs)`
     is called once the proofs suffice: instead of `lost` where the end alone does, for its connections may carry words
     yet; with the end of all of them, at once.
-    `engine`, `sending`: see `fence.judge`. `submit`: runs a coroutine elsewhere; a look at the kernel's tables takes
+    `backend`, `sending`: see `fence.judge`. `submit`: runs a coroutine elsewhere; a look at the kernel's tables takes
     longer than the owner thread may pause. `wanted`: whether anything is, or may come to be, between us and a peer. One
     that cannot be watched from here is left to whoever can.
     """
 
     def __init__(
         self,
-        engine: str,
+        backend: str,
         *,
         sending: bool,
         who: str,
@@ -55,7 +55,7 @@ class ExitWatch:
         fence: Fence,
         wanted: Callable[[str], bool],
     ) -> None:
-        self._engine, self._sending, self._who = engine, sending, who
+        self._backend, self._sending, self._who = backend, sending, who
         self._reactor, self._lost, self._fence, self._wanted = reactor, lost, fence, wanted
         self._ends = Looks(reactor, submit, other_ends)
         self._watched: dict[str, _Watched] = {}
@@ -90,7 +90,7 @@ class ExitWatch:
         at_last = partial(self._lost, peer)
         exited = ProcessExited(pid=process.pid, seen_by=self._who)
         try:
-            judge(self._engine, (exited,), sending=self._sending)
+            judge(self._backend, (exited,), sending=self._sending)
         except InsufficientProofError:
             proofs = (exited, ConnectionsEnded(seen_by=self._who))
             conclude = partial(self._conclude, peer, proofs)
@@ -117,7 +117,7 @@ class ExitWatch:
 
     def _conclude(self, peer: str, proofs: tuple[Proof, ...]) -> None:
         try:
-            judge(self._engine, proofs)
+            judge(self._backend, proofs)
         except InsufficientProofError as error:
             log.warning("peer %s has exited, which is no fence: %s", peer[:8], error)
         else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from pdpool_connector.engines.base import Op
+from pdpool_connector.backends.base import Op
 from pdpool_connector.layout.checksum import MASK
 from pdpool_connector.layout.plan import Chunk
 from pdpool_connector.layout.pool import Ids

@@ -1,10 +1,10 @@
-"""The engine's connection to one peer: made when they meet, and anew where it has broken while both processes live."""
+"""The backend's connection to one peer: made when they meet, and anew where it has broken while both processes live."""
 
 import logging
 import time
 from collections.abc import Callable
 
-from pdpool_connector.engines.base import Engine, EngineError
+from pdpool_connector.backends.base import BackendError, TransferBackend
 from pdpool_connector.layout.memory import RemoteMemory
 
 log = logging.getLogger(__name__)
@@ -17,22 +17,22 @@ class DataPath:
     """For one thread at a time. `clock`: monotonic seconds."""
 
     def __init__(
-        self, engine: Engine, peer: str, remote: RemoteMemory, clock: Callable[[], float] = time.monotonic
+        self, backend: TransferBackend, peer: str, remote: RemoteMemory, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._engine, self._peer, self._remote, self._clock = engine, peer, remote, clock
+        self._backend, self._peer, self._remote, self._clock = backend, peer, remote, clock
         self._retry_at = 0.0
         self.failure = ""
         """Why the last try to connect was in vain, or ""."""
 
-    def connect(self) -> EngineError | None:
-        """Make the connection; may block as `Engine.connect`. Returns why there is none."""
+    def connect(self) -> BackendError | None:
+        """Make the connection; may block as `TransferBackend.connect`. Returns why there is none."""
         try:
-            self._engine.connect(self._peer, self._remote)
-        except EngineError as error:
+            self._backend.connect(self._peer, self._remote)
+        except BackendError as error:
             return error
         except Exception as error:
-            log.exception("engine %s failed to connect peer %s", self._engine.name, self._peer[:8])
-            return EngineError(f"{type(error).__name__}: {error}")
+            log.exception("backend %s failed to connect peer %s", self._backend.name, self._peer[:8])
+            return BackendError(f"{type(error).__name__}: {error}")
         return None
 
     def worth_a_try(self) -> bool:
@@ -44,7 +44,7 @@ class DataPath:
         begun, was_down = self._clock(), bool(self.failure)
         if not was_down:
             log.warning("the data connection to peer %s has broken and is made anew: %s", self._peer[:8], why)
-        self._engine.disconnect(self._peer)
+        self._backend.disconnect(self._peer)
         error = self.connect()
         self.failure = str(error) if error is not None else ""
         if error is None:
@@ -61,4 +61,4 @@ class DataPath:
 
     def close(self) -> None:
         """Give up the connection."""
-        self._engine.disconnect(self._peer)
+        self._backend.disconnect(self._peer)

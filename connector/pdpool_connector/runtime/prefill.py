@@ -64,9 +64,9 @@ class PrefillConnector(Connector[PrefillTransfer]):
             raise ValueError(f"registry is missing: rank {config.rank} has to register at that of rank 0")
         super().__init__(config, memory, on_change, registry)
         self._decodes = Decodes(
-            self, self.incarnation, memory, self._engine.name, config.direction, self._reactor, self._drops
+            self, self.incarnation, memory, self._backend.name, config.direction, self._reactor, self._drops
         )
-        if config.staging_bytes and config.direction == "write" and self._engine.stages:
+        if config.staging_bytes and config.direction == "write" and self._backend.stages:
             self._staging = Staging(config.staging_bytes // SLOT_BYTES)
 
     @property
@@ -196,7 +196,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
     def _start_worker(self, hello: f.Hello, remote: RemoteMemory) -> PeerWorker:
         incarnation = hello.sender
         return PeerWorker(
-            self._engine,
+            self._backend,
             self.memory,
             incarnation,
             remote,

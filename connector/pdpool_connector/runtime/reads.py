@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from pdpool_connector.engines.base import Engine, EngineError, IncompatiblePeerError
+from pdpool_connector.backends.base import BackendError, IncompatiblePeerError, TransferBackend
 from pdpool_connector.layout.checksum import PageSums
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, decode_remote
 from pdpool_connector.protocol.events import Event, Read, StopReading, WriteResult
@@ -47,7 +47,7 @@ class Reads:
 
     def __init__(
         self,
-        engine: Engine,
+        backend: TransferBackend,
         memory: KVMemory,
         reactor: Reactor,
         drive: Callable[[Event], None],
@@ -55,7 +55,7 @@ class Reads:
         *,
         begun: Callable[[Read], None],
     ) -> None:
-        self._engine, self._memory, self._reactor, self._drive, self._told = engine, memory, reactor, drive, connected
+        self._backend, self._memory, self._reactor, self._drive, self._told = backend, memory, reactor, drive, connected
         self._begun = begun
         self._sums = PageSums(memory)
         self._sources: dict[str, _Source] = {}
@@ -81,7 +81,7 @@ class Reads:
 
     def _start(self, peer: str, remote: RemoteMemory, *, kv: bool, shares: bool) -> PeerWorker:
         return PeerWorker(
-            self._engine,
+            self._backend,
             self._memory,
             peer,
             remote,
@@ -131,7 +131,7 @@ class Reads:
         """Those that have not ended. From any thread."""
         return [source.worker for source in list(self._sources.values())]
 
-    def _on_connected(self, peer: str, error: EngineError | None) -> None:
+    def _on_connected(self, peer: str, error: BackendError | None) -> None:
         source = self._sources.get(peer)
         if source is None or source.left:
             return
@@ -141,7 +141,7 @@ class Reads:
         else:
             source.left = True
             cause = Cause.INVALID if isinstance(error, IncompatiblePeerError) else Cause.PEER_LOST
-            self._told(peer, Failure(cause, f"decode's engine cannot reach prefill's memory: {error}"))
+            self._told(peer, Failure(cause, f"decode's backend cannot reach prefill's memory: {error}"))
 
     def _move_now(self, peer: str, worker: PeerWorker) -> None:
         self._on_ended(peer, worker.move_now())

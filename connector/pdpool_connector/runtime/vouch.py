@@ -27,14 +27,14 @@ Table = frozenset[Connection]
 class Vouchers:
     """Knows where peers run, as they told at pairing, and fences one once the word on it and our own sight suffice.
 
-    `engine`, `sending`: see `fence.judge`. `submit`: runs a coroutine elsewhere; a look at the kernel's tables takes
+    `backend`, `sending`: see `fence.judge`. `submit`: runs a coroutine elsewhere; a look at the kernel's tables takes
     longer than the owner thread may pause. `owed`: whether anything of a peer still waits for proof. `check` and
     `before_pairing` are for any thread, the rest is for the owner thread.
     """
 
     def __init__(
         self,
-        engine: str,
+        backend: str,
         *,
         sending: bool,
         who: str,
@@ -43,7 +43,7 @@ class Vouchers:
         fence: Callable[[str, tuple[Proof, ...]], None],
         owed: Callable[[str], bool],
     ) -> None:
-        self._engine, self._sending = engine, sending
+        self._backend, self._sending = backend, sending
         self._seen_here = ConnectionsEnded(seen_by=who)
         self._reactor, self._fence, self._owed = reactor, fence, owed
         self._connections = Looks(reactor, submit, connections)
@@ -72,17 +72,17 @@ class Vouchers:
     def check(self, peer: str, proofs: Sequence[Proof]) -> None:
         """Raise InsufficientProofError unless `proofs` suffice, or will together with what we can see ourselves."""
         try:
-            judge(self._engine, proofs, sending=self._sending)
+            judge(self._backend, proofs, sending=self._sending)
         except InsufficientProofError:
             if proofs and self._addresses(peer):
                 with contextlib.suppress(InsufficientProofError):  # which would name what the caller has not given
-                    return judge(self._engine, (*proofs, self._seen_here), sending=self._sending)
+                    return judge(self._backend, (*proofs, self._seen_here), sending=self._sending)
             raise
 
     def take(self, peer: str, proofs: tuple[Proof, ...]) -> None:
         """Fence the peer: at once, or when the connections that it had to us have ended, or nothing waits for that."""
         try:
-            judge(self._engine, proofs, sending=self._sending)
+            judge(self._backend, proofs, sending=self._sending)
         except InsufficientProofError:
             self._connections.begin(peer, partial(self._suffices, peer), partial(self._conclude, peer, proofs))
         else:

@@ -1,4 +1,4 @@
-"""One thread for each peer that makes the engine calls which may block, so that a frozen peer delays only itself."""
+"""One thread for each peer that makes the backend calls which may block, so that a frozen peer delays only itself."""
 
 import logging
 import threading
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from enum import Enum
 from queue import SimpleQueue
 
-from pdpool_connector.engines.base import (
-    Engine,
-    EngineError,
+from pdpool_connector.backends.base import (
+    BackendError,
     Handle,
     IncompatiblePeerError,
     InvalidChunkError,
     Op,
     Poll,
+    TransferBackend,
     UnknownPeerError,
     prompt_submit,
 )
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 IN_FLIGHT = 2
 """Transfers under way at a time: the next is ready when one ends, and an abort waits for no more than these."""
 SMALL = (128 << 10, 64)
-"""Bytes and pieces up to which a move is small: it may travel with others in one transfer of the engine's. So much the
+"""Bytes and pieces up to which a move is small: it may travel with others in one transfer of the backend's. So much the
 owner itself may move at once, for copying it takes less than waking a thread does."""
 TOGETHER = (1 << 20, MAX_CHUNK_DESCRIPTORS)
 """Bytes and pieces that small moves of a worker's have together at most: what an abort of one waits for stays less than
@@ -55,7 +55,7 @@ class _Signal(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """One transfer of the engine's: a chunk of one job, or the small ones of several. All of them end as it does."""
+    """One transfer of the backend's: a chunk of one job, or the small ones of several. All of them end as it does."""
 
     parts: list[Part]
     handle: Handle
@@ -71,12 +71,12 @@ class PeerWorker:
     that have one taken; of reads those have for which the peer has told one. `kept` gives away what an unsettled write
     may still read from `staging`, through which scattered pages go out.
     `submit`, `move_now`, `stop` and `close` are for the owner thread. `move_now` makes small moves itself where the
-    engine can do so without waiting and the thread has nothing to do: who makes calls of the engine's holds `hands`.
+    backend can do so without waiting and the thread has nothing to do: who makes calls of the backend's holds `hands`.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        backend: TransferBackend,
         memory: KVMemory,
         peer: str,
         remote: RemoteMemory,
@@ -86,13 +86,13 @@ class PeerWorker:
         sums: PageSums,
         checksum_rate: float,
         staging: Staging | None = None,
-        connected: Callable[[EngineError | None], None],
+        connected: Callable[[BackendError | None], None],
         ended: Callable[[list[Ended]], None],
         kept: Callable[[AttemptId, Reservation], None],
         gone: Callable[[], None],
     ) -> None:
-        self._engine, self._memory, self._peer, self._remote = engine, memory, peer, remote
-        self._path = DataPath(engine, peer, remote)
+        self._backend, self._memory, self._peer, self._remote = backend, memory, peer, remote
+        self._path = DataPath(backend, peer, remote)
         self._broken = ""
         """Why the connection is to be made anew before anything is submitted, or ""."""
         self._connected, self._ended, self._kept, self._gone = connected, ended, kept, gone
@@ -101,7 +101,7 @@ class PeerWorker:
         self._sum_written: Callable[[Chunk], int] | None = None
         self._sum_read: Callable[[Chunk], int] | None = None
         self._staging = staging
-        self._at_once = prompt_submit(engine)
+        self._at_once = prompt_submit(backend)
         self._at_once_pages = 0
         self._small: list[Job] = []
         """Submitted in this turn of the owner's, for `move_now`."""
@@ -207,7 +207,7 @@ class PeerWorker:
                     self._keep(job, chunk)
             self._gone()
 
-    def _connect(self) -> EngineError | None:
+    def _connect(self) -> BackendError | None:
         try:
             self._plan = PairPlan(self._memory, self._remote.memory)
             self._sum_written = self._sums.of_chunk(self._remote.memory, here=False)
@@ -218,7 +218,7 @@ class PeerWorker:
             return IncompatiblePeerError(str(error))
         except Exception as error:
             log.exception("our memory and that of peer %s cannot be compared", self._peer[:8])
-            return EngineError(f"{type(error).__name__}: {error}")
+            return BackendError(f"{type(error).__name__}: {error}")
         return self._path.connect()
 
     def _work(self) -> None:
@@ -228,7 +228,7 @@ class PeerWorker:
                 self._path.connect_anew(self._broken)
                 self._broken = ""
             if self._jobs and len(self._flights) < IN_FLIGHT:
-                self._advance(self._engine.submit, TOGETHER)
+                self._advance(self._backend.submit, TOGETHER)
             elif self._flights:
                 self._poll(self._flights.popleft())
             if self._over:
@@ -317,7 +317,7 @@ class PeerWorker:
         return parts
 
     def _launch(self, parts: list[Part], submit: Submit) -> bool:
-        """Hand chunks to the engine as one; False when that would have to wait, and nothing was begun."""
+        """Hand chunks to the backend as one; False when that would have to wait, and nothing was begun."""
         job, first = parts[0]
         whole = first
         try:
@@ -334,10 +334,10 @@ class PeerWorker:
                 begun = [self._launch([part], submit) for part in parts]  # so that only whose fault it is fails
                 return all(begun)
             self._drop(parts, WriteResult.INVALID, str(error))
-        except EngineError as error:
+        except BackendError as error:
             self._drop(parts, WriteResult.FAILED, str(error))
         except Exception as error:
-            log.exception("engine %s failed to submit", self._engine.name)
+            log.exception("backend %s failed to submit", self._backend.name)
             for part in parts:
                 self._keep(*part)
                 part[0].fail(WriteResult.UNSETTLED, f"{type(error).__name__}: {error}")
@@ -371,16 +371,16 @@ class PeerWorker:
             job.chunks.appendleft(chunk)
 
     def _drop(self, parts: list[Part], result: WriteResult, message: str) -> None:
-        """The engine would not take these chunks: nothing of them is under way."""
+        """The backend would not take these chunks: nothing of them is under way."""
         for job, chunk in parts:
             self._unstage(chunk)
             job.fail(result, message)
 
     def _poll(self, flight: _Flight) -> None:
         try:
-            outcome, why = self._engine.poll(flight.handle), flight.handle.failure
+            outcome, why = self._backend.poll(flight.handle), flight.handle.failure
         except Exception as error:
-            log.exception("engine %s failed to poll", self._engine.name)
+            log.exception("backend %s failed to poll", self._backend.name)
             outcome, why = Poll.FAILED_UNSETTLED, f"{type(error).__name__}: {error}"
         if outcome is Poll.PENDING:
             self._flights.appendleft(flight)

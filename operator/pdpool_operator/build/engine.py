@@ -9,7 +9,7 @@ from .common import TERMINATION_MARGIN_S, container_security_context, http_probe
 from .settings import BuildSettings, ControlKeys
 from .template import TemplateInvalid, merge_template
 
-REFERENCE_COMMAND = ("python", "-m", "pdpool_connector.reference")
+REFERENCE_COMMAND = ("python", "-m", "pdpool_reference")
 AGENT_COMMAND = ("python", "-m", "pdpool_connector.agent")
 
 STARTUP_PERIOD_S = 2

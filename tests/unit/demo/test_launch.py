@@ -3,8 +3,8 @@
 import socket
 
 import pytest
-from pdpool_connector.demo import launch
-from pdpool_connector.demo.launch import HOST, PORTS, Children, LaunchError, free_port
+from pdpool_reference.demo import launch
+from pdpool_reference.demo.launch import HOST, PORTS, Children, LaunchError, free_port
 
 
 def test_a_free_port_is_none_that_somebody_may_be_given_before_it_is_used():

@@ -5,8 +5,8 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-from pdpool_connector.demo.launch import LaunchError
-from pdpool_connector.demo.story import stream_chat
+from pdpool_reference.demo.launch import LaunchError
+from pdpool_reference.demo.story import stream_chat
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"

@@ -29,12 +29,12 @@ def test_the_end_of_the_process_suffices_where_it_copies_itself(gone: Proof) -> 
     judge("local", [gone])
 
 
-@pytest.mark.parametrize("engine", ["nixl", "mooncake"])
+@pytest.mark.parametrize("backend", ["nixl", "mooncake"])
 @pytest.mark.parametrize("gone", [EXITED, TERMINATED, REBOOTED, OFF])
-def test_what_may_have_gone_over_tcp_needs_the_end_of_its_connections_too(engine: str, gone: Proof) -> None:
+def test_what_may_have_gone_over_tcp_needs_the_end_of_its_connections_too(backend: str, gone: Proof) -> None:
     with pytest.raises(InsufficientProofError, match=f"{type(gone).__name__} is no proof.*ConnectionsEnded"):
-        judge(engine, [gone])
-    judge(engine, [gone, ENDED])
+        judge(backend, [gone])
+    judge(backend, [gone, ENDED])
 
 
 @pytest.mark.parametrize("gone", [EXITED, TERMINATED, REBOOTED, OFF])
@@ -44,11 +44,11 @@ def test_who_only_sends_needs_the_end_of_the_receiver_alone(gone: Proof) -> None
         judge("nixl", [ENDED, REVOKED], sending=True)
 
 
-@pytest.mark.parametrize("engine", ["local", "nixl", "mooncake"])
+@pytest.mark.parametrize("backend", ["local", "nixl", "mooncake"])
 @pytest.mark.parametrize("proofs", [[], [ENDED], [REVOKED], [REVOKED, ENDED]])
-def test_without_the_end_of_the_process_nothing_suffices(engine: str, proofs: list[Proof]) -> None:
+def test_without_the_end_of_the_process_nothing_suffices(backend: str, proofs: list[Proof]) -> None:
     with pytest.raises(InsufficientProofError):
-        judge(engine, proofs)
+        judge(backend, proofs)
 
 
 def test_without_any_proof_at_least_one_is_asked_for() -> None:
@@ -56,10 +56,10 @@ def test_without_any_proof_at_least_one_is_asked_for() -> None:
         judge("local", [])
 
 
-@pytest.mark.parametrize("engine", ["mori", "ascend", ""])
-def test_an_engine_without_a_row_is_never_fenced(engine: str) -> None:
+@pytest.mark.parametrize("backend", ["mori", "ascend", ""])
+def test_an_engine_without_a_row_is_never_fenced(backend: str) -> None:
     with pytest.raises(InsufficientProofError, match="no row"):
-        judge(engine, [EXITED, TERMINATED, REBOOTED, OFF, REVOKED, ENDED])
+        judge(backend, [EXITED, TERMINATED, REBOOTED, OFF, REVOKED, ENDED])
 
 
 def test_every_row_asks_for_the_end_of_the_process() -> None:

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from pdpool_connector.reference import request_body
-from pdpool_connector.reference.openai_api import ChatBody, CompletionBody, Result, chat_job, completion_job
-from pdpool_connector.reference.request import Handoff, RequestError, prompt_of
-from pdpool_connector.reference.request_body import Unsupported, decode_body
-from pdpool_connector.reference.sglang_api import GenerateBody, GenerateReply, SamplingBody, generate_job
+from pdpool_reference import request_body
+from pdpool_reference.openai_api import ChatBody, CompletionBody, Result, chat_job, completion_job
+from pdpool_reference.request import Handoff, RequestError, prompt_of
+from pdpool_reference.request_body import Unsupported, decode_body
+from pdpool_reference.sglang_api import GenerateBody, GenerateReply, SamplingBody, generate_job
 
 VOCAB = 300
 ROOM_FOR = 100

@@ -3,10 +3,10 @@
 import pytest
 from pdpool_connector import Cause, Phase, TransferStatus
 from pdpool_connector.protocol.answer import ANSWERS
-from pdpool_connector.reference.disaggregation import DecodeSide, PrefillSide
-from pdpool_connector.reference.kv import AuxRow
-from pdpool_connector.reference.request import Failure, Finish, SamplingParams, prompt_of
-from pdpool_connector.reference.scheduler_queues import State
+from pdpool_reference.disaggregation import DecodeSide, PrefillSide
+from pdpool_reference.kv import AuxRow
+from pdpool_reference.request import Failure, Finish, SamplingParams, prompt_of
+from pdpool_reference.scheduler_queues import State
 
 from tests.unit.reference.scripted import DONE, PROMPT, READY, Bench, failed
 

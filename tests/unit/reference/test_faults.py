@@ -2,7 +2,7 @@
 
 import pytest
 from pdpool_connector.protocol.frames import Done, Goodbye, Query
-from pdpool_connector.reference.frame_faults import FrameFault, FrameFaults
+from pdpool_reference.frame_faults import FrameFault, FrameFaults
 
 COMMON = {"version": 1, "sender": "0" * 32}
 ATTEMPT = {**COMMON, "attempt": ("0" * 32, 1), "room": 1, "sibling": 0}

@@ -5,8 +5,8 @@ import json
 from contextlib import asynccontextmanager
 
 from aiohttp import web
-from pdpool_connector.reference import http_edge
-from pdpool_connector.reference.http_edge import listen, read_body
+from pdpool_reference import http_edge
+from pdpool_reference.http_edge import listen, read_body
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pdpool_connector.layout.arena import HostArena
-from pdpool_connector.reference import weights
-from pdpool_connector.reference.kv import AUX_ROWS, PAGE_TOKENS, AuxRow, PageAllocator, PagedKV
+from pdpool_reference import weights
+from pdpool_reference.kv import AUX_ROWS, PAGE_TOKENS, AuxRow, PageAllocator, PagedKV
 
 CONFIG, _ = weights.tiny()
 

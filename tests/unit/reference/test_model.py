@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pdpool_connector.reference import weights
-from pdpool_connector.reference.kv import PAGE_TOKENS, PagedKV
-from pdpool_connector.reference.model import KEY_BLOCK, Model, Step
+from pdpool_reference import weights
+from pdpool_reference.kv import PAGE_TOKENS, PagedKV
+from pdpool_reference.model import KEY_BLOCK, Model, Step
 
 CONFIG, WEIGHTS = weights.tiny()
 PAGES = 128
@@ -171,9 +171,9 @@ def test_a_step_that_does_not_fit_is_refused_and_nothing_is_written(step, messag
 BITS = """
 import hashlib
 import numpy as np
-from pdpool_connector.reference import weights
-from pdpool_connector.reference.kv import PagedKV
-from pdpool_connector.reference.model import Model, Step
+from pdpool_reference import weights
+from pdpool_reference.kv import PagedKV
+from pdpool_reference.model import Model, Step
 
 config, loaded = weights.tiny()
 model = Model(config, loaded, PagedKV(config, 64))

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from pdpool_connector.reference import products
-from pdpool_connector.reference.products import BLOCK, BatchVariantError, choose_tiles, pack, product
+from pdpool_reference import products
+from pdpool_reference.products import BLOCK, BatchVariantError, choose_tiles, pack, product
 
 RNG = np.random.default_rng(3)
 

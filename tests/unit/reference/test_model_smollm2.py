@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pdpool_connector.reference import tokenizer as tokenizers
-from pdpool_connector.reference import weights, weights_fetch
-from pdpool_connector.reference.kv import PagedKV
-from pdpool_connector.reference.model import Model, Step
-from pdpool_connector.reference.sampling import sample
+from pdpool_reference import tokenizer as tokenizers
+from pdpool_reference import weights, weights_fetch
+from pdpool_reference.kv import PagedKV
+from pdpool_reference.model import Model, Step
+from pdpool_reference.sampling import sample
 
 CACHE = Path(__file__).parents[3] / ".cache" / "models"
 """Kept between runs, and shared with the image build: converting takes seconds."""

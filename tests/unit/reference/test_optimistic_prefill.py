@@ -1,9 +1,9 @@
 """Prompts that prefill computes before decode has come for them: a gain if it comes, nothing but compute if not."""
 
 from pdpool_connector import Cause, Phase, TransferStatus
-from pdpool_connector.reference.disaggregation import PrefillSide
-from pdpool_connector.reference.request import Finish
-from pdpool_connector.reference.scheduler_queues import State
+from pdpool_reference.disaggregation import PrefillSide
+from pdpool_reference.request import Finish
+from pdpool_reference.scheduler_queues import State
 
 from tests.unit.reference.scripted import DONE, READY, Bench, failed
 

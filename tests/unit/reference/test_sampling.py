@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from pdpool_connector.reference.sampling import sample
+from pdpool_reference.sampling import sample
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
 

@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
-from pdpool_connector.reference import tokenizer as tokenizers
-from pdpool_connector.reference import weights
-from pdpool_connector.reference.disaggregation import UnifiedSide
-from pdpool_connector.reference.kv import PAGE_TOKENS, PageAllocator, PagedKV
-from pdpool_connector.reference.metrics import Counters
-from pdpool_connector.reference.model import Model
-from pdpool_connector.reference.request import Failure, Finish, GenerationRequest, SamplingParams, Tokens
-from pdpool_connector.reference.scheduler_batch import admit, compute
-from pdpool_connector.reference.scheduler_core import Core, Limits
-from pdpool_connector.reference.scheduler_queues import State
+from pdpool_reference import tokenizer as tokenizers
+from pdpool_reference import weights
+from pdpool_reference.disaggregation import UnifiedSide
+from pdpool_reference.kv import PAGE_TOKENS, PageAllocator, PagedKV
+from pdpool_reference.metrics import Counters
+from pdpool_reference.model import Model
+from pdpool_reference.request import Failure, Finish, GenerationRequest, SamplingParams, Tokens
+from pdpool_reference.scheduler_batch import admit, compute
+from pdpool_reference.scheduler_core import Core, Limits
+from pdpool_reference.scheduler_queues import State
 from prometheus_client import CollectorRegistry
 
 TOKENIZER = tokenizers.load("tiny")

@@ -4,15 +4,15 @@ import threading
 import time
 
 import pytest
-from pdpool_connector.reference import tokenizer as tokenizers
-from pdpool_connector.reference import weights
-from pdpool_connector.reference.disaggregation import UnifiedSide
-from pdpool_connector.reference.kv import PageAllocator, PagedKV
-from pdpool_connector.reference.metrics import Counters
-from pdpool_connector.reference.model import Model
-from pdpool_connector.reference.request import Failure, GenerationRequest, RequestError, SamplingParams
-from pdpool_connector.reference.scheduler import IDLE_BEAT_S, Scheduler
-from pdpool_connector.reference.scheduler_core import Core, Limits
+from pdpool_reference import tokenizer as tokenizers
+from pdpool_reference import weights
+from pdpool_reference.disaggregation import UnifiedSide
+from pdpool_reference.kv import PageAllocator, PagedKV
+from pdpool_reference.metrics import Counters
+from pdpool_reference.model import Model
+from pdpool_reference.request import Failure, GenerationRequest, RequestError, SamplingParams
+from pdpool_reference.scheduler import IDLE_BEAT_S, Scheduler
+from pdpool_reference.scheduler_core import Core, Limits
 from prometheus_client import CollectorRegistry
 
 TOKENIZER = tokenizers.load("tiny")
@@ -125,7 +125,7 @@ def test_an_idle_scheduler_beats_and_does_not_spin(bench):
 @pytest.fixture
 def long_beat(monkeypatch):
     """An idle scheduler sleeps for longer than a test lasts."""
-    monkeypatch.setattr("pdpool_connector.reference.scheduler.IDLE_BEAT_S", 600.0)
+    monkeypatch.setattr("pdpool_reference.scheduler.IDLE_BEAT_S", 600.0)
 
 
 def test_a_wake_makes_it_turn_at_once(long_beat, bench):

@@ -7,8 +7,8 @@ from importlib.metadata import version
 import pytest
 from click.testing import CliRunner
 from pdpool_connector.cli import main
-from pdpool_connector.reference.options import engine_options, make_options
-from pdpool_connector.reference.server_process import run_engine
+from pdpool_reference.options import engine_options, make_options
+from pdpool_reference.server_process import run_engine
 
 
 def parse(*arguments, env=None):
@@ -57,8 +57,8 @@ def test_values_that_cannot_work_are_refused(wrong):
 @pytest.mark.parametrize(
     ("command", "module"),
     [
-        (["demo"], "pdpool_connector.demo.story"),
-        (["engine", "--model-path", "tiny"], "pdpool_connector.reference.server_process"),
+        (["demo"], "pdpool_reference.demo.story"),
+        (["engine", "--model-path", "tiny"], "pdpool_reference.server_process"),
     ],
 )
 def test_a_missing_extra_is_named(monkeypatch, command, module):

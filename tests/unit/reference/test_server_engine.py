@@ -3,9 +3,9 @@
 import threading
 
 from click.testing import CliRunner
-from pdpool_connector.reference import server_engine
-from pdpool_connector.reference.options import engine_options, make_options
-from pdpool_connector.reference.server_engine import Engine
+from pdpool_reference import server_engine
+from pdpool_reference.options import engine_options, make_options
+from pdpool_reference.server_engine import Engine
 
 WAIT_S = 20.0
 

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import aiohttp
 import pytest
-from pdpool_connector.reference.http_edge import listen
-from pdpool_connector.reference.openai_api import Result
-from pdpool_connector.reference.request import DEFAULT_DEADLINE_S, Finish, Tokens
-from pdpool_connector.reference.server import Api
-from pdpool_connector.reference.server_generate import OVERDUE_S, STALL_S, GenerationError, _arriving
+from pdpool_reference.http_edge import listen
+from pdpool_reference.openai_api import Result
+from pdpool_reference.request import DEFAULT_DEADLINE_S, Finish, Tokens
+from pdpool_reference.server import Api
+from pdpool_reference.server_generate import OVERDUE_S, STALL_S, GenerationError, _arriving
 
 
 async def test_a_client_that_leaves_at_the_moment_of_a_token_ends_its_request_too():
@@ -30,8 +30,8 @@ async def test_a_client_that_leaves_at_the_moment_of_a_token_ends_its_request_to
 async def test_a_request_without_a_token_is_ended_soon_after_its_deadline_also_by_an_engine_that_stands_still(
     monkeypatch,
 ):
-    monkeypatch.setattr("pdpool_connector.reference.server_generate.DEFAULT_DEADLINE_S", 0.02)
-    monkeypatch.setattr("pdpool_connector.reference.server_generate.OVERDUE_S", 0.01)
+    monkeypatch.setattr("pdpool_reference.server_generate.DEFAULT_DEADLINE_S", 0.02)
+    monkeypatch.setattr("pdpool_reference.server_generate.OVERDUE_S", 0.01)
     with pytest.raises(GenerationError) as caught:
         async for _ in _arriving(asyncio.Queue(), [Result(1)]):
             pass

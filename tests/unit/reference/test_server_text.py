@@ -1,7 +1,7 @@
 """Text that may be shown: never a part of a stop string."""
 
 import pytest
-from pdpool_connector.reference.scheduler_text import TextStream
+from pdpool_reference.scheduler_text import TextStream
 
 
 class Letters:

@@ -5,10 +5,10 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pdpool_connector.reference import tokenizer as tokenizers
-from pdpool_connector.reference import weights
-from pdpool_connector.reference.tokenizer import ChatTemplateError, TextTooLongError, Tokenizer
-from pdpool_connector.reference.weights import WeightsError
+from pdpool_reference import tokenizer as tokenizers
+from pdpool_reference import weights
+from pdpool_reference.tokenizer import ChatTemplateError, TextTooLongError, Tokenizer
+from pdpool_reference.weights import WeightsError
 
 TINY = tokenizers.load("tiny")
 

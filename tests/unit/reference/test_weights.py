@@ -10,11 +10,11 @@ import gguf
 import msgspec
 import numpy as np
 import pytest
-from pdpool_connector.reference import tokenizer, weights, weights_fetch
-from pdpool_connector.reference.convert import convert
-from pdpool_connector.reference.kv import PagedKV
-from pdpool_connector.reference.model import Model, Step
-from pdpool_connector.reference.weights import MODEL_FILE, WEIGHTS_FILE, WeightsError
+from pdpool_reference import tokenizer, weights, weights_fetch
+from pdpool_reference.convert import convert
+from pdpool_reference.kv import PagedKV
+from pdpool_reference.model import Model, Step
+from pdpool_reference.weights import MODEL_FILE, WEIGHTS_FILE, WeightsError
 
 LAYERS, HIDDEN, FFN, HEADS, KV_HEADS, VOCAB = 2, 32, 48, 4, 2, 300
 DIM = HIDDEN // HEADS
@@ -218,7 +218,7 @@ def test_another_format_is_refused(converted):
 
 def test_the_command_says_what_it_does_and_names_what_is_wrong(tmp_path):
     write_gguf(tmp_path / "odd.gguf", architecture="qwen2")
-    module = "pdpool_connector.reference.convert"
+    module = "pdpool_reference.convert"
     command = [sys.executable, "-m", module, str(tmp_path / "odd.gguf"), str(tmp_path / "model")]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=240, check=False, env={"PYTHONPATH": ":".join(sys.path)}

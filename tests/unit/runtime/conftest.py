@@ -3,17 +3,17 @@
 from collections.abc import Callable
 
 import pytest
-from pdpool_connector.engines.base import Poll
+from pdpool_connector.backends.base import Poll
 
-from tests.unit.runtime.scripted import Bench, ScriptedEngine
+from tests.unit.runtime.scripted import Bench, ScriptedBackend
 
 
 @pytest.fixture
 def bench():
     made: list[Bench] = []
 
-    def make(prepare: Callable[[ScriptedEngine], None] = lambda _: None, **memories) -> Bench:
-        engine = ScriptedEngine()
+    def make(prepare: Callable[[ScriptedBackend], None] = lambda _: None, **memories) -> Bench:
+        engine = ScriptedBackend()
         prepare(engine)
         made.append(Bench(engine, **memories))
         assert made[-1].connected.get(timeout=30) is engine.connect_error

@@ -1,11 +1,11 @@
-"""A worker over an engine whose transfers end when and how the test says."""
+"""A worker over an backend whose transfers end when and how the test says."""
 
 import threading
 from collections.abc import Callable
 from queue import Queue
 
 import numpy as np
-from pdpool_connector.engines.base import EngineError, Poll
+from pdpool_connector.backends.base import BackendError, Poll
 from pdpool_connector.layout.checksum import PageSums
 from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
 from pdpool_connector.layout.plan import Chunk
@@ -34,7 +34,7 @@ class Transfer:
         self.failure = ""
 
 
-class ScriptedEngine:
+class ScriptedBackend:
     """Submits go into a list; the test decides when and how each ends."""
 
     name = "scripted"
@@ -75,7 +75,7 @@ class ScriptedEngine:
 class Bench:
     def __init__(
         self,
-        engine: ScriptedEngine,
+        backend: ScriptedBackend,
         memory: KVMemory = MEMORY,
         theirs: KVMemory = MEMORY,
         staging=None,
@@ -83,15 +83,15 @@ class Bench:
         kv: bool = True,
         shares: bool = False,
     ) -> None:
-        self.engine = engine
+        self.backend = backend
         self.kept: Queue[tuple[AttemptId, Reservation]] = Queue()
-        self.connected: Queue[EngineError | None] = Queue()
+        self.connected: Queue[BackendError | None] = Queue()
         self.ended: Queue[WriteEnded] = Queue()
         self.gone = threading.Event()
         self.due = False
-        remote = RemoteMemory(engine="scripted", memory=theirs, descriptor=b"")
+        remote = RemoteMemory(backend="scripted", memory=theirs, descriptor=b"")
         self.worker = PeerWorker(
-            engine,
+            backend,
             memory,
             "d" * 32,
             remote,
@@ -123,7 +123,7 @@ class Bench:
             self._note(self.worker.move_now())
 
     def next_submit(self) -> Transfer:
-        return self.engine.submitted.get(timeout=30)
+        return self.backend.submitted.get(timeout=30)
 
     def next_end(self) -> WriteEnded:
         return self.ended.get(timeout=30)

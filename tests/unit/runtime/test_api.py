@@ -24,9 +24,9 @@ from pdpool_connector import (
     prompt_digest,
     shard_model,
 )
-from pdpool_connector.demo.launch import free_port
-from pdpool_connector.engines.base import IncompatiblePeerError, PeerUnreachableError
+from pdpool_connector.backends.base import IncompatiblePeerError, PeerUnreachableError
 from pdpool_connector.transport.curve import CurveKey, make_key
+from pdpool_reference.demo.launch import free_port
 from prometheus_client import CollectorRegistry
 
 from tests.unit.runtime.small_memory import SMALL_BYTES, lay_out
@@ -318,7 +318,7 @@ def test_a_decode_that_can_never_read_from_a_prefill_fails_as_one_that_does_not_
             stack.enter_context(contextlib.closing(kind(config, memory, lambda: None)))
             for kind in (PrefillConnector, DecodeConnector)
         )
-        monkeypatch.setattr(decode._engine, "connect", Mock(side_effect=error))
+        monkeypatch.setattr(decode._backend, "connect", Mock(side_effect=error))
         prefill.start()
         decode.start()
         for room in (1, 2):
@@ -556,7 +556,7 @@ def test_what_is_opened_while_the_connector_closes_ends_too(memory: KVMemory, mo
 
 
 @pytest.mark.parametrize("kind", [PrefillConnector, DecodeConnector])
-@pytest.mark.parametrize("step", ["_settled.wait", "_reactor.stop", "_http.close", "_engine.close"])
+@pytest.mark.parametrize("step", ["_settled.wait", "_reactor.stop", "_http.close", "_backend.close"])
 def test_a_close_that_was_interrupted_is_made_by_the_next(memory: KVMemory, kind, step: str, monkeypatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -580,14 +580,14 @@ def test_a_second_close_returns_when_the_first_has(memory: KVMemory, monkeypatch
     one = PrefillConnector(ConnectorConfig("127.0.0.1"), memory, lambda: None)
     one.start()
     at_it, go_on = threading.Event(), threading.Event()
-    end = one._engine.close
+    end = one._backend.close
 
     def slow() -> None:
         at_it.set()
         assert go_on.wait(30)
         end()
 
-    monkeypatch.setattr(one._engine, "close", slow)
+    monkeypatch.setattr(one._backend, "close", slow)
     first, second = threading.Thread(target=one.close), threading.Thread(target=one.close)
     first.start()
     assert at_it.wait(30)

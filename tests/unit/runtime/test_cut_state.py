@@ -131,7 +131,7 @@ def test_a_stage_without_state_is_not_paired_with_one_that_has_some() -> None:
         kv = [arena.region(index * 8 * 256, 256, 8) for index in range(4)]
         whole = KVMemory(kv=tuple(kv), aux=aux, layers=2, state=(state,), state_layers=(0,), **model)
         second = KVMemory(kv=tuple(kv[:2]), aux=aux, layers=1, first_layer=1, **model)
-        assert mismatch("local", second, RemoteMemory(engine="local", memory=whole, descriptor=b"")) == (
+        assert mismatch("local", second, RemoteMemory(backend="local", memory=whole, descriptor=b"")) == (
             "prefill will not pair, in its own words: state has 0 regions at prefill and 1 at decode, must have some "
             "on both sides or on neither"
         )

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pdpool_connector import HostArena, KVMemory
-from pdpool_connector.engines.base import EngineError
+from pdpool_connector.backends.base import BackendError
 from pdpool_connector.layout.memory import RemoteMemory, encode_remote
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.runtime import decodes as module
@@ -29,7 +29,7 @@ MEMORY = KVMemory(
     dtype="float32",
     model="m",
 )
-TOLD = encode_remote(RemoteMemory(engine="local", memory=MEMORY, descriptor=b""))
+TOLD = encode_remote(RemoteMemory(backend="local", memory=MEMORY, descriptor=b""))
 
 
 class Worker:
@@ -122,7 +122,7 @@ def prefill(clock) -> Prefill:
 def test_a_decode_that_comes_back_after_its_engine_failed_is_not_lost_by_the_connection_before(prefill) -> None:
     prefill.hello(A, 1)
     prefill.table.connection_ended(1)
-    prefill.table.connected(A, EngineError("cannot be reached"))
+    prefill.table.connected(A, BackendError("cannot be reached"))
     prefill.gone(A)
     prefill.pair(A, 2)
     prefill.run(2 * GRACE_S)
@@ -304,7 +304,7 @@ class Lives(RuleBasedStateMachine):
     def engine_answers(self, sender: str, well: bool) -> None:
         if sender in self.connecting:
             self.connecting.discard(sender)
-            self.table.connected(sender, None if well else EngineError("cannot be reached"))
+            self.table.connected(sender, None if well else BackendError("cannot be reached"))
 
     @rule(sender=st.sampled_from([A, B, C]))
     def worker_ends(self, sender: str) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from pdpool_connector import Cause, ConnectorConfig, DecodeConnector, HostArena, KVMemory, Phase, PrefillConnector
-from pdpool_connector.engines.base import Poll
-from pdpool_connector.engines.local import LocalEngine
+from pdpool_connector.backends.base import Poll
+from pdpool_connector.backends.local import LocalBackend
 from pdpool_connector.layout.pairing import shard_model
 from pdpool_connector.layout.staging import SLOT_BYTES
 from pdpool_connector.protocol.fence import ProcessExited
@@ -17,7 +17,7 @@ PAGES = np.array([5, 1, 2], np.int32)
 OTHERS = np.array([0, 3, 4], np.int32)
 
 
-class Unsure(LocalEngine):
+class Unsure(LocalBackend):
     """Moves everything, and says afterwards that bytes may still be under way when told to."""
 
     unsettled = False
@@ -87,7 +87,7 @@ def prefill(sides: list[Side], request) -> Iterator[PrefillConnector]:
     slots = getattr(request, "param", 2)
     config = ConnectorConfig("127.0.0.1", staging_bytes=slots * SLOT_BYTES)
     connector = PrefillConnector(config, sides[0].memory, lambda: None)
-    connector._engine = Unsure()
+    connector._backend = Unsure()
     connector.start()
     yield connector
     connector.close()
@@ -120,17 +120,17 @@ def test_each_rank_gets_its_head_with_and_without_staging(prefill, decodes, side
     for head, side in enumerate(sides[1:]):
         assert np.array_equal(side.cache[:, PAGES[::-1], :, 0], sides[0].cache[:, PAGES, :, head])
         assert not side.cache[:, [0, 3, 4, 6, 7]].any()
-    assert (prefill._engine.staged > 0) is (prefill._staging is not None)
+    assert (prefill._backend.staged > 0) is (prefill._staging is not None)
     assert prefill._staging is None or prefill._staging.reserved == 0
 
 
 def test_a_slot_that_may_still_be_read_is_held_with_its_hand_off_until_the_peer_is_fenced(prefill, decodes) -> None:
-    prefill._engine.unsettled = True
+    prefill._backend.unsettled = True
     sending, receiving = hand_over(prefill, decodes, 1)
     assert sending.status.cause is Cause.TRANSFER_FAILED
     assert not sending.status.releasable
     until(lambda: prefill._staging.reserved)  # 1 or 2: the other part may have failed before it wrote
-    prefill._engine.unsettled = False
+    prefill._backend.unsettled = False
     other, _ = hand_over(prefill, decodes, 2, OTHERS)
     assert other.status.phase is Phase.DONE
     assert prefill._staging.reserved in (1, 2)
@@ -142,7 +142,7 @@ def test_a_slot_that_may_still_be_read_is_held_with_its_hand_off_until_the_peer_
 
 
 def test_a_slot_is_held_though_the_other_rank_has_not_even_opened(prefill, decodes) -> None:
-    prefill._engine.unsettled, prefill._engine.awaited = True, 1
+    prefill._backend.unsettled, prefill._backend.awaited = True, 1
     receiving = decodes[0].open(prefill.bootstrap_address, 1, "r", pages=PAGES, aux_slot=0)
     sending = prefill.open(1, "r")
     sending.send(PAGES, start=0, last=True, aux_slot=0)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from pdpool_connector import Cause, ConnectorConfig, DecodeConnector, HostArena, Phase, PrefillConnector
-from pdpool_connector.engines.local import LocalEngine
+from pdpool_connector.backends.local import LocalBackend
 from pdpool_connector.transport.control import ControlLink, ControlServer
 
 from tests.unit.runtime.small_memory import SMALL_BYTES, lay_out
@@ -51,7 +51,7 @@ def test_the_peer_is_told_of_an_engine_call_that_raised_before_the_caller_sees_i
         raise RuntimeError("the link is down")
 
     prefill, decode = sides
-    monkeypatch.setattr(LocalEngine, "submit", submit)
+    monkeypatch.setattr(LocalBackend, "submit", submit)
     halves = [prefill.open(7, "r"), decode.open(prefill.bootstrap_address, 7, "r", pages=PAGES, aux_slot=0)]
     seen: list[tuple[str, Phase]] = []
     note_what_is_sent(monkeypatch, halves, seen)

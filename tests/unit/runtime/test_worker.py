@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec import structs
-from pdpool_connector.engines.base import EngineError, InvalidChunkError, Poll
+from pdpool_connector.backends.base import BackendError, InvalidChunkError, Poll
 from pdpool_connector.layout.memory import Region, StateCut
 from pdpool_connector.protocol.events import WriteResult
 from pdpool_connector.runtime.worker import IN_FLIGHT
@@ -43,7 +43,7 @@ def test_no_more_chunks_are_in_flight_than_told_and_jobs_take_turns(bench) -> No
     assert IN_FLIGHT == 2
     one.write(3, 16)
     one.write(4, 16)
-    assert one.engine.submitted.empty()
+    assert one.backend.submitted.empty()
     first.outcome = second.outcome = Poll.DONE
     assert order_of(one, 8) == [3, 4, 3, 4, 3, 4, 3, 4]
     assert {one.next_end().write for _ in range(4)} == {1, 2, 3, 4}
@@ -72,7 +72,7 @@ def test_stop_cuts_at_the_next_chunk_and_waits_for_what_is_in_flight(bench) -> N
     end = one.next_end()
     assert end.result is WriteResult.STOPPED
     assert end.bytes_moved == 8 * PAGE
-    assert one.engine.submitted.empty()
+    assert one.backend.submitted.empty()
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_unsettled_outweighs_an_earlier_settled_failure(bench) -> None:
     ("error", "result"),
     [
         (InvalidChunkError("page 999"), WriteResult.INVALID),
-        (EngineError("not connected"), WriteResult.FAILED),
+        (BackendError("not connected"), WriteResult.FAILED),
         (RuntimeError("a bug"), WriteResult.UNSETTLED),
     ],
 )
 def test_what_submit_raises_ends_the_write_and_not_the_worker(bench, error: Exception, result: WriteResult) -> None:
-    one = bench(lambda engine: engine.refusals.update({1: error}))
+    one = bench(lambda backend: backend.refusals.update({1: error}))
     one.write(1, 1)
     assert one.next_end().result is result
     one.write(2, 1)
@@ -119,7 +119,7 @@ def test_what_submit_raises_ends_the_write_and_not_the_worker(bench, error: Exce
 
 
 def test_a_failed_connection_is_told_and_ends_the_worker(bench) -> None:
-    one = bench(lambda engine: setattr(engine, "connect_error", EngineError("no route")))
+    one = bench(lambda backend: setattr(backend, "connect_error", BackendError("no route")))
     assert one.gone.wait(30)
 
 
@@ -128,11 +128,11 @@ def test_close_waits_for_what_is_in_flight_and_then_disconnects(bench) -> None:
     one.write(1, 40)
     flying = [one.next_submit(), one.next_submit()]
     one.worker.close()
-    assert not one.engine.disconnected.wait(0.1)
+    assert not one.backend.disconnected.wait(0.1)
     for transfer in flying:
         transfer.outcome = Poll.DONE
     assert one.next_end().result is WriteResult.STOPPED
-    assert one.engine.disconnected.wait(30)
+    assert one.backend.disconnected.wait(30)
 
 
 STATEFUL = structs.replace(

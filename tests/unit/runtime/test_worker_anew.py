@@ -1,7 +1,7 @@
 """A worker whose connection has broken while both processes live: the next job has it made anew."""
 
 import pytest
-from pdpool_connector.engines.base import Poll, UnknownPeerError
+from pdpool_connector.backends.base import Poll, UnknownPeerError
 from pdpool_connector.protocol.events import WriteResult
 
 from tests.unit.runtime.scripted import Bench
@@ -11,10 +11,10 @@ BROKEN = UnknownPeerError("peer d is not connected: reset by peer")
 
 @pytest.fixture
 def broken(bench):
-    """A worker whose engine refuses these submissions, counted from 1, for want of a connection."""
+    """A worker whose backend refuses these submissions, counted from 1, for want of a connection."""
 
     def make(*numbers: int) -> Bench:
-        return bench(lambda engine: engine.refusals.update(dict.fromkeys(numbers, BROKEN)))
+        return bench(lambda backend: backend.refusals.update(dict.fromkeys(numbers, BROKEN)))
 
     return make
 
@@ -25,7 +25,7 @@ def test_a_job_that_finds_the_connection_broken_goes_out_over_a_new_one(broken) 
     one.next_submit().outcome = Poll.DONE
     end = one.next_end()
     assert end.result is WriteResult.LANDED
-    assert one.engine.connects == 2
+    assert one.backend.connects == 2
 
 
 def test_a_job_asks_for_a_new_connection_once_and_the_next_job_asks_again(broken) -> None:
@@ -36,17 +36,17 @@ def test_a_job_asks_for_a_new_connection_once_and_the_next_job_asks_again(broken
     one.write(2, 1)
     one.next_submit().outcome = Poll.DONE
     assert one.next_end().result is WriteResult.LANDED
-    assert one.engine.connects == 3
+    assert one.backend.connects == 3
 
 
 def test_where_no_connection_can_be_made_jobs_fail_and_tell_why_without_a_try_each(broken) -> None:
     one = broken(1, 2, 3)
-    one.engine.connect_error = UnknownPeerError("nobody answers")
+    one.backend.connect_error = UnknownPeerError("nobody answers")
     for number in (1, 2):
         one.write(number, 1)
         end = one.next_end()
         assert (end.result, end.message) == (WriteResult.FAILED, "nobody answers")
-    assert one.engine.connects == 2
+    assert one.backend.connects == 2
 
 
 def test_nothing_is_given_up_while_bytes_are_under_way_over_the_old_connection(broken) -> None:
@@ -55,14 +55,14 @@ def test_nothing_is_given_up_while_bytes_are_under_way_over_the_old_connection(b
     flying = one.next_submit()
     one.write(2, 1)
     assert one.next_end().write == 2
-    assert not one.engine.disconnected.is_set()
+    assert not one.backend.disconnected.is_set()
     flying.outcome = Poll.DONE
     assert one.next_end().result is WriteResult.LANDED
 
 
 def test_a_job_that_was_stopped_meanwhile_goes_out_no_more(broken) -> None:
     one = broken(1)
-    one.engine.on_connect = lambda: one.worker.stop({1})
+    one.backend.on_connect = lambda: one.worker.stop({1})
     one.write(1, 1)
     assert one.next_end().result is WriteResult.STOPPED
-    assert one.engine.submitted.empty()
+    assert one.backend.submitted.empty()

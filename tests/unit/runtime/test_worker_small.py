@@ -5,18 +5,18 @@ import time
 
 import pytest
 from msgspec import structs
-from pdpool_connector.engines.base import EngineError, InvalidChunkError, Poll, UnknownPeerError
+from pdpool_connector.backends.base import BackendError, InvalidChunkError, Poll, UnknownPeerError
 from pdpool_connector.layout.plan import Chunk
 from pdpool_connector.protocol.events import WriteResult
 from pdpool_connector.runtime.worker import SMALL
 
-from tests.unit.runtime.scripted import MEMORY, Bench, ScriptedEngine, Transfer
+from tests.unit.runtime.scripted import MEMORY, Bench, ScriptedBackend, Transfer
 
 LITTLE = structs.replace(MEMORY, kv=tuple(structs.replace(region, item_bytes=512) for region in MEMORY.kv))
 """1 KiB and two pieces a page."""
 
 
-class PromptEngine(ScriptedEngine):
+class PromptBackend(ScriptedBackend):
     """Ends what it is given at once in the way that `outcome` tells; None: it would have to wait."""
 
     def __init__(self, outcome: Poll | None) -> None:
@@ -35,11 +35,11 @@ class PromptEngine(ScriptedEngine):
 
 @pytest.fixture
 def prompt():
-    """A worker that sleeps, over a `PromptEngine`."""
+    """A worker that sleeps, over a `PromptBackend`."""
     made: list[Bench] = []
 
     def make(outcome: Poll | None) -> Bench:
-        one = Bench(PromptEngine(outcome), LITTLE, LITTLE)
+        one = Bench(PromptBackend(outcome), LITTLE, LITTLE)
         made.append(one)
         assert one.connected.get(timeout=30) is None
         # What it does by itself it does with its hands, from before it tells of the end until it sleeps; that it is
@@ -50,7 +50,7 @@ def prompt():
         while one.worker._hands.locked():
             time.sleep(0.001)
         one.worker.forget(0)
-        one.engine.count = 0
+        one.backend.count = 0
         return one
 
     yield make
@@ -74,7 +74,7 @@ def test_a_small_move_is_made_by_whoever_brings_it_while_the_worker_sleeps(promp
     one.write(1, 1, aux=True)
     one.turn()
     assert one.ended.get_nowait().result is WriteResult.LANDED
-    assert one.engine.threads == [threading.current_thread().name]
+    assert one.backend.threads == [threading.current_thread().name]
 
 
 def test_small_moves_of_a_turn_go_out_as_one_transfer_and_each_is_told_its_own_bytes(prompt) -> None:
@@ -82,8 +82,8 @@ def test_small_moves_of_a_turn_go_out_as_one_transfer_and_each_is_told_its_own_b
     one.write(1, 2)
     one.write(2, 1)
     one.turn()
-    assert pages_of(one.engine.submitted.get_nowait().chunk) == [32, 33, 64]
-    assert one.engine.count == 1
+    assert pages_of(one.backend.submitted.get_nowait().chunk) == [32, 33, 64]
+    assert one.backend.count == 1
     ends = [one.ended.get_nowait() for _ in range(2)]
     assert [(end.write, end.result, end.bytes_moved) for end in ends] == [
         (1, WriteResult.LANDED, 2048),
@@ -96,7 +96,7 @@ def test_no_more_is_moved_in_one_transfer_than_takes_less_than_waking_a_thread(p
     for number in range(1, 6):
         one.write(number, 10)
     one.turn()
-    pieces = [2 * len(one.engine.submitted.get_nowait().chunk.local_pages) for _ in range(one.engine.count)]
+    pieces = [2 * len(one.backend.submitted.get_nowait().chunk.local_pages) for _ in range(one.backend.count)]
     assert pieces == [60, 40]
     assert max(pieces) <= SMALL[1]
     assert set(results(one, 5).values()) == {WriteResult.LANDED}
@@ -116,18 +116,18 @@ def test_when_their_transfer_fails_each_says_whether_bytes_may_still_land(prompt
 
 def test_those_that_find_the_connection_broken_are_left_to_the_worker_which_makes_it_anew(prompt) -> None:
     one = prompt(Poll.DONE)
-    one.engine.refusals[1] = UnknownPeerError("not connected")
+    one.backend.refusals[1] = UnknownPeerError("not connected")
     for number in (1, 2):
         one.write(number, 1)
     one.turn()
     one.next_submit().outcome = Poll.DONE
     assert results(one, 2) == {1: WriteResult.LANDED, 2: WriteResult.LANDED}
-    assert one.engine.connects == 2
+    assert one.backend.connects == 2
 
 
 def test_one_that_does_not_fit_fails_alone(prompt) -> None:
     one = prompt(Poll.DONE)
-    one.engine.refusals = {1: InvalidChunkError("page 999"), 3: InvalidChunkError("page 999")}
+    one.backend.refusals = {1: InvalidChunkError("page 999"), 3: InvalidChunkError("page 999")}
     for number in (1, 2, 3):
         one.write(number, 1)
     one.turn()
@@ -144,11 +144,11 @@ def test_a_page_that_two_are_to_write_is_left_to_the_engine_to_judge(prompt) -> 
 
 @pytest.mark.parametrize(
     ("error", "result"),
-    [(EngineError("not connected"), WriteResult.FAILED), (RuntimeError("a bug"), WriteResult.UNSETTLED)],
+    [(BackendError("not connected"), WriteResult.FAILED), (RuntimeError("a bug"), WriteResult.UNSETTLED)],
 )
 def test_what_submit_raises_ends_all_of_them(prompt, error: Exception, result: WriteResult) -> None:
     one = prompt(Poll.DONE)
-    one.engine.refusals = {1: error}
+    one.backend.refusals = {1: error}
     one.write(1, 1)
     one.write(2, 1)
     one.turn()
@@ -183,7 +183,7 @@ def test_one_that_is_stopped_before_the_turn_ends_is_not_moved(prompt) -> None:
     one.worker.stop({1})
     one.turn()
     assert results(one, 2) == {1: WriteResult.STOPPED, 2: WriteResult.LANDED}
-    assert pages_of(one.engine.submitted.get_nowait().chunk) == [64]
+    assert pages_of(one.backend.submitted.get_nowait().chunk) == [64]
 
 
 def test_the_worker_goes_on_with_what_is_not_over_at_once(prompt) -> None:
@@ -194,7 +194,7 @@ def test_the_worker_goes_on_with_what_is_not_over_at_once(prompt) -> None:
     assert one.ended.empty()
     one.next_submit().outcome = Poll.DONE
     assert results(one, 2) == {1: WriteResult.LANDED, 2: WriteResult.LANDED}
-    assert one.engine.count == 1
+    assert one.backend.count == 1
 
 
 def test_the_worker_makes_what_would_have_to_wait(prompt) -> None:
@@ -204,7 +204,7 @@ def test_the_worker_makes_what_would_have_to_wait(prompt) -> None:
     one.turn()
     one.next_submit().outcome = Poll.DONE
     assert results(one, 2) == {1: WriteResult.LANDED, 2: WriteResult.LANDED}
-    assert len(one.engine.threads) == 1
+    assert len(one.backend.threads) == 1
 
 
 def test_large_moves_and_those_behind_others_are_the_workers(prompt) -> None:
@@ -213,7 +213,7 @@ def test_large_moves_and_those_behind_others_are_the_workers(prompt) -> None:
     first = one.next_submit()
     one.write(2, 1)
     one.turn()
-    assert one.engine.threads == []
+    assert one.backend.threads == []
     first.outcome = Poll.DONE
     while pages_of((transfer := one.next_submit()).chunk)[0] != 64:
         transfer.outcome = Poll.DONE
@@ -244,7 +244,7 @@ def test_a_worker_that_closes_in_the_same_turn_cuts_short_what_nobody_has_begun(
     one.worker.close()
     one.turn()
     assert results(one, 1) == {1: WriteResult.STOPPED}
-    assert one.engine.count == 0
+    assert one.backend.count == 0
 
 
 def test_what_comes_while_two_transfers_are_under_way_goes_out_together(bench) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from pdpool_connector.engines.base import EngineError, InvalidChunkError, Poll, UnknownPeerError
+from pdpool_connector.backends.base import BackendError, InvalidChunkError, Poll, UnknownPeerError
 from pdpool_connector.layout.memory import KVMemory, Region
 from pdpool_connector.layout.staging import Staging
 from pdpool_connector.protocol.events import WriteResult
@@ -59,13 +59,13 @@ def test_pages_are_gathered_and_their_slot_is_given_back_when_the_chunk_has_sett
     [
         (Poll.FAILED_SETTLED, None, False),
         (Poll.FAILED_UNSETTLED, None, True),
-        (None, EngineError("not connected"), False),
+        (None, BackendError("not connected"), False),
         (None, InvalidChunkError("page 999"), False),
         (None, RuntimeError("a bug"), True),
     ],
 )
 def test_a_slot_is_kept_with_the_attempt_only_while_it_may_still_be_read(staged, outcome, refusal, keeps) -> None:
-    one, staging = staged(2, prepare=lambda engine: engine.refusals.update({1: refusal} if refusal else {}))
+    one, staging = staged(2, prepare=lambda backend: backend.refusals.update({1: refusal} if refusal else {}))
     one.write(1, 3)
     if refusal is None:
         one.next_submit().outcome = outcome
@@ -80,8 +80,8 @@ def test_a_slot_is_kept_with_the_attempt_only_while_it_may_still_be_read(staged,
 
 
 def test_what_waits_for_a_new_connection_is_gathered_again_and_keeps_no_slot(staged) -> None:
-    one, staging = staged(1, prepare=lambda engine: engine.refusals.update({1: UnknownPeerError("not connected")}))
-    one.engine.on_connect = lambda: reserved.append(staging.reserved)
+    one, staging = staged(1, prepare=lambda backend: backend.refusals.update({1: UnknownPeerError("not connected")}))
+    one.backend.on_connect = lambda: reserved.append(staging.reserved)
     reserved: list[int] = []
     one.write(1, 3)
     transfer = one.next_submit()
@@ -103,7 +103,7 @@ def test_a_fault_in_the_worker_disconnects_the_peer_and_keeps_the_slots_of_what_
     one.worker._prepare = fault
     one.write(2, 3)
     assert one.gone.wait(30)
-    assert one.engine.disconnected.is_set()
+    assert one.backend.disconnected.is_set()
     assert staging.reserved == 1
     assert one.kept.get_nowait() == (AttemptId("d" * 32, 1), flying.chunk.staged)
 
@@ -154,7 +154,7 @@ def test_ids_outside_our_memory_are_refused_before_they_are_gathered(staged) -> 
     one, staging = staged(1)
     one.write(8, 3)  # pages 256..258 of 256
     assert one.next_end().result is WriteResult.INVALID
-    assert (staging.reserved, one.engine.count) == (0, 0)
+    assert (staging.reserved, one.backend.count) == (0, 0)
 
 
 def test_without_staging_pages_go_out_as_strips(bench) -> None:

@@ -4,10 +4,10 @@ from pathlib import PurePosixPath
 
 import pytest
 from pdpool_connector.flight.files import MAX_BYTES
-from pdpool_connector.reference.http_edge import CLOSE_S
-from pdpool_connector.reference.server_engine import STOP_S
 from pdpool_operator.api.names import Role
 from pdpool_operator.build.pool import instance_stateful_set
+from pdpool_reference.http_edge import CLOSE_S
+from pdpool_reference.server_engine import STOP_S
 
 from tests.unit.operator.plan.makers import SETTINGS, make_pool
 

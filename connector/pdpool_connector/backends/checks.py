@@ -1,0 +1,97 @@
+"""What every backend checks in the same way: whom it connects, and what it is told to move."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Mapping
+from typing import Annotated, Protocol, TypeVar
+
+import msgspec
+
+from pdpool_connector.layout.mapped import refuse_unmapped
+from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
+from pdpool_connector.layout.plan import Chunk, PairPlan
+
+from .base import (
+    BackendError,
+    BackendUnavailableError,
+    IncompatiblePeerError,
+    InvalidChunkError,
+    Op,
+    UnknownPeerError,
+)
+
+Session = Annotated[str, msgspec.Meta(min_length=3, max_length=270, pattern=r"^[^\s]+:[0-9]{1,5}\Z")]
+"""How a library that names processes by where they answer names one: "host:port"."""
+Descriptor = TypeVar("Descriptor")
+
+
+class Connected(Protocol):
+    """What an backend keeps of a peer, as far as the checks need it. `broken`: why its connection failed, or ""."""
+
+    plan: PairPlan
+    broken: str
+
+
+Peer = TypeVar("Peer", bound=Connected)
+
+
+def refuse_absent(memory: KVMemory) -> None:
+    """Raise BackendError for regions that are no memory of this process."""
+    try:
+        refuse_unmapped(memory.regions)
+    except LayoutError as error:
+        raise BackendError(str(error)) from None
+
+
+def meet(
+    backend: str,
+    ours: KVMemory | None,
+    known: Container[str],
+    peer: str,
+    remote: RemoteMemory,
+    kind: type[Descriptor],
+) -> tuple[PairPlan, Descriptor]:
+    """The plan of our memory and the peer's, and the peer's descriptor, a msgpack of `kind`.
+
+    Raises BackendError when nothing is registered yet or the peer is among the known, and IncompatiblePeerError.
+    """
+    if ours is None:
+        raise BackendError("register memory before connecting a peer")
+    if peer in known:
+        raise BackendError(f"peer {peer} is connected already")
+    if remote.backend != backend:
+        raise IncompatiblePeerError(f"backend is {backend!r} here and {remote.backend!r} at the peer")
+    try:
+        return PairPlan(ours, remote.memory), msgspec.msgpack.decode(remote.descriptor, type=kind)
+    except (LayoutError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise IncompatiblePeerError(str(error)) from error
+
+
+def admit(peers: Mapping[str, Peer], peer: str, chunk: Chunk, op: Op) -> Peer:
+    """The peer that a chunk is for. Raises UnknownPeerError, or InvalidChunkError for a chunk that does not fit."""
+    state = peers.get(peer)
+    if state is None or state.broken:
+        raise UnknownPeerError(f"peer {peer} is not connected" + (f": {state.broken}" if state else ""))
+    refuse_invalid(state.plan, chunk, op)
+    return state
+
+
+def refuse_invalid(plan: PairPlan, chunk: Chunk, op: Op) -> None:
+    """Raise InvalidChunkError for a chunk that does not fit the plan."""
+    try:
+        plan.check(chunk, read=op is Op.READ)
+    except LayoutError as error:
+        raise InvalidChunkError(str(error)) from error
+
+
+def device(default: int) -> int:
+    """Index of the GPU or NPU whose memory is moved, as the environment variable PDPOOL_DEVICE tells.
+
+    Raises BackendUnavailableError when it is no number.
+    """
+    text = os.environ.get("PDPOOL_DEVICE", str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise BackendUnavailableError(f"PDPOOL_DEVICE is {text!r}, must be the index of a device") from None

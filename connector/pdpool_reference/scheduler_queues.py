@@ -1,0 +1,96 @@
+"""The sequences that an engine holds, and the one queue that each of them stands in."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdpool_reference.handoff import Handoff
+from pdpool_reference.request import GenerationRequest
+from pdpool_reference.scheduler_text import TextStream
+
+
+class State(StrEnum):
+    """Where a sequence stands."""
+
+    BOOTSTRAP = "prefill_bootstrap"
+    """Prefill: no decode engine has named the destination yet."""
+    AHEAD = "prefill_ahead"
+    """The same, and its prompt is computed meanwhile, in pages that may be taken from it again."""
+    WAITING = "waiting"
+    """Needs pages before its prompt can be computed."""
+    COMPUTING = "computing"
+    """The prompt is computed in chunks."""
+    INFLIGHT = "prefill_inflight"
+    """Prefill: computed; the last pages are on their way."""
+    PREALLOC = "decode_prealloc"
+    """Decode: needs pages for the cache to land in."""
+    TRANSFER = "decode_transfer"
+    """Decode: the cache is on its way."""
+    RUNNING = "running"
+    """One token each step."""
+
+
+NO_PAGES: NDArray[np.int32] = np.empty(0, np.int32)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sequence and everything that it owns in this engine.
+
+    `pages` are cache pages in logical order; `computed` counts prompt tokens in the cache, `sent` logical pages given
+    to the transfer; `met` is whether its hand-off has got beyond waiting for the other side. A `leaked` one is counted
+    and otherwise forgotten: a fault that is asked for.
+    """
+
+    request: GenerationRequest
+    text: TextStream
+    arrived: float
+    state: State | None = None
+    since: float = 0.0
+    pages: NDArray[np.int32] = field(default_factory=lambda: NO_PAGES)
+    aux_slot: int | None = None
+    computed: int = 0
+    sent: int = 0
+    output: list[int] = field(default_factory=list)
+    transfer: Handoff | None = None
+    met: bool = False
+    leaked: bool = False
+
+
+class Queues:
+    """Which sequence stands where, in the order of arrival in each queue. A sequence stands in one queue or in none."""
+
+    def __init__(self) -> None:
+        self._of: dict[State, dict[Sequence, None]] = {state: {} for state in State}
+        self._moved = dict.fromkeys(State, 0)
+
+    def move(self, seq: Sequence, to: State | None, now: float) -> None:
+        """Put a sequence at the end of another queue, or take it out."""
+        if seq.state is not None:
+            del self._of[seq.state][seq]
+            self._moved[seq.state] += to is not None
+        seq.state, seq.since = to, now
+        if to is not None:
+            self._of[to][seq] = None
+
+    def of(self, state: State) -> list[Sequence]:
+        """The sequences of one queue, first come first; a copy, so that they may be moved on the way through."""
+        return [seq for seq in self._of[state] if not seq.leaked]
+
+    def all(self) -> list[Sequence]:
+        """All sequences; a copy."""
+        return [seq for queue in self._of.values() for seq in queue if not seq.leaked]
+
+    def count(self, *states: State) -> int:
+        """How many stand in these queues."""
+        return sum(len(self._of[state]) for state in states)
+
+    def oldest_s(self, state: State, now: float) -> float | None:
+        """For how many seconds the first of a queue has stood in it."""
+        return next((max(0.0, now - seq.since) for seq in self._of[state]), None)
+
+    def moved_total(self, state: State) -> int:
+        """How many went on from this queue to another since the engine started; those that ended in it do not count."""
+        return self._moved[state]

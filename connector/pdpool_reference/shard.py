@@ -1,0 +1,18 @@
+"""Which part of the model each rank of an engine holds."""
+
+from pdpool_connector.layout.pairing import Part, shard_model
+
+from pdpool_reference.config import ModelConfig
+
+
+def parts_of(config: ModelConfig, tensor: int = 1, pipeline: int = 1) -> tuple[Part, ...]:
+    """The parts of an engine with `tensor` ranks in each of `pipeline` stages, in the order of ranks.
+
+    Layers that cannot be shared out evenly go to the first stages. Raises ValueError when the model cannot be cut so.
+    """
+    if tensor < 1 or config.kv_heads % tensor:
+        raise ValueError(f"tp-size is {tensor}, must divide the model's {config.kv_heads} KV heads")
+    if not 1 <= pipeline <= config.layers:
+        raise ValueError(f"pp-size is {pipeline}, must be 1..{config.layers}: the model has {config.layers} layers")
+    layers = [config.layers // pipeline + (stage < config.layers % pipeline) for stage in range(pipeline)]
+    return shard_model(layers, config.kv_heads, tp=tensor)

@@ -1,0 +1,1 @@
+"""What proves the connector: simulation, fuzzing, hazards, soak, fences, the oracle, benchmarks."""

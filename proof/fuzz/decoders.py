@@ -1,0 +1,164 @@
+"""Everything that reads what a stranger sent: it may refuse with its own error, and do nothing else."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from pdpool_connector.layout.memory import (
+    KVMemory,
+    LayoutError,
+    Region,
+    RemoteMemory,
+    StateCut,
+    decode_remote,
+    encode_remote,
+)
+from pdpool_connector.protocol import frames as f
+from pdpool_connector.runtime.admin import AdminEndpoint
+from pdpool_connector.transport import bootstrap, registry
+from pdpool_connector.transport.http import Asked
+
+from proof.fuzz.allowance import Allowance
+
+Fuzzed = Callable[[bytes], None]
+A, B = "a" * 32, "b" * 32
+
+
+def frames() -> tuple[Fuzzed, Sequence[bytes]]:
+    """`frames.decode`: what it lets through can be encoded again, and means the same."""
+    allowance = Allowance()
+
+    def fuzz(data: bytes) -> None:
+        with allowance.for_input(data):
+            try:
+                frame = f.decode(data)
+            except f.MalformedFrameError:
+                return
+        assert f.decode(f.encode(frame)) == frame
+
+    return fuzz, [f.encode(frame) for frame in sample_frames()]
+
+
+def memory() -> tuple[Fuzzed, Sequence[bytes]]:
+    """`layout.memory.decode_remote`."""
+    allowance = Allowance()
+
+    def fuzz(data: bytes) -> None:
+        with allowance.for_input(data):
+            try:
+                remote = decode_remote(data)
+            except LayoutError:
+                return
+        decode_remote(encode_remote(remote))
+
+    kv = (Region(4096, 512, 64), Region(1 << 20, 512, 64))
+    aux, state = Region(1 << 21, 64, 16), Region(1 << 22, 128, 8)
+    one = KVMemory(
+        kv=kv,
+        aux=aux,
+        page_tokens=16,
+        layers=1,
+        kv_heads=2,
+        head_dim=4,
+        dtype="float32",
+        model="m",
+        state=(state,),
+        state_cuts=(StateCut(2, (4, 4)),),
+        state_rank=1,
+        state_ranks=2,
+    )
+    return fuzz, [encode_remote(RemoteMemory(backend="local", memory=one, descriptor=b"x" * 32))]
+
+
+def json() -> tuple[Fuzzed, Sequence[bytes]]:
+    """Bodies of the bootstrap registry in both directions, and of the admin endpoint behind a gate that lets all in."""
+    allowance = Allowance()
+    handlers = list(AdminEndpoint(_Nobody(), _Open()).handlers().values())  # type: ignore[arg-type] # as much as it asks
+    decoders: Sequence[msgspec.json.Decoder[Any]] = (
+        bootstrap._infos,
+        bootstrap._leases,
+        bootstrap._refusals,
+        registry._registrations,
+    )
+
+    def fuzz(data: bytes) -> None:
+        with allowance.for_input(data):
+            for decoder in decoders:
+                try:
+                    bootstrap.decode_json(decoder, data)
+                except msgspec.DecodeError:
+                    continue
+            for handle in handlers:
+                assert handle(Asked(data, "127.0.0.1", "Bearer x")).status in (200, 400, 422)
+
+    proof = b'{"kind":"process_exited","pid":7,"seen_by":"kubelet"}'
+    bodies = [
+        b"{}",
+        b'{"room":7}',
+        b'{"older_than_s":600}',
+        b'{"incarnation":"%s","proofs":[%s]}' % (A.encode(), proof),
+    ]
+    return fuzz, [*bodies, b'{"protocol":[1,2],"ranks":[]}', b'{"lease_s":5.0}', b'{"error":"no","missing":[1]}']
+
+
+class _Open:
+    """A gate that lets everybody in: what is behind it is to be fuzzed."""
+
+    def admit(self, authorization: str, operation: str) -> str:
+        del authorization, operation
+        return "fuzzer"
+
+
+class _Nobody:
+    """Takes what the admin endpoint orders."""
+
+    def drain(self) -> None:
+        """Nothing to drain."""
+
+    def fence(self, incarnation: str, *proofs: object) -> None:
+        """Nothing to fence."""
+
+    def abort_room(self, room: int, message: str) -> int:
+        """Nothing to abort."""
+        del room, message
+        return 0
+
+    def purge(self, older_than_s: float, message: str) -> int:
+        """Nothing to purge."""
+        del older_than_s, message
+        return 0
+
+
+def sample_frames() -> list[f.Frame]:
+    """One frame of each kind and a batch, as real connectors send them, in every version."""
+    return [frame for version in range(f.VERSION_MIN, f.VERSION_MAX + 1) for frame in _sample_frames(version)]
+
+
+def _sample_frames(version: int) -> list[f.Frame]:
+    attempt = f.AttemptId(A, 1)
+    head = {"version": version, "sender": A, "attempt": attempt, "room": 7, "sibling": 0}
+    opened = f.Open(
+        **head,  # type: ignore[arg-type]
+        request_id="r",
+        pages=bytes(range(16)),
+        prefix_pages=0,
+        aux_slot=3,
+        deadline_s=30.0,
+        state=b"\1\0\0\0",
+    )
+    told = {"cause": "aborted", "message": "client left"}
+    plain: list[f.Frame] = [
+        f.Hello(version=version, oldest_version=1, sender=A, address="h:1", memory=b"m", state=version > 3),
+        f.HelloOk(version=version, sender=B, memory=b"m"),
+        f.HelloRefused(version=version, sender=B, reason="no", retry=True),
+        f.Goodbye(version=version, sender=A, reason="bye"),
+        opened,
+        f.Expect(**head, request_id="r", deadline_s=30.0),  # type: ignore[arg-type]
+        *(kind(**head) for kind in (f.Accepted, f.Sending, f.Ack, f.Query)),  # type: ignore[arg-type]
+        *(kind(**head, **told) for kind in (f.Failed, f.Drained)),  # type: ignore[arg-type]
+        f.Computed(**head, sequence=0, start=0, pages=bytes(8), last=True, aux_slot=1, state=b""),  # type: ignore[arg-type]
+        f.Fetching(**head, taken=1),  # type: ignore[arg-type]
+        f.Done(**head, bytes_moved=4096),  # type: ignore[arg-type]
+        f.Abort(**head, **told, request_id="r"),  # type: ignore[arg-type]
+    ]
+    return [*plain, *f.batches([opened, f.Query(**head)])]  # type: ignore[arg-type]

@@ -1,0 +1,283 @@
+"""The machines, driven by whatever an input says: frames that decode, events of the engine, and time."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from pdpool_connector.protocol import frames as f
+from pdpool_connector.protocol.decode import DecodeMachine
+from pdpool_connector.protocol.decode_read import DecodeReadMachine
+from pdpool_connector.protocol.events import (
+    AbortTransfer,
+    Drain,
+    Event,
+    ExpectAttempt,
+    Fenced,
+    Linked,
+    OpenAttempt,
+    OpenRequest,
+    PeerLost,
+    PeerReady,
+    Read,
+    ReadEnded,
+    Received,
+    Report,
+    SendPages,
+    Shutdown,
+    Tick,
+    Unlinked,
+    Unreachable,
+    Write,
+    WriteEnded,
+    Writer,
+    WriteResult,
+)
+from pdpool_connector.protocol.outcome import Cause, TransferStatus
+from pdpool_connector.protocol.prefill import PrefillMachine
+from pdpool_connector.protocol.prefill_read import PrefillReadMachine
+from pdpool_connector.protocol.timing import Timing
+
+from proof.fuzz.decoders import A, B, Fuzzed, sample_frames
+
+AnyMachine = PrefillMachine | PrefillReadMachine | DecodeMachine | DecodeReadMachine
+ME = "c" * 32
+PEERS = (A, B)
+TIMING = Timing(max_attempts=6, max_tombstones=8, expected_within_s=4.0)
+MOST_EVENTS = 64
+IDS = 16
+"""Pages, rows and items of each side."""
+
+
+class Bytes:
+    """Numbers out of an input, 0 when it is at its end."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def __bool__(self) -> bool:
+        return self._at < len(self._data)
+
+    def below(self, limit: int) -> int:
+        """A number from 0 up to `limit`."""
+        self._at += 1
+        return self._data[self._at - 1] % limit if self._at <= len(self._data) else 0
+
+    def take(self, count: int) -> bytes:
+        """So many bytes as they are."""
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def ids(self) -> bytes:
+        """A few ids within memory."""
+        return b"".join(self.below(IDS).to_bytes(4, "little") for _ in range(self.below(4)))
+
+
+def frame_of(data: Bytes) -> f.AttemptFrame | None:
+    """A frame: now and then from raw bytes, mostly a real one with fields of its choice; None where it is dropped."""
+    raw = data.take(data.below(256)) if data.below(8) == 0 else f.encode(_changed(data))
+    try:
+        frame = f.decode(raw)
+    except f.MalformedFrameError:
+        return None
+    return frame if isinstance(frame, f.AttemptFrame) else None
+
+
+def _changed(data: Bytes) -> f.AttemptFrame:
+    kinds = [frame for frame in SAMPLES if isinstance(frame, f.AttemptFrame)]
+    sample = kinds[data.below(len(kinds))]
+    changes: dict[str, Any] = {
+        "sender": PEERS[data.below(2)],
+        "attempt": f.AttemptId((A, B, ME)[data.below(3)], data.below(6)),
+        "room": data.below(3),
+        "sibling": data.below(2),
+    }
+    for name, value in FIELDS:
+        if name in sample.__struct_fields__:
+            changes[name] = value(data)
+    return msgspec.structs.replace(sample, **changes)
+
+
+SAMPLES = sample_frames()
+FIELDS: Sequence[tuple[str, Callable[[Bytes], Any]]] = (
+    ("request_id", lambda data: f"r{data.below(3)}"),
+    ("pages", Bytes.ids),
+    ("state", Bytes.ids),
+    ("prefix_pages", lambda data: data.below(4)),
+    ("aux_slot", lambda data: data.below(4) - 1),
+    ("deadline_s", lambda data: float(data.below(60))),
+    ("part", lambda data: data.below(3)),
+    ("parts", lambda data: data.below(3) + 1),
+    ("bytes_moved", lambda data: data.below(256)),
+    ("version", lambda data: f.VERSION_MIN + data.below(f.VERSION_MAX)),
+    ("sequence", lambda data: data.below(4)),
+    ("start", lambda data: data.below(4)),
+    ("last", lambda data: bool(data.below(2))),
+    ("taken", lambda data: data.below(4)),
+    ("cause", lambda data: ("aborted", "timed_out", "no such cause")[data.below(3)]),
+)
+
+
+class Watched:
+    """One machine of either side and direction, and what must hold whatever it is told."""
+
+    def __init__(self, machine: AnyMachine) -> None:
+        self.machine = machine
+        self.now = 0.0
+        self.statuses: dict[int, TransferStatus] = {}
+        self.handles = 0
+        self.offered: dict[f.AttemptId, list[bytes]] = {}
+        self.moving: list[Write | Read] = []
+
+    def play(self, data: Bytes) -> None:
+        """Take events from the input until it ends."""
+        for _ in range(MOST_EVENTS):
+            if not data:
+                return
+            event = self.event(data)
+            if event is not None:
+                self.do(event)
+
+    def event(self, data: Bytes) -> Event | None:
+        """The next event; None where what the input says is none."""
+        kind = data.below(20)
+        if kind < 10:
+            frame = frame_of(data)
+            if isinstance(frame, f.Open):
+                self.offered.setdefault(frame.attempt, []).append(frame.pages)
+            return Received(frame) if frame is not None else None
+        peer = PEERS[data.below(2)]
+        common: list[Callable[[], Event]] = [
+            lambda: PeerReady(peer, 1 + data.below(2)),
+            lambda: PeerLost(peer, "fuzzed"),
+            lambda: Fenced(peer, "fuzzed"),
+            lambda: AbortTransfer(data.below(8), "fuzzed"),
+            lambda: self.tick(data),
+            lambda: self.moved(data) or Tick(),
+            lambda: (Drain, Shutdown)[data.below(2)]() if data.below(8) == 0 else Tick(),
+        ]
+        prefill = isinstance(self.machine, PrefillMachine | PrefillReadMachine)
+        own = [self.request, self.send] if prefill else [self.attempt, self.link, self.expect]
+        choices = [*common, *(lambda make=make: make(data) for make in own)]
+        return choices[(kind - 10) % len(choices)]()
+
+    def tick(self, data: Bytes) -> Event:
+        self.now = max(self.now + data.below(8), self.machine.next_deadline or 0.0)
+        return Tick()
+
+    def request(self, data: Bytes) -> Event:
+        self.handles += 1
+        where = (data.below(3), data.below(2), f"r{data.below(3)}")
+        return OpenRequest(self.handles, *where, 1.0 + data.below(30), refused="fuzzed" if data.below(8) == 1 else "")
+
+    def send(self, data: Bytes) -> Event:
+        last = bool(data.below(2))
+        aux = data.below(IDS) if last and data.below(2) else None
+        return SendPages(data.below(8), data.ids(), data.below(4), last, aux, data.ids() if last else b"")
+
+    def attempt(self, data: Bytes) -> Event:
+        self.handles += 1
+        pages, state = data.ids(), data.ids()
+        self.offered[f.AttemptId(ME, self.handles)] = [pages]
+        wish = {"prefill": f"p{data.below(2)}", "room": data.below(3), "sibling": data.below(2), "state": state}
+        return OpenAttempt(
+            handle=self.handles,
+            request_id=f"r{data.below(3)}",
+            pages=pages,
+            prefix_pages=data.below(4),
+            aux_slot=data.below(IDS),
+            deadline_s=1.0 + data.below(30),
+            refused="fuzzed" if data.below(8) == 1 else "",
+            **wish,  # type: ignore[arg-type]
+        )
+
+    def expect(self, data: Bytes) -> Event:
+        self.handles += 1
+        where = (f"p{data.below(2)}", data.below(3), data.below(2), f"r{data.below(3)}")
+        return ExpectAttempt(self.handles, *where, 1.0 + data.below(30))
+
+    def link(self, data: Bytes) -> Event:
+        prefill = f"p{data.below(2)}"
+        kind = data.below(4)
+        if kind == 0:
+            return Unlinked(prefill)
+        if kind == 1:
+            return Unreachable(prefill, Cause.PEER_LOST, "fuzzed")
+        writers = PEERS[: 1 + data.below(2)]
+        return Linked(prefill, tuple(Writer(one, writes_aux=one is writers[-1]) for one in writers))
+
+    def moved(self, data: Bytes) -> Event | None:
+        if not self.moving:
+            return None
+        move = self.moving.pop(data.below(len(self.moving)))
+        result = tuple(WriteResult)[data.below(len(WriteResult))]
+        if isinstance(move, Write):
+            return WriteEnded(move.attempt, move.write, result, data.below(256))
+        return ReadEnded(move.attempt, move.read, result, data.below(256))
+
+    def do(self, event: Event) -> None:
+        if isinstance(event, Fenced):  # its moves are over, and need not be answered
+            self.moving = [move for move in self.moving if move.peer != event.peer]
+        for effect in self.machine.handle(event, self.now):
+            if isinstance(effect, Report):
+                self.check_report(effect)
+                self.check_untouched(effect)
+            elif isinstance(effect, Write | Read):
+                self.check_move(effect)
+                self.moving.append(effect)
+        most = TIMING.max_tombstones + 4 * TIMING.max_attempts + len(self.statuses)
+        assert self.machine.rows <= most, f"{self.machine.rows} rows"
+        assert self.machine.tombstones <= TIMING.max_tombstones, f"{self.machine.tombstones} tombstones"
+
+    def check_report(self, report: Report) -> None:
+        before, now = self.statuses.get(report.handle), report.status
+        if before is not None and before.ended:
+            assert (before.phase, before.cause) == (now.phase, now.cause), f"{before} became {now}"
+            assert now.releasable or not before.releasable, f"{before} became {now}"
+        self.statuses[report.handle] = now
+
+    def check_untouched(self, report: Report) -> None:
+        """Memory is given back when no move of ours uses it any more."""
+        for move in self.moving if report.status.releasable else ():
+            assert move.attempt not in report.attempts, f"{report} gives back what {move} uses"
+
+    def check_move(self, move: Write | Read) -> None:
+        """Nothing is written outside what was offered for this attempt."""
+        assert len(move.source) == len(move.target)
+        offers = self.offered.get(move.attempt, [])
+        wanted = _ids(move.target)
+        assert any(wanted <= _ids(pages) for pages in offers), f"{move} writes what was never offered: {offers}"
+        assert len(move.state[0]) == len(move.state[1])
+
+
+def _ids(pages: bytes) -> set[bytes]:
+    return {pages[at : at + 4] for at in range(0, len(pages), 4)}
+
+
+def _machine(kind: Callable[[str, Timing], AnyMachine]) -> tuple[Fuzzed, Sequence[bytes]]:
+    def fuzz(data: bytes) -> None:
+        Watched(kind(ME, TIMING)).play(Bytes(data))
+
+    # Peers become ready, are linked, and requests come; what follows is for the fuzzer to find.
+    ready = bytes([10, 0, 1, 10, 1, 1])
+    return fuzz, [ready + bytes([17, 0, 0, 0, 0, 9] * 4), ready + bytes(range(256)), ready + bytes(range(255, 0, -1))]
+
+
+def prefill() -> tuple[Fuzzed, Sequence[bytes]]:
+    """Prefill in WRITE."""
+    return _machine(PrefillMachine)
+
+
+def decode() -> tuple[Fuzzed, Sequence[bytes]]:
+    """Decode in WRITE."""
+    return _machine(DecodeMachine)
+
+
+def prefill_read() -> tuple[Fuzzed, Sequence[bytes]]:
+    """Prefill in READ."""
+    return _machine(PrefillReadMachine)
+
+
+def decode_read() -> tuple[Fuzzed, Sequence[bytes]]:
+    """Decode in READ."""
+    return _machine(DecodeReadMachine)

@@ -1,0 +1,106 @@
+"""H7: destinations of which one has its part, and hears or is asked again, while the other has not."""
+
+from typing import Any
+
+import numpy as np
+
+from proof.hazards.stage import CANARY, Stage, hazard
+from tests.integration.instances import Instance, shape
+
+REPEATS = 3
+"""How often a frame is seen again before anything is concluded from that."""
+
+
+@hazard(7, "a destination that was served is written again")
+def written_twice(stage: Stage) -> str:
+    _asked_again(stage)
+    _beside_another(stage)
+    return (
+        "repeated frames caused no second write; PP 2 to TP 2: words of one writer, repeated, stood for no other "
+        "writer; a decode rank that was served stood for no other rank, and was not written again for it"
+    )
+
+
+def _asked_again(stage: Stage) -> None:
+    """One destination, to which prefill's answers are lost."""
+    prefill, decode = stage.prefill, stage.decode
+    prefill.call("faults", delays={"Accepted": None, "Done": None})
+    name, _ = stage.meet()
+    prefill.send(name, [1, 2])
+    prefill.settle(lambda stats: stats["drops"].get("filtered", 0) >= 4)
+    assert stage.same([1, 2], [8, 3])
+    decode.pages[:, [8, 3]] = CANARY
+    lost = prefill.stats()["lost"]["Done"]
+    prefill.settle(lambda stats: stats["lost"]["Done"] >= lost + REPEATS)
+    prefill.call("faults", delays={})
+    status = decode.until(name, "done")
+    assert stage.blank([8, 3]), "a repeated frame made prefill write again"
+    assert status["bytes_moved"] == 2 * decode.pages.shape[0] * decode.pages.shape[2] + decode.aux.shape[1]
+
+
+def _beside_another(stage: Stage) -> None:
+    """Two stages write to each of two tensor ranks, of which the second one comes late."""
+    prefill = stage.instance("prefill", shape([2, 1]))
+    decode = stage.instance("decode", shape([3], tp=2))
+    whole = prefill.fill(1)
+    for side in decode.ranks:
+        side.pages[:] = CANARY
+    name, room = stage.name(), stage.room()
+    _count_writers(prefill, decode, name, room)
+    _check(decode, 0, whole)
+    decode.ranks[0].pages[:] = CANARY
+    _count_destinations(prefill, decode, name, room)
+    _check(decode, 1, whole)
+    assert (decode.ranks[0].pages == CANARY).all(), "a rank that had been served was written again"
+    for instance in (prefill, decode):
+        instance.settle_empty()
+
+
+def _count_writers(prefill: Instance, decode: Instance, name: str, room: int) -> None:
+    """The first rank gets the first stage's part, and is told so again and again; then the second stage's."""
+    served = decode.ranks[0]
+    served.call("faults", delays={"Ack": None})
+    prefill.ranks[1].call("hold_writes")
+    prefill.open(name, room)
+    served.open(name, room, prefill=prefill.bootstrap, pages=[8], aux_slot=1)
+    prefill.send(name, [1])
+    prefill.ranks[1].settle(lambda stats: stats["held_writes"] >= 1)
+    served.settle(lambda stats: stats["lost"].get("Ack", 0) >= REPEATS)
+    _open_still(served, name, "with the part of one of its two writers")
+    prefill.ranks[1].call("release_writes")
+    served.until(name, "done")
+
+
+def _count_destinations(prefill: Instance, decode: Instance, name: str, room: int) -> None:
+    """The first rank has all and does not acknowledge it; then the second one comes, and gets one stage's part late."""
+    served, late = decode.ranks
+    lost = served.stats()["lost"]["Ack"]
+    served.settle(lambda stats: stats["lost"]["Ack"] >= lost + REPEATS)
+    for side in prefill.ranks:
+        _open_still(side, name, "before its second destination was there")
+    prefill.ranks[0].call("hold_writes")
+    late.open(name, room, prefill=prefill.bootstrap, pages=[8], aux_slot=1)
+    prefill.ranks[0].settle(lambda stats: stats["held_writes"] >= 1)
+    prefill.ranks[1].until(name, "done")
+    for side in (prefill.ranks[0], late):
+        _open_still(side, name, "with a write to the second destination on its way")
+    for instance in (prefill, decode):
+        verdict = instance.verdict(name, room)
+        assert not verdict.releasable, f"the ranks of {instance.role} agree: {verdict}"
+    prefill.ranks[0].call("release_writes")
+    served.call("faults", delays={})
+    for instance in (prefill, decode):
+        instance.until(name, "done")
+
+
+def _open_still(side: Any, name: str, when: str) -> None:  # noqa: ANN401 - the tests' driver is not typed
+    status = side.status(name)
+    assert status["cause"] is None, status
+    assert status["phase"] != "done", f"done {when}"
+    assert not status["releasable"], f"released {when}"
+
+
+def _check(decode: Instance, rank: int, whole: np.ndarray) -> None:
+    side, part = decode.ranks[rank], decode.parts[rank]
+    wanted = whole[part.first_layer : part.layer_end, :, 1, :, part.first_head : part.head_end]
+    assert np.array_equal(side.cells[:, :, 8], wanted), f"rank {rank} is done with other bytes"
