@@ -3,9 +3,7 @@
 from pdpool_connector.backends.base import BackendError
 from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.memory import KVMemory, LayoutError, Region, StateCut
-from pdpool_connector.layout.pairing import Part, shard_model
-from pdpool_connector.protocol.agree import Key, Verdict, agree
-from pdpool_connector.protocol.answer import Answer, answer_for, client_answer
+from pdpool_connector.layout.pairing import ModelShard, shard_model
 from pdpool_connector.protocol.fence import (
     ConnectionsEnded,
     ContainerTerminated,
@@ -14,16 +12,18 @@ from pdpool_connector.protocol.fence import (
     NodeRebooted,
     ProcessExited,
 )
-from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.http_errors import Answer, answer_for, client_answer
+from pdpool_connector.protocol.rank_consensus import Key, RankStatus, agree
+from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.decode import DecodeConnector
-from pdpool_connector.runtime.identity import prompt_digest
 from pdpool_connector.runtime.prefill import PrefillConnector
+from pdpool_connector.runtime.prompt_digest import prompt_digest
 from pdpool_connector.runtime.stats import ConnectorStats
 from pdpool_connector.runtime.transfer import DecodeTransfer, PrefillTransfer
 from pdpool_connector.transport.curve import CurveKey, read_keys
-from pdpool_connector.transport.tokens import Gate
+from pdpool_connector.transport.tokens import TokenVerifier
 
 __all__ = [
     "Answer",
@@ -36,24 +36,24 @@ __all__ = [
     "CurveKey",
     "DecodeConnector",
     "DecodeTransfer",
-    "Gate",
     "HostArena",
     "InsufficientProofError",
     "KVMemory",
     "Key",
     "LayoutError",
+    "ModelShard",
     "NodeOutOfService",
     "NodeRebooted",
-    "Part",
     "Phase",
     "PrefillConnector",
     "PrefillTransfer",
     "ProcessExited",
+    "RankStatus",
     "Region",
     "StateCut",
-    "Timing",
+    "Timeouts",
+    "TokenVerifier",
     "TransferStatus",
-    "Verdict",
     "agree",
     "answer_for",
     "client_answer",

@@ -1,4 +1,4 @@
-"""Faults on request, for tests of what watches engines. Offered only with --enable-faults."""
+"""Faults on request, for tests of what watches engines. PageGuard only with --enable-faults."""
 
 from dataclasses import replace
 from typing import Annotated, Any

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.memory import KVMemory, Region
-from pdpool_connector.layout.pairing import Part
+from pdpool_connector.layout.pairing import ModelShard
 
 from pdpool_reference.config import ModelConfig
 from pdpool_reference.shard import parts_of
@@ -39,7 +39,7 @@ class PagedKV:
     """
 
     def __init__(
-        self, config: ModelConfig, pages: int, arena: HostArena | None = None, part: Part | None = None
+        self, config: ModelConfig, pages: int, arena: HostArena | None = None, part: ModelShard | None = None
     ) -> None:
         part = part or parts_of(config)[0]
         self.pages = pages
@@ -73,7 +73,7 @@ class PagedKV:
         )
 
     @staticmethod
-    def nbytes(config: ModelConfig, pages: int, part: Part | None = None) -> int:
+    def nbytes(config: ModelConfig, pages: int, part: ModelShard | None = None) -> int:
         """Bytes of arena that `pages` pages and the aux rows of a part (the whole model unless given) need."""
         part = part or parts_of(config)[0]
         return 2 * part.layers * _aligned(_page_bytes(config, part) * pages) + AUX_ROWS * _AUX_WORDS * 8
@@ -136,7 +136,7 @@ class PageAllocator:
         self._free.extend(given)
 
 
-def _page_bytes(config: ModelConfig, part: Part) -> int:
+def _page_bytes(config: ModelConfig, part: ModelShard) -> int:
     return PAGE_TOKENS * part.kv_heads * config.head_dim * 4
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pdpool_connector import CurveKey, Gate, read_keys
+from pdpool_connector import CurveKey, TokenVerifier, read_keys
 from pdpool_connector.backends import BACKENDS
 from pdpool_connector.transport.curve import KeysError
 
@@ -33,7 +33,7 @@ class EngineOptions:
     pp_size: int
     curve: tuple[CurveKey, ...]
     curve_required: bool
-    admin_gate: Gate | None
+    admin_gate: TokenVerifier | None
     pod_uid: str
     admin_socket: Path | None
     flight_dir: Path | None
@@ -110,13 +110,13 @@ def _keys(path: Path | None) -> tuple[CurveKey, ...]:
         raise click.UsageError(f"--curve-keys: {error}") from None
 
 
-def _gate(path: Path | None, pod_uid: str) -> Gate | None:
+def _gate(path: Path | None, pod_uid: str) -> TokenVerifier | None:
     if path is None:
         return None
     if not pod_uid:
         message = "--pod-uid is needed with --operator-key: tokens name the pod that they are for"
         raise click.UsageError(message)
     try:
-        return Gate(path.read_text(encoding="ascii"), pod_uid)
+        return TokenVerifier(path.read_text(encoding="ascii"), pod_uid)
     except (OSError, ValueError) as error:
         raise click.UsageError(f"--operator-key {path}: {error}") from None

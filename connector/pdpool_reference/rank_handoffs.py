@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from pdpool_connector import DecodeConnector, DecodeTransfer, Phase, PrefillConnector, PrefillTransfer, TransferStatus
-from pdpool_connector.protocol.agree import Key, agree
+from pdpool_connector.protocol.rank_consensus import Key, agree
 
 from pdpool_reference.kv import PagedKV
 from pdpool_reference.rank_orders import Abort, Drain, Offer, Request, Said, Send

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from pdpool_connector import ConnectorConfig, ConnectorStats, TransferStatus
-from pdpool_connector.layout.pairing import Part
+from pdpool_connector.layout.pairing import ModelShard
 
 from pdpool_reference.kv import AuxRow
 from pdpool_reference.model import Step
@@ -18,7 +18,7 @@ class RankSpec:
 
     rank: int
     stage: int
-    part: Part
+    part: ModelShard
     mode: str
     model_path: str
     kv_pages: int

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pdpool_connector import Cause, ConnectorConfig, ConnectorStats, DecodeConnector, PrefillConnector
-from pdpool_connector.layout.pairing import Part
+from pdpool_connector.layout.pairing import ModelShard
 from pdpool_connector.protocol.states import PrefillState
-from pdpool_connector.protocol.timing import Timing
-from pdpool_connector.runtime.arguments import RefusalCause
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime.metrics import ConnectorCollector
+from pdpool_connector.runtime.validation import RefusalCause
 from prometheus_client import CollectorRegistry
 
 from pdpool_reference import tokenizer as tokenizers
@@ -42,8 +42,8 @@ CONNECTOR_SILENT_S = 5.0
 """A loop that has not turned for so long makes /health say 503."""
 EXPECTED_WITHIN_S = 15.0
 """How long prefill waits for the word of a decode engine that it has a request. Decode says so when the request comes,
-and every 5 s after (`Timing.expect_s`): what has missed three was never sent, or its process is dead or stands still as
-a whole. A decode that meets this prefill for the first time has to pair with it before, which takes a second or so.
+and every 5 s after (`Timeouts.expect_s`): what has missed three was never sent, or its process is dead or frozen. A
+decode that meets this prefill for the first time has to pair with it before, which takes a second or so.
 Not longer: the router offers requests to a dead decode until its health checks have noticed, and each waits so long."""
 STOP_S = 10.0
 TURN_S = 0.5
@@ -182,7 +182,7 @@ class Engine:
             return []
         return [self.connector.stats(), *(self.ranks.stats() if self.ranks is not None else [])]
 
-    def _cut(self) -> tuple[Part, ...]:
+    def _cut(self) -> tuple[ModelShard, ...]:
         try:
             return parts_of(self.config, self.options.tp_size, self.options.pp_size)
         except ValueError as error:
@@ -213,7 +213,7 @@ class Engine:
             instance=self._parts if len(self._parts) > 1 else (),
             registry=registry,
             flight_dir=options.flight_dir,
-            timing=Timing(expected_within_s=EXPECTED_WITHIN_S if rank == 0 else None),
+            timing=Timeouts(expected_within_s=EXPECTED_WITHIN_S if rank == 0 else None),
             curve=options.curve,
             curve_required=options.curve_required,
             pod_uid=options.pod_uid,

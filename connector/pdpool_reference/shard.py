@@ -1,11 +1,11 @@
 """Which part of the model each rank of an engine holds."""
 
-from pdpool_connector.layout.pairing import Part, shard_model
+from pdpool_connector.layout.pairing import ModelShard, shard_model
 
 from pdpool_reference.config import ModelConfig
 
 
-def parts_of(config: ModelConfig, tensor: int = 1, pipeline: int = 1) -> tuple[Part, ...]:
+def parts_of(config: ModelConfig, tensor: int = 1, pipeline: int = 1) -> tuple[ModelShard, ...]:
     """The parts of an engine with `tensor` ranks in each of `pipeline` stages, in the order of ranks.
 
     Layers that cannot be shared out evenly go to the first stages. Raises ValueError when the model cannot be cut so.

@@ -21,9 +21,15 @@ from pdpool_connector.protocol.events import (
     Writer,
 )
 from pdpool_connector.protocol.frames import AttemptFrame
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.transport.curve import CurveKey
-from pdpool_connector.transport.tokens import Gate, TokenError, check_registration, sign_operation, sign_registration
+from pdpool_connector.transport.tokens import (
+    TokenError,
+    TokenVerifier,
+    check_registration,
+    sign_operation,
+    sign_registration,
+)
 
 from proof.fuzz.allowance import Allowance
 from proof.fuzz.decoders import A, B, Fuzzed, sample_frames
@@ -45,7 +51,7 @@ def tokens() -> tuple[Fuzzed, Sequence[bytes]]:
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     clock = itertools.count(int(NOW))
-    gate = Gate(public.decode(), POD, clock=lambda: float(next(clock)))
+    gate = TokenVerifier(public.decode(), POD, clock=lambda: float(next(clock)))
     key = CurveKey(b"p" * 40, b"s" * 40)
     signer = jwt.PyJWS()
 
@@ -100,10 +106,10 @@ def flight() -> tuple[Fuzzed, Sequence[bytes]]:
 
 def _record(direction: Direction, frame: AttemptFrame) -> Record:
     """An attempt that decode gives up, as it was told and answered; short, for the fuzzer's inputs are."""
-    machine = MACHINES["decode", direction](A, Timing())
-    wish = OpenAttempt(1, "p:1", 7, 0, "r", bytes(16), 0, 3, 30.0)
+    machine = MACHINES["decode", direction](A, Timeouts())
+    params = OpenAttempt(1, "p:1", 7, 0, "r", bytes(16), 0, 3, 30.0)
     said = Received(msgspec.structs.replace(frame, sender=B))
-    events: list[Event] = [wish, PeerReady(B, 2), Linked("p:1", (Writer(B),)), said, AbortTransfer(1, "given up")]
+    events: list[Event] = [params, PeerReady(B, 2), Linked("p:1", (Writer(B),)), said, AbortTransfer(1, "given up")]
     steps = [Step(float(at), event, machine.handle(event, float(at))) for at, event in enumerate(events)]
     header = Header(
         role="decode",
@@ -120,6 +126,6 @@ def _record(direction: Direction, frame: AttemptFrame) -> Record:
         missing=0,
         wall=NOW,
         at=1.0,
-        timing=Timing(),
+        timing=Timeouts(),
     )
     return Record(header, tuple(steps))

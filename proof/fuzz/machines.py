@@ -32,17 +32,17 @@ from pdpool_connector.protocol.events import (
     Writer,
     WriteResult,
 )
-from pdpool_connector.protocol.outcome import Cause, TransferStatus
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.prefill_read import PrefillReadMachine
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.status import Cause, TransferStatus
+from pdpool_connector.protocol.timeouts import Timeouts
 
 from proof.fuzz.decoders import A, B, Fuzzed, sample_frames
 
 AnyMachine = PrefillMachine | PrefillReadMachine | DecodeMachine | DecodeReadMachine
 ME = "c" * 32
 PEERS = (A, B)
-TIMING = Timing(max_attempts=6, max_tombstones=8, expected_within_s=4.0)
+TIMING = Timeouts(max_attempts=6, max_tombstones=8, expected_within_s=4.0)
 MOST_EVENTS = 64
 IDS = 16
 """Pages, rows and items of each side."""
@@ -179,7 +179,7 @@ class Watched:
         self.handles += 1
         pages, state = data.ids(), data.ids()
         self.offered[f.AttemptId(ME, self.handles)] = [pages]
-        wish = {"prefill": f"p{data.below(2)}", "room": data.below(3), "sibling": data.below(2), "state": state}
+        params = {"prefill": f"p{data.below(2)}", "room": data.below(3), "sibling": data.below(2), "state": state}
         return OpenAttempt(
             handle=self.handles,
             request_id=f"r{data.below(3)}",
@@ -188,7 +188,7 @@ class Watched:
             aux_slot=data.below(IDS),
             deadline_s=1.0 + data.below(30),
             refused="fuzzed" if data.below(8) == 1 else "",
-            **wish,  # type: ignore[arg-type]
+            **params,  # type: ignore[arg-type]
         )
 
     def expect(self, data: Bytes) -> Event:
@@ -254,7 +254,7 @@ def _ids(pages: bytes) -> set[bytes]:
     return {pages[at : at + 4] for at in range(0, len(pages), 4)}
 
 
-def _machine(kind: Callable[[str, Timing], AnyMachine]) -> tuple[Fuzzed, Sequence[bytes]]:
+def _machine(kind: Callable[[str, Timeouts], AnyMachine]) -> tuple[Fuzzed, Sequence[bytes]]:
     def fuzz(data: bytes) -> None:
         Watched(kind(ME, TIMING)).play(Bytes(data))
 

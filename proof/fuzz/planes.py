@@ -9,7 +9,7 @@ from unittest import mock
 
 import msgspec
 import numpy as np
-from pdpool_connector.backends import mooncake, mooncake_door
+from pdpool_connector.backends import mooncake, mooncake_probe
 from pdpool_connector.backends.ascend import AscendBackend
 from pdpool_connector.backends.base import BackendError, InvalidChunkError, Poll, TransferBackend, UnknownPeerError
 from pdpool_connector.backends.local import LocalBackend
@@ -244,7 +244,7 @@ class _Door:
 
 
 def door() -> tuple[Fuzzed, Sequence[bytes]]:
-    """`mooncake_door.answers`, for a session that a descriptor may hold, and an answer of any length."""
+    """`mooncake_probe.answers`, for a session that a descriptor may hold, and an answer of any length."""
     allowance = Allowance()
     doors: list[_Door] = []
 
@@ -267,7 +267,7 @@ def door() -> tuple[Fuzzed, Sequence[bytes]]:
             return doors[-1]
 
         with allowance.for_input(data), mock.patch.object(socket, "create_connection", call):
-            answered = mooncake_door.answers(session, 1.0)
+            answered = mooncake_probe.answers(session, 1.0)
         assert answered is (doors[0].wanted if doors else False), f"{answered} for {data!r}"
 
     sessions = (b"127.0.0.1:80", b"[::1]:80", b"a.b:00080", b"a..b:80", b"127.0.0.1:99999")

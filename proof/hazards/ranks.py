@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
-from pdpool_connector.protocol.agree import Key, Verdict, agree
-from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
+from pdpool_connector.protocol.rank_consensus import Key, RankStatus, agree
+from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
 
 from proof.hazards.stage import CANARY, Stage, hazard
 from tests.integration.instances import Instance, shape
@@ -44,7 +44,7 @@ class Queues:
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
         self._of: list[list[_Request]] = [[] for _ in instance.ranks]
-        self.over: dict[str, Verdict] = {}
+        self.over: dict[str, RankStatus] = {}
         """The verdicts by which requests have ended."""
 
     @property
@@ -58,7 +58,7 @@ class Queues:
         self._instance.ranks[rank].open(one.name, one.room, **where)
         self._of[rank].append(one)
 
-    def look(self) -> Mapping[Key, Verdict]:
+    def look(self) -> Mapping[Key, RankStatus]:
         """What the ranks make of their queues now."""
         views = [
             {Key(one.room, 0, one.name): msgspec.convert(side.status(one.name), TransferStatus) for one in queue}

@@ -9,7 +9,7 @@ from itertools import count
 import msgspec
 import zmq
 from pdpool_connector import DecodeConnector
-from pdpool_connector.protocol.outcome import Phase, TransferStatus
+from pdpool_connector.protocol.status import Phase, TransferStatus
 from pdpool_connector.runtime.transfer import DecodeTransfer
 
 from proof.soak.pool import Lease, Pool
@@ -122,11 +122,11 @@ class DecodeSide:
         # The room that was freed last comes first.
         key = prefill, room, sibling = self._free_keys.pop()
         owner = (self._process.order.side << 24) | next(self._serials)
-        wish = self._wish(room, sibling, owner, pages)
+        params = self._wish(room, sibling, owner, pages)
         lease = self._pool.take(owner, prefix, pages - prefix)
         prefill_first = pick.random() < 0.5
         if prefill_first:
-            self._orders[prefill].send(msgspec.msgpack.encode(wish))
+            self._orders[prefill].send(msgspec.msgpack.encode(params))
         transfer = self._connector.open(
             self._process.order.prefills[prefill][0],
             room,
@@ -137,9 +137,9 @@ class DecodeSide:
             sibling=sibling,
         )
         if not prefill_first:
-            self._orders[prefill].send(msgspec.msgpack.encode(wish))
+            self._orders[prefill].send(msgspec.msgpack.encode(params))
         self._keys[owner], self._open_halves[owner] = key, 2
-        self._live.append(Live(lease, transfer, self._plan(wish)))
+        self._live.append(Live(lease, transfer, self._plan(params)))
         return True
 
     def _wish(self, room: int, sibling: int, owner: int, pages: int) -> Wish:
@@ -158,9 +158,9 @@ class DecodeSide:
             abort_s=pick.choice((0.0, pick.expovariate(1000))),
         )
 
-    def _plan(self, wish: Wish) -> Plan | None:
+    def _plan(self, params: Wish) -> Plan | None:
         pick = self._random
-        if pick.random() < (0.1 if wish.abort_after is None else 0.5):
+        if pick.random() < (0.1 if params.abort_after is None else 0.5):
             return None
         moment = pick.choice(("open", "landing", "landing", Phase.TRANSFERRING.value, Phase.DONE.value))
         delay_s = 0.0 if moment == "landing" else pick.choice((0.0, pick.expovariate(1000), pick.uniform(0, 0.02)))

@@ -204,7 +204,7 @@ class Fleet:
                     wanted = self.total().aborted + aborts
                 yield self.total()
             del total
-            # Decodes end first: prefills must live to answer them.
+            # Decodes end first: prefills must be alive to answer them.
             for group in (self._decodes, [one for one in self._workers if one not in self._decodes]):
                 for worker in group:
                     worker.order(b"stop")

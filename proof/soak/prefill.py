@@ -1,4 +1,4 @@
-"""A prefill process of the soak: does what wishes say, with a scheduler's means (post, poll, never block)."""
+"""A prefill process of the soak: does what params say, with a scheduler's means (post, poll, never block)."""
 
 import time
 from collections import Counter, deque
@@ -20,7 +20,7 @@ TURN_S = 0.0005
 class Live:
     """One request under way."""
 
-    wish: Wish
+    params: Wish
     lease: Lease
     transfer: PrefillTransfer
     sent: int = 0
@@ -82,26 +82,26 @@ class PrefillSide:
     def _receive(self, now: float) -> None:
         while self._orders.poll(0):
             route, body = self._orders.recv_multipart()
-            wish = self._decoder.decode(body)
-            self._routes[wish.owner] = route
-            self._late.append((now + wish.delay_s, wish))
-        self._queue.extend(wish for due, wish in self._late if due <= now)
-        self._late = [(due, wish) for due, wish in self._late if due > now]
+            params = self._decoder.decode(body)
+            self._routes[params.owner] = route
+            self._late.append((now + params.delay_s, params))
+        self._queue.extend(params for due, params in self._late if due <= now)
+        self._late = [(due, params) for due, params in self._late if due > now]
 
     def _admit(self, now: float) -> None:
         while self._queue and self._pool.room_for(self._queue[0].pages):
-            wish = self._queue.popleft()
-            transfer = self._connector.open(wish.room, f"r{wish.owner}", sibling=wish.sibling)
-            lease = self._pool.take(wish.owner, 0, wish.pages)
+            params = self._queue.popleft()
+            transfer = self._connector.open(params.room, f"r{params.owner}", sibling=params.sibling)
+            lease = self._pool.take(params.owner, 0, params.pages)
             self._pool.fill(lease)
-            live = Live(wish, lease, transfer, next_at=now)
-            if wish.abort_after == 0:
-                live.abort_at = now + wish.abort_s
+            live = Live(params, lease, transfer, next_at=now)
+            if params.abort_after == 0:
+                live.abort_at = now + params.abort_s
             self._live.append(live)
 
     def _advance(self, live: Live, now: float) -> bool:
         """One turn for one request; False when it is over and its pages are free."""
-        status, wish = live.transfer.status, live.wish
+        status, params = live.transfer.status, live.params
         if live.abort_at is not None and now >= live.abort_at:
             live.abort_at = None
             live.transfer.abort()
@@ -110,25 +110,25 @@ class PrefillSide:
                 live.ended = True
                 self._outcomes[status.cause or "done"] += 1
                 # The client has its answer from this side, too: the router may use the room again.
-                self._orders.send_multipart([self._routes.pop(wish.owner), msgspec.msgpack.encode(wish.owner)])
+                self._orders.send_multipart([self._routes.pop(params.owner), msgspec.msgpack.encode(params.owner)])
             if not status.releasable:
                 return True
             self._pool.check(live.lease, complete=True)
             self._pool.give_back(live.lease)
             return False
-        if live.sent < wish.sends and now >= live.next_at:
+        if live.sent < params.sends and now >= live.next_at:
             self._send(live)
-            live.next_at = now + wish.gap_s
-            if live.sent == wish.abort_after:
-                live.abort_at = now + wish.abort_s
+            live.next_at = now + params.gap_s
+            if live.sent == params.abort_after:
+                live.abort_at = now + params.abort_s
         return True
 
     def _send(self, live: Live) -> None:
-        wish, pages = live.wish, live.lease.pages
-        bounds = np.linspace(0, len(pages), wish.sends + 1).astype(int)
+        params, pages = live.params, live.lease.pages
+        bounds = np.linspace(0, len(pages), params.sends + 1).astype(int)
         start, stop = int(bounds[live.sent]), int(bounds[live.sent + 1])
         live.sent += 1
-        last = live.sent == wish.sends
+        last = live.sent == params.sends
         live.transfer.send(pages[start:stop], start=start, last=last, aux_slot=live.lease.slot if last else None)
 
 

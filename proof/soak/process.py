@@ -11,12 +11,14 @@ from typing import Literal, TypeVar
 
 import msgspec
 from pdpool_connector import ConnectorConfig, DecodeConnector, PrefillConnector
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.timeouts import Timeouts
 
 from dev import inside
 from proof.soak.pool import Pool
 
-TIMING = Timing(drain_s=2.0, meet_s=15.0, retry_first_s=0.05, retry_max_s=0.5, query_s=1.0, verdict_s=15.0, acked_s=2.0)
+TIMING = Timeouts(
+    drain_s=2.0, meet_s=15.0, retry_first_s=0.05, retry_max_s=0.5, query_s=1.0, verdict_s=15.0, acked_s=2.0
+)
 """Shorter than by default, so that what is remembered of ended attempts has gone soon after the last of them.
 
 What an ended half leaves for its other half must outlive the longest queue at prefill: on a machine with other work

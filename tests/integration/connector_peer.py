@@ -26,15 +26,15 @@ from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemo
 from pdpool_connector.backends.base import BackendError, Op, Poll, prompt_submit
 from pdpool_connector.layout import pool
 from pdpool_connector.layout.arena import ArenaLocation, MappedArena
-from pdpool_connector.layout.pairing import Part
+from pdpool_connector.layout.pairing import ModelShard
 from pdpool_connector.layout.process import this_process
 from pdpool_connector.protocol.fence import ConnectionsEnded, ContainerTerminated
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime import connector as connector_module
-from pdpool_connector.runtime import decodes as decodes_module
-from pdpool_connector.runtime import link as link_module
-from pdpool_connector.runtime import link_rank as link_rank_module
-from pdpool_connector.transport.tokens import Gate
+from pdpool_connector.runtime import instance_connection as link_module
+from pdpool_connector.runtime import peer_table as decodes_module
+from pdpool_connector.runtime import rank_connection as link_rank_module
+from pdpool_connector.transport.tokens import TokenVerifier
 
 from dev import inside
 from dev.processes import send
@@ -76,7 +76,7 @@ class Side:
         self.control: str = facts["control"]
         self.admin: str = facts["admin"]
         self._arena = MappedArena(msgspec.json.decode(facts["location"], type=ArenaLocation))
-        self.part = msgspec.convert(facts["part"], Part)
+        self.part = msgspec.convert(facts["part"], ModelShard)
         page_bytes = TOKENS * self.part.kv_heads * HEAD_BYTES
         pages = 2 * self.part.layers * PAGES * page_bytes
         self.pages = self._arena.view[:pages].reshape(2 * self.part.layers, PAGES, page_bytes)
@@ -274,9 +274,9 @@ class _Connector:
             host,
             flight_dir=None if flight_dir is None else Path(flight_dir),
             admin_port=0,
-            admin_gate=None if operator_key is None else Gate(operator_key, "pod"),
+            admin_gate=None if operator_key is None else TokenVerifier(operator_key, "pod"),
             backend=backend,
-            timing=Timing(**options.pop("timing", {})),
+            timing=Timeouts(**options.pop("timing", {})),
             frame_filter=self._delay,
             allowed_networks=tuple(options.pop("networks", ["127.0.0.0/8", "::1/128"])),
             instance=instance,

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
-from pdpool_connector import Key, TransferStatus, Verdict, agree
+from pdpool_connector import Key, RankStatus, TransferStatus, agree
 from pdpool_connector.layout.pairing import pair
 from pdpool_reference.demo.launch import free_port
 
@@ -84,7 +84,7 @@ class Instance:
     def until(self, name: str, what: str, within_s: float = 30.0) -> list[dict]:
         return [side.until(name, what, within_s) for side in self.ranks]
 
-    def verdict(self, name: str, room: int) -> Verdict:
+    def verdict(self, name: str, room: int) -> RankStatus:
         """What the ranks' engines would agree on; the test is their collective."""
         key = Key(room, 0, name)
         return agree([{key: msgspec.convert(side.status(name), TransferStatus)} for side in self.ranks])[key]

@@ -1,6 +1,6 @@
 """Lets the connector of this process speak as a release did that knew an older version, and notes what it says.
 
-Greetings, and what the registry tells, have the fields that those of the code that spoke version 3 had.
+HelloQueue, and what the registry tells, have the fields that those of the code that spoke version 3 had.
 Only for a process that ends with the test: what is changed here stays changed.
 """
 

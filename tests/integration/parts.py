@@ -1,8 +1,10 @@
 """The parts of an instance, from the shape that a test gives it."""
 
-from pdpool_connector.layout.pairing import Part, shard_model
+from pdpool_connector.layout.pairing import ModelShard, shard_model
 
 
-def parts_of(layers: list[int], heads: int, tp: int = 1, cp: int = 1, split_state: bool = False) -> tuple[Part, ...]:
+def parts_of(
+    layers: list[int], heads: int, tp: int = 1, cp: int = 1, split_state: bool = False
+) -> tuple[ModelShard, ...]:
     """In rank order: every stage's tensor ranks, and all of them again for each further context parallel rank."""
     return shard_model(layers, heads, tp=tp, split_state=split_state) * cp

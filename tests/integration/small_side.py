@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory, PrefillConnector
-from pdpool_connector.layout.pairing import Part, shard_model
+from pdpool_connector.layout.pairing import ModelShard, shard_model
 
 PAGE, ROW, ROWS = 256, 64, 8
 (WHOLE,) = shard_model([1], 1)
@@ -25,7 +25,7 @@ class Side:
         kind: type[PrefillConnector] | type[DecodeConnector],
         *,
         pages: int = 8,
-        part: Part = WHOLE,
+        part: ModelShard = WHOLE,
         **config: Any,
     ) -> None:
         page = PAGE * part.kv_heads

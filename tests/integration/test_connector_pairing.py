@@ -13,10 +13,10 @@ import zmq
 from pdpool_connector import Cause, DecodeConnector, Phase, PrefillConnector
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.fence import ProcessExited
-from pdpool_connector.protocol.timing import Timing
-from pdpool_connector.runtime import decodes as decodes_module
-from pdpool_connector.runtime.exits import GRACE_S
-from pdpool_connector.runtime.link import Stage
+from pdpool_connector.protocol.timeouts import Timeouts
+from pdpool_connector.runtime import peer_table as decodes_module
+from pdpool_connector.runtime.instance_connection import Stage
+from pdpool_connector.runtime.process_watch import GRACE_S
 
 from tests.integration.small_side import Side, until
 
@@ -33,7 +33,7 @@ def prefill() -> Iterator[Side]:
 @pytest.fixture
 def decodes() -> Iterator[list[Side]]:
     # None asks how its attempts stand while a test lasts: one that was replaced would take its place back.
-    timing = Timing(query_s=300.0)
+    timing = Timeouts(query_s=300.0)
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(contextlib.closing(Side(DecodeConnector, timing=timing))) for _ in range(2)]
 

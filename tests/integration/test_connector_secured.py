@@ -20,7 +20,7 @@ from pdpool_connector.protocol import frames as f
 from pdpool_connector.transport import registry
 from pdpool_connector.transport.bootstrap import BOOTSTRAP_PATH, RANKS_PATH, RankInfo, Registration
 from pdpool_connector.transport.curve import CurveKey, connect_with, make_key
-from pdpool_connector.transport.tokens import Gate, sign_operation, sign_registration
+from pdpool_connector.transport.tokens import TokenVerifier, sign_operation, sign_registration
 
 from tests.integration.small_side import Side, until
 
@@ -235,7 +235,7 @@ def token(operation: str, audience: str = "pod") -> str:
 
 @pytest.fixture
 def guarded() -> Iterator[Side]:
-    side = Side(PrefillConnector, admin_gate=Gate(PUBLIC, "pod"))
+    side = Side(PrefillConnector, admin_gate=TokenVerifier(PUBLIC, "pod"))
     yield side
     side.close()
 

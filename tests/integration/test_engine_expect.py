@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
 import pytest
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_reference.demo.launch import Children
 from pdpool_reference.server_engine import EXPECTED_WITHIN_S
 
@@ -17,7 +17,7 @@ from tests.integration.asking import PATIENT_ROUTER, get_json, load_of, web
 ROOMS = itertools.count(5_000_000)
 BODY = {"input_ids": list(range(1, 40)), "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}}
 SOON_S = 2.0
-REPEATED_S = Timing().expect_s
+REPEATED_S = Timeouts().expect_s
 
 
 @pytest.fixture(scope="module")

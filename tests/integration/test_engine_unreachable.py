@@ -2,7 +2,7 @@
 
 import time
 
-from pdpool_connector.runtime.link import REFUSED_S
+from pdpool_connector.runtime.instance_connection import REFUSED_S
 from pdpool_reference.demo.launch import Children, free_port
 
 from tests.integration.asking import web

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from pdpool_connector import DecodeConnector, Phase, PrefillConnector
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.timeouts import Timeouts
 
 from dev import inside
 from tests.integration.sglang_calls import (
@@ -38,7 +38,7 @@ def ids(*pages: int) -> np.ndarray:
 
 @pytest.fixture
 def pair():
-    timing = Timing(verdict_s=1.0, acked_s=0.5)  # ends are remembered for so long
+    timing = Timeouts(verdict_s=1.0, acked_s=0.5)  # ends are remembered for so long
     prefill, decode = (Side(kind, pages=128, timing=timing) for kind in (PrefillConnector, DecodeConnector))
     noise = np.random.default_rng(3)
     prefill.cache[:] = noise.integers(1, 256, prefill.cache.shape, dtype=np.uint8)

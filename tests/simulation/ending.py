@@ -4,7 +4,7 @@ from collections import deque
 
 from pdpool_connector.protocol.events import WriteResult
 from pdpool_connector.protocol.machine import MAX_FENCED
-from pdpool_connector.protocol.outcome import Cause, Phase
+from pdpool_connector.protocol.status import Cause, Phase
 
 from tests.simulation.ground import TIMING, check
 from tests.simulation.hosts import DEADLINE_S

@@ -78,7 +78,7 @@ class Engines(Hosts):
         draining = process.machine.draining
         if decode:
             self.tags[AttemptId(process.incarnation, half.handle)] = tag
-            wish = OpenAttempt(
+            params = OpenAttempt(
                 handle=half.handle,
                 prefill=ask.prefill,
                 room=ask.room,
@@ -92,7 +92,7 @@ class Engines(Hosts):
                 prompt=self.prompt(ask),
                 refused=refused,
             )
-            self.do(process, wish)
+            self.do(process, params)
         else:
             rid = ask.rid("prefill")
             self.do(

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from pdpool_connector.protocol.events import Received, Tick
-from pdpool_connector.protocol.outcome import Cause
+from pdpool_connector.protocol.status import Cause
 
 from tests.simulation.ground import check
 from tests.simulation.kinds import MACHINES, Machines

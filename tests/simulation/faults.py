@@ -13,7 +13,7 @@ from pdpool_connector import protocol
 
 from tests.simulation.kinds import Direction, Machines
 
-SHARED = ("frames", "outcome", "events", "states", "timing")
+SHARED = ("frames", "status", "events", "states", "timeouts")
 """Vocabulary: the world and the machines must mean the same classes by it, so it is never loaded twice."""
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pdpool_connector.protocol.events import Event, Writer
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.timeouts import Timeouts
 
 from tests.simulation.kinds import Direction, Machines
 from tests.simulation.memory import Half, ViolationError
@@ -17,7 +17,7 @@ from tests.simulation.network import Network
 from tests.simulation.planes import Flight
 from tests.simulation.processes import Process
 
-TIMING = Timing(
+TIMING = Timeouts(
     meet_s=6.0,
     drain_s=3.0,
     retry_first_s=0.2,

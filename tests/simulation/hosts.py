@@ -16,8 +16,8 @@ from pdpool_connector.protocol.events import (
     Write,
 )
 from pdpool_connector.protocol.frames import AttemptFrame, Computed
-from pdpool_connector.protocol.outcome import Phase, TransferStatus
 from pdpool_connector.protocol.states import TransitionError
+from pdpool_connector.protocol.status import Phase, TransferStatus
 
 from tests.simulation.ground import TIMING, check
 from tests.simulation.memory import Half, ViolationError

@@ -5,7 +5,7 @@ from typing import cast
 
 from pdpool_connector.protocol.events import Event, Fenced, Linked, PeerLost, PeerReady, Unreachable
 from pdpool_connector.protocol.frames import VERSION_MAX
-from pdpool_connector.protocol.outcome import Cause, Phase
+from pdpool_connector.protocol.status import Cause, Phase
 
 from tests.simulation.ground import check
 from tests.simulation.hosts import Hosts

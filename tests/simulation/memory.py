@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pdpool_connector.protocol.outcome import TransferStatus
+from pdpool_connector.protocol.status import TransferStatus
 
 
 class ViolationError(AssertionError):

@@ -4,13 +4,13 @@ from typing import Any
 
 from pdpool_connector.protocol.events import Effect, Event
 from pdpool_connector.protocol.states import TransitionError
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.timeouts import Timeouts
 
 from tests.simulation.kinds import AnyDecode, AnyPrefill
 from tests.simulation.memory import ViolationError
 from tests.simulation.snapshot import copied, form
 
-TIMING = Timing(
+TIMING = Timeouts(
     meet_s=4.0,
     drain_s=2.0,
     retry_first_s=1.0,

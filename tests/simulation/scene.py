@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pdpool_connector.protocol import frames as f
-from pdpool_connector.protocol.outcome import Cause, Phase
+from pdpool_connector.protocol.status import Cause, Phase
 
 from tests.simulation.kinds import Direction
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import Event, Fenced, Linked, PeerLost, PeerReady, Unreachable, Writer
-from pdpool_connector.protocol.outcome import Cause
+from pdpool_connector.protocol.status import Cause
 
 from tests.simulation.ground import check
 from tests.simulation.kinds import Machines

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from pdpool_connector.protocol.events import Read, ReadEnded, StopReading, StopWriting, Write, WriteEnded, WriteResult
-from pdpool_connector.protocol.outcome import Phase
+from pdpool_connector.protocol.status import Phase
 
 from tests.simulation.memory import ViolationError, unpack
 from tests.simulation.numbered import life_of, rank_of

@@ -22,7 +22,7 @@ from pdpool_connector.protocol.events import (
     Tick,
     Write,
 )
-from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
+from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
 
 from tests.simulation.kinds import MACHINES, Machines
 from tests.simulation.memory import pack

@@ -13,7 +13,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "connector/pdpool_connector"
 COPIED = ("connector", "tests", "pyproject.toml")
-LINKED = ("operator", "dev", "docs", "examples", "charts", "crds")
+LINKED = ("operator", "dev", "proof", "docs", "examples", "charts", "crds")
 """Looked at by tests, and never changed."""
 ONE_RUN_S = 240.0
 

@@ -32,7 +32,7 @@ from .base import (
     Op,
     Poll,
 )
-from .checks import Session, admit, device, meet
+from .validation import Session, admit, device, meet
 
 STORE_URLS: Final = ("MF_CONFIG_STORE_URL", "ASCEND_MF_STORE_URL")
 """memfabric's own name, and its former one, which SGLang uses."""

@@ -129,7 +129,7 @@ class TransferBackend(Protocol):
         """Forget a peer; no error if it is not connected. Its handles that are still PENDING become FAILED_UNSETTLED,
         or FAILED_SETTLED where nothing had begun.
 
-        Ends no transfer that is in flight, and is no fence.
+        OutcomeLog no transfer that is in flight, and is no fence.
         """
 
     def close(self) -> None:

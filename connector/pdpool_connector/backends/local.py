@@ -30,7 +30,7 @@ from .base import (
     Poll,
     UnknownPeerError,
 )
-from .checks import meet, refuse_invalid
+from .validation import meet, refuse_invalid
 
 _IOV_MAX: Final = 1024
 """Linux' bound on the vectors of one call (limits.h UIO_MAXIOV)."""

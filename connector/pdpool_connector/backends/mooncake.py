@@ -40,10 +40,10 @@ from .base import (
     PeerUnreachableError,
     Poll,
 )
-from .checks import Session, admit, meet, refuse_absent
-from .mooncake_door import answers, bounded
+from .mooncake_probe import answers, bounded
 from .mooncake_session import MooncakeSession
-from .pace import pause, sharpen_sleeps
+from .polling import pause, sharpen_sleeps
+from .validation import Session, admit, meet, refuse_absent
 
 _log = logging.getLogger(__name__)
 

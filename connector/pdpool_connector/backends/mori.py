@@ -35,8 +35,8 @@ from .base import (
     PeerUnreachableError,
     Poll,
 )
-from .checks import admit, device, meet
-from .pace import pause, sharpen_sleeps
+from .polling import pause, sharpen_sleeps
+from .validation import admit, device, meet
 
 _SHORTEST_SLEEP_S: Final = 5e-6
 """A small transfer over RDMA takes a few microseconds."""

@@ -39,9 +39,9 @@ from .base import (
     Poll,
     UnknownPeerError,
 )
-from .checks import admit, meet, refuse_absent
 from .nixl_agent import NixlAgent, NixlError
-from .pace import pause
+from .polling import pause
+from .validation import admit, meet, refuse_absent
 
 _log = logging.getLogger(__name__)
 

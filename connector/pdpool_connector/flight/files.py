@@ -16,8 +16,8 @@ import msgspec
 from pdpool_connector.flight.record import SUFFIX, Header, Record, Step, encode_record
 from pdpool_connector.flight.recorder import Noted, Recorder, Telling
 from pdpool_connector.protocol.events import Tick
-from pdpool_connector.protocol.outcome import Cause, TransferStatus
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.status import Cause, TransferStatus
+from pdpool_connector.protocol.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Speaker(NamedTuple):
     role: Literal["prefill", "decode"]
     rank: int
     incarnation: str
-    timing: Timing
+    timing: Timeouts
     direction: Literal["write", "read"] = "write"
 
 

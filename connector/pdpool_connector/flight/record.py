@@ -12,7 +12,7 @@ import msgspec
 
 from pdpool_connector.protocol.events import Effect, Event, Received, Send
 from pdpool_connector.protocol.frames import AnyFrame
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.timeouts import Timeouts
 
 SUFFIX: Final = ".flight.jsonl"
 MAX_RECORD_BYTES: Final = 64 << 20
@@ -61,7 +61,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     missing: int
     wall: float
     at: float
-    timing: Timing
+    timing: Timeouts
 
 
 @dataclass(frozen=True, slots=True)

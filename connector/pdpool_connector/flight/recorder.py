@@ -54,7 +54,7 @@ Key = tuple[int, int, bytes]
 
 
 class Noted(msgspec.Struct, frozen=True, gc=False):
-    """A step with its place in the order of all. Part of no cycle: the garbage collector need not look at it."""
+    """A step with its place in the order of all. ModelShard of no cycle: the garbage collector need not look at it."""
 
     order: int
     at: float

@@ -18,7 +18,7 @@ from .state import shares_meet
 MAX_HEADS: Final = 1 << 20
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class ModelShard(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a model that one rank holds: some layers of it, and some KV heads of those.
 
     It holds layers `first_layer` .. `first_layer + layers` of `total_layers`, heads likewise.
@@ -62,23 +62,23 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         """What of the state it holds: first layer, layer end, number of the share."""
         return self.first_layer, self.layer_end, self.state_rank
 
-    def overlaps(self, other: Part) -> bool:
+    def overlaps(self, other: ModelShard) -> bool:
         """Whether both hold some cell."""
         return self._meets(other) and self.first_head < other.head_end and other.first_head < self.head_end
 
-    def shares(self, other: Part) -> bool:
+    def shares(self, other: ModelShard) -> bool:
         """Whether both hold something of the shares of some layer."""
         return self._meets(other) and shares_meet(
             self.state_rank, self.state_ranks, other.state_rank, other.state_ranks
         )
 
-    def _meets(self, other: Part) -> bool:
+    def _meets(self, other: ModelShard) -> bool:
         return self.first_layer < other.layer_end and other.first_layer < self.layer_end
 
 
-def part_of(memory: KVMemory) -> Part:
+def shard_of(memory: KVMemory) -> ModelShard:
     """The part of the model that a rank with this memory holds."""
-    return Part(**{field: getattr(memory, field) for field in Part.__struct_fields__})
+    return ModelShard(**{field: getattr(memory, field) for field in ModelShard.__struct_fields__})
 
 
 def _fits(what: str, count: str, first: int, held: int, total: int, most: int) -> None:
@@ -90,7 +90,7 @@ def _fits(what: str, count: str, first: int, held: int, total: int, most: int) -
         raise LayoutError(f"first_{what} is {first}, must be 0..{total - held} for {held} of {total} {what}s")
 
 
-def shard_model(layers: Sequence[int], heads: int, *, tp: int = 1, split_state: bool = False) -> tuple[Part, ...]:
+def shard_model(layers: Sequence[int], heads: int, *, tp: int = 1, split_state: bool = False) -> tuple[ModelShard, ...]:
     """The parts of an instance in rank order, rank = pipeline stage * tp + tensor rank, as engines number them.
 
     `layers`: how many layers each pipeline stage holds. `heads`: KV heads of the model, spread evenly over the `tp`
@@ -105,7 +105,7 @@ def shard_model(layers: Sequence[int], heads: int, *, tp: int = 1, split_state: 
     held = max(heads // tp, 1)
     total = sum(layers)
     return tuple(
-        Part(
+        ModelShard(
             first_layer=sum(layers[:stage]),
             layers=count,
             total_layers=total,
@@ -136,7 +136,7 @@ class Writer(NamedTuple):
     state: bool = False
 
 
-def check_instance(side: str, parts: Sequence[Part]) -> None:
+def check_instance(side: str, parts: Sequence[ModelShard]) -> None:
     """Raise LayoutError unless the parts make up one whole model: every cell is held, by one rank or by replicas.
 
     Ranks that hold the same layers form a stage; stages follow each other without gap, and so do the heads within one,
@@ -168,7 +168,7 @@ def _refuse_gap(what: str, ranges: Sequence[tuple[int, int]], total: int) -> Non
         reached = end
 
 
-def pair(prefill: Sequence[Part], decode: Sequence[Part]) -> tuple[tuple[Writer, ...], ...]:
+def pair(prefill: Sequence[ModelShard], decode: Sequence[ModelShard]) -> tuple[tuple[Writer, ...], ...]:
     """For each decode rank, in order, the prefill ranks that serve it, in order of rank.
 
     Each cell of a decode rank has exactly one writer, and so has each piece of its share of cut state; among replicas
@@ -207,7 +207,7 @@ def pair(prefill: Sequence[Part], decode: Sequence[Part]) -> tuple[tuple[Writer,
     )
 
 
-def _share_state(prefill: Sequence[Part], decode: Sequence[Part]) -> list[set[int]]:
+def _share_state(prefill: Sequence[ModelShard], decode: Sequence[ModelShard]) -> list[set[int]]:
     """For each decode rank, the prefill ranks that write its share: of replicas those with cells of it, in turn."""
     writers: list[set[int]] = [set() for _ in decode]
     for ranks in _replicas(prefill, lambda part: part.share) if prefill[0].state_ranks else ():
@@ -218,7 +218,9 @@ def _share_state(prefill: Sequence[Part], decode: Sequence[Part]) -> list[set[in
     return writers
 
 
-def _share_cells(prefill: Sequence[Part], decode: Sequence[Part], state: Sequence[set[int]]) -> list[set[int]]:
+def _share_cells(
+    prefill: Sequence[ModelShard], decode: Sequence[ModelShard], state: Sequence[set[int]]
+) -> list[set[int]]:
     """For each decode rank, the prefill ranks that write its cells: of replicas those that write its state, in turn."""
     writers: list[set[int]] = [set() for _ in decode]
     for ranks in _replicas(prefill, lambda part: part.cells):
@@ -229,7 +231,7 @@ def _share_cells(prefill: Sequence[Part], decode: Sequence[Part], state: Sequenc
     return writers
 
 
-def _share_aux(prefill: Sequence[Part], busy: Sequence[set[int]]) -> list[int]:
+def _share_aux(prefill: Sequence[ModelShard], busy: Sequence[set[int]]) -> list[int]:
     """For each decode rank, the prefill rank that writes its aux row: rather one that writes to it anyway."""
     last = [rank for rank, part in enumerate(prefill) if part.layer_end == part.total_layers]
     chosen = []
@@ -239,7 +241,7 @@ def _share_aux(prefill: Sequence[Part], busy: Sequence[set[int]]) -> list[int]:
     return chosen
 
 
-def _replicas(parts: Sequence[Part], held: Callable[[Part], tuple[int, ...]]) -> Iterable[list[int]]:
+def _replicas(parts: Sequence[ModelShard], held: Callable[[ModelShard], tuple[int, ...]]) -> Iterable[list[int]]:
     """The ranks that hold the same, for each thing held."""
     ranks: dict[tuple[int, ...], list[int]] = {}
     for rank, part in enumerate(parts):

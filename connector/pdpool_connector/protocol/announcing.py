@@ -8,13 +8,13 @@ from pdpool_connector.protocol.expecting import Expectation, Expecting
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.machine import Machine
 from pdpool_connector.protocol.states import DecodeState
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.timeouts import Timeouts
 
 
 class AnnouncingMachine(Machine[DecodeState]):
     """What decode knows of prefills (`_links`), and tells them of requests that have no attempt yet."""
 
-    def __init__(self, incarnation: str, labels: Mapping[DecodeState, tuple[str, ...]], timing: Timing) -> None:
+    def __init__(self, incarnation: str, labels: Mapping[DecodeState, tuple[str, ...]], timing: Timeouts) -> None:
         super().__init__(incarnation, labels, timing)
         self._links: dict[str, tuple[Writer, ...]] = {}
         self._expecting = Expecting(self.timing.max_attempts)
@@ -35,28 +35,28 @@ class AnnouncingMachine(Machine[DecodeState]):
         self.draining = True
         self._expecting.clear()
 
-    def _on_expect_attempt(self, wish: ExpectAttempt) -> None:
-        row = Expectation(AttemptId(self.incarnation, wish.handle), wish, self._now + wish.deadline_s)
+    def _on_expect_attempt(self, params: ExpectAttempt) -> None:
+        row = Expectation(AttemptId(self.incarnation, params.handle), params, self._now + params.deadline_s)
         if self.draining or not self._expecting.add(row):
             return
         self._expect(row)
-        if len(self._expecting.rows(wish.prefill)) == 1:
-            self._expect_later(wish.prefill)
+        if len(self._expecting.rows(params.prefill)) == 1:
+            self._expect_later(params.prefill)
 
     def _expect(self, row: Expectation) -> None:
         """Tell the ranks at which it would be opened."""
-        wish = row.wish
-        for writer in self._links.get(wish.prefill, ()):
+        params = row.params
+        for writer in self._links.get(params.prefill, ()):
             if self._versions.get(writer.incarnation, 0) >= f.EXPECT_VERSION:
                 self._send(
                     writer.incarnation,
                     f.Expect,
                     row,
-                    request_id=wish.request_id,
-                    deadline_s=self._left(row.expires, wish.deadline_s),
+                    request_id=params.request_id,
+                    deadline_s=self._left(row.expires, params.deadline_s),
                     part=writer.part,
                     parts=writer.parts,
-                    prompt=wish.prompt,
+                    prompt=params.prompt,
                 )
 
     def _left(self, expires: float, life_s: float) -> float:

@@ -11,9 +11,9 @@ from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import Fenced, OpenAttempt, PeerLost
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.opening import LIVE, DecodeAttempt, OpeningMachine
-from pdpool_connector.protocol.outcome import Cause, told_by_peer
-from pdpool_connector.protocol.states import DECODE_TRANSITIONS, Cue, DecodeState
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.states import DECODE_TRANSITIONS, DecodeState, Trigger
+from pdpool_connector.protocol.status import Cause, cause_from_peer
+from pdpool_connector.protocol.timeouts import Timeouts
 
 S = DecodeState
 
@@ -36,7 +36,7 @@ class DecodeMachine(OpeningMachine[Attempt]):
 
     _transitions = DECODE_TRANSITIONS
 
-    def __init__(self, incarnation: str, timing: Timing | None = None) -> None:
+    def __init__(self, incarnation: str, timing: Timeouts | None = None) -> None:
         super().__init__(incarnation, timing)
         self._on_frame |= {
             f.Sending: self._on_sending,
@@ -45,8 +45,8 @@ class DecodeMachine(OpeningMachine[Attempt]):
             f.Drained: self._on_drained,
         }
 
-    def _make(self, wish: OpenAttempt) -> Attempt:
-        return Attempt(AttemptId(self.incarnation, wish.handle), wish, self._now + wish.deadline_s)
+    def _make(self, params: OpenAttempt) -> Attempt:
+        return Attempt(AttemptId(self.incarnation, params.handle), params, self._now + params.deadline_s)
 
     # --- What writers say ---
 
@@ -68,36 +68,36 @@ class DecodeMachine(OpeningMachine[Attempt]):
     def _on_failed(self, frame: f.Failed) -> None:
         attempt = self._find(frame)
         if attempt is not None and frame.sender in attempt.loud:
-            self._fail(attempt, told_by_peer(frame.cause, Cause.TRANSFER_FAILED), frame.message)
+            self._fail(attempt, cause_from_peer(frame.cause, Cause.TRANSFER_FAILED), frame.message)
 
     def _on_drained(self, frame: f.Drained) -> None:
         attempt = self._find(frame)
         self._acknowledge(frame)
         if attempt is not None and frame.sender in attempt.loud:
             attempt.drained.add(frame.sender)
-            self._fail(attempt, told_by_peer(frame.cause, Cause.TRANSFER_FAILED), frame.message)
+            self._fail(attempt, cause_from_peer(frame.cause, Cause.TRANSFER_FAILED), frame.message)
             self._judge(attempt)
 
     def _judge(self, attempt: Attempt) -> None:
         """A writer has come to its end: see whether that ends the attempt."""
         if attempt.state in LIVE and attempt.done.issuperset(attempt.writers):
-            self._move(attempt, Cue.COMPLETED)
+            self._move(attempt, Trigger.COMPLETED)
             self._finalize(attempt)
         elif attempt.state in (S.ABORTING, S.HELD) and not attempt.loud:
-            self._move(attempt, Cue.QUIET)
+            self._move(attempt, Trigger.QUIET)
             self._finalize(attempt)
 
-    # --- Ends ---
+    # --- OutcomeLog ---
 
     def _fail(self, attempt: Attempt, cause: Cause, message: str, *, tell: bool = True) -> None:
         if attempt.state not in LIVE:
             return
         attempt.cause, attempt.message = cause, f.text(message)
         if not attempt.loud and (attempt.offered or not tell):
-            self._move(attempt, Cue.ENDED)
+            self._move(attempt, Trigger.ENDED)
             self._finalize(attempt)
             return
-        self._move(attempt, Cue.BROKEN)
+        self._move(attempt, Trigger.BROKEN)
         self._bound_end(attempt)
         self._report(attempt)
         attempt.retry_s = self.timing.retry_first_s
@@ -109,7 +109,7 @@ class DecodeMachine(OpeningMachine[Attempt]):
         if attempt.state is not S.ABORTING or any(writer in self._versions for writer in attempt.loud):
             return
         if attempt.offered:
-            self._move(attempt, Cue.UNPROVEN)
+            self._move(attempt, Trigger.UNPROVEN)
             self._timers.cancel(("abort", attempt))
         elif attempt.writers:
             self._give_up_telling(attempt)
@@ -147,10 +147,10 @@ class DecodeMachine(OpeningMachine[Attempt]):
             writer,
             f.Abort,
             attempt,
-            request_id=attempt.wish.request_id,
+            request_id=attempt.params.request_id,
             cause=attempt.cause,
             message=attempt.message,
             part=role.part,
             parts=role.parts,
-            prompt=attempt.wish.prompt,
+            prompt=attempt.params.prompt,
         )

@@ -22,10 +22,10 @@ from pdpool_connector.protocol.events import (
 )
 from pdpool_connector.protocol.frames import PAGE_ID_BYTES, AttemptId
 from pdpool_connector.protocol.opening import FULL, LIVE, DecodeAttempt, OpeningMachine
-from pdpool_connector.protocol.outcome import Cause, told_by_peer
-from pdpool_connector.protocol.states import DECODE_READ_TRANSITIONS, Cue, DecodeState
-from pdpool_connector.protocol.timing import Timing
-from pdpool_connector.protocol.verdicts import Key, Tombstone, Verdicts, forgotten
+from pdpool_connector.protocol.states import DECODE_READ_TRANSITIONS, DecodeState, Trigger
+from pdpool_connector.protocol.status import Cause, cause_from_peer
+from pdpool_connector.protocol.timeouts import Timeouts
+from pdpool_connector.protocol.tombstones import Key, ResultNotifier, Tombstone, forgotten
 
 S = DecodeState
 _READ_CAUSES = {WriteResult.INVALID: Cause.INVALID, WriteResult.CORRUPT: Cause.CORRUPT}
@@ -67,7 +67,7 @@ class ReadAttempt(DecodeAttempt):
 
     def source(self, peer: str) -> Source:
         """The source `peer`, which must be one of the attempt's writers."""
-        return self.sources.setdefault(peer, Source(self.wish.prefix_pages))
+        return self.sources.setdefault(peer, Source(self.params.prefix_pages))
 
     @property
     def quiet(self) -> bool:
@@ -85,10 +85,10 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
 
     _transitions = DECODE_READ_TRANSITIONS
 
-    def __init__(self, incarnation: str, timing: Timing | None = None) -> None:
+    def __init__(self, incarnation: str, timing: Timeouts | None = None) -> None:
         super().__init__(incarnation, timing)
         self._reads = count()
-        self._verdicts = Verdicts(self.timing, self._timers, self._send)
+        self._verdicts = ResultNotifier(self.timing, self._timers, self._send)
         self._graves = self._verdicts.graves
         self._behind: dict[str, str] = {}
         self._on_event |= {ReadEnded: self._on_read_ended}
@@ -123,22 +123,22 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
         """True while a process behind `prefill` may hold pages back until it hears from us how attempts ended."""
         return any(self._graves.of(peer) for peer, address in self._behind.items() if address == prefill)
 
-    def _make(self, wish: OpenAttempt) -> ReadAttempt:
-        return ReadAttempt(AttemptId(self.incarnation, wish.handle), wish, self._now + wish.deadline_s)
+    def _make(self, params: OpenAttempt) -> ReadAttempt:
+        return ReadAttempt(AttemptId(self.incarnation, params.handle), params, self._now + params.deadline_s)
 
-    def _refusal(self, wish: OpenAttempt) -> str | None:
-        if not self._may_tell(wish):
+    def _refusal(self, params: OpenAttempt) -> str | None:
+        if not self._may_tell(params):
             return FULL
-        return super()._refusal(wish)
+        return super()._refusal(params)
 
-    def _may_tell(self, wish: OpenAttempt) -> bool:
+    def _may_tell(self, params: OpenAttempt) -> bool:
         """Each attempt will need a tombstone for each of its sources."""
-        told = self._links.get(wish.prefill, (Writer(""),))
+        told = self._links.get(params.prefill, (Writer(""),))
         reserved = sum(len(rows) for rows in (*self._of_peer.values(), *self._by_prefill.values())) + len(told) - 1
         for peer in (writer.incarnation for writer in told):
             if self._graves.full(peer, reserved=reserved, reserved_of_peer=len(self._of_peer.get(peer, ()))):
                 return False
-        return super()._may_tell(wish)
+        return super()._may_tell(params)
 
     # --- Reading ---
 
@@ -158,18 +158,18 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
             self._take(attempt, source, frame)
 
     def _take(self, attempt: ReadAttempt, source: Source, frame: f.Computed) -> None:
-        wish = attempt.wish
-        at = (frame.start - wish.prefix_pages) * PAGE_ID_BYTES
+        params = attempt.params
+        at = (frame.start - params.prefix_pages) * PAGE_ID_BYTES
         source.taken += 1
         source.page += len(frame.pages) // PAGE_ID_BYTES
         source.closed = frame.last
-        aux = (frame.aux_slot, wish.aux_slot) if frame.aux_slot != f.NO_AUX else None
-        state = (frame.state, wish.state) if frame.last else (b"", b"")
+        aux = (frame.aux_slot, params.aux_slot) if frame.aux_slot != f.NO_AUX else None
+        state = (frame.state, params.state) if frame.last else (b"", b"")
         if frame.pages or aux is not None or state[0]:
             self._begin(attempt)
             read = next(self._reads)
             source.in_flight.add(read)
-            target = wish.pages[at : at + len(frame.pages)]
+            target = params.pages[at : at + len(frame.pages)]
             self._effects.append(
                 Read(attempt.attempt, read, frame.sender, frame.pages, target, aux, state, frame.checksum)
             )
@@ -199,10 +199,10 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
         if attempt.state in LIVE and len(done) == len(attempt.writers):
             for peer in done:
                 self._tell_end(attempt, peer)
-            self._move(attempt, Cue.COMPLETED)
+            self._move(attempt, Trigger.COMPLETED)
             self._finalize(attempt)
 
-    # --- Ends ---
+    # --- OutcomeLog ---
 
     def _fail(self, attempt: ReadAttempt, cause: Cause, message: str, *, tell: bool = True) -> None:
         if attempt.state not in LIVE:
@@ -210,10 +210,10 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
         attempt.cause, attempt.message = cause, f.text(message)
         if attempt.quiet and (attempt.offered or not tell):
             self._tell_quiet(attempt)
-            self._move(attempt, Cue.ENDED)
+            self._move(attempt, Trigger.ENDED)
             self._finalize(attempt)
             return
-        self._move(attempt, Cue.BROKEN)
+        self._move(attempt, Trigger.BROKEN)
         self._bound_end(attempt)
         self._report(attempt)
         for peer, source in attempt.sources.items():
@@ -231,10 +231,10 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
         """
         self._tell_quiet(attempt)
         if attempt.quiet:
-            self._move(attempt, Cue.QUIET)
+            self._move(attempt, Trigger.QUIET)
             self._finalize(attempt)
         elif attempt.state is S.ABORTING and not any(source.in_flight for source in attempt.sources.values()):
-            self._move(attempt, Cue.UNPROVEN)
+            self._move(attempt, Trigger.UNPROVEN)
 
     def _tell_quiet(self, attempt: ReadAttempt) -> None:
         for peer in attempt.writers:
@@ -255,10 +255,10 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
             attempt.message,
             bytes_moved=source.bytes_moved,
             to=peer,
-            request_id=attempt.wish.request_id,
+            request_id=attempt.params.request_id,
             part=role.part,
             parts=role.parts,
-            prompt=attempt.wish.prompt,
+            prompt=attempt.params.prompt,
         )
         self._verdicts.reach(tombstone, self._now)
 
@@ -308,7 +308,7 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
     def _on_abort(self, frame: f.Abort) -> None:
         attempt = self._find_or_answer(frame)
         if attempt is not None:
-            self._fail(attempt, told_by_peer(frame.cause, Cause.PEER_ABORTED), frame.message)
+            self._fail(attempt, cause_from_peer(frame.cause, Cause.PEER_ABORTED), frame.message)
 
     def _on_drained(self, frame: f.Drained) -> None:
         """Prefill has ended it before it told us of any page, or is fenced from us: it need not be told."""
@@ -316,7 +316,7 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
         self._acknowledge(frame)
         if attempt is not None and attempt.state in LIVE:
             attempt.source(frame.sender).told = True
-            self._fail(attempt, told_by_peer(frame.cause, Cause.TRANSFER_FAILED), frame.message)
+            self._fail(attempt, cause_from_peer(frame.cause, Cause.TRANSFER_FAILED), frame.message)
         else:
             self._verdicts.acknowledge(frame, self._now)
 
@@ -376,8 +376,8 @@ class DecodeReadMachine(OpeningMachine[ReadAttempt]):
 
 def _misfit(frame: f.Computed, source: Source, attempt: ReadAttempt) -> str | None:
     """Why pages that a source announces are not those that we expect next."""
-    wish = attempt.wish
-    end = wish.prefix_pages + attempt.pages
+    params = attempt.params
+    end = params.prefix_pages + attempt.pages
     stop = frame.start + len(frame.pages) // PAGE_ID_BYTES
     if source.closed:
         return "prefill announced pages after the last"
@@ -385,11 +385,11 @@ def _misfit(frame: f.Computed, source: Source, attempt: ReadAttempt) -> str | No
         return f"prefill announced pages from {frame.start}, the next is {source.page}"
     if stop > end or (frame.last and stop != end):
         what = f"up to {stop}{', the last' if frame.last else ''}"
-        return f"prefill announced pages {what}; decode wants {wish.prefix_pages}..{end}"
+        return f"prefill announced pages {what}; decode wants {params.prefix_pages}..{end}"
     if frame.aux_slot != f.NO_AUX and not (frame.last and attempt.writers[frame.sender].writes_aux):
         return f"prefill announced aux row {frame.aux_slot}, which is not its to give with these pages"
-    if frame.last and len(frame.state) != len(wish.state):
-        items, wanted = len(frame.state) // PAGE_ID_BYTES, len(wish.state) // PAGE_ID_BYTES
+    if frame.last and len(frame.state) != len(params.state):
+        items, wanted = len(frame.state) // PAGE_ID_BYTES, len(params.state) // PAGE_ID_BYTES
         return f"prefill announced {items} state items; decode wants {wanted}"
     if frame.state and not frame.last:
         return "prefill announced state items before the last pages"

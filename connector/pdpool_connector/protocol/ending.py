@@ -24,11 +24,11 @@ from pdpool_connector.protocol.expecting import Expected, Parted
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.machine import Machine
 from pdpool_connector.protocol.missed import Missed, MissedHalves
-from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.rooms import Rooms
-from pdpool_connector.protocol.states import FAILURES, Cue, PrefillState, TransitionError
-from pdpool_connector.protocol.timing import Timing
-from pdpool_connector.protocol.verdicts import Tombstone, Verdicts
+from pdpool_connector.protocol.states import FAILURES, PrefillState, TransitionError, Trigger
+from pdpool_connector.protocol.status import Cause
+from pdpool_connector.protocol.timeouts import Timeouts
+from pdpool_connector.protocol.tombstones import ResultNotifier, Tombstone
 
 S = PrefillState
 PREFILL_LABELS = {
@@ -47,17 +47,17 @@ LIVE = frozenset({S.WAITING, S.PARKED, S.READY, S.SENDING})
 class EndingMachine(Machine[PrefillState], ABC):
     """What both directions share of their ends; `_transitions` is the table of the one that it is."""
 
-    _transitions: Mapping[tuple[PrefillState | None, Cue], PrefillState]
+    _transitions: Mapping[tuple[PrefillState | None, Trigger], PrefillState]
 
-    def __init__(self, incarnation: str, timing: Timing | None = None) -> None:
-        super().__init__(incarnation, PREFILL_LABELS, timing or Timing())
+    def __init__(self, incarnation: str, timing: Timeouts | None = None) -> None:
+        super().__init__(incarnation, PREFILL_LABELS, timing or Timeouts())
         self._by_handle: dict[int, HandOff] = {}
         self._rooms = Rooms()
         self._by_attempt: dict[AttemptId, Exchange] = {}
         self._of_peer: dict[str, dict[AttemptId, Exchange]] = {}
         self._offered: Counter[str] = Counter()
         """Bytes of ids in the offers of live attempts, by decode."""
-        self._verdicts = Verdicts(self.timing, self._timers, self._send)
+        self._verdicts = ResultNotifier(self.timing, self._timers, self._send)
         self._graves = self._verdicts.graves
         self._missed = MissedHalves(self.timing.max_attempts, self.timing.verdict_s, self._timers)
         self._expected = Expected(self.timing.max_attempts, self._timers)
@@ -125,7 +125,7 @@ class EndingMachine(Machine[PrefillState], ABC):
     def _prove_quiet(self, exchange: Exchange) -> None:
         """There is proof that nothing of it is under way any more."""
 
-    # --- Ends ---
+    # --- OutcomeLog ---
 
     def _fail(self, handoff: HandOff, cause: Cause, message: str) -> None:
         """The one way into failure. The first cause stays; later ones find the hand-off not live any more."""
@@ -138,10 +138,10 @@ class EndingMachine(Machine[PrefillState], ABC):
             if exchange.state in ENDED:
                 continue
             if exchange.quiet:
-                self._move(exchange, Cue.ENDED)
+                self._move(exchange, Trigger.ENDED)
                 self._finalize(exchange)
             else:
-                self._move(exchange, Cue.BROKEN)
+                self._move(exchange, Trigger.BROKEN)
                 self._timers.set(("drain", exchange), self._now + self.timing.drain_s)
                 exchange.retry_s = self.timing.retry_first_s
                 self._begin_drain(exchange)
@@ -150,7 +150,7 @@ class EndingMachine(Machine[PrefillState], ABC):
     def _settle(self, exchange: Exchange) -> None:
         """A failed exchange ends once it is quiet."""
         if exchange.quiet:
-            self._move(exchange, Cue.QUIET)
+            self._move(exchange, Trigger.QUIET)
             self._finalize(exchange)
             self._report(exchange.handoff)
 
@@ -201,7 +201,7 @@ class EndingMachine(Machine[PrefillState], ABC):
 
     def _on_drain_over(self, exchange: Exchange) -> None:
         if exchange.state is S.DRAINING:
-            self._move(exchange, Cue.UNPROVEN)
+            self._move(exchange, Trigger.UNPROVEN)
 
     def _on_abort_transfer(self, event: AbortTransfer) -> None:
         handoff = self._by_handle.get(event.handle)
@@ -276,7 +276,7 @@ class EndingMachine(Machine[PrefillState], ABC):
 
     # --- Small change ---
 
-    def _move(self, exchange: Exchange, cue: Cue) -> None:
+    def _move(self, exchange: Exchange, cue: Trigger) -> None:
         before = exchange.state
         after = self._transitions.get((before, cue))
         if after is None:

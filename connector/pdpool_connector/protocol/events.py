@@ -9,7 +9,7 @@ from enum import StrEnum
 import msgspec
 
 from pdpool_connector.protocol.frames import AttemptFrame, AttemptId, Frame
-from pdpool_connector.protocol.outcome import Cause, TransferStatus
+from pdpool_connector.protocol.status import Cause, TransferStatus
 
 
 class Plain(msgspec.Struct, frozen=True, gc=False):

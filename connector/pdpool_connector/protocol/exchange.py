@@ -7,8 +7,8 @@ from typing import NamedTuple
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import OpenRequest, SendPages
 from pdpool_connector.protocol.frames import PAGE_ID_BYTES, AttemptId
-from pdpool_connector.protocol.outcome import Cause, TransferStatus
 from pdpool_connector.protocol.states import PREFILL_PHASES, PrefillState
+from pdpool_connector.protocol.status import Cause, TransferStatus
 
 S = PrefillState
 ENDED = frozenset({S.DONE, S.FAILED})

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import ExpectAttempt, OpenAttempt
+from pdpool_connector.protocol.expiring_table import ExpiringTable
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.kept import Kept
 from pdpool_connector.protocol.missed import PER_PLACE, PartFrame
-from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.rooms import may_meet
+from pdpool_connector.protocol.status import Cause
 from pdpool_connector.protocol.timers import Timers
 
 Place = tuple[int, int, str, bytes]
@@ -26,18 +26,18 @@ class Expectation:
     """One request of decode's engine; `expires` on the caller's clock."""
 
     attempt: AttemptId
-    wish: ExpectAttempt
+    params: ExpectAttempt
     expires: float
 
     @property
     def room(self) -> int:
         """Its room."""
-        return self.wish.room
+        return self.params.room
 
     @property
     def sibling(self) -> int:
         """Its index among those that share the room."""
-        return self.wish.sibling
+        return self.params.sibling
 
 
 class Expecting:
@@ -57,17 +57,17 @@ class Expecting:
         """Take a row in; False when there is no room for it."""
         if len(self) >= self._limit:
             return False
-        self._rows.setdefault(row.wish.prefill, {})[_place(row.wish)] = row
+        self._rows.setdefault(row.params.prefill, {})[_place(row.params)] = row
         return True
 
-    def drop(self, wish: OpenAttempt) -> None:
+    def drop(self, params: OpenAttempt) -> None:
         """The engine has opened or refused it."""
         if not self._rows:
             return
-        rows = self._rows.get(wish.prefill, {})
-        rows.pop(_place(wish), None)
+        rows = self._rows.get(params.prefill, {})
+        rows.pop(_place(params), None)
         if not rows:
-            self._rows.pop(wish.prefill, None)
+            self._rows.pop(params.prefill, None)
 
     def clear(self) -> None:
         """Nothing will be opened any more."""
@@ -159,7 +159,7 @@ class Parted:
     """
 
     def __init__(self, limit: int, keep_s: float, timers: Timers[tuple[str, Hashable]]) -> None:
-        self._rows: Kept[tuple[Hashable, ...], _Ended] = Kept(limit, keep_s, timers, ("parted", self))
+        self._rows: ExpiringTable[tuple[Hashable, ...], _Ended] = ExpiringTable(limit, keep_s, timers, ("parted", self))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -187,8 +187,8 @@ def _row(frame: PartFrame) -> tuple[Hashable, ...]:
     return (frame.sender, frame.room, frame.sibling, *_name(frame))
 
 
-def _place(wish: ExpectAttempt | OpenAttempt) -> Place:
-    return (wish.room, wish.sibling, wish.request_id, wish.prompt)
+def _place(params: ExpectAttempt | OpenAttempt) -> Place:
+    return (params.room, params.sibling, params.request_id, params.prompt)
 
 
 def _name(frame: PartFrame) -> tuple[str, bytes, int]:

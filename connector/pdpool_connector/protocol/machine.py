@@ -3,7 +3,6 @@
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from pdpool_connector.protocol.census import Census
 from pdpool_connector.protocol.events import (
     Drain,
     Effect,
@@ -17,8 +16,9 @@ from pdpool_connector.protocol.events import (
     Tick,
 )
 from pdpool_connector.protocol.frames import AttemptFrame, AttemptId
+from pdpool_connector.protocol.queue_counts import QueueCounts
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.protocol.timers import Timers
-from pdpool_connector.protocol.timing import Timing
 
 State = TypeVar("State")
 
@@ -50,9 +50,9 @@ class Machine(Generic[State]):
     the next call. The caller calls it again, with `Tick`, when `next_deadline` has come.
     """
 
-    def __init__(self, incarnation: str, labels: Mapping[State, tuple[str, ...]], timing: Timing) -> None:
+    def __init__(self, incarnation: str, labels: Mapping[State, tuple[str, ...]], timing: Timeouts) -> None:
         self.incarnation = incarnation
-        self.census: Census[State] = Census(labels)
+        self.census: QueueCounts[State] = QueueCounts(labels)
         self.timing = timing
         self.draining = False
         self.fired: list[tuple[str, Hashable]] = []

@@ -20,10 +20,10 @@ from pdpool_connector.protocol.events import (
 )
 from pdpool_connector.protocol.exchange import Exchange, HandOff, InvalidSendError
 from pdpool_connector.protocol.missed import Missed, PartFrame
-from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
-from pdpool_connector.protocol.states import Cue, PrefillState
-from pdpool_connector.protocol.timing import Timing
-from pdpool_connector.protocol.verdicts import forgotten
+from pdpool_connector.protocol.states import PrefillState, Trigger
+from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
+from pdpool_connector.protocol.timeouts import Timeouts
+from pdpool_connector.protocol.tombstones import forgotten
 
 S = PrefillState
 Refusal = tuple[Cause, str]
@@ -32,7 +32,7 @@ Refusal = tuple[Cause, str]
 class MeetingMachine(EndingMachine):
     """What both directions share: requests and attempts, and which of them belong together."""
 
-    def __init__(self, incarnation: str, timing: Timing | None = None) -> None:
+    def __init__(self, incarnation: str, timing: Timeouts | None = None) -> None:
         super().__init__(incarnation, timing)
         self._serials = count()
         self._on_event |= {OpenRequest: self._on_request, SendPages: self._on_send_pages}
@@ -92,7 +92,7 @@ class MeetingMachine(EndingMachine):
         parked = list(handoff.exchanges.values())
         self._await_parts(handoff)
         for exchange in parked:
-            self._move(exchange, Cue.REQUESTED)
+            self._move(exchange, Trigger.REQUESTED)
         if refusal:
             self._fail(handoff, event.refused_as, refusal)
             return
@@ -111,7 +111,7 @@ class MeetingMachine(EndingMachine):
         """One exchange waits on behalf of all parts that have not come."""
         if handoff.incomplete:
             handoff.unclaimed = Exchange(handoff)
-            self._move(handoff.unclaimed, Cue.REQUESTED)
+            self._move(handoff.unclaimed, Trigger.REQUESTED)
 
     def _refuse_request(self, event: OpenRequest, cause: Cause, message: str) -> None:
         refused = TransferStatus(phase=Phase.FAILED, cause=cause, message=message, releasable=True)
@@ -201,7 +201,7 @@ class MeetingMachine(EndingMachine):
             self._timers.set(("life", handoff), self._now + min(offer.deadline_s, self.timing.meet_s))
         if handoff.request is not None:
             self._await_parts(handoff)
-        self._move(exchange, Cue.OPENED)
+        self._move(exchange, Trigger.OPENED)
         if exchange.state is S.PARKED:
             self._answer(exchange)
         else:

@@ -6,9 +6,9 @@ from typing import Final
 
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import OpenRequest
-from pdpool_connector.protocol.kept import Kept
-from pdpool_connector.protocol.outcome import Cause
+from pdpool_connector.protocol.expiring_table import ExpiringTable
 from pdpool_connector.protocol.rooms import may_meet
+from pdpool_connector.protocol.status import Cause
 from pdpool_connector.protocol.timers import Timers
 
 PartFrame = f.Open | f.Expect | f.Abort | f.Drained
@@ -54,7 +54,7 @@ class MissedHalves:
     """
 
     def __init__(self, limit: int, keep_s: float, timers: Timers[tuple[str, Hashable]]) -> None:
-        self._rows: Kept[Missed, tuple[int, int]] = Kept(limit, keep_s, timers, ("missed", self))
+        self._rows: ExpiringTable[Missed, tuple[int, int]] = ExpiringTable(limit, keep_s, timers, ("missed", self))
         self._at: dict[tuple[int, int], list[Missed]] = {}
 
     def __len__(self) -> int:

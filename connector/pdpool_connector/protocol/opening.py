@@ -25,9 +25,9 @@ from pdpool_connector.protocol.events import (
     Writer,
 )
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
-from pdpool_connector.protocol.states import DECODE_PHASES, FAILURES, Cue, DecodeState, TransitionError
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.states import DECODE_PHASES, FAILURES, DecodeState, TransitionError, Trigger
+from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
+from pdpool_connector.protocol.timeouts import Timeouts
 
 S = DecodeState
 DECODE_LABELS = {
@@ -50,7 +50,7 @@ class DecodeAttempt:
     """One hand-off into our memory."""
 
     attempt: AttemptId
-    wish: OpenAttempt
+    params: OpenAttempt
     deadline: float
     state: DecodeState | None = None
     offered: bool = False
@@ -66,27 +66,27 @@ class DecodeAttempt:
     @property
     def room(self) -> int:
         """The room in which it meets prefill's request."""
-        return self.wish.room
+        return self.params.room
 
     @property
     def sibling(self) -> int:
         """Its index among the requests that share the room."""
-        return self.wish.sibling
+        return self.params.sibling
 
     @property
     def prompt(self) -> bytes:
         """What both sides know it by; see `frames.Prompt`."""
-        return self.wish.prompt
+        return self.params.prompt
 
     @property
     def pages(self) -> int:
         """How many pages it was given to be written to."""
-        return len(self.wish.pages) // f.PAGE_ID_BYTES
+        return len(self.params.pages) // f.PAGE_ID_BYTES
 
     @property
     def state_items(self) -> int:
         """The same of items of the state pool."""
-        return len(self.wish.state) // f.PAGE_ID_BYTES
+        return len(self.params.state) // f.PAGE_ID_BYTES
 
 
 AnyAttempt = TypeVar("AnyAttempt", bound=DecodeAttempt)
@@ -95,10 +95,10 @@ AnyAttempt = TypeVar("AnyAttempt", bound=DecodeAttempt)
 class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
     """What both directions share; `_transitions` is the table of the one that it is."""
 
-    _transitions: Mapping[tuple[DecodeState | None, Cue], DecodeState]
+    _transitions: Mapping[tuple[DecodeState | None, Trigger], DecodeState]
 
-    def __init__(self, incarnation: str, timing: Timing | None = None) -> None:
-        super().__init__(incarnation, DECODE_LABELS, timing or Timing())
+    def __init__(self, incarnation: str, timing: Timeouts | None = None) -> None:
+        super().__init__(incarnation, DECODE_LABELS, timing or Timeouts())
         self._attempts: dict[AttemptId, AnyAttempt] = {}
         self._by_prefill: dict[str, dict[AttemptId, AnyAttempt]] = {}
         self._of_peer: dict[str, dict[AttemptId, AnyAttempt]] = {}
@@ -135,7 +135,7 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
 
     def holds_for(self, prefill: str) -> bool:
         """True while pages are held back that a process behind `prefill` could prove quiet, were it heard."""
-        return any(attempt.wish.prefill == prefill for attempt in self.held())
+        return any(attempt.params.prefill == prefill for attempt in self.held())
 
     @property
     def unsettled(self) -> int:
@@ -151,7 +151,7 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
     # --- What each direction does in its own way ---
 
     @abstractmethod
-    def _make(self, wish: OpenAttempt) -> AnyAttempt:
+    def _make(self, params: OpenAttempt) -> AnyAttempt:
         """A new attempt, not in any table yet."""
 
     @abstractmethod
@@ -176,41 +176,41 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
 
     # --- Opening ---
 
-    def _on_open_attempt(self, wish: OpenAttempt) -> None:
+    def _on_open_attempt(self, params: OpenAttempt) -> None:
         """One that is refused has a row as well, until prefill is told: its half is not to wait for us."""
-        self._expecting.drop(wish)
-        refusal = wish.refused or self._refusal(wish)
-        if refusal and not self._may_tell(wish):
+        self._expecting.drop(params)
+        refusal = params.refused or self._refusal(params)
+        if refusal and not self._may_tell(params):
             untold = f"{refusal}; prefill is not told, for {FULL}"
-            refused = TransferStatus(phase=Phase.FAILED, cause=wish.refused_as, message=untold, releasable=True)
-            self._effects.append(Report(wish.handle, refused))
+            refused = TransferStatus(phase=Phase.FAILED, cause=params.refused_as, message=untold, releasable=True)
+            self._effects.append(Report(params.handle, refused))
             return
-        attempt = self._make(wish)
+        attempt = self._make(params)
         self._attempts[attempt.attempt] = attempt
         self._timers.set(("life", attempt), attempt.deadline)
-        self._move(attempt, Cue.REQUESTED)
+        self._move(attempt, Trigger.REQUESTED)
         if refusal:
-            self._fail(attempt, wish.refused_as, refusal)
+            self._fail(attempt, params.refused_as, refusal)
         else:
             self._report(attempt)
-        if (writers := self._links.get(wish.prefill)) is not None:
+        if (writers := self._links.get(params.prefill)) is not None:
             self._offer(attempt, writers)
         else:
-            self._by_prefill.setdefault(wish.prefill, {})[attempt.attempt] = attempt
-            self._effects.append(Connect(wish.prefill))
+            self._by_prefill.setdefault(params.prefill, {})[attempt.attempt] = attempt
+            self._effects.append(Connect(params.prefill))
 
-    def _refusal(self, wish: OpenAttempt) -> str | None:
+    def _refusal(self, params: OpenAttempt) -> str | None:
         """Why nothing new is taken; None when it is."""
-        del wish
+        del params
         if self.draining:
             return "decode is draining and takes no new requests"
         if len(self._attempts) >= self.timing.max_attempts:
             return f"decode has {self.timing.max_attempts} hand-offs under way, which is its limit"
         return None
 
-    def _may_tell(self, wish: OpenAttempt) -> bool:
+    def _may_tell(self, params: OpenAttempt) -> bool:
         """Whether there is room for a refusal until prefill has heard of it."""
-        del wish
+        del params
         return len(self._attempts) < 2 * self.timing.max_attempts
 
     def _on_linked(self, event: Linked) -> None:
@@ -235,7 +235,7 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
             self._of_peer.setdefault(writer, {})[attempt.attempt] = attempt
         if attempt.state is S.CONNECTING:
             attempt.offered = True
-            self._move(attempt, Cue.LINKED)
+            self._move(attempt, Trigger.LINKED)
         self._nudge(attempt)
 
     def _on_unlinked(self, event: Unlinked) -> None:
@@ -254,13 +254,13 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
     def _note_accepted(self, attempt: AnyAttempt, writer: str) -> None:
         attempt.accepted.add(writer)
         if attempt.state is S.OPENING and attempt.accepted.issuperset(attempt.writers):
-            self._move(attempt, Cue.ACCEPTED)
+            self._move(attempt, Trigger.ACCEPTED)
             self._timers.set(("nudge", attempt), self._now + self.timing.query_s)
 
     def _begin(self, attempt: AnyAttempt) -> None:
         """The first pages are on their way."""
         if attempt.state is not S.RECEIVING:
-            self._move(attempt, Cue.SUBMITTED)
+            self._move(attempt, Trigger.SUBMITTED)
             if attempt.accepted.issuperset(attempt.writers):
                 self._timers.set(("nudge", attempt), self._now + self.timing.query_s)
             self._report(attempt)
@@ -283,7 +283,7 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
         if frame.attempt.decode == self.incarnation:
             self._send(frame.sender, f.Ack, frame)
 
-    # --- Ends ---
+    # --- OutcomeLog ---
 
     def _bound_end(self, attempt: AnyAttempt) -> None:
         """Set how long a failed attempt waits: for quiet, or, where it holds nothing back, to be told to prefill."""
@@ -294,7 +294,7 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
     def _give_up_telling(self, attempt: AnyAttempt) -> None:
         """A failed attempt that was never offered holds nothing back; it stays only to be told."""
         if attempt.state is S.ABORTING and not attempt.offered:
-            self._move(attempt, Cue.QUIET)
+            self._move(attempt, Trigger.QUIET)
             self._finalize(attempt)
 
     def _finalize(self, attempt: AnyAttempt) -> None:
@@ -302,7 +302,7 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
         for timer in ("life", "abort", "nudge"):
             self._timers.cancel((timer, attempt))
         del self._attempts[attempt.attempt]
-        _remove(self._by_prefill, attempt.wish.prefill, attempt)
+        _remove(self._by_prefill, attempt.params.prefill, attempt)
         for writer in attempt.writers:
             _remove(self._of_peer, writer, attempt)
         self._report(attempt)
@@ -314,7 +314,7 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
         if not attempt.offered:
             self._give_up_telling(attempt)
         elif attempt.state is S.ABORTING:
-            self._move(attempt, Cue.UNPROVEN)
+            self._move(attempt, Trigger.UNPROVEN)
 
     def _on_abort_transfer(self, event: AbortTransfer) -> None:
         attempt = self._attempts.get(AttemptId(self.incarnation, event.handle))
@@ -347,30 +347,30 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
     # --- What writers are told ---
 
     def _send_open(self, writer: str, attempt: AnyAttempt) -> None:
-        wish, role = attempt.wish, attempt.writers[writer]
+        params, role = attempt.params, attempt.writers[writer]
         self._send(
             writer,
             f.Open,
             attempt,
-            request_id=wish.request_id,
-            pages=wish.pages,
-            prefix_pages=wish.prefix_pages,
-            aux_slot=wish.aux_slot if role.writes_aux else f.NO_AUX,
-            deadline_s=self._left(attempt.deadline, wish.deadline_s),
+            request_id=params.request_id,
+            pages=params.pages,
+            prefix_pages=params.prefix_pages,
+            aux_slot=params.aux_slot if role.writes_aux else f.NO_AUX,
+            deadline_s=self._left(attempt.deadline, params.deadline_s),
             part=role.part,
             parts=role.parts,
-            state=wish.state,
-            prompt=wish.prompt,
+            state=params.state,
+            prompt=params.prompt,
         )
 
     # --- Small change ---
 
-    def _move(self, attempt: AnyAttempt, cue: Cue) -> None:
+    def _move(self, attempt: AnyAttempt, cue: Trigger) -> None:
         before = attempt.state
         after = self._transitions.get((before, cue))
         if after is None:
             raise TransitionError(f"decode has no transition for {cue} in {before}")
-        self.census.move(attempt.wish.handle, before, after, self._now, progress=cue not in FAILURES)
+        self.census.move(attempt.params.handle, before, after, self._now, progress=cue not in FAILURES)
         attempt.state = after
 
     def _report(self, attempt: AnyAttempt) -> None:
@@ -379,11 +379,11 @@ class OpeningMachine(AnnouncingMachine, ABC, Generic[AnyAttempt]):
             phase=DECODE_PHASES[attempt.state],
             cause=attempt.cause,
             message=attempt.message,
-            prefix_pages=attempt.wish.prefix_pages,
+            prefix_pages=attempt.params.prefix_pages,
             bytes_moved=attempt.bytes_moved,
             releasable=attempt.state in (S.DONE, S.FAILED) or (attempt.state is S.ABORTING and not attempt.offered),
         )
-        self._effects.append(Report(attempt.wish.handle, status, (attempt.attempt,)))
+        self._effects.append(Report(attempt.params.handle, status, (attempt.attempt,)))
 
 
 def _includes(writers: tuple[Writer, ...], peer: str) -> bool:

@@ -7,9 +7,9 @@ from pdpool_connector.protocol.ending import LIVE
 from pdpool_connector.protocol.events import StopWriting, Write, WriteEnded, WriteResult
 from pdpool_connector.protocol.exchange import Exchange, InvalidSendError, Piece
 from pdpool_connector.protocol.meeting import MeetingMachine
-from pdpool_connector.protocol.outcome import Cause, told_by_peer
-from pdpool_connector.protocol.states import PREFILL_TRANSITIONS, Cue, PrefillState
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.states import PREFILL_TRANSITIONS, PrefillState, Trigger
+from pdpool_connector.protocol.status import Cause, cause_from_peer
+from pdpool_connector.protocol.timeouts import Timeouts
 
 S = PrefillState
 _WRITE_CAUSES = {WriteResult.INVALID: Cause.INVALID}
@@ -20,7 +20,7 @@ class PrefillMachine(MeetingMachine):
 
     _transitions = PREFILL_TRANSITIONS
 
-    def __init__(self, incarnation: str, timing: Timing | None = None) -> None:
+    def __init__(self, incarnation: str, timing: Timeouts | None = None) -> None:
         super().__init__(incarnation, timing)
         self._writes = count()
         self._on_event |= {WriteEnded: self._on_write_ended}
@@ -44,7 +44,7 @@ class PrefillMachine(MeetingMachine):
     def _write(self, exchange: Exchange, piece: Piece) -> None:
         peer = exchange.attempt.decode
         if exchange.state is S.READY:
-            self._move(exchange, Cue.SUBMITTED)
+            self._move(exchange, Trigger.SUBMITTED)
             self._report(exchange.handoff)
             if not piece.last:
                 self._answer(exchange)
@@ -72,11 +72,11 @@ class PrefillMachine(MeetingMachine):
 
     def _complete_if_landed(self, exchange: Exchange) -> None:
         if exchange.state in LIVE and exchange.closed and exchange.quiet:
-            self._move(exchange, Cue.COMPLETED)
+            self._move(exchange, Trigger.COMPLETED)
             self._finalize(exchange)
             self._report(exchange.handoff)
 
-    # --- Ends ---
+    # --- OutcomeLog ---
 
     def _begin_drain(self, exchange: Exchange) -> None:
         self._effects.append(StopWriting(exchange.attempt, exchange.attempt.decode))
@@ -87,7 +87,7 @@ class PrefillMachine(MeetingMachine):
         """What can never be proved here becomes a hold at once."""
         super()._settle(exchange)
         if exchange.state is S.DRAINING and not exchange.in_flight:
-            self._move(exchange, Cue.UNPROVEN)
+            self._move(exchange, Trigger.UNPROVEN)
 
     def _prove_quiet(self, exchange: Exchange) -> None:
         exchange.in_flight.clear()
@@ -96,7 +96,7 @@ class PrefillMachine(MeetingMachine):
     # --- What decode says and is told ---
 
     def _on_abort(self, frame: f.Abort) -> None:
-        cause = told_by_peer(frame.cause, Cause.PEER_ABORTED)
+        cause = cause_from_peer(frame.cause, Cause.PEER_ABORTED)
         exchange = self._by_attempt.get(frame.attempt)
         if exchange is not None:
             self._fail(exchange.handoff, cause, frame.message)

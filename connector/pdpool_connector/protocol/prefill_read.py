@@ -9,9 +9,9 @@ from pdpool_connector.protocol.ending import LIVE
 from pdpool_connector.protocol.events import PeerReady
 from pdpool_connector.protocol.exchange import Exchange, InvalidSendError, Piece
 from pdpool_connector.protocol.meeting import MeetingMachine
-from pdpool_connector.protocol.outcome import Cause, told_by_peer
-from pdpool_connector.protocol.states import PREFILL_READ_TRANSITIONS, Cue, PrefillState
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.states import PREFILL_READ_TRANSITIONS, PrefillState, Trigger
+from pdpool_connector.protocol.status import Cause, cause_from_peer
+from pdpool_connector.protocol.timeouts import Timeouts
 
 S = PrefillState
 
@@ -21,7 +21,7 @@ class PrefillReadMachine(MeetingMachine):
 
     _transitions = PREFILL_READ_TRANSITIONS
 
-    def __init__(self, incarnation: str, timing: Timing | None = None) -> None:
+    def __init__(self, incarnation: str, timing: Timeouts | None = None) -> None:
         super().__init__(incarnation, timing)
         self._on_frame |= {
             f.Fetching: self._on_fetching,
@@ -47,7 +47,7 @@ class PrefillReadMachine(MeetingMachine):
     def _announce(self, exchange: Exchange, piece: Piece) -> None:
         exchange.exposed = True
         if exchange.state is S.READY:
-            self._move(exchange, Cue.SUBMITTED)
+            self._move(exchange, Trigger.SUBMITTED)
             self._report(exchange.handoff)
         exchange.unnoted.append(piece)
         self._send_computed(exchange, exchange.announced, piece)
@@ -75,7 +75,7 @@ class PrefillReadMachine(MeetingMachine):
         if not exchange.unnoted:
             self._timers.set(("announce", exchange), self._now + self.timing.query_s)
 
-    # --- Ends ---
+    # --- OutcomeLog ---
 
     def _on_done(self, frame: f.Done) -> None:
         exchange = self._by_attempt.get(frame.attempt)
@@ -85,7 +85,7 @@ class PrefillReadMachine(MeetingMachine):
         exchange.exposed, exchange.heard = False, True
         exchange.bytes_moved = frame.bytes_moved
         if exchange.state is S.SENDING and exchange.closed:
-            self._move(exchange, Cue.COMPLETED)
+            self._move(exchange, Trigger.COMPLETED)
             self._finalize(exchange)
             self._report(exchange.handoff)
         else:
@@ -93,7 +93,7 @@ class PrefillReadMachine(MeetingMachine):
             self._settle_failed(exchange)
 
     def _on_drained(self, frame: f.Drained) -> None:
-        cause = told_by_peer(frame.cause, Cause.TRANSFER_FAILED)
+        cause = cause_from_peer(frame.cause, Cause.TRANSFER_FAILED)
         exchange = self._by_attempt.get(frame.attempt)
         if exchange is None:
             self._note_end(frame, cause)
@@ -107,7 +107,7 @@ class PrefillReadMachine(MeetingMachine):
         if exchange is None:
             self._verdicts.answer(frame, self._now)
         else:
-            self._fail(exchange.handoff, told_by_peer(frame.cause, Cause.TRANSFER_FAILED), frame.message)
+            self._fail(exchange.handoff, cause_from_peer(frame.cause, Cause.TRANSFER_FAILED), frame.message)
 
     def _note_end(self, frame: f.Done | f.Drained, cause: Cause | None) -> None:
         """Decode's last word on an attempt that is not live: take note, and let it end what it has overtaken."""
@@ -128,7 +128,7 @@ class PrefillReadMachine(MeetingMachine):
         exchange.unnoted.clear()
         self._tell_aborted(exchange)
         if exchange.attempt.decode not in self._versions:
-            self._move(exchange, Cue.UNPROVEN)
+            self._move(exchange, Trigger.UNPROVEN)
 
     def _prove_quiet(self, exchange: Exchange) -> None:
         exchange.exposed = False

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
-from pdpool_connector.protocol.outcome import Phase
+from pdpool_connector.protocol.status import Phase
 
 
 class PrefillState(StrEnum):
@@ -55,7 +55,7 @@ class DecodeState(StrEnum):
     FAILED = "failed"
 
 
-class Cue(StrEnum):
+class Trigger(StrEnum):
     """What a state machine reacts to, once event and circumstances have been weighed."""
 
     REQUESTED = "requested"
@@ -80,12 +80,12 @@ class Cue(StrEnum):
     """No proof of quiet came in time, or none can come on this way."""
 
 
-FAILURES = frozenset({Cue.ENDED, Cue.BROKEN, Cue.QUIET, Cue.UNPROVEN})
+FAILURES = frozenset({Trigger.ENDED, Trigger.BROKEN, Trigger.QUIET, Trigger.UNPROVEN})
 """Cues by which a hand-off does not go on."""
 
-P, D, C = PrefillState, DecodeState, Cue
+P, D, C = PrefillState, DecodeState, Trigger
 
-PREFILL_TRANSITIONS: Mapping[tuple[PrefillState | None, Cue], PrefillState] = MappingProxyType(
+PREFILL_TRANSITIONS: Mapping[tuple[PrefillState | None, Trigger], PrefillState] = MappingProxyType(
     {
         (None, C.REQUESTED): P.WAITING,
         (None, C.OPENED): P.PARKED,
@@ -105,7 +105,7 @@ PREFILL_TRANSITIONS: Mapping[tuple[PrefillState | None, Cue], PrefillState] = Ma
     }
 )
 
-DECODE_TRANSITIONS: Mapping[tuple[DecodeState | None, Cue], DecodeState] = MappingProxyType(
+DECODE_TRANSITIONS: Mapping[tuple[DecodeState | None, Trigger], DecodeState] = MappingProxyType(
     {
         (None, C.REQUESTED): D.CONNECTING,
         (D.CONNECTING, C.LINKED): D.OPENING,
@@ -129,7 +129,7 @@ DECODE_TRANSITIONS: Mapping[tuple[DecodeState | None, Cue], DecodeState] = Mappi
     }
 )
 
-PREFILL_READ_TRANSITIONS: Mapping[tuple[PrefillState | None, Cue], PrefillState] = MappingProxyType(
+PREFILL_READ_TRANSITIONS: Mapping[tuple[PrefillState | None, Trigger], PrefillState] = MappingProxyType(
     {
         (None, C.REQUESTED): P.WAITING,
         (None, C.OPENED): P.PARKED,
@@ -148,7 +148,7 @@ PREFILL_READ_TRANSITIONS: Mapping[tuple[PrefillState | None, Cue], PrefillState]
     }
 )
 
-DECODE_READ_TRANSITIONS: Mapping[tuple[DecodeState | None, Cue], DecodeState] = MappingProxyType(
+DECODE_READ_TRANSITIONS: Mapping[tuple[DecodeState | None, Trigger], DecodeState] = MappingProxyType(
     {
         (None, C.REQUESTED): D.CONNECTING,
         (D.CONNECTING, C.LINKED): D.OPENING,

@@ -17,7 +17,7 @@ from pdpool_connector.protocol.fence import InsufficientProofError, Proof, descr
 from pdpool_connector.protocol.frames import Incarnation, Room
 from pdpool_connector.transport.bootstrap import decode_json
 from pdpool_connector.transport.http import Asked, Handler, Reply
-from pdpool_connector.transport.tokens import Gate, TokenError
+from pdpool_connector.transport.tokens import TokenError, TokenVerifier
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Administered(Protocol):
 class AdminEndpoint:
     """Handlers for `HttpServer.serve`. `gate` None refuses everything."""
 
-    def __init__(self, connector: Administered, gate: Gate | None) -> None:
+    def __init__(self, connector: Administered, gate: TokenVerifier | None) -> None:
         self._connector, self._gate = connector, gate
 
     def handlers(self) -> Mapping[tuple[str, str], Handler]:

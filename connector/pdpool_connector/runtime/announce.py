@@ -13,8 +13,8 @@ from pdpool_connector.layout.checksum import PageSum, sampled
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.exchange import Exchange
 from pdpool_connector.protocol.frames import PAGE_ID_BYTES, AttemptId
-from pdpool_connector.runtime.arguments import unpacked
 from pdpool_connector.runtime.hashing import Hasher
+from pdpool_connector.runtime.validation import unpacked
 
 
 class Announcements:

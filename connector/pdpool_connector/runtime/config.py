@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from pdpool_connector.backends import BACKENDS
-from pdpool_connector.layout.pairing import Part, check_instance
+from pdpool_connector.layout.pairing import ModelShard, check_instance
 from pdpool_connector.layout.staging import SLOT_BYTES
 from pdpool_connector.protocol.frames import Frame
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.transport.address import AddressError, is_host, parse_address
 from pdpool_connector.transport.bootstrap import Direction
 from pdpool_connector.transport.curve import CurveKey
-from pdpool_connector.transport.tokens import Gate
+from pdpool_connector.transport.tokens import TokenVerifier
 
 PRIVATE_NETWORKS = (
     "127.0.0.0/8",
@@ -45,16 +45,16 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "checksum_rate": ((int, float), "a number"),
     "allowed_networks": ((tuple, list), "a tuple of CIDR blocks"),
     "rank": ((int,), "an int"),
-    "instance": ((tuple, list), "a tuple of Part"),
+    "instance": ((tuple, list), "a tuple of ModelShard"),
     "curve": ((tuple, list), "a tuple of CurveKey"),
     "curve_required": ((bool,), "True or False"),
     "pod_uid": ((str,), "a str"),
-    "admin_gate": ((Gate, _NONE), "a Gate or None"),
-    "timing": ((Timing,), "a Timing"),
+    "admin_gate": ((TokenVerifier, _NONE), "a TokenVerifier or None"),
+    "timing": ((Timeouts,), "a Timeouts"),
     "flight_dir": ((str, Path, _NONE), "a Path, a str or None"),
 }
 """What given as something else would work otherwise than meant, or fail far from here."""
-_ITEMS: Final[Mapping[str, type]] = {"instance": Part, "curve": CurveKey, "allowed_networks": str}
+_ITEMS: Final[Mapping[str, type]] = {"instance": ModelShard, "curve": CurveKey, "allowed_networks": str}
 
 FrameFilter = Callable[[Frame], float | None]
 """Fault injection: seconds to hold an outgoing frame back (0 = send at once), or None to drop it."""
@@ -100,7 +100,7 @@ class ConnectorConfig:
     connect_deadline_s: float = 30.0
     allowed_networks: tuple[str, ...] = PRIVATE_NETWORKS
     rank: int = 0
-    instance: tuple[Part, ...] = ()
+    instance: tuple[ModelShard, ...] = ()
     registry: str | None = None
     direction: Direction = "write"
     bind_host: str | None = None
@@ -108,8 +108,8 @@ class ConnectorConfig:
     curve: tuple[CurveKey, ...] = ()
     curve_required: bool = True
     pod_uid: str = ""
-    admin_gate: Gate | None = None
-    timing: Timing = field(default_factory=Timing)
+    admin_gate: TokenVerifier | None = None
+    timing: Timeouts = field(default_factory=Timeouts)
     flight_dir: Path | str | None = None
     checksum_rate: float = 1 / 64
     staging_bytes: int = 64 << 20

@@ -26,7 +26,7 @@ from pdpool_connector.backends.base import Op
 from pdpool_connector.flight.files import Flight, Speaker
 from pdpool_connector.flight.replay import AnyMachine
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, encode_remote
-from pdpool_connector.layout.pairing import Part, part_of
+from pdpool_connector.layout.pairing import ModelShard, shard_of
 from pdpool_connector.layout.process import this_process
 from pdpool_connector.layout.staging import Staging
 from pdpool_connector.protocol.events import (
@@ -41,23 +41,23 @@ from pdpool_connector.protocol.exchange import Exchange
 from pdpool_connector.protocol.fence import Proof, describe, kinds_of
 from pdpool_connector.protocol.frames import ROOMS
 from pdpool_connector.protocol.opening import DecodeAttempt
-from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
+from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
 from pdpool_connector.runtime.admin import AdminEndpoint
-from pdpool_connector.runtime.arguments import as_incarnation, as_proof, as_queue, as_whole
-from pdpool_connector.runtime.board import Board, queues_of
 from pdpool_connector.runtime.config import ConnectorConfig
-from pdpool_connector.runtime.ends import Ends
-from pdpool_connector.runtime.exits import ExitWatch
+from pdpool_connector.runtime.machine_driver import MachineDriver
 from pdpool_connector.runtime.metrics import ConnectorCollector, state_json
-from pdpool_connector.runtime.owner import Owner
+from pdpool_connector.runtime.outcome_log import OutcomeLog
+from pdpool_connector.runtime.process_watch import ProcessWatch
 from pdpool_connector.runtime.reactor import Reactor
+from pdpool_connector.runtime.remote_fencer import RemoteFencer
 from pdpool_connector.runtime.spans import open_spans
 from pdpool_connector.runtime.stats import ConnectorStats, HeldFor, LinkStats, PeerStats
+from pdpool_connector.runtime.stats_publisher import StatsPublisher, queues_of
 from pdpool_connector.runtime.transfer import Transfer
-from pdpool_connector.runtime.vouch import Vouchers
+from pdpool_connector.runtime.validation import as_incarnation, as_proof, as_queue, as_whole
 from pdpool_connector.transport.address import Address
 from pdpool_connector.transport.control import ControlServer
-from pdpool_connector.transport.curve import Doorkeeper
+from pdpool_connector.transport.curve import CurveAuthenticator
 from pdpool_connector.transport.drops import Drops
 from pdpool_connector.transport.http import HttpServer, Page
 
@@ -72,7 +72,7 @@ _FORKED = "belongs to the process from which this one was forked off: make one a
 AnyTransfer = TypeVar("AnyTransfer", bound=Transfer)
 
 
-class Connector(Owner, Generic[AnyTransfer]):
+class Connector(MachineDriver, Generic[AnyTransfer]):
     """One engine rank's end of all its hand-offs.
 
     `memory` is what cache is moved from (prefill) or to (decode), by us or by peers; it must stay mapped until `close`
@@ -122,7 +122,7 @@ class Connector(Owner, Generic[AnyTransfer]):
         )
         super().__init__(machine, reactor, Drops(), self._open_flight(machine))
         self._process = this_process(config.pod_uid)
-        self._vouchers = Vouchers(
+        self._vouchers = RemoteFencer(
             self._backend.name,
             sending=self._sending,
             who=f"{self.role} {self.incarnation}",
@@ -131,7 +131,7 @@ class Connector(Owner, Generic[AnyTransfer]):
             fence=self._release,
             owed=lambda peer: bool(self._machine.under_way(peer)),
         )
-        self._exits = ExitWatch(
+        self._exits = ProcessWatch(
             self._backend.name,
             sending=self._sending,
             who=f"{self.role} {self.incarnation}",
@@ -145,11 +145,11 @@ class Connector(Owner, Generic[AnyTransfer]):
         self._started = False
         self._remote_form = b""
         self._control_port = self._admin_port = 0
-        self._doorkeeper: Doorkeeper | None = None
+        self._doorkeeper: CurveAuthenticator | None = None
         self._handles = count(1)
         self._transfers: dict[int, AnyTransfer] = {}
         self._spans = open_spans(self.role, config.rank)
-        self._ends = Ends(self.role, config.rank, self._spans)
+        self._ends = OutcomeLog(self.role, config.rank, self._spans)
         self._bytes_moved = 0
         self._changed = False
         self._armed: float | None = None
@@ -158,7 +158,7 @@ class Connector(Owner, Generic[AnyTransfer]):
         self._closing = threading.RLock()
         self._shutting_down = False
         self._settled = threading.Event()
-        self._board = Board(self._take_snapshot, reactor.lag)
+        self._board = StatsPublisher(self._take_snapshot, reactor.lag)
 
     # --- Life cycle ---
 
@@ -217,7 +217,7 @@ class Connector(Owner, Generic[AnyTransfer]):
         host, port = self.config.listen_host, self.config.control_port
         if self.config.curve and self._doorkeeper is None:
             # It stays where a port is taken: its own address is free again only some time after it was closed.
-            self._doorkeeper = Doorkeeper(self._context, self.config.curve)
+            self._doorkeeper = CurveAuthenticator(self._context, self.config.curve)
         key = self.config.curve[0] if self.config.curve else None
         self._server = ControlServer(self._context, host, port, self._drops, self._reactor, key)
         self._control_port = self._server.port
@@ -611,9 +611,9 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _instance_of(config: ConnectorConfig, memory: KVMemory) -> tuple[Part, ...]:
+def _instance_of(config: ConnectorConfig, memory: KVMemory) -> tuple[ModelShard, ...]:
     """The parts of all ranks. Raises ValueError when the memory is not that of the rank that it is said to be."""
-    own = part_of(memory)
+    own = shard_of(memory)
     instance = config.instance or (own,)
     if instance[config.rank] != own:
         raise ValueError(f"memory holds {own}, instance says that rank {config.rank} holds {instance[config.rank]}")

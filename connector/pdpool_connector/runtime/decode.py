@@ -31,10 +31,19 @@ from pdpool_connector.protocol.events import (
     Writer,
 )
 from pdpool_connector.protocol.fence import Proof
-from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.states import DecodeState
+from pdpool_connector.protocol.status import Cause
 from pdpool_connector.protocol.versions import VersionMismatchError, negotiate
-from pdpool_connector.runtime.arguments import (
+from pdpool_connector.runtime.checksum_verifier import ChecksumVerifier
+from pdpool_connector.runtime.config import ConnectorConfig
+from pdpool_connector.runtime.connector import Connector
+from pdpool_connector.runtime.instance_connection import Found, InstanceConnection, Stage
+from pdpool_connector.runtime.page_guard import PageGuard
+from pdpool_connector.runtime.rank_connection import RankConnection
+from pdpool_connector.runtime.reads import Failure, Reads
+from pdpool_connector.runtime.stats import LinkStats, PeerStats
+from pdpool_connector.runtime.transfer import DecodeTransfer
+from pdpool_connector.runtime.validation import (
     RefusalCause,
     Request,
     as_aux_row,
@@ -45,15 +54,6 @@ from pdpool_connector.runtime.arguments import (
     pack_pages,
     pack_state,
 )
-from pdpool_connector.runtime.checks import Checks
-from pdpool_connector.runtime.config import ConnectorConfig
-from pdpool_connector.runtime.connector import Connector
-from pdpool_connector.runtime.link import Found, InstanceLink, Stage
-from pdpool_connector.runtime.link_rank import Line
-from pdpool_connector.runtime.offered import Offered
-from pdpool_connector.runtime.reads import Failure, Reads
-from pdpool_connector.runtime.stats import LinkStats, PeerStats
-from pdpool_connector.runtime.transfer import DecodeTransfer
 from pdpool_connector.runtime.worker import join_all
 from pdpool_connector.transport.address import AddressError, parse_address
 from pdpool_connector.transport.bootstrap import BootstrapClient, RankInfo
@@ -78,11 +78,11 @@ class DecodeConnector(Connector[DecodeTransfer]):
         on_change: Callable[[], None] = lambda: None,
         registry: CollectorRegistry | None = None,
     ) -> None:
-        self._links: dict[str, InstanceLink] = {}
-        self._by_peer: dict[str, InstanceLink] = {}
-        self._offered = Offered()
+        self._links: dict[str, InstanceConnection] = {}
+        self._by_peer: dict[str, InstanceConnection] = {}
+        self._offered = PageGuard()
         self._client = BootstrapClient(config.allowed_networks)
-        self._checks = Checks(
+        self._checks = ChecksumVerifier(
             memory, lambda event: self._drive(event), lambda call: self._reactor.post(call), config.checksum_rate
         )
         self._whole: dict[str, Sequence[Found]] = {}
@@ -121,7 +121,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
         status is not `releasable` yet; TypeError for what is of another type; RuntimeError before `start`.
         """
         whose = self._request(prefill, room, request_id, sibling, prompt, deadline_s)
-        wish = OpenAttempt(
+        params = OpenAttempt(
             next(self._handles),
             prefill,
             whose.room,
@@ -135,8 +135,8 @@ class DecodeConnector(Connector[DecodeTransfer]):
             prompt,
         )
         self._check_started("open")
-        self._offered.take(wish)
-        return self._open(DecodeTransfer(wish, self._post, self._offered.give_back), wish, traceparent)
+        self._offered.take(params)
+        return self._open(DecodeTransfer(params, self._post, self._offered.give_back), params, traceparent)
 
     def expect(
         self,
@@ -181,10 +181,10 @@ class DecodeConnector(Connector[DecodeTransfer]):
         whose = self._request(prefill, room, request_id, sibling, prompt, None)
         where = (next(self._handles), prefill, whose.room, whose.sibling, request_id)
         why = as_reason(message)
-        wish = OpenAttempt(
+        params = OpenAttempt(
             *where, b"", 0, 0, whose.deadline_s, prompt=prompt, refused=why, refused_as=as_refusal_cause(cause)
         )
-        self._open(DecodeTransfer(wish, self._post, self._offered.give_back), wish, None)
+        self._open(DecodeTransfer(params, self._post, self._offered.give_back), params, None)
 
     def _request(
         self,
@@ -207,7 +207,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
     # --- What links ask and tell ---
 
     def find(self, prefill: str) -> Future[Sequence[Found]]:
-        """See `LinkOwner`."""
+        """See `ConnectionOwner`."""
         return self._http.submit(self._find(prefill))
 
     async def _find(self, prefill: str) -> Sequence[Found]:
@@ -223,8 +223,8 @@ class DecodeConnector(Connector[DecodeTransfer]):
         await self._vouchers.before_pairing({info.incarnation: info.control for info in ranks})
         return [Found(ranks[writer.rank], writer) for writer in writers]
 
-    def connect(self, link: InstanceLink, found: Found, name: str) -> Line:
-        """See `LinkOwner`."""
+    def connect(self, link: InstanceConnection, found: Found, name: str) -> RankConnection:
+        """See `ConnectionOwner`."""
         hello = f.Hello(
             version=f.VERSION_MAX,
             oldest_version=f.VERSION_MIN,
@@ -235,7 +235,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
             state=found.writer.state,
         )
         keys = self.config.curve if self.config.curve_required else (*self.config.curve, None)
-        return Line(
+        return RankConnection(
             found.info,
             name,
             hello,
@@ -247,8 +247,8 @@ class DecodeConnector(Connector[DecodeTransfer]):
             key=keys[link.rounds % len(keys)] if keys else None,
         )
 
-    def link_paired(self, link: InstanceLink, peer: str, version: int) -> None:
-        """See `LinkOwner`."""
+    def link_paired(self, link: InstanceConnection, peer: str, version: int) -> None:
+        """See `ConnectionOwner`."""
         self._by_peer[peer] = link
         if (line := link.line(peer)) is not None:
             self._note_process(peer, line)
@@ -266,14 +266,14 @@ class DecodeConnector(Connector[DecodeTransfer]):
         if failure is not None and not waiting and peer in self._by_peer:
             self._drive(PeerLost(peer, failure.message))
 
-    def _link_when_reachable(self, link: InstanceLink) -> None:
+    def _link_when_reachable(self, link: InstanceConnection) -> None:
         """Offer what waits for a link, as soon as the memory of all its ranks can be read."""
         writers = self._whole.get(link.prefill)
         if writers is not None and all(self._reads.connected(found.info.incarnation) for found in writers):
             del self._whole[link.prefill]
             self._drive(Linked(link.prefill, _serving(writers)))
 
-    def _note_process(self, peer: str, line: Line) -> None:
+    def _note_process(self, peer: str, line: RankConnection) -> None:
         try:
             process = decode_remote(line.memory).process
         except LayoutError as error:
@@ -282,8 +282,8 @@ class DecodeConnector(Connector[DecodeTransfer]):
         self._vouchers.note(peer, line.control, process)
         self._exits.watch(peer, process)
 
-    def link_whole(self, link: InstanceLink, writers: Sequence[Found]) -> None:
-        """See `LinkOwner`."""
+    def link_whole(self, link: InstanceConnection, writers: Sequence[Found]) -> None:
+        """See `ConnectionOwner`."""
         named = ", ".join(f"{found.info.rank} ({found.info.incarnation[:8]})" for found in writers)
         log.info("linked with prefill %s, ranks %s", link.prefill, named)
         if self.config.direction == "write":
@@ -295,12 +295,12 @@ class DecodeConnector(Connector[DecodeTransfer]):
                 self._reads.connect(found.info.incarnation, line.memory, kv=found.writer.kv, shares=found.writer.state)
         self._link_when_reachable(link)
 
-    def link_broken(self, link: InstanceLink) -> None:
-        """See `LinkOwner`."""
+    def link_broken(self, link: InstanceConnection) -> None:
+        """See `ConnectionOwner`."""
         self._drive(Unlinked(link.prefill))
 
-    def link_lost(self, link: InstanceLink, peer: str, message: str) -> None:
-        """See `LinkOwner`. Another address may lead to the same process; then it is lost by that one only."""
+    def link_lost(self, link: InstanceConnection, peer: str, message: str) -> None:
+        """See `ConnectionOwner`. Another address may lead to the same process; then it is lost by that one only."""
         if self._by_peer.get(peer) is not link:
             return
         self._whole.pop(link.prefill, None)
@@ -315,7 +315,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
             self._reads.leave(peer)
 
     def link_fenced(self, peer: str) -> bool:
-        """See `LinkOwner`."""
+        """See `ConnectionOwner`."""
         return self._machine.fenced(peer)
 
     def _part_with(self, peer: str, why: str) -> None:
@@ -326,25 +326,25 @@ class DecodeConnector(Connector[DecodeTransfer]):
         self._checks.lost(incarnation)
         super()._release(incarnation, proofs)
 
-    def link_failed(self, link: InstanceLink, cause: Cause, message: str) -> None:
-        """See `LinkOwner`."""
+    def link_failed(self, link: InstanceConnection, cause: Cause, message: str) -> None:
+        """See `ConnectionOwner`."""
         if link.stage is Stage.CLOSED:
             del self._links[link.prefill]
         self._drive(Unreachable(link.prefill, cause, message))
 
     def link_frame(self, frame: f.AttemptFrame) -> None:
-        """See `LinkOwner`."""
+        """See `ConnectionOwner`."""
         if isinstance(frame, f.Done) and isinstance(self._decode, DecodeMachine):
             self._checks.done(frame, self._decode.find(frame.attempt))
         else:
             self._drive(Received(frame))
 
-    def link_wanted(self, link: InstanceLink) -> bool:
-        """See `LinkOwner`."""
+    def link_wanted(self, link: InstanceConnection) -> bool:
+        """See `ConnectionOwner`."""
         return self._decode.waits_for(link.prefill)
 
-    def link_owed(self, link: InstanceLink) -> bool:
-        """See `LinkOwner`."""
+    def link_owed(self, link: InstanceConnection) -> bool:
+        """See `ConnectionOwner`."""
         return self._decode.holds_for(link.prefill)
 
     # --- Hooks of the base ---
@@ -381,7 +381,7 @@ class DecodeConnector(Connector[DecodeTransfer]):
             why = f"decode knows {MAX_LINKS} prefills, which is its limit"
             self._reactor.post(lambda: self._drive(Unreachable(effect.prefill, Cause.REFUSED, why)))
             return
-        self._links[effect.prefill] = InstanceLink(
+        self._links[effect.prefill] = InstanceConnection(
             effect.prefill, self, self._reactor, connect_s=self.config.connect_deadline_s
         )
 

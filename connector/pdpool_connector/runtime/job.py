@@ -17,7 +17,7 @@ from pdpool_connector.protocol.events import Read, ReadEnded, Write, WriteEnded,
 
 Move = Write | Read
 Ended = WriteEnded | ReadEnded
-Ends = tuple[Ids, Ids, tuple[int, int] | None, tuple[Ids, Ids] | None]
+OutcomeLog = tuple[Ids, Ids, tuple[int, int] | None, tuple[Ids, Ids] | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +87,7 @@ def ended(
     return ReadEnded(move.attempt, move.read, result, bytes_moved, message)
 
 
-def ends_of(move: Move) -> Ends:
+def ends_of(move: Move) -> OutcomeLog:
     """Our end of a move and the peer's: pages, aux rows, state items. The machine names source and target."""
     ours, theirs, aux, state = _ids(move.source), _ids(move.target), move.aux, move.state
     items = (_ids(state[0]), _ids(state[1])) if state[0] or state[1] else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from pdpool_connector.layout.pairing import Part
+from pdpool_connector.layout.pairing import ModelShard
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.stats import LinkStats
 from pdpool_connector.transport.address import Address
@@ -20,7 +20,7 @@ class Membership:
     def __init__(
         self,
         config: ConnectorConfig,
-        instance: Sequence[Part],
+        instance: Sequence[ModelShard],
         own: RankInfo,
         http: HttpServer,
         refused: Callable[[str], None],

@@ -23,19 +23,19 @@ from pdpool_connector.protocol.events import (
     Write,
     WriteResult,
 )
-from pdpool_connector.protocol.outcome import Cause
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.prefill_read import PrefillReadMachine
 from pdpool_connector.protocol.states import PrefillState as S
+from pdpool_connector.protocol.status import Cause
 from pdpool_connector.runtime.announce import Announcements
-from pdpool_connector.runtime.arguments import RefusalCause, as_reason, as_refusal_cause, as_request
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector
-from pdpool_connector.runtime.decodes import Decodes, Peer
 from pdpool_connector.runtime.job import Ended, ended, number_of
 from pdpool_connector.runtime.membership import Membership
+from pdpool_connector.runtime.peer_table import Peer, PeerTable
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import PrefillTransfer
+from pdpool_connector.runtime.validation import RefusalCause, as_reason, as_refusal_cause, as_request
 from pdpool_connector.runtime.worker import PeerWorker
 from pdpool_connector.transport.bootstrap import RankInfo
 from pdpool_connector.transport.control import Arrival
@@ -63,7 +63,7 @@ class PrefillConnector(Connector[PrefillTransfer]):
         if config.rank > 0 and config.registry is None:
             raise ValueError(f"registry is missing: rank {config.rank} has to register at that of rank 0")
         super().__init__(config, memory, on_change, registry)
-        self._decodes = Decodes(
+        self._decodes = PeerTable(
             self, self.incarnation, memory, self._backend.name, config.direction, self._reactor, self._drops
         )
         if config.staging_bytes and config.direction == "write" and self._backend.stages:
@@ -98,9 +98,9 @@ class PrefillConnector(Connector[PrefillTransfer]):
         Raises ValueError for values out of range, TypeError for what is of another type, RuntimeError before `start`.
         """
         life = self.config.request_deadline_s if deadline_s is None else deadline_s
-        wish = OpenRequest(next(self._handles), *as_request(room, request_id, sibling, life, prompt))
-        transfer = PrefillTransfer(wish.handle, wish.room, request_id, self._post, self.memory)
-        return self._open(transfer, wish, traceparent)
+        params = OpenRequest(next(self._handles), *as_request(room, request_id, sibling, life, prompt))
+        transfer = PrefillTransfer(params.handle, params.room, request_id, self._post, self.memory)
+        return self._open(transfer, params, traceparent)
 
     def refuse(
         self,
@@ -120,8 +120,8 @@ class PrefillConnector(Connector[PrefillTransfer]):
         """
         self._check_started("refuse")
         whose = as_request(room, request_id, sibling, self.config.request_deadline_s, prompt)
-        wish = OpenRequest(next(self._handles), *whose, as_reason(message), as_refusal_cause(cause))
-        self._open(PrefillTransfer(wish.handle, wish.room, request_id, self._post, self.memory), wish, None)
+        params = OpenRequest(next(self._handles), *whose, as_reason(message), as_refusal_cause(cause))
+        self._open(PrefillTransfer(params.handle, params.room, request_id, self._post, self.memory), params, None)
 
     # --- Set-up ---
 
@@ -182,11 +182,11 @@ class PrefillConnector(Connector[PrefillTransfer]):
     # --- What the table of decodes asks and tells ---
 
     def decode_fenced(self, peer: str) -> bool:
-        """See `DecodesOwner`."""
+        """See `PeerTableOwner`."""
         return self._machine.fenced(peer)
 
     def decode_met(self, hello: f.Hello, remote: RemoteMemory) -> tuple[PeerWorker | None, PageSum | None]:
-        """See `DecodesOwner`."""
+        """See `PeerTableOwner`."""
         self._exits.watch(hello.sender, remote.process)
         self._vouchers.note(hello.sender, hello.address, remote.process)
         if self.config.direction == "write":
@@ -212,18 +212,18 @@ class PrefillConnector(Connector[PrefillTransfer]):
         )
 
     def decode_paired(self, peer: Peer) -> None:
-        """See `DecodesOwner`."""
+        """See `PeerTableOwner`."""
         self._drive(PeerReady(peer.incarnation, peer.version))
         answer = f.HelloOk(version=peer.version, sender=self.incarnation, memory=self._remote_form)
         for route in peer.routes:
             self._filtered(answer, partial(self._server.send, route, answer))
 
     def decode_lost(self, peer: Peer, message: str) -> None:
-        """See `DecodesOwner`."""
+        """See `PeerTableOwner`."""
         self._drive(PeerLost(peer.incarnation, message))
 
     def decode_told(self, route: bytes, frame: f.HelloRefused | f.Goodbye) -> None:
-        """See `DecodesOwner`."""
+        """See `PeerTableOwner`."""
         self._filtered(frame, partial(self._server.send, route, frame))
 
     def _part_with(self, peer: str, why: str) -> None:

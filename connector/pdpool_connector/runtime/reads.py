@@ -11,7 +11,7 @@ from pdpool_connector.layout.checksum import PageSums
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, decode_remote
 from pdpool_connector.protocol.events import Event, Read, StopReading, WriteResult
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.outcome import Cause
+from pdpool_connector.protocol.status import Cause
 from pdpool_connector.runtime.job import Ended, ended, number_of
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.runtime.worker import PeerWorker

@@ -13,7 +13,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from pdpool_connector.protocol.outcome import TransferStatus
+from pdpool_connector.protocol.status import TransferStatus
 from pdpool_connector.runtime.transfer import Transfer
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pdpool_connector.layout.memory import KVMemory
 from pdpool_connector.protocol.events import AbortTransfer, Event, OpenAttempt, SendPages
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.outcome import Phase, TransferStatus
-from pdpool_connector.runtime.arguments import as_aux_row, as_whole, pack_pages, pack_state
+from pdpool_connector.protocol.status import Phase, TransferStatus
+from pdpool_connector.runtime.validation import as_aux_row, as_whole, pack_pages, pack_state
 
 log = logging.getLogger(__name__)
 
@@ -164,18 +164,18 @@ class PrefillTransfer(Transfer):
             raise ValueError("state is given without last=True: it goes with the last pages")
         packed, items = pack_pages(pages, self._memory), pack_state(state, self._memory)
         row = None if aux_slot is None else as_aux_row(aux_slot, self._memory)
-        wish = SendPages(self._handle, packed, as_whole("start", start), bool(last), row, items)
-        self._complete = wish.last
-        self._post(wish)
+        params = SendPages(self._handle, packed, as_whole("start", start), bool(last), row, items)
+        self._complete = params.last
+        self._post(params)
 
 
 class DecodeTransfer(Transfer):
     """Decode's end of a hand-off: pages arrive, and the status says when."""
 
-    def __init__(self, wish: OpenAttempt, post: Post, give_back: Callable[[OpenAttempt], None]) -> None:
-        super().__init__(wish.handle, wish.room, wish.request_id, post)
-        self._wish, self._give_back = wish, give_back
-        self.prefill = wish.prefill
+    def __init__(self, params: OpenAttempt, post: Post, give_back: Callable[[OpenAttempt], None]) -> None:
+        super().__init__(params.handle, params.room, params.request_id, post)
+        self._wish, self._give_back = params, give_back
+        self.prefill = params.prefill
 
     def settle(self, status: TransferStatus) -> None:
         """As `Transfer.settle`; what was offered may be offered again before anybody reads so in the status."""

@@ -27,8 +27,8 @@ from pdpool_connector.layout.pool import MAX_CHUNK_DESCRIPTORS
 from pdpool_connector.layout.staging import Reservation, Staging
 from pdpool_connector.protocol.events import Read, Write, WriteResult
 from pdpool_connector.protocol.frames import PAGE_ID_BYTES, AttemptId
+from pdpool_connector.runtime.data_connection import DataConnection
 from pdpool_connector.runtime.job import Ended, Job, Move, ends_of, number_of, without_pages
-from pdpool_connector.runtime.path import DataPath
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ TOGETHER = (1 << 20, MAX_CHUNK_DESCRIPTORS)
 a large chunk."""
 
 Submit = Callable[[str, Chunk, Op], Handle | None]
-Part = tuple[Job, Chunk]
+ModelShard = tuple[Job, Chunk]
 
 
 class _Signal(Enum):
@@ -57,7 +57,7 @@ class _Signal(Enum):
 class _Flight:
     """One transfer of the backend's: a chunk of one job, or the small ones of several. All of them end as it does."""
 
-    parts: list[Part]
+    parts: list[ModelShard]
     handle: Handle
 
 
@@ -92,7 +92,7 @@ class PeerWorker:
         gone: Callable[[], None],
     ) -> None:
         self._backend, self._memory, self._peer, self._remote = backend, memory, peer, remote
-        self._path = DataPath(backend, peer, remote)
+        self._path = DataConnection(backend, peer, remote)
         self._broken = ""
         """Why the connection is to be made anew before anything is submitted, or ""."""
         self._connected, self._ended, self._kept, self._gone = connected, ended, kept, gone
@@ -291,9 +291,9 @@ class PeerWorker:
                 self._end_if_over(job)
         return begun
 
-    def _next(self, most: tuple[int, int]) -> list[Part]:
+    def _next(self, most: tuple[int, int]) -> list[ModelShard]:
         """The chunk whose turn it is and, where it is small, the small ones behind it."""
-        parts: list[Part] = []
+        parts: list[ModelShard] = []
         nbytes = pieces = 0
         while self._jobs:
             job = self._jobs[0]
@@ -316,7 +316,7 @@ class PeerWorker:
                 break
         return parts
 
-    def _launch(self, parts: list[Part], submit: Submit) -> bool:
+    def _launch(self, parts: list[ModelShard], submit: Submit) -> bool:
         """Hand chunks to the backend as one; False when that would have to wait, and nothing was begun."""
         job, first = parts[0]
         whole = first
@@ -353,7 +353,7 @@ class PeerWorker:
                     self._sum(job, chunk, self._sum_written)  # while the chunk is on its way
         return True
 
-    def _without_connection(self, parts: list[Part], first: Chunk, why: str) -> bool:
+    def _without_connection(self, parts: list[ModelShard], first: Chunk, why: str) -> bool:
         """Nothing was begun. A new connection may help: once, and where nothing is under way over the old one."""
         again = not self._flights and self._path.worth_a_try() and not any(job.tried_again for job, _ in parts)
         if not again:
@@ -366,11 +366,11 @@ class PeerWorker:
         self._put_back([(parts[0][0], first)] if parts[0][1].staged is not None else parts)
         return False
 
-    def _put_back(self, parts: list[Part]) -> None:
+    def _put_back(self, parts: list[ModelShard]) -> None:
         for job, chunk in parts:
             job.chunks.appendleft(chunk)
 
-    def _drop(self, parts: list[Part], result: WriteResult, message: str) -> None:
+    def _drop(self, parts: list[ModelShard], result: WriteResult, message: str) -> None:
         """The backend would not take these chunks: nothing of them is under way."""
         for job, chunk in parts:
             self._unstage(chunk)

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from pdpool_connector.layout.memory import MAX_RANKS
-from pdpool_connector.layout.pairing import Part
+from pdpool_connector.layout.pairing import ModelShard
 from pdpool_connector.protocol.frames import Incarnation, shown
 from pdpool_connector.transport.address import AddressError, parse_address
 from pdpool_connector.transport.curve import CurveKey
@@ -39,7 +39,7 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     rank: Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
     incarnation: Incarnation
     control: Annotated[str, msgspec.Meta(max_length=300)]
-    part: Part
+    part: ModelShard
     direction: Direction
     protocol: tuple[Version, Version]
 

@@ -87,7 +87,7 @@ class _Known:
         return key in self._public
 
 
-class Doorkeeper:
+class CurveAuthenticator:
     """Lets clients of known keys in, for all listening sockets of one context; a thread of its own until `close`."""
 
     def __init__(self, context: zmq.Context[Any], keys: Sequence[CurveKey]) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from pdpool_connector.layout.pairing import Part, check_instance
+from pdpool_connector.layout.pairing import ModelShard, check_instance
 from pdpool_connector.protocol.frames import shown
 from pdpool_connector.transport.address import is_allowed
 from pdpool_connector.transport.bootstrap import (
@@ -48,7 +48,7 @@ class RegistrationError(Exception):
 
 
 @dataclass(slots=True)
-class _Seat:
+class _Slot:
     """The place of one rank: who holds it, until when (it is empty after that), and who held it before."""
 
     until: float
@@ -62,12 +62,14 @@ class Registry:
     `register` is for one thread alone, the rest for any. Raises LayoutError for an instance that is not whole.
     """
 
-    def __init__(self, instance: Sequence[Part], own: RankInfo, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, instance: Sequence[ModelShard], own: RankInfo, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         check_instance("prefill", instance)
         self._instance = tuple(instance)
         self._clock = clock
         self._own = own
-        self._seats = [_Seat(until=clock()) for _ in self._instance]
+        self._seats = [_Slot(until=clock()) for _ in self._instance]
         self._seats[0].info, self._seats[0].until = own, float("inf")
 
     def register(self, registration: Registration) -> Lease:

@@ -27,7 +27,7 @@ class TokenError(Exception):
     """A token that opens nothing; the message says why, and never holds the token."""
 
 
-class Gate:
+class TokenVerifier:
     """Judges the tokens of the admin endpoint: each opens one operation on one pod, once, for a minute at most.
 
     public_key: Ed25519, PEM. audience: what tokens for this pod name, its UID. clock: seconds since the epoch.
@@ -45,9 +45,9 @@ class Gate:
         self._used: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type["Gate"], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type["TokenVerifier"], tuple[str, str]]:
         """Ranks are processes of their own: each gets a gate like this one, with no token used yet."""
-        return Gate, self._made_of
+        return TokenVerifier, self._made_of
 
     def admit(self, authorization: str, operation: str) -> str:
         """Return who signed for `operation` (the claim "sub"). Raises TokenError."""

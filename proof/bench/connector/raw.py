@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from pdpool_connector.backends.base import Op
 from pdpool_connector.backends.mooncake import MooncakeBackend
 from pdpool_connector.backends.nixl import NixlBackend
-from pdpool_connector.backends.pace import pause, sharpen_sleeps
+from pdpool_connector.backends.polling import pause, sharpen_sleeps
 from pdpool_connector.layout.plan import Chunk
 from pdpool_connector.layout.pool import MAX_CHUNK_DESCRIPTORS, Runs
 
 Pairs = list[tuple[NDArray[np.int32], NDArray[np.int32]]]
-Part = tuple[list[int], list[int], list[int]]
+ModelShard = tuple[list[int], list[int], list[int]]
 """Addresses here, addresses there, and lengths: at most `MAX_CHUNK_DESCRIPTORS`."""
 DEADLINE_S = 60.0
 SHORTEST_SLEEP_S = 15e-6
@@ -79,7 +79,7 @@ def _nixl(engine: NixlBackend, state: Any, items: list[tuple[NDArray[np.int32], 
             raise TimeoutError(f"a raw transfer is not over after {DEADLINE_S} s")
 
 
-def _parts(runs: Runs) -> list[Part]:
+def _parts(runs: Runs) -> list[ModelShard]:
     return [
         (
             runs.local[at : at + MAX_CHUNK_DESCRIPTORS].tolist(),
@@ -90,14 +90,14 @@ def _parts(runs: Runs) -> list[Part]:
     ]
 
 
-def _one_by_one(native: Any, session: str, parts: list[Part]) -> None:  # noqa: ANN401
+def _one_by_one(native: Any, session: str, parts: list[ModelShard]) -> None:  # noqa: ANN401
     """Merged ranges, as many at a time as Mooncake takes safely; waits in Mooncake, which spins."""
     for local, target, nbytes in parts:
         if native.batch_transfer_sync_write(session, local, target, nbytes) != 0:
             raise RuntimeError("Mooncake reports a failed batch")
 
 
-def _two_at_once(native: Any, session: str, parts: list[Part]) -> None:  # noqa: ANN401
+def _two_at_once(native: Any, session: str, parts: list[ModelShard]) -> None:  # noqa: ANN401
     """The next batch starts while one is under way, and nobody spins: that takes a core from those who move the bytes.
 
     Only a batch of one range can be asked without waiting, so the last range of each goes as one.

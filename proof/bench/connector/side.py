@@ -15,7 +15,7 @@ import numpy as np
 from pdpool_connector import ConnectorConfig, DecodeConnector, Phase, PrefillConnector, TransferStatus
 from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.protocol.frames import Frame
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.timeouts import Timeouts
 
 from . import raw, stages
 from .frames import Said, said
@@ -46,7 +46,7 @@ class Side:
             advertise_host="127.0.0.1",
             bind_host="127.0.0.1",
             backend=setup.plane.backend,
-            timing=Timing(max_attempts=setup.max_attempts),
+            timing=Timeouts(max_attempts=setup.max_attempts),
             **setup.options,
         )
         begun = time.monotonic()

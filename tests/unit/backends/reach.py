@@ -22,7 +22,7 @@ class LostError(Exception):
     """What should be reached is not there, or not registered: nothing more is moved."""
 
 
-class Owner(msgspec.Struct, frozen=True, array_like=True):
+class MachineDriver(msgspec.Struct, frozen=True, array_like=True):
     """Where an backend is: its process, told from another with the same number, and its page."""
 
     pid: int
@@ -37,7 +37,7 @@ class Registered:
         self._rows = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64).reshape(-1, 2)
         # Where Yama guards processes, one may reach into another's memory only if that lets it. Elsewhere: an error.
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANYBODY, 0, 0, 0)
-        self.owner = Owner(os.getpid(), started_at(os.getpid()), self._rows.ctypes.data)
+        self.owner = MachineDriver(os.getpid(), started_at(os.getpid()), self._rows.ctypes.data)
 
     def tell(self, ranges):
         assert len(ranges) <= len(self._rows)

@@ -11,8 +11,8 @@ from pdpool_connector.console.story import story
 from pdpool_connector.console.top import tables
 from pdpool_connector.flight.record import Header, Record, Step
 from pdpool_connector.protocol.events import Report, Tick
-from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from rich.console import Console
 
@@ -92,7 +92,7 @@ def test_the_story_of_a_hand_off_keeps_to_its_lines_whatever_a_peer_has_said() -
         missing=0,
         wall=1.0,
         at=1.0,
-        timing=Timing(),
+        timing=Timeouts(),
     )
     report = Report(1, TransferStatus(Phase.FAILED, Cause.PEER_ABORTED, said))
     lines = list(story(Record(header, (Step(1.0, Tick(), (report,), said),))))

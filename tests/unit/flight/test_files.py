@@ -12,9 +12,9 @@ from pdpool_connector.flight.record import SUFFIX, decode_record
 from pdpool_connector.flight.recorder import RING
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import AbortTransfer, Event, OpenAttempt, OpenRequest, Received, Tick
-from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
 from pdpool_connector.protocol.prefill import PrefillMachine
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
+from pdpool_connector.protocol.timeouts import Timeouts
 
 from tests.unit.protocol.sides import PREFILL, Decode, about, ids
 
@@ -25,7 +25,7 @@ HELD = TransferStatus(Phase.FAILED, Cause.TIMED_OUT, "late", releasable=False)
 
 
 def flight(directory: Path, clock=time.monotonic) -> Flight:
-    return Flight(directory, Speaker("prefill", 0, ME, Timing()), clock)
+    return Flight(directory, Speaker("prefill", 0, ME, Timeouts()), clock)
 
 
 def fail(recorder: Flight, handle: int, status: TransferStatus = FAILED) -> None:

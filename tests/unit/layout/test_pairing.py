@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 from pdpool_connector.layout.memory import LayoutError
-from pdpool_connector.layout.pairing import Part, Writer, check_instance, pair, shard_model
+from pdpool_connector.layout.pairing import ModelShard, Writer, check_instance, pair, shard_model
 
 
 def kv_writers(prefill, decode) -> list[list[int]]:
@@ -98,21 +98,21 @@ def test_replicas_are_spread_however_the_decode_ranks_are_numbered() -> None:
 
 
 @st.composite
-def models(draw) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+def models(draw) -> tuple[tuple[ModelShard, ...], tuple[ModelShard, ...]]:
     """Two instances of one model, their ranks in any order."""
     layers, heads = draw(st.integers(1, 8)), draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
     return tuple(draw(instances(layers, heads)) for _ in range(2))  # type: ignore[return-value]
 
 
 @st.composite
-def instances(draw, layers: int, heads: int) -> tuple[Part, ...]:
+def instances(draw, layers: int, heads: int) -> tuple[ModelShard, ...]:
     cuts = sorted(draw(st.sets(st.integers(1, layers - 1), max_size=3))) if layers > 1 else []
     stages = [end - first for first, end in zip([0, *cuts], [*cuts, layers], strict=True)]
     tp = draw(st.sampled_from([tp for tp in (1, 2, 3, 4, 6, 8) if not (heads % tp and tp % heads)]))
     return tuple(draw(st.permutations(shard_model(stages, heads, tp=tp))))
 
 
-def cells(part: Part) -> set[tuple[int, int]]:
+def cells(part: ModelShard) -> set[tuple[int, int]]:
     return {
         (layer, head)
         for layer in range(part.first_layer, part.layer_end)
@@ -186,7 +186,7 @@ def test_an_instance_that_is_not_whole_is_refused(parts, why: str) -> None:
 def test_a_part_outside_its_model_is_refused(change, why: str) -> None:
     right = {"first_layer": 0, "layers": 2, "total_layers": 4, "first_head": 0, "kv_heads": 2, "total_heads": 2}
     with pytest.raises(LayoutError, match=why):
-        Part(**right | change)
+        ModelShard(**right | change)
 
 
 def test_heads_that_cannot_be_spread_evenly_are_refused() -> None:
@@ -198,7 +198,7 @@ def flags(prefill, decode) -> list[list[tuple[int, bool, bool]]]:
     return [[(writer.rank, writer.kv, writer.state) for writer in writers] for writers in pair(prefill, decode)]
 
 
-def stateful(heads: int, tp: int, layers=(4,)) -> tuple[Part, ...]:
+def stateful(heads: int, tp: int, layers=(4,)) -> tuple[ModelShard, ...]:
     return shard_model(layers, heads, tp=tp, split_state=True)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pdpool_connector.protocol.decode import DecodeMachine
 from pdpool_connector.protocol.events import Report, Write
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
+from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
 
 from proof.fuzz.__main__ import MAX_LEN, TARGETS
 from proof.fuzz.allowance import EVERY, FIXED, Allowance

@@ -25,8 +25,8 @@ from pdpool_connector.protocol.events import (
     WriteResult,
 )
 from pdpool_connector.protocol.frames import VERSION_MAX, Frame
-from pdpool_connector.protocol.outcome import Phase
 from pdpool_connector.protocol.prefill_read import PrefillReadMachine
+from pdpool_connector.protocol.status import Phase
 
 from tests.unit.protocol.instances import Pairing
 from tests.unit.protocol.sides import TIMING, Side, ids

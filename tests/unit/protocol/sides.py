@@ -27,16 +27,16 @@ from pdpool_connector.protocol.events import (
 )
 from pdpool_connector.protocol.meeting import MeetingMachine
 from pdpool_connector.protocol.opening import OpeningMachine
-from pdpool_connector.protocol.outcome import TransferStatus
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.prefill_read import PrefillReadMachine
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.status import TransferStatus
+from pdpool_connector.protocol.timeouts import Timeouts
 
 PREFILL = "a" * 32
 PREFILL_2 = "c" * 32
 DECODE = "d" * 32
 DECODE_2 = "e" * 32
-TIMING = Timing(drain_s=5.0, retry_first_s=0.1, retry_max_s=2.0, query_s=3.0, verdict_s=60.0, acked_s=10.0)
+TIMING = Timeouts(drain_s=5.0, retry_first_s=0.1, retry_max_s=2.0, query_s=3.0, verdict_s=60.0, acked_s=10.0)
 
 
 def ids(*pages: int) -> bytes:
@@ -93,7 +93,7 @@ def writes(effects: list[Effect]) -> list[Write]:
 class Prefill(Side):
     make: type[MeetingMachine] = PrefillMachine
 
-    def __init__(self, timing: Timing = TIMING, *peers: str) -> None:
+    def __init__(self, timing: Timeouts = TIMING, *peers: str) -> None:
         super().__init__(self.make(PREFILL, timing))
         for peer in peers or (DECODE,):
             self.do(PeerReady(peer, f.VERSION_MAX))
@@ -129,7 +129,9 @@ class PrefillRead(Prefill):
 class Decode(Side):
     make: type[OpeningMachine] = DecodeMachine
 
-    def __init__(self, timing: Timing = TIMING, writers: tuple[str | Writer, ...] = (PREFILL,), *, linked: bool = True):
+    def __init__(
+        self, timing: Timeouts = TIMING, writers: tuple[str | Writer, ...] = (PREFILL,), *, linked: bool = True
+    ):
         super().__init__(self.make(DECODE, timing))
         self.writers = tuple(
             one if isinstance(one, Writer) else Writer(one, writes_aux=at == 0) for at, one in enumerate(writers)

@@ -20,7 +20,7 @@ from pdpool_connector.protocol.events import (
     Writer,
 )
 from pdpool_connector.protocol.machine import MAX_FENCED
-from pdpool_connector.protocol.outcome import Cause, Phase
+from pdpool_connector.protocol.status import Cause, Phase
 
 from tests.unit.protocol.sides import PREFILL, PREFILL_2, TIMING, Decode, DecodeRead, about, ids, names, sent
 

@@ -19,8 +19,8 @@ from pdpool_connector.protocol.events import (
     Writer,
 )
 from pdpool_connector.protocol.missed import PER_PLACE
-from pdpool_connector.protocol.outcome import Cause, Phase
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.status import Cause, Phase
+from pdpool_connector.protocol.timeouts import Timeouts
 
 from tests.unit.protocol.sides import (
     DECODE,
@@ -38,8 +38,8 @@ from tests.unit.protocol.sides import (
 
 PREFILLS = pytest.mark.parametrize("make", [Prefill, PrefillRead])
 DECODES = pytest.mark.parametrize("make", [Decode, DecodeRead])
-WITHIN = Timing(expected_within_s=5.0, expect_s=2.0)
-SMALL = Timing(max_attempts=4)
+WITHIN = Timeouts(expected_within_s=5.0, expect_s=2.0)
+SMALL = Timeouts(max_attempts=4)
 GONE = "decode is gone"
 
 
@@ -89,7 +89,7 @@ def test_one_that_comes_after_its_decode_has_died_ends_at_once(make) -> None:
 
 @PREFILLS
 def test_only_what_the_lost_decode_alone_had_ends(make) -> None:
-    side = make(Timing(), DECODE, DECODE_2)
+    side = make(Timeouts(), DECODE, DECODE_2)
     for handle, room in enumerate((7, 8, 9), start=1):
         side.request(handle, room=room)
     side.hear(expect_frame(1, room=7))
@@ -120,7 +120,7 @@ def test_a_decode_that_was_only_cut_off_is_told_at_once_why_what_it_had_announce
 
 @PREFILLS
 def test_only_the_decode_that_had_announced_it_and_only_that_request_is_told_so(make) -> None:
-    side = make(Timing(), DECODE, DECODE_2)
+    side = make(Timeouts(), DECODE, DECODE_2)
     for handle, room in ((1, 7), (2, 8)):
         side.request(handle, room=room)
         side.hear(expect_frame(handle, room=room))
@@ -184,7 +184,7 @@ def test_what_a_decode_gives_up_after_a_cut_had_ended_and_does_not_end_the_next_
 
 
 def announced_by_two_of_which_one_is_lost(make):
-    side = make(Timing(), DECODE, DECODE_2)
+    side = make(Timeouts(), DECODE, DECODE_2)
     side.request(prompt=b"x")
     for peer in (DECODE, DECODE_2):
         side.hear(expect_frame(1, peer=peer, prompt=b"x"))
@@ -250,7 +250,7 @@ def test_a_decode_that_is_back_in_time_gets_what_another_had_announced_as_well(m
 
 @PREFILLS
 def test_one_rank_that_is_back_alone_does_not_bring_back_what_the_other_has_lost(make) -> None:
-    side = make(Timing(), DECODE, DECODE_2)
+    side = make(Timeouts(), DECODE, DECODE_2)
     ranks = ((DECODE, 0), (DECODE_2, 1))
     for peer, part in ranks:
         side.hear(expect_frame(peer=peer, part=part, parts=2, prompt=b"x"))
@@ -303,7 +303,7 @@ def test_what_was_opened_is_no_more_expected_by_whoever_opened_it(make) -> None:
 
 @PREFILLS
 def test_a_part_that_was_never_opened_is_missed_with_its_rank(make) -> None:
-    side = make(Timing(), DECODE, DECODE_2)
+    side = make(Timeouts(), DECODE, DECODE_2)
     side.request()
     side.opened(2, part=0, parts=2)
     side.hear(expect_frame(1, peer=DECODE_2, part=1, parts=2))
@@ -353,7 +353,7 @@ def test_the_same_word_again_takes_no_more_room(make) -> None:
 
 @PREFILLS
 def test_a_part_learns_of_a_long_proof_that_its_decode_s_other_rank_is_gone_as_much_as_a_frame_carries(make) -> None:
-    side = make(Timing(), DECODE, DECODE_2)
+    side = make(Timeouts(), DECODE, DECODE_2)
     side.hear(expect_frame(part=1, parts=2))
     side.do(Fenced(DECODE, "node-1 " * 1000))
     (told,) = sent(side.opened(1, peer=DECODE_2, part=0, parts=2), f.Drained)
@@ -578,8 +578,8 @@ def test_prefill_hears_a_refusal_and_an_abort_however_late_it_is_reached_before_
 
 @PAIRS
 def test_a_decode_that_is_full_or_drains_tells_prefill(decodes, prefills) -> None:
-    for timing, before in ((SMALL, None), (Timing(), Drain())):
-        decode, prefill = decodes(timing), prefills(Timing())
+    for timing, before in ((SMALL, None), (Timeouts(), Drain())):
+        decode, prefill = decodes(timing), prefills(Timeouts())
         for number in range(4):
             decode.open(10 + number, room=number)
         if before is not None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pdpool_connector.protocol import frames as f
-from pdpool_connector.protocol.outcome import Cause, told_by_peer
+from pdpool_connector.protocol.status import Cause, cause_from_peer
 
 from tests.unit.protocol.sides import abort_frame, about, open_frame
 
@@ -142,7 +142,7 @@ def test_deep_nesting_is_refused() -> None:
     ],
 )
 def test_causes_are_told_in_the_words_of_this_side(text: str, seen: Cause) -> None:
-    assert told_by_peer(text, Cause.INTERNAL) is seen
+    assert cause_from_peer(text, Cause.INTERNAL) is seen
 
 
 @pytest.mark.parametrize("kind", [f.Expect, f.Abort, f.Drained])

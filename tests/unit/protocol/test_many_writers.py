@@ -3,8 +3,8 @@
 import pytest
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import Ignored, Linked, OpenAttempt, PeerReady, Writer
-from pdpool_connector.protocol.outcome import Phase
 from pdpool_connector.protocol.states import DecodeState
+from pdpool_connector.protocol.status import Phase
 
 from tests.unit.protocol.sides import (
     DECODE,

@@ -6,8 +6,8 @@ import pytest
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import OpenRequest
 from pdpool_connector.protocol.missed import PER_PLACE
-from pdpool_connector.protocol.outcome import Cause, Phase
-from pdpool_connector.protocol.timing import Timing
+from pdpool_connector.protocol.status import Cause, Phase
+from pdpool_connector.protocol.timeouts import Timeouts
 
 from tests.unit.protocol.sides import DECODE, DECODE_2, Prefill, PrefillRead, about, sent
 
@@ -32,7 +32,7 @@ def drained(effects: list) -> list[str]:
 
 @BOTH
 def test_halves_that_were_met_take_no_room_from_those_that_were_not(kind) -> None:
-    side = kind(Timing(max_attempts=8))
+    side = kind(Timeouts(max_attempts=8))
     for number in range(1, 20):
         refuse(side, number, room=number)
         assert drained(side.opened(number, room=number)) == [Cause.REFUSED]
@@ -41,7 +41,7 @@ def test_halves_that_were_met_take_no_room_from_those_that_were_not(kind) -> Non
 
 @BOTH
 def test_what_nobody_comes_for_is_forgotten_row_by_row(kind) -> None:
-    side = kind(Timing(verdict_s=10.0, acked_s=1.0))
+    side = kind(Timeouts(verdict_s=10.0, acked_s=1.0))
     for number in range(1, 5):
         refuse(side, number, room=number)
         side.wait(1.0)
@@ -68,7 +68,7 @@ def test_a_room_is_searched_in_bounded_time_however_much_has_ended_in_it(kind) -
 @BOTH
 @pytest.mark.parametrize("opened", [True, False])
 def test_one_decode_alone_gets_half_of_the_room(kind, opened) -> None:
-    side = kind(Timing(max_attempts=8, meet_s=5.0), DECODE, DECODE_2)
+    side = kind(Timeouts(max_attempts=8, meet_s=5.0), DECODE, DECODE_2)
     for number in range(1, 20):
         if opened:
             side.opened(number, room=number)
@@ -85,7 +85,7 @@ def test_one_decode_alone_gets_half_of_the_room(kind, opened) -> None:
 @BOTH
 @pytest.mark.parametrize("requested", [True, False])
 def test_a_part_of_another_request_does_not_learn_the_end_of_the_one_before_in_its_room(kind, requested) -> None:
-    side = kind(Timing(), DECODE, DECODE_2)
+    side = kind(Timeouts(), DECODE, DECODE_2)
     if requested:
         side.request(1, rid="old")
     side.opened(1, request_id="old", part=0, parts=2)
@@ -102,7 +102,7 @@ def test_a_part_of_another_request_does_not_learn_the_end_of_the_one_before_in_i
 
 @BOTH
 def test_nor_does_it_where_the_end_came_before_any_attempt(kind) -> None:
-    side = kind(Timing(), DECODE, DECODE_2)
+    side = kind(Timeouts(), DECODE, DECODE_2)
     side.request(1, rid="made up")
     give_up(side, 1, request_id="old", part=0, parts=2)
     assert side.status[1].cause is Cause.PEER_ABORTED
@@ -112,7 +112,7 @@ def test_nor_does_it_where_the_end_came_before_any_attempt(kind) -> None:
 
 @BOTH
 def test_an_end_of_a_part_that_there_cannot_be_keeps_no_real_part_from_learning_its_own(kind) -> None:
-    side = kind(Timing(), DECODE, DECODE_2)
+    side = kind(Timeouts(), DECODE, DECODE_2)
     side.request()
     side.opened(1, part=0, parts=2)
     with contextlib.suppress(f.MalformedFrameError):

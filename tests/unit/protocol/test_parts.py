@@ -2,11 +2,11 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pdpool_connector.protocol.census import Census
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.outcome import Cause
+from pdpool_connector.protocol.queue_counts import QueueCounts
+from pdpool_connector.protocol.status import Cause
 from pdpool_connector.protocol.timers import Timers
-from pdpool_connector.protocol.verdicts import Graveyard, Tombstone
+from pdpool_connector.protocol.tombstones import Tombstone, TombstoneTable
 
 WHENS = st.one_of(st.floats(0, 100), st.integers(0, 12).map(lambda eighths: eighths / 8), st.just(float("inf")))
 
@@ -89,7 +89,7 @@ def test_no_call_takes_longer_for_the_thousands_of_timers_that_wait() -> None:
 
 
 def test_census_keeps_the_age_of_a_queue_across_its_states() -> None:
-    census: Census[str] = Census(
+    census: QueueCounts[str] = QueueCounts(
         {"waiting": ("waiting", "queue"), "ready": ("ready", "queue"), "sending": ("sending",)}
     )
     census.move(1, None, "waiting", 10.0, progress=True)
@@ -108,7 +108,7 @@ def test_census_keeps_the_age_of_a_queue_across_its_states() -> None:
 
 
 def test_a_graveyard_forgets_by_deadline_and_raises_nobody() -> None:
-    graves = Graveyard(4)
+    graves = TombstoneTable(4)
     peer = "d" * 32
     attempts = [AttemptId(peer, number) for number in range(5)]
     assert [graves.bury(Tombstone(a, 1, 0, Cause.ABORTED, "")) for a in attempts[:3]] == [True, True, False]

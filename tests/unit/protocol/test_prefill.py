@@ -2,7 +2,7 @@
 
 import pytest
 from pdpool_connector.protocol import frames as f
-from pdpool_connector.protocol.outcome import Cause, Phase
+from pdpool_connector.protocol.status import Cause, Phase
 
 from tests.unit.protocol.sides import DECODE, DECODE_2, TIMING, Prefill, ack, ids, names, sent, writes
 

@@ -15,7 +15,7 @@ from pdpool_connector.protocol.events import (
     StopWriting,
     WriteResult,
 )
-from pdpool_connector.protocol.outcome import Cause, Phase
+from pdpool_connector.protocol.status import Cause, Phase
 
 from tests.unit.protocol.sides import (
     DECODE,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import AbortTransfer, Drain, Fenced, PeerLost, PeerReady, WriteResult
 from pdpool_connector.protocol.exchange import ENDED, FAILING, Exchange, HandOff, aggregate
-from pdpool_connector.protocol.outcome import Cause, Phase
 from pdpool_connector.protocol.states import PREFILL_PHASES, PrefillState
+from pdpool_connector.protocol.status import Cause, Phase
 
 from tests.unit.protocol.instances import Instances
 from tests.unit.protocol.sides import (

@@ -7,7 +7,7 @@ from pdpool_connector.protocol.events import (
     Writer,
     WriteResult,
 )
-from pdpool_connector.protocol.outcome import Cause, Phase
+from pdpool_connector.protocol.status import Cause, Phase
 
 from tests.unit.protocol.read import computed, receiving, said, sending
 from tests.unit.protocol.sides import (

@@ -11,10 +11,10 @@ from pdpool_connector.protocol.states import (
     PREFILL_PHASES,
     PREFILL_READ_TRANSITIONS,
     PREFILL_TRANSITIONS,
-    Cue,
     DecodeState,
     PrefillState,
     TransitionError,
+    Trigger,
 )
 
 from tests.simulation.kinds import MACHINES
@@ -56,7 +56,7 @@ def test_every_state_is_explained_in_the_documentation(side: str) -> None:
 
 def test_every_cue_is_explained_in_the_documentation() -> None:
     rows = re.findall(r"^\| ([a-z]+) \|", section("Cues"), re.MULTILINE)
-    assert set(rows) - {"cue"} == {cue.value for cue in Cue}
+    assert set(rows) - {"cue"} == {cue.value for cue in Trigger}
 
 
 @pytest.mark.parametrize("side", TABLES)
@@ -106,4 +106,4 @@ def test_a_transition_outside_the_table_is_an_error(make) -> None:
     item = next(iter((machine._by_handle if issubclass(make, Prefill) else machine._attempts).values()))
     item = item.unclaimed if issubclass(make, Prefill) else item
     with pytest.raises(TransitionError):
-        machine._move(item, Cue.QUIET)
+        machine._move(item, Trigger.QUIET)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import Linked, PeerLost, PeerReady, Writer, WriteResult
-from pdpool_connector.protocol.outcome import Cause, Phase
+from pdpool_connector.protocol.status import Cause, Phase
 
 from tests.unit.protocol.sides import (
     DECODE,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import Linked, PeerReady, Writer
-from pdpool_connector.protocol.outcome import Cause, Phase
+from pdpool_connector.protocol.status import Cause, Phase
 from pdpool_connector.protocol.versions import VersionMismatchError, negotiate
 
 from tests.unit.protocol.sides import DECODE, PREFILL, Decode, Prefill, ids, sent, writes

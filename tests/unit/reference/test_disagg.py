@@ -2,7 +2,7 @@
 
 import pytest
 from pdpool_connector import Cause, Phase, TransferStatus
-from pdpool_connector.protocol.answer import ANSWERS
+from pdpool_connector.protocol.http_errors import ANSWERS
 from pdpool_reference.disaggregation import DecodeSide, PrefillSide
 from pdpool_reference.kv import AuxRow
 from pdpool_reference.request import Failure, Finish, SamplingParams, prompt_of

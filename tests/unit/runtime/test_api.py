@@ -20,7 +20,7 @@ from pdpool_connector import (
     Phase,
     PrefillConnector,
     ProcessExited,
-    Timing,
+    Timeouts,
     prompt_digest,
     shard_model,
 )
@@ -66,7 +66,7 @@ def pages(*ids: int) -> np.ndarray:
         ({"admin_port": -1}, "admin_port"),
         ({"frame_filter": 5}, "frame_filter=5 cannot be called"),
         ({"pod_uid": 5}, "pod_uid=5 is of type int: give a str"),
-        ({"admin_gate": "x"}, "admin_gate='x' is of type str: give a Gate or None"),
+        ({"admin_gate": "x"}, "admin_gate='x' is of type str: give a TokenVerifier or None"),
         ({"curve_required": "no"}, "curve_required='no' is of type str: give True or False"),
         ({"curve": "k"}, "curve='k' is of type str: give a tuple of CurveKey"),
         ({"curve": (CurveKey(b"x", b"y"),)}, "curve holds a pair that is none: give keys as `read_keys`"),
@@ -74,7 +74,7 @@ def pages(*ids: int) -> np.ndarray:
         ({"curve": (CurveKey("x" * 40, "y" * 40),)}, "curve holds a pair that is none"),
         ({"allowed_networks": (10,)}, "allowed_networks holds 10: give a tuple of str"),
         ({"curve": ("k",)}, "curve holds 'k': give a tuple of CurveKey"),
-        ({"instance": (1,)}, "instance holds 1: give a tuple of Part"),
+        ({"instance": (1,)}, "instance holds 1: give a tuple of ModelShard"),
         ({"flight_dir": 5}, "flight_dir=5 is of type int: give a Path, a str or None"),
         ({"rank": True}, "rank=True is of type bool: give an int"),
         ({"rank": 1}, "rank=1 is out of range"),
@@ -97,7 +97,7 @@ def pages(*ids: int) -> np.ndarray:
         ({"admin_port": "80"}, "admin_port='80' is of type str: give an int or None"),
         ({"allowed_networks": "127.0.0.0/8"}, "allowed_networks='127.0.0.0/8' is of type str: give a tuple"),
         ({"registry": 5}, "registry=5 is of type int: give a str or None"),
-        ({"timing": 5}, "timing=5 is of type int: give a Timing"),
+        ({"timing": 5}, "timing=5 is of type int: give a Timeouts"),
         ({"staging_bytes": 1.5e8}, "staging_bytes=150000000.0 is of type float: give an int"),
         ({"request_deadline_s": "5"}, "request_deadline_s='5' is of type str: give a number"),
     ],
@@ -125,7 +125,7 @@ def test_one_hand_off_in_64_is_checked_by_default() -> None:
 )
 def test_a_timing_that_would_never_come_due_or_always_is_refused_by_field(changes: dict, what: str) -> None:
     with pytest.raises(ValueError, match=what):
-        Timing(**changes)
+        Timeouts(**changes)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,9 @@ def test_a_decode_that_can_never_read_from_a_prefill_fails_as_one_that_does_not_
 
 def test_a_memory_that_is_not_the_rank_s_part_is_refused(memory: KVMemory) -> None:
     config = ConnectorConfig("127.0.0.1", rank=1, instance=shard_model([1, 1], 1), registry="127.0.0.1:1")
-    with pytest.raises(ValueError, match=r"memory holds Part\(first_layer=0, .* rank 1 holds Part\(first_layer=1"):
+    with pytest.raises(
+        ValueError, match=r"memory holds ModelShard\(first_layer=0, .* rank 1 holds ModelShard\(first_layer=1"
+    ):
         PrefillConnector(config, memory, lambda: None)
 
 

@@ -17,9 +17,9 @@ from pdpool_connector import (
 )
 from pdpool_connector.layout.memory import RemoteMemory
 from pdpool_connector.protocol import frames
-from pdpool_connector.protocol.outcome import TransferStatus
+from pdpool_connector.protocol.status import TransferStatus
 from pdpool_connector.runtime import decode as decode_module
-from pdpool_connector.runtime.decodes import mismatch
+from pdpool_connector.runtime.peer_table import mismatch
 
 CUT = {"state_cuts": (StateCut(1, (4,)),), "state_ranks": 1}
 PAGES, ITEM = np.array([3], np.int32), np.array([1], np.int32)

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 from pdpool_connector import ConnectorConfig, PrefillConnector
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.outcome import Cause, Phase, TransferStatus
+from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
 from pdpool_connector.runtime import connector as connector_module
 from pdpool_connector.runtime.spans import ENDPOINTS, Spans, open_spans
 from pdpool_connector.runtime.transfer import Transfer

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pdpool_connector import ConnectorConfig, HostArena, KVMemory, PrefillConnector
 from pdpool_connector.protocol.events import OpenRequest
-from pdpool_connector.protocol.outcome import Cause
+from pdpool_connector.protocol.status import Cause
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from pdpool_connector import Cause, ConnectorConfig, DecodeConnector, HostArena, KVMemory, Phase, PrefillConnector
-from pdpool_connector.protocol.outcome import TransferStatus
+from pdpool_connector.protocol.status import TransferStatus
 from pdpool_connector.runtime.transfer import Transfer
 
 PAGES = np.array([1, 2], np.int32)
@@ -75,8 +75,8 @@ def until(condition) -> None:
         time.sleep(0.002)
 
 
-def begin(prefill: PrefillConnector, decode: DecodeConnector, **wish) -> tuple[Transfer, Transfer]:
-    receiving = decode.open(prefill.bootstrap_address, 7, "r", pages=PAGES, aux_slot=3, **wish)
+def begin(prefill: PrefillConnector, decode: DecodeConnector, **params) -> tuple[Transfer, Transfer]:
+    receiving = decode.open(prefill.bootstrap_address, 7, "r", pages=PAGES, aux_slot=3, **params)
     return prefill.open(7, "r"), receiving
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import zmq
-from pdpool_connector.transport.curve import Doorkeeper, KeysError, make_key, read_keys
+from pdpool_connector.transport.curve import CurveAuthenticator, KeysError, make_key, read_keys
 
 
 def written(tmp_path, content):
@@ -81,7 +81,7 @@ def wait_until(condition):
 
 def test_a_close_that_was_interrupted_once_its_thread_had_ended_is_made_by_the_next(monkeypatch):
     with zmq.Context() as context:
-        keeper = Doorkeeper(context, [make_key()])
+        keeper = CurveAuthenticator(context, [make_key()])
 
         def interrupted():
             keeper._authenticator.thread.join()
@@ -108,6 +108,6 @@ def test_one_for_whom_no_socket_is_left_fails_and_may_be_made_later(monkeypatch)
 
         with monkeypatch.context() as patch:
             patch.setattr(context, "socket", one_too_many)
-            assert made_or_closed(lambda: Doorkeeper(context, [make_key()])).errno == errno.EMFILE
+            assert made_or_closed(lambda: CurveAuthenticator(context, [make_key()])).errno == errno.EMFILE
         # The address of the first is free once zmq has closed its socket, behind our back.
-        wait_until(lambda: made_or_closed(lambda: Doorkeeper(context, [make_key()]).close()) is None)
+        wait_until(lambda: made_or_closed(lambda: CurveAuthenticator(context, [make_key()]).close()) is None)

@@ -8,8 +8,8 @@ from pdpool_connector.transport.curve import make_key
 from pdpool_connector.transport.tokens import (
     MAX_LIFE_S,
     SKEW_S,
-    Gate,
     TokenError,
+    TokenVerifier,
     check_registration,
     sign_operation,
     sign_registration,
@@ -36,8 +36,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def gate(clock) -> Gate:
-    return Gate(PUBLIC, "pod-uid", clock)
+def gate(clock) -> TokenVerifier:
+    return TokenVerifier(PUBLIC, "pod-uid", clock)
 
 
 def token(private=PRIVATE, audience="pod-uid", operation="fence", now=NOW) -> str:
@@ -104,7 +104,7 @@ def test_a_used_token_opens_nothing_again_in_the_last_moment_of_its_life(gate, c
 
 def test_a_key_that_is_none_is_refused():
     with pytest.raises(ValueError, match="Ed25519 public key in PEM"):
-        Gate("nonsense", "pod-uid")
+        TokenVerifier("nonsense", "pod-uid")
 
 
 def test_a_registration_is_signed_with_any_key_of_the_set_and_for_its_body_alone():

@@ -1,0 +1,91 @@
+"""What an engine sees of a hand-off: its phase, why it failed, and whether the pages may be given back."""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Phase(StrEnum):
+    """Where a hand-off stands, as the engine sees it.
+
+    Prefill: WAITING (no decode yet), READY (destination known), TRANSFERRING, then DONE or FAILED.
+    Decode: WAITING (prefill has not said that it has begun; of what goes out in one send it says so only when asked,
+    after `Timeouts.query_s`), TRANSFERRING, then DONE (all pages have landed, and the aux row, if prefill has sent one)
+    or FAILED. DONE and FAILED never change again.
+    """
+
+    WAITING = "waiting"
+    READY = "ready"
+    TRANSFERRING = "transferring"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Cause(StrEnum):
+    """Root cause of a failed hand-off, one word that labels status, logs and metrics alike."""
+
+    ABORTED = "aborted"
+    """The engine on this side aborted it."""
+    PEER_ABORTED = "peer_aborted"
+    """The engine on the other side aborted it."""
+    SUPERSEDED = "superseded"
+    """The same request was opened again by the same decode process; the older attempt gives way."""
+    REFUSED = "refused"
+    """A side would not take it: draining, full, network not allowed."""
+    TOO_LONG = "too_long"
+    """A side can never take it: prompt and answer are longer than its cache, or its model, has room for."""
+    CONFLICT = "conflict"
+    """The room is in use by another request."""
+    INVALID = "invalid"
+    """The two sides do not fit: geometry, protocol version, page ranges."""
+    TIMED_OUT = "timed_out"
+    """Its deadline passed on one of the sides."""
+    PEER_LOST = "peer_lost"
+    """The other process ended, restarted, or could not be reached at all."""
+    TRANSFER_FAILED = "transfer_failed"
+    """The data plane reported an error."""
+    CORRUPT = "corrupt"
+    """The data plane reported success, and the checksum of what landed is not that of what was sent."""
+    SHUTDOWN = "shutdown"
+    """This side's connector was closed."""
+    FORGOTTEN = "forgotten"
+    """The other side, alive, knows nothing of this attempt any more."""
+    INTERNAL = "internal"
+    """A fault in the connector itself; it ended this attempt only."""
+
+    def seen_by_peer(self) -> "Cause":
+        """The same cause in the words of the other side, which is told of it."""
+        return _SEEN_BY_PEER.get(self, self)
+
+
+_SEEN_BY_PEER = {Cause.ABORTED: Cause.PEER_ABORTED, Cause.SHUTDOWN: Cause.PEER_LOST}
+
+
+def cause_from_peer(text: str, otherwise: Cause) -> Cause:
+    """The cause in a peer's frame, in the words of this side; `otherwise` for one that only a newer version knows."""
+    try:
+        return Cause(text).seen_by_peer()
+    except ValueError:
+        return otherwise
+
+
+class TransferStatus(msgspec.Struct, frozen=True, gc=False):
+    """Immutable snapshot of one hand-off.
+
+    `prefix_pages`: logical pages that decode already holds and prefill need not send (known from READY on).
+    `bytes_moved`: bytes that this side knows to have landed. `releasable`: True once nobody can write (decode) or read
+    (prefill) the pages and the aux row any more; only then may the engine give them back. A failed hand-off that is not
+    releasable yet is a drain in progress or a hold; it becomes releasable later, or when the peer is fenced.
+    """
+
+    phase: Phase
+    cause: Cause | None = None
+    message: str = ""
+    prefix_pages: int = 0
+    bytes_moved: int = 0
+    releasable: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """True for DONE and FAILED."""
+        return self.phase is Phase.DONE or self.phase is Phase.FAILED

@@ -1,0 +1,74 @@
+"""Looks at the kernel's tables again and again until they say what is waited for, never on the owner thread."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from pdpool_connector.runtime.reactor import Reactor
+
+log = logging.getLogger(__name__)
+
+FIRST_S = 0.02
+MAX_S = 1.0
+"""Pause between two looks for a peer, doubling."""
+
+Seen = TypeVar("Seen")
+
+
+class _Wait(NamedTuple, Generic[Seen]):
+    over: Callable[[Seen], bool]
+    then: Callable[[], None]
+    wanted: Callable[[], bool]
+
+
+class KernelPoller(Generic[Seen]):
+    """Owner thread only. `look`: of process `pid`; takes longer than the owner thread may pause, and may raise OSError.
+    `submit`: runs a coroutine elsewhere.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        submit: Callable[[Coroutine[Any, Any, Seen]], "Future[Seen]"],
+        look: Callable[[int], Seen],
+    ) -> None:
+        self._reactor, self._submit, self._read = reactor, submit, look
+        self._under_way: set[str] = set()
+
+    def begin(
+        self,
+        peer: str,
+        over: Callable[[Seen], bool],
+        then: Callable[[], None],
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Call `then` once `over` says so of what was seen; end without it when nobody wants it any more.
+
+        Once for each peer at a time: while looks are under way for it, nothing more is begun.
+        """
+        if peer not in self._under_way:
+            self._under_way.add(peer)
+            self._look(peer, _Wait(over, then, wanted), FIRST_S)
+
+    def _look(self, peer: str, wait: _Wait[Seen], pause_s: float) -> None:
+        seen = self._submit(asyncio.to_thread(self._read, os.getpid()))
+        seen.add_done_callback(lambda done: self._reactor.post(partial(self._on_seen, peer, wait, pause_s, done)))
+
+    def _on_seen(self, peer: str, wait: _Wait[Seen], pause_s: float, seen: "Future[Seen]") -> None:
+        if seen.cancelled() or not wait.wanted():
+            self._under_way.discard(peer)
+        elif (error := seen.exception()) is None and wait.over(seen.result()):
+            self._under_way.discard(peer)
+            wait.then()
+        else:
+            if error is not None and pause_s < MAX_S:  # not once a second for good
+                log.warning(
+                    "cannot see which connections of peer %s are left: %s: %s", peer[:8], type(error).__name__, error
+                )
+            again = partial(self._look, peer, wait, min(2 * pause_s, MAX_S))
+            self._reactor.at((self, peer), time.monotonic() + pause_s, again)

@@ -1,0 +1,71 @@
+"""What a connector shows of itself: a snapshot that its owner takes now and then, and that anyone may read."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from pdpool_connector.protocol.queue_counts import QueueCounts
+from pdpool_connector.runtime.stats import ConnectorStats, QueueStats
+
+SNAPSHOT_S = 0.1
+"""A busy connector publishes its state this often; an idle one each time it wakes."""
+MAX_QUEUES = 8
+"""Of the engine's own. The operator believes 16 in all."""
+
+Take = Callable[[float], ConnectorStats]
+
+
+class StatsPublisher:
+    """`take` makes a snapshot at a moment; it is called in turns of the connector's, or before its start."""
+
+    def __init__(self, take: Take, lag: Callable[[], float]) -> None:
+        self._take, self._lag = take, lag
+        self._born = self._taken_at = time.monotonic()
+        self._engine_beat: float | None = None
+        self._queues: dict[str, QueueStats] = {}
+        self._snapshot: ConnectorStats | None = None
+
+    def refresh(self, *, at_once: bool = False) -> None:
+        """Take a snapshot, if the last is old."""
+        now = time.monotonic()
+        if at_once or now - self._taken_at >= SNAPSHOT_S:
+            self._taken_at = now
+            self._snapshot = self._take(now)
+
+    def beat(self) -> None:
+        """The engine's scheduler loop is alive."""
+        self._engine_beat = time.monotonic()
+
+    def set_queue(self, name: str, queue: QueueStats) -> None:
+        """Show a queue of the engine's own. Raises ValueError for one too many."""
+        if name not in self._queues and len(self._queues) >= MAX_QUEUES:
+            raise ValueError(f"name={name!r} is one queue too many: the engine shows {MAX_QUEUES} already")
+        self._queues[name] = queue
+
+    def read(self) -> ConnectorStats:
+        """The last snapshot, and what is known without one. From any thread."""
+        if self._snapshot is None:
+            self.refresh(at_once=True)
+        assert self._snapshot is not None
+        snapshot, now = self._snapshot, time.monotonic()
+        beat = self._engine_beat
+        return replace(
+            snapshot,
+            uptime_s=now - self._born,
+            loop_lag_s=self._lag(),
+            engine_beat_age_s=None if beat is None else now - beat,
+            queues={**snapshot.queues, **self._queues},
+        )
+
+
+def queues_of(census: QueueCounts[Any], now: float) -> dict[str, QueueStats]:
+    """What a machine's census says of each label."""
+    return {
+        label: QueueStats(
+            census.count(label),
+            None if (since := census.oldest(label)) is None else now - since,
+            census.went_on(label),
+        )
+        for label in census.labels
+    }

@@ -1,0 +1,368 @@
+"""Prefill's table of decodes: connections that come and go, engines that fail, processes that are replaced."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from pdpool_connector import HostArena, KVMemory
+from pdpool_connector.backends.base import BackendError
+from pdpool_connector.layout.memory import RemoteMemory, encode_remote
+from pdpool_connector.protocol import frames as f
+from pdpool_connector.runtime import peer_table as module
+from pdpool_connector.runtime.peer_table import MAX_ROUTES, PeerTable
+from pdpool_connector.runtime.process_watch import GRACE_S
+from pdpool_connector.transport.drops import Drops
+
+A, B, C = "a" * 32, "b" * 32, "c" * 32
+ADDRESS = {A: "h:1", B: "h:1", C: "h:2"}
+"""B succeeds A at the same address, or the other way round."""
+ARENA = HostArena(2 * 256 + 64)
+MEMORY = KVMemory(
+    kv=(ARENA.region(0, 256, 1), ARENA.region(256, 256, 1)),
+    aux=ARENA.region(512, 64, 1),
+    page_tokens=16,
+    layers=1,
+    kv_heads=1,
+    head_dim=4,
+    dtype="float32",
+    model="m",
+)
+TOLD = encode_remote(RemoteMemory(backend="local", memory=MEMORY, descriptor=b""))
+
+
+class Worker:
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Prefill:
+    """Owner, clock and timers of a table, and what the machine has been told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.timers: dict[object, tuple[float, object]] = {}
+        self.known: set[str] = set()
+        self.fenced: set[str] = set()
+        self.workers: dict[str, Worker] = {}
+        self.told: list[tuple[bytes, f.Frame]] = []
+        self.table = PeerTable(self, "f" * 32, MEMORY, "local", "write", self, Drops(lambda: self.now))
+        self.table._greetings._clock = lambda: self.now
+
+    def at(self, key, when, call) -> None:
+        self.timers[key] = (when, call)
+
+    def cancel(self, key) -> None:
+        self.timers.pop(key, None)
+
+    def decode_fenced(self, peer) -> bool:
+        return peer in self.fenced
+
+    def decode_met(self, hello, _remote):
+        self.now += 0.001
+        self.workers[hello.sender] = Worker()
+        return self.workers[hello.sender], None
+
+    def decode_paired(self, peer) -> None:
+        self.known.add(peer.incarnation)
+
+    def decode_lost(self, peer, message) -> None:
+        assert message
+        self.known.discard(peer.incarnation)
+
+    def decode_told(self, route, frame) -> None:
+        self.told.append((route, frame))
+
+    def hello(self, sender: str, connection: int, address: str = "") -> None:
+        said = f.Hello(
+            version=f.VERSION_MAX,
+            oldest_version=f.VERSION_MIN,
+            sender=sender,
+            address=address or ADDRESS[sender],
+            memory=TOLD,
+        )
+        self.table.greet(said, b"%d" % connection, connection)
+
+    def pair(self, sender: str, connection: int, address: str = "") -> None:
+        self.hello(sender, connection, address)
+        self.run(GRACE_S / 2)
+        self.table.connected(sender, None)
+
+    def gone(self, sender: str) -> None:
+        del self.workers[sender]
+        self.table.worker_gone(sender)
+
+    def run(self, seconds: float) -> None:
+        until = self.now + seconds
+        while due := [(when, str(key), key) for key, (when, _) in self.timers.items() if when <= until]:
+            when, _, key = min(due)
+            self.now = max(self.now, when)
+            self.timers.pop(key)[1]()
+        self.now = max(self.now, until)
+
+    def paired(self) -> set[str]:
+        return {peer.incarnation for peer in self.table if peer.paired}
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    made = Prefill()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))
+    return made
+
+
+@pytest.fixture
+def prefill(clock) -> Prefill:
+    return clock
+
+
+def test_a_decode_that_comes_back_after_its_engine_failed_is_not_lost_by_the_connection_before(prefill) -> None:
+    prefill.hello(A, 1)
+    prefill.table.connection_ended(1)
+    prefill.table.connected(A, BackendError("cannot be reached"))
+    prefill.gone(A)
+    prefill.pair(A, 2)
+    prefill.run(2 * GRACE_S)
+    assert prefill.paired() == prefill.known == {A}
+
+
+def test_a_decode_whose_worker_has_failed_may_be_paired_anew(prefill) -> None:
+    prefill.pair(A, 1)
+    prefill.table.connection_ended(1)
+    prefill.gone(A)
+    assert prefill.known == set()
+    prefill.pair(A, 2)
+    prefill.run(2 * GRACE_S)
+    assert prefill.paired() == prefill.known == {A}
+
+
+def test_a_connection_speaks_for_one_process_at_a_time(prefill) -> None:
+    for number in range(5):
+        prefill.pair(f"{number:032x}", 1, f"h:{number + 10}")
+    assert prefill.paired() == prefill.known == {f"{4:032x}"}
+    prefill.table.connection_ended(1)
+    prefill.run(2 * GRACE_S)
+    for number in range(5):
+        prefill.gone(f"{number:032x}")
+    assert list(prefill.table) == []
+
+
+def test_the_place_of_a_process_is_its_successors_also_where_the_table_is_full(prefill, monkeypatch) -> None:
+    monkeypatch.setattr(module, "MAX_PEERS", 1)
+    prefill.pair(A, 1)
+    prefill.hello(B, 2)
+    assert prefill.paired() == set(), "a new process at an address ends the old one there, whether it gets in or not"
+    prefill.gone(A)
+    prefill.pair(B, 2)
+    assert prefill.paired() == {B}
+
+
+def test_once_the_door_is_shut_nobody_gets_in_and_who_waits_is_told(prefill) -> None:
+    prefill.pair(A, 1)
+    prefill.hello(C, 2)
+    prefill.hello(B, 3)
+    assert B not in prefill.table, "it waits for its turn"
+    prefill.table.shut()
+    prefill.hello(A, 4)
+    prefill.run(1.0)
+    refused = {route for route, frame in prefill.told if isinstance(frame, f.HelloRefused) and frame.retry}
+    assert refused == {b"3", b"4"}
+    assert B not in prefill.table
+
+
+def test_a_decode_that_is_known_waits_behind_no_stranger(prefill) -> None:
+    prefill.pair(A, 1)
+    prefill.hello(C, 2)
+    prefill.hello(B, 3)
+    prefill.table.connection_ended(1)
+    prefill.hello(A, 4)
+    assert prefill.table.speaker(A, b"4") is not None
+    assert B not in prefill.table
+
+
+def test_who_speaks_as_if_paired_and_is_not_known_any_more_is_told_so_now_and_then(prefill) -> None:
+    prefill.pair(A, 1)
+    prefill.table.unknown(A, b"1")
+    assert prefill.told == [], "it is paired; the words came by another connection"
+    prefill.table.lose(prefill.table.get(A), "gone")
+    for _ in range(3):
+        prefill.table.unknown(A, b"1")
+        prefill.table.unknown(C, b"2")
+    assert [(route, frame.retry) for route, frame in prefill.told] == [(b"1", True), (b"2", True)]
+    prefill.run(1.0)
+    prefill.table.unknown(C, b"2")
+    assert len(prefill.told) == 3
+
+
+def test_a_decode_learns_that_the_thread_that_writes_to_it_has_failed(prefill) -> None:
+    prefill.pair(A, 1)
+    prefill.gone(A)
+    ((route, goodbye),) = prefill.told
+    assert (route, type(goodbye)) == (b"1", f.Goodbye)
+
+
+def test_workers_that_end_because_prefill_leaves_have_not_failed(prefill, caplog) -> None:
+    prefill.pair(A, 1)
+    prefill.table.leave()
+    prefill.gone(A)
+    assert [type(frame) for _, frame in prefill.told] == [f.Goodbye]
+    assert "failed" not in caplog.text
+
+
+def test_a_decode_that_knows_us_by_two_addresses_may_speak_by_either_connection(prefill) -> None:
+    prefill.pair(A, 1)
+    prefill.pair(B, 2, "h:2")
+    prefill.hello(A, 3)
+    for number in (1, 3, 1):
+        peer = prefill.table.speaker(A, b"%d" % number)
+        assert (peer.incarnation, peer.route) == (A, b"3")
+    assert prefill.table.speaker(A, b"2") is None
+    assert prefill.table.speaker(A, b"4") is None
+    prefill.table.connection_ended(1)
+    assert not prefill.timers
+    assert prefill.table.speaker(A, b"1") is None
+    prefill.table.connection_ended(3)
+    prefill.run(2 * GRACE_S)
+    assert prefill.paired() == {B}
+
+
+def test_a_decode_whose_last_connection_ended_lives_on_by_another_by_which_it_speaks_in_time(prefill) -> None:
+    prefill.pair(A, 1)
+    prefill.hello(A, 2)
+    prefill.table.connection_ended(2)
+    prefill.run(GRACE_S / 2)
+    ((route, asked),) = prefill.told
+    assert (route, type(asked), asked.retry) == (b"1", f.HelloRefused, True)
+    assert prefill.table.speaker(A, b"2") is not None, "what it had said before is heard"
+    peer = prefill.table.speaker(A, b"1")
+    assert peer.route == b"1"
+    prefill.run(2 * GRACE_S)
+    assert prefill.paired() == {A}
+    prefill.table.connection_ended(1)
+    prefill.run(2 * GRACE_S)
+    assert prefill.paired() == set()
+
+
+def test_the_connections_of_one_decode_are_bounded(prefill) -> None:
+    prefill.pair(A, 1)
+    for number in range(2, 5 * MAX_ROUTES):
+        prefill.hello(A, number)
+    (peer,) = prefill.table
+    assert len(peer.routes) == len(prefill.table._by_connection) == MAX_ROUTES
+    assert prefill.table.speaker(A, b"1") is None
+
+
+class Lives(RuleBasedStateMachine):
+    """Processes A, B and C do what they can, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prefill = Prefill()
+        self.table = self.prefill.table
+        self.opened = 0
+        self.open: set[int] = set()
+        self.connecting: set[str] = set()
+        self.said: set[tuple[int, str]] = set()
+
+    def now(self) -> float:
+        return self.prefill.now
+
+    @rule(sender=st.sampled_from([A, B, C]), again=st.booleans())
+    def hello(self, sender: str, again: bool) -> None:
+        if not (again and self.open):
+            self.opened += 1
+            self.open.add(self.opened)
+        before = dict(self.prefill.workers)
+        self.prefill.hello(sender, max(self.open))
+        self.said.add((max(self.open), sender))
+        self.note(before)
+
+    @rule(sender=st.sampled_from([A, B, C]), choice=st.integers(0, 5))
+    def speaks(self, sender: str, choice: int) -> None:
+        if self.open:
+            number = sorted(self.open)[choice % len(self.open)]
+            peer = self.table.speaker(sender, b"%d" % number)
+            if peer is not None:
+                assert peer.incarnation == sender
+                assert (number, sender) in self.said
+                assert peer.connection in self.open
+
+    def note(self, before: dict) -> None:
+        self.connecting |= {name for name, worker in self.prefill.workers.items() if before.get(name) is not worker}
+
+    @rule(choice=st.integers(0, 5))
+    def connection_ends(self, choice: int) -> None:
+        if self.open:
+            number = sorted(self.open)[choice % len(self.open)]
+            self.open.discard(number)
+            self.table.connection_ended(number)
+
+    @rule(sender=st.sampled_from([A, B, C]), well=st.booleans())
+    def engine_answers(self, sender: str, well: bool) -> None:
+        if sender in self.connecting:
+            self.connecting.discard(sender)
+            self.table.connected(sender, None if well else BackendError("cannot be reached"))
+
+    @rule(sender=st.sampled_from([A, B, C]))
+    def worker_ends(self, sender: str) -> None:
+        if sender in self.prefill.workers and sender not in self.connecting:
+            self.prefill.gone(sender)
+
+    @rule(sender=st.sampled_from([A, B, C]))
+    def goodbye(self, sender: str) -> None:
+        if (peer := self.table.paired(sender)) is not None:
+            self.table.lose(peer, "goodbye")
+
+    @rule()
+    def fence(self) -> None:
+        self.prefill.fenced.add(A)
+        self.prefill.known.discard(A)
+        self.table.part_with(A, "was fenced")
+
+    @rule(seconds=st.sampled_from([0.01, 0.5, 1.1]))
+    def time_passes(self, seconds: float) -> None:
+        before = dict(self.prefill.workers)
+        self.prefill.run(seconds)
+        self.note(before)
+
+    @invariant()
+    def table_and_machine_agree(self) -> None:
+        assert self.prefill.paired() == self.prefill.known
+
+    @invariant()
+    def who_is_present_has_a_connection_or_a_grace(self) -> None:
+        for peer in self.table:
+            assert peer.present or not peer.paired
+            if peer.present and peer.connection in self.open:
+                assert self.table._by_connection[peer.connection] is peer
+            elif peer.present:
+                assert ("grace", peer.incarnation) in self.prefill.timers
+        assert all(self.table.get(peer.incarnation) is peer for peer in self.table._by_connection.values())
+
+    @invariant()
+    def graces_are_for_those_who_are_missing(self) -> None:
+        for key in self.prefill.timers:
+            if key != "greetings":
+                peer = self.table.get(key[1])
+                assert peer is not None
+                assert peer.present
+                assert peer.connection not in self.open
+
+
+class TestLives(Lives.TestCase):
+    settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+    @pytest.fixture(autouse=True)
+    def clock(self, monkeypatch):
+        made = []
+        original = Lives.__init__
+
+        def remembered(lives) -> None:
+            original(lives)
+            made.append(lives)
+
+        monkeypatch.setattr(Lives, "__init__", remembered)
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made[-1].now()))

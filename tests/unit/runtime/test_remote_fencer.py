@@ -1,0 +1,123 @@
+"""When the word on a peer that ended becomes a fence, and that it always does. The kernel's tables are the test's."""
+
+import ipaddress
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+
+import pytest
+from pdpool_connector.layout.process import ProcessName
+from pdpool_connector.protocol.fence import (
+    ConnectionsEnded,
+    ContainerTerminated,
+    InsufficientProofError,
+    Proof,
+    RegistrationRevoked,
+)
+from pdpool_connector.runtime.remote_fencer import RemoteFencer
+
+PEER = "a" * 32
+PROCESS = ProcessName(pid=1, started=1, boot_id="another host", pid_namespace="1", addresses=("10.0.0.2",))
+WORD = ContainerTerminated(pod_uid="uid", container_id="id", seen_by="operator")
+REVOKED = RegistrationRevoked(device="mlx5_0", seen_by="us")
+SEEN_HERE = ConnectionsEnded(seen_by="us")
+CONNECTION = (
+    (ipaddress.ip_address("10.0.0.1").packed, 50_000),
+    (ipaddress.ip_address("10.0.0.2").packed, 7_000),
+)
+
+
+class World:
+    """Reactor, kernel and connector in one."""
+
+    def __init__(self) -> None:
+        self.table = frozenset({CONNECTION})
+        self.owed = True
+        self.fenced: list[tuple[str, tuple[Proof, ...]]] = []
+        self.posted: list[Callable[[], None]] = []
+        self.timers: dict[Hashable, Callable[[], None]] = {}
+
+    def post(self, call) -> None:
+        self.posted.append(call)
+
+    def at(self, key, _when, call) -> None:
+        self.timers[key] = call
+
+    def submit(self, look) -> Future:
+        look.close()
+        seen: Future = Future()
+        seen.set_result(self.table)
+        return seen
+
+    def look(self) -> None:
+        """The next look is due, and its result is heard of."""
+        timers, self.timers = self.timers, {}
+        for call in timers.values():
+            call()
+        posted, self.posted = self.posted, []
+        for call in posted:
+            call()
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def vouchers(world) -> RemoteFencer:
+    """One peer of another host is paired, over a data plane for which the word alone does not suffice."""
+    made = RemoteFencer(
+        "nixl",
+        sending=False,
+        who="us",
+        reactor=world,
+        submit=world.submit,
+        fence=lambda peer, proofs: world.fenced.append((peer, proofs)),
+        owed=lambda _: world.owed,
+    )
+    made.note(PEER, "10.0.0.2:8999", PROCESS)
+    return made
+
+
+def test_a_peer_whose_connections_have_not_ended_here_is_fenced_when_they_have(world, vouchers) -> None:
+    vouchers.check(PEER, (WORD,))
+    vouchers.take(PEER, (WORD,))
+    world.look()
+    world.look()
+    assert not world.fenced
+    world.table = frozenset()
+    world.look()
+    assert world.fenced == [(PEER, (WORD, SEEN_HERE))]
+
+
+def test_a_peer_from_which_nothing_waits_for_proof_is_fenced_though_its_connections_stand(world, vouchers) -> None:
+    world.owed = False
+    vouchers.check(PEER, (WORD,))
+    vouchers.take(PEER, (WORD,))
+    world.look()
+    assert world.fenced == [(PEER, (WORD,))], "nobody saw its connections end, and nobody says so"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_word_that_was_taken_outlives_what_waited_for_it(world, vouchers, known) -> None:
+    vouchers.take(PEER, (WORD,))
+    world.look()
+    world.owed = False
+    vouchers.keep([PEER] if known else [])
+    world.look()
+    assert world.fenced == [(PEER, (WORD,))]
+    assert not world.timers
+    assert not world.posted
+
+
+def test_a_word_on_a_process_that_is_unknown_here_does_not_suffice(vouchers) -> None:
+    with pytest.raises(InsufficientProofError):
+        vouchers.check("b" * 32, (WORD,))
+
+
+@pytest.mark.parametrize("given", [(REVOKED,), ()])
+def test_what_does_not_suffice_is_named_without_what_nobody_gave(vouchers, given) -> None:
+    with pytest.raises(InsufficientProofError) as refused:
+        vouchers.check(PEER, given)
+    said = str(refused.value)
+    assert said.startswith("RegistrationRevoked is no proof" if given else "give at least one proof")
