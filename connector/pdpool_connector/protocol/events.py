@@ -71,26 +71,23 @@ class Tick(Plain, frozen=True):
 
 
 class OpenRequest(Plain, frozen=True):
-    """The engine has a request whose cache some decode will ask for. `deadline_s` counts from now.
+    """The engine has a request whose cache some decode will take. `deadline_s` counts from now.
 
-    `prompt`: see `frames.Prompt`. `refused`: why the engine will not serve it, if so: whoever comes for it is told,
-    with the cause `refused_as`.
+    `prompt`: see `frames.Prompt`.
     """
 
     handle: int
     room: int
-    sibling: int
     request_id: str
     deadline_s: float
     prompt: bytes = b""
-    refused: str = ""
-    refused_as: Cause = Cause.REFUSED
 
 
 class SendPages(Plain, frozen=True):
     """The engine has computed logical pages `start` onward; `pages` hold them.
 
-    `aux_slot` and `state` (ids of items of the state pool) come with the last send.
+    `aux_slot` and `state` come with the last send. `state`: one list of item ids for each state pool, in the order of
+    the memory's pools; () where there are no state pools.
     """
 
     handle: int
@@ -98,28 +95,26 @@ class SendPages(Plain, frozen=True):
     start: int
     last: bool
     aux_slot: int | None
-    state: bytes = b""
+    state: tuple[bytes, ...] = ()
 
 
 class WriteResult(StrEnum):
-    """How a write, or a read, ended."""
+    """How a write ended."""
 
     LANDED = "landed"
     """All of it is in place."""
     STOPPED = "stopped"
     """Cut short on request; nothing is in flight."""
     FAILED = "failed"
-    """The engine reported an error; nothing is in flight."""
+    """The transfer backend reported an error; nothing is in flight."""
     INVALID = "invalid"
-    """The engine refused indices that lie outside the memory of one side; nothing was moved."""
-    CORRUPT = "corrupt"
-    """All of it is in place, and its checksum is not the one that was told; nothing is in flight."""
+    """The transfer backend refused ids that lie outside the memory of one side; nothing was moved."""
     UNSETTLED = "unsettled"
-    """The engine reported an error and cannot say whether bytes are still on their way."""
+    """The transfer backend reported an error and cannot say whether bytes are still in flight."""
 
 
 class WriteEnded(Plain, frozen=True):
-    """A write that the machine asked for has come to its end. `checksum`: of its pages, where they are sampled."""
+    """A write that the machine asked for has ended. `checksum`: of its pages, where they are sampled."""
 
     attempt: AttemptId
     write: int
@@ -132,81 +127,62 @@ class WriteEnded(Plain, frozen=True):
 # --- Events of decode ---
 
 
-class ReadEnded(Plain, frozen=True):
-    """A read that the machine asked for has come to its end."""
-
-    attempt: AttemptId
-    read: int
-    result: WriteResult
-    bytes_moved: int
-    message: str = ""
-
-
-class ExpectAttempt(Plain, frozen=True):
-    """The engine has a request that it will open, or refuse, within `deadline_s`: prefill may know.
-
-    `handle` is drawn from the same numbers as those of attempts.
-    """
-
-    handle: int
-    prefill: str
-    room: int
-    sibling: int
-    request_id: str
-    deadline_s: float
-    prompt: bytes = b""
-
-
 class OpenAttempt(Plain, frozen=True):
-    """The engine has memory for the cache of a request. `pages` take logical pages `prefix_pages` onward.
+    """The engine has a request whose cache it will take from the prefill behind the bootstrap address `prefill`.
 
-    `state`: ids of the items of its state pool that take the request's state, one for each that prefill will send.
-    `handle` grows from attempt to attempt: it becomes the attempt's number. `prompt`: see `frames.Prompt`. `refused`:
-    why the engine will not take it, if so: then prefill is told that instead of any pages, with cause `refused_as`.
+    There may be no memory for it yet: `OfferPages` follows. `handle` grows from attempt to attempt: it becomes the
+    attempt's number. `prompt`: see `frames.Prompt`.
     """
 
     handle: int
     prefill: str
     room: int
-    sibling: int
     request_id: str
-    pages: bytes
-    prefix_pages: int
-    aux_slot: int
     deadline_s: float
-    state: bytes = b""
     prompt: bytes = b""
-    refused: str = ""
-    refused_as: Cause = Cause.REFUSED
+
+
+class OfferPages(Plain, frozen=True):
+    """The engine has memory for an attempt: `pages` take logical pages `prefix_pages` onward. Once for each attempt.
+
+    `state`: one list of item ids for each state pool, as many ids as prefill will send. `aux_slot`: the aux row; None
+    where the memory has no aux rows.
+    """
+
+    handle: int
+    pages: bytes
+    prefix_pages: int = 0
+    aux_slot: int | None = None
+    state: tuple[bytes, ...] = ()
 
 
 class Writer(Plain, frozen=True):
-    """A prefill rank that serves this decode rank, which is part `part` of the `parts` that it serves.
+    """A prefill rank that writes to this decode rank, which is number `rank_index` of the `rank_count` it writes to.
 
-    `writes_aux`: it is the one whose aux row comes here. In READ the same ranks are read from.
+    `writes_aux`: it is the one that writes our aux row.
     """
 
     incarnation: str
-    part: int = 0
-    parts: int = 1
+    rank_index: int = 0
+    rank_count: int = 1
     writes_aux: bool = True
 
 
 class Linked(Plain, frozen=True):
-    """Every rank behind the bootstrap address `prefill` that serves this one is paired."""
+    """Every rank behind the bootstrap address `prefill` that writes to this one is paired."""
 
     prefill: str
     writers: tuple[Writer, ...]
 
 
 class Unlinked(Plain, frozen=True):
-    """A connection to a rank behind `prefill` ended: what is opened from now on waits until it is linked again."""
+    """A connection to a rank behind `prefill` ended: attempts opened from now on wait until it is linked again."""
 
     prefill: str
 
 
 class Unreachable(Plain, frozen=True):
-    """The bootstrap address `prefill` could not be paired with; whoever waits for it fails."""
+    """The bootstrap address `prefill` could not be paired with; attempts that wait for it fail."""
 
     prefill: str
     cause: Cause
@@ -217,7 +193,7 @@ class Unreachable(Plain, frozen=True):
 
 
 class Send(Plain, frozen=True):
-    """Put a frame on the way to a paired process; it may get lost."""
+    """Send a frame to a paired process; it may get lost."""
 
     peer: str
     frame: Frame
@@ -226,7 +202,8 @@ class Send(Plain, frozen=True):
 class Write(Plain, frozen=True):
     """Copy pages `source` (ours) into `target` (the peer's); answer with `WriteEnded`.
 
-    `aux`: our row and the peer's. `state`: our items and the peer's, as many. Both come with the last pages.
+    `aux`: our row and the peer's. `state`: for each state pool our item ids and the peer's, as many. Both come with the
+    last pages.
     """
 
     attempt: AttemptId
@@ -235,7 +212,7 @@ class Write(Plain, frozen=True):
     source: bytes
     target: bytes
     aux: tuple[int, int] | None
-    state: tuple[bytes, bytes] = (b"", b"")
+    state: tuple[tuple[bytes, bytes], ...] = ()
 
 
 class StopWriting(Plain, frozen=True):
@@ -245,38 +222,14 @@ class StopWriting(Plain, frozen=True):
     peer: str
 
 
-class Read(Plain, frozen=True):
-    """Copy pages `source` (the peer's) into `target` (ours); answer with `ReadEnded`.
-
-    `aux`: the peer's row and ours. `state`: the peer's items and ours, as many. Both come with the last pages.
-    `checksum`: what the pages must have once they are here, where the attempt is sampled.
-    """
-
-    attempt: AttemptId
-    read: int
-    peer: str
-    source: bytes
-    target: bytes
-    aux: tuple[int, int] | None
-    state: tuple[bytes, bytes] = (b"", b"")
-    checksum: int | None = None
-
-
-class StopReading(Plain, frozen=True):
-    """Submit no further chunk of this attempt's reads from `peer`; each still answers with `ReadEnded`."""
-
-    attempt: AttemptId
-    peer: str
-
-
 class Connect(Plain, frozen=True):
-    """Somebody waits for the bootstrap address `prefill`: answer with `Linked` or `Unreachable`."""
+    """Attempts wait for the bootstrap address `prefill`: answer with `Linked` or `Unreachable`."""
 
     prefill: str
 
 
 class Report(Plain, frozen=True):
-    """The caller's view of a hand-off has changed. `attempts`: those that belong to it as far as is known."""
+    """The status of a hand-off has changed. `attempts`: those that belong to it as far as is known."""
 
     handle: int
     status: TransferStatus
@@ -302,11 +255,10 @@ Event = (
     | OpenRequest
     | SendPages
     | WriteEnded
-    | ReadEnded
-    | ExpectAttempt
     | OpenAttempt
+    | OfferPages
     | Linked
     | Unlinked
     | Unreachable
 )
-Effect = Send | Write | StopWriting | Read | StopReading | Connect | Report | Ignored
+Effect = Send | Write | StopWriting | Connect | Report | Ignored

@@ -11,18 +11,14 @@ from typing import Annotated, Final
 import msgspec
 
 VERSION_MIN = 1
-VERSION_MAX = 4
+VERSION_MAX = 1
 """Versions of this protocol that this code speaks; pairing settles on the highest that both sides know."""
-BATCH_VERSION = 2
-"""First version that knows `Batch`; to older peers every frame goes alone."""
-EXPECT_VERSION = 3
-"""First version that knows `Expect`; older prefills are not told, and go on without the hint."""
 
 MAX_IDS: Final = 2**19
 """Most ids of pages, or of state items, in one frame. A request of 2**20 tokens in pages of 16 offers 2**16."""
 PAGE_ID_BYTES = 4
 MAX_FRAME_BYTES = 2 * MAX_IDS * PAGE_ID_BYTES + 16 * 1024
-"""Largest frame that is looked at: both lists of ids, and whatever else it says."""
+"""Largest frame that is read: as many ids of pages and of state items together as two full lists, and the rest."""
 
 Incarnation = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$", max_length=32)]
 """Random 128-bit id of one life of one process, in hex."""
@@ -33,7 +29,7 @@ _HEX = re.compile("[0-9a-f]{32}")
 ROOMS: Final = 2**63
 Room = Annotated[int, msgspec.Meta(ge=0, le=ROOMS - 1)]
 INDICES: Final = 2**31
-"""Page numbers, slots and siblings are int32."""
+"""Page numbers and slots are int32."""
 Index = Annotated[int, msgspec.Meta(ge=0, lt=INDICES)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 MAX_SECONDS: Final = 86400
@@ -50,8 +46,12 @@ AuxSlot = Annotated[int, msgspec.Meta(ge=NO_AUX, lt=INDICES)]
 PROMPT_BYTES = 16
 Prompt = Annotated[bytes, msgspec.Meta(max_length=PROMPT_BYTES)]
 """A digest of what the request's cache is computed from, the same on both sides; empty where it is not told."""
-Parts = Annotated[int, msgspec.Meta(ge=1, le=4096)]
-"""How many ranks of decode one rank of prefill serves; larger instances than this are not known to exist."""
+RankCount = Annotated[int, msgspec.Meta(ge=1, le=4096)]
+"""How many ranks of decode one rank of prefill writes to; larger instances than this are not known to exist."""
+MAX_STATE_POOLS: Final = 16
+"""Most state pools of one memory; known models have at most three."""
+States = Annotated[tuple[Pages, ...], msgspec.Meta(max_length=MAX_STATE_POOLS)]
+"""Item ids of each state pool."""
 
 
 def is_incarnation(name: str) -> bool:
@@ -126,145 +126,91 @@ class Goodbye(Frame, frozen=True, kw_only=True):
 
 
 class AttemptFrame(Frame, frozen=True, kw_only=True):
-    """What every frame about an attempt carries. `room` and `sibling` are repeated so that a mix-up is noticed."""
+    """What every frame about an attempt carries. `room` is repeated so that a mix-up is noticed."""
 
     attempt: AttemptId
     room: Room
-    sibling: Index
 
 
-class Open(AttemptFrame, frozen=True, kw_only=True):
-    """Decode offers memory: `pages` take logical pages `prefix_pages` onward, `aux_slot` takes the aux row.
+class RequestFrame(AttemptFrame, frozen=True, kw_only=True):
+    """A frame by which prefill can tell which of its requests an attempt is for, before it knows the attempt.
 
-    `deadline_s`: what is left of the attempt's life. `part`: index of this decode rank among the `parts` that ask the
-    same prefill rank for the same request; all of them give the same `request_id`. `state`: ids of the items of the
-    state pool that take what the request keeps beside pages. `prompt`: only halves of the same prompt meet. Repeated
-    until answered.
+    `request_id`: the same from all ranks of one decode instance. `rank_index`: this decode rank among the `rank_count`
+    ranks that the same prefill rank writes to for this request. `prompt`: only halves of the same prompt match.
     """
 
     request_id: RequestId
+    rank_index: Index = 0
+    rank_count: RankCount = 1
+    prompt: Prompt = b""
+
+
+class Open(RequestFrame, frozen=True, kw_only=True):
+    """Decode's engine has the request; there may be no memory for it yet. Repeated until answered.
+
+    `deadline_s`: what is left of the attempt's life.
+    """
+
+    deadline_s: Seconds
+
+
+class Offer(AttemptFrame, frozen=True, kw_only=True):
+    """Decode offers memory: `pages` take logical pages `prefix_pages` onward, `aux_slot` takes the aux row.
+
+    `state`: for each state pool the ids of the items that take the request's state. Sent after `Open`, on the same
+    connection; repeated until answered.
+    """
+
     pages: Pages
     prefix_pages: Index
     aux_slot: AuxSlot
-    deadline_s: Seconds
-    part: Index = 0
-    parts: Parts = 1
-    state: Pages = b""
-    prompt: Prompt = b""
+    state: States = ()
 
     @property
     def id_bytes(self) -> int:
-        """Length of both lists of ids."""
-        return len(self.pages) + len(self.state)
-
-
-class Expect(AttemptFrame, frozen=True, kw_only=True):
-    """Decode's engine has a request that it has not opened yet: a hint, repeated every few seconds while that is so.
-
-    `attempt`: a number of its own; the attempt that opens the request has a later one. `deadline_s`: what is left of
-    the request's life. The other fields are those that its `Open` will have.
-    """
-
-    request_id: RequestId
-    deadline_s: Seconds
-    part: Index = 0
-    parts: Parts = 1
-    prompt: Prompt = b""
+        """Length of all lists of ids."""
+        return len(self.pages) + sum(map(len, self.state))
 
 
 class Accepted(AttemptFrame, frozen=True, kw_only=True):
-    """Prefill knows the attempt and will serve it, now or when its own request arrives."""
+    """Prefill knows the attempt and will serve it. `offered`: it knows the memory as well."""
+
+    offered: bool = False
 
 
-class Sending(AttemptFrame, frozen=True, kw_only=True):
-    """Prefill has begun to write, and the last send is still to come; hand-offs of one send go without this frame."""
+class Ended(AttemptFrame, frozen=True, kw_only=True):
+    """The attempt has ended at prefill. Repeated until acknowledged, or, while not `settled`, until it is.
 
-
-class Computed(AttemptFrame, frozen=True, kw_only=True):
-    """READ: prefill has computed logical pages `start` onward, and decode may read them from its `pages`.
-
-    `sequence` counts the frames of this kind from 0; none is taken before those that precede it. `aux_slot` and `state`
-    (items of prefill's state pool) come with the `last`. Repeated until decode says `Fetching`, or that it has ended.
-    `checksum`: of these pages, where this attempt is among those that are sampled (`layout.checksum`).
-    """
-
-    sequence: Index
-    start: Index
-    pages: Pages
-    last: bool
-    aux_slot: AuxSlot
-    state: Pages
-    checksum: Count | None = None
-
-
-class Fetching(AttemptFrame, frozen=True, kw_only=True):
-    """READ: decode has taken note of the first `taken` frames `Computed`; said when one is repeated, and when asked."""
-
-    taken: Index
-
-
-class Done(AttemptFrame, frozen=True, kw_only=True):
-    """The mover has moved everything: all of it has landed, it moves no more. Repeated until acknowledged.
-
-    The mover is prefill in WRITE, decode in READ. `checksum`: of the pages that prefill wrote, where this attempt is
-    among those that are sampled (`layout.checksum`).
-    """
-
-    bytes_moved: Count
-    checksum: Count | None = None
-
-
-class Failed(AttemptFrame, frozen=True, kw_only=True):
-    """The attempt has failed at the mover, and some is still in flight: `Drained` follows. Repeated until then."""
-
-    cause: Text
-    message: Text
-
-
-class Drained(AttemptFrame, frozen=True, kw_only=True):
-    """The attempt has failed, and the sender moves nothing of it: nothing is in flight. Repeated until acknowledged.
-
-    In READ prefill says so, too, of an attempt that it ends before it has told decode of any pages. `request_id`,
-    `part`, `parts` and `prompt` are decode's, for a prefill that has not seen the attempt: they tell which of its
-    requests ends.
+    `cause`: empty when everything has landed, else the cause of the failure. `settled`: nothing is in flight; False
+    only for failures. `checksum`: of the pages that were written, where this attempt is sampled (`layout.checksum`).
     """
 
     cause: Text
-    message: Text
-    request_id: RequestId = ""
-    part: Index = 0
-    parts: Parts = 1
-    prompt: Prompt = b""
+    settled: bool
+    message: Text = ""
+    bytes_moved: Count = 0
+    checksum: Count | None = None
 
 
 class Ack(AttemptFrame, frozen=True, kw_only=True):
-    """The sender has taken note of `Done` or `Drained` and has nothing more to say about this attempt."""
+    """Decode has taken note of a settled `Ended` and has nothing more to say about this attempt."""
 
 
-class Abort(AttemptFrame, frozen=True, kw_only=True):
-    """The side that does not move gives up. Repeated until the mover has said `Drained` (or `Done`).
+class Abort(RequestFrame, frozen=True, kw_only=True):
+    """Decode gives up. Repeated until prefill has sent a settled `Ended`."""
 
-    `request_id`, `part`, `parts` and `prompt` tell a prefill that has not seen the attempt which of its requests ends.
-    """
-
-    request_id: RequestId
     cause: Text
     message: Text
-    part: Index = 0
-    parts: Parts = 1
-    prompt: Prompt = b""
 
 
 class Query(AttemptFrame, frozen=True, kw_only=True):
-    """The sender asks how the attempt stands; the answer is whichever frame would say so."""
+    """Decode asks how the attempt stands; the answer is whichever frame would say so."""
 
 
-AnyAttemptFrame = (
-    Open | Expect | Accepted | Sending | Computed | Fetching | Done | Failed | Drained | Ack | Abort | Query
-)
+AnyAttemptFrame = Open | Offer | Accepted | Ended | Ack | Abort | Query
 MAX_BATCH: Final = 64
 MAX_BATCHED_BYTES: Final = 16 * 1024
-"""Ids in an `Open` or a `Computed` that still travels with others, so that no batch comes near `MAX_FRAME_BYTES`."""
+"""Ids in an `Offer` that still travels with others, so that no batch comes near `MAX_FRAME_BYTES`."""
 
 
 class Batch(Frame, frozen=True, kw_only=True):
@@ -310,11 +256,12 @@ def decode(data: bytes) -> AnyFrame:
         if not VERSION_MIN <= single.version <= VERSION_MAX:
             detail = f"version {single.version}, this side speaks {VERSION_MIN} to {VERSION_MAX}"
             raise MalformedFrameError("version", detail)
-        if isinstance(single, Open | Computed):
+        if isinstance(single, Offer):
             _check_ids("pages", single.pages)
-            _check_ids("state", single.state)
-        elif isinstance(single, Expect | Abort | Drained) and single.part >= single.parts:
-            detail = f"part is {single.part} of parts {single.parts}: it must be less than parts"
+            for ids in single.state:
+                _check_ids("state", ids)
+        elif isinstance(single, RequestFrame) and single.rank_index >= single.rank_count:
+            detail = f"rank_index is {single.rank_index} of {single.rank_count}: it must be less than rank_count"
             raise MalformedFrameError("malformed", detail)
     return frame
 
@@ -328,11 +275,8 @@ def batches(frames: Sequence[Frame]) -> Iterator[Frame]:
     """The messages that carry `frames` to one peer, in order: batches where the peer knows them and sizes allow it."""
     together: list[Frame] = []
     for frame in frames:
-        fits = (
-            isinstance(frame, AttemptFrame)
-            and frame.version >= BATCH_VERSION
-            and not (isinstance(frame, Open | Computed) and len(frame.pages) + len(frame.state) > MAX_BATCHED_BYTES)
-        )
+        large = isinstance(frame, Offer) and frame.id_bytes > MAX_BATCHED_BYTES
+        fits = isinstance(frame, AttemptFrame) and not large
         if not fits or len(together) == MAX_BATCH:
             yield from _joined(together)
             together = []

@@ -12,182 +12,132 @@ from pdpool_connector.protocol.status import Phase
 
 
 class PrefillState(StrEnum):
-    """Prefill's view. The first four have the attempt's own deadline, DRAINING one of its own, HELD has none."""
+    """Prefill's view. The first five have the attempt's own deadline, QUIESCING one of its own, HELD has none."""
 
     WAITING = "waiting"
-    """The engine has a request, and no decode has claimed it."""
+    """The engine has a request, and no decode has opened an attempt for it."""
     PARKED = "parked"
     """A decode has opened an attempt, and the engine's request has not come yet."""
+    MATCHED = "matched"
+    """Request and attempt have met; decode has not offered memory yet."""
     READY = "ready"
-    """Request and attempt have met; nothing has been written, or told to decode, yet."""
+    """Decode has offered memory; nothing has been written yet."""
     SENDING = "sending"
-    """Writes have been submitted; in READ, decode has been told of pages."""
-    DRAINING = "draining"
-    """It has failed; writes in flight are waited for, or, in READ, decode's word that it reads no more."""
+    """Writes have been submitted."""
+    QUIESCING = "quiescing"
+    """It has failed; writes in flight are awaited."""
     HELD = "held"
-    """It has failed, and nobody can say whether pages are still touched: they stay back until somebody can."""
+    """It has failed, and nothing proves that no write is in flight: the pages stay back until something does."""
     DONE = "done"
     FAILED = "failed"
 
 
 class DecodeState(StrEnum):
-    """Decode's view. The first four have the attempt's own deadline, ABORTING one of its own, HELD has none."""
+    """Decode's view. The first three have the attempt's own deadline, ABORTING one of its own, HELD has none."""
 
     CONNECTING = "connecting"
-    """Prefill is not paired yet: nobody knows our pages."""
-    OPENING = "opening"
-    """Our pages have been offered; not every writer has answered."""
-    ACCEPTED = "accepted"
-    """Every writer knows the attempt."""
-    RECEIVING = "receiving"
-    """A writer has said that it began, and that more follows; in READ, reads have been submitted."""
+    """Prefill is not paired yet. Memory may have been offered by the engine; no peer knows it."""
+    OPENED = "opened"
+    """Prefill has been sent the attempt; the engine has not offered memory."""
+    OFFERED = "offered"
+    """Prefill has been sent our memory, and may write to it."""
     ABORTING = "aborting"
-    """It has failed; not every writer has said that it is quiet, or, where no pages were offered, that it knows.
-
-    In READ: reads of ours are in flight, or prefill could not be told because it is not paired.
-    """
+    """It has failed; a writer may still write, or, where no memory was offered, prefill has not answered yet."""
     HELD = "held"
-    """It has failed, and a writer cannot be heard: the pages stay back until it says drained, or is fenced.
-
-    In READ: a read of ours does not end, or nobody can say whether it has.
-    """
+    """It has failed, and a writer cannot be reached: the pages stay back until it is settled or fenced."""
     DONE = "done"
     FAILED = "failed"
 
 
 class Trigger(StrEnum):
-    """What a state machine reacts to, once event and circumstances have been weighed."""
+    """What a transition reacts to, once event and circumstances have been weighed."""
 
     REQUESTED = "requested"
     """The engine opened it."""
     OPENED = "opened"
     """An attempt came from decode."""
+    OFFERED = "offered"
+    """Memory was offered: at prefill, decode's `Offer` is here; at decode, it is sent."""
     LINKED = "linked"
-    """Prefill is paired; our pages are offered to it."""
-    ACCEPTED = "accepted"
-    """The last writer that had not answered knows the attempt."""
+    """Prefill is paired; the attempt is sent to it."""
     SUBMITTED = "submitted"
-    """The first pages are being moved; at prefill in READ: they may be, for decode knows them."""
+    """The first pages are being written."""
     COMPLETED = "completed"
     """Everything has landed, from every writer, and none writes any more."""
     ENDED = "ended"
-    """It failed, and nobody touches the pages."""
+    """It failed, and nothing touches the pages."""
     BROKEN = "broken"
-    """It failed while somebody may still touch the pages, or has yet to be told."""
-    QUIET = "quiet"
-    """The last one who might touch the pages, or was to be told, has stopped, by its word or by proof."""
+    """It failed while the pages may still be touched, or a peer has to be sent the failure."""
+    SETTLED = "settled"
+    """Nothing touches the pages any more, by the writers' own frames or by proof; or prefill has the failure."""
     UNPROVEN = "unproven"
-    """No proof of quiet came in time, or none can come on this way."""
+    """No proof that it is settled came in time, or none can come this way."""
 
 
-FAILURES = frozenset({Trigger.ENDED, Trigger.BROKEN, Trigger.QUIET, Trigger.UNPROVEN})
-"""Cues by which a hand-off does not go on."""
+FAILURES = frozenset({Trigger.ENDED, Trigger.BROKEN, Trigger.SETTLED, Trigger.UNPROVEN})
+"""Triggers by which a hand-off makes no progress."""
 
-P, D, C = PrefillState, DecodeState, Trigger
+P, D, T = PrefillState, DecodeState, Trigger
 
 PREFILL_TRANSITIONS: Mapping[tuple[PrefillState | None, Trigger], PrefillState] = MappingProxyType(
     {
-        (None, C.REQUESTED): P.WAITING,
-        (None, C.OPENED): P.PARKED,
-        (P.WAITING, C.OPENED): P.READY,
-        (P.WAITING, C.ENDED): P.FAILED,
-        (P.PARKED, C.REQUESTED): P.READY,
-        (P.PARKED, C.ENDED): P.FAILED,
-        (P.READY, C.SUBMITTED): P.SENDING,
-        (P.READY, C.COMPLETED): P.DONE,
-        (P.READY, C.ENDED): P.FAILED,
-        (P.SENDING, C.COMPLETED): P.DONE,
-        (P.SENDING, C.ENDED): P.FAILED,
-        (P.SENDING, C.BROKEN): P.DRAINING,
-        (P.DRAINING, C.QUIET): P.FAILED,
-        (P.DRAINING, C.UNPROVEN): P.HELD,
-        (P.HELD, C.QUIET): P.FAILED,
+        (None, T.REQUESTED): P.WAITING,
+        (None, T.OPENED): P.PARKED,
+        (P.WAITING, T.OPENED): P.MATCHED,
+        (P.WAITING, T.ENDED): P.FAILED,
+        (P.PARKED, T.REQUESTED): P.MATCHED,
+        (P.PARKED, T.ENDED): P.FAILED,
+        (P.MATCHED, T.OFFERED): P.READY,
+        (P.MATCHED, T.ENDED): P.FAILED,
+        (P.READY, T.SUBMITTED): P.SENDING,
+        (P.READY, T.COMPLETED): P.DONE,
+        (P.READY, T.ENDED): P.FAILED,
+        (P.SENDING, T.COMPLETED): P.DONE,
+        (P.SENDING, T.ENDED): P.FAILED,
+        (P.SENDING, T.BROKEN): P.QUIESCING,
+        (P.QUIESCING, T.SETTLED): P.FAILED,
+        (P.QUIESCING, T.UNPROVEN): P.HELD,
+        (P.HELD, T.SETTLED): P.FAILED,
     }
 )
 
 DECODE_TRANSITIONS: Mapping[tuple[DecodeState | None, Trigger], DecodeState] = MappingProxyType(
     {
-        (None, C.REQUESTED): D.CONNECTING,
-        (D.CONNECTING, C.LINKED): D.OPENING,
-        (D.CONNECTING, C.ENDED): D.FAILED,
-        (D.CONNECTING, C.BROKEN): D.ABORTING,
-        (D.OPENING, C.ACCEPTED): D.ACCEPTED,
-        (D.OPENING, C.SUBMITTED): D.RECEIVING,
-        (D.OPENING, C.COMPLETED): D.DONE,
-        (D.OPENING, C.ENDED): D.FAILED,
-        (D.OPENING, C.BROKEN): D.ABORTING,
-        (D.ACCEPTED, C.SUBMITTED): D.RECEIVING,
-        (D.ACCEPTED, C.COMPLETED): D.DONE,
-        (D.ACCEPTED, C.ENDED): D.FAILED,
-        (D.ACCEPTED, C.BROKEN): D.ABORTING,
-        (D.RECEIVING, C.COMPLETED): D.DONE,
-        (D.RECEIVING, C.ENDED): D.FAILED,
-        (D.RECEIVING, C.BROKEN): D.ABORTING,
-        (D.ABORTING, C.QUIET): D.FAILED,
-        (D.ABORTING, C.UNPROVEN): D.HELD,
-        (D.HELD, C.QUIET): D.FAILED,
-    }
-)
-
-PREFILL_READ_TRANSITIONS: Mapping[tuple[PrefillState | None, Trigger], PrefillState] = MappingProxyType(
-    {
-        (None, C.REQUESTED): P.WAITING,
-        (None, C.OPENED): P.PARKED,
-        (P.WAITING, C.OPENED): P.READY,
-        (P.WAITING, C.ENDED): P.FAILED,
-        (P.PARKED, C.REQUESTED): P.READY,
-        (P.PARKED, C.ENDED): P.FAILED,
-        (P.READY, C.SUBMITTED): P.SENDING,
-        (P.READY, C.ENDED): P.FAILED,
-        (P.SENDING, C.COMPLETED): P.DONE,
-        (P.SENDING, C.ENDED): P.FAILED,
-        (P.SENDING, C.BROKEN): P.DRAINING,
-        (P.DRAINING, C.QUIET): P.FAILED,
-        (P.DRAINING, C.UNPROVEN): P.HELD,
-        (P.HELD, C.QUIET): P.FAILED,
-    }
-)
-
-DECODE_READ_TRANSITIONS: Mapping[tuple[DecodeState | None, Trigger], DecodeState] = MappingProxyType(
-    {
-        (None, C.REQUESTED): D.CONNECTING,
-        (D.CONNECTING, C.LINKED): D.OPENING,
-        (D.CONNECTING, C.ENDED): D.FAILED,
-        (D.CONNECTING, C.BROKEN): D.ABORTING,
-        (D.OPENING, C.ACCEPTED): D.ACCEPTED,
-        (D.OPENING, C.SUBMITTED): D.RECEIVING,
-        (D.OPENING, C.ENDED): D.FAILED,
-        (D.ACCEPTED, C.SUBMITTED): D.RECEIVING,
-        (D.ACCEPTED, C.COMPLETED): D.DONE,
-        (D.ACCEPTED, C.ENDED): D.FAILED,
-        (D.RECEIVING, C.COMPLETED): D.DONE,
-        (D.RECEIVING, C.ENDED): D.FAILED,
-        (D.RECEIVING, C.BROKEN): D.ABORTING,
-        (D.ABORTING, C.QUIET): D.FAILED,
-        (D.ABORTING, C.UNPROVEN): D.HELD,
-        (D.HELD, C.QUIET): D.FAILED,
+        (None, T.REQUESTED): D.CONNECTING,
+        (D.CONNECTING, T.LINKED): D.OPENED,
+        (D.CONNECTING, T.ENDED): D.FAILED,
+        (D.CONNECTING, T.BROKEN): D.ABORTING,
+        (D.OPENED, T.OFFERED): D.OFFERED,
+        (D.OPENED, T.ENDED): D.FAILED,
+        (D.OPENED, T.BROKEN): D.ABORTING,
+        (D.OFFERED, T.COMPLETED): D.DONE,
+        (D.OFFERED, T.ENDED): D.FAILED,
+        (D.OFFERED, T.BROKEN): D.ABORTING,
+        (D.ABORTING, T.SETTLED): D.FAILED,
+        (D.ABORTING, T.UNPROVEN): D.HELD,
+        (D.HELD, T.SETTLED): D.FAILED,
     }
 )
 
 PREFILL_PHASES: Mapping[PrefillState, Phase] = MappingProxyType(
     {
         P.WAITING: Phase.WAITING,
+        P.MATCHED: Phase.WAITING,
         P.READY: Phase.READY,
         P.SENDING: Phase.TRANSFERRING,
-        P.DRAINING: Phase.FAILED,
+        P.QUIESCING: Phase.FAILED,
         P.HELD: Phase.FAILED,
         P.FAILED: Phase.FAILED,
         P.DONE: Phase.DONE,
     }
 )
-"""What the engine is told of each state; PARKED has no request, so there is nobody to tell."""
+"""The phase that the engine sees in each state; PARKED has no request, so no status."""
 
 DECODE_PHASES: Mapping[DecodeState, Phase] = MappingProxyType(
     {
         D.CONNECTING: Phase.WAITING,
-        D.OPENING: Phase.WAITING,
-        D.ACCEPTED: Phase.WAITING,
-        D.RECEIVING: Phase.TRANSFERRING,
+        D.OPENED: Phase.WAITING,
+        D.OFFERED: Phase.TRANSFERRING,
         D.ABORTING: Phase.FAILED,
         D.HELD: Phase.FAILED,
         D.FAILED: Phase.FAILED,

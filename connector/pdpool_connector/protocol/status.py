@@ -8,10 +8,9 @@ import msgspec
 class Phase(StrEnum):
     """Where a hand-off stands, as the engine sees it.
 
-    Prefill: WAITING (no decode yet), READY (destination known), TRANSFERRING, then DONE or FAILED.
-    Decode: WAITING (prefill has not said that it has begun; of what goes out in one send it says so only when asked,
-    after `Timeouts.query_s`), TRANSFERRING, then DONE (all pages have landed, and the aux row, if prefill has sent one)
-    or FAILED. DONE and FAILED never change again.
+    Prefill: WAITING (decode has not offered memory), READY (destination known), TRANSFERRING, then DONE or FAILED.
+    Decode: WAITING (no memory has been offered to prefill), TRANSFERRING (prefill may write to it), then DONE (all
+    pages have landed, and the aux row, if prefill has sent one) or FAILED. DONE and FAILED never change again.
     """
 
     WAITING = "waiting"
@@ -28,14 +27,10 @@ class Cause(StrEnum):
     """The engine on this side aborted it."""
     PEER_ABORTED = "peer_aborted"
     """The engine on the other side aborted it."""
-    SUPERSEDED = "superseded"
-    """The same request was opened again by the same decode process; the older attempt gives way."""
     REFUSED = "refused"
     """A side would not take it: draining, full, network not allowed."""
     TOO_LONG = "too_long"
     """A side can never take it: prompt and answer are longer than its cache, or its model, has room for."""
-    CONFLICT = "conflict"
-    """The room is in use by another request."""
     INVALID = "invalid"
     """The two sides do not fit: geometry, protocol version, page ranges."""
     TIMED_OUT = "timed_out"
