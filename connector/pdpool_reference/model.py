@@ -47,7 +47,7 @@ Gather = Callable[[Floats], Floats]
 
 
 class Model:
-    """One rank's part of a model, on its cache. Not thread-safe. Limits BLAS to one thread, for the whole process.
+    """One rank's shard of a model, on its cache. Not thread-safe. Limits BLAS to one thread, for the whole process.
 
     A stage's ranks share out attention and cache by heads, and each computes the rest in full: the same products of the
     same shapes give the same bits as one rank alone.
@@ -88,8 +88,8 @@ class Model:
         """Run this rank's layers over checked steps; takes and returns float32 (tokens of all steps, hidden)."""
         positions = np.concatenate([np.arange(step.start, step.end) for step in steps])
         slots = np.concatenate([_slots(step) for step in steps])
-        part = self._kv.part
-        layers = self._weights.layers[part.first_layer : part.first_layer + part.layers]
+        shard = self._kv.shard
+        layers = self._weights.layers[shard.first_layer : shard.first_layer + shard.layers]
         for index, layer in enumerate(layers):
             own = self._attention(index, layer, hidden, positions, slots, steps)
             hidden = hidden + product(gather(own), layer.attention_out, self._tiles)[:, : self._config.hidden]
@@ -136,19 +136,19 @@ class Model:
         steps: Sequence[Step],
     ) -> Floats:
         """This rank's heads of an attention: float32 (tokens of all steps, own query heads * head_dim)."""
-        config, part = self._config, self._kv.part
+        config, shard = self._config, self._kv.shard
         count, dim = len(hidden), config.head_dim
         mixed = product(_rms_norm(hidden, layer.attention_norm, config.rms_eps), layer.qkv, self._tiles)
         heads = mixed[:, : config.qkv].reshape(count, config.heads + 2 * config.kv_heads, dim)
         turned = config.heads + config.kv_heads
         rotated = _rotate(heads[:, :turned], self._cos[positions], self._sin[positions])
         group = config.heads // config.kv_heads
-        own = slice(part.first_head, part.first_head + part.kv_heads)
+        own = slice(shard.first_head, shard.first_head + shard.kv_heads)
         queries = rotated[:, own.start * group : own.stop * group] * np.float32(dim**-0.5)
         keys, values = self._kv.k[index], self._kv.v[index]
-        keys.reshape(-1, part.kv_heads, dim)[slots] = rotated[:, config.heads :][:, own]
-        values.reshape(-1, part.kv_heads, dim)[slots] = heads[:, turned:][:, own]
-        out = np.empty((count, part.kv_heads * group * dim), np.float32)
+        keys.reshape(-1, shard.kv_heads, dim)[slots] = rotated[:, config.heads :][:, own]
+        values.reshape(-1, shard.kv_heads, dim)[slots] = heads[:, turned:][:, own]
+        out = np.empty((count, shard.kv_heads * group * dim), np.float32)
         first = 0
         for step in steps:
             behind = first + len(step.tokens)

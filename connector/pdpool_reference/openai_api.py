@@ -27,6 +27,8 @@ from pdpool_reference.request_body import (
 )
 from pdpool_reference.tokenizer import ChatTemplateError
 
+DEFAULT_MODEL = "default"
+"""The name that SGLang gives to a body's model when the body names none."""
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for `/v1/completions`."""
 DEFAULT_CHAT_TOKENS = 512
