@@ -177,10 +177,10 @@ def handoffs(fields: HandoffFields, prompts: int, samples: int) -> list[Handoff 
         except AddressError:
             raise _unfit("bootstrap_host", host, i, "the name or address of a prefill engine") from None
         found.append(Handoff(prefill=str(prefill), room=room))
-    room, halves = Counter(rooms).most_common(1)[0]
-    if halves > MAX_ROOM_HALVES:
-        message = f"bootstrap_room: {halves} sequences share the room {room}, at most {MAX_ROOM_HALVES} may"
-        raise RequestError(message, param="bootstrap_room")
+    for room, halves in Counter(rooms).items():
+        if halves > MAX_ROOM_HALVES:
+            message = f"bootstrap_room: {halves} sequences share the room {room}, at most {MAX_ROOM_HALVES} may"
+            raise RequestError(message, param="bootstrap_room")
     return found
 
 

@@ -206,6 +206,7 @@ class Api:
             "tp_size": options.tp_size,
             "dp_size": 1,
             "pp_size": options.pp_size,
+            "open_sequences": engine.scheduler.open_sequences,
             "status": "ready" if engine.unwell() is None else "unwell",
         }
         return web.json_response(info)
