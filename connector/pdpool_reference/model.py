@@ -1,9 +1,9 @@
 """Llama over the paged KV cache, with logits that do not depend on batch, chunking or placement, bit for bit.
 
-Three rules see to it. Matrix products go through `products`, which gives each row the same bits wherever it stands.
+Three rules ensure that. Matrix products go through `products`, which gives each row the same bits in any place.
 Everything else between them is elementwise or reduces one row. Attention is cut by absolute position: a query at
-position p always sits in row p mod QUERY_TILE of its tile and meets keys in blocks of KEY_BLOCK from position 0 up to
-its own, so that the shapes, and with them the order of every sum, are functions of p alone.
+position p is always row p mod QUERY_TILE of its tile. It attends to keys in blocks of KEY_BLOCK, from position 0 to its
+own. So the shapes, and with them the order of every sum, depend on p alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ class Step:
 
     @property
     def end(self) -> int:
-        """Position behind the last token."""
+        """The position after the last token."""
         return self.start + len(self.tokens)
 
 
@@ -49,8 +49,8 @@ Gather = Callable[[Floats], Floats]
 class Model:
     """One rank's shard of a model, on its cache. Not thread-safe. Limits BLAS to one thread, for the whole process.
 
-    A stage's ranks share out attention and cache by heads, and each computes the rest in full: the same products of the
-    same shapes give the same bits as one rank alone.
+    A stage's ranks divide attention and cache by heads, and each computes the rest in full. These are the products of
+    one rank alone, in the same shapes, so that they give the same bits.
 
     Raises BatchVariantError when this machine cannot compute independently of the batch.
     """
