@@ -14,7 +14,7 @@ from pdpool_reference.faults import apply_faults
 from pdpool_reference.handoff import Transfers
 from pdpool_reference.http_edge import error_response, read_body
 from pdpool_reference.openai_api import (
-    DEFAULT_MODEL,
+    NO_MODEL,
     ChatBody,
     ChatReply,
     CompletionBody,
@@ -130,7 +130,7 @@ class Api:
 
     def _check_model(self, name: str | None) -> None:
         served = self._engine.options.served_model_name
-        if name not in (None, "", DEFAULT_MODEL, served):
+        if name not in (*NO_MODEL, served):
             raise _model_not_found(name, served)
 
     def _reply(

@@ -162,7 +162,9 @@ def test_request_for_another_model_gets_404(engine, path, name):
     assert "'small' is" in error["message"]
 
 
-@pytest.mark.parametrize("model", [{"model": "small"}, {"model": "default"}, {"model": ""}, {"model": None}, {}])
+@pytest.mark.parametrize(
+    "model", [{"model": "small"}, {"model": "default"}, {"model": "unknown"}, {"model": ""}, {"model": None}, {}]
+)
 def test_request_without_model_is_served_under_its_name(engine, model):
     status, answer = call(engine, "POST", "/v1/completions", {"prompt": "a", "max_tokens": 1, **model})
     assert (status, answer["model"]) == (200, "small")
