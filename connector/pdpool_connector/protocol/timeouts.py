@@ -1,39 +1,37 @@
-"""All timeouts, intervals and bounds of a connector, in seconds, rows and bytes."""
+"""Every timeout of the connector, in seconds, and the bounds of the protocol's tables, in rows or bytes."""
 
 from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """One set for a connector; the defaults suit pods in one cluster. All `*_s` fields are seconds.
+    """One set for a connector. The defaults suit pods in one cluster.
 
-    Of the three bounds (`max_*`) one peer may have half at prefill.
-
-    Raises ValueError, naming field and value, for what is no number, and for a number that is not above 0: a timer of
-    no length would come due for ever.
+    Raises ValueError, naming field and value, for a value that is no number or not above 0. A timer of length 0 would
+    be due for ever.
     """
 
     # --- Protocol ---
     match_s: float = 15.0
-    """A half waits at prefill for its other half: the router posts both at once, so a later one was lost."""
+    """How long prefill keeps one half of a hand-off without the other. A router sends both halves at once."""
     quiesce_s: float = 10.0
-    """A failed hand-off waits for writes under way to end; after that it counts as held."""
+    """How long a failed hand-off waits for its writes to end before it is counted as held."""
     retry_first_s: float = 0.1
-    """First pause before a frame without an answer is repeated; it doubles."""
+    """First interval between repetitions of a frame without an answer; far above one round trip in a cluster."""
     retry_max_s: float = 2.0
-    """Longest such pause."""
+    """Longest interval between such repetitions; each interval is twice the one before."""
     query_s: float = 5.0
-    """Decode asks prefill for an attempt of which it has received nothing for this long."""
+    """How often decode asks for an attempt that prefill has accepted, so that a lost `Ended` delays nothing longer."""
     result_s: float = 120.0
-    """The end of an attempt that decode has not acknowledged is remembered and repeated."""
+    """How long the end of an attempt is remembered and repeated while decode has not acknowledged it."""
     acked_s: float = 15.0
-    """The end of an attempt that decode has acknowledged is remembered: late frames may still be under way."""
+    """How long an acknowledged end is remembered: late frames of that attempt are still on their way."""
     max_attempts: int = 16_384
-    """Live hand-offs."""
+    """Live hand-offs of one side; at prefill one peer may have half of them."""
     max_tombstones: int = 262_144
-    """Remembered ends."""
+    """Ends that prefill remembers; one peer may have half of them."""
     max_offered_bytes: int = 256 << 20
-    """Ids of pages and state in the offers of live hand-offs, at prefill, 4 bytes each."""
+    """Bytes of page and state ids in live offers at prefill, 4 for each id; one peer may have half of them."""
 
     # --- Decode's connection to a prefill instance ---
     connect_s: float = 10.0
