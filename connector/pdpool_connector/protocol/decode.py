@@ -284,7 +284,7 @@ class DecodeMachine(Machine[DecodeState]):
         for attempt in self.under_way(event.peer):
             if event.peer in attempt.unsettled_peers:
                 self._fail(attempt, Cause.PEER_LOST, event.message)
-                self._hold_if_unreachable(attempt)
+                self._stop_if_unreachable(attempt)
 
     def _on_fenced(self, event: Fenced) -> None:
         super()._on_fenced(event)
@@ -317,6 +317,9 @@ class DecodeMachine(Machine[DecodeState]):
 
     def _on_accepted(self, frame: f.Accepted) -> None:
         attempt = self._find(frame)
+        if frame.attempt.decode == self.incarnation and frame.attempt not in self._attempts:
+            gone = {"cause": Cause.FORGOTTEN, "message": "decode has ended this attempt"}
+            self._send(frame.sender, f.Abort, frame, request_id="", **gone)
         if attempt is None or attempt.state not in LIVE:
             return
         waited = not attempt.answered
@@ -353,7 +356,7 @@ class DecodeMachine(Machine[DecodeState]):
                 self._move(attempt, Trigger.SETTLED)
                 self._finalize(attempt)
             else:
-                self._hold_if_unreachable(attempt)
+                self._stop_if_unreachable(attempt)
 
     # --- Failing ---
 
@@ -378,27 +381,27 @@ class DecodeMachine(Machine[DecodeState]):
         self._report(attempt)
         attempt.retry_s = self.timeouts.retry_first_s
         self._nudge(attempt)
-        self._hold_if_unreachable(attempt)
+        self._stop_if_unreachable(attempt)
 
-    def _hold_if_unreachable(self, attempt: DecodeAttempt) -> None:
-        """While no unsettled writer is connected, no proof can come. Without memory the Abort waits for its timer."""
+    def _stop_if_unreachable(self, attempt: DecodeAttempt) -> None:
+        """While no unsettled writer of a failed attempt is connected, no answer can come."""
         reachable = any(writer in self._versions for writer in attempt.unsettled_peers)
-        if attempt.state is S.ABORTING and attempt.offered and not reachable:
-            self._hold(attempt)
-
-    def _hold(self, attempt: DecodeAttempt) -> None:
-        self._timers.cancel(("abort", attempt))
-        self._move(attempt, Trigger.UNPROVEN)
+        if attempt.state is S.ABORTING and attempt.writers and not reachable:
+            self._on_abort_over(attempt)
 
     def _on_abort_over(self, attempt: DecodeAttempt) -> None:
-        """No answer to the Abort came in time."""
+        """No answer to the Abort came in time, or none can come."""
         if attempt.state is S.ABORTING and attempt.offered:
-            self._hold(attempt)
+            self._timers.cancel(("abort", attempt))
+            self._move(attempt, Trigger.UNPROVEN)
         else:
             self._end_uninformed(attempt)
 
     def _end_uninformed(self, attempt: DecodeAttempt) -> None:
-        """End a failed attempt whose memory no peer knows, although prefill has not answered the Abort."""
+        """End a failed attempt whose memory no peer knows, although prefill has not answered the Abort.
+
+        Should prefill still know the attempt when it is paired again, its `Accepted` is answered with an Abort.
+        """
         if attempt.state is S.ABORTING and not attempt.offered:
             self._move(attempt, Trigger.SETTLED)
             self._finalize(attempt)

@@ -300,8 +300,9 @@ class PrefillMachine(PrefillMachineBase):
         if exchange is None:
             if self._answer_ended(frame):
                 self._ignore("stale", f"Abort for attempt {frame.attempt}, which has ended")
-            else:
-                self._refuse(frame, cause, frame.message)
+                return
+            self._refuse(frame, cause, frame.message)
+            if cause is not Cause.FORGOTTEN:  # that one names no request
                 self._lose_rank(frame, cause, frame.message)
         elif exchange.state in LIVE:
             self._fail(exchange.handoff, cause, frame.message)
@@ -318,13 +319,6 @@ class PrefillMachine(PrefillMachineBase):
     def _on_ack(self, frame: f.Ack) -> None:
         if not self._tombstones.acknowledge(frame.attempt, self._now):
             self._ignore("stale", f"Ack for attempt {frame.attempt}, which has not ended here")
-
-    def _answer(self, exchange: RankExchange) -> None:
-        """Send decode how a known attempt stands."""
-        if exchange.state in LIVE:
-            self._send(exchange.attempt.decode, f.Accepted, exchange, offered=exchange.offer is not None)
-        else:
-            self._send_unsettled(exchange)
 
     def _answer_ended(self, frame: f.AttemptFrame) -> bool:
         """Answer a frame about an attempt that has ended; False if it was never seen here."""

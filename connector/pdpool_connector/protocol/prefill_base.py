@@ -217,8 +217,12 @@ class PrefillMachineBase(Machine[PrefillState], ABC):
 
     def _on_peer_ready(self, event: PeerReady) -> None:
         super()._on_peer_ready(event)
-        if not self.fenced(event.peer):
-            self._timers.cancel(("peer", event.peer))
+        if self.fenced(event.peer):
+            return
+        self._timers.cancel(("peer", event.peer))
+        # A rebuilt connection may have lost frames, and decode may have ended attempts meanwhile.
+        for exchange in self.under_way(event.peer):
+            self._answer(exchange)
 
     def _on_lost(self, event: PeerLost) -> None:
         super()._on_lost(event)
@@ -245,6 +249,13 @@ class PrefillMachineBase(Machine[PrefillState], ABC):
             self._forget_peer_later(peer)
 
     # --- Results ---
+
+    def _answer(self, exchange: RankExchange) -> None:
+        """Send decode how a known attempt stands."""
+        if exchange.state in LIVE:
+            self._send(exchange.attempt.decode, f.Accepted, exchange, offered=exchange.offer is not None)
+        else:
+            self._send_unsettled(exchange)
 
     def _repeat_unsettled(self, exchange: RankExchange) -> None:
         """Send that it failed and is not settled; again later, until it is settled or decode has to ask."""
