@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 from pdpool_connector import Cause, TransferStatus
+from pdpool_connector.runtime.validation import AbortCause
 
 
 class Transfer(Protocol):
@@ -15,7 +16,7 @@ class Transfer(Protocol):
     def status(self) -> TransferStatus:
         """A snapshot of where it stands."""
 
-    def abort(self, message: str, cause: Cause = Cause.ABORTED) -> None:
+    def abort(self, message: str, cause: AbortCause = Cause.ABORTED) -> None:
         """Give it up."""
 
 
@@ -49,7 +50,7 @@ class DecodeHandoffs(Protocol):
 
     def open(
         self,
-        prefill_address: str,
+        prefill: str,
         room: int,
         request_id: str,
         *,

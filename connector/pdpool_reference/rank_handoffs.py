@@ -21,6 +21,7 @@ from pdpool_connector import (
     TransferStatus,
     agree,
 )
+from pdpool_connector.runtime.validation import AbortCause
 
 from pdpool_reference.kv import PagedKV
 from pdpool_reference.rank_orders import Abort, Changed, Drain, Offer, Open, Send
@@ -46,7 +47,7 @@ class RankedTransfer(Generic[AnyTransfer]):
         """The status of all ranks together."""
         return together([self._own.status, *self._others.values()])
 
-    def abort(self, message: str, cause: Cause = Cause.ABORTED) -> None:
+    def abort(self, message: str, cause: AbortCause = Cause.ABORTED) -> None:
         """See `Transfer`: given up at every rank."""
         if not self._aborted:
             self._aborted = True
@@ -108,7 +109,7 @@ class _Ranked(Generic[AnyConnector]):
     def beat(self) -> None:
         """See `Connector`. A hand-off that failed at one rank is aborted at all ranks."""
         self._connector.beat()
-        if self._connector.stats().draining and not self._drains:
+        if self._connector.draining and not self._drains:
             self._drains = True
             self._ranks.order_all(Drain())
         for handle, transfer in list(self._live.items()):
@@ -149,7 +150,7 @@ class RankedDecode(_Ranked[DecodeConnector]):
 
     def open(
         self,
-        prefill_address: str,
+        prefill: str,
         room: int,
         request_id: str,
         *,
@@ -159,10 +160,10 @@ class RankedDecode(_Ranked[DecodeConnector]):
     ) -> RankedDecodeTransfer:
         """See `DecodeConnector`. Only rank 0's spans belong to the caller's trace."""
         own = self._connector.open(
-            prefill_address, room, request_id, prompt=prompt, deadline_s=deadline_s, traceparent=traceparent
+            prefill, room, request_id, prompt=prompt, deadline_s=deadline_s, traceparent=traceparent
         )
         handle = next(self._handles)
         transfer = RankedDecodeTransfer(handle, own, self._ranks)
         self._live[handle] = transfer
-        self._ranks.order_all(Open(handle, prefill_address, room, request_id, prompt, deadline_s))
+        self._ranks.order_all(Open(handle, prefill, room, request_id, prompt, deadline_s))
         return transfer

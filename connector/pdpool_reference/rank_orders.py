@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pdpool_connector import Cause, ConnectorConfig, ConnectorStats, TransferStatus
+from pdpool_connector import ConnectorConfig, ConnectorStats, TransferStatus
 from pdpool_connector.layout.pairing import ModelShard
+from pdpool_connector.runtime.validation import AbortCause
 
 from pdpool_reference.kv import AuxRow
 from pdpool_reference.model import Step
@@ -83,7 +84,7 @@ class Abort:
 
     handle: int
     message: str
-    cause: Cause
+    cause: AbortCause
 
 
 @dataclass(frozen=True, slots=True)

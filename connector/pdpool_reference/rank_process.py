@@ -119,15 +119,23 @@ class Follower:
             os._exit(1)
 
     def _open(self, order: Open) -> None:
-        connector = self._connector
-        assert connector is not None, "a rank without a connector gets no requests"
-        limits = {"prompt": order.prompt, "deadline_s": order.deadline_s}
+        connector, room, rid, prompt, life = (
+            self._connector,
+            order.room,
+            order.request_id,
+            order.prompt,
+            order.deadline_s,
+        )
+        transfer: PrefillTransfer | DecodeTransfer
         with self._opening:  # a change of the transfer's status finds its handle
-            if isinstance(connector, DecodeConnector):
-                assert order.prefill is not None, "rank 0 has opened at the same address"
-                transfer = connector.open(order.prefill, order.room, order.request_id, **limits)
-            else:
-                transfer = connector.open(order.room, order.request_id, **limits)
+            match connector:
+                case PrefillConnector():
+                    transfer = connector.open(room, rid, prompt=prompt, deadline_s=life)
+                case DecodeConnector():
+                    assert order.prefill is not None, "rank 0 has opened at the same address"
+                    transfer = connector.open(order.prefill, room, rid, prompt=prompt, deadline_s=life)
+                case None:
+                    raise AssertionError("a rank without a connector gets no requests")
             self._transfers[order.handle] = transfer
             self._handles[transfer] = order.handle
 

@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Iterator
 
 from pdpool_connector import Cause
+from pdpool_connector.runtime.validation import AbortCause
 
 from pdpool_reference.handoff import DecodeHandoffs, PrefillHandoffs, Transfer, Transfers
 from pdpool_reference.request import DEFAULT_DEADLINE_S, Handoff, RequestError, TooLongError
@@ -38,7 +39,7 @@ class RequestHandoffs:
         opened: list[Transfer | None] = []
         try:
             for rid, handoff in zip(job.rids, job.handoffs, strict=True):
-                opened.append(handoff and self._open(rid, handoff, DEFAULT_DEADLINE_S, traceparent))
+                opened.append(self._open(rid, handoff, DEFAULT_DEADLINE_S, traceparent) if handoff else None)
         except ValueError as error:
             abort_all(opened, str(error), Cause.REFUSED)
             raise RequestError(str(error), code="invalid_handoff") from None
@@ -59,7 +60,7 @@ class RequestHandoffs:
             self._refuse(raw, "the request ended before the engine had read it", Cause.ABORTED)
             raise
 
-    def _refuse(self, raw: bytes, message: str, cause: Cause) -> None:
+    def _refuse(self, raw: bytes, message: str, cause: AbortCause) -> None:
         if (first := first_handoff(raw)) is None:
             return
         rid, handoff = first
@@ -77,7 +78,7 @@ class RequestHandoffs:
         return None
 
 
-def abort_all(transfers: Transfers, message: str, cause: Cause) -> None:
+def abort_all(transfers: Transfers, message: str, cause: AbortCause) -> None:
     """Abort the hand-offs of a request that the scheduler has not taken."""
     for transfer in transfers:
         if transfer is not None:

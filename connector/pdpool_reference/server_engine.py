@@ -105,7 +105,7 @@ class Engine:
     @property
     def draining(self) -> bool:
         """Whether new requests are refused: after SIGTERM, or after a drain over the connector's admin socket."""
-        return self._draining or (self.connector is not None and self.connector.stats().draining)
+        return self._draining or (self.connector is not None and self.connector.draining)
 
     def drain(self) -> None:
         """Take no new requests from now on. Requests that have arrived go on: their hand-offs are open."""
@@ -185,7 +185,6 @@ class Engine:
             bind_host=options.host,
             frame_filter=self.frame_faults if options.enable_faults else None,
             rank=rank,
-            pod_ranks=len(self._shards),
             instance=self._shards if len(self._shards) > 1 else (),
             registry=registry,
             flight_dir=options.flight_dir,
