@@ -29,7 +29,7 @@ from pdpool_reference.request import RequestError, TooLongError
 from pdpool_reference.request_body import MAX_BODY_BYTES, ROUTER_ADDS_BYTES, Job, decode_body
 from pdpool_reference.scheduler_report import Report
 from pdpool_reference.server_engine import Engine
-from pdpool_reference.server_generate import check_length, check_rooms, respond
+from pdpool_reference.server_generate import check_length, check_rooms, respond, room_of
 from pdpool_reference.sglang_api import AbortBody, GenerateBody, GenerateReply, generate_job
 from pdpool_reference.tokenizer import TextTooLongError
 
@@ -123,7 +123,8 @@ class Api:
                 make, body, engine.tokenizer, engine.config.vocab, request_id, engine.max_tokens
             )
         except TextTooLongError as error:
-            raise TooLongError(f"prompt: {error}", param="prompt") from None
+            here = room_of(engine.options.mode, engine.max_tokens)
+            raise TooLongError(f"prompt: {error}; {here}", param="prompt") from None
         check_rooms(job, engine.options.mode)
         check_length(job, engine.max_tokens, engine.options.mode)
         return job, engine.handoffs.open(job, request.headers.get("traceparent"))

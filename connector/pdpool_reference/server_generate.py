@@ -61,7 +61,7 @@ def check_length(job: Job, max_tokens: int, mode: str) -> None:
     Raises:
         TooLongError: one is too long.
     """
-    here = f"this {mode} engine has room for {max_tokens} tokens (its --kv-pages, or the model's context)"
+    here = room_of(mode, max_tokens)
     for prompt, sampling in zip(job.prompts, job.sampling, strict=True):
         if len(prompt) > max_tokens:
             raise TooLongError(f"prompt: {len(prompt)} tokens; {here}", param="prompt")
@@ -69,6 +69,11 @@ def check_length(job: Job, max_tokens: int, mode: str) -> None:
         if mode != "prefill" and wanted > max_tokens:
             what = f"{len(prompt)} tokens of prompt and {sampling.max_new_tokens} new ones are {wanted}"
             raise TooLongError(f"max_tokens: {what}; {here}", param="max_tokens")
+
+
+def room_of(mode: str, max_tokens: int) -> str:
+    """Return the words that name an engine's limit in an error."""
+    return f"this {mode} engine has room for {max_tokens} tokens (its --kv-pages, or the model's context)"
 
 
 def check_rooms(job: Job, mode: str) -> None:

@@ -94,7 +94,7 @@ class Tokenizer:
         """
         data = text.encode("utf-8", errors="replace")
         if self._max_bytes is not None and len(data) > self._max_bytes:
-            raise TextTooLongError(f"{len(data)} bytes of text; this engine has room for less than {self._max_bytes}")
+            raise TextTooLongError(f"{len(data)} bytes of text, at most {self._max_bytes} can fit")
         return self._vocabulary.encode(data.decode("utf-8"))
 
     def decode(self, tokens: Iterable[int]) -> str:
