@@ -375,9 +375,7 @@ class Connector(ABC, Generic[AnyTransfer, Machine]):
             # It stays where a port is taken: its own address is free again only some time after it was closed.
             self._authenticator = CurveAuthenticator(self._context, keys, timeouts.authenticator_close_s)
         key = keys[0] if keys else None
-        server = ControlServer(
-            self._context, host, self.config.control_port, self._drops, self._reactor, key, timeouts
-        )
+        server = ControlServer(self._context, host, self.config.control_port, self._drops, self._reactor, key, timeouts)
         self._server, self._control_port = server, server.port
         undo.callback(server.close)
         for socket, call in ((server.socket, self._on_server), (server.monitor, self._on_connections)):
@@ -682,9 +680,7 @@ class Connector(ABC, Generic[AnyTransfer, Machine]):
     def _bytes_of(self, held: RankExchange | DecodeAttempt) -> int:
         """Bytes of our memory that a hand-off may touch: its pages, its state items, its aux row."""
         memory = self.memory
-        state = sum(
-            count * pool.item_bytes for count, pool in zip(held.state_items, memory.state, strict=False)
-        )
+        state = sum(count * pool.item_bytes for count, pool in zip(held.state_items, memory.state, strict=False))
         return held.pages * memory.page_bytes + state + memory.aux_bytes
 
     def _held_for(self, unproven: Iterable[str]) -> tuple[HeldFor, ...]:
