@@ -76,7 +76,9 @@ class TestOpenAndOffer:
         assert names(side.offered()) == ["Accepted+"]
         assert side.status[1].phase is Phase.READY
 
-    @pytest.mark.parametrize("changes", [{"pages": (8, 10)}, {"prefix_pages": 1}, {"aux_slot": 4}, {"state": (b"1234",)}])
+    @pytest.mark.parametrize(
+        "changes", [{"pages": (8, 10)}, {"prefix_pages": 1}, {"aux_slot": 4}, {"state": (b"1234",)}]
+    )
     def test_other_memory_for_same_attempt_is_ignored(self, changes: dict) -> None:
         side = Prefill()
         side.request()

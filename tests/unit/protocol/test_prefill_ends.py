@@ -215,7 +215,9 @@ class TestPeers:
         side.do(Fenced(DECODE, "kubelet"))
         assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, True)
 
-    @pytest.mark.parametrize("after", [[], [PeerLost(DECODE, "gone")], [PeerLost(DECODE, "gone"), PeerReady(DECODE, 1)]])
+    @pytest.mark.parametrize(
+        "after", [[], [PeerLost(DECODE, "gone")], [PeerLost(DECODE, "gone"), PeerReady(DECODE, 1)]]
+    )
     def test_nothing_of_fenced_decode_stays(self, after: list) -> None:
         side = Prefill()
         side.opened(1)
