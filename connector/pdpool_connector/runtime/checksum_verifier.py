@@ -93,9 +93,7 @@ class ChecksumVerifier:
             self._drive(Received(frame))
         elif not set(attempt.writers) <= check.sums.keys() or self._hasher.busy:
             self._go_on(frame, skipped=True)
-        elif self._hasher.submit(
-            partial(self._sums.whole, unpacked(attempt.pages)), partial(self._on_summed, frame)
-        ):
+        elif self._hasher.submit(partial(self._sums.whole, unpacked(attempt.pages)), partial(self._on_summed, frame)):
             check.last = frame
         else:
             self._go_on(frame, skipped=True)

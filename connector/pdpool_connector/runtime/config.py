@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Self
 
 from pdpool_connector.backends import BACKENDS
@@ -126,7 +125,7 @@ class ConnectorConfig:
     pod_ranks: int | None = None
     admin_gate: TokenVerifier | None = None
     admin_socket: Path | str | None = None
-    facts: Mapping[str, str] = MappingProxyType({})
+    facts: Mapping[str, str] = field(default_factory=dict)
     timeouts: Timeouts = field(default_factory=Timeouts)
     flight_dir: Path | str | None = None
     checksum_rate: float = 1 / 64
@@ -221,7 +220,9 @@ class ConnectorConfig:
             raise ValueError(f"facts has {len(self.facts)} entries: give at most {MAX_FACTS}")
         for name, value in self.facts.items():
             if not isinstance(value, str) or len(name) > MAX_FACT or len(value) > MAX_FACT:
-                raise ValueError(f"facts[{name!r:.300}]={value!r:.300}: give a str, key and value at most {MAX_FACT} long")
+                raise ValueError(
+                    f"facts[{name!r:.300}]={value!r:.300}: give a str, key and value at most {MAX_FACT} long"
+                )
 
     @property
     def number_in_pod(self) -> int:

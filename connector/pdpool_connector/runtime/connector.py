@@ -60,7 +60,7 @@ TORN = "was interrupted in the middle of its work"
 _FORKED = "belongs to the parent of this process: make another connector after the fork"
 
 AnyTransfer = TypeVar("AnyTransfer", bound=Transfer)
-Machine = TypeVar("Machine", PrefillMachine, DecodeMachine)
+AnyMachine = TypeVar("AnyMachine", bound=PrefillMachine | DecodeMachine)
 Result = TypeVar("Result")
 OnChange = Callable[[], None]
 Running = Callable[[], int]
@@ -106,7 +106,7 @@ def parts_for(
     return Parts(backend, identity, clock)
 
 
-class Connector(ABC, Generic[AnyTransfer, Machine]):
+class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
     """One engine rank's end of all its hand-offs. `with` starts the connector, and closes it.
 
     The connector does not survive `fork()`. In the child, `start` and `open` raise RuntimeError; every other call does
@@ -119,7 +119,7 @@ class Connector(ABC, Generic[AnyTransfer, Machine]):
         self,
         config: ConnectorConfig,
         memory: KVMemory,
-        machine: Machine,
+        machine: AnyMachine,
         parts: Parts,
         *,
         on_change: OnChange,
@@ -134,7 +134,7 @@ class Connector(ABC, Generic[AnyTransfer, Machine]):
         self.memory = memory
         self.incarnation = parts.identity.incarnation
         self._instance = _instance_of(config, memory)
-        self._machine = machine
+        self._machine: AnyMachine = machine
         self._backend = parts.backend
         self._process = parts.identity.process
         self._staging = staging
@@ -375,9 +375,7 @@ class Connector(ABC, Generic[AnyTransfer, Machine]):
             # It stays where a port is taken: its own address is free again only some time after it was closed.
             self._authenticator = CurveAuthenticator(self._context, keys, timeouts.authenticator_close_s)
         key = keys[0] if keys else None
-        server = ControlServer(
-            self._context, host, self.config.control_port, self._drops, self._reactor, key, timeouts
-        )
+        server = ControlServer(self._context, host, self.config.control_port, self._drops, self._reactor, key, timeouts)
         self._server, self._control_port = server, server.port
         undo.callback(server.close)
         for socket, call in ((server.socket, self._on_server), (server.monitor, self._on_connections)):
@@ -682,9 +680,7 @@ class Connector(ABC, Generic[AnyTransfer, Machine]):
     def _bytes_of(self, held: RankExchange | DecodeAttempt) -> int:
         """Bytes of our memory that a hand-off may touch: its pages, its state items, its aux row."""
         memory = self.memory
-        state = sum(
-            count * pool.item_bytes for count, pool in zip(held.state_items, memory.state, strict=False)
-        )
+        state = sum(count * pool.item_bytes for count, pool in zip(held.state_items, memory.state, strict=False))
         return held.pages * memory.page_bytes + state + memory.aux_bytes
 
     def _held_for(self, unproven: Iterable[str]) -> tuple[HeldFor, ...]:

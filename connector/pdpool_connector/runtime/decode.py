@@ -71,9 +71,7 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
     ) -> None:
         parts = parts_for("decode", config, backend, identity, clock)
         machine = DecodeMachine(parts.identity.incarnation, config.timeouts)
-        super().__init__(
-            config, memory, machine, parts, on_change=on_change, registry=registry, running=running
-        )
+        super().__init__(config, memory, machine, parts, on_change=on_change, registry=registry, running=running)
         self._instances: dict[str, InstanceConnection] = {}
         """By bootstrap address."""
         self._by_peer: dict[str, InstanceConnection] = {}

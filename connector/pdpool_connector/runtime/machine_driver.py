@@ -6,9 +6,10 @@ from functools import partial
 from itertools import count
 
 from pdpool_connector.flight.files import Flight
-from pdpool_connector.flight.replay import AnyMachine
+from pdpool_connector.protocol.decode import DecodeMachine
 from pdpool_connector.protocol.events import AbortTransfer, Effect, Event, Ignored, Report, Send
 from pdpool_connector.protocol.frames import Frame
+from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.status import Cause, Phase
 from pdpool_connector.runtime.config import FrameFilter
 from pdpool_connector.runtime.reactor import Reactor
@@ -33,7 +34,7 @@ class MachineDriver:
 
     def __init__(
         self,
-        machine: AnyMachine,
+        machine: PrefillMachine | DecodeMachine,
         reactor: Reactor,
         drops: Drops,
         flight: Flight | None,

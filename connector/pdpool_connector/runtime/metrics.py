@@ -4,7 +4,13 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 
 import msgspec
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from pdpool_connector.runtime.stats import ConnectorStats

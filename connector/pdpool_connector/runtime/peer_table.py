@@ -234,7 +234,9 @@ class PeerTable:
                 self._refuse(route, "the connection of the last Hello has ended", retry=True)
             message = f"the connection of decode {peer.address} ended, and the process did not connect again"
             grace_s = self._timeouts.lost_grace_s
-            self._reactor.at(("grace", peer.incarnation), self._reactor.now() + grace_s, partial(self.lose, peer, message))
+            self._reactor.at(
+                ("grace", peer.incarnation), self._reactor.now() + grace_s, partial(self.lose, peer, message)
+            )
 
     def lose(self, peer: Peer, message: str) -> None:
         """There is evidence that a peer is gone, or it has sent Goodbye."""

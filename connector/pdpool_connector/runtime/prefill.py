@@ -138,9 +138,7 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
         life = self.config.request_deadline_s if deadline_s is None else deadline_s
         request = as_request(room, request_id, life, prompt)
         self._check_started("open")
-        event = OpenRequest(
-            next(self._handles), request.room, request.request_id, request.deadline_s, request.prompt
-        )
+        event = OpenRequest(next(self._handles), request.room, request.request_id, request.deadline_s, request.prompt)
         transfer = PrefillTransfer(event, self._post, self.memory, self._ready_queue)
         return self._open(transfer, event, traceparent)
 

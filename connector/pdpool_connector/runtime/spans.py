@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
+
 class Spans:
     """Begins and ends the spans of one connector. `owned`: the provider to shut down with it, if it is its own."""
 

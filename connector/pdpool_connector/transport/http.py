@@ -91,7 +91,9 @@ class HttpServer:
         """Stop listening and end the thread. Idempotent; the next call completes one that was interrupted."""
         if self._stopped is None:
             self._stopped = asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
-        self._stopped.result(self._timeouts.http_start_s)  # of the first: a second would cancel it, and be cancelled by it
+        self._stopped.result(
+            self._timeouts.http_start_s
+        )  # of the first: a second would cancel it, and be cancelled by it
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(self._timeouts.http_start_s)

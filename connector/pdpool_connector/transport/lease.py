@@ -19,9 +19,7 @@ class LeaseKeeper:
     `failure` may be read from any thread: why the last try failed, or "".
     """
 
-    def __init__(
-        self, client: BootstrapClient, registry: str, registration: Registration, timeouts: Timeouts
-    ) -> None:
+    def __init__(self, client: BootstrapClient, registry: str, registration: Registration, timeouts: Timeouts) -> None:
         self._client, self.registry, self._registration, self._timeouts = client, registry, registration, timeouts
         self.failure = "not registered yet"
         self.since = time.monotonic()
