@@ -161,7 +161,7 @@ def test_half_whose_client_leaves_ends_the_other(prefill, decode, side):
         answer = pool.submit(post, staying, body)
         connection = http.client.HTTPConnection(urlsplit(leaving.url).netloc, timeout=30)
         connection.request("POST", "/generate", json.dumps(body))
-        until(lambda: attempts(prefill, "matched") == 1)
+        until(lambda: attempts(prefill, "matched") + attempts(prefill, "ready") == 1)
         connection.close()
         freeze(staying, frozen=False)
         response, _ = answer.result()
