@@ -18,7 +18,7 @@ from pdpool_connector.runtime.worker import PeerWorker
 PAGE = (4 << 20) - 64  # so that four pages and an aux row make a chunk
 MEMORY = KVMemory(
     kv=(Region(1 << 30, PAGE // 2, 256), Region(1 << 34, PAGE // 2, 256)),
-    aux=Region(1 << 20, 64, 16),
+    aux=(Region(1 << 20, 64, 16),),
     page_tokens=16,
     layers=1,
     kv_heads=1,
