@@ -66,15 +66,10 @@ class PagedKV:
             kv=tuple(regions),
             aux=(self.arena.region(aux_offset, _AUX_WORDS * 8, AUX_ROWS),),
             page_tokens=PAGE_TOKENS,
-            first_layer=shard.first_layer,
-            layers=shard.layers,
-            total_layers=config.layers,
-            first_head=shard.first_head,
-            kv_heads=shard.kv_heads,
-            total_heads=config.kv_heads,
             head_dim=config.head_dim,
             dtype="float32",
             model=config.name,
+            **shard.geometry,
         )
 
     @staticmethod

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from pdpool_connector import ConnectorConfig, ConnectorStats, DecodeConnector, PrefillConnector
 from pdpool_connector.layout.pairing import ModelShard
-from pdpool_connector.protocol.states import PrefillState
 from pdpool_connector.runtime.metrics import ConnectorCollector
 from prometheus_client import CollectorRegistry
 
@@ -121,7 +120,7 @@ class Engine:
 
     def drained(self) -> bool:
         """Whether the engine drains and has no sequence left, and no page that a peer may touch."""
-        return self.draining and self.running() == 0 and all(map(_settled, self._connector_stats()))
+        return self.draining and self.running() == 0 and all(stats.drained for stats in self._connector_stats())
 
     def unwell(self) -> str | None:
         """Return why this engine should get no requests, or None."""
@@ -230,11 +229,3 @@ class Engine:
             await asyncio.sleep(DRAIN_POLL_S)
         return drained
 
-
-def _settled(stats: ConnectorStats) -> bool:
-    """Whether a draining connector has no hand-off of this engine left.
-
-    A decode whose request never came to this prefill does not count. It gets its answer when the connector closes.
-    """
-    under_way = sum(queue.reqs for state, queue in stats.attempts.items() if state != PrefillState.PARKED)
-    return stats.draining and not stats.holds and not under_way
