@@ -69,7 +69,12 @@ class PagedKV:
             head_dim=config.head_dim,
             dtype="float32",
             model=config.name,
-            **shard.geometry,
+            first_layer=shard.first_layer,
+            layers=shard.layers,
+            total_layers=config.layers,
+            first_head=shard.first_head,
+            kv_heads=shard.kv_heads,
+            total_heads=config.kv_heads,
         )
 
     @staticmethod
