@@ -69,7 +69,7 @@ def registry(clock: Clock) -> Registry:
 def test_an_instance_of_one_rank_is_whole_from_the_start() -> None:
     parts = shard_model([3], 4)
     alone = info(0, shard=parts[0])
-    assert Registry(parts, alone).ranks() == BootstrapInfo((alone,))
+    assert Registry(parts, alone, {}, LEASE_S).ranks() == BootstrapInfo((alone,))
 
 
 def test_an_instance_is_told_of_when_every_rank_is_there_and_not_before(registry, clock) -> None:
@@ -123,7 +123,7 @@ def test_a_former_process_that_wakes_keeps_its_living_successor_out_no_longer_th
         registry.register(successor)
     clock.now += 0.1
     registry.register(successor)
-    assert registry.ranks() == BootstrapInfo((info(0), successor.info))
+    assert registry.ranks() == BootstrapInfo((info(0), successor.info), FACTS)
     with pytest.raises(RegistrationError, match="rank 1 was taken over by another process"):
         registry.register(former)
 
