@@ -27,10 +27,10 @@ from pdpool_connector.protocol.events import (
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.states import PrefillState as S
 from pdpool_connector.runtime.config import ConnectorConfig
-from pdpool_connector.runtime.connector import Connector, OnChange, Running, no_requests, nothing, parts_for
-from pdpool_connector.runtime.identity import Identity
+from pdpool_connector.runtime.connector import Connector, OnChange, Running, no_requests, nothing
 from pdpool_connector.runtime.job import ended
 from pdpool_connector.runtime.membership import Membership
+from pdpool_connector.runtime.parts import Identity, make_parts
 from pdpool_connector.runtime.peer_table import Peer, PeerTable
 from pdpool_connector.runtime.ready_queue import ReadyQueue
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
@@ -77,7 +77,7 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
     ) -> None:
         if config.rank > 0 and config.registry is None:
             raise ValueError(f"registry is missing: rank {config.rank} has to register at that of rank 0")
-        parts = parts_for("prefill", config, backend, identity, clock)
+        parts = make_parts("prefill", config, backend, identity, clock)
         machine = PrefillMachine(parts.identity.incarnation, config.timeouts)
         staged = config.staging_bytes and parts.backend.stages
         super().__init__(
@@ -160,8 +160,7 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
     # --- What comes in ---
 
     def _on_server(self) -> None:
-        assert self._server is not None
-        for arrival in self._server.receive():
+        for arrival in self._ports.control.receive():
             try:
                 self._on_arrival(arrival)
             except Exception:
@@ -169,20 +168,21 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
                 log.exception("prefill failed at a %s", type(arrival.frame).__name__)
 
     def _on_connections(self) -> None:
-        assert self._server is not None
-        for connection in self._server.ended():
+        for connection in self._ports.control.ended():
             self._peers.connection_ended(connection)
 
     def _on_arrival(self, arrival: Arrival) -> None:
         frame = arrival.frame
         if isinstance(frame, f.Hello):
-            assert self._server is not None
-            connection = self._server.connection(arrival)
+            connection = self._ports.control.connection(arrival)
             self._on_connections()  # the look at this one may have taken news of others from zmq
             if connection >= 0:
                 self._peers.greet(frame, arrival.route, connection)
             return
         peer = self._peers.speaker(frame.sender, arrival.route)
+        if peer is None and isinstance(frame, f.Abort | f.Ack) and self._peers.is_misfit(frame.sender, arrival.route):
+            self._driver.drive(Received(frame))
+            return
         if peer is None:
             self._drops.note("unpaired", f"{type(frame).__name__} from {frame.sender[:8]}, which is not paired here")
             self._peers.unknown(frame.sender, arrival.route)
@@ -234,13 +234,20 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
         """See `PeerTableOwner`."""
         self._driver.drive(PeerLost(peer.incarnation, message))
 
+    def on_misfit(self, incarnation: str, version: int) -> None:
+        """See `PeerTableOwner`."""
+        self._driver.drive(PeerReady(incarnation, version))
+
+    def on_misfit_gone(self, incarnation: str) -> None:
+        """See `PeerTableOwner`."""
+        self._driver.drive(PeerLost(incarnation, "a decode that does not fit has closed its connection"))
+
     def send_to(self, route: bytes, frame: f.HelloRefused | f.Goodbye) -> None:
         """See `PeerTableOwner`."""
         self._send(route, frame)
 
     def _send(self, route: bytes, frame: f.Frame) -> None:
-        assert self._server is not None
-        self._driver.send(frame, partial(self._server.send, route, frame))
+        self._driver.send(frame, partial(self._ports.control.send, route, frame))
 
     def _mark_lost(self, peer: str, why: str) -> None:
         self._peers.mark_lost(peer, why)
@@ -257,14 +264,12 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
 
     def _after_turn(self) -> None:
         """Decode waits for these frames; the engine's news can wait until they are out."""
-        assert self._server is not None
-        self._server.flush()
+        self._ports.control.flush()
         super()._after_turn()
 
     def _transmit(self, peer: str, frame: f.Frame) -> None:
-        assert self._server is not None
-        if (known := self._peers.paired(peer)) is not None:
-            self._server.send(known.route, frame)
+        if (route := self._peers.route_to(peer)) is not None:
+            self._ports.control.send(route, frame)
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Write):
@@ -277,9 +282,8 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
             if failure:
                 failed = ended(effect, WriteResult.FAILED, 0, failure)
                 self._reactor.post(partial(self._on_writes_ended, [failed]))
-        elif isinstance(effect, StopWriting):
-            if (peer := self._peers.get(effect.peer)) is not None:
-                peer.worker.stop(self._writes.get(effect.attempt, set()))
+        elif isinstance(effect, StopWriting) and (peer := self._peers.get(effect.peer)) is not None:
+            peer.worker.stop(self._writes.get(effect.attempt, set()))
 
     def _write(self, write: Write) -> str:
         """Pass a write on to its peer's worker, or return why nothing is under way."""
