@@ -6,7 +6,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory, PrefillConnector
+from pdpool_connector import (
+    ConnectorConfig,
+    DecodeConnector,
+    DecodeTransfer,
+    HostArena,
+    KVMemory,
+    PrefillConnector,
+)
 from pdpool_connector.layout.pairing import ModelShard, shard_model
 
 PAGE, ROW, ROWS = 256, 64, 8
@@ -17,7 +24,7 @@ PAGE, ROW, ROWS = 256, 64, 8
 class Side:
     """A connector and its cache, uint8 (K and V of one layer, pages, 256 for each head), with aux rows, uint8 (8, 64).
 
-    `part`: which part of the model it holds, one layer of it.
+    `shard`: which part of the model it holds, one layer of it.
     """
 
     def __init__(
@@ -25,19 +32,19 @@ class Side:
         kind: type[PrefillConnector] | type[DecodeConnector],
         *,
         pages: int = 8,
-        part: ModelShard = WHOLE,
+        shard: ModelShard = WHOLE,
         **config: Any,
     ) -> None:
-        page = PAGE * part.kv_heads
+        page = PAGE * shard.kv_heads
         self.arena = HostArena(2 * pages * page + ROWS * ROW)
         self.memory = KVMemory(
             kv=tuple(self.arena.region(first * pages * page, page, pages) for first in range(2)),
-            aux=self.arena.region(2 * pages * page, ROW, ROWS),
+            aux=(self.arena.region(2 * pages * page, ROW, ROWS),),
             page_tokens=16,
             head_dim=4,
             dtype="float32",
             model="m",
-            **msgspec.structs.asdict(part),
+            **msgspec.structs.asdict(shard),
         )
         self.aux = self.arena.array(2 * pages * page, (ROWS, ROW), np.uint8)
         self.cache = self.arena.array(0, (2, pages, page), np.uint8)
@@ -49,8 +56,16 @@ class Side:
         self.arena.close()
 
 
+def offer(decode: Side, prefill: Side | str, room: int, pages: list[int], **more: Any) -> DecodeTransfer:
+    """Open decode's half and offer its memory at once. `prefill`: its side, or the address of its registry."""
+    where = prefill if isinstance(prefill, str) else prefill.connector.bootstrap_address
+    transfer = decode.connector.open(where, room, "r")
+    transfer.offer(pages, **{"aux_slot": 0, **more})
+    return transfer
+
+
 def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to that in time"
+        assert time.monotonic() < deadline, "the condition did not hold in time"
         time.sleep(0.01)
