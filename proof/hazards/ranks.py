@@ -61,7 +61,7 @@ class Queues:
     def look(self) -> Mapping[Key, RankStatus]:
         """What the ranks agree on now."""
         views = [
-            {Key(one.room, 0, one.name): msgspec.convert(side.status(one.name), TransferStatus) for one in queue}
+            {Key(one.room, one.name): msgspec.convert(side.status(one.name), TransferStatus) for one in queue}
             for side, queue in zip(self._instance.ranks, self._of, strict=True)
         ]
         return agree(views)
@@ -71,7 +71,7 @@ class Queues:
         agreed = self.look()
         for side, queue in zip(self._instance.ranks, self._of, strict=True):
             for one in list(queue):
-                status = agreed[Key(one.room, 0, one.name)]
+                status = agreed[Key(one.room, one.name)]
                 if status.phase is Phase.FAILED:
                     self.over.setdefault(one.name, status)
                     side.abort(one.name)

@@ -11,6 +11,7 @@ from pdpool_connector.layout.memory import RemoteMemory, encode_remote
 from pdpool_connector.protocol import frames as f
 
 from proof.hazards.stage import CANARY, Stage
+from tests.integration.shards import kv_fields
 
 ANSWER_MS = 15_000
 
@@ -21,7 +22,7 @@ class RawDecode:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self.incarnation = secrets.token_hex(16)
-        shard = stage.prefill.facts["shard"]
+        shard = stage.prefill.shard
         regions, pages, item = stage.prefill.pages.shape
         rows, row_bytes = stage.prefill.aux.shape
         self._backend = open_backend(stage.backend, self.incarnation, target=True)
@@ -35,7 +36,7 @@ class RawDecode:
             head_dim=4,
             dtype="float32",
             model="m",
-            **shard,
+            **kv_fields(shard),
         )
         self._numbers = iter(range(1, 1 << 30))
         self._context = zmq.Context()

@@ -15,7 +15,7 @@ from pdpool_connector.protocol import frames as f
 
 from proof.hazards.stage import Stage, hazard
 from tests.integration.cable import Cable
-from tests.integration.handoffs import offer, open_both
+from tests.integration.handoffs import TIMEOUTS, offer, open_both
 from tests.integration.ports import KeptPort
 
 FROZEN_S = 2.0
@@ -284,7 +284,7 @@ def no_deadline(stage: Stage) -> str:
     prefill.open(silent, room, deadline_s=short)
     offer(decode, prefill, room, name=silent, pages=[8], deadline_s=short)
     ends += [side.until(silent, "releasable")["cause"] for side in (prefill, decode)]
-    nowhere = stage.extra("decode", connect_deadline_s=1.0)
+    nowhere = stage.extra("decode", timeouts={**TIMEOUTS, "connect_s": 1.0})
     with closing(KeptPort()) as port:
         offer(nowhere, port.address, 1, name="nowhere")
         ends.append(nowhere.until("nowhere", "releasable")["cause"])

@@ -29,14 +29,14 @@ from pdpool_connector import (
     PrefillConnector,
     StatePool,
 )
+from pdpool_connector.backends import open_backend
 from pdpool_connector.backends.base import BackendError, Poll, prompt_submit
 from pdpool_connector.layout import pool
 from pdpool_connector.layout.arena import ArenaLocation, MappedArena
-from pdpool_connector.layout.pairing import ModelShard, shard_model
-from pdpool_connector.layout.process import this_process
+from pdpool_connector.layout.pairing import ModelShard
 from pdpool_connector.protocol.fence import ConnectionsEnded, ContainerTerminated
 from pdpool_connector.protocol.timeouts import Timeouts
-from pdpool_connector.runtime import connector as connector_module
+from pdpool_connector.runtime.identity import new_identity
 from pdpool_connector.transport.tokens import TokenVerifier
 
 from dev import inside
@@ -44,6 +44,7 @@ from dev.processes import send
 from tests.integration import long_step
 from tests.integration.forked import Forked
 from tests.integration.real_failures import end_connections, register_half
+from tests.integration.shards import kv_fields, shards_of
 from tests.state_kinds import Kind
 
 ANSWER_S = 60.0
@@ -52,13 +53,6 @@ LAYERS, HEADS, PAGES, AUX_ROWS, AUX_BYTES = 2, 2, 64, 16, 64
 TOKENS = 16
 HEAD_BYTES = 4 * 4  # head_dim, float32
 STATE_ITEMS = 8
-
-
-def shards_of(
-    layers: list[int], heads: int, tp: int = 1, cp: int = 1, split_state: bool = False
-) -> tuple[ModelShard, ...]:
-    """In rank order: every stage's tensor ranks, and all of them again for each further context parallel rank."""
-    return shard_model(layers, heads, tp=tp, split_state=split_state) * cp
 
 
 class Plan:
@@ -94,6 +88,8 @@ class Plan:
             state=tuple(
                 StatePool(
                     name,
+                    rank=self.shard.state_rank,
+                    ranks=self.shard.state_ranks,
                     regions=tuple(next(rest) for _ in kinds),
                     cuts=tuple(kind.cut(self.shard.state_ranks) for kind in kinds),
                     layers=tuple(
@@ -103,7 +99,7 @@ class Plan:
                 )
                 for name, kinds in self.kinds.items()
             ),
-            **msgspec.structs.asdict(self.shard),
+            **kv_fields(self.shard),
         )
 
     def arrays(self, view: np.ndarray) -> list[np.ndarray]:
@@ -327,14 +323,14 @@ class _Commands:
             instance=instance,
             **options,
         )
+        identity = new_identity("")
         if elsewhere:
             # As in a pod of its own, whose end the kernel does not show: tests see holds, and fence by hand.
-            connector_module.this_process = lambda pod_uid: msgspec.structs.replace(
-                this_process(pod_uid), pid_namespace="pid:[1]"
-            )
+            process = msgspec.structs.replace(identity.process, pid_namespace="pid:[1]")
+            identity = identity._replace(process=process)
+        self.gate = _Gate(open_backend(backend, identity.incarnation, target=role == "decode", host=host))
         make = PrefillConnector if role == "prefill" else DecodeConnector
-        self.connector = make(config, memory, self.changed.set)
-        self.gate = self.connector._backend = _Gate(self.connector._backend)
+        self.connector = make(config, memory, self.changed.set, backend=self.gate, identity=identity)
         signal.signal(signal.SIGUSR1, lambda *_: self.gate.open.set())
         self.connector.start()
         return {

@@ -7,9 +7,10 @@ import numpy as np
 from pdpool_connector import Key, RankStatus, TransferStatus, agree
 from pdpool_connector.layout.pairing import pair
 
-from tests.integration.connector_peer import HEAD_BYTES, PAGES, TOKENS, Side, shards_of
+from tests.integration.connector_peer import HEAD_BYTES, PAGES, TOKENS, Side
 from tests.integration.handoffs import TIMEOUTS, settle_empty
 from tests.integration.ports import KeptPort
+from tests.integration.shards import shards_of
 
 HEADS = 4
 SOURCE, TARGET = [1, 2, 33], [8, 3, 60]
@@ -85,7 +86,7 @@ class Instance:
 
     def agreed(self, name: str, room: int) -> RankStatus:
         """What the ranks' engines would agree on; the test is their collective."""
-        key = Key(room, 0, name)
+        key = Key(room, name)
         return agree([{key: msgspec.convert(side.status(name), TransferStatus)} for side in self.ranks])[key]
 
     def settle(self, check) -> list[dict]:

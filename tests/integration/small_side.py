@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 from pdpool_connector import (
     ConnectorConfig,
@@ -15,6 +14,8 @@ from pdpool_connector import (
     PrefillConnector,
 )
 from pdpool_connector.layout.pairing import ModelShard, shard_model
+
+from tests.integration.shards import kv_fields
 
 PAGE, ROW, ROWS = 256, 64, 8
 (WHOLE,) = shard_model([1], 1)
@@ -44,7 +45,7 @@ class Side:
             head_dim=4,
             dtype="float32",
             model="m",
-            **msgspec.structs.asdict(shard),
+            **kv_fields(shard),
         )
         self.aux = self.arena.array(2 * pages * page, (ROWS, ROW), np.uint8)
         self.cache = self.arena.array(0, (2, pages, page), np.uint8)

@@ -38,7 +38,7 @@ def agreed(decode: Instance):
     """What all ranks of decode agree on over all shares."""
     names = [f"share {number}" for number in range(len(SHARES))]
     shown = [convert(side.status(name), TransferStatus) for side in decode.ranks for name in names]
-    return agree([{Key(7, 0, "r"): status} for status in shown])[Key(7, 0, "r")]
+    return agree([{Key(7, "r"): status} for status in shown])[Key(7, "r")]
 
 
 @pytest.mark.parametrize("ours", [shape([3]), shape([1, 2], tp=2)], ids=["TP 1", "PP 2 x TP 2"])

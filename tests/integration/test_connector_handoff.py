@@ -169,7 +169,7 @@ def test_attempt_without_request_ends_at_deadline(local_pair) -> None:
 
 
 def test_unreachable_prefill_fails_what_waits_for_it(sides) -> None:
-    decode = sides("decode", connect_deadline_s=1.0)
+    decode = sides("decode", timeouts={**TIMEOUTS, "connect_s": 1.0})
     with contextlib.closing(KeptPort()) as unused:
         offer(decode, unused.address, 7)
         status = decode.until("r", "ended")

@@ -30,7 +30,7 @@ def cable(sides):
 
 def test_broken_connection_that_returns_costs_nothing(cable) -> None:
     # Each process that has a part in the return may be late.
-    prefill, decode, wire = cable(timeouts={**TIMEOUTS, "grace_s": 20.0})
+    prefill, decode, wire = cable(timeouts={**TIMEOUTS, "lost_grace_s": 20.0})
     prefill.open("r", 7)
     offer(decode, wire.bootstrap, 7)
     prefill.send("r", [1], last=False)

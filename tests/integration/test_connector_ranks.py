@@ -7,13 +7,14 @@ import time
 
 import pytest
 from pdpool_connector import Cause, Phase
-from pdpool_connector.runtime.decode import ASK_S
+from pdpool_connector.protocol.timeouts import Timeouts
 
 from tests.integration.cable import Cable, ask
 from tests.integration.connector_peer import HEAD_BYTES, TOKENS, Side
 from tests.integration.handoffs import TIMEOUTS
 from tests.integration.instances import AUX_FROM, AUX_TO, SOURCE, TARGET, check_bytes, hand_over, open_both, shape
 
+REGISTRY_S = Timeouts().registry_s
 SHAPES = {
     "TP 2 to 2": (shape([3], tp=2), shape([3], tp=2)),
     "TP 1 to 2": (shape([3]), shape([3], tp=2)),
@@ -222,7 +223,7 @@ def test_attempts_fail_naming_missing_ranks(instances) -> None:
     lonely = Side("prefill", "local", timeouts=TIMEOUTS, shape=two)
     with contextlib.ExitStack() as stack:
         stack.callback(lonely.end)
-        decode = instances("decode", "local", shape([3]), connect_deadline_s=1.0)
+        decode = instances("decode", "local", shape([3]), timeouts={**TIMEOUTS, "connect_s": 1.0})
         decode.open("r", 7, prefill=lonely.bootstrap, pages=TARGET, aux_slot=AUX_TO)
         (status,) = decode.until("r", "ended")
         assert (status["cause"], status["releasable"]) == ("peer_lost", True)
@@ -262,9 +263,9 @@ def test_silent_bootstrap_hosts_delay_no_other(instances) -> None:
             decode.open(f"silent{number}", 100 + number, prefill=silent, pages=[], aux_slot=0)
         begun = time.monotonic()
         hand_over(prefill, decode, 7, "r")
-        assert time.monotonic() - begun < 60 * ASK_S / 2, "as if they were asked one after the other"
+        assert time.monotonic() - begun < 60 * REGISTRY_S / 2, "as if they were asked one after the other"
         (side,) = decode.ranks
         side.settle(lambda stats: sum(bool(link["failure"]) for link in stats["links"]) == 60)
         links = {link["address"]: link for link in ask(side.admin, "/v1/state")["links"]}
         assert links[prefill.bootstrap]["state"] == "linked"
-        assert f"no answer within {ASK_S} s" in links[silent]["failure"]
+        assert f"no answer within {REGISTRY_S} s" in links[silent]["failure"]

@@ -23,7 +23,7 @@ BROKEN = PAGES - 1
 FAIL_EVERY = 5 * WAVE
 ABORTERS = ("decode", "prefill")
 SHORT_S = 0.02
-MEMORY = {**TIMEOUTS, "quiesce_s": 10.0, "result_s": 4.0, "acked_s": 0.2, "grace_s": 0.2}
+MEMORY = {**TIMEOUTS, "quiesce_s": 10.0, "result_s": 4.0, "acked_s": 0.2, "lost_grace_s": 0.2}
 """Ends are remembered for longer than a busy machine takes to bring both halves."""
 LOST = 12
 """Hand-offs that a lost peer had."""

@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,10 +15,9 @@ import pytest
 import zmq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from pdpool_connector import DecodeConnector, Phase, PrefillConnector
+from pdpool_connector import DecodeConnector, Phase, PrefillConnector, Timeouts
 from pdpool_connector.layout.pairing import shard_model
 from pdpool_connector.protocol import frames as f
-from pdpool_connector.transport import registry
 from pdpool_connector.transport.bootstrap import BOOTSTRAP_PATH, RANKS_PATH, RankInfo, Registration
 from pdpool_connector.transport.curve import CurveKey, connect_with, make_key
 from pdpool_connector.transport.tokens import TokenVerifier, sign_operation, sign_registration
@@ -117,8 +117,8 @@ TWO = shard_model([1], 2, tp=2)
 
 
 @contextlib.contextmanager
-def first_rank(*pairs: CurveKey) -> Iterator[Side]:
-    with contextlib.closing(Side(PrefillConnector, shard=TWO[0], instance=TWO, **keys(*pairs))) as side:
+def first_rank(*pairs: CurveKey, **config: Any) -> Iterator[Side]:
+    with contextlib.closing(Side(PrefillConnector, shard=TWO[0], instance=TWO, **keys(*pairs), **config)) as side:
         yield side
 
 
@@ -180,10 +180,10 @@ def taking_the_place_of_rank_1() -> bytes:
     ],
     ids=["unsigned", "signed by another key", "signed for another body"],
 )
-def test_unsigned_registration_is_refused_and_counted(monkeypatch, sign: Callable[[bytes], str]):
-    monkeypatch.setattr(registry, "LEASE_S", 600.0)  # on a slow machine too, no lease ends between two requests
+def test_unsigned_registration_is_refused_and_counted(sign: Callable[[bytes], str]):
     body = taking_the_place_of_rank_1()
-    with first_rank(OLD) as first:
+    # On a slow machine too, no lease ends between two requests.
+    with first_rank(OLD, timeouts=Timeouts(lease_s=600.0)) as first:
         missing = ask(first, "GET", BOOTSTRAP_PATH)
         assert (missing[0], missing[1]["missing"]) == (503, [1])
         assert ask(first, "PUT", RANKS_PATH, body, sign(body))[0] == 401

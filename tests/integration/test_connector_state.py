@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.integration.connector_peer import STATE_ITEMS, Side
+from tests.integration.handoffs import TIMEOUTS
 from tests.integration.instances import AUX_FROM, AUX_TO, SOURCE, TARGET, Instance, check_bytes, open_both, shape
 from tests.state_kinds import Kind
 
@@ -140,7 +141,7 @@ def test_state_of_aborted_hand_off_serves_the_next(pair) -> None:
 def test_cut_and_whole_state_do_not_pair(instances) -> None:
     state = {"mamba": [astuple(Kind(1, (4,), (False,), 2))]}
     prefill = instances("prefill", "local", hybrid([1], 1, 1), state=state)
-    decode = instances("decode", "local", shape([1], 1), connect_deadline_s=5.0)
+    decode = instances("decode", "local", shape([1], 1), timeouts={**TIMEOUTS, "connect_s": 5.0})
     open_both(prefill, decode, 7)
     (status,) = decode.until("r", "ended")
     assert (status["cause"], status["releasable"]) == ("invalid", True)
