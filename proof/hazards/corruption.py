@@ -105,7 +105,7 @@ def release_by_timeout(stage: Stage) -> str:
     assert "held" in ends, "prefill was never stopped before its writes had ended: this shows nothing"
     return (
         "held through deadline and quiesce_s; released when the late write had landed; of 8 hand-offs whose prefill "
-        f"was stopped at a random point, {ends.count('held')} were held until it went on, {ends.count('over')} were over"
+        f"was stopped at some point, {ends.count('held')} were held until it went on, {ends.count('over')} were over"
     )
 
 

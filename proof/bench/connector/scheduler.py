@@ -22,9 +22,9 @@ Any = TypeVar("Any", PrefillTransfer, DecodeTransfer)
 class Job:
     """Hand-offs of rooms `first` .. `first + count - 1`, each of `pages` pages; at most `window` are open at a time.
 
-    `abort_share`: how many of them decode aborts, `abort_within_s` after they were opened at the latest. `offer_after_s`:
-    how long after a request arrives decode has memory for it. 0: at once, and prefill sends when it knows of that.
-    Above 0, prefill sends as soon as its own request arrives.
+    `abort_share`: how many of them decode aborts, `abort_within_s` after they were opened at the latest.
+    `offer_after_s`: how long after a request arrives decode has memory for it. 0: at once, and prefill sends when it
+    knows of that. Above 0, prefill sends as soon as its own request arrives.
     """
 
     first: int
