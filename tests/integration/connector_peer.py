@@ -509,3 +509,4 @@ def main() -> None:
         answer(answered)
     commands.gate.open.set()
     commands.connector.close()
+    answers.close()
