@@ -60,7 +60,7 @@ TORN = "was interrupted in the middle of its work"
 _FORKED = "belongs to the parent of this process: make another connector after the fork"
 
 AnyTransfer = TypeVar("AnyTransfer", bound=Transfer)
-Machine = TypeVar("Machine", PrefillMachine, DecodeMachine)
+AnyMachine = TypeVar("AnyMachine", bound=PrefillMachine | DecodeMachine)
 Result = TypeVar("Result")
 OnChange = Callable[[], None]
 Running = Callable[[], int]
@@ -106,7 +106,7 @@ def parts_for(
     return Parts(backend, identity, clock)
 
 
-class Connector(ABC, Generic[AnyTransfer, Machine]):
+class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
     """One engine rank's end of all its hand-offs. `with` starts the connector, and closes it.
 
     The connector does not survive `fork()`. In the child, `start` and `open` raise RuntimeError; every other call does
@@ -119,7 +119,7 @@ class Connector(ABC, Generic[AnyTransfer, Machine]):
         self,
         config: ConnectorConfig,
         memory: KVMemory,
-        machine: Machine,
+        machine: AnyMachine,
         parts: Parts,
         *,
         on_change: OnChange,
@@ -134,7 +134,7 @@ class Connector(ABC, Generic[AnyTransfer, Machine]):
         self.memory = memory
         self.incarnation = parts.identity.incarnation
         self._instance = _instance_of(config, memory)
-        self._machine = machine
+        self._machine: AnyMachine = machine
         self._backend = parts.backend
         self._process = parts.identity.process
         self._staging = staging

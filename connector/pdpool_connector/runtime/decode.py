@@ -10,6 +10,7 @@ from typing import Final, SupportsIndex
 from prometheus_client import CollectorRegistry
 
 from pdpool_connector.backends.base import TransferBackend
+from pdpool_connector.layout.checksum import PageSums
 from pdpool_connector.layout.memory import KVMemory, LayoutError, decode_remote
 from pdpool_connector.layout.pairing import pair
 from pdpool_connector.protocol import frames as f
@@ -80,7 +81,9 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         self._facts_asked: dict[str, float] = {}
         self._guard = PageGuard([pool.name for pool in memory.state])
         self._client = BootstrapClient(config.allowed_networks)
-        self._verifier = ChecksumVerifier(memory, self._driver.drive, self._reactor.post, config.checksum_rate)
+        self._verifier = ChecksumVerifier(
+            PageSums(memory).whole, self._driver.drive, self._reactor.post, config.checksum_rate
+        )
 
     def open(
         self,

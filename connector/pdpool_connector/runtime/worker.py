@@ -228,10 +228,10 @@ class PeerWorker:
         except Exception as error:
             log.exception("our memory and that of peer %s cannot be compared", self._peer[:8])
             return BackendError(f"{type(error).__name__}: {error}")
-        error = self._connection.connect()
-        if error is None:
+        failure = self._connection.connect()
+        if failure is None:
             self.transport = transport_of(self._backend, self._peer)
-        return error
+        return failure
 
     def _work(self) -> None:
         while not (self._closing and not self._jobs and not self._flights):
