@@ -368,4 +368,4 @@ def _check_address(prefill: str) -> None:
 
 
 def _as_writer(found: Found) -> Writer:
-    return Writer(found.info.incarnation, found.writer.part, found.writer.parts, found.writer.aux)
+    return Writer(found.info.incarnation, found.writer.rank_index, found.writer.rank_count, found.writer.aux)

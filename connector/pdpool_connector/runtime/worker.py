@@ -220,7 +220,7 @@ class PeerWorker:
     def _connect(self) -> BackendError | None:
         try:
             self._plan = PairPlan(self._memory, self._remote.memory)
-            self._sum_of = self._sums.of_chunk(self._remote.memory, here=False)
+            self._sum_of = self._sums.of_chunk(self._remote.memory)
             if self._submit_now is not None:
                 self._pages_now = self._plan.pages_within(*SMALL)
         except LayoutError as error:

@@ -25,7 +25,7 @@ def opened(name):
     with HostArena(3 * region) as arena:
         memory = KVMemory(
             kv=(arena.region(0, PAGE_BYTES, PAGES), arena.region(region, PAGE_BYTES, PAGES)),
-            aux=arena.region(2 * region, 64, 4),
+            aux=(arena.region(2 * region, 64, 4),),
             page_tokens=1,
             layers=1,
             kv_heads=1,

@@ -44,7 +44,7 @@ class Side:
         self.memory = KVMemory(
             kv=tuple(regions[:2]),
             state=(regions[2],),
-            aux=self.arena.region(self.starts[3], ROW_BYTES, ROWS),
+            aux=(self.arena.region(self.starts[3], ROW_BYTES, ROWS),),
             page_tokens=1,
             layers=1,
             kv_heads=1,

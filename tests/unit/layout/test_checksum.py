@@ -31,7 +31,7 @@ def rank() -> Iterator[Callable[..., Rank]]:
         arenas.append(arena)
         memory = KVMemory(
             kv=tuple(arena.region(i * PAGES * item, item, PAGES) for i in range(2 * layers)),
-            aux=arena.region(size, AUX, 1),
+            aux=(arena.region(size, AUX, 1),),
             page_tokens=2,
             layers=layers,
             kv_heads=heads,
