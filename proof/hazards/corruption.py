@@ -20,7 +20,7 @@ def room_reuse_while_draining(stage: Stage) -> str:
     first, room = stage.write_on_its_way(pages=[8, 3])
     decode.abort(first)
     prefill.until(first, "ended")
-    second, _ = stage.open_both(room=room, pages=[20, 21], aux_slot=6)
+    second, _ = stage.open_both(room=room, pages=[20, 21])
     prefill.until(second, "ready")
     prefill.send(second, [4, 5], aux_slot=1)
     stage.held(2)
@@ -43,7 +43,7 @@ def room_reuse_while_draining(stage: Stage) -> str:
 def stale_chunk(stage: Stage) -> str:
     prefill, decode = stage.prefill, stage.decode
     prefill.call("hold_writes")
-    before = [stage.open_both(pages=[page], aux_slot=page % 16)[0] for page in range(30, 30 + IN_FLIGHT)]
+    before = [stage.open_both(pages=[page])[0] for page in range(30, 30 + IN_FLIGHT)]
     for count, name in enumerate(before, start=1):
         prefill.send(name, [7])
         stage.held(count)  # one by one, for small writes that wait together go out as one
@@ -52,7 +52,7 @@ def stale_chunk(stage: Stage) -> str:
     prefill.send(first, [1, 2])
     decode.abort(first)
     prefill.until(first, "ended")
-    second, _ = stage.open_both(room=room, pages=[20, 21], aux_slot=6)
+    second, _ = stage.open_both(room=room, pages=[20, 21])
     prefill.until(second, "ready")
     prefill.send(second, [4, 5], aux_slot=1)
     assert prefill.stats()["held_writes"] == IN_FLIGHT, "the first one's chunk did not wait in the queue"
@@ -73,7 +73,7 @@ def false_success(stage: Stage) -> str:
     first, room = stage.write_on_its_way(pages=[8, 3])
     decode.abort(first)
     prefill.until(first, "ended")
-    second, _ = stage.open_both(room=room, pages=[20, 21], aux_slot=6)
+    second, _ = stage.open_both(room=room, pages=[20, 21])
     prefill.until(second, "ready")
     prefill.call("release_writes")
     decode.until(first, "releasable")
@@ -162,7 +162,7 @@ def success_before_first_chunk(stage: Stage) -> str:
     joining = stage.extra("decode")
     other = stage.name()
     room = stage.room()
-    open_both(prefill, joining, room, name=other, pages=[1], aux_slot=1)
+    open_both(prefill, joining, room, name=other, pages=[1])
     prefill.until(other, "ready")
     prefill.send(name, [2, 4], start=1)
     stage.held(2)

@@ -25,7 +25,7 @@ def clear_races(stage: Stage) -> str:
     for turn in range(60):
         page, source = turn % 8, turn % 30
         stage.decode.pages[:, page] = CANARY
-        name, _ = stage.open_both(room=77, pages=[page], aux_slot=turn % 4)
+        name, _ = stage.open_both(room=77, pages=[page])
         stage.prefill.send(name, [source])
         # The point at which the abort meets the hand-off, of which most take less than a millisecond.
         time.sleep(draw.uniform(0, draw.choice((0.0005, 0.005))))
@@ -46,7 +46,7 @@ def clear_races(stage: Stage) -> str:
 def aborts_leak(stage: Stage) -> str:
     draw = stage.random
     for turn in range(60):
-        name, _ = stage.open_both(room=78 + turn % 3, pages=range(8), aux_slot=turn % 4)
+        name, _ = stage.open_both(room=78 + turn % 3, pages=range(8))
         if sent := draw.choice((None, 0, *range(8))):
             stage.prefill.send(name, range(sent), last=False)
         elif sent == 0:
@@ -72,7 +72,7 @@ def failure_survives(stage: Stage) -> str:
         said = fail_a_write(stage.prefill, fragile, room=room, name=failed)
         check_alike(failed, said, stage.prefill, fragile)
         stage.serve(room=room)
-        open_both(other, fragile, room, name=again, pages=[3], aux_slot=1)
+        open_both(other, fragile, room, name=again, pages=[3])
         other.send(again, [1])
         for side in (other, fragile):
             assert side.until(again, "done")["cause"] is None
@@ -103,12 +103,12 @@ def hold_by_room(stage: Stage) -> str:
     first, room = stage.write_on_its_way(pages=[8, 3])
     decode.abort(first)
     decode.settle(lambda stats: stats["holds"] == 1)
-    second, _ = stage.open_both(room=room, pages=[20], aux_slot=6)
+    second, _ = stage.open_both(room=room, pages=[20])
     prefill.until(second, "ready")
     decode.abort(second)
     decode.until(second, "releasable")
     assert not decode.status(first)["releasable"], "the hold of the first ended with the second"
-    third, _ = stage.open_both(room=room, pages=[21], aux_slot=7)
+    third, _ = stage.open_both(room=room, pages=[21])
     prefill.until(third, "ready")
     prefill.call("release_writes")
     decode.until(first, "releasable")
@@ -125,7 +125,7 @@ def peers_leak(stage: Stage) -> str:
     for _ in range(4):
         fleeting = stage.extra("decode")
         name, room = stage.name(), stage.room()
-        open_both(stage.prefill, fleeting, room, name=name, pages=[1], aux_slot=1)
+        open_both(stage.prefill, fleeting, room, name=name, pages=[1])
         stage.prefill.send(name, [1])
         fleeting.until(name, "done")
         # Statistics may be half a second old: before the peer shows there, it would seem to be gone.
@@ -201,7 +201,7 @@ def no_incarnation(stage: Stage) -> str:
         ports = {"control_port": control.number, "bootstrap_port": bootstrap.number}
         former = stage.extra("prefill", **ports)
         name, room = stage.name(), stage.room()
-        open_both(former, stage.decode, room, name=name, pages=[8], aux_slot=1)
+        open_both(former, stage.decode, room, name=name, pages=[8])
         former.until(name, "ready")
         former.kill()
         latter = stage.extra("prefill", **ports)
@@ -209,7 +209,7 @@ def no_incarnation(stage: Stage) -> str:
     status = stage.decode.until(name, "ended")
     assert (status["cause"], status["releasable"]) == ("peer_lost", False), status
     again = stage.name()
-    open_both(latter, stage.decode, room, name=again, pages=[9], aux_slot=2)
+    open_both(latter, stage.decode, room, name=again, pages=[9])
     latter.send(again, [1])
     stage.decode.until(again, "done")
     assert (stage.decode.pages[:, 9] == 9).all()
@@ -228,7 +228,7 @@ def by_prefix(stage: Stage) -> str:
     long.pages[:] = 9
     names = {side: stage.name() for side in (short, long)}
     for index, (side, name) in enumerate(names.items()):
-        open_both(side, stage.decode, stage.room(), name=name, pages=[index], aux_slot=index)
+        open_both(side, stage.decode, stage.room(), name=name, pages=[index])
         side.until(name, "ready")
     short.kill()
     assert stage.decode.until(names[short], "ended")["cause"] == "peer_lost"
@@ -277,7 +277,7 @@ def socket_closed(stage: Stage) -> str:
                 name, room = stage.name(), stage.room()
                 names.append(name)
                 stage.prefill.open(name, room)
-                offer(fresh, wire.bootstrap, room, name=name, pages=[page], aux_slot=page % 16)
+                offer(fresh, wire.bootstrap, room, name=name, pages=[page])
                 if step == turn % 5:
                     stage.prefill.until(name, "ready")  # so that there is a connection to cut
                     wire.cut()

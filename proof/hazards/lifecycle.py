@@ -19,7 +19,7 @@ CLOSE_S = 5.0
 def teardown_under_write(stage: Stage) -> str:
     leaving = stage.extra("prefill")
     name, room = stage.name(), stage.room()
-    open_both(leaving, stage.decode, room, name=name, pages=[8], aux_slot=1)
+    open_both(leaving, stage.decode, room, name=name, pages=[8])
     leaving.until(name, "ready")
     leaving.call("hold_writes")
     leaving.send(name, [1])
@@ -41,7 +41,7 @@ def shutdown(stage: Stage) -> str:
     leaving = stage.extra("prefill")
     leaving.pages[:] = 9
     name, room = stage.name(), stage.room()
-    open_both(leaving, stage.decode, room, name=name, pages=[8], aux_slot=1)
+    open_both(leaving, stage.decode, room, name=name, pages=[8])
     leaving.until(name, "ready")
     assert not ask(leaving.admin, "/v1/state")["draining"]
     leaving.call("drain")
@@ -65,7 +65,7 @@ def _beside_frozen(stage: Stage) -> float:
     """Seconds that `close` takes while a decode is frozen."""
     leaving, frozen = stage.extra("prefill"), stage.extra("decode")
     name, room = stage.name(), stage.room()
-    open_both(leaving, frozen, room, name=name, pages=[8], aux_slot=1)
+    open_both(leaving, frozen, room, name=name, pages=[8])
     leaving.until(name, "ready")
     frozen.signal(signal.SIGSTOP)
     leaving.send(name, [1])

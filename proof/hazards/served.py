@@ -63,7 +63,7 @@ def _count_writers(prefill: Instance, decode: Instance, name: str, room: int) ->
     served.lose("Ack")
     prefill.ranks[1].call("hold_writes")
     prefill.open(name, room)
-    offer(served, prefill.bootstrap, room, name=name, pages=[8], aux_slot=1)
+    offer(served, prefill.bootstrap, room, name=name, pages=[8])
     prefill.send(name, [1])
     prefill.ranks[1].settle(lambda stats: stats["held_writes"] >= 1)
     served.settle(lambda stats: stats["lost"].get("Ack", 0) >= REPEATS)
@@ -80,7 +80,7 @@ def _count_destinations(prefill: Instance, decode: Instance, name: str, room: in
     for side in prefill.ranks:
         _open_still(side, name, "before its second destination was there")
     prefill.ranks[0].call("hold_writes")
-    offer(late, prefill.bootstrap, room, name=name, pages=[8], aux_slot=1)
+    offer(late, prefill.bootstrap, room, name=name, pages=[8])
     prefill.ranks[0].settle(lambda stats: stats["held_writes"] >= 1)
     prefill.ranks[1].until(name, "done")
     for side in (prefill.ranks[0], late):

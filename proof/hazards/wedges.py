@@ -149,11 +149,11 @@ def detector_dies(stage: Stage) -> str:
     for _ in range(2):
         doomed = stage.extra("prefill")
         lost, room = stage.name(), stage.room()
-        open_both(doomed, decode, room, name=lost, pages=[8], aux_slot=1)
+        open_both(doomed, decode, room, name=lost, pages=[8])
         doomed.until(lost, "ready")
         ending = [stage.name() for _ in range(20)]
         for page, name in enumerate(ending, start=9):
-            offer(decode, doomed, stage.room(), name=name, pages=[page], aux_slot=page % 16)
+            offer(decode, doomed, stage.room(), name=name, pages=[page])
         doomed.kill()
         killed = time.monotonic()
         aborted = 0
@@ -251,7 +251,7 @@ def late_metadata(stage: Stage) -> str:
 
 @hazard(20, "a hand-off waits for ever for its aux row, and one in room 0 always does")
 def aux_gate(stage: Stage) -> str:
-    name, room = stage.open_both(room=0, pages=[8], aux_slot=5)
+    name, room = stage.open_both(room=0, pages=[8])
     assert room == 0
     stage.prefill.send(name, [1], aux_slot=4)
     for side in (stage.prefill, stage.decode):
@@ -299,7 +299,7 @@ def head_of_line(stage: Stage) -> str:
     names = {stage.name(): (list(range(40)), 5), stage.name(): ([50], 6)}
     for name, (pages, slot) in names.items():
         room = stage.room()
-        open_both(prefill, frozen, room, name=name, pages=pages, aux_slot=slot)
+        open_both(prefill, frozen, room, name=name, pages=pages)
         prefill.until(name, "ready")
     stage.serve()
     alone, lag_alone = _twenty(stage)

@@ -49,10 +49,15 @@ from tests.state_kinds import Kind
 
 ANSWER_S = 60.0
 START_S = 90.0  # a process that loads NIXL or Mooncake beside much other work
-LAYERS, HEADS, PAGES, AUX_ROWS, AUX_BYTES = 2, 2, 64, 16, 64
+LAYERS, HEADS, PAGES, AUX_ROWS, AUX_BYTES = 2, 2, 64, 64, 64
 TOKENS = 16
 HEAD_BYTES = 4 * 4  # head_dim, float32
 STATE_ITEMS = 8
+
+
+def first_row(pages: list[int]) -> int:
+    """The aux row of a hand-off into these pages."""
+    return pages[0] if pages else 0
 
 
 class Plan:
@@ -173,8 +178,10 @@ class Side:
         """Open a hand-off under a name of the test's. With `pages`, decode offers its memory at once."""
         self.call("open", name=name, room=room, **arguments)
 
-    def offer(self, name: str, pages, *, aux_slot: int | None = 5, **more) -> None:
-        self.call("offer", name=name, pages=list(pages), aux_slot=aux_slot, **more)
+    def offer(self, name: str, pages, *, aux_slot: int | None = None, **more) -> None:
+        """The aux row has the number of the first page unless another is given: no two hand-offs may have the same."""
+        pages = list(pages)
+        self.call("offer", name=name, pages=pages, aux_slot=first_row(pages) if aux_slot is None else aux_slot, **more)
 
     def send(self, name: str, pages, *, start: int = 0, last: bool = True, aux_slot: int | None = 0, **more) -> None:
         aux_slot = aux_slot if last else None

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from tests.integration.connector_peer import PAGES, Side
+from tests.integration.connector_peer import PAGES, Side, first_row
 from tests.integration.real_failures import REASONS
 
 TIMEOUTS = {
@@ -27,10 +27,11 @@ def fill(prefill: Side, seed: int) -> None:
         rows[:] = random.integers(1, 256, rows.shape, dtype=np.uint8)
 
 
-def offer(decode: Side, prefill: Side | str, room: int, *, name: str = "r", pages=(8, 3), aux_slot: int = 5, **more):
+def offer(decode: Side, prefill: Side | str, room: int, *, name: str = "r", pages=(8, 3), **more) -> None:
     """Open decode's half and offer its memory at once. `prefill`: the process, or the address of its registry."""
     where = prefill if isinstance(prefill, str) else prefill.bootstrap
-    decode.open(name, room, prefill=where, pages=list(pages), aux_slot=aux_slot, **more)
+    pages = list(pages)
+    decode.open(name, room, prefill=where, pages=pages, **{"aux_slot": first_row(pages), **more})
 
 
 def open_both(prefill: Side, decode: Side, room: int, *, name: str = "r", prompt: str = "", **more) -> None:

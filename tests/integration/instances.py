@@ -7,14 +7,14 @@ import numpy as np
 from pdpool_connector import Key, RankStatus, TransferStatus, agree
 from pdpool_connector.layout.pairing import pair
 
-from tests.integration.connector_peer import HEAD_BYTES, PAGES, TOKENS, Side
+from tests.integration.connector_peer import HEAD_BYTES, PAGES, TOKENS, Side, first_row
 from tests.integration.handoffs import TIMEOUTS, settle_empty
 from tests.integration.ports import KeptPort
 from tests.integration.shards import shards_of
 
 HEADS = 4
 SOURCE, TARGET = [1, 2, 33], [8, 3, 60]
-AUX_FROM, AUX_TO = 4, 5
+AUX_FROM, AUX_TO = 4, TARGET[0]
 
 
 def shape(layers, heads=HEADS, tp=1, cp=1) -> dict:
@@ -107,7 +107,8 @@ def _held(whole: np.ndarray, shard) -> np.ndarray:
 def open_both(prefill: Instance, decode: Instance, room: int, name: str = "r", pages=TARGET, **more) -> None:
     """Open both halves of one hand-off on all ranks; `more` is what decode offers."""
     prefill.open(name, room)
-    decode.open(name, room, prefill=prefill.bootstrap, pages=list(pages), aux_slot=AUX_TO, **more)
+    pages = list(pages)
+    decode.open(name, room, prefill=prefill.bootstrap, pages=pages, aux_slot=first_row(pages), **more)
 
 
 def hand_over(prefill: Instance, decode: Instance, room: int, name: str, seed: int = 1) -> np.ndarray:

@@ -61,7 +61,7 @@ def offer(decode: Side, prefill: Side | str, room: int, pages: list[int], **more
     """Open decode's half and offer its memory at once. `prefill`: its side, or the address of its registry."""
     where = prefill if isinstance(prefill, str) else prefill.connector.bootstrap_address
     transfer = decode.connector.open(where, room, "r")
-    transfer.offer(pages, **{"aux_slot": 0, **more})
+    transfer.offer(pages, **{"aux_slot": pages[0], **more})
     return transfer
 
 

@@ -110,7 +110,7 @@ def test_rooms_that_fail_together_are_all_cleaned_up(instances, backend: str, st
     for room, (name, pages) in enumerate(rooms.items()):
         prefill.open(name, room)
         for decode in decodes:
-            offer(decode, prefill, room, name=name, pages=pages, aux_slot=room)
+            offer(decode, prefill, room, name=name, pages=pages)
     for name in rooms:
         prefill.until(name, "ready")
     prefill.call("hold_writes")

@@ -7,7 +7,7 @@ from pdpool_connector import Cause, Key, Phase, TransferStatus, agree
 
 from tests.integration.connector_peer import HEAD_BYTES, TOKENS
 from tests.integration.connector_peer import PAGES as ALL_PAGES
-from tests.integration.instances import AUX_FROM, AUX_TO, HEADS, SOURCE, TARGET, Instance, open_both, shape
+from tests.integration.instances import AUX_FROM, HEADS, SOURCE, TARGET, Instance, open_both, shape
 
 TWO = shape([3], tp=2)
 PAGES = [8, 3, 60, 21]
@@ -26,7 +26,7 @@ def open_shares(ring: list[Instance], decode: Instance) -> None:
     for number, (prefill, share) in enumerate(zip(ring, SHARES, strict=True)):
         prefill.open("r", 7)
         into = [PAGES[at] for at in share]
-        decode.open(f"share {number}", 7, rid="r", prefill=prefill.bootstrap, pages=into, aux_slot=AUX_TO)
+        decode.open(f"share {number}", 7, rid="r", prefill=prefill.bootstrap, pages=into, aux_slot=into[0])
 
 
 def send(ring: list[Instance], number: int) -> None:

@@ -155,7 +155,7 @@ class TestRoomsUsedAgain:
             prefill.open(f"s{sample}", 9, rid="r", prompt="p")
             prefill.send(f"s{sample}", [20 + sample], aux_slot=sample)
         for sample in (2, 0, 3, 1):
-            offer(decode, prefill, 9, name=f"s{sample}", rid="r", prompt="p", pages=[40 + sample], aux_slot=sample)
+            offer(decode, prefill, 9, name=f"s{sample}", rid="r", prompt="p", pages=[40 + sample])
         for sample in range(4):
             decode.until(f"s{sample}", "done")
             prefill.until(f"s{sample}", "done")
@@ -170,7 +170,7 @@ class TestRoomsUsedAgain:
             prefill.open(f"p{number}", 9, rid="r", prompt=prompt)
             prefill.send(f"p{number}", [20 + number])
         for number, prompt in reversed(list(enumerate(prompts))):
-            offer(decode, prefill, 9, name=f"p{number}", rid="r", prompt=prompt, pages=[40 + number], aux_slot=number)
+            offer(decode, prefill, 9, name=f"p{number}", rid="r", prompt=prompt, pages=[40 + number])
         for number in range(len(prompts)):
             decode.until(f"p{number}", "done")
         assert (decode.pages[:, 40:44] == prefill.pages[:, 20:24]).all()
@@ -182,14 +182,14 @@ class TestRoomsUsedAgain:
             prefill.send(name, [20 + ord(name) - ord("a")])
         for name in "dbac":
             target = 40 + ord(name) - ord("a")
-            offer(decode, prefill, 9, name=name, prompt="p", pages=[target], aux_slot=target % 16)
+            offer(decode, prefill, 9, name=name, prompt="p", pages=[target])
             decode.until(name, "done")
         assert (decode.pages[:, 40:44] == prefill.pages[:, 20:24]).all()
 
     def test_abort_of_one_sample_leaves_the_others(self, pair) -> None:
         prefill, decode = pair
         for number, name in enumerate("abc"):
-            open_both(prefill, decode, 9, name=name, prompt="p", pages=[40 + number], aux_slot=number)
+            open_both(prefill, decode, 9, name=name, prompt="p", pages=[40 + number])
             prefill.until(name, "ready")
         decode.abort("b")
         ends(prefill, "peer_aborted", "b")
@@ -212,10 +212,10 @@ class TestRoomsUsedAgain:
         prefill, decode = pair
         first, second = (prefill, decode) if aborter == "prefill" else (decode, prefill)
         for turn in range(5):
-            open_both(prefill, decode, 7, name=f"lost{turn}", rid="r", prompt="p", pages=[20 + turn], aux_slot=turn)
+            open_both(prefill, decode, 7, name=f"lost{turn}", rid="r", prompt="p", pages=[20 + turn])
             first.abort(f"lost{turn}")
             second.until(f"lost{turn}", "ended")
-            open_both(prefill, decode, 7, name=f"t{turn}", rid="r", prompt="p", pages=[10 + turn], aux_slot=turn)
+            open_both(prefill, decode, 7, name=f"t{turn}", rid="r", prompt="p", pages=[10 + turn])
             prefill.send(f"t{turn}", [30 + turn])
             decode.until(f"t{turn}", "done")
         assert (decode.pages[:, 10:15] == prefill.pages[:, 30:35]).all()

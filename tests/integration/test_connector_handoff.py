@@ -53,7 +53,7 @@ def _clean(prefill: Side, decode: Side):
 
 def test_pages_and_aux_row_arrive_nowhere_else(pair) -> None:
     prefill, decode = pair
-    open_both(prefill, decode, 7, pages=(8, 3, 60))
+    open_both(prefill, decode, 7, pages=(8, 3, 60), aux_slot=5)
     prefill.send("r", [1, 2], last=False)
     prefill.send("r", [33], start=2, aux_slot=4)
     assert decode.until("r", "done")["bytes_moved"] == 3 * 4 * 512 + 64
@@ -300,7 +300,7 @@ def test_impostor_with_every_name_ends_nothing(sides) -> None:
 
 def test_close_under_load_ends_the_peers_halves(sides, backend) -> None:
     prefill, decode = sides("prefill", backend), sides("decode", backend)
-    where = {"prefill": prefill.bootstrap, "pages": [], "aux_slot": 0}
+    where = {"prefill": prefill.bootstrap}
     decode.call("many", calls=[("open", {"name": f"load{room}", "room": room, **where}) for room in range(500)])
     prefill.settle(lambda stats: stats["attempts"]["parked"]["reqs"] == 500)
     closed = prefill.call("close")

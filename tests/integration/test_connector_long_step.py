@@ -40,13 +40,13 @@ def check_nothing_moves(prefill: Side, decode: Side) -> None:
     """What decode gave back stays as it is, though a later hand-off in the same room is done."""
     status = prefill.status("r")
     assert (status["phase"], status["cause"], status["releasable"]) == ("failed", "peer_aborted", True)
-    open_both(prefill, decode, 7, name="next", pages=[20, 21], aux_slot=6)
+    open_both(prefill, decode, 7, name="next", pages=[20, 21])
     prefill.send("next", [5, 6], aux_slot=3)
     moved = decode.until("next", "done")["bytes_moved"]
     prefill.until("next", "done")
     assert (decode.pages[:, [20, 21]] == prefill.pages[:, [5, 6]]).all()
     assert not np.delete(decode.pages, [20, 21], axis=1).any(), "pages were written after their release"
-    assert not np.delete(decode.aux, 6, axis=0).any()
+    assert not np.delete(decode.aux, 20, axis=0).any()
     prefill.settle(lambda stats: stats["bytes_moved_total"] == CHUNK_BYTES + moved)
     settle_empty(prefill, decode)
     assert prefill.status("r") == status

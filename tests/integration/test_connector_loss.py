@@ -57,7 +57,7 @@ def test_hold_after_partition_ends_on_reconnect(cable) -> None:
     decode.settle(lambda stats: stats["holds"] == 1)
     wire.plugged = True
     prefill.open("again", 8)
-    offer(decode, wire.bootstrap, 8, name="again", pages=[20], aux_slot=6)
+    offer(decode, wire.bootstrap, 8, name="again", pages=[20])
     prefill.send("again", [5])
     decode.until("again", "done")
     assert decode.until("r", "releasable")["cause"] == "peer_lost"
@@ -71,7 +71,7 @@ def test_side_cut_one_way_is_not_lost(cable, sides, deaf: str) -> None:
 
     def hand_off(name: str, room: int, pages: list[int], **more) -> None:
         prefill.open(name, room, **more)
-        offer(decode, wire.bootstrap, room, name=name, pages=pages, aux_slot=room, **more)
+        offer(decode, wire.bootstrap, room, name=name, pages=pages, **more)
 
     hand_off("sent", 2, [3, 4])
     open_both(other, decode, 3, name="kept", pages=[10, 11])
@@ -128,7 +128,7 @@ def test_killed_prefill_fails_hand_offs_and_holds_pages(sides, backend, ports) -
     decode = sides("decode", backend)
     for side, name, page in ((prefill, "lost", 1), (other, "kept", 2)):
         fill(side, page)
-        open_both(side, decode, 7, name=name, pages=[page, 10 + page], aux_slot=page)
+        open_both(side, decode, 7, name=name, pages=[page, 10 + page])
         side.send(name, [4], last=False)
         side.settle(lambda stats: stats["bytes_moved_total"] > 0)
     prefill.kill()
@@ -153,7 +153,7 @@ def test_killed_prefill_fails_hand_offs_and_holds_pages(sides, backend, ports) -
     decode.call("fence", incarnation=prefill.incarnation, connections=False)
     if backend != "local":
         # All share an address: a connection to `other` may be the killed one's, one to its successor is not.
-        open_both(again, decode, 8, name="more", pages=[21], aux_slot=0)
+        open_both(again, decode, 8, name="more", pages=[21])
         again.send("more", [6])
         decode.until("more", "done")
         time.sleep(1.0)
@@ -186,7 +186,7 @@ def test_each_fence_releases_the_holds_of_its_peer(sides, backend, survives) -> 
     for number, peer in enumerate(peers):
         prefill, decode = (survivor, peer) if survives == "prefill" else (peer, survivor)
         pages = range(4 * number, 5 * number + 1)  # one more of each
-        open_both(prefill, decode, number, name=f"{number}", pages=pages, aux_slot=number)
+        open_both(prefill, decode, number, name=f"{number}", pages=pages)
         prefill.until(f"{number}", "ready")
         if number < 2:
             prefill.call("hold_writes")
@@ -235,7 +235,7 @@ def test_hand_off_to_lost_peer_holds_nothing(sides) -> None:
     decode.settle(lambda stats: stats["peers"])  # stats may be older than the pairing
     prefill.kill()
     decode.settle(lambda stats: not stats["peers"])
-    offer(decode, prefill, 8, name="late", pages=[12], aux_slot=1)
+    offer(decode, prefill, 8, name="late", pages=[12])
     decode.abort("late")
     decode.until("late", "releasable")
     assert decode.stats()["holds"] == 0

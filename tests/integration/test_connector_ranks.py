@@ -100,7 +100,7 @@ def test_rank_cut_off_fails_its_own_attempts(instances) -> None:
         assert [peer["incarnation"] for peer in stats["peers"]] == [prefill.ranks[0].incarnation]
         wire.plugged = True
         prefill.open("meanwhile", 8)
-        decode.open("meanwhile", 8, prefill=wire.bootstrap, pages=[0], aux_slot=AUX_TO + 1)
+        decode.open("meanwhile", 8, prefill=wire.bootstrap, pages=[0], aux_slot=0)
         prefill.abort("meanwhile")
         assert decode.until("meanwhile", "ended")[0]["cause"] == "peer_aborted"
         assert decode.until("r", "releasable")[0]["cause"] == "peer_lost"
@@ -260,7 +260,7 @@ def test_silent_bootstrap_hosts_delay_no_other(instances) -> None:
         for number, listener in enumerate(listeners):
             stack.enter_context(listener)
             silent = f"127.0.0.1:{listener.getsockname()[1]}"
-            decode.open(f"silent{number}", 100 + number, prefill=silent, pages=[], aux_slot=0)
+            decode.open(f"silent{number}", 100 + number, prefill=silent)
         begun = time.monotonic()
         hand_over(prefill, decode, 7, "r")
         assert time.monotonic() - begun < 60 * REGISTRY_S / 2, "as if they were asked one after the other"

@@ -64,7 +64,7 @@ class Wave:
     def offer(self, room: int, pages: int = 1, *, prefix_pages: int = 0, **more) -> None:
         ids = [next(self._free) for _ in range(pages)]
         self.await_cache(room, **more)
-        memory = {"pages": ids, "aux_slot": room % 16, "prefix_pages": prefix_pages}
+        memory = {"pages": ids, "aux_slot": room % WAVE, "prefix_pages": prefix_pages}
         self.decode.append(("offer", {"name": f"{room}", **memory}))
 
     def send(self, room: int, pages: list[int], start: int = 0, *, last: bool = True) -> None:

@@ -31,7 +31,7 @@ def pair():
     hold_a_write(prefill, decode, 8, name="held", pages=[4, 6])
     decode.abort("held")
     decode.settle(lambda stats: stats["holds"] == 1)
-    offer(decode, prefill, 9, name="waits", pages=[5], aux_slot=2)
+    offer(decode, prefill, 9, name="waits", pages=[5])
     decode.settle(lambda stats: stats["attempts"]["offered"]["reqs"] == 1)
     # The endpoint shows what was so a moment ago.
     deadline = time.monotonic() + 30
