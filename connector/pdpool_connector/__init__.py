@@ -2,8 +2,9 @@
 
 from pdpool_connector.backends.base import BackendError
 from pdpool_connector.layout.arena import HostArena
-from pdpool_connector.layout.memory import KVMemory, LayerHeads, LayoutError, Region, StateCut, StatePool
+from pdpool_connector.layout.memory import KVMemory, LayerHeads, LayoutError, Region
 from pdpool_connector.layout.pairing import ModelShard, shard_model
+from pdpool_connector.layout.state_pool import StateCut, StatePool
 from pdpool_connector.protocol.fence import (
     ConnectionsEnded,
     ContainerTerminated,
