@@ -175,8 +175,8 @@ def taking_the_place_of_rank_1() -> bytes:
     "sign",
     [
         lambda _: "",
-        lambda body: sign_registration(STRANGE, body, time.time()),
-        lambda body: sign_registration(OLD, body.replace(b"6666", b"6667"), time.time()),
+        lambda body: sign_registration(STRANGE, body, "1", time.time()),
+        lambda body: sign_registration(OLD, body.replace(b"6666", b"6667"), "2", time.time()),
     ],
     ids=["unsigned", "signed by another key", "signed for another body"],
 )
