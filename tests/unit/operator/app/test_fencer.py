@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import web
-from pdpool_connector.transport.tokens import Gate
+from pdpool_connector.transport.tokens import TokenVerifier
 from pdpool_operator.api.base import Condition, ConditionStatus
 from pdpool_operator.api.names import ADMIN_PORT, Role
 from pdpool_operator.api.reasons import Reason
@@ -62,7 +62,7 @@ class Scene:
         assert instance.pod is not None
         self.pool = make_observed(pool, replace(instance, pod=replace(instance.pod, ip=IP)))
         self.samples, self.lives, self.now, self.counts = Samples(instance.pod.uid), Lives(), T0, Counter[str]()
-        self.gate = Gate(Signer(SEED).public, instance.pod.uid)
+        self.gate = TokenVerifier(Signer(SEED).public, instance.pod.uid)
         self.status, self.bodies = 200, {0: [], 1: []}
         self.budget_s = 60.0
         engines = Engines(http, Signer(SEED), "operator x", write_budget=lambda: self.budget_s)
