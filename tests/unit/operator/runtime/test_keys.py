@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from pdpool_connector.transport.curve import read_keys
-from pdpool_connector.transport.tokens import TokenVerifier, TokenError
+from pdpool_connector.transport.tokens import TokenError, TokenVerifier
 from pdpool_operator.runtime.keys import Signer, control_keys
 
 SEED = b"0123456789abcdef0123456789abcdef"
