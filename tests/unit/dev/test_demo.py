@@ -66,8 +66,8 @@ def test_questions_are_32_different_ones_of_many_lengths() -> None:
 @pytest.mark.parametrize(
     ("message", "named"),
     [
-        ("decode chat-decode-1 rank 0: engine loop silent for 12 s while its connector answers", True),
-        ("decode chat-decode-0 rank 0: engine loop silent for 12 s while its connector answers", False),
+        ("decode chat-decode-1 rank 0: engine loop has not run for 12 s while its connector answers", True),
+        ("decode chat-decode-0 rank 0: engine loop has not run for 12 s while its connector answers", False),
         ("Hand-off queues are empty or move", False),
     ],
 )
