@@ -97,7 +97,9 @@ def test_the_story_of_the_frozen_decode_names_it_in_the_words_of_the_design() ->
     )
     at_fault = judge(frozen, waiting, at=92)
     assert at_fault.verdict is Verdict.STUCK
-    assert at_fault.message == "decode chat-decode-1 rank 0: engine loop has not run for 88 s while its connector answers"
+    assert (
+        at_fault.message == "decode chat-decode-1 rank 0: engine loop has not run for 88 s while its connector answers"
+    )
     assert judge(fine, waiting, at=92).verdict is Verdict.IDLE
 
 

@@ -90,9 +90,7 @@ def test_memory_that_nobody_can_prove_free_is_a_condition_that_names_holder_and_
     status = status_of(pool, make_instance(pool), unproven=tuple(lost))
     assert outcome(status, "HoldsProvable") == ("False", "PeerUnproven")
     message = condition(status, "HoldsProvable").message
-    assert (
-        message.count("chat-decode-0-0 holds memory for process dddddddd, eeeeeeee, ffffffff: its pod is gone") == 1
-    )
+    assert message.count("chat-decode-0-0 holds memory for process dddddddd, eeeeeeee, ffffffff: its pod is gone") == 1
     assert "and 2 more" in message
     assert outcome(status) == ("True", "Ready")
     assert outcome(status_of(pool, make_instance(pool)), "HoldsProvable") == ("True", "NothingUnproven")
