@@ -21,9 +21,7 @@ KEY_ID = "operator"
 NOWHERE = "http://127.0.0.1:9"
 
 MAX_BODY_BYTES = 16 << 20
-"""The limit of the engines (a test compares the two). The router refuses larger requests, so they never reach an
-engine.
-"""
+"""The limit of the engines (a test compares the two). Without it, a router sends larger requests to pair after pair."""
 
 FLAGS = (
     # Round robin on both sides would form fixed pairs. power_of_two does not start with fewer than two workers.

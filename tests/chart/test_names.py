@@ -1,4 +1,4 @@
-"""Names that YAML would read as numbers, truths or nothing, and names that Kubernetes takes for some kinds only."""
+"""Names that YAML would parse as numbers, booleans or null, and names that Kubernetes accepts only for some kinds."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ MAPS = {"labels", "matchLabels", "annotations", "selector"}
 
 
 def strings(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Paths and values of everything in an object that Kubernetes wants to be a string."""
+    """Yield paths and values of every field of an object that Kubernetes requires to be a string."""
     if isinstance(node, list):
         for index, child in enumerate(node):
             yield from strings(child, f"{path}[{index}]")

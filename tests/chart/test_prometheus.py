@@ -1,4 +1,4 @@
-"""The local cluster's Prometheus: its discovery, and that its scrape jobs keep what they should."""
+"""The local cluster's Prometheus: its discovery, and the targets that its scrape jobs keep."""
 
 import json
 import re
@@ -92,7 +92,7 @@ def test_operator_s_own_labels_win_where_its_series_name_pools_and_the_others_sa
 
 
 class Prometheus:
-    """Counts what is posted to it, by path; answers with `status`."""
+    """Counts POST requests by path, and answers with `status`."""
 
     def __init__(self) -> None:
         self.status = 200

@@ -288,7 +288,7 @@ def test_there_is_a_helm_test_only_for_a_named_router(render: Render, default: R
 
 
 class StandInRouter(BaseHTTPRequestHandler):
-    """Answers as a router does: a list of one model, and `completion` for it."""
+    """Answers like a router: a list of one model, and `completion` for it."""
 
     completion: tuple[int, dict[str, Any]]
 

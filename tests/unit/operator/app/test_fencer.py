@@ -1,4 +1,4 @@
-"""Fences are given once, again when they did not help, and holds without hope are told after a while."""
+"""Fences are sent once, and again if they had no effect. Holds without possible proof are reported after a while."""
 
 import json
 from collections import Counter
@@ -39,7 +39,7 @@ KEY = Key("DecodePool", "llm", "chat")
 
 
 class Samples:
-    """In the place of the sampler: one decode pod of two ranks, of which some hold."""
+    """Stand-in for the sampler: one decode pod of two ranks, some of which hold memory."""
 
     def __init__(self, uid: str) -> None:
         self.uid, self.held, self.asked = uid, {0}, 0

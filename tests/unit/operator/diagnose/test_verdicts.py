@@ -26,8 +26,9 @@ BOOTSTRAP, INFLIGHT, PREALLOC, TRANSFER = "prefill_bootstrap", "prefill_inflight
 
 
 def subject(role: Role, index: int = 0, *, since: float = 0.0, at: float = 0.0, **sample: Any) -> Subject:
-    """An instance that was looked at twice with the same counters: `since` and `at`, in seconds after T0. Once before,
-    its queues were empty.
+    """An instance with two samples of the same counters, at `since` and `at`, in seconds after T0.
+
+    Before that, its queues were empty.
     """
     name = f"chat-{role}-{index}-0"
     uid = f"uid-of-{name}"
@@ -62,7 +63,7 @@ def test_running_requests_or_short_waits_are_flowing() -> None:
     assert judge(decode(running=4)).verdict is Verdict.FLOWING
     waits = judge(prefill(at=29.9, queues={BOOTSTRAP: (3, 29.9, 5)}), decode(at=29.9), at=29.9)
     assert waits.verdict is Verdict.FLOWING
-    assert waits.waiting_since is None, "what is told of a wait in a status may be half a minute old"
+    assert waits.waiting_since is None, "the wait in a status may be half a minute old"
 
 
 def test_long_waits_in_a_queue_that_moves_are_saturated() -> None:
@@ -73,7 +74,7 @@ def test_long_waits_in_a_queue_that_moves_are_saturated() -> None:
 
 
 def test_a_queue_that_was_not_watched_for_long_is_not_said_to_move() -> None:
-    """As after the operator has started anew: its requests are old, and whether they move is not known yet."""
+    """As after a restart of the operator: its requests are old, and whether they move is unknown yet."""
     for queues in ({BOOTSTRAP: (14, 92.0, 5)}, {INFLIGHT: (14, 92.0, 5)}):
         track = follow_all([make_sample(T0, queues=queues), make_sample(T0 + seconds(29), queues=queues)])
         assert track is not None

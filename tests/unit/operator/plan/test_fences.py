@@ -1,4 +1,4 @@
-"""Who is told that a peer has ended: only what is proved, never what is merely silent or gone."""
+"""Fences are sent only for ends that are proved, never for peers that are merely silent or gone."""
 
 from dataclasses import replace
 from datetime import datetime

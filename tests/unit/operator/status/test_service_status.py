@@ -50,7 +50,7 @@ def test_a_missing_pool_is_named() -> None:
 
 
 def observe_pools(prefill: dict[str, Any], decode: dict[str, Any]) -> ObservedService:
-    """A service at its goal but for what the specs of its pools say."""
+    """Return a service at its goal, except for the given specs of its pools."""
     sides = make_pool(**prefill), make_pool(Role.DECODE, **decode)
     observed = [make_observed(pool, make_instance(pool)) for pool in sides]
     return replace(observe(), prefill=observed[0], decode=observed[1])
