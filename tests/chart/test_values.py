@@ -194,7 +194,7 @@ def test_watched_namespaces_that_network_policies_would_leave_open_are_refused(r
     refused = render(watched | {"networkPolicy": {"engineNamespaces": ["other"]}})
     assert refused.failed
     assert (
-        "networkPolicy.engineNamespaces: lacks llm of watchNamespaces, whose engines anybody could reach"
+        "networkPolicy.engineNamespaces: lacks llm of watchNamespaces, so any pod could reach its engines"
         in refused.error
     )
     assert "add it, or leave engineNamespaces empty" in refused.error
