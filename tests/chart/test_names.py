@@ -65,6 +65,9 @@ def test_names_that_no_service_may_have_are_refused(render: Render) -> None:
     ):
         refused = render(values, release=release)
         assert refused.failed
-        assert f"{name} cannot be the name of a Service: it must begin with a letter; use such a release name" in refused.error
+        assert (
+            f"{name} cannot be the name of a Service: it must begin with a letter; use such a release name"
+            in refused.error
+        )
         assert "set fullnameOverride" in refused.error
         assert not render(values | {"fullnameOverride": "pd"}, release=release).failed

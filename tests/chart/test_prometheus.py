@@ -196,7 +196,7 @@ def test_a_real_prometheus_takes_changed_windows_when_it_is_told(
     def loaded(windows: dict[str, str]) -> str | None:
         text = render({"rules": {"windows": windows}}).one("ConfigMap", "pdpool-rules")["data"]["pdpool.rules.yaml"]
         (rules / "pdpool.rules.yaml").write_text(text)
-        wait_for("Prometheus to be told", lambda: told(reloader), deadline_s=60)
+        wait_for("Prometheus to be reloaded", lambda: told(reloader), deadline_s=60)
         with urllib.request.urlopen(f"{url}/api/v1/rules", timeout=60) as answer:
             return not_loaded(json.load(answer)["data"]["groups"], text)
 

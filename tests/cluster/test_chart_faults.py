@@ -138,7 +138,7 @@ def held_for(serving: Stack) -> Iterator[Callable[[], str]]:
 
     def not_offered() -> str | None:
         attempts = attempts_at_decode(serving)
-        return None if attempts >= len(clients) else f"{attempts} hand-offs are under way, and clients were told {told}"
+        return None if attempts >= len(clients) else f"{attempts} hand-offs are under way, and clients got {told}"
 
     try:
         wait_for("decode engines to have offered memory", not_offered, deadline_s=30)

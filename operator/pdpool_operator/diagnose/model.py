@@ -69,7 +69,7 @@ class Subject:
     def came_up(self) -> bool:
         """Whether its pod was able to serve at some time.
 
-        A pod that never was has taken no request, so no other instance waits for it.
+        A pod that was never able to serve has taken no request, so no other instance waits for it.
         """
         if self.pod is None:
             return False

@@ -102,7 +102,7 @@ def _with_rotation(plan: Plan, observed: ObservedService, rotation: Rotation) ->
     if changes:
         progress = progress or Progress(Reason.ROUTER_LIST_OUTDATED, f"{len(changes)} changes of worker lists to make")
     elif silent:
-        progress = progress or Progress(Reason.ROUTER_LIST_OUTDATED, f"no worker list from {', '.join(silent)}")
+        progress = progress or Progress(Reason.ROUTER_LIST_OUTDATED, f"No worker list from {', '.join(silent)}")
     requeue = READ_BACK_S if changes else ASK_AGAIN_S if silent else plan.requeue_after_s
     return replace(plan, workers=changes, events=_events(changes), progress=progress, requeue_after_s=requeue)
 

@@ -192,7 +192,7 @@ async def test_a_hold_without_hope_is_told_after_a_while_and_until_it_ends(scene
     assert not scene.due()
     scene.samples.held = {0}
     scene.now += seconds(1)
-    assert not scene.due(), "it began anew"
+    assert not scene.due(), "the wait did not start again"
 
 
 async def test_an_operator_that_begins_goes_on_saying_what_the_status_says(scene):

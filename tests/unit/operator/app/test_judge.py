@@ -139,7 +139,7 @@ def test_a_pool_whose_reconciles_fail_is_asked_for_less_and_less_often(world):
     world.sample(Role.PREFILL, {"prefill_bootstrap": (0, None, 5)})
     world.asked.clear()
     world.judge.tick()
-    assert PREFILL in world.asked, "news after a success is told at once"
+    assert PREFILL in world.asked, "a change after a success causes a reconcile at once"
 
 
 def test_requests_that_come_and_go_are_no_news(world):

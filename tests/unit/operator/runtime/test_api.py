@@ -107,7 +107,7 @@ async def test_a_child_of_ours_is_applied_with_force_and_its_uid(server, connect
 @pytest.mark.parametrize(
     "owners",
     [
-        pytest.param([], id="nobody"),
+        pytest.param([], id="no owner"),
         pytest.param([OURS | {"uid": "another"}], id="another controller"),
         pytest.param([OURS | {"controller": False}], id="ours, but not the controller"),
     ],

@@ -34,8 +34,8 @@ MINE = replace(OTHERS, holder="me")
     ("view", "now", "expected"),
     [
         pytest.param(View(), 0.0, Acquire(transitions=0), id="no lease yet"),
-        pytest.param(View(OTHERS, since=10.0), 11.0, Wait(RETRY_S), id="somebody holds it"),
-        pytest.param(View(OTHERS, since=10.0), 24.5, Wait(0.5), id="somebody holds it, nearly run out"),
+        pytest.param(View(OTHERS, since=10.0), 11.0, Wait(RETRY_S), id="held by another"),
+        pytest.param(View(OTHERS, since=10.0), 24.5, Wait(0.5), id="held by another, nearly expired"),
         pytest.param(View(OTHERS, since=10.0), 25.0, Acquire(transitions=4), id="unchanged for its duration"),
         pytest.param(View(replace(OTHERS, holder=""), since=10.0), 10.0, Acquire(transitions=4), id="released"),
         pytest.param(View(MINE, since=10.0), 10.1, Acquire(transitions=3), id="our own write, answer never seen"),
