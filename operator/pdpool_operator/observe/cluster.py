@@ -1,7 +1,7 @@
 """Reads the current state of a pool or service, always from the API server and never from an informer's cache.
 
-kopf misses deletions that happen while its watch is down. A reconcile lists the objects itself, so it does
-not depend on the event that started it.
+kopf misses deletions that happen while its watch is down. A reconcile lists the objects itself, so it does not
+depend on the event that started it.
 """
 
 import asyncio

@@ -175,8 +175,7 @@ class Api:
         client: sends the requests.
         timeout_s: deadline of each call, in seconds.
         write_budget: called before every write. Returns the seconds within which the write must end. If it returns 0,
-            the
-            call raises NotLeaderError.
+            the call raises NotLeaderError.
         on_call: called for every call with verb, plural, HTTP status (0 if there was none) and seconds.
     """
 

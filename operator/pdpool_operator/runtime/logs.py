@@ -31,6 +31,6 @@ def set_up(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # Below INFO, kopf logs whole event bodies, and each request of a client. At INFO it logs each watch that it opens.
+    # kopf logs whole event bodies below INFO, and each watch at INFO. Clients log each request.
     for noisy in ("kopf", "asyncio", "aiohttp.access"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level)))
