@@ -1,4 +1,4 @@
-"""What the models of all kinds share: field names on the wire, metadata, conditions, and parsing.
+"""Shared parts of the models of all kinds: field names on the wire, metadata, conditions, and parsing.
 
 A parse error names the faulty field.
 """

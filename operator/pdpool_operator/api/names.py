@@ -18,7 +18,7 @@ STATUS_FIELD_MANAGER: Final = "pdpool-status"
 # revision hash of 11 characters in a pod label. So 40 + 12 + 11 = 63.
 MAX_NAME_LENGTH: Final = 40
 NAME_PATTERN: Final = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
-"""Of the names of pools and services. Services are named after them."""
+"""Pattern of the names of pools and services. Kubernetes Services are named after them."""
 
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_PART_OF: Final = "app.kubernetes.io/part-of"

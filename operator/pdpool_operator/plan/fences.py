@@ -5,7 +5,7 @@ at which the engine reported the hold. P has ended if the kubelet has reported
 
     that the engine container of U is terminated, and will not be started again in U;
 
-    or that a run of it is terminated, and a sample of U that began after h met another run than C
+    or that a run of it is terminated, and a sample of U that began after h found another run than C
 
 A pod has one run of a container at a time. The run that answers after h is not C, so C ended before it. The second half
 is needed because the kubelet's report arrives late: by then P itself may be the next run.

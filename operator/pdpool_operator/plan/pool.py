@@ -20,10 +20,10 @@ continues from there.
 5. If nothing drains, begin one drain: of the highest surplus instance, else of the highest outdated one. Instances
    without work to lose need no drain and go first, then those that are not available.
 
-Step 5 takes an outdated instance only while every instance of H is available. One that is not was just replaced, was
-just created, or fails. This rule has three effects. A serving instance is taken only if all others are available. At
-most one instance at a time is unavailable because of the operator. A spec that does not start stops at the first
-instance.
+Step 5 takes an outdated instance only while every instance of H is available. An instance of H that is not available
+was just replaced, was just created, or fails. This rule has three effects. A serving instance is taken only if all
+others are available. At most one instance at a time is unavailable because of the operator. A spec that does not start
+stops at the first instance.
 
 Nothing is taken out of service while the template is invalid, a name is taken, or the API server refuses an object.
 Desired instances that drain return to service, because the error may last long. Their drain starts again when the error

@@ -96,7 +96,7 @@ POD_CHAIN: Sequence[Rule[PodFacts]] = (
 
 
 def pod_trouble(pods: Sequence[PodFacts]) -> Violation | None:
-    """What keeps a pod from coming up: the first cause found, and how many others have trouble too."""
+    """Return the first cause that keeps a pod from starting, with the number of other pods that have problems."""
     troubles = [
         trouble for facts in pods if _may_have_trouble(facts) and (trouble := first_violation(POD_CHAIN, facts))
     ]

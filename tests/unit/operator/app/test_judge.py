@@ -125,7 +125,7 @@ def test_lengths_that_change_are_shown_every_half_minute_and_not_more_often(worl
 
 
 def test_a_pool_whose_reconciles_fail_is_asked_for_less_and_less_often(world):
-    """As while the API server is overloaded: a request every second would bypass the back-off of the key."""
+    """While the API server is overloaded, a request every second would bypass the back-off of the key."""
     asked_at = []
     for second in range(300):
         world.now += timedelta(seconds=1)
@@ -173,7 +173,7 @@ def test_readings_are_of_what_answers_and_vanish_with_the_pool(world):
 
 
 def test_readings_of_a_pod_that_is_no_longer_looked_at_vanish(world):
-    """As for a pod that has Failed and stays: its last report is out of date."""
+    """The last report of a pod that has Failed and stays is out of date."""
     world.now += timedelta(seconds=STALE_S)
     assert len(list(world.judge.queues())) == len(list(world.judge.holds())) == 2
     world.now += timedelta(milliseconds=1)

@@ -74,7 +74,7 @@ def test_long_waits_in_a_queue_that_moves_are_saturated() -> None:
 
 
 def test_a_queue_that_was_not_watched_for_long_is_not_said_to_move() -> None:
-    """As after a restart of the operator: its requests are old, and whether they move is unknown yet."""
+    """After a restart of the operator, requests are old, and it is unknown whether they move."""
     for queues in ({BOOTSTRAP: (14, 92.0, 5)}, {INFLIGHT: (14, 92.0, 5)}):
         track = follow_all([make_sample(T0, queues=queues), make_sample(T0 + seconds(29), queues=queues)])
         assert track is not None
@@ -196,7 +196,7 @@ def test_a_decode_engine_that_cannot_be_asked_is_suspected_and_not_condemned() -
 
 
 def test_a_decode_that_has_never_come_up_hides_no_stuck_prefill_and_is_not_blamed() -> None:
-    """It has taken no request, so that none waits for it."""
+    """It has taken no request, so no request waits for it."""
     waiting = prefill(at=40, queues={BOOTSTRAP: (3, 40.0, 5)})
     pending = replace(decode(1), pod=make_pod(phase="Pending", ready=False, ip=None), tracks=())
     stuck = judge(waiting, decode(0, at=40), pending, at=40)

@@ -84,7 +84,7 @@ def template(engine: tuple[str, ...] = (), annotations: tuple[str, ...] = ()) ->
 
 OURS = ("pdpool.dev/spec-hash", "pdpool.dev/build-hash")
 IMAGE_EDITED = FieldOwners(template(("name",), OURS), (template(("image",)),))
-"""As `kubectl set image` leaves it: we owned the image before."""
+"""State after `kubectl set image`: we owned the image before."""
 ROLLOUT_RESTART = FieldOwners(
     template(("name", "image"), OURS), (template(annotations=("kubectl.kubernetes.io/restartedAt",)),)
 )
