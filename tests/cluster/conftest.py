@@ -1,4 +1,4 @@
-"""Shared fixtures of the cluster tests: the CRDs, and one installation of the chart for the tests of the whole stack."""
+"""Shared fixtures of the cluster tests: the CRDs, and one installation of the chart for tests of the whole stack."""
 
 import contextlib
 import fcntl
