@@ -1,4 +1,4 @@
-"""What the operator derives from its seed is what connectors accept."""
+"""Connectors accept what the operator derives from its seed."""
 
 from pathlib import Path
 
