@@ -1,8 +1,10 @@
-"""Record what the packages behind the engines `mori` and `ascend` offer, for their contract tests.
+"""Records the interfaces of the packages behind `mori` and `ascend`, for their contract tests.
 
 `python -m dev.engine_interfaces WHEEL...` takes wheels (`pip download --no-deps amd-mori memfabric-hybrid`), installs
-nothing, and writes tests/unit/engines/recorded/<package>.json. MORI's compiled module needs ROCm to be loaded, so of it
-only names are recorded; of its Python layer, and of memfabric's module, which loads anywhere, all methods' parameters.
+nothing, and writes tests/unit/engines/recorded/<package>.json.
+
+MORI's compiled module needs ROCm to be loaded, so only its names are recorded. For MORI's Python layer and for
+memfabric's module, which can be loaded everywhere, the parameters of all methods are recorded.
 """
 
 import ast
@@ -21,14 +23,14 @@ from dev.paths import CHECKOUT
 
 RECORDED = CHECKOUT / "tests/unit/engines/recorded"
 BOUND = re.compile(rb"(?<=\0)[A-Za-z_][A-Za-z0-9_]+(?=\0)")
-"""What pybind11 keeps of a name in a compiled module."""
+"""Form of a name that pybind11 leaves in a compiled module."""
 MORI_NAMES = {
     *("IOEngineConfig", "host", "port"),
     *("BackendType", "RDMA", "RdmaBackendConfig", "poll_cq_mode", "enable_notification", "PollCqMode", "EVENT"),
     *("EngineDesc", "key", "pack", "unpack", "MemoryDesc", "engine_key", "data", "size"),
     *("MemoryLocationType", "CPU", "GPU", "TransferStatus", "Succeeded", "Failed", "Message"),
 }
-"""What our adapter uses of the compiled module."""
+"""Names of the compiled module that our adapter uses."""
 DUMP = """
 import json, re, memfabric_hybrid as module
 def parameters(function):

@@ -41,7 +41,7 @@ def link():
 
 def across(link, plane, geometry, version=4, *more):
     """An initiator in one namespace and a target in the other, with `more` of them."""
-    env = {**plane.env, "UCX_TCP_AF_PRIO": "inet6" if version == 6 else "inet"} if plane.engine == "nixl" else plane.env
+    env = {**plane.env, "UCX_TCP_AF_PRIO": "inet6" if version == 6 else "inet"} if plane.backend == "nixl" else plane.env
     opened = replace(plane, env=env)
     prefixes = [link.inside(0), *[link.inside(1)] * (1 + len(more))]
     hosts = [HOSTS[version][0], *[HOSTS[version][1]] * (1 + len(more))]
@@ -57,7 +57,7 @@ def check_bytes(initiator, target, op):
 
 
 def test_bytes_move_over_the_loopback_of_ipv6(plane, op):
-    env = {**plane.env, "UCX_TCP_AF_PRIO": "inet6", "UCX_NET_DEVICES": "lo"} if plane.engine == "nixl" else plane.env
+    env = {**plane.env, "UCX_TCP_AF_PRIO": "inet6", "UCX_NET_DEVICES": "lo"} if plane.backend == "nixl" else plane.env
     with peers(replace(plane, env=env, host="::1"), SMALL, "i", "T") as (initiator, target):
         assert initiator.connect(target) == {}
         check_bytes(initiator, target, op)

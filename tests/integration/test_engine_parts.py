@@ -29,7 +29,7 @@ def ranks(crew, *geometries):
     opened = processes[: len(geometries)]
     for peer, geometry in zip(opened, geometries, strict=True):
         name = f"r-{time.monotonic_ns():x}"
-        peer.post_open(plane.engine, name, host=plane.host, target=peer is opened[-1], **geometry)
+        peer.post_open(plane.backend, name, host=plane.host, target=peer is opened[-1], **geometry)
     for peer in opened:
         peer.opened()
     try:

@@ -44,7 +44,7 @@ def test_a_peer_that_had_left_before_is_not_reached(plane):
     with peers(plane, SMALL, "i", "T") as (initiator, target):
         kill(target)
         answer = initiator.connect(target)
-        if plane.engine == "mori":
+        if plane.backend == "mori":
             assert answer["error"] == "PeerUnreachableError"
         else:  # connecting moves nothing
             assert answer == {}
