@@ -38,7 +38,7 @@ class RankTrack:
     """From the connector's last answer. Empty if it never answered."""
     queues: Mapping[str, QueueTrack] = field(default_factory=dict)
     beat_age_s: float = 0.0
-    """From the connector's last answer."""
+    """From the connector's last answer. 0 for an engine that does not report it."""
     resumed_at: datetime | None = None
     """Time of the sample at which the engine's loop last resumed after a gap."""
 
@@ -50,7 +50,7 @@ def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
     if sample.connector is None:
         return replace(track, latest=sample)
     same = track.incarnation == sample.connector.incarnation
-    beat_age_s = sample.connector.beat_age_s
+    beat_age_s = sample.connector.beat_age_s or 0.0
     return RankTrack(
         latest=sample,
         incarnation=sample.connector.incarnation,

@@ -60,8 +60,8 @@ class ConnectorSample:
     """
 
     incarnation: str
-    beat_age_s: float
-    """Seconds since the engine's scheduler loop last ran."""
+    beat_age_s: float | None
+    """Seconds since the engine's scheduler loop last ran; `None` when the engine does not report that."""
     queues: Mapping[str, QueueSample]
     ranks: int = 1
     """Number of the instance's ranks, including this one."""
