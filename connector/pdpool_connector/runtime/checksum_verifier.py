@@ -53,7 +53,7 @@ class ChecksumVerifier:
     """See the module's docstring. Owner thread.
 
     Args:
-        page_sum: Takes the sum over pages of decode's memory, by their ids.
+        page_sum: Takes the sum over pages of decode's memory, by their ids. None: no sum can be taken.
         drive: Passes an event to the state machine.
         post: Has a call made on the owner thread.
         rate: Share of the hand-offs that is checked, the same at prefill and here.
@@ -61,7 +61,7 @@ class ChecksumVerifier:
 
     def __init__(
         self,
-        page_sum: Callable[[list[int]], int],
+        page_sum: Callable[[list[int]], int] | None,
         drive: Callable[[Event], None],
         post: Callable[[Callable[[], None]], None],
         rate: float,
@@ -90,7 +90,7 @@ class ChecksumVerifier:
         check.sums[frame.sender] = frame.checksum
         if not is_last:
             self._drive(Received(frame))
-        elif not set(attempt.writers) <= check.sums.keys() or self._hasher.busy:
+        elif self._page_sum is None or self._hasher.busy or not set(attempt.writers) <= check.sums.keys():
             self._go_on(frame, skipped=True)
         elif self._hasher.submit(partial(self._page_sum, unpacked(attempt.pages)), partial(self._on_summed, frame)):
             check.last = frame

@@ -81,8 +81,9 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         self._facts_asked: dict[str, float] = {}
         self._guard = PageGuard([pool.name for pool in memory.state])
         self._client = BootstrapClient(config.allowed_networks)
+        sums = PageSums(memory)
         self._verifier = ChecksumVerifier(
-            PageSums(memory).whole, self._driver.drive, self._reactor.post, config.checksum_rate
+            sums.whole if sums.possible else None, self._driver.drive, self._reactor.post, config.checksum_rate
         )
 
     def open(
@@ -368,4 +369,4 @@ def _check_address(prefill: str) -> None:
 
 
 def _as_writer(found: Found) -> Writer:
-    return Writer(found.info.incarnation, found.writer.part, found.writer.parts, found.writer.aux)
+    return Writer(found.info.incarnation, found.writer.rank_index, found.writer.rank_count, found.writer.aux)

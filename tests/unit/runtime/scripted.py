@@ -18,7 +18,7 @@ from pdpool_connector.runtime.worker import PeerWorker
 PAGE = (4 << 20) - 64  # so that four pages and an aux row make a chunk
 MEMORY = KVMemory(
     kv=(Region(1 << 30, PAGE // 2, 256), Region(1 << 34, PAGE // 2, 256)),
-    aux=Region(1 << 20, 64, 16),
+    aux=(Region(1 << 20, 64, 16),),
     page_tokens=16,
     layers=1,
     kv_heads=1,
@@ -86,6 +86,7 @@ class Bench:
         *,
         kv: bool = True,
         shares: bool = False,
+        sums=None,
     ) -> None:
         self.backend = backend
         self.kept: Queue[tuple[AttemptId, Reservation]] = Queue()
@@ -101,8 +102,8 @@ class Bench:
             remote,
             kv=kv,
             shares=shares,
-            sums=PageSums(memory),
-            checksum_rate=0.0,
+            sums=sums or PageSums(memory),
+            checksum_rate=0.0 if sums is None else 1.0,
             timeouts=Timeouts(),
             staging=staging,
             connected=self.connected.put,
