@@ -67,7 +67,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     ),
     click.option("--tp-size", type=_ranks, default=1, show_default=True, help="Ranks that share each layer's heads."),
     click.option("--pp-size", type=_ranks, default=1, show_default=True, help="Stages that share the layers."),
-    click.option("--curve-keys", type=_file, help="Keys of the control channel (docs/connector.md); read at start."),
+    click.option("--curve-keys", type=_file, help="Keys of the control channel (docs/reference/connector.md)."),
     click.option("--curve-optional", is_flag=True, help="Decode: also reach prefills without keys, for an upgrade."),
     click.option("--operator-key", type=_file, help="Operator's public key (PEM): who may change the connector."),
     click.option("--pod-uid", default="", envvar="PDPOOL_POD_UID", help="UID of this pod: for peers, and in tokens."),
