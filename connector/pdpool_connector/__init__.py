@@ -2,8 +2,9 @@
 
 from pdpool_connector.backends.base import BackendError
 from pdpool_connector.layout.arena import HostArena
-from pdpool_connector.layout.memory import KVMemory, LayoutError, Region
+from pdpool_connector.layout.memory import KVMemory, LayerHeads, LayoutError, Region
 from pdpool_connector.layout.pairing import ModelShard, shard_model
+from pdpool_connector.layout.state_pool import StateCut, StatePool
 from pdpool_connector.protocol.fence import (
     ConnectionsEnded,
     ContainerTerminated,
@@ -41,6 +42,7 @@ __all__ = [
     "InsufficientProofError",
     "KVMemory",
     "Key",
+    "LayerHeads",
     "LayoutError",
     "ModelShard",
     "NodeOutOfService",
@@ -51,6 +53,8 @@ __all__ = [
     "ProcessExited",
     "RankStatus",
     "Region",
+    "StateCut",
+    "StatePool",
     "Timeouts",
     "TokenVerifier",
     "TransferStatus",

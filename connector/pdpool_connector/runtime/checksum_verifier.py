@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from pdpool_connector.layout.checksum import MASK, PageSums, sampled
-from pdpool_connector.layout.memory import KVMemory
+from pdpool_connector.layout.checksum import MASK, sampled
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import AbortTransfer, Event, Received
 from pdpool_connector.protocol.frames import AttemptId
@@ -54,7 +53,7 @@ class ChecksumVerifier:
     """See the module's docstring. Owner thread.
 
     Args:
-        memory: Decode's memory.
+        page_sum: Takes the sum over pages of decode's memory, by their ids. None: no sum can be taken.
         drive: Passes an event to the state machine.
         post: Has a call made on the owner thread.
         rate: Share of the hand-offs that is checked, the same at prefill and here.
@@ -62,13 +61,13 @@ class ChecksumVerifier:
 
     def __init__(
         self,
-        memory: KVMemory,
+        page_sum: Callable[[list[int]], int] | None,
         drive: Callable[[Event], None],
         post: Callable[[Callable[[], None]], None],
         rate: float,
     ) -> None:
         self._rate = rate
-        self._sums = PageSums(memory)
+        self._page_sum = page_sum
         self._drive, self._post = drive, post
         self._hasher = Hasher(post)
         self._checks: dict[AttemptId, _Check] = {}
@@ -91,9 +90,9 @@ class ChecksumVerifier:
         check.sums[frame.sender] = frame.checksum
         if not is_last:
             self._drive(Received(frame))
-        elif not set(attempt.writers) <= check.sums.keys() or self._hasher.busy:
+        elif self._page_sum is None or self._hasher.busy or not set(attempt.writers) <= check.sums.keys():
             self._go_on(frame, skipped=True)
-        elif self._hasher.submit(partial(self._sums.whole, unpacked(attempt.pages)), partial(self._on_summed, frame)):
+        elif self._hasher.submit(partial(self._page_sum, unpacked(attempt.pages)), partial(self._on_summed, frame)):
             check.last = frame
         else:
             self._go_on(frame, skipped=True)

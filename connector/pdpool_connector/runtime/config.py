@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from pdpool_connector.backends import BACKENDS
-from pdpool_connector.layout.memory import MAX_RANKS
 from pdpool_connector.layout.pairing import ModelShard, check_instance
 from pdpool_connector.layout.staging import SLOT_BYTES
+from pdpool_connector.layout.state_pool import MAX_RANKS
 from pdpool_connector.protocol.frames import MAX_SECONDS, Frame
 from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime.environment import read_environment

@@ -10,6 +10,7 @@ from typing import Final, SupportsIndex
 from prometheus_client import CollectorRegistry
 
 from pdpool_connector.backends.base import TransferBackend
+from pdpool_connector.layout.checksum import PageSums
 from pdpool_connector.layout.memory import KVMemory, LayoutError, decode_remote
 from pdpool_connector.layout.pairing import pair
 from pdpool_connector.protocol import frames as f
@@ -80,7 +81,10 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         self._facts_asked: dict[str, float] = {}
         self._guard = PageGuard([pool.name for pool in memory.state])
         self._client = BootstrapClient(config.allowed_networks)
-        self._verifier = ChecksumVerifier(memory, self._driver.drive, self._reactor.post, config.checksum_rate)
+        sums = PageSums(memory)
+        self._verifier = ChecksumVerifier(
+            sums.whole if sums.possible else None, self._driver.drive, self._reactor.post, config.checksum_rate
+        )
 
     def open(
         self,
@@ -365,4 +369,4 @@ def _check_address(prefill: str) -> None:
 
 
 def _as_writer(found: Found) -> Writer:
-    return Writer(found.info.incarnation, found.writer.part, found.writer.parts, found.writer.aux)
+    return Writer(found.info.incarnation, found.writer.rank_index, found.writer.rank_count, found.writer.aux)

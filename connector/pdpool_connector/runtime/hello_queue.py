@@ -55,7 +55,7 @@ class HelloQueue:
             return
         begun = self._clock()
         if begun < self._free_at:
-            self._turns.at("greetings", self._free_at, self._go_on)
+            self._turns.at("hellos", self._free_at, self._go_on)
             return
         connection = min(self._waiting, key=self._size)
         hello, route = self._waiting.pop(connection)
@@ -64,7 +64,7 @@ class HelloQueue:
         finally:
             spent = self._clock() - begun
             self._free_at = begun + spent / SHARE
-            self._turns.at("greetings", self._free_at, self._go_on)
+            self._turns.at("hellos", self._free_at, self._go_on)
 
     def _size(self, connection: int) -> int:
         return len(self._waiting[connection][0].memory)

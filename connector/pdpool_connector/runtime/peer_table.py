@@ -86,7 +86,7 @@ class PeerTable:
         self._open = True
         self._unknown: dict[bytes, float] = {}
         """When the sender of a frame, which is not paired, was last sent that."""
-        self._greetings = HelloQueue(self._judge, reactor, drops)
+        self._hellos = HelloQueue(self._judge, reactor, drops, reactor.now)
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(self._peers.values())
@@ -128,10 +128,10 @@ class PeerTable:
     def greet(self, hello: f.Hello, route: bytes, connection: int) -> None:
         """A Hello has arrived. A known process needs no check, and waits behind no unknown one."""
         if hello.sender in self._peers:
-            self._greetings.ended(connection)
+            self._hellos.ended(connection)
             self._judge(hello, route, connection)
         else:
-            self._greetings.come(hello, route, connection)
+            self._hellos.come(hello, route, connection)
 
     def _judge(self, hello: f.Hello, route: bytes, connection: int) -> None:
         peer = self._peers.get(hello.sender)
@@ -224,7 +224,7 @@ class PeerTable:
 
     def connection_ended(self, connection: int) -> None:
         """A connection to our control port has ended."""
-        self._greetings.ended(connection)
+        self._hellos.ended(connection)
         peer = self._by_connection.get(connection)
         if peer is None:
             return

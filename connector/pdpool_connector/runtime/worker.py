@@ -220,7 +220,7 @@ class PeerWorker:
     def _connect(self) -> BackendError | None:
         try:
             self._plan = PairPlan(self._memory, self._remote.memory)
-            self._sum_of = self._sums.of_chunk(self._remote.memory, here=False)
+            self._sum_of = self._sums.of_chunk(self._remote.memory)
             if self._submit_now is not None:
                 self._pages_now = self._plan.pages_within(*SMALL)
         except LayoutError as error:
@@ -230,7 +230,7 @@ class PeerWorker:
             return BackendError(f"{type(error).__name__}: {error}")
         failure = self._connection.connect()
         if failure is None:
-            self.transport = transport_of(self._backend, self._peer)
+            self.transport = self._backend.transport(self._peer)
         return failure
 
     def _work(self) -> None:
@@ -239,7 +239,7 @@ class PeerWorker:
             if self._broken:
                 self._connection.connect_again(self._broken)
                 self._broken = ""
-                self.transport = transport_of(self._backend, self._peer)
+                self.transport = self._backend.transport(self._peer)
             if self._jobs and len(self._flights) < IN_FLIGHT:
                 self._advance(self._backend.submit, TOGETHER)
             elif self._flights:
@@ -277,7 +277,9 @@ class PeerWorker:
         try:
             ours, theirs = as_ids(write.source), as_ids(write.target)
             job.gather = self._staging is not None and self._plan.worth_staging(theirs)
-            chunks = self._plan.cut(ours, theirs, write.aux, gather=job.gather)
+            state = [(as_ids(local), as_ids(remote)) for local, remote in write.state]
+            spans = self._plan.state_spans(kv=self._kv, shares=self._shares)
+            chunks = self._plan.cut(ours, theirs, write.aux, state, gather=job.gather, state_within=spans)
         except LayoutError as error:
             job.fail(WriteResult.INVALID, str(error))
             return
@@ -429,8 +431,7 @@ class PeerWorker:
             except BaseException:
                 slot.release()
                 raise
-        aux = chunk.aux[0] if chunk.aux else None
-        first, *rest = self._plan.cut(chunk.local_pages, chunk.remote_pages, aux, chunk.state, within=chunk.span)
+        first, *rest = self._plan.as_strips(chunk)
         job.chunks.extendleft(reversed(rest))
         return first
 
@@ -446,17 +447,6 @@ class PeerWorker:
         if not job.chunks and not job.in_flight and not job.over:
             job.over = True
             self._over.append(job.end())
-
-
-def transport_of(backend: TransferBackend, peer: str) -> str:
-    """How bytes travel to a connected peer; "" where the backend cannot say. A fault in that ends nothing."""
-    if not hasattr(backend, "transport"):
-        return ""
-    try:
-        return str(backend.transport(peer))
-    except Exception:
-        log.exception("backend %s failed to name its transport", backend.name)
-        return ""
 
 
 def join_all(workers: Sequence[PeerWorker], deadline: float) -> bool:

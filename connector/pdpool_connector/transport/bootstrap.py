@@ -13,8 +13,8 @@ from uuid import uuid4
 import aiohttp
 import msgspec
 
-from pdpool_connector.layout.memory import MAX_RANKS
 from pdpool_connector.layout.pairing import ModelShard
+from pdpool_connector.layout.state_pool import MAX_RANKS
 from pdpool_connector.protocol.frames import Incarnation, shown
 from pdpool_connector.transport.address import AddressError, parse_address
 from pdpool_connector.transport.curve import CurveKey

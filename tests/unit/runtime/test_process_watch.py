@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from pdpool_connector.layout.process import started_at, this_process
 from pdpool_connector.protocol.fence import ConnectionsEnded, ProcessExited
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime import process_watch as module
 from pdpool_connector.runtime.process_watch import ProcessWatch
 from pdpool_connector.runtime.reactor import Reactor
@@ -43,6 +44,7 @@ class MachineDriver:
             lost=self.lost.append,
             fence=lambda peer, proofs: self.fenced.append((peer, {type(proof) for proof in proofs})),
             wanted=lambda peer: peer in self.concerns,
+            timeouts=Timeouts(),
         )
 
     def look(self, _pid: int) -> list[frozenset[Holder]]:
@@ -57,6 +59,9 @@ class MachineDriver:
 
     def at(self, key, _when, call) -> None:
         (self.soon_lost if key[0] is self.watch_ else self.timers).append(call)
+
+    def now(self) -> float:
+        return 0.0
 
     def post(self, call) -> None:
         call()

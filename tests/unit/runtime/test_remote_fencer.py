@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 
 import pytest
-from pdpool_connector.layout.process import ProcessName
+from pdpool_connector.layout.process import ProcessName, this_process
 from pdpool_connector.protocol.fence import (
     ConnectionsEnded,
     ContainerTerminated,
@@ -13,6 +13,7 @@ from pdpool_connector.protocol.fence import (
     Proof,
     RegistrationRevoked,
 )
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime.remote_fencer import RemoteFencer
 
 PEER = "a" * 32
@@ -35,6 +36,9 @@ class World:
         self.fenced: list[tuple[str, tuple[Proof, ...]]] = []
         self.posted: list[Callable[[], None]] = []
         self.timers: dict[Hashable, Callable[[], None]] = {}
+
+    def now(self) -> float:
+        return 0.0
 
     def post(self, call) -> None:
         self.posted.append(call)
@@ -74,6 +78,8 @@ def vouchers(world) -> RemoteFencer:
         submit=world.submit,
         fence=lambda peer, proofs: world.fenced.append((peer, proofs)),
         owed=lambda _: world.owed,
+        here=this_process(),
+        timeouts=Timeouts(),
     )
     made.note(PEER, "10.0.0.2:8999", PROCESS)
     return made

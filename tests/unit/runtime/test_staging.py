@@ -47,7 +47,7 @@ class Side:
         self.cache = self.arena.array(0, (2, POOL, TOKENS, heads, HEAD), np.uint8)
         self.memory = KVMemory(
             kv=tuple(self.arena.region(index * POOL * item, item, POOL) for index in (0, 1)),
-            aux=self.arena.region(2 * POOL * item, 64, 4),
+            aux=(self.arena.region(2 * POOL * item, 64, 4),),
             page_tokens=TOKENS,
             layers=1,
             kv_heads=heads,

@@ -24,11 +24,11 @@ class PromptBackend(ScriptedBackend):
         self.outcome = outcome
         self.threads: list[str] = []
 
-    def submit_at_once(self, peer, chunk, op) -> Transfer | None:
+    def submit_at_once(self, peer, chunk) -> Transfer | None:
         self.threads.append(threading.current_thread().name)
         if self.outcome is None:
             return None
-        transfer = self.submit(peer, chunk, op)
+        transfer = self.submit(peer, chunk)
         transfer.outcome = self.outcome
         return transfer
 
