@@ -26,6 +26,7 @@ from pdpool_connector.backends.nixl import NixlBackend
 from pdpool_connector.layout.arena import ArenaLocation, HostArena, MappedArena
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, StateCut, StatePool, decode_remote, encode_remote
 from pdpool_connector.layout.plan import Chunk, PairPlan, StateItems
+from pdpool_connector.layout.process import this_process
 from pdpool_connector.layout.staging import Staging
 
 from dev.processes import send
@@ -166,7 +167,7 @@ class _Side:
         )
         self.memory, self.staging, self.plans = memory, Staging(1), {}
         descriptor = self.backend.register(memory, self.staging.region if self.backend.stages else None)
-        remote = RemoteMemory(backend=backend, memory=memory, descriptor=descriptor)
+        remote = RemoteMemory(backend=backend, memory=memory, descriptor=descriptor, process=this_process())
         return {
             "remote": encode_remote(remote).hex(),
             "location": msgspec.json.encode(self.arena.location()).decode(),

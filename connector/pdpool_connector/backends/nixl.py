@@ -26,6 +26,7 @@ import numpy as np
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.pool import Row
+from pdpool_connector.layout.process import ProcessName
 from pdpool_connector.layout.regions import MAX_ADDRESS, Block, Region
 
 from .base import (
@@ -38,11 +39,14 @@ from .base import (
 )
 from .nixl_agent import NixlAgent, NixlError
 from .polling import pause
+from .transport_probe import PROBE_BYTES, traffic, transport_of
 from .validation import admit, plan_pair, refuse_absent
 
 _log = logging.getLogger(__name__)
 
-_SCRATCH_BYTES: Final = 64
+_SCRATCH_BYTES: Final = PROBE_BYTES
+_PROBES: Final = 3
+"""Probes of a transport, while other traffic disturbs them."""
 _PARKED: Final = 64
 """Peers that NIXL still knows after `disconnect`. Forgetting one that lives on leaves a socket behind on both sides
 until either process exits. So a peer that comes back finds its connection; the oldest of many are forgotten."""
@@ -51,7 +55,7 @@ _SPIN_S: Final = 100e-6
 
 
 class _Descriptor(msgspec.Struct, frozen=True):
-    """What peers get from `register`: NIXL's own metadata, and the address of a scratch line that warm-ups write to."""
+    """What peers get from `register`: NIXL's own metadata, and the address of scratch bytes that warm-ups write to."""
 
     metadata: bytes
     scratch: Annotated[int, msgspec.Meta(ge=1, le=MAX_ADDRESS - _SCRATCH_BYTES)]
@@ -70,12 +74,13 @@ class _Peer:
     metadata: bytes
     """NIXL's description of the peer's agent."""
     lists: list[_Lists]
-    """For each group of the plan; the lists of group 0 end with the scratch lines."""
+    """For each group of the plan; the lists of group 0 end with the scratch bytes."""
     progress_at: float
     """When something was last submitted or finished (monotonic seconds)."""
     open: set[_Transfer] = field(default_factory=set)
     broken: str = ""
     """Why the connection failed; nothing more is submitted then."""
+    transport: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -111,7 +116,7 @@ class NixlBackend:
     def __init__(self, incarnation: str, *, target: bool, connect_timeout_s: float = 10.0) -> None:
         self._agent = NixlAgent(incarnation, progress_thread=target)
         self._connect_timeout_s = connect_timeout_s
-        self._scratch = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
+        self._scratch = np.frombuffer(mmap.mmap(-1, _SCRATCH_BYTES), np.uint8)
         self._memory: KVMemory | None = None
         self._registered: list[object] = []
         self._peers: dict[str, _Peer] = {}
@@ -142,6 +147,7 @@ class NixlBackend:
         plan, descriptor = plan_pair(self.name, self._memory, self._peers, peer, remote, _Descriptor)
         try:
             self._pair(peer, plan, descriptor)
+            self._peers[peer].transport = self._observe(peer, remote.process)
         except BaseException:
             self.disconnect(peer)
             raise
@@ -157,8 +163,7 @@ class NixlBackend:
             self._forget(peer)
             raise
         self._peers[peer] = state
-        if failure := self._warm_up(peer):
-            raise PeerUnreachableError(f"the warm-up transfer to peer {peer} failed: {failure}")
+        self._warm_up(peer)
 
     def _prepare(self, peer: str, plan: PairPlan, index: int, scratch: int) -> _Lists:
         group = plan.groups[index]
@@ -224,9 +229,13 @@ class NixlBackend:
         return handle.outcome
 
     def transport(self, peer: str) -> str:
-        """As `TransferBackend.transport`."""
-        del peer
-        return ""
+        """As `TransferBackend.transport`, measured at `connect` with a write from host memory to host memory.
+
+        "tcp" is certain. "cma" and "rdma" follow from TCP not being used: to a process of this host, and to another
+        host while a device of RDMA is open. Memory of a device may take another way (CUDA IPC on one host).
+        """
+        state = self._peers.get(peer)
+        return state.transport if state is not None else ""
 
     def disconnect(self, peer: str) -> None:
         """As `TransferBackend.disconnect`; NIXL goes on knowing a peer whose connection is sound, see `_PARKED`."""
@@ -298,11 +307,20 @@ class NixlBackend:
         except NixlError as error:
             _log.warning("NIXL does not forget peer %s: %s", peer, error)
 
-    def _warm_up(self, peer: str) -> str:
-        """Write the scratch line; why it failed, or "". Raises PeerUnreachableError when the peer does not answer."""
+    def _observe(self, peer: str, process: ProcessName | None) -> str:
+        """The transport that writes to the peer take, "" if it cannot be told."""
+        for _ in range(_PROBES if process is not None else 0):
+            before = traffic()
+            self._warm_up(peer)
+            if (transport := transport_of(before, traffic(), process)) is not None:
+                return transport
+        return ""
+
+    def _warm_up(self, peer: str) -> None:
+        """Write the scratch bytes. Raises PeerUnreachableError when that fails or the peer does not answer."""
         state = self._peers[peer]
         lists, group = state.lists[0], state.plan.groups[0]
-        # The scratch line is behind the rows of the group.
+        # The scratch bytes are behind the rows of the group.
         local, remote = (
             np.array([sum(row.pieces for row in rows)], np.int32) for rows in (group.local_rows, group.remote_rows)
         )
@@ -311,7 +329,8 @@ class NixlBackend:
         while self.poll(transfer) is Poll.PENDING:
             if time.monotonic() > deadline:
                 raise PeerUnreachableError(f"peer {peer} did not answer within {self._connect_timeout_s} s")
-        return transfer.failure
+        if transfer.failure:
+            raise PeerUnreachableError(f"the warm-up transfer to peer {peer} failed: {transfer.failure}")
 
     def _start(self, peer: _Peer, make: Callable[[], int]) -> _Transfer:
         try:

@@ -2,7 +2,7 @@
 """Stand-ins for mori.io and memfabric_hybrid that move bytes between processes of one host, or within one, and are held
 to what the real ones offer.
 
-`record(package)` is what `dev.engine_interfaces` read from the wheel; the tests compare every stand-in with it.
+`record(package)` is what `dev.backend_interfaces` read from the wheel; the tests compare every stand-in with it.
 """
 
 import errno

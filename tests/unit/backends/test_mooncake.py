@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ from pdpool_connector.backends.base import BackendError, BackendUnavailableError
 from pdpool_connector.backends.mooncake import MooncakeBackend
 from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
+from pdpool_connector.layout.regions import Block
 
 PAGES = 2048
 PAGE_BYTES = 64
@@ -20,7 +22,7 @@ PAGE_BYTES = 64
 
 @contextmanager
 def opened(name):
-    """An backend with two regions of small pages, its memory and its array of bytes."""
+    """A backend with two regions of small pages, its memory and its array of bytes."""
     region = PAGES * PAGE_BYTES
     with HostArena(3 * region) as arena:
         memory = KVMemory(
@@ -167,7 +169,7 @@ class Begins:
     def __init__(self, session, begun):
         self._session, self._begun = session, begun
 
-    def start(self, *_, read=False):
+    def start(self, *_, **__):
         return self._begun
 
     def over(self, _):
@@ -218,6 +220,39 @@ def test_without_the_package_the_error_says_how_to_install_it(monkeypatch):
         MooncakeBackend("me", host="127.0.0.1")
 
 
+@pytest.mark.parametrize("without_cuda", [False, True])
+def test_memory_of_a_gpu_is_registered_by_its_number_or_refused(pair, monkeypatch, without_cuda):
+    backend, _, _ = pair
+    registered = []
+    native = SimpleNamespace(batch_register_memory=lambda *given: registered.append(given) or 0)
+    monkeypatch.setattr(mooncake_session, "_installed", lambda _: without_cuda)
+    session = backend._session
+    monkeypatch.setattr(session, "_native", native)
+    blocks = [Block(0x1000, 64, 1), Block(0x2000, 32, None), Block(0x3000, 16, 1)]
+    if without_cuda:
+        with pytest.raises(BackendError, match="memory lies on device 1 and mooncake-transfer-engine-non-cuda is inst"):
+            session.register(blocks)
+        return
+    session.register(blocks)
+    assert registered == [([0x1000, 0x3000], [64, 16], "cuda:1"), ([0x2000], [32], "*")]
+
+
+@pytest.mark.parametrize(
+    ("topology", "forced", "transport"),
+    [
+        ('{"cpu:0": [[], []]}', None, "tcp"),
+        ('{"cpu:0": [["mlx5_0"], []]}', None, "rdma"),
+        ('{"cpu:0": [["mlx5_0"], []]}', "1", "tcp"),
+        ("", None, ""),
+    ],
+)
+def test_the_transport_follows_from_mooncakes_topology(monkeypatch, topology, forced, transport):
+    monkeypatch.delenv("MC_FORCE_TCP", raising=False)
+    if forced:
+        monkeypatch.setenv("MC_FORCE_TCP", forced)
+    assert mooncake_session._transport(SimpleNamespace(get_local_topology=lambda: topology)) == transport
+
+
 class Refusing:
     """The session; starts nothing, and notes whom it was asked to reach."""
 
@@ -225,7 +260,7 @@ class Refusing:
         self._session = session
         self.reached = []
 
-    def start(self, peer, *_, read=False):
+    def start(self, peer, *_, **__):
         self.reached.append(peer)
         return 0
 
