@@ -34,7 +34,7 @@ def mapped_modules() -> set[str]:
     for section in re.split(r"^### ", table[1], flags=re.MULTILINE)[1:]:
         heading, _, text = section.partition("\n")
         for path in re.findall(r"`([\w/]+\.py)`", text):
-            found.add(path if "/" in path or "," in heading else heading + path)
+            found.add(heading + path if heading.endswith("/") and "/" not in path else path)
     return found
 
 
