@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OWN_CODE = {"PYTHONPATH": str(ROOT / "connector")}
 """The connector beside these tests, which may be a copy with a fault in it, before the one that is installed."""
-STARTED_BY = ("tests.integration.backend_peer",)
+STARTED_BY = ("tests.integration.backend_peer", "tests.integration.connector_peer")
 """The modules whose processes come from here; each is imported before the first fork."""
 REQUEST_BYTES = 1 << 16
 FORK_S = 180.0

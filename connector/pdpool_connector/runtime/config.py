@@ -150,11 +150,10 @@ class ConnectorConfig:
         self._check_kinds()
         self._check_hosts()
         self._check_numbers()
+        self._check_ranks()
         self._check_facts()
         if self.backend not in BACKENDS:
             raise ValueError(f"backend={self.backend!r} is unknown: give one of {', '.join(BACKENDS)}")
-        if not 0 <= self.rank < max(len(self.instance), 1):
-            raise ValueError(f"rank={self.rank} is out of range: instance has the shards of {len(self.instance)} ranks")
         if self.instance:
             check_instance("instance", self.instance)
         if self.registry is not None:
@@ -207,6 +206,10 @@ class ConnectorConfig:
         if self.staging_bytes and not SLOT_BYTES <= self.staging_bytes <= MAX_STAGING_BYTES:
             bounds = f"{SLOT_BYTES} to {MAX_STAGING_BYTES}"
             raise ValueError(f"staging_bytes={self.staging_bytes} is out of range: give 0 (none) or {bounds} bytes")
+
+    def _check_ranks(self) -> None:
+        if not 0 <= self.rank < max(len(self.instance), 1):
+            raise ValueError(f"rank={self.rank} is out of range: instance has the shards of {len(self.instance)} ranks")
         if not 1 <= self.connectors_of_pod <= MAX_RANKS:
             raise ValueError(f"pod_ranks={self.pod_ranks} is out of range: give 1 to {MAX_RANKS}")
         if not 0 <= self.number_in_pod < self.connectors_of_pod:

@@ -45,7 +45,7 @@ class DataConnection:
         return self._clock() >= self._retry_at
 
     def connect_again(self, why: str) -> None:
-        """Give up the connection, over which nothing may be under way, and make another; `failure` says why that failed."""
+        """Replace the connection, over which nothing may be under way; `failure` says why that failed."""
         begun, was_down = self._clock(), bool(self.failure)
         if not was_down:
             log.warning("the data connection to peer %s has broken and is made again: %s", self._peer[:8], why)

@@ -40,8 +40,11 @@ VARIABLES: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "PDPOOL_FLIGHT_DIR": ("flight_dir", Path),
     "PDPOOL_ADMIN_SOCKET": ("admin_socket", Path),
 }
-"""Field of the configuration and reader of the text, by variable. Beside these there are PDPOOL_POD_IP, which stands in
-for PDPOOL_ADVERTISE_HOST, and PDPOOL_OPERATOR_KEY, a file with the operator's public key, which needs PDPOOL_POD_UID."""
+"""Field of the configuration and reader of the text, by variable.
+
+Two more are read: PDPOOL_POD_IP in place of a missing PDPOOL_ADVERTISE_HOST, and PDPOOL_OPERATOR_KEY, a file with the
+operator's public key, which needs PDPOOL_POD_UID.
+"""
 
 
 def read_environment(environ: Mapping[str, str], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class OutcomeLog:
         """The attempts whose pages are held now; each is named once, when it becomes one."""
         now = set(attempts)
         for attempt in now - self._held:
-            self._say(logging.WARNING, "%s attempt=%s held: its pages stay back until there is proof that its peer is dead", attempt)
+            self._say(logging.WARNING, "%s attempt=%s held: its pages stay back until its peer is proved dead", attempt)
         self._held = now
 
     def _ended(self, transfer: Transfer, status: TransferStatus) -> None:

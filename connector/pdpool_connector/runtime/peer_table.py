@@ -281,7 +281,7 @@ class PeerTable:
             self._owner.send_to(peer.route, bye)
 
     def join(self, deadline: float) -> bool:
-        """Wait for closed workers until `deadline` (monotonic clock). True when all have ended. For the closing thread."""
+        """Wait for closed workers until `deadline` (monotonic). True when all have ended. For the closing thread."""
         return join_all([peer.worker for peer in list(self)], deadline)
 
 

@@ -277,9 +277,8 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
             if failure:
                 failed = ended(effect, WriteResult.FAILED, 0, failure)
                 self._reactor.post(partial(self._on_writes_ended, [failed]))
-        elif isinstance(effect, StopWriting):
-            if (peer := self._peers.get(effect.peer)) is not None:
-                peer.worker.stop(self._writes.get(effect.attempt, set()))
+        elif isinstance(effect, StopWriting) and (peer := self._peers.get(effect.peer)) is not None:
+            peer.worker.stop(self._writes.get(effect.attempt, set()))
 
     def _write(self, write: Write) -> str:
         """Pass a write on to its peer's worker, or return why nothing is under way."""

@@ -128,7 +128,7 @@ class Transfer:
                 self._waiting.remove(changed)
 
     def _attach(self, release: Callable[[], None]) -> None:
-        """Call `release` once the hand-off is releasable; now if it is already. `release` must neither block nor raise."""
+        """Call `release` once the hand-off is releasable; now if it is already. It must neither block nor raise."""
         with self._lock:
             if not _is_over(self.status):
                 self._attached.append(release)

@@ -102,7 +102,7 @@ def as_proof(proof: Proof) -> Proof:
 
 
 def as_aux_row(slot: SupportsIndex | None, memory: KVMemory, role: Role, *, required: bool) -> int | None:
-    """Number of an aux row, or None. Raises ValueError for one outside the memory, and where a required one is missing."""
+    """Number of an aux row, or None. Raises ValueError for one outside the memory, and for a missing required one."""
     has = f"{role}'s memory has " + (closed("aux rows", memory.aux_rows) if memory.aux_rows else "no aux rows")
     if slot is None:
         if required and memory.aux_rows:

@@ -19,8 +19,8 @@ MAX_LIFE_S: Final = 60
 SKEW_S: Final = 5
 """How far the clocks of operator and pod may differ."""
 REGISTRATION_LIFE_S: Final = 5
-"""A token for a registration is valid for as long as the lease that it gives: a replay to a registry that was restarted,
-and does not know it, extends no lease for longer."""
+"""A token for a registration is valid for one lease: a registry that was restarted does not know it, and a replay there
+must not extend a lease for longer."""
 MAX_USED: Final = 4096
 """Tokens of operators remembered as used; more within their life are refused."""
 MAX_USED_REGISTRATIONS: Final = 1 << 15

@@ -86,6 +86,7 @@ class Bench:
         *,
         kv: bool = True,
         shares: bool = False,
+        sums=None,
     ) -> None:
         self.backend = backend
         self.kept: Queue[tuple[AttemptId, Reservation]] = Queue()
@@ -101,8 +102,8 @@ class Bench:
             remote,
             kv=kv,
             shares=shares,
-            sums=PageSums(memory),
-            checksum_rate=0.0,
+            sums=sums or PageSums(memory),
+            checksum_rate=0.0 if sums is None else 1.0,
             timeouts=Timeouts(),
             staging=staging,
             connected=self.connected.put,

@@ -5,7 +5,6 @@ import threading
 import time
 
 import numpy as np
-import pytest
 from pdpool_connector import Cause, DecodeConnector, Phase, PrefillConnector
 from pdpool_connector.protocol.status import TransferStatus
 from pdpool_connector.runtime.transfer import Transfer

@@ -180,7 +180,7 @@ class TestAbort:
         target = pair.open_decode()
         target.abort("gone")
         target.wait(WAIT_S)
-        with pytest.raises(HandoffError, match="room 7.*aborted: gone") as raised:
+        with pytest.raises(HandoffError, match=r"room 7.*aborted: gone") as raised:
             target.raise_for_status()
         assert raised.value.status == target.status
 
@@ -228,7 +228,7 @@ class TestReady:
         source.send([1], start=0, ready=computed.is_set)
         source.send([2], start=1, last=True)
         wait_for(source, Phase.READY)
-        with pytest.raises(TimeoutError, match="room 7, request 'request 7' has not ended within 0.1 s"):
+        with pytest.raises(TimeoutError, match=r"room 7, request 'request 7' has not ended within 0\.1 s"):
             source.wait(0.1)
         assert source.status.phase is Phase.READY
         computed.set()

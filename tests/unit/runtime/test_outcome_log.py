@@ -1,4 +1,4 @@
-"""Each end of a hand-off is logged once, with what finds it in the log of the other side; a storm of ends stays short."""
+"""Each end of a hand-off is logged once, with what finds it in the log of the other side, at a bounded rate."""
 
 import logging
 

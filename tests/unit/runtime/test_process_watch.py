@@ -26,7 +26,7 @@ from tests.descriptors import descriptors
 class MachineDriver:
     """Its turns, one by one; `ends` is what the kernel's table says of who holds the other ends of our connections."""
 
-    def __init__(self, engine: str = "nixl") -> None:
+    def __init__(self, engine: str = "nixl", timeouts: Timeouts | None = None) -> None:
         self.readers: dict[int, object] = {}
         self.timers: list = []
         self.soon_lost: list = []
@@ -44,7 +44,7 @@ class MachineDriver:
             lost=self.lost.append,
             fence=lambda peer, proofs: self.fenced.append((peer, {type(proof) for proof in proofs})),
             wanted=lambda peer: peer in self.concerns,
-            timeouts=Timeouts(),
+            timeouts=timeouts or Timeouts(),
         )
 
     def look(self, _pid: int) -> list[frozenset[Holder]]:
@@ -147,8 +147,7 @@ def test_a_living_peer_is_not_lost_by_news_of_another_descriptor_that_had_the_sa
     assert owner.fenced == [("peer", {ProcessExited, ConnectionsEnded})]
 
 
-def test_what_had_come_in_when_a_peer_was_seen_to_have_exited_is_heard_before_it_is_fenced(process, monkeypatch):
-    monkeypatch.setattr(module, "GRACE_S", 0.0)
+def test_what_had_come_in_when_a_peer_was_seen_to_have_exited_is_heard_before_it_is_fenced(process):
     said: list[str] = []
     reactor = Reactor("test", **dict.fromkeys(("after_turn", "at_rest", "at_end", "torn"), lambda: None))
     fenced = threading.Event()
@@ -161,6 +160,7 @@ def test_what_had_come_in_when_a_peer_was_seen_to_have_exited_is_heard_before_it
         lost=said.append,
         fence=lambda *_: (said.append("fenced"), fenced.set()),
         wanted=lambda _: True,
+        timeouts=Timeouts(lost_grace_s=1e-9),
     )
     watch.watch("peer", msgspec.structs.replace(this_process(), pid=process.pid, started=started_at(process.pid)))
     with contextlib.ExitStack() as undo:
