@@ -18,8 +18,6 @@ _MAKE: Mapping[str, Callable[[], tuple[Fuzzed, Sequence[bytes]]]] = MappingProxy
         "state": looks.state,
         "prefill": machines.prefill,
         "decode": machines.decode,
-        "prefill_read": machines.prefill_read,
-        "decode_read": machines.decode_read,
     }
 )
 
