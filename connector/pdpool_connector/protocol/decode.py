@@ -237,22 +237,26 @@ class DecodeMachine(Machine[DecodeState]):
             return
         attempt.memory = event
         if self._linked(attempt):
-            self._send_news(attempt)
+            self._note_offered(attempt)
+            for writer in attempt.unsettled_peers:
+                self._send_offer(writer, attempt)  # its Open is on the way already
+            attempt.retry_s = self.timeouts.retry_first_s
+            self._nudge_later(attempt)
 
     def _linked(self, attempt: DecodeAttempt) -> bool:
         """Whether the attempt was sent to its writers, and all of them are connected now."""
         linked = {writer.incarnation for writer in self._links.get(attempt.params.prefill, ())}
         return bool(attempt.writers) and linked.issuperset(attempt.writers)
 
-    def _send_news(self, attempt: DecodeAttempt) -> None:
-        """Send the writers what they may not know, at once and then with back-off from the start.
+    def _note_offered(self, attempt: DecodeAttempt) -> None:
+        attempt.offered = True
+        self._move(attempt, Trigger.OFFERED)
+        self._report(attempt)
 
-        The writers may be new, memory may have come, or a rebuilt connection may have lost frames.
-        """
+    def _send_news(self, attempt: DecodeAttempt) -> None:
+        """Send all that new writers must know, or what a rebuilt connection may have lost; back-off begins again."""
         if attempt.state is S.OPENED and attempt.memory is not None and self._linked(attempt):
-            attempt.offered = True
-            self._move(attempt, Trigger.OFFERED)
-            self._report(attempt)
+            self._note_offered(attempt)
         attempt.retry_s = self.timeouts.retry_first_s
         self._nudge(attempt)
 
@@ -442,6 +446,9 @@ class DecodeMachine(Machine[DecodeState]):
         """Send each unsettled writer what it has not answered; again later, with back-off."""
         for writer in attempt.unsettled_peers:
             self._send_unanswered(writer, attempt)
+        self._nudge_later(attempt)
+
+    def _nudge_later(self, attempt: DecodeAttempt) -> None:
         asking = attempt.cause is None and attempt.answered
         self._timers.set(("nudge", attempt), self._now + (self.timeouts.query_s if asking else attempt.retry_s))
         attempt.retry_s = min(2 * attempt.retry_s, self.timeouts.retry_max_s)

@@ -82,7 +82,7 @@ row, because the experiment needs hardware that was not there.
 
 
 class InsufficientProofError(ValueError):
-    """The proofs do not suffice for the transfer backend in use and changed nothing. The message names what suffices."""
+    """The proofs do not suffice for this transfer backend and changed nothing. The message names what suffices."""
 
 
 def judge(backend: str, proofs: Sequence[Proof], *, sending: bool = False) -> None:
