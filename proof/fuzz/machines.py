@@ -91,7 +91,14 @@ def _changed(data: Bytes) -> f.AttemptFrame:
         "attempt": f.AttemptId((A, B, ME)[data.below(3)], data.below(6)),
         "room": data.below(3),
     }
-    for name, value in FIELDS: Sequence[tuple[str, Callable[[Bytes], Any]]] = (
+    for name, value in FIELDS:
+        if name in sample.__struct_fields__:
+            changes[name] = value(data)
+    return msgspec.structs.replace(sample, **changes)
+
+
+SAMPLES = sample_frames()
+FIELDS: Sequence[tuple[str, Callable[[Bytes], Any]]] = (
     ("request_id", lambda data: f"r{data.below(3)}"),
     ("prompt", Bytes.prompt),
     ("pages", Bytes.ids),

@@ -9,8 +9,8 @@ from tests.simulation import random_world
 from tests.simulation.common import Machines, ViolationError
 from tests.simulation.explore import SCENARIOS, Explorer
 from tests.simulation.machine_mutants import MUTANTS
-from tests.simulation.mutants import faulty_machines
-from tests.simulation.wiring import WIRING, NotTriedError, caught_by, outcome_of
+from tests.simulation.mutants import NotTriedError, faulty_machines
+from tests.simulation.wiring import WIRING, caught_by, outcome_of
 
 EASY_RUNS = 100
 """Random runs that catch most mutants; the small worlds are searched for the others, then more runs follow."""

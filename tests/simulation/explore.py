@@ -37,7 +37,9 @@ SCENARIOS = (
     Scenario("one request, a crash or a broken connection", (1,), 1, breaks=1, crashes=1, decode=2),
     Scenario("one request, an abort and a data-plane error", (1,), 1, aborts=1, errors=1, prefill=2),
     Scenario("one request, a crash or a broken connection", (1,), 1, breaks=1, crashes=1, prefill=2),
-    Scenario("one request, an abort, a broken connection, no deadline passes", (1,), 1, aborts=1, breaks=1, timely=True),
+    Scenario(
+        "one request, an abort, a broken connection, no deadline passes", (1,), 1, aborts=1, breaks=1, timely=True
+    ),
 )
 
 

@@ -27,8 +27,8 @@ class NotTriedError(Exception):
 class Mutant(NamedTuple):
     """A fault put back on purpose: in `function` of `file`, `old` becomes `new`.
 
-    `hazard`: the entry of the catalogue of hazards that it brings back. `why`: what is wrong then. `function`: qualified
-    name, "" for the module. `old`: one expression, or statements in a row; a body `...` stands for any body. `new`: ""
+    `hazard`: the entry of the catalogue of hazards that it brings back. `why`: what is wrong then. `function`: its
+    qualified name, "" for the module. `old`: one expression, or statements in a row; a body `...` stands for any body. `new`: ""
     deletes statements. `old` is there exactly once. `tests`: pytest's arguments that must fail, where the simulation
     cannot see the fault; `sign` must be in the name of the test that fails.
     """
@@ -97,7 +97,9 @@ def _same(pattern: Any, node: Any) -> bool:
     """Whether the two mean the same code; a pattern's body of `...` means any."""
     if isinstance(pattern, ast.AST):
         fields = (name for name in pattern._fields if name not in ("ctx", "type_comment"))
-        return type(pattern) is type(node) and all(_same(getattr(pattern, n, None), getattr(node, n, None)) for n in fields)
+        return type(pattern) is type(node) and all(
+            _same(getattr(pattern, n, None), getattr(node, n, None)) for n in fields
+        )
     if isinstance(pattern, list):
         if len(pattern) == 1 and ast.unparse(pattern[0]) == "...":
             return isinstance(node, list)

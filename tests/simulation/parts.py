@@ -81,12 +81,14 @@ class Half:
 class Process:
     """`slot` is the place (instance and rank), `incarnation` the life in it; a crash ends the life, not the place.
 
-    `content`: by pool, unit and rank of the writer, the prompt and index that was written.
+    `scale`: memory, in multiples of UNITS. `content`: by pool, unit and rank of the writer, the prompt and index that
+    was written.
     """
 
     slot: str
     incarnation: str
     machine: Any
+    scale: int = 1
     alive: bool = True
     frozen: bool = False
     fenced: bool = False
@@ -113,7 +115,7 @@ class Process:
 
     def free(self, pool: str) -> list[int]:
         """Units that no half has."""
-        return [unit for unit in range(UNITS[pool]) if (pool, unit) not in self.owner]
+        return [unit for unit in range(UNITS[pool] * self.scale) if (pool, unit) not in self.owner]
 
     def has(self, size: dict[str, int]) -> bool:
         """Whether there is memory for a half."""

@@ -101,15 +101,16 @@ def containers(machine: Any) -> list[tuple[str, Any]]:
     seen: set[int] = set()
 
     def look(value: Any) -> None:
-        if id(value) in seen or _is_plain(type(value)):
+        kind: Any = type(value)
+        if id(value) in seen or _is_plain(kind):
             return
         seen.add(id(value))
-        for name, item in _attributes(value):
+        for name, item in _attributes(value) if hasattr(value, "__dict__") or _slots(kind) else ():
             if name in UNSEEN or isinstance(item, Timers):
                 continue
             if isinstance(item, dict | set | list | deque):
                 found.append((name, item))
-            elif hasattr(item, "__dict__") or _slots(type(item)):
+            else:
                 look(item)
 
     look(machine)

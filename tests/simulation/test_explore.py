@@ -5,10 +5,11 @@ from pdpool_connector.protocol.events import Tick
 
 from tests.simulation.common import ViolationError
 from tests.simulation.ending import everyones
-from tests.simulation.explore import SCENARIOS, Explorer, Scenario
+from tests.simulation.explore import SCENARIOS, Explorer
 from tests.simulation.machine_mutants import MUTANTS
 from tests.simulation.mutants import faulty_machines
 from tests.simulation.parts import Ask
+from tests.simulation.scene import Scenario
 from tests.simulation.snapshot import copied, form
 from tests.simulation.world import World
 

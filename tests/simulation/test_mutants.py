@@ -2,6 +2,8 @@
 
 import ast
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -26,12 +28,13 @@ class Table:
     def drop(self, key):
         return self.rows.pop(key, None)
 """
-QUICK = ("releases on abort", "one writer's result is enough", "a late Open resurrects", "the prompt is not compared")
+Table = Callable[..., str]
+QUICK = ("releases on abort", "one writer's result is enough", "a late Open resurrects", "prompts are not compared")
 """A few that show in seconds that the simulation notices faults."""
 
 
 @pytest.fixture
-def table(tmp_path, monkeypatch):
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
     monkeypatch.setattr(mutants, "PACKAGE", tmp_path)
     (tmp_path / "table.py").write_text(SOURCE)
 
@@ -42,18 +45,18 @@ def table(tmp_path, monkeypatch):
 
 
 class TestMutated:
-    def test_expression_is_found_whatever_its_layout(self, table) -> None:
+    def test_expression_is_found_whatever_its_layout(self, table: Table) -> None:
         changed = table("self.rows.pop(key, None)", "None")
         assert changed.count("self.rows.pop(key, None)") == 1, "the other function is as it was"
 
-    def test_statements_in_a_row_are_replaced(self, table) -> None:
+    def test_statements_in_a_row_are_replaced(self, table: Table) -> None:
         changed = table("self.count += 1\nself.full = False", "self.count = 0")
         assert "self.count = 0\n        return None" in changed
 
-    def test_deleted_body_becomes_pass(self, table) -> None:
+    def test_deleted_body_becomes_pass(self, table: Table) -> None:
         assert "def drop(self, key):\n        pass" in table("return self.rows.pop(key, None)", "", "Table.drop")
 
-    def test_dots_stand_for_any_body(self, table) -> None:
+    def test_dots_stand_for_any_body(self, table: Table) -> None:
         assert "if key" not in table("if key in self.rows: ...", "")
 
     @pytest.mark.parametrize(
@@ -64,7 +67,7 @@ class TestMutated:
             ("key", "Table.gone", "has no Table.gone"),
         ],
     )
-    def test_code_that_is_not_there_once_is_refused(self, table, old: str, function: str, said: str) -> None:
+    def test_code_that_is_not_there_once_is_refused(self, table: Table, old: str, function: str, said: str) -> None:
         with pytest.raises(NotTriedError, match=said):
             table(old, "None", function)
 

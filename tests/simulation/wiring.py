@@ -1,12 +1,12 @@
 """Mutants of the runtime's wiring: a copy of the checkout with one fault in it, and the tests that must notice it."""
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import ast
 from pathlib import Path
 
 from tests.simulation.mutants import Mutant, NotTriedError, mutated
@@ -17,6 +17,7 @@ COPIED = ("connector", "tests", "pyproject.toml")
 LINKED = ("operator", "dev", "proof", "docs", "examples", "charts", "crds")
 """Read by tests, and never changed."""
 ONE_RUN_S = 240.0
+WIRING: dict[str, Mutant] = {}
 
 
 def outcome_of(tests: tuple[str, ...], mutant: Mutant | None = None) -> str:

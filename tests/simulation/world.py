@@ -51,20 +51,20 @@ TIMEOUTS = Timeouts(
     result_s=30.0,
     acked_s=8.0,
     max_attempts=64,
-    max_tombstones=14,
+    max_tombstones=24,
 )
 DEADLINE_S = 8.0
 LATE_S = 0.01
 PHASES = list(Phase)
 
-Action = tuple[str, Callable[[], None]]
+Action = tuple[str, Callable[[], object]]
 
 
 class World:
-    """`shape` maps each instance ("p0", "d1") to its number of ranks."""
+    """`shape` maps each instance ("p0", "d1") to its number of ranks. `scale`: see `Process`."""
 
-    def __init__(self, shape: dict[str, int], machines: Machines = MACHINES) -> None:
-        self.shape, self.machines = shape, machines
+    def __init__(self, shape: dict[str, int], machines: Machines = MACHINES, scale: int = 1) -> None:
+        self.shape, self.machines, self.scale = shape, machines, scale
         self.now = 0.0
         self.slots = [f"{instance}.{rank}" for instance, ranks in shape.items() for rank in range(ranks)]
         self.lives: Counter[str] = Counter()
@@ -97,13 +97,16 @@ class World:
         action[1]()
 
     def _engines(self) -> Iterator[Action]:
-        for ask, slot in self.to_post:
-            process = self.processes[slot]
-            if not process.frozen and (process.side == "d" or process.has(ask.size)):
-                yield f"{slot} opens r{ask.tag}", partial(self.post, ask, slot)
-        for process in self._running():
+        for ask, slot in self.postable():
+            yield f"{slot} opens r{ask.tag}", partial(self.post, ask, slot)
+        for process in self.running():
             for half in process.halves.values():
-                if process.side == "d" and not half.status.ended and not half.offered and process.has(_wanted(half.ask)):
+                if (
+                    process.side == "d"
+                    and not half.status.ended
+                    and not half.offered
+                    and process.has(_wanted(half.ask))
+                ):
                     yield f"{process.slot} offers r{half.ask.tag}", partial(self.offer, process, half)
                 elif process.side == "p" and not half.closed and not half.status.releasable:
                     left = half.ask.size["pages"] - half.sent
@@ -112,7 +115,7 @@ class World:
                         yield f"{process.slot} sends one page of r{half.ask.tag}", partial(self.send, process, half, 1)
 
     def _pairing(self) -> Iterator[Action]:
-        for process in self._running("d"):
+        for process in self.running("d"):
             for prefill in self.wanted(process):
                 ranks = self.ranks_of(prefill)
                 for rank in ranks:
@@ -132,11 +135,11 @@ class World:
         for flight in self.flights:
             if flight.left:
                 yield f"land {flight}", partial(self.land, flight)
-            if not flight.reported and flight.source.alive and not flight.source.frozen:
-                if not flight.left:
-                    yield f"landed {flight}", partial(self.settle, flight, WriteResult.LANDED)
-                elif flight.stopped:
-                    yield f"stopped {flight}", partial(self.settle, flight, WriteResult.STOPPED)
+        for flight in self.settleable():
+            if not flight.left:
+                yield f"landed {flight}", partial(self.settle, flight, WriteResult.LANDED)
+            elif flight.stopped:
+                yield f"stopped {flight}", partial(self.settle, flight, WriteResult.STOPPED)
 
     # --- Processes ---
 
@@ -145,11 +148,12 @@ class World:
         incarnation = f"{self.slots.index(slot):016x}{self.lives[slot]:016x}"
         self.lives[slot] += 1
         kind = self.machines.prefill if slot[0] == "p" else self.machines.decode
-        process = Process(slot, incarnation, kind(incarnation, TIMEOUTS))
+        process = Process(slot, incarnation, kind(incarnation, TIMEOUTS), self.scale)
         self.processes[slot] = self.everyone[incarnation] = process
         return process
 
-    def _running(self, side: str = "pd") -> list[Process]:
+    def running(self, side: str = "pd") -> list[Process]:
+        """Processes of a side, or of both, that are not frozen."""
         return [process for process in self.processes.values() if process.side in side and not process.frozen]
 
     def do(self, process: Process, event: Event) -> list[Half]:
@@ -164,28 +168,26 @@ class World:
         for effect in effects:
             match effect:
                 case Send(peer, AttemptFrame() as frame):
-                    if isinstance(frame, Offer):
-                        self._expose(process, frame)
-                    parsed = decode(encode(frame))
-                    assert isinstance(parsed, AttemptFrame)
-                    self.letters.append(Letter(process.slot, self.everyone[peer], parsed))
+                    self._mail(process, self.everyone[peer], frame)
                 case Report(handle, status):
                     changed.append(process.halves[handle])
                     self._report(process, process.halves[handle], status)
                 case Write():
                     self._fly(process, effect)
                 case StopWriting():
-                    for flight in self.flights:
-                        if flight.source is process and flight.write.attempt == effect.attempt:
-                            flight.stopped |= flight.write.peer == effect.peer
+                    self._stop(process, effect)
                 case Connect(prefill):
                     process.wants.add(prefill)
+        self._check_machine(process)
+        return changed
+
+    def _check_machine(self, process: Process) -> None:
         most = TIMEOUTS.max_tombstones
         require(process.machine.tombstones <= most, f"{process.slot} remembers more than {most} ended attempts")
         for flight in self.flights:
             failed = flight.source is process and flight.half.status.phase is Phase.FAILED
-            require(not failed or flight.stopped or flight.reported, f"{flight} goes on, but it failed: {flight.half}")
-        return changed
+            stopped = not failed or flight.stopped or flight.reported
+            require(stopped, "a failed hand-off is written on", flight.half, flight)
 
     def crash(self, slot: str) -> None:
         """The process is gone, and another one comes up in its place; its writes under way may land all the same."""
@@ -201,27 +203,34 @@ class World:
         require(not open_, f"{slot} has shut down over {open_}")
         self.crash(slot)
 
+    def freeze(self, slot: str) -> None:
+        """A process stops as by SIGSTOP, or goes on."""
+        self.processes[slot].frozen = not self.processes[slot].frozen
+
     def drain(self, slot: str) -> None:
         """It takes no new work from now on."""
-        self.do(self.processes[slot], Drain())
+        process = self.processes[slot]
+        self.do(process, Drain())
+        if process.side == "p":
+            require(not process.machine.queues.count("parked"), f"attempts wait at {slot}, which drains")
 
     def wait(self, seconds: float) -> None:
         """Time passes; every machine gets its tick when it is due."""
         end = self.now + seconds
         while True:
-            due = [p.machine.next_deadline for p in self._running()]
+            due = [p.machine.next_deadline for p in self.running()]
             self.now = min([end, *(max(when, self.now) for when in due if when is not None)])
             before = self.now
-            for process in self._running():
+            for process in self.running():
                 when = process.machine.next_deadline
                 if when is not None and when <= self.now:
                     self.do(process, Tick())
                     after = process.machine.next_deadline
                     require(after is None or after > before, f"a timer of {process.slot} is due at once again")
-            for process in self._running():
+            for process in self.running():
                 for half in process.halves.values():
                     late = not half.status.ended and self.now > half.opened + DEADLINE_S + LATE_S
-                    require(not late, f"a hand-off outlived its deadline: {half}")
+                    require(not late, "a hand-off outlived its deadline", half)
             if self.now >= end:
                 return
 
@@ -232,6 +241,11 @@ class World:
         self.asks.append(ask)
         for instance in (ask.prefill, ask.decode):
             self.to_post += [(ask, f"{instance}.{rank}") for rank in range(self.shape[instance])]
+
+    def postable(self) -> list[tuple[Ask, str]]:
+        """Requests that their engines can open now: prefill's needs memory to compute it."""
+        places = [(ask, slot, self.processes[slot]) for ask, slot in self.to_post]
+        return [(ask, slot) for ask, slot, p in places if not p.frozen and (p.side == "d" or p.has(ask.size))]
 
     def post(self, ask: Ask, slot: str) -> Half:
         """The engine of a rank opens its half of a request."""
@@ -245,6 +259,7 @@ class World:
             self.do(process, OpenRequest(half.handle, ask.room, rid, DEADLINE_S, prompt))
         else:
             self.do(process, OpenAttempt(half.handle, ask.prefill, ask.room, rid, DEADLINE_S, prompt))
+        require(half.status.ended or not process.machine.draining, "a draining process took work", half)
         return half
 
     def offer(self, process: Process, half: Half) -> None:
@@ -347,7 +362,7 @@ class World:
                 there.instance in (ask.prefill, ask.decode) and (ask.room, ask.prompt) == (mine.room, mine.prompt)
                 for ask in self.asks
             )
-            require(known, f"{event} changed a hand-off with others: {half}")
+            require(known, f"{event} changed a hand-off with others", half)
 
     def fence(self, dead: Process) -> None:
         """Proof that a dead process touches memory no more: its bytes have stopped, and then everybody gets it."""
@@ -355,13 +370,20 @@ class World:
         for flight in self.flights:
             if flight.target is dead:
                 flight.left.clear()
-        self.flights = [
-            one for one in self.flights if one.source is not dead and (one.left or (not one.reported and one.source.alive))
-        ]
+        self.flights = [one for one in self.flights if one.source is not dead and (one.left or not one.reported)]
         for process in self.processes.values():
             self._befall(process, dead, Fenced(dead.incarnation, "simulated"))
 
     # --- Network ---
+
+    def _mail(self, source: Process, target: Process, frame: AttemptFrame) -> None:
+        if isinstance(frame, Offer):
+            half = source.halves[frame.attempt.number]
+            require(half.offered and not half.status.ended, "memory is sent out that nobody offered", half)
+            half.exposed = True
+        parsed = decode(encode(frame))
+        assert isinstance(parsed, AttemptFrame)
+        self.letters.append(Letter(source.slot, target, parsed))
 
     def deliver(self, letter: Letter, *, again: bool = False) -> None:
         """A frame arrives, and with `again` will arrive once more."""
@@ -395,6 +417,15 @@ class World:
             units += [(pool, a, b, half.units[pool].index(a)) for a, b in zip(here[pool], there[pool], strict=True)]
         self.flights.append(Flight(write, source, target, half, units))
 
+    def _stop(self, source: Process, order: StopWriting) -> None:
+        for flight in self.flights:
+            of_it = flight.write.attempt == order.attempt and flight.write.peer == order.peer
+            flight.stopped |= flight.source is source and of_it
+
+    def settleable(self) -> list[Flight]:
+        """Writes whose result their writer can get."""
+        return [one for one in self.flights if not one.reported and one.source.alive and not one.source.frozen]
+
     def land(self, flight: Flight) -> None:
         """One more unit of a write is in place."""
         pool, here, there, index = flight.left.pop(0)
@@ -425,24 +456,19 @@ class World:
 
     # --- What engines learn ---
 
-    def _expose(self, process: Process, frame: Offer) -> None:
-        half = process.halves[frame.attempt.number]
-        require(half.offered and not half.status.ended, f"memory is sent out that nobody offered: {half}")
-        half.exposed = True
-
     def _report(self, process: Process, half: Half, status: TransferStatus) -> None:
         last = half.status
         half.statuses.append(status)
         if last.ended:
-            require((status.phase, status.cause) == (last.phase, last.cause), f"an ended hand-off changed: {half}")
-            require(status.releasable >= last.releasable, f"memory was releasable and is not any more: {half}")
-        require(PHASES.index(status.phase) >= PHASES.index(last.phase), f"a phase went back: {half}")
+            require((status.phase, status.cause) == (last.phase, last.cause), "an ended hand-off changed", half)
+            require(status.releasable >= last.releasable, "memory was releasable and is not any more", half)
+        require(PHASES.index(status.phase) >= PHASES.index(last.phase), "a phase went back", half)
         if status.ended and not last.ended:
             half.over = self.now
             self.happened[f"{process.side} {status.cause or 'done'}"] += 1
-            require(status.releasable or half.exposed, f"memory is kept that no peer was given: {half}")
+            require(status.releasable or half.exposed, "memory is kept that no peer was given", half)
         if process.side == "d":
-            require(half.offered or status.phase in (Phase.WAITING, Phase.FAILED), f"nothing was offered: {half}")
+            require(half.offered or status.phase in (Phase.WAITING, Phase.FAILED), "nothing was offered", half)
             if status.phase is Phase.DONE:
                 self._check_content(process, half)
         if status.releasable and not last.releasable:
@@ -450,7 +476,7 @@ class World:
                 mine = {(pool, unit) for pool, units in half.units.items() for unit in units}
                 target = flight.target is process and any((pool, unit) in mine for pool, _, unit, _ in flight.left)
                 source = flight.source is process and flight.half is half and bool(flight.left)
-                require(not source and not target, f"memory was given back while {flight} may touch it: {half}")
+                require(not source and not target, "memory was given back while a write may touch it", half, flight)
             process.give_back(half)
 
     def _check_content(self, process: Process, half: Half) -> None:
@@ -462,9 +488,9 @@ class World:
                 found = [process.content.get((pool, unit, writer)) for unit in mine]
                 start = half.ask.prefix if pool == "pages" else 0
                 wanted = [(half.ask.prompt, index) for index in range(start, start + len(mine))]
-                require(found == wanted, f"false success: {pool} hold {found} from rank {writer}: {half}")
+                require(found == wanted, f"false success: {pool} hold {found} from rank {writer}", half)
         moved = half.status.bytes_moved
-        require(moved == units, f"{moved} units are reported to have moved, not {units}: {half}")
+        require(moved == units, f"{moved} units are reported to have moved, not {units}", half)
 
 
 def _wanted(ask: Ask) -> dict[str, int]:
