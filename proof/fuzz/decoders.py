@@ -1,6 +1,6 @@
 """Everything that reads what a stranger sent: it may refuse with its own error, and do nothing else."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,9 +19,7 @@ from pdpool_connector.transport import bootstrap, registry
 from pdpool_connector.transport.http import Asked
 
 from proof.fuzz.allowance import Allowance
-
-Fuzzed = Callable[[bytes], None]
-A, B = "a" * 32, "b" * 32
+from proof.fuzz.samples import A, Fuzzed, sample_frames
 
 
 def frames() -> tuple[Fuzzed, Sequence[bytes]]:
@@ -127,27 +125,3 @@ class _Nobody:
         """Nothing to purge."""
         del older_than_s, message
         return 0
-
-
-def sample_frames() -> list[f.Frame]:
-    """One frame of each kind and a batch, as real connectors send them."""
-    attempt = f.AttemptId(A, 1)
-    plain: dict[str, Any] = {"version": f.VERSION_MAX, "sender": A}
-    head: dict[str, Any] = {**plain, "attempt": attempt, "room": 7}
-    opened = f.Open(**head, request_id="r", prompt=b"one", deadline_s=30.0)
-    offer = f.Offer(**head, pages=bytes(range(16)), prefix_pages=0, aux_slot=3, state=(b"\1\0\0\0", b""))
-    frames: list[f.Frame] = [
-        f.Hello(**plain, oldest_version=f.VERSION_MIN, address="h:1", memory=b"m", state=True),
-        f.HelloOk(**plain, memory=b"m"),
-        f.HelloRefused(**plain, reason="no", retry=True),
-        f.Goodbye(**plain, reason="bye"),
-        opened,
-        offer,
-        f.Accepted(**head, offered=True),
-        f.Ended(**head, cause="", settled=True, bytes_moved=4096, checksum=7),
-        f.Ended(**head, cause="aborted", settled=False, message="client left"),
-        f.Ack(**head),
-        f.Abort(**head, cause="aborted", message="client left", request_id="r", prompt=b"one"),
-        f.Query(**head),
-    ]
-    return [*frames, *f.batches([opened, offer, f.Query(**head)])]

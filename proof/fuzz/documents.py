@@ -32,7 +32,7 @@ from pdpool_connector.transport.tokens import (
 )
 
 from proof.fuzz.allowance import Allowance
-from proof.fuzz.decoders import A, B, Fuzzed, sample_frames
+from proof.fuzz.samples import A, B, Fuzzed, sample_frames
 
 NOW = 1_700_000_000.0
 POD = "pod-7"

@@ -33,7 +33,7 @@ from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.status import Cause, TransferStatus
 from pdpool_connector.protocol.timeouts import Timeouts
 
-from proof.fuzz.decoders import A, B, Fuzzed, sample_frames
+from proof.fuzz.samples import A, B, Fuzzed, sample_frames
 
 AnyMachine = PrefillMachine | DecodeMachine
 ME = "c" * 32

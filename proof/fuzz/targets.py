@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from proof.fuzz import decoders, documents, looks, machines, planes
-from proof.fuzz.decoders import Fuzzed
+from proof.fuzz.samples import Fuzzed
 
 _MAKE: Mapping[str, Callable[[], tuple[Fuzzed, Sequence[bytes]]]] = MappingProxyType(
     {

@@ -28,9 +28,9 @@ class Mutant(NamedTuple):
     """A fault put back on purpose: in `function` of `file`, `old` becomes `new`.
 
     `hazard`: the entry of the catalogue of hazards that it brings back. `why`: what is wrong then. `function`: its
-    qualified name, "" for the module. `old`: one expression, or statements in a row; a body `...` stands for any body. `new`: ""
-    deletes statements. `old` is there exactly once. `tests`: pytest's arguments that must fail, where the simulation
-    cannot see the fault; `sign` must be in the name of the test that fails.
+    qualified name, "" for the module. `old`: one expression, or statements in a row, there exactly once; a body `...`
+    stands for any body. `new`: "" deletes statements. `tests`: pytest's arguments that must fail, where the simulation
+    cannot see the fault; `sign`: the name of the test that must fail.
     """
 
     name: str
