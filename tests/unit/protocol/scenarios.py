@@ -120,10 +120,18 @@ class RandomPrefill:
 
     def step(self) -> None:
         before = len(self.side.effects)
-        self.random.choice(
-            [self.request, self.open, self.open, self.offer, self.offer, self.send, self.send, self.land, self.land]
-            + [self.land, self.abort, self.frame, self.frame, self.wait, self.wait, self.peer]
-        )()
+        steps = [
+            self.request,
+            self.open,
+            self.offer,
+            self.send,
+            self.land,
+            self.abort,
+            self.frame,
+            self.wait,
+            self.peer,
+        ]
+        self.random.choices(steps, [1, 2, 2, 2, 3, 1, 2, 2, 1])[0]()
         self.open_writes += writes(self.side.effects[before:])
 
     def request(self) -> None:
@@ -188,10 +196,8 @@ class RandomDecode:
         self.handles = 0
 
     def step(self) -> None:
-        self.random.choice(
-            [self.open, self.open, self.offer, self.offer, self.offer, self.frame, self.frame, self.frame]
-            + [self.frame, self.abort, self.wait, self.wait, self.peer, self.side.link]
-        )()
+        steps = [self.open, self.offer, self.frame, self.abort, self.wait, self.peer, self.side.link]
+        self.random.choices(steps, [2, 3, 4, 1, 2, 1, 1])[0]()
 
     def open(self) -> None:
         self.handles += 1
@@ -228,4 +234,3 @@ class RandomDecode:
             self.side.do(Unlinked("p:1"))
         else:
             self.side.do(PeerLost(PREFILL, "connection ended"))
-

@@ -76,12 +76,8 @@ def test_every_shown_request_gets_one_status(views) -> None:
 def test_done_needs_all_and_failed_needs_one(views) -> None:
     for key, status in agree(views).items():
         shown = [view.get(key) for view in views]
-        assert (status.phase is Phase.DONE) == all(
-            one is not None and one.phase is Phase.DONE for one in shown
-        )
-        assert (status.phase is Phase.FAILED) == any(
-            one is not None and one.phase is Phase.FAILED for one in shown
-        )
+        assert (status.phase is Phase.DONE) == all(one is not None and one.phase is Phase.DONE for one in shown)
+        assert (status.phase is Phase.FAILED) == any(one is not None and one.phase is Phase.FAILED for one in shown)
         assert status.absent == tuple(rank for rank, status in enumerate(shown) if status is None)
 
 
