@@ -22,8 +22,8 @@ _DECODE = (
      "attempt.settled.update(attempt.writers)\nself._move(attempt, Trigger.SETTLED)\nself._finalize(attempt)"),
     ("a lost connection is a proof", "H9", "the loss of a connection settles the writer",
      "decode DecodeMachine._on_lost", "self._fail(attempt, Cause.PEER_LOST, event.message)",
-     "attempt.settled.add(event.peer)\nself._fail(attempt, Cause.PEER_LOST, event.message)\n"
-     "self._end_if_settled(attempt)"),
+     ("attempt.settled.add(event.peer)\nself._fail(attempt, Cause.PEER_LOST, event.message)\n"
+      "self._end_if_settled(attempt)")),
     ("an early attempt outlives its peer", "H31", "an attempt without memory does not end when its peer is lost",
      "decode DecodeMachine._on_lost", "event.peer in attempt.unsettled_peers",
      "attempt.offered and event.peer in attempt.unsettled_peers"),
