@@ -4,9 +4,9 @@ One machine serves all hand-offs, so a ring of the whole machine could not repla
 that happened in one room. That is all that can change a hand-off there, because only halves of one room match. Routers
 draw rooms at random, so a trace has one hand-off, or the samples of one request.
 
-Events that change all hand-offs (a peer, a link, a fence, drain, shutdown) are kept once, and are merged into a trace
-when it is read. A tick belongs to the traces whose timers it fired. Bounds of the whole machine are not recorded: the
-trace of a hand-off that was refused because a table was full does not replay, and the replay shows the difference.
+Some events change all hand-offs: a peer, a link, a fence, drain, shutdown. They are kept once, and merged into a trace
+when it is read. A tick belongs to the traces whose timers it fired. Bounds of the whole machine are not recorded. So
+the trace of a hand-off that was refused because a table was full does not replay; the replay shows the difference.
 """
 
 from collections import deque

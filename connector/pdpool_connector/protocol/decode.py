@@ -86,11 +86,6 @@ class DecodeAttempt:
         return self.params.room
 
     @property
-    def prompt(self) -> bytes:
-        """See `frames.Prompt`."""
-        return self.params.prompt
-
-    @property
     def pages(self) -> int:
         """How many pages the engine has offered for it."""
         return len(self.memory.pages) // f.PAGE_ID_BYTES if self.memory is not None else 0

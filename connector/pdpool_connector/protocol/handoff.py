@@ -151,11 +151,6 @@ class RankExchange:
         return self.handoff.room
 
     @property
-    def prompt(self) -> bytes:
-        """The hand-off's prompt."""
-        return self.handoff.prompt
-
-    @property
     def attempt(self) -> AttemptId:
         """The attempt that claimed this exchange; only asked of claimed ones."""
         assert self.opened is not None

@@ -1,8 +1,8 @@
 """The common status of a request on all ranks of one instance, found by key and never by position. Pure.
 
 The engine gathers the view of each rank with a collective of its own; a rank without hand-offs takes part with an empty
-view. So all ranks compute the same statuses from the same views. A rank shows a hand-off that has ended there until the
-common status has ended as well, because the other ranks know only what is shown.
+view. So all ranks compute the same statuses from the same views. The other ranks know only what a rank shows. So a rank
+shows a hand-off that has ended there until its common status has ended as well.
 """
 
 from collections.abc import Mapping, Sequence

@@ -19,9 +19,10 @@ def prefill_may_release(exchange: "RankExchange") -> bool:
 
     Two conditions hold together:
 
-    - The exchange is over: prefill submits no further write for it.
-    - It is settled: each write that was submitted has ended, and no write ended as `UNSETTLED`. A fence of the decode
-      process settles it as well, because a dead process cannot take later contents of these pages for its own.
+    1. The exchange is over: prefill submits no further write for it.
+
+    2. It is settled: each write that was submitted has ended, and none ended as `UNSETTLED`. A fence of the decode
+       process settles it as well: a dead process cannot take later contents of these pages for its own.
 
     The pages of a hand-off are free when this holds for each of its exchanges.
     """
@@ -33,8 +34,9 @@ def decode_may_release(attempt: "DecodeAttempt") -> bool:
 
     The attempt is over, and one of these holds:
 
-    - Its memory was sent to no peer.
-    - Each writer has sent a settled `Ended`, or is fenced: none can write to these pages any more.
+    1. Its memory was sent to no peer.
+
+    2. Each writer has sent a settled `Ended`, or is fenced. So none can write to these pages any more.
 
     Neither a deadline nor the loss of a connection is such a proof: a write may still be on its way.
     """

@@ -1,25 +1,31 @@
-"""Whatever happens to the machines, the trace of each hand-off replays alone, and a change of behaviour is found."""
+"""The trace of each hand-off replays alone, and a change of behaviour is found."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from pdpool_connector.flight import recorder as recorder_module
 from pdpool_connector.flight.files import merged
-from pdpool_connector.flight.record import Header, Record, RecordError, decode_record, encode_record
+from pdpool_connector.flight.record import Header, Record, RecordError, Step, decode_record, encode_record
 from pdpool_connector.flight.recorder import RING, Recorder
 from pdpool_connector.flight.replay import MACHINES, replay
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.decode import DecodeMachine
 from pdpool_connector.protocol.events import (
+    AbortTransfer,
     Event,
+    Linked,
     OfferPages,
     OpenAttempt,
     OpenRequest,
+    PeerLost,
+    PeerReady,
     Received,
     Report,
     StopWriting,
     Tick,
     WriteEnded,
+    Writer,
 )
 from pdpool_connector.protocol.prefill import PrefillMachine
 
@@ -30,7 +36,7 @@ from tests.unit.protocol.scenarios import (
     RandomPrefill,
     play,
 )
-from tests.unit.protocol.sides import TIMEOUTS, Decode, Prefill, Side
+from tests.unit.protocol.sides import TIMEOUTS, Decode, Prefill, Side, ended
 
 ME = "a" * 32
 BOUNDS = (
@@ -157,6 +163,38 @@ def test_altered_effect_is_a_difference(records: list[Record]) -> None:
     last = record.steps[-1]
     altered = Record(record.header, (*record.steps[:-1], last._replace(effects=last.effects[:-1])))
     assert replay(altered).difference.step == len(record.steps)
+
+
+def test_fault_of_machine_is_part_of_trace(monkeypatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(PrefillMachine, "_on_abort_transfer", broken)
+    event = AbortTransfer(1, "client left")
+    with recording() as found:
+        side = Prefill()
+        side.request()
+        side.wait(TIMEOUTS.match_s + 0.1)
+    (record,) = found
+    steps = (*record.steps[:2], Step(1.0, event, (), "ZeroDivisionError"))
+    assert replay(Record(record.header, steps)).difference is None
+    monkeypatch.undo()
+    assert "ZeroDivisionError" in replay(Record(record.header, steps)).difference.recorded
+
+
+def test_state_of_old_events_for_all_stays(monkeypatch) -> None:
+    monkeypatch.setattr(recorder_module, "WIDE", 2)
+    with recording() as found:
+        side = Decode()
+        for number in range(10):
+            side.do(PeerReady(f"{number:032x}", f.VERSION_MAX))
+            side.do(Linked(f"q:{number}", (Writer(f"{number:032x}"),)))
+            side.do(PeerLost(f"{number:032x}", "gone"))
+        side.offered()
+        side.receive(ended())
+    (record,) = found
+    assert [type(step.event).__name__ for step in record.steps[:2]] == ["PeerReady", "Linked"]
+    assert replay(record).difference is None
 
 
 def waiting(recorder: Recorder, rooms: int) -> Iterator[PrefillMachine]:

@@ -77,7 +77,7 @@ def sent(effects: list[Effect], kind: type[f.Frame] | None = None) -> list[f.Fra
 
 
 def names(effects: list[Effect]) -> list[str]:
-    """The frames that were sent: their types, and what tells two of one type apart."""
+    """The frames that were sent, by type, with the fields that matter most."""
     return [_name(frame) for frame in sent(effects)]
 
 

@@ -13,6 +13,7 @@ from pdpool_connector.protocol.fence import (
     Proof,
     describe,
     judge,
+    kinds_of,
 )
 
 EXITED = ProcessExited(pid=7, seen_by="decode")
@@ -69,5 +70,6 @@ def test_every_row_needs_end_of_process() -> None:
 @pytest.mark.parametrize("proof", [EXITED, ENDED, TERMINATED, REBOOTED, OFF])
 def test_proof_survives_json_and_logs_all_fields(proof: Proof) -> None:
     assert msgspec.json.decode(msgspec.json.encode(proof), type=Proof) == proof
+    assert kinds_of([proof]).replace(" ", "_") in msgspec.json.encode(proof).decode()
     for value in msgspec.structs.astuple(proof):
         assert repr(value) in describe([proof])

@@ -1,4 +1,4 @@
-"""What both machines share, and what holds for them whatever happens."""
+"""What both machines share, and what holds for them under random events."""
 
 import copy
 
