@@ -16,7 +16,7 @@ EASY_RUNS = 100
 """Random runs that catch most mutants; the small worlds are searched for the others, then more runs follow."""
 DEPTH_S = 180.0
 """CPU time within which each scenario must come to its least depth, about fifty times of what that takes."""
-SEARCH_S = 2.0, 8.0
+SEARCH_S = 1.5, 8.0
 """CPU time of each small world, at first and when nothing else has caught the mutant."""
 
 

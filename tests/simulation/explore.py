@@ -26,6 +26,9 @@ ROUNDS = 400
 
 
 SCENARIOS = (
+    Scenario(
+        "one request, an abort, a broken connection, no deadline passes", (1,), 1, aborts=1, breaks=1, timely=True
+    ),
     Scenario("one request in two writes, aborts and data-plane errors", (2,), 2, aborts=2, errors=1),
     Scenario("one request, aborts and broken connections", (1,), 1, aborts=1, breaks=2),
     Scenario("one request, aborts and crashes of both sides", (1,), 1, aborts=1, crashes=2),
@@ -37,9 +40,6 @@ SCENARIOS = (
     Scenario("one request, a crash or a broken connection", (1,), 1, breaks=1, crashes=1, decode=2),
     Scenario("one request, an abort and a data-plane error", (1,), 1, aborts=1, errors=1, prefill=2),
     Scenario("one request, a crash or a broken connection", (1,), 1, breaks=1, crashes=1, prefill=2),
-    Scenario(
-        "one request, an abort, a broken connection, no deadline passes", (1,), 1, aborts=1, breaks=1, timely=True
-    ),
 )
 
 
@@ -81,7 +81,8 @@ class Explorer(SmallWorld):
         while level:
             following: list[tuple[int, State]] = []
             for at, (number, state) in enumerate(level):
-                if time.process_time() - begun > (cpu_s if self.depth >= least_depth else most_s):
+                most = cpu_s if self.depth >= least_depth else most_s
+                if at % 16 == 0 and time.process_time() - begun > most:  # the call is slow on some machines
                     return
                 if progress is not None and at % 1000 == 0:
                     progress(self.depth, len(self.parents))

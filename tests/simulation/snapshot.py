@@ -6,11 +6,12 @@ in the order in which they are found, and attributes that only count are left ou
 
 from collections import deque
 from collections.abc import Hashable
-from copy import deepcopy
+from copy import copy
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -23,9 +24,33 @@ UNSEEN = frozenset({"queues", "fired", "_effects", "_now", "timeouts", "incarnat
 
 
 def copied(machine: Any) -> Any:
-    """A machine in the same state that shares nothing with the first that can change."""
-    labels = machine.queues._labels
-    return deepcopy(machine, {id(labels): labels})
+    """A machine in the same state that shares nothing with the first that can change. Faster than `deepcopy`."""
+    return _copied(machine, {})
+
+
+def _copied(value: Any, done: dict[int, Any]) -> Any:
+    kind: Any = type(value)
+    if _is_plain(kind):
+        return value
+    if id(value) in done:
+        return done[id(value)]
+    new: Any
+    if issubclass(kind, tuple):
+        return tuple.__new__(kind, [_copied(item, done) for item in value])
+    if kind is count:
+        new = done[id(value)] = copy(value)
+    elif issubclass(kind, dict):
+        new = done[id(value)] = kind()
+        for key, item in value.items():
+            new[_copied(key, done)] = _copied(item, done)
+    elif issubclass(kind, set | list | deque):
+        new = done[id(value)] = kind()
+        (new.update if kind is set else new.extend)([_copied(item, done) for item in value])
+    else:
+        new = done[id(value)] = copy(value) if isinstance(value, msgspec.Struct) else object.__new__(kind)
+        for name, item in _attributes(value):
+            setattr(new, name, _copied(item, done))
+    return new
 
 
 def form(machine: Any) -> Hashable:
@@ -77,7 +102,7 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
 def _is_plain(kind: Hashable) -> bool:
     """True for types whose values never change."""
     assert isinstance(kind, type)
-    if kind in (int, str, float, bool, bytes, type(None), AttemptId) or issubclass(kind, Enum | type):
+    if kind in (int, str, float, bool, bytes, type(None), AttemptId, MappingProxyType) or issubclass(kind, Enum | type):
         return True
     if issubclass(kind, msgspec.Struct):
         frozen, names = kind.__struct_config__.frozen, set(kind.__struct_fields__)
