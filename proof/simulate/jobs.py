@@ -12,7 +12,7 @@ from tests.simulation.machine_mutants import MUTANTS
 from tests.simulation.mutants import NotTriedError, faulty_machines
 from tests.simulation.wiring import WIRING, caught_by, outcome_of
 
-EASY_RUNS = 100
+EASY_RUNS = 250
 """Random runs that catch most mutants; the small worlds are searched for the others, then more runs follow."""
 DEPTH_S = 180.0
 """CPU time within which each scenario must come to its least depth, about fifty times of what that takes."""

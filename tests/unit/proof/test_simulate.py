@@ -81,13 +81,13 @@ def test_every_scenario_promises_some_depth() -> None:
 
 
 def test_search_reaches_its_depth_beyond_its_time() -> None:
-    deep = jobs.explore(4, cpu_s=0.0)
+    deep = jobs.explore(5, cpu_s=0.0)
     assert (deep.depth, deep.least_depth, deep.deep_enough) == (5, 5, True)
 
 
 def test_search_gives_up_after_its_limit(monkeypatch) -> None:
     monkeypatch.setattr(jobs, "DEPTH_S", 0.05)
-    shallow = jobs.explore(0, cpu_s=0.0)
+    shallow = jobs.explore(1, cpu_s=0.0)
     assert 0 < shallow.depth < shallow.least_depth
     assert [shallow.name in text for text in shortcomings([shallow], PLAYED, [])] == [True]
 
