@@ -1,4 +1,4 @@
-"""What soak and tests read inside a running connector: in a turn of its owner, for its tables change under others."""
+"""Reads inside a running connector for soak and tests, in a turn of the owning thread, because its tables change."""
 
 from concurrent.futures import Future
 
@@ -8,7 +8,11 @@ ANSWER_S = 10.0
 
 
 def rows(connector: PrefillConnector | DecodeConnector) -> int:
-    """How many hand-offs the machine keeps, remembered ends included. Raises TimeoutError when no turn comes."""
+    """Return the number of hand-offs that the machine keeps, including tombstones.
+
+    Raises:
+        TimeoutError: no turn runs in time.
+    """
     if not connector._reactor._thread.is_alive():
         return connector._machine.rows
     answer: Future[int] = Future()

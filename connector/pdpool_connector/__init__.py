@@ -2,8 +2,10 @@
 
 from pdpool_connector.backends.base import BackendError
 from pdpool_connector.layout.arena import HostArena
-from pdpool_connector.layout.memory import KVMemory, LayoutError, Region, StateCut
+from pdpool_connector.layout.memory import KVMemory, LayerHeads, LayoutError, Region
 from pdpool_connector.layout.pairing import ModelShard, shard_model
+from pdpool_connector.layout.state_pool import StateCut, StatePool
+from pdpool_connector.layout.tensors import kv_split
 from pdpool_connector.protocol.fence import (
     ConnectionsEnded,
     ContainerTerminated,
@@ -21,7 +23,7 @@ from pdpool_connector.runtime.decode import DecodeConnector
 from pdpool_connector.runtime.prefill import PrefillConnector
 from pdpool_connector.runtime.prompt_digest import prompt_digest
 from pdpool_connector.runtime.stats import ConnectorStats
-from pdpool_connector.runtime.transfer import DecodeTransfer, PrefillTransfer
+from pdpool_connector.runtime.transfer import DecodeTransfer, HandoffError, PrefillTransfer
 from pdpool_connector.transport.curve import CurveKey, read_keys
 from pdpool_connector.transport.tokens import TokenVerifier
 
@@ -36,10 +38,12 @@ __all__ = [
     "CurveKey",
     "DecodeConnector",
     "DecodeTransfer",
+    "HandoffError",
     "HostArena",
     "InsufficientProofError",
     "KVMemory",
     "Key",
+    "LayerHeads",
     "LayoutError",
     "ModelShard",
     "NodeOutOfService",
@@ -51,12 +55,14 @@ __all__ = [
     "RankStatus",
     "Region",
     "StateCut",
+    "StatePool",
     "Timeouts",
     "TokenVerifier",
     "TransferStatus",
     "agree",
     "answer_for",
     "client_answer",
+    "kv_split",
     "prompt_digest",
     "read_keys",
     "shard_model",

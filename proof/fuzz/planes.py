@@ -21,9 +21,9 @@ from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, 
 from pdpool_connector.layout.plan import Chunk
 
 from proof.fuzz.allowance import Allowance
-from proof.fuzz.decoders import A, B, Fuzzed
 from proof.fuzz.machines import Bytes
 from proof.fuzz.natives import HOST, LINE, Described, Native, standing_in
+from proof.fuzz.samples import A, B, Fuzzed
 
 PAGES, PAGE_BYTES = 4, 64
 ME = "c" * 32
@@ -200,7 +200,7 @@ def _door_open() -> Iterator[None]:
 def _memory(arena: HostArena) -> KVMemory:
     k, v, aux = (arena.region(part * PAGES * PAGE_BYTES, PAGE_BYTES, PAGES) for part in range(3))
     shape = {"page_tokens": 1, "layers": 1, "kv_heads": 1, "head_dim": 16}
-    return KVMemory(kv=(k, v), aux=aux, dtype="float32", model="m", **shape)  # type: ignore[arg-type]
+    return KVMemory(kv=(k, v), aux=(aux,), dtype="float32", model="m", **shape)  # type: ignore[arg-type]
 
 
 class _Door:

@@ -255,7 +255,7 @@ def test_a_hand_off_that_is_opened_while_the_peers_connection_is_down_holds_noth
 
 def test_an_unknown_peers_end_over_tcp_is_not_believed_for_its_connections_cannot_be_told(sides) -> None:
     decode = sides("decode", "nixl")
-    with pytest.raises(AssertionError, match="ContainerTerminated is no proof for engine 'nixl'"):
+    with pytest.raises(AssertionError, match="ContainerTerminated is no proof for backend 'nixl'"):
         decode.call("fence", incarnation="0" * 32, connections=False)
 
 

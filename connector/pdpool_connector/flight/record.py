@@ -1,7 +1,7 @@
-"""A record: the story of one hand-off on one side, as a file of JSON lines.
+"""A record: the trace of one hand-off on one side, as a file of JSON lines.
 
-The first line is the header, each other line one step: an event, its time, and the effects that answered it. A record
-holds page ids, sizes, addresses and ids of requests and processes; nothing of a prompt or of the cache.
+The first line is the header. Each other line is one step: an event, its time, and its effects. A record holds page ids,
+sizes, addresses, digests of prompts, and ids of requests and processes. It holds no text and nothing of the cache.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ EFFECTS: Final = {kind.__name__: kind for kind in get_args(Effect)}
 
 
 class RecordError(ValueError):
-    """A file that is no record; the message names the line and what is wrong with it."""
+    """A file that is no record; the message names the line and the fault."""
 
 
 class Step(NamedTuple):
-    """One event, when it was handled (seconds, monotonic clock of that process), and what it led to, in order.
+    """One event, when it was handled (seconds on the monotonic clock of that process), and its effects in order.
 
-    `fault`: type of the exception that the machine raised instead of answering; empty otherwise.
+    `fault`: type of the exception that the machine raised; empty when it raised none.
     """
 
     at: float
@@ -39,20 +39,18 @@ class Step(NamedTuple):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose story it is, how it stood when it was written, and what a machine needs to live through it again.
+    """Which hand-off it is, how it stood when it was written, and what a machine needs to replay it.
 
-    `missing`: steps that fell out of a full ring; a story without its beginning can be read but not replayed.
+    `missing`: steps that fell out of a full ring. A trace without its beginning can be read but not replayed.
     `wall`, `at`: the same moment on the wall clock (seconds since 1970) and on the clock of the steps.
     """
 
     format: Literal["pdpool-flight"] = "pdpool-flight"
     version: Literal[1] = 1
     role: Literal["prefill", "decode"]
-    direction: Literal["write", "read"] = "write"
     rank: int
     incarnation: str
     room: int
-    sibling: int
     request_id: str
     handle: int
     cause: str
@@ -61,7 +59,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     missing: int
     wall: float
     at: float
-    timing: Timeouts
+    timeouts: Timeouts
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,156 +1,512 @@
-"""Decode's side in WRITE: others write into our pages.
+"""Decode's side of a hand-off, without I/O: it opens attempts, offers memory, and ends both.
 
-The attempt is done when all writers are done, and its pages may be given back only when each has said done or drained,
-or is fenced. There are no tombstones here: the writers say how an attempt ended, and whatever is not in the table has
-ended and is acknowledged as such.
+One or more prefill ranks ("writers") write to the memory of one attempt. The attempt is done when each of them has sent
+a settled `Ended` without a cause. There are no tombstones here: attempt numbers come from our own counter, so an
+attempt that is not in the table has ended.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from pdpool_connector.protocol import frames as f
-from pdpool_connector.protocol.events import Fenced, OpenAttempt, PeerLost
+from pdpool_connector.protocol.events import (
+    AbortTransfer,
+    Connect,
+    Fenced,
+    Linked,
+    OfferPages,
+    OpenAttempt,
+    PeerLost,
+    Report,
+    Shutdown,
+    Unlinked,
+    Unreachable,
+    Writer,
+)
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.opening import LIVE, DecodeAttempt, OpeningMachine
-from pdpool_connector.protocol.states import DECODE_TRANSITIONS, DecodeState, Trigger
-from pdpool_connector.protocol.status import Cause, cause_from_peer
+from pdpool_connector.protocol.machine import Machine
+from pdpool_connector.protocol.release import decode_may_release
+from pdpool_connector.protocol.states import (
+    DECODE_PHASES,
+    DECODE_TRANSITIONS,
+    FAILURES,
+    DecodeState,
+    TransitionError,
+    Trigger,
+)
+from pdpool_connector.protocol.status import Cause, Phase, TransferStatus, cause_from_peer
 from pdpool_connector.protocol.timeouts import Timeouts
 
 S = DecodeState
+DECODE_QUEUES: Mapping[DecodeState, tuple[str, ...]] = MappingProxyType(
+    {
+        S.CONNECTING: ("connecting", "decode_transfer"),
+        S.OPENED: ("opened",),
+        S.OFFERED: ("offered", "decode_transfer"),
+        S.ABORTING: ("aborting",),
+        S.HELD: ("held",),
+    }
+)
+"""The labels of each state in the queue counts: its own, and the public queue that it belongs to."""
+
+LIVE = frozenset({S.CONNECTING, S.OPENED, S.OFFERED})
 
 
 @dataclass(slots=True, eq=False)
-class Attempt(DecodeAttempt):
-    """One hand-off, and which of its writers have said done or drained."""
+class DecodeAttempt:
+    """One hand-off into our memory.
 
+    `memory`: what the engine has offered. `offered`: it was sent to a writer, which may write to it from then on.
+    `writers`: by incarnation, empty until prefill is linked. `accepted`: writers that know the attempt;
+    `offer_accepted`: those that know its memory as well. `done`: writers whose pages have all landed. `settled`:
+    writers that failed and write no more, by their own settled `Ended` or by a fence.
+    """
+
+    attempt: AttemptId
+    params: OpenAttempt
+    deadline: float
+    state: DecodeState | None = None
+    memory: OfferPages | None = None
+    offered: bool = False
+    writers: dict[str, Writer] = field(default_factory=dict)
+    accepted: set[str] = field(default_factory=set)
+    offer_accepted: set[str] = field(default_factory=set)
     done: set[str] = field(default_factory=set)
-    drained: set[str] = field(default_factory=set)
+    settled: set[str] = field(default_factory=set)
+    bytes_moved: int = 0
+    cause: Cause | None = None
+    message: str = ""
+    retry_s: float = 0.0
+    reported: TransferStatus | None = None
 
     @property
-    def loud(self) -> tuple[str, ...]:
-        """Writers that may still write, as far as is proved."""
-        return tuple(writer for writer in self.writers if writer not in self.done and writer not in self.drained)
+    def room(self) -> int:
+        """The room in which prefill matches it with a request."""
+        return self.params.room
+
+    @property
+    def pages(self) -> int:
+        """How many pages the engine has offered for it."""
+        return len(self.memory.pages) // f.PAGE_ID_BYTES if self.memory is not None else 0
+
+    @property
+    def state_items(self) -> tuple[int, ...]:
+        """The same for the items of each state pool."""
+        return tuple(len(ids) // f.PAGE_ID_BYTES for ids in self.memory.state) if self.memory is not None else ()
+
+    @property
+    def unsettled_peers(self) -> tuple[str, ...]:
+        """Writers that have not sent a settled `Ended` and are not fenced."""
+        return tuple(writer for writer in self.writers if writer not in self.done and writer not in self.settled)
+
+    @property
+    def answered(self) -> bool:
+        """True when each writer has accepted all that it was sent."""
+        known = self.offer_accepted if self.offered else self.accepted
+        return all(writer in known or writer in self.done for writer in self.writers)
+
+    def status(self) -> TransferStatus:
+        """What the engine sees of it."""
+        assert self.state is not None
+        return TransferStatus(
+            phase=DECODE_PHASES[self.state],
+            cause=self.cause,
+            message=self.message,
+            prefix_pages=self.memory.prefix_pages if self.memory is not None else 0,
+            bytes_moved=self.bytes_moved,
+            releasable=decode_may_release(self),
+        )
 
 
-class DecodeMachine(OpeningMachine[Attempt]):
-    """Hand-offs of one decode process whose memory prefill writes into; see `Machine` for how it is driven."""
+class DecodeMachine(Machine[DecodeState]):
+    """Hand-offs of one decode process; see `Machine` for how it is driven."""
 
-    _transitions = DECODE_TRANSITIONS
-
-    def __init__(self, incarnation: str, timing: Timeouts | None = None) -> None:
-        super().__init__(incarnation, timing)
-        self._on_frame |= {
-            f.Sending: self._on_sending,
-            f.Done: self._on_done,
-            f.Failed: self._on_failed,
-            f.Drained: self._on_drained,
+    EVENTS = MappingProxyType(
+        {
+            **Machine.EVENTS,
+            OpenAttempt: "_on_open_attempt",
+            OfferPages: "_on_offer_pages",
+            AbortTransfer: "_on_abort_transfer",
+            Linked: "_on_linked",
+            Unlinked: "_on_unlinked",
+            Unreachable: "_on_unreachable",
+            Shutdown: "_on_shutdown",
         }
+    )
+    FRAMES = MappingProxyType({f.Accepted: "_on_accepted", f.Ended: "_on_ended"})
+    TIMERS = MappingProxyType({"life": "_on_life_over", "abort": "_on_abort_over", "nudge": "_nudge"})
 
-    def _make(self, params: OpenAttempt) -> Attempt:
-        return Attempt(AttemptId(self.incarnation, params.handle), params, self._now + params.deadline_s)
+    def __init__(self, incarnation: str, timeouts: Timeouts | None = None) -> None:
+        super().__init__(incarnation, DECODE_QUEUES, timeouts or Timeouts())
+        self._attempts: dict[AttemptId, DecodeAttempt] = {}
+        self._of_peer: dict[str, dict[AttemptId, DecodeAttempt]] = {}
+        self._links: dict[str, tuple[Writer, ...]] = {}
+        """Writers of each linked prefill, by bootstrap address."""
+        self._connecting: dict[str, dict[AttemptId, DecodeAttempt]] = {}
+        """Attempts that wait for their prefill to be linked, by bootstrap address."""
 
-    # --- What writers say ---
+    @property
+    def rows(self) -> int:
+        """Everything this machine keeps about hand-offs; 0 when nothing is left behind."""
+        return len(self._attempts)
 
-    def _on_sending(self, frame: f.Sending) -> None:
+    @property
+    def tombstones(self) -> int:
+        """Decode remembers no ends."""
+        return 0
+
+    @property
+    def unsettled(self) -> int:
+        """How many failed hand-offs wait for writers to settle, or for prefill to answer."""
+        return self.queues.count("aborting")
+
+    def find(self, attempt: AttemptId) -> DecodeAttempt | None:
+        """An attempt that has not ended, or whose pages stay back."""
+        return self._attempts.get(attempt)
+
+    def under_way(self, peer: str) -> list[DecodeAttempt]:
+        """The attempts with a writer that have not ended, or whose pages stay back."""
+        return list(self._of_peer.get(peer, {}).values())
+
+    def waits_for(self, prefill: str) -> bool:
+        """Whether attempts wait for the bootstrap address `prefill` to be linked."""
+        return prefill in self._connecting
+
+    def holds_for(self, prefill: str) -> bool:
+        """Whether pages stay back that a process behind `prefill` could settle, were it connected."""
+        return any(attempt.params.prefill == prefill for attempt in self.held())
+
+    def held(self) -> list[DecodeAttempt]:
+        """Attempts whose pages stay back until a proof."""
+        if not self.queues.count("held"):
+            return []
+        return [attempt for attempt in self._attempts.values() if attempt.state is S.HELD]
+
+    # --- Opening ---
+
+    def _on_open_attempt(self, params: OpenAttempt) -> None:
+        """An attempt that is refused has a row as well, until prefill has the refusal: its request waits there."""
+        refusal = self._refusal()
+        if refusal and len(self._attempts) >= 2 * self.timeouts.max_attempts:
+            message = f"{refusal}; prefill is not informed, for decode has too many failed hand-offs under way"
+            refused = TransferStatus(Phase.FAILED, cause=Cause.REFUSED, message=message, releasable=True)
+            self._effects.append(Report(params.handle, refused))
+            return
+        number = AttemptId(self.incarnation, params.handle)
+        attempt = self._attempts[number] = DecodeAttempt(number, params, self._now + params.deadline_s)
+        self._timers.set(("life", attempt), attempt.deadline)
+        self._move(attempt, Trigger.REQUESTED)
+        if refusal:
+            self._fail(attempt, Cause.REFUSED, refusal)
+        else:
+            self._report(attempt)
+        if (writers := self._links.get(params.prefill)) is not None:
+            self._introduce(attempt, writers)
+        else:
+            self._connecting.setdefault(params.prefill, {})[number] = attempt
+            self._effects.append(Connect(params.prefill))
+
+    def _refusal(self) -> str:
+        """Why no attempt is taken; empty if it is."""
+        if self.draining:
+            return "decode is draining and takes no new requests"
+        if len(self._attempts) >= self.timeouts.max_attempts:
+            return f"decode has {self.timeouts.max_attempts} hand-offs under way, which is its limit"
+        return ""
+
+    def _introduce(self, attempt: DecodeAttempt, writers: tuple[Writer, ...]) -> None:
+        """Send an attempt to its writers, or, when it has failed meanwhile, its failure."""
+        attempt.writers = {writer.incarnation: writer for writer in writers}
+        for writer in attempt.writers:
+            self._of_peer.setdefault(writer, {})[attempt.attempt] = attempt
+        if attempt.state is S.CONNECTING:
+            self._move(attempt, Trigger.LINKED)
+        self._send_news(attempt)
+
+    def _on_offer_pages(self, event: OfferPages) -> None:
+        """Of an attempt that has ended, or has memory already, nothing is taken: no peer gets to know these pages."""
+        attempt = self._attempts.get(AttemptId(self.incarnation, event.handle))
+        if attempt is None or attempt.state not in LIVE or attempt.memory is not None:
+            self._ignore("offer", f"memory was offered for attempt {event.handle}, which has ended or has memory")
+            return
+        attempt.memory = event
+        if self._linked(attempt):
+            self._note_offered(attempt)
+            for writer in attempt.unsettled_peers:
+                self._send_offer(writer, attempt)  # its Open is on the way already
+            attempt.retry_s = self.timeouts.retry_first_s
+            self._nudge_later(attempt)
+
+    def _linked(self, attempt: DecodeAttempt) -> bool:
+        """Whether the attempt was sent to its writers, and all of them are connected now."""
+        linked = {writer.incarnation for writer in self._links.get(attempt.params.prefill, ())}
+        return bool(attempt.writers) and linked.issuperset(attempt.writers)
+
+    def _note_offered(self, attempt: DecodeAttempt) -> None:
+        attempt.offered = True
+        self._move(attempt, Trigger.OFFERED)
+        self._report(attempt)
+
+    def _send_news(self, attempt: DecodeAttempt) -> None:
+        """Send all that new writers must know, or what a rebuilt connection may have lost; back-off begins again."""
+        if attempt.state is S.OPENED and attempt.memory is not None and self._linked(attempt):
+            self._note_offered(attempt)
+        attempt.retry_s = self.timeouts.retry_first_s
+        self._nudge(attempt)
+
+    # --- Links ---
+
+    def _on_linked(self, event: Linked) -> None:
+        if fenced := [writer for writer in event.writers if self.fenced(writer.incarnation)]:
+            gone = f"process {fenced[0].incarnation[:8]} of prefill {event.prefill} was fenced, and is gone"
+            self._on_unreachable(Unreachable(event.prefill, Cause.PEER_LOST, gone))
+            return
+        self._links[event.prefill] = event.writers
+        known = {attempt: None for writer in event.writers for attempt in self.under_way(writer.incarnation)}
+        for attempt in known:
+            self._send_news(attempt)
+        for attempt in self._connecting.pop(event.prefill, {}).values():
+            self._introduce(attempt, event.writers)
+
+    def _on_unlinked(self, event: Unlinked) -> None:
+        self._links.pop(event.prefill, None)
+
+    def _on_unreachable(self, event: Unreachable) -> None:
+        for attempt in list(self._connecting.get(event.prefill, {}).values()):
+            self._fail(attempt, event.cause, event.message, inform=False)
+            self._end_uninformed(attempt)
+
+    def _on_lost(self, event: PeerLost) -> None:
+        super()._on_lost(event)
+        self._unlink(event.peer)
+        for attempt in self.under_way(event.peer):
+            if event.peer in attempt.unsettled_peers:
+                self._fail(attempt, Cause.PEER_LOST, event.message)
+                self._stop_if_unreachable(attempt)
+
+    def _on_fenced(self, event: Fenced) -> None:
+        super()._on_fenced(event)
+        self._unlink(event.peer)
+        for attempt in self.under_way(event.peer):
+            if event.peer in attempt.unsettled_peers:
+                attempt.settled.add(event.peer)
+                self._fail(attempt, Cause.PEER_LOST, f"prefill was fenced: {event.proof}")
+                self._end_if_settled(attempt)
+
+    def _unlink(self, peer: str) -> None:
+        for prefill, writers in list(self._links.items()):
+            if any(writer.incarnation == peer for writer in writers):
+                del self._links[prefill]
+
+    # --- Frames of writers ---
+
+    def _find(self, frame: f.AttemptFrame) -> DecodeAttempt | None:
+        """The attempt that a frame is about; None, and counted, where the frame does not fit."""
+        attempt = self._attempts.get(frame.attempt)
+        if attempt is None:
+            self._ignore("stale", f"{type(frame).__name__} for attempt {frame.attempt}, which has ended")
+        elif frame.sender not in attempt.writers:
+            self._ignore("stranger", f"{type(frame).__name__} for attempt {frame.attempt} from {frame.sender[:8]}")
+        elif frame.room != attempt.room:
+            self._ignore("mismatch", f"attempt {frame.attempt} is for room {attempt.room}, not {frame.room}")
+        else:
+            return attempt
+        return None
+
+    def _on_accepted(self, frame: f.Accepted) -> None:
         attempt = self._find(frame)
-        if attempt is not None and attempt.state in LIVE:
-            attempt.accepted.add(frame.sender)
-            self._begin(attempt)
+        if frame.attempt.decode == self.incarnation and frame.attempt not in self._attempts:
+            gone = {"cause": Cause.FORGOTTEN, "message": "decode has ended this attempt"}
+            self._send(frame.sender, f.Abort, frame, request_id="", **gone)
+        if attempt is None or attempt.state not in LIVE:
+            return
+        waited = not attempt.answered
+        attempt.accepted.add(frame.sender)
+        if frame.offered:
+            attempt.offer_accepted.add(frame.sender)
+        if waited and attempt.answered:
+            self._timers.set(("nudge", attempt), self._now + self.timeouts.query_s)
 
-    def _on_done(self, frame: f.Done) -> None:
+    def _on_ended(self, frame: f.Ended) -> None:
         attempt = self._find(frame)
-        self._acknowledge(frame)
-        if attempt is not None and frame.sender in attempt.loud:
+        if frame.settled and frame.attempt.decode == self.incarnation:
+            self._send(frame.sender, f.Ack, frame)
+        if attempt is None or frame.sender not in attempt.unsettled_peers:
+            return
+        if frame.settled and not frame.cause and attempt.offered:
             attempt.done.add(frame.sender)
-            attempt.accepted.add(frame.sender)
             attempt.bytes_moved += frame.bytes_moved
-            self._judge(attempt)
+        else:
+            if frame.settled:
+                attempt.settled.add(frame.sender)
+            cause = cause_from_peer(frame.cause, Cause.TRANSFER_FAILED)
+            self._fail(attempt, cause, frame.message or "prefill ended the attempt and gave no reason")
+        self._end_if_settled(attempt)
 
-    def _on_failed(self, frame: f.Failed) -> None:
-        attempt = self._find(frame)
-        if attempt is not None and frame.sender in attempt.loud:
-            self._fail(attempt, cause_from_peer(frame.cause, Cause.TRANSFER_FAILED), frame.message)
+    def _end_if_settled(self, attempt: DecodeAttempt) -> None:
+        """A writer has come to its end: that may end the attempt."""
+        if attempt.state in LIVE:
+            if attempt.done.issuperset(attempt.writers):
+                self._move(attempt, Trigger.COMPLETED)
+                self._finalize(attempt)
+        elif attempt.state in (S.ABORTING, S.HELD):
+            if not attempt.unsettled_peers:
+                self._move(attempt, Trigger.SETTLED)
+                self._finalize(attempt)
+            else:
+                self._stop_if_unreachable(attempt)
 
-    def _on_drained(self, frame: f.Drained) -> None:
-        attempt = self._find(frame)
-        self._acknowledge(frame)
-        if attempt is not None and frame.sender in attempt.loud:
-            attempt.drained.add(frame.sender)
-            self._fail(attempt, cause_from_peer(frame.cause, Cause.TRANSFER_FAILED), frame.message)
-            self._judge(attempt)
+    # --- Failing ---
 
-    def _judge(self, attempt: Attempt) -> None:
-        """A writer has come to its end: see whether that ends the attempt."""
-        if attempt.state in LIVE and attempt.done.issuperset(attempt.writers):
-            self._move(attempt, Trigger.COMPLETED)
-            self._finalize(attempt)
-        elif attempt.state in (S.ABORTING, S.HELD) and not attempt.loud:
-            self._move(attempt, Trigger.QUIET)
-            self._finalize(attempt)
+    def _fail(self, attempt: DecodeAttempt, cause: Cause, message: str, *, inform: bool = True) -> None:
+        """The only way into failure. The first cause stays.
 
-    # --- OutcomeLog ---
-
-    def _fail(self, attempt: Attempt, cause: Cause, message: str, *, tell: bool = True) -> None:
+        `inform`: prefill is sent the failure even if no writer knows the attempt, for prefill's request may wait.
+        """
         if attempt.state not in LIVE:
             return
         attempt.cause, attempt.message = cause, f.text(message)
-        if not attempt.loud and (attempt.offered or not tell):
+        known = attempt.state is not S.CONNECTING
+        if not attempt.unsettled_peers and (known or not inform):
             self._move(attempt, Trigger.ENDED)
             self._finalize(attempt)
             return
         self._move(attempt, Trigger.BROKEN)
-        self._bound_end(attempt)
+        self._timers.cancel(("life", attempt))
+        until = self._now + self.timeouts.quiesce_s
+        # Prefill's request may wait for an attempt that prefill does not know yet, as long as the attempt would.
+        self._timers.set(("abort", attempt), until if known else max(until, attempt.deadline))
         self._report(attempt)
-        attempt.retry_s = self.timing.retry_first_s
+        attempt.retry_s = self.timeouts.retry_first_s
         self._nudge(attempt)
-        self._hold_if_unheard(attempt)
+        self._stop_if_unreachable(attempt)
 
-    def _hold_if_unheard(self, attempt: Attempt) -> None:
-        """When no writer that may still write is connected, there is nothing to wait for within any deadline."""
-        if attempt.state is not S.ABORTING or any(writer in self._versions for writer in attempt.loud):
-            return
-        if attempt.offered:
-            self._move(attempt, Trigger.UNPROVEN)
+    def _stop_if_unreachable(self, attempt: DecodeAttempt) -> None:
+        """While no unsettled writer of a failed attempt is connected, no answer can come."""
+        reachable = any(writer in self._versions for writer in attempt.unsettled_peers)
+        if attempt.state is S.ABORTING and attempt.writers and not reachable:
+            self._on_abort_over(attempt)
+
+    def _on_abort_over(self, attempt: DecodeAttempt) -> None:
+        """No answer to the Abort came in time, or none can come."""
+        if attempt.state is S.ABORTING and attempt.offered:
             self._timers.cancel(("abort", attempt))
-        elif attempt.writers:
-            self._give_up_telling(attempt)
+            self._move(attempt, Trigger.UNPROVEN)
+        else:
+            self._end_uninformed(attempt)
 
-    # --- Peers ---
+    def _end_uninformed(self, attempt: DecodeAttempt) -> None:
+        """End a failed attempt whose memory no peer knows, although prefill has not answered the Abort.
 
-    def _lose(self, attempt: Attempt, event: PeerLost) -> None:
-        if event.peer in attempt.loud:
-            self._fail(attempt, Cause.PEER_LOST, event.message)
-            self._hold_if_unheard(attempt)
+        Should prefill still know the attempt when it is paired again, its `Accepted` is answered with an Abort.
+        """
+        if attempt.state is S.ABORTING and not attempt.offered:
+            self._move(attempt, Trigger.SETTLED)
+            self._finalize(attempt)
 
-    def _prove_quiet(self, attempt: Attempt, event: Fenced) -> None:
-        if event.peer in attempt.loud:
-            attempt.drained.add(event.peer)
-            self._fail(attempt, Cause.PEER_LOST, f"prefill was fenced: {event.proof}")
-            self._judge(attempt)
+    def _finalize(self, attempt: DecodeAttempt) -> None:
+        """Take an ended attempt out of every table and report it. Once for each attempt."""
+        for timer in ("life", "abort", "nudge"):
+            self._timers.cancel((timer, attempt))
+        del self._attempts[attempt.attempt]
+        _remove(self._connecting, attempt.params.prefill, attempt)
+        for writer in attempt.writers:
+            _remove(self._of_peer, writer, attempt)
+        self._report(attempt)
 
-    # --- What writers are told ---
+    def _on_life_over(self, attempt: DecodeAttempt) -> None:
+        waited = {
+            S.CONNECTING: "prefill could not be connected",
+            S.OPENED: "the engine of decode offered no memory",
+            S.OFFERED: "prefill had not written all pages",
+        }
+        if attempt.state in waited:
+            self._fail(attempt, Cause.TIMED_OUT, f"the deadline passed at decode: {waited[attempt.state]}")
 
-    def _nudge(self, attempt: Attempt) -> None:
-        for writer in attempt.loud:
-            if attempt.cause is not None:
-                self._send_abort(writer, attempt)
-            elif writer in attempt.accepted:
-                self._send(writer, f.Query, attempt)
-            else:
-                self._send_open(writer, attempt)
-        asking = attempt.cause is None and attempt.accepted.issuperset(attempt.writers)
-        self._timers.set(("nudge", attempt), self._now + (self.timing.query_s if asking else attempt.retry_s))
-        attempt.retry_s = min(2 * attempt.retry_s, self.timing.retry_max_s)
+    def _on_abort_transfer(self, event: AbortTransfer) -> None:
+        attempt = self._attempts.get(AttemptId(self.incarnation, event.handle))
+        if attempt is not None:
+            self._fail(attempt, event.cause, event.message or "aborted by the engine of decode")
 
-    def _send_abort(self, writer: str, attempt: Attempt) -> None:
-        role = attempt.writers[writer]
+    def _on_shutdown(self, _: Shutdown) -> None:
+        self.draining = True
+        for attempt in list(self._attempts.values()):
+            self._fail(attempt, Cause.SHUTDOWN, "decode is shutting down", inform=attempt.state is not S.CONNECTING)
+            self._end_uninformed(attempt)
+
+    # --- What writers are sent ---
+
+    def _nudge(self, attempt: DecodeAttempt) -> None:
+        """Send each unsettled writer what it has not answered; again later, with back-off."""
+        for writer in attempt.unsettled_peers:
+            self._send_unanswered(writer, attempt)
+        self._nudge_later(attempt)
+
+    def _nudge_later(self, attempt: DecodeAttempt) -> None:
+        asking = attempt.cause is None and attempt.answered
+        self._timers.set(("nudge", attempt), self._now + (self.timeouts.query_s if asking else attempt.retry_s))
+        attempt.retry_s = min(2 * attempt.retry_s, self.timeouts.retry_max_s)
+
+    def _send_unanswered(self, writer: str, attempt: DecodeAttempt) -> None:
+        if attempt.cause is not None:
+            reason = {"cause": attempt.cause, "message": attempt.message}
+            self._send(writer, f.Abort, attempt, **_request(attempt, writer), **reason)
+            return
+        opened, offered = writer in attempt.accepted, writer in attempt.offer_accepted
+        if not opened:
+            left = min(max(attempt.deadline - self._now, 0.0), attempt.params.deadline_s)
+            self._send(writer, f.Open, attempt, **_request(attempt, writer), deadline_s=left)
+        if attempt.offered and not offered:
+            self._send_offer(writer, attempt)
+        elif opened:
+            self._send(writer, f.Query, attempt)
+
+    def _send_offer(self, writer: str, attempt: DecodeAttempt) -> None:
+        memory = attempt.memory
+        assert memory is not None
+        writes_aux = attempt.writers[writer].writes_aux and memory.aux_slot is not None
         self._send(
             writer,
-            f.Abort,
+            f.Offer,
             attempt,
-            request_id=attempt.params.request_id,
-            cause=attempt.cause,
-            message=attempt.message,
-            part=role.part,
-            parts=role.parts,
-            prompt=attempt.params.prompt,
+            pages=memory.pages,
+            prefix_pages=memory.prefix_pages,
+            aux_slot=memory.aux_slot if writes_aux else f.NO_AUX,
+            state=memory.state,
         )
+
+    # --- States and reports ---
+
+    def _move(self, attempt: DecodeAttempt, trigger: Trigger) -> None:
+        before = attempt.state
+        after = DECODE_TRANSITIONS.get((before, trigger))
+        if after is None:
+            raise TransitionError(f"decode has no transition for {trigger} in {before}")
+        self.queues.move(attempt.params.handle, before, after, self._now, progress=trigger not in FAILURES)
+        attempt.state = after
+
+    def _report(self, attempt: DecodeAttempt) -> None:
+        """Report the status of an attempt, if it has changed."""
+        if (status := attempt.status()) != attempt.reported:
+            attempt.reported = status
+            self._effects.append(Report(attempt.params.handle, status, (attempt.attempt,)))
+
+
+def _request(attempt: DecodeAttempt, writer: str) -> dict[str, object]:
+    """Fields by which prefill finds the request that an attempt is for."""
+    role = attempt.writers[writer]
+    return {
+        "request_id": attempt.params.request_id,
+        "rank_index": role.rank_index,
+        "rank_count": role.rank_count,
+        "prompt": attempt.params.prompt,
+    }
+
+
+def _remove(index: dict[str, dict[AttemptId, DecodeAttempt]], key: str, attempt: DecodeAttempt) -> None:
+    rows = index.get(key)
+    if rows is not None:
+        rows.pop(attempt.attempt, None)
+        if not rows:
+            del index[key]

@@ -1,7 +1,7 @@
-"""Proof that a process can touch memory no more: what was seen, by whom, and what of it suffices for which data plane.
+"""Proofs that a process can touch no memory any more, and which of them suffice for which transfer backend.
 
-Every row of `FENCES` is borne out by an experiment that counts bytes which land after the claim (`make fences`;
-docs/fences.md has the table). Where there is no row, nothing is released.
+Each row of `FENCES` is backed by an experiment that counts the bytes which land after the proof (`make fences`). Where
+there is no row, nothing is released.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,27 +13,20 @@ Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class ProcessExited(msgspec.Struct, frozen=True, kw_only=True, tag="process_exited", tag_field="kind"):
-    """The kernel of this host said that the process has ended, with every thread (a pidfd became readable)."""
+    """The kernel of this host reports that the process has ended, with every thread (a pidfd became readable)."""
 
     pid: Annotated[int, msgspec.Meta(ge=1)]
     seen_by: Text
 
 
 class ConnectionsEnded(msgspec.Struct, frozen=True, kw_only=True, tag="connections_ended", tag_field="kind"):
-    """After its exit: every connection that led from us to it has closed at our end, so all it had sent was read."""
+    """After the exit of the process, each connection from us to it has closed at our end: all that it sent was read."""
 
-    seen_by: Text
-
-
-class RegistrationRevoked(msgspec.Struct, frozen=True, kw_only=True, tag="registration_revoked", tag_field="kind"):
-    """The memory is registered no more, and the NIC itself refuses what still comes (RDMA; never TCP or CMA)."""
-
-    device: Text
     seen_by: Text
 
 
 class ContainerTerminated(msgspec.Struct, frozen=True, kw_only=True, tag="container_terminated", tag_field="kind"):
-    """The kubelet reported this very container as terminated, or completed the pod's deletion itself."""
+    """The kubelet reported this container as terminated, or completed the deletion of its pod."""
 
     pod_uid: Text
     container_id: Text
@@ -41,7 +34,7 @@ class ContainerTerminated(msgspec.Struct, frozen=True, kw_only=True, tag="contai
 
 
 class NodeRebooted(msgspec.Struct, frozen=True, kw_only=True, tag="node_rebooted", tag_field="kind"):
-    """The node reports another boot id than the one under which the process ran."""
+    """The node reports another boot id than that under which the process ran."""
 
     node: Text
     boot_id_before: Text
@@ -50,20 +43,20 @@ class NodeRebooted(msgspec.Struct, frozen=True, kw_only=True, tag="node_rebooted
 
 
 class NodeOutOfService(msgspec.Struct, frozen=True, kw_only=True, tag="node_out_of_service", tag_field="kind"):
-    """A person or the cloud vouches that the node is off (taint node.kubernetes.io/out-of-service)."""
+    """A person, or the cloud provider, declares the node off (taint node.kubernetes.io/out-of-service)."""
 
     node: Text
     declared_by: Text
 
 
-Proof = ProcessExited | ConnectionsEnded | RegistrationRevoked | ContainerTerminated | NodeRebooted | NodeOutOfService
+Proof = ProcessExited | ConnectionsEnded | ContainerTerminated | NodeRebooted | NodeOutOfService
 """One observation. `msgspec.json.decode(body, type=Proof)` reads it from JSON by its `kind`."""
 
 Kind = type[Proof]
 Combination = frozenset[Kind]
 
 _GONE: tuple[Kind, ...] = (ProcessExited, ContainerTerminated, NodeRebooted, NodeOutOfService)
-"""Each says that the process runs no more. What it had handed to a kernel before may still be on its way."""
+"""Each proves that the process has ended. Bytes that it gave to a kernel before may still be on their way."""
 
 
 def _alone() -> tuple[Combination, ...]:
@@ -80,28 +73,36 @@ FENCES: Mapping[tuple[str, str], tuple[Combination, ...]] = {
     ("nixl", "tcp"): _with_connections(),
     ("mooncake", "tcp"): _with_connections(),
 }
-"""By backend and transport: combinations of which each alone suffices.
+"""By transfer backend and transport: combinations of proofs, each of which suffices alone.
 
-local, and NIXL over shared memory or CMA: the copy is made by threads of the process itself and ends with them. TCP:
-what the kernel holds of a dead process still arrives, up to megabytes, until our end of its connections has closed.
-RDMA, Mori, Ascend: no experiment could be made without the hardware, so no row.
+local, and NIXL over shared memory or CMA: threads of the process itself copy, and end with it. TCP: megabytes that a
+dead process gave to its kernel still arrive until our end of its connections has closed. RDMA, Mori and Ascend have no
+row, because the experiment needs hardware that was not there.
 """
 
 
 class InsufficientProofError(ValueError):
-    """The proof does not suffice for the backend in use, and changed nothing; the message says what would."""
+    """The proofs do not suffice for this transfer backend and changed nothing. The message names what suffices."""
 
 
 def judge(backend: str, proofs: Sequence[Proof], *, sending: bool = False) -> None:
-    """Raise InsufficientProofError unless `proofs` fence a process for every transport `backend` may have used.
+    """Check that `proofs` fence a process for every transport that the backend may have used.
 
-    Engines choose their transport themselves and do not tell, so the proofs must do for each that has a row. sending:
-    it is our own backend that moves bytes, and only reads our memory for it. The pages are held lest the peer takes
-    what comes next in them for its own; when it runs no more, nobody takes anything.
+    Backends choose their transport themselves and do not report it, so the proofs must suffice for each transport that
+    has a row.
+
+    Args:
+        backend: name of the transfer backend.
+        proofs: what was observed of the process.
+        sending: our own backend moves the bytes and only reads our memory. The pages are held so that a slow peer never
+            receives later contents of them. A dead peer receives nothing, so its end alone suffices.
+
+    Raises:
+        InsufficientProofError: they do not suffice.
     """
     rows = {transport: enough for (name, transport), enough in FENCES.items() if name == backend}
     if not rows:
-        raise InsufficientProofError(f"backend {backend!r} has no row in the table of fences: nothing is proof there")
+        raise InsufficientProofError(f"backend {backend!r} has no row in the table of fences: no proof suffices there")
     if not proofs:
         alternatives = sorted({_names(combination) for enough in rows.values() for combination in enough})
         raise InsufficientProofError(f"give at least one proof: {' or '.join(alternatives)}")
@@ -117,12 +118,12 @@ def judge(backend: str, proofs: Sequence[Proof], *, sending: bool = False) -> No
 
 
 def kinds_of(proofs: Sequence[Proof]) -> str:
-    """For whoever waits for the fenced process, clients among them: what was seen, in words."""
+    """The kinds of the proofs in words, for messages to those that wait for the fenced process."""
     return ", ".join(str(type(proof).__struct_config__.tag).replace("_", " ") for proof in proofs)
 
 
 def describe(proofs: Sequence[Proof]) -> str:
-    """For logs: every field of every observation."""
+    """Every field of every proof, for logs."""
     return "; ".join(str(proof) for proof in proofs)
 
 

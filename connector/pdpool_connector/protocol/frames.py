@@ -133,7 +133,7 @@ class AttemptFrame(Frame, frozen=True, kw_only=True):
 
 
 class RequestFrame(AttemptFrame, frozen=True, kw_only=True):
-    """A frame by which prefill can tell which of its requests an attempt is for, before it knows the attempt.
+    """A frame that names the request of an attempt, so that prefill can match an attempt that it does not know.
 
     `request_id`: the same from all ranks of one decode instance. `rank_index`: this decode rank among the `rank_count`
     ranks that the same prefill rank writes to for this request. `prompt`: only halves of the same prompt match.

@@ -1,4 +1,4 @@
-"""What the client of a failed hand-off gets: one table from cause to HTTP status and code, for both sides' engines."""
+"""The HTTP answer to the client of a failed hand-off: one table from cause to status and code, for both sides."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -8,11 +8,11 @@ from pdpool_connector.protocol.status import Cause, TransferStatus
 
 
 class Answer(NamedTuple):
-    """An HTTP status, a word for programs, and a text for people.
+    """An HTTP status, a code for programs, and a message for people.
 
-    Before the first byte of a response it is the response: `status`, and a body that names `code` and `message`. Once a
-    stream has begun it is an event of the same body, and the stream ends after it without its usual end (`[DONE]`), so
-    that it does not look whole.
+    Before the first byte of a response it is the response: `status`, and a body with `code` and `message`. In a stream
+    that has begun it is an event with the same body. The stream then ends without `[DONE]`, so that it does not look
+    complete.
     """
 
     status: int
@@ -24,10 +24,8 @@ ANSWERS: Mapping[Cause, tuple[int, str]] = MappingProxyType(
     {
         Cause.ABORTED: (503, "aborted"),
         Cause.PEER_ABORTED: (502, "peer_aborted"),
-        Cause.SUPERSEDED: (409, "superseded"),
         Cause.REFUSED: (503, "refused"),
         Cause.TOO_LONG: (400, "context_length_exceeded"),
-        Cause.CONFLICT: (409, "room_in_use"),
         Cause.INVALID: (502, "handoff_invalid"),
         Cause.TIMED_OUT: (504, "timed_out"),
         Cause.PEER_LOST: (502, "peer_lost"),
@@ -38,18 +36,24 @@ ANSWERS: Mapping[Cause, tuple[int, str]] = MappingProxyType(
         Cause.INTERNAL: (500, "connector_fault"),
     }
 )
-"""Status and code by cause. SGLang's router tries 500, 502, 503 and 504 again with another pair; 400 and 409 it hands
-on: then the request is the client's to change, or alive elsewhere."""
+"""Status and code by cause. SGLang's router retries 500, 502, 503 and 504 with another pair. It returns 400 to the
+client, who has to change the request."""
+
+PEER_RANK_FAILED = (502, "peer_rank_failed")
 
 
 def client_answer(status: TransferStatus) -> Answer:
-    """What to tell the client of a hand-off that has failed. Raises ValueError for one that has not."""
+    """The answer to the client of a failed hand-off.
+
+    A status without a cause is that of a rank which has not failed itself: the request failed on another rank.
+    """
     if status.cause is None:
-        raise ValueError(f"the hand-off is {status.phase}, it has not failed: there is nothing to answer")
+        number, code = PEER_RANK_FAILED
+        return Answer(number, code, "the hand-off failed on another rank of this instance")
     return answer_for(status.cause, status.message)
 
 
 def answer_for(cause: Cause, message: str) -> Answer:
-    """The same for a failure that the engine itself has found."""
+    """The answer for a failure that the engine itself has found."""
     number, code = ANSWERS[cause]
     return Answer(number, code, f"the hand-off failed: {message or code}")

@@ -1,7 +1,7 @@
-"""What both machines share: `handle(event, now) -> effects`, timers, the census, and frames' headers."""
+"""What both machines share: `handle(event, now) -> effects`, timers, queue counts, and headers of frames."""
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
 from pdpool_connector.protocol.events import (
     Drain,
@@ -21,70 +21,88 @@ from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.protocol.timers import Timers
 
 State = TypeVar("State")
+Timer = tuple[str, Hashable]
+"""Kind of a timer, which names the method that it calls, and the argument of that method."""
 
 MAX_FENCED: Final = 4096
-"""Fenced processes that are remembered. One is fenced when it is gone, so that all that can still name it is what was
-under way by then: an answer of a registry, a connection whose end has not been noticed."""
+"""Fenced processes that are remembered. A fenced process is gone; only a late answer of a registry, or a connection
+whose end is not noticed yet, can still name it."""
 
 
 class About(Protocol):
-    """What a frame can be about: anything that knows its attempt, room and sibling."""
+    """What a frame can be about: anything with an attempt and a room."""
 
     @property
     def attempt(self) -> AttemptId:
-        """Whose frame it is."""
+        """The attempt."""
 
     @property
     def room(self) -> int:
         """Its room."""
 
-    @property
-    def sibling(self) -> int:
-        """Its index among those that share the room."""
-
 
 class Machine(Generic[State]):
     """Base of both sides. Deterministic: the same events at the same times give the same effects.
 
-    `handle` may raise only for a fault of the machine itself; what had been decided until then is kept and comes out of
-    the next call. The caller calls it again, with `Tick`, when `next_deadline` has come.
+    The caller drives it by `handle`, and calls `handle` with `Tick` when `next_deadline` has been reached. `handle`
+    raises only for a fault of the machine itself. Effects that were decided before the fault are kept, and the next
+    call returns them.
+
+    The tables name methods, so that a copy of a machine holds no reference to the original.
     """
 
-    def __init__(self, incarnation: str, labels: Mapping[State, tuple[str, ...]], timing: Timeouts) -> None:
+    EVENTS: ClassVar[Mapping[type, str]] = {
+        PeerReady: "_on_peer_ready",
+        PeerLost: "_on_lost",
+        Fenced: "_on_fenced",
+        Received: "_on_received",
+        Drain: "_on_drain",
+        Tick: "_on_tick",
+    }
+    """Method for each type of event."""
+    FRAMES: ClassVar[Mapping[type, str]] = {}
+    """Method for each type of frame that this side receives."""
+    TIMERS: ClassVar[Mapping[str, str]] = {}
+    """Method for each kind of timer."""
+
+    def __init__(self, incarnation: str, labels: Mapping[State, tuple[str, ...]], timeouts: Timeouts) -> None:
         self.incarnation = incarnation
-        self.census: QueueCounts[State] = QueueCounts(labels)
-        self.timing = timing
+        self.queues: QueueCounts[State] = QueueCounts(labels)
+        self.timeouts = timeouts
         self.draining = False
-        self.fired: list[tuple[str, Hashable]] = []
-        """Timers that the last tick found due, for whoever records what happened."""
+        self.fired: list[Timer] = []
+        """Timers that were due at the last tick, for the flight recorder."""
         self._now = 0.0
-        self._timers: Timers[tuple[str, Hashable]] = Timers()
+        self._timers: Timers[Timer] = Timers()
         self._effects: list[Effect] = []
         self._versions: dict[str, int] = {}
+        """Protocol version by paired process."""
         self._fenced: dict[str, None] = {}
-        self._on_event: dict[type, Callable[[Any], None]] = {
-            PeerReady: self._on_peer_ready,
-            PeerLost: self._on_lost,
-            Fenced: self._on_fenced,
-            Received: self._on_received,
-            Drain: self._on_drain,
-            Tick: self._on_tick,
-        }
-        self._on_frame: dict[type, Callable[[Any], None]] = {}
-        self._on_timer: dict[str, Callable[[Any], None]] = {}
 
     @property
     def next_deadline(self) -> float | None:
-        """When `Tick` is due at the latest; None when nothing is awaited."""
+        """When `Tick` is due at the latest; None when no timer runs."""
         return self._timers.next()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take an event in and return what is to be done, in order."""
+        """Take one event in.
+
+        Args:
+            event: what has happened.
+            now: seconds on the caller's monotonic clock. A time before the last one counts as the last one.
+
+        Returns:
+            What is to be done, in this order.
+        """
         if now > self._now:
             self._now = now
-        self._on_event[type(event)](event)
+        getattr(self, self.EVENTS[type(event)])(event)
         effects, self._effects = self._effects, []
         return effects
+
+    def fenced(self, peer: str) -> bool:
+        """Whether a process is proved to touch no memory any more. Nothing is begun with it again."""
+        return peer in self._fenced
 
     def _on_tick(self, _: Tick) -> None:
         self.fired = []
@@ -92,29 +110,24 @@ class Machine(Generic[State]):
             kind, key = due
             self.fired.append(due)
             try:
-                self._on_timer[kind](key)
+                getattr(self, self.TIMERS[kind])(key)
             except Exception:
-                # A deadline must not be lost with the fault that it met.
-                self._timers.set(due, self._now + self.timing.retry_max_s)
+                # The deadline must not be lost together with the fault.
+                self._timers.set(due, self._now + self.timeouts.retry_max_s)
                 raise
 
     def _on_drain(self, _: Drain) -> None:
         self.draining = True
 
     def _on_received(self, event: Received) -> None:
-        """Dispatch a frame to the method for its type, if it comes from a paired process."""
         frame = event.frame
-        handler = self._on_frame.get(type(frame))
+        method = self.FRAMES.get(type(frame))
         if frame.sender not in self._versions:
             self._ignore("unpaired", f"{type(frame).__name__} from {frame.sender[:8]}, which is not paired")
-        elif handler is None:
+        elif method is None:
             self._ignore("direction", f"{type(frame).__name__} is not for this side")
         else:
-            handler(frame)
-
-    def fenced(self, peer: str) -> bool:
-        """True for a process that was proved to touch memory no more: nothing is begun with it again."""
-        return peer in self._fenced
+            getattr(self, method)(frame)
 
     def _on_peer_ready(self, event: PeerReady) -> None:
         if event.peer in self._fenced:
@@ -126,26 +139,19 @@ class Machine(Generic[State]):
         self._versions.pop(event.peer, None)
 
     def _on_fenced(self, event: Fenced) -> None:
-        """From here on it is not there, whether or not its loss was noticed before or will be."""
+        """A fenced process counts as lost, whether or not its loss was noticed."""
         self._versions.pop(event.peer, None)
         self._fenced[event.peer] = None
         if len(self._fenced) > MAX_FENCED:
             del self._fenced[next(iter(self._fenced))]
 
     def _send(self, peer: str, kind: Callable[..., AttemptFrame], about: About, **fields: object) -> None:
-        """Send a frame about an attempt; to a peer that is not paired nothing is sent, and nothing is lost by it."""
+        """Send a frame about an attempt. Nothing is sent to a peer that is not paired: pairing repeats the frame."""
         version = self._versions.get(peer)
         if version is None:
             return
-        frame = kind(
-            version=version,
-            sender=self.incarnation,
-            attempt=about.attempt,
-            room=about.room,
-            sibling=about.sibling,
-            **fields,
-        )
-        self._effects.append(Send(peer, frame))
+        header = {"version": version, "sender": self.incarnation, "attempt": about.attempt, "room": about.room}
+        self._effects.append(Send(peer, kind(**header, **fields)))
 
     def _ignore(self, reason: str, detail: str) -> None:
         self._effects.append(Ignored(reason, detail))

@@ -1,4 +1,4 @@
-"""How many hand-offs are in each state and queue, since when the oldest, and how many went on: in constant time."""
+"""Hand-offs by state and queue: how many, since when the oldest, how many made progress. In constant time."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,23 +8,23 @@ State = TypeVar("State")
 
 
 class QueueCounts(Generic[State]):
-    """Counts kept as hand-offs move. Each state belongs to labels (its own name, and a queue that spans states).
+    """Counts that are kept as hand-offs move. Each state has labels: its own name, and a queue that spans states.
 
-    A label's members stand in order of entry, so that the first is the oldest. A step between two states of the same
-    queue neither leaves the queue nor resets the age in it.
+    The members of a label are in order of entry, so the first is the oldest. A step between two states of one queue
+    does not leave the queue and does not reset the age in it.
     """
 
     def __init__(self, labels: Mapping[State, tuple[str, ...]]) -> None:
-        self._labels = labels
+        self._labels = dict(labels)
         self._steps: dict[tuple[State | None, State], tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        """The labels that a step leaves and those that it enters, as far as it has been made."""
+        """Cache: the labels that a step leaves, and those that it enters."""
         self._since: dict[str, dict[int, float]] = {label: {} for labels in labels.values() for label in labels}
         self._went_on: Counter[str] = Counter()
 
     def move(self, who: int, before: State | None, after: State, now: float, *, progress: bool) -> None:
-        """Note that `who` goes from `before` (None: it is new) to `after`; a state without labels is the end.
+        """Note that `who` goes from `before` (None: it is new) to `after`. A state without labels is the end.
 
-        `progress`: it went on. A failure is none, or a queue in which requests only expire would look as if it moved.
+        `progress`: False for a failure, so that a queue in which requests only expire does not seem to move.
         """
         step = self._steps.get((before, after))
         if step is None:
@@ -41,17 +41,17 @@ class QueueCounts(Generic[State]):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """All labels that are counted."""
+        """All labels."""
         return tuple(self._since)
 
     def count(self, label: str) -> int:
-        """How many bear `label` now."""
+        """How many have `label` now."""
         return len(self._since[label])
 
     def oldest(self, label: str) -> float | None:
-        """When the oldest that bears `label` got it; None when there is none."""
+        """When the oldest member of `label` entered it; None when it has no members."""
         return next(iter(self._since[label].values()), None)
 
     def went_on(self, label: str) -> int:
-        """How many have left `label` so far by going on, not by failing."""
+        """How many have left `label` with progress, not by failing."""
         return self._went_on[label]

@@ -9,8 +9,8 @@ class Phase(StrEnum):
     """Where a hand-off stands, as the engine sees it.
 
     Prefill: WAITING (decode has not offered memory), READY (destination known), TRANSFERRING, then DONE or FAILED.
-    Decode: WAITING (no memory has been offered to prefill), TRANSFERRING (prefill may write to it), then DONE (all
-    pages have landed, and the aux row, if prefill has sent one) or FAILED. DONE and FAILED never change again.
+    Decode: WAITING (no memory was offered to prefill), TRANSFERRING (prefill may write to it), then DONE or FAILED.
+    DONE: all pages have landed, and the aux row if prefill sent one. DONE and FAILED never change again.
     """
 
     WAITING = "waiting"

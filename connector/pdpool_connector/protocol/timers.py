@@ -1,4 +1,4 @@
-"""Deadlines by name: set, move, cancel, and take those that are due. Pure: the caller brings the time."""
+"""Deadlines by name: set, move, cancel, and take those that are due. Pure: the caller gives the time."""
 
 import heapq
 from collections.abc import Hashable
@@ -13,24 +13,24 @@ _FAR: Final = 2.0**40
 
 
 class Timers(Generic[Key]):
-    """Deadlines in slots of an eighth of a second, and a heap of those whose turn is near. A name has at most one;
-    setting it again moves it.
+    """Deadlines in slots of an eighth of a second, and a heap of those that are due soon. A name has at most one
+    deadline; setting it again moves it.
 
-    Most deadlines are cancelled long before they are due, and tens of thousands may wait (ends that are remembered).
-    What is cancelled leaves its slot at once, so that no call has to sweep through all that wait. What takes longest is
-    that a slot's turn comes near, which is as long as deadlines are in it.
+    Most deadlines are cancelled long before they are due, and tens of thousands may wait (remembered ends). A cancelled
+    deadline leaves its slot at once, so no call has to sweep all that wait. The longest call moves one slot into the
+    heap, and takes as long as the slot has deadlines.
 
-    The heap holds numbers only: cancelled entries stay in it until they surface or are more than what is alive, and
-    must not keep alive what they were for.
+    The heap holds numbers only. Cancelled entries stay in it until they are at its top or outnumber live ones, and
+    must not keep their names alive.
     """
 
     def __init__(self) -> None:
         self._entries: dict[Key, _Entry] = {}
         self._names: dict[int, Key] = {}
         self._slots: dict[float, dict[int, _Entry]] = {}
-        """Entries that are not in the heap, by number of the slot and by their own."""
+        """Entries that are not in the heap, by number of the slot and by their own number."""
         self._numbers: list[float] = []
-        """A heap of the slots' numbers; some may be of slots that are gone."""
+        """A heap of the numbers of slots, of which some may be gone."""
         self._heap: list[_Entry] = []
         self._serial = 0
 
@@ -78,7 +78,7 @@ class Timers(Generic[Key]):
                 heapq.heapify(heap)
 
     def pop_due(self, now: float) -> Key | None:
-        """Take the earliest name that is due at `now`; None when none is."""
+        """Take the earliest name that is due at `now`; None when none is due."""
         when = self.next()
         if when is None or when > now:
             return None
@@ -88,6 +88,6 @@ class Timers(Generic[Key]):
 
     def _add_number(self, number: float) -> None:
         heapq.heappush(self._numbers, number)
-        # Slots are few where deadlines are minutes: 2400 in five of them, whatever the number of deadlines.
+        # Deadlines of minutes need few slots: 2400 for five minutes, for any number of deadlines.
         if len(self._numbers) > 2 * len(self._slots) + 64:
             self._numbers = sorted(self._slots)

@@ -1,4 +1,4 @@
-"""What a connector shows of itself: a snapshot that its owner takes now and then, and that anyone may read."""
+"""Publishes a connector's statistics: the owner thread takes snapshots, any thread reads the last one."""
 
 import time
 from collections.abc import Callable
@@ -8,10 +8,8 @@ from typing import Any
 from pdpool_connector.protocol.queue_counts import QueueCounts
 from pdpool_connector.runtime.stats import ConnectorStats, QueueStats
 
-SNAPSHOT_S = 0.1
-"""A busy connector publishes its state this often; an idle one each time it wakes."""
 MAX_QUEUES = 8
-"""Of the engine's own. The operator believes 16 in all."""
+"""Queues of the engine's own. The operator reads at most 16 in all."""
 
 Take = Callable[[float], ConnectorStats]
 
@@ -19,8 +17,8 @@ Take = Callable[[float], ConnectorStats]
 class StatsPublisher:
     """`take` makes a snapshot at a moment; it is called in turns of the connector's, or before its start."""
 
-    def __init__(self, take: Take, lag: Callable[[], float]) -> None:
-        self._take, self._lag = take, lag
+    def __init__(self, take: Take, lag: Callable[[], float], snapshot_s: float) -> None:
+        self._take, self._lag, self._snapshot_s = take, lag, snapshot_s
         self._born = self._taken_at = time.monotonic()
         self._engine_beat: float | None = None
         self._queues: dict[str, QueueStats] = {}
@@ -29,7 +27,7 @@ class StatsPublisher:
     def refresh(self, *, at_once: bool = False) -> None:
         """Take a snapshot, if the last is old."""
         now = time.monotonic()
-        if at_once or now - self._taken_at >= SNAPSHOT_S:
+        if at_once or now - self._taken_at >= self._snapshot_s:
             self._taken_at = now
             self._snapshot = self._take(now)
 
@@ -44,7 +42,7 @@ class StatsPublisher:
         self._queues[name] = queue
 
     def read(self) -> ConnectorStats:
-        """The last snapshot, and what is known without one. From any thread."""
+        """The last snapshot, completed by what is known without one. From any thread."""
         if self._snapshot is None:
             self.refresh(at_once=True)
         assert self._snapshot is not None
@@ -59,13 +57,13 @@ class StatsPublisher:
         )
 
 
-def queues_of(census: QueueCounts[Any], now: float) -> dict[str, QueueStats]:
-    """What a machine's census says of each label."""
+def queues_of(queues: QueueCounts[Any], now: float) -> dict[str, QueueStats]:
+    """The statistics of each of a machine's queues."""
     return {
         label: QueueStats(
-            census.count(label),
-            None if (since := census.oldest(label)) is None else now - since,
-            census.went_on(label),
+            queues.count(label),
+            None if (since := queues.oldest(label)) is None else now - since,
+            queues.went_on(label),
         )
-        for label in census.labels
+        for label in queues.labels
     }

@@ -1,4 +1,4 @@
-"""Records leave the process bounded: in rate, in number, in bytes, and without harm when the disk says no."""
+"""Writing records: bounded in rate, number and bytes, and harmless when the disk fails."""
 
 import errno
 import os
@@ -10,13 +10,12 @@ from pdpool_connector.flight import files
 from pdpool_connector.flight.files import BURST, Flight, Speaker, prune
 from pdpool_connector.flight.record import SUFFIX, decode_record
 from pdpool_connector.flight.recorder import RING
-from pdpool_connector.protocol import frames as f
-from pdpool_connector.protocol.events import AbortTransfer, Event, OpenAttempt, OpenRequest, Received, Tick
+from pdpool_connector.protocol.events import AbortTransfer, Event, OfferPages, OpenAttempt, OpenRequest, Received, Tick
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
 from pdpool_connector.protocol.timeouts import Timeouts
 
-from tests.unit.protocol.sides import PREFILL, Decode, about, ids
+from tests.unit.protocol.sides import Decode, ended
 
 ME = "a" * 32
 FAILED = TransferStatus(Phase.FAILED, Cause.TIMED_OUT, "late", releasable=True)
@@ -30,12 +29,12 @@ def flight(directory: Path, clock=time.monotonic) -> Flight:
 
 def fail(recorder: Flight, handle: int, status: TransferStatus = FAILED) -> None:
     machine = PrefillMachine(ME)
-    event = OpenRequest(handle, handle, 0, f"r{handle}", 9.0)
+    event = OpenRequest(handle, handle, f"r{handle}", 9.0)
     recorder.note(event, 1.0, machine.handle(event, 1.0))
     recorder.ended(handle, status, 2.0)
 
 
-def test_a_storm_of_failures_writes_a_burst_and_then_a_few_a_second(tmp_path, monkeypatch) -> None:
+def test_many_failures_write_burst_then_few_a_second(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(files, "QUEUE", 1000)
     now = [0.0]
     recorder = flight(tmp_path, lambda: now[0])
@@ -50,7 +49,7 @@ def test_a_storm_of_failures_writes_a_burst_and_then_a_few_a_second(tmp_path, mo
     assert len(list(tmp_path.glob(f"*{SUFFIX}"))) == BURST + files.PER_SECOND
 
 
-def test_a_failure_that_finds_no_room_is_counted_once_though_it_is_reported_again_when_its_pages_are_free(tmp_path):
+def test_skipped_failure_is_counted_once(tmp_path):
     now = [0.0]
     recorder = flight(tmp_path, lambda: now[0])
     for handle in range(BURST):
@@ -62,7 +61,7 @@ def test_a_failure_that_finds_no_room_is_counted_once_though_it_is_reported_agai
     assert recorder.close(10)
 
 
-def test_what_is_written_can_be_read_and_no_part_of_a_file_is_left(tmp_path) -> None:
+def test_written_record_can_be_read(tmp_path) -> None:
     recorder = flight(tmp_path / "made" / "for it")
     fail(recorder, 1)
     assert recorder.close(10)
@@ -72,19 +71,19 @@ def test_what_is_written_can_be_read_and_no_part_of_a_file_is_left(tmp_path) -> 
     assert (header.room, header.request_id, header.cause, header.message) == (1, "r1", "timed_out", "late")
 
 
-def test_a_record_that_replays_is_not_given_up_for_a_later_one_that_has_lost_its_beginning(tmp_path) -> None:
+def test_record_without_beginning_replaces_no_whole_one(tmp_path) -> None:
     recorder, decode = flight(tmp_path), Decode()
 
     def do(*events: Event) -> None:
         for event in events:
             recorder.note(event, decode.now, decode.do(event), decode.machine.fired)
 
-    do(OpenAttempt(1, "p:1", 7, 0, "r", ids(8), 0, 3, 30.0), AbortTransfer(1, "client left"))
+    do(OpenAttempt(1, "p:1", 7, "r", 30.0), OfferPages(1, b""), AbortTransfer(1, "client left"))
     recorder.ended(1, decode.status[1], decode.now)
-    for _ in range(RING + 1):  # prefill is frozen, and asked again and again
+    for _ in range(RING + 1):  # prefill is frozen, and gets one Abort after another
         decode.now = decode.machine.next_deadline
         do(Tick())
-    do(Received(f.Drained(**about(sender=PREFILL), cause="aborted", message="")))
+    do(Received(ended(1, "peer_aborted")))
     assert decode.status[1].releasable
     recorder.ended(1, decode.status[1], decode.now)
     assert recorder.close(10)
@@ -93,7 +92,7 @@ def test_a_record_that_replays_is_not_given_up_for_a_later_one_that_has_lost_its
     assert (record.header.missing, record.header.releasable) == (0, False)
 
 
-def test_a_directory_that_takes_nothing_is_counted_and_ends_nothing(tmp_path, caplog) -> None:
+def test_missing_directory_is_counted_and_logged(tmp_path, caplog) -> None:
     recorder = flight(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     fail(recorder, 1)
@@ -102,7 +101,7 @@ def test_a_directory_that_takes_nothing_is_counted_and_ends_nothing(tmp_path, ca
     assert "could not be written" in caplog.text
 
 
-def test_what_a_full_disk_did_not_take_whole_is_removed(tmp_path, monkeypatch) -> None:
+def test_partial_file_is_removed_when_disk_is_full(tmp_path, monkeypatch) -> None:
     whole = Path.write_bytes
 
     def full(path: Path, data: bytes) -> None:
@@ -117,7 +116,7 @@ def test_what_a_full_disk_did_not_take_whole_is_removed(tmp_path, monkeypatch) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_cannot_be_made_is_an_error_at_the_start(tmp_path) -> None:
+def test_directory_that_cannot_be_made_is_an_error(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         flight(tmp_path / "file" / "below")
@@ -125,7 +124,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_at_the_start(tmp_path) -> N
 
 @pytest.mark.parametrize(("max_files", "max_bytes"), [(3, 10**6), (100, 30)])
 @pytest.mark.parametrize("suffix", [SUFFIX, ".flight.part"])
-def test_the_oldest_records_are_removed_first_and_other_files_never(tmp_path, max_files, max_bytes, suffix) -> None:
+def test_oldest_records_are_removed_first(tmp_path, max_files, max_bytes, suffix) -> None:
     (tmp_path / "other").write_bytes(b"x" * 1000)
     for index in range(6):
         path = tmp_path / f"{index}{suffix}"
@@ -135,7 +134,7 @@ def test_the_oldest_records_are_removed_first_and_other_files_never(tmp_path, ma
     assert sorted(path.name for path in tmp_path.iterdir()) == [*(f"{i}{suffix}" for i in (3, 4, 5)), "other"]
 
 
-def test_clients_that_leave_all_the_time_take_neither_the_turn_nor_the_place_of_a_failure(tmp_path, monkeypatch):
+def test_aborts_displace_no_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "QUEUE", 1000)
     now = [0.0]
     recorder = flight(tmp_path, lambda: now[0])

@@ -1,4 +1,4 @@
-"""Two instances of several ranks, their machines joined by channels that lose nothing."""
+"""Two instances of several ranks, whose machines are connected by channels that lose nothing."""
 
 from collections import defaultdict
 
@@ -7,6 +7,7 @@ from pdpool_connector.protocol.events import (
     Effect,
     Event,
     Linked,
+    OfferPages,
     OpenAttempt,
     OpenRequest,
     PeerReady,
@@ -21,18 +22,18 @@ from pdpool_connector.protocol.events import (
 from pdpool_connector.protocol.frames import VERSION_MAX
 from pdpool_connector.protocol.prefill import PrefillMachine
 
-from tests.unit.protocol.sides import TIMING, Side, ids
+from tests.unit.protocol.sides import TIMEOUTS, Side, ids
 
 Pairing = list[list[tuple[int, bool]]]
-"""For each decode rank: the prefill ranks that serve it, and whether each writes the aux row."""
+"""For each decode rank: the prefill ranks that write to it, and whether each writes the aux row."""
 
 
 class Instances:
-    """Prefill ranks `prefill` and decode ranks `decode`; handle 1 on every rank is the one request."""
+    """Prefill ranks `prefill` and decode ranks `decode`; handle 1 is the same request on every rank."""
 
     def __init__(self, prefill: int, pairing: Pairing) -> None:
-        self.prefill = [Side(PrefillMachine(f"{rank:032x}", TIMING)) for rank in range(prefill)]
-        self.decode = [Side(DecodeMachine(f"{0xD0 + rank:032x}", TIMING)) for rank in range(len(pairing))]
+        self.prefill = [Side(PrefillMachine(f"{rank:032x}", TIMEOUTS)) for rank in range(prefill)]
+        self.decode = [Side(DecodeMachine(f"{0xD0 + rank:032x}", TIMEOUTS)) for rank in range(len(pairing))]
         self.by_name = {side.machine.incarnation: side for side in [*self.prefill, *self.decode]}
         self.flights: list[tuple[Side, Write]] = []
         served = defaultdict(list)
@@ -49,7 +50,7 @@ class Instances:
             self.do(self.decode[rank], Linked("p:1", tuple(linked)))
 
     def do(self, side: Side, event: Event) -> list[Effect]:
-        """Drive one rank, and deliver whatever is said because of it."""
+        """Drive one rank, and deliver the frames that it sends."""
         effects = side.do(event)
         for effect in effects:
             if isinstance(effect, Send):
@@ -60,18 +61,22 @@ class Instances:
 
     def request(self, *ranks: int) -> None:
         for rank in ranks or range(len(self.prefill)):
-            self.do(self.prefill[rank], OpenRequest(1, 7, 0, "r", 30.0))
+            self.do(self.prefill[rank], OpenRequest(1, 7, "r", 30.0))
 
-    def open(self, *ranks: int, pages=(8, 9), prefix: int = 0) -> None:
+    def open(self, *ranks: int) -> None:
         for rank in ranks or range(len(self.decode)):
-            self.do(self.decode[rank], OpenAttempt(1, "p:1", 7, 0, "r", ids(*pages), prefix, 3, 30.0))
+            self.do(self.decode[rank], OpenAttempt(1, "p:1", 7, "r", 30.0))
+
+    def offer(self, *ranks: int, pages=(8, 9), prefix: int = 0) -> None:
+        for rank in ranks or range(len(self.decode)):
+            self.do(self.decode[rank], OfferPages(1, ids(*pages), prefix, 3))
 
     def send(self, *, pages=(4, 5), start: int = 0, aux_slot: int | None = 2) -> None:
         for side in self.prefill:
             self.do(side, SendPages(1, ids(*pages), start, True, aux_slot))
 
     def land(self, result: WriteResult = WriteResult.LANDED) -> None:
-        """End every write that is under way. A slice may be empty: then nothing is moved and it still ends."""
+        """End every write that is under way."""
         flights, self.flights = self.flights, []
         for side, write in flights:
             self.do(side, WriteEnded(write.attempt, write.write, result, len(write.source), "simulated"))
@@ -81,7 +86,7 @@ class Instances:
         return [side.status[1] for side in [*self.prefill, *self.decode]]
 
     def wait(self, seconds: float) -> None:
-        """Let time pass on every rank and deliver what is said meanwhile."""
+        """Let time pass on every rank, and deliver the frames that are sent meanwhile."""
         for side in [*self.prefill, *self.decode]:
             for effect in side.wait(seconds):
                 if isinstance(effect, Send):

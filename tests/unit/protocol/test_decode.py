@@ -1,20 +1,22 @@
-"""Decode's machine: opening, several writers, ends, and when pages may be given back."""
+"""Decode's machine: it opens, offers, repeats, and says when memory may be given back."""
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import (
+    AbortTransfer,
     Connect,
     Drain,
     Fenced,
-    Ignored,
     Linked,
     OpenAttempt,
     PeerLost,
     PeerReady,
     Report,
     Shutdown,
+    Tick,
     Unlinked,
     Unreachable,
     Writer,
@@ -22,324 +24,439 @@ from pdpool_connector.protocol.events import (
 from pdpool_connector.protocol.machine import MAX_FENCED
 from pdpool_connector.protocol.status import Cause, Phase
 
-from tests.unit.protocol.sides import PREFILL, PREFILL_2, TIMING, Decode, DecodeRead, about, ids, names, sent
+from tests.unit.protocol.sides import (
+    PREFILL,
+    PREFILL_2,
+    TIMEOUTS,
+    Decode,
+    about,
+    accepted,
+    ended,
+    ids,
+    ignored,
+    names,
+    sent,
+)
 
 
-def said(kind: type[f.Frame], number: int = 1, *, sender: str = PREFILL, **fields: object) -> f.Frame:
-    defaults: dict[type[f.Frame], dict[str, object]] = {
-        f.Done: {"bytes_moved": 10},
-        f.Failed: {"cause": "transfer_failed", "message": "link down"},
-        f.Drained: {"cause": "transfer_failed", "message": "link down"},
-    }
-    return kind(**about(number, sender=sender), **(defaults.get(kind, {}) | fields))
-
-
-def test_a_hand_off_costs_decode_two_frames() -> None:
-    side = Decode()
-    side.open()
-    side.hear(said(f.Accepted))
-    assert side.status[1].phase is Phase.WAITING
-    side.hear(said(f.Done))
-    assert (side.status[1].phase, side.status[1].bytes_moved) == (Phase.DONE, 10)
-    assert side.status[1].releasable
-    side.wait(100)
-    assert names(side.effects) == ["Open", "Ack"]
-    assert side.machine.rows == 0
-
-
-def test_pages_are_offered_once_prefill_is_paired() -> None:
-    side = Decode(linked=False)
-    assert side.open()[-1] == Connect("p:1")
-    (frame,) = sent(side.link(), f.Open)
-    assert (frame.pages, frame.aux_slot, frame.room, frame.request_id) == (ids(8, 9), 3, 7, "r")
-
-
-def test_state_items_are_offered_with_the_pages() -> None:
-    side = Decode()
-    (frame,) = sent(side.open(state=(50, 51)), f.Open)
-    assert frame.state == ids(50, 51)
-
-
-def test_open_is_repeated_with_what_is_left_of_its_life() -> None:
-    side = Decode()
-    side.open()
-    repeated = sent(side.wait(4), f.Open)
-    assert 4 < len(repeated) < 9
-    assert repeated[-1].deadline_s == pytest.approx(30 - side.now, abs=2.1)
-
-
-def test_a_waiting_attempt_is_asked_after() -> None:
-    side = Decode()
-    side.open()
-    side.hear(said(f.Accepted))
-    assert names(side.wait(10)) == ["Query", "Query", "Query"]
-
-
-def test_sending_shows_as_transferring() -> None:
-    side = Decode()
-    side.open()
-    side.hear(said(f.Sending))
-    assert side.status[1].phase is Phase.TRANSFERRING
-
-
-def test_done_is_acknowledged_each_time_and_counted_once() -> None:
-    side = Decode()
-    side.open()
-    assert names(side.hear(said(f.Done))) == ["Ack"]
-    assert names(side.hear(said(f.Done))) == ["Ack"]
-    assert side.status[1].bytes_moved == 10
-
-
-def test_all_writers_must_be_done() -> None:
-    side = Decode(TIMING, (PREFILL, PREFILL_2))
-    side.open()
-    side.hear(said(f.Done))
-    side.hear(said(f.Done))
-    assert side.status[1].phase is Phase.WAITING
-    side.hear(said(f.Done, sender=PREFILL_2))
-    assert (side.status[1].phase, side.status[1].bytes_moved) == (Phase.DONE, 20)
-
-
-def test_pages_are_held_back_until_every_writer_is_quiet() -> None:
-    side = Decode(TIMING, (PREFILL, PREFILL_2))
-    side.open()
-    assert names(side.abort()) == ["Abort", "Abort"]
-    side.hear(said(f.Drained))
-    side.hear(said(f.Drained))
-    assert not side.status[1].releasable
-    side.hear(said(f.Done, sender=PREFILL_2))
-    assert side.status[1].releasable
-    assert side.status[1].cause is Cause.ABORTED
-
-
-def test_one_writer_failing_ends_the_attempt_and_stops_the_other() -> None:
-    side = Decode(TIMING, (PREFILL, PREFILL_2))
-    side.open()
-    effects = side.hear(said(f.Drained))
-    assert [e.peer for e in effects if getattr(e, "frame", None) and isinstance(e.frame, f.Abort)] == [PREFILL_2]
-    assert (side.status[1].cause, side.status[1].message) == (Cause.TRANSFER_FAILED, "link down")
-    side.hear(said(f.Drained, sender=PREFILL_2, cause="peer_aborted"))
-    assert side.status[1].cause is Cause.TRANSFER_FAILED
-
-
-@pytest.mark.parametrize("stage", ["connecting", "opening", "accepted", "receiving"])
-def test_every_stage_has_a_deadline(stage: str) -> None:
-    side = Decode(linked=stage != "connecting")
-    side.open()
-    if stage in ("accepted", "receiving"):
-        side.hear(said(f.Accepted))
-    if stage == "receiving":
-        side.hear(said(f.Sending))
-    side.wait(31)
-    assert side.status[1].cause is Cause.TIMED_OUT
-    assert side.status[1].releasable == (stage == "connecting")
-
-
-def test_abort_is_repeated_until_the_writer_is_quiet() -> None:
-    side = Decode()
-    side.open()
-    side.abort()
-    assert len(sent(side.wait(60), f.Abort)) > 25
-    assert not side.status[1].releasable
-    side.hear(said(f.Drained))
-    assert names(side.wait(60)) == []
-
-
-def test_time_alone_never_releases_pages() -> None:
-    side = Decode()
-    side.open()
-    side.abort()
-    side.wait(10_000)
-    assert not side.status[1].releasable
-    assert len(side.machine.held()) == 1
-
-
-def test_a_failure_that_has_not_drained_releases_nothing() -> None:
-    side = Decode()
-    side.open()
-    side.hear(said(f.Failed))
-    assert side.status[1].cause is Cause.TRANSFER_FAILED
-    assert not side.status[1].releasable
-    side.hear(said(f.Drained))
-    assert side.status[1].releasable
-
-
-def test_an_attempt_that_was_never_offered_is_free_at_once_and_still_told_of() -> None:
-    side = Decode(linked=False)
-    side.open()
-    side.abort()
-    assert side.status[1].releasable
-    (abort,) = sent(side.link(), f.Abort)
-    assert (abort.room, abort.request_id) == (7, "r")
-    side.hear(said(f.Drained))
-    assert side.machine.rows == 0
-
-
-def test_an_attempt_that_nobody_can_be_told_of_is_forgotten_by_its_deadline() -> None:
-    side = Decode(linked=False)
-    side.open()
-    side.abort()
-    side.wait(30.0)
-    assert side.machine.rows == 0
-
-
-def test_an_unreachable_prefill_fails_what_waits_for_it() -> None:
-    side = Decode(linked=False)
-    side.open()
-    side.do(Unreachable("p:1", Cause.PEER_LOST, "connection refused"))
-    assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, True)
-
-
-def test_what_is_opened_while_a_connection_is_down_meets_whoever_answers_next() -> None:
-    side = Decode()
-    side.do(Unlinked("p:1"))
-    side.open()
+def restarted(side: Decode) -> None:
+    """Another process comes up behind the same bootstrap address."""
     side.do(PeerLost(PREFILL, "it was restarted"))
-    assert side.status[1].phase is Phase.WAITING
     side.do(PeerReady(PREFILL_2, f.VERSION_MAX))
     side.do(Linked("p:1", (Writer(PREFILL_2),)))
-    assert list(side.machine.under_way(PREFILL_2)), "offered to the process that came after"
 
 
-def test_a_lost_writer_fails_its_attempts_only_and_holds_their_pages() -> None:
-    side = Decode()
-    side.do(PeerReady(PREFILL_2, f.VERSION_MAX))
-    side.do(Linked("q:1", (Writer(PREFILL_2),)))
-    side.open(1)
-    side.do(OpenAttempt(2, "q:1", 7, 0, "r", ids(1), 0, 0, 30.0))
-    side.do(PeerLost(PREFILL, "connection ended"))
-    assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, False)
-    assert side.status[2].phase is Phase.WAITING
+class TestOpenAndOffer:
+    def test_handoff_costs_decode_three_frames(self) -> None:
+        side = Decode()
+        side.offered()
+        side.receive(ended(moved=10))
+        side.wait(100)
+        assert names(side.effects) == ["Open", "Offer", "Ack"]
+        assert side.machine.rows == 0
+
+    def test_open_connects_and_is_sent_when_linked(self) -> None:
+        side = Decode(linked=False)
+        assert side.open()[-1] == Connect("p:1")
+        assert side.machine.waits_for("p:1")
+        (frame,) = sent(side.link(), f.Open)
+        assert (frame.room, frame.request_id, frame.deadline_s) == (7, "r", 30.0)
+        assert not side.machine.waits_for("p:1")
+
+    def test_memory_offered_before_link_follows_open(self) -> None:
+        side = Decode(linked=False)
+        side.open()
+        side.offer()
+        assert side.status[1].phase is Phase.WAITING
+        opened, offer = sent(side.link())
+        assert (type(opened), type(offer)) == (f.Open, f.Offer)
+        assert (offer.pages, offer.prefix_pages, offer.aux_slot) == (ids(8, 9), 0, 3)
+        assert side.status[1].phase is Phase.TRANSFERRING
+
+    def test_offer_carries_prefix_and_state_pools(self) -> None:
+        side = Decode()
+        side.open()
+        (offer,) = sent(side.offer(prefix=2, aux_slot=None, state=((50, 51), ())))
+        assert (offer.prefix_pages, offer.aux_slot, offer.state) == (2, f.NO_AUX, (ids(50, 51), b""))
+        assert side.status[1].prefix_pages == 2
+        (row,) = side.machine.under_way(PREFILL)
+        assert (row.pages, row.state_items) == (2, (2, 0))
+
+    def test_second_offer_is_ignored(self) -> None:
+        side = Decode()
+        side.open()
+        side.offer()
+        assert (names(effects := side.offer(pages=(1, 2))), ignored(effects)) == ([], ["offer"])
+
+    def test_offer_for_ended_attempt_is_ignored(self) -> None:
+        side = Decode()
+        side.open()
+        side.receive(ended(1, "timed_out"))
+        assert (names(effects := side.offer()), ignored(effects)) == ([], ["offer"])
+
+    def test_offer_while_unlinked_waits_for_link(self) -> None:
+        side = Decode()
+        side.open()
+        side.do(Unlinked("p:1"))
+        assert names(side.offer()) == []
+        assert side.status[1].phase is Phase.WAITING
+        assert names(side.link()) == ["Open", "Offer"]
+        assert side.status[1].phase is Phase.TRANSFERRING
+
+    def test_result_without_memory_fails_attempt(self) -> None:
+        side = Decode()
+        side.open()
+        side.receive(ended())
+        assert (side.status[1].phase, side.status[1].cause) == (Phase.FAILED, Cause.TRANSFER_FAILED)
 
 
-def test_a_hold_ends_by_a_fence_of_that_very_process() -> None:
-    side = Decode()
-    side.open()
-    side.do(PeerLost(PREFILL, "connection ended"))
-    side.do(Fenced(PREFILL_2, "kubelet"))
-    assert not side.status[1].releasable
-    side.do(Fenced(PREFILL, "kubelet"))
-    assert side.status[1].releasable
-    assert side.machine.rows == 0
+class TestRepetition:
+    def test_open_is_repeated_with_time_that_is_left(self) -> None:
+        side = Decode()
+        side.open()
+        repeated = sent(side.wait(4), f.Open)
+        assert 4 < len(repeated) < 9
+        assert repeated[-1].deadline_s == pytest.approx(30 - side.now, abs=2.1)
+
+    def test_unanswered_open_is_repeated_before_offer(self) -> None:
+        side = Decode()
+        side.open()
+        side.offer()
+        assert names(side.wait(0.1)) == ["Open", "Offer"]
+        side.receive(accepted())
+        assert names(side.wait(0.5))[:1] == ["Offer"]
+
+    def test_accepted_attempt_is_queried(self) -> None:
+        side = Decode()
+        side.open()
+        side.receive(accepted())
+        assert names(side.wait(10)) == ["Query", "Query", "Query"]
+
+    def test_accepted_offer_is_queried(self) -> None:
+        side = Decode()
+        side.offered()
+        assert names(side.wait(10)) == ["Query", "Query", "Query"]
+
+    def test_accepted_open_does_not_stop_repeated_offer(self) -> None:
+        side = Decode()
+        side.open()
+        side.offer()
+        side.receive(accepted())
+        assert set(names(side.wait(5))) == {"Offer"}
+
+    @pytest.mark.parametrize("kind", ["Open", "Offer", "Abort"])
+    def test_pauses_double_up_to_retry_max(self, kind: str) -> None:
+        side = Decode(replace(TIMEOUTS, quiesce_s=300.0))
+        side.open(deadline_s=300.0)
+        if kind == "Offer":
+            side.receive(accepted())
+            side.offer()
+        elif kind == "Abort":
+            side.abort()
+        begun, times = side.now, [0.0]
+        while (due := side.machine.next_deadline) is not None and due <= begun + 30.0:
+            side.now = max(side.now, due)
+            times += [side.now - begun] * names(side.do(Tick())).count(kind)
+        pauses = [min(TIMEOUTS.retry_first_s * 2**step, TIMEOUTS.retry_max_s) for step in range(30)]
+        assert times == pytest.approx([at for at in accumulate(pauses, initial=0.0) if at <= 30.0])
+
+    def test_rebuilt_connection_repeats_all_at_once(self) -> None:
+        side = Decode()
+        side.open(1)
+        side.offered(2)
+        side.open(3)
+        side.abort(3)
+        side.wait(1)
+        assert names(side.link()) == ["Open", "Query", "Abort"]
 
 
-def test_a_fence_of_a_live_writer_fails_the_attempt_and_frees_it() -> None:
-    side = Decode()
-    side.open()
-    side.do(Fenced(PREFILL, "kubelet"))
-    assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, True)
+class TestEnds:
+    def test_result_is_acknowledged_each_time_and_counted_once(self) -> None:
+        side = Decode()
+        side.offered()
+        assert names(side.receive(ended(moved=10))) == ["Ack"]
+        assert names(side.receive(ended(moved=10))) == ["Ack"]
+        assert side.status[1].bytes_moved == 10
+
+    def test_unsettled_end_is_not_acknowledged(self) -> None:
+        side = Decode()
+        side.offered()
+        assert names(side.receive(ended(1, "transfer_failed", settled=False))) == ["Abort"]
+        assert (side.status[1].cause, side.status[1].releasable) == (Cause.TRANSFER_FAILED, False)
+        side.receive(ended(1, "transfer_failed"))
+        assert side.status[1].releasable
+
+    def test_prefill_ends_attempt_before_offer(self) -> None:
+        side = Decode()
+        side.open()
+        assert names(side.receive(ended(1, "aborted"))) == ["Ack"]
+        assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_ABORTED, True)
+        assert side.machine.rows == 0
+
+    @pytest.mark.parametrize(
+        ("stage", "message"),
+        [("connecting", "could not be connected"), ("opened", "offered no memory"), ("offered", "not written")],
+    )
+    def test_every_stage_has_a_deadline(self, stage: str, message: str) -> None:
+        side = Decode(linked=stage != "connecting")
+        side.open()
+        if stage == "offered":
+            side.offer()
+        side.wait(30.05)
+        assert side.status[1].cause is Cause.TIMED_OUT
+        assert message in side.status[1].message
+        assert side.status[1].releasable == (stage != "offered")
+
+    def test_abort_is_repeated_until_settled(self) -> None:
+        side = Decode()
+        side.offered()
+        side.abort()
+        assert len(sent(side.wait(60), f.Abort)) > 25
+        assert not side.status[1].releasable
+        side.receive(ended(1, "peer_aborted"))
+        assert names(side.wait(60)) == []
+        assert side.status[1].releasable
+
+    def test_time_alone_releases_no_memory(self) -> None:
+        side = Decode()
+        side.offered()
+        side.abort()
+        side.wait(10_000)
+        assert not side.status[1].releasable
+        assert [row.unsettled_peers for row in side.machine.held()] == [(PREFILL,)]
+
+    def test_late_result_turns_no_failure_into_success(self) -> None:
+        side = Decode()
+        side.offered()
+        side.abort()
+        side.receive(ended())
+        assert (side.status[1].phase, side.status[1].cause) == (Phase.FAILED, Cause.ABORTED)
+        assert side.status[1].releasable
+
+    def test_refusal_gives_its_cause_to_prefill(self) -> None:
+        side = Decode()
+        side.open()
+        (abort,) = sent(side.do(AbortTransfer(1, "9000 tokens, 8192 fit", Cause.TOO_LONG)), f.Abort)
+        assert (abort.cause, abort.message) == ("too_long", "9000 tokens, 8192 fit")
+        assert (side.status[1].cause, side.status[1].releasable) == (Cause.TOO_LONG, True)
+
+    def test_unknown_cause_of_peer_fails_attempt(self) -> None:
+        side = Decode()
+        side.open()
+        side.receive(ended(1, "solar_flare"))
+        assert side.status[1].cause is Cause.TRANSFER_FAILED
+
+    def test_message_of_peer_becomes_one_line(self) -> None:
+        side = Decode()
+        side.open()
+        side.receive(f.Ended(**about(sender=PREFILL), cause="timed_out", settled=True, message="\x1b[2J\nfake line"))
+        assert side.status[1].message == "\\x1b[2J\\nfake line"
 
 
-@pytest.mark.parametrize("kind", [Decode, DecodeRead])
-def test_a_fence_before_the_loss_was_noticed_covers_what_is_opened_after_it(kind) -> None:
-    side = kind()
-    side.do(Fenced(PREFILL, "kubelet"))
-    effects = side.open()
-    assert (names(effects), [type(e) for e in effects]) == ([], [Report, Connect]), "the fenced are offered nothing"
-    side.do(PeerLost(PREFILL, "connection ended"))
-    assert side.status[1].phase is Phase.WAITING, "another process may come up at that address"
-    side.do(PeerReady(PREFILL_2, f.VERSION_MAX))
-    side.do(Linked("p:1", (Writer(PREFILL_2),)))
-    assert sent(side.effects, f.Open)[0].attempt.number == 1
+class TestAbortBeforeOffer:
+    def test_unanswered_abort_ends_after_quiesce_s(self) -> None:
+        side = Decode()
+        side.open()
+        side.abort()
+        assert (side.status[1].releasable, side.machine.rows) == (True, 1)
+        side.wait(TIMEOUTS.quiesce_s + 0.1)
+        assert (side.machine.rows, side.machine.next_deadline) == (0, None)
+
+    def test_abort_before_link_is_sent_when_linked(self) -> None:
+        side = Decode(linked=False)
+        side.open()
+        side.abort()
+        assert side.status[1].releasable
+        (abort,) = sent(side.link())
+        assert (type(abort), abort.room, abort.request_id) == (f.Abort, 7, "r")
+        side.receive(ended(1, "peer_aborted"))
+        assert side.machine.rows == 0
+
+    def test_abort_before_link_waits_until_deadline(self) -> None:
+        side = Decode(linked=False)
+        side.open()
+        side.abort()
+        side.wait(29.0)
+        assert side.machine.rows == 1
+        side.wait(1.1)
+        assert side.machine.rows == 0
+
+    def test_prefill_that_still_knows_ended_attempt_gets_abort(self) -> None:
+        side = Decode()
+        side.open()
+        side.do(PeerLost(PREFILL, "connection ended"))
+        assert side.machine.rows == 0
+        side.link()
+        (abort,) = sent(side.receive(accepted()))
+        assert (type(abort), abort.cause, abort.attempt.number) == (f.Abort, "forgotten", 1)
 
 
-@pytest.mark.parametrize("kind", [Decode, DecodeRead])
-def test_an_attempt_toward_a_fenced_process_is_refused_at_once(kind) -> None:
-    side = kind(linked=False)
-    side.do(Fenced(PREFILL, "kubelet"))
-    side.open()
-    side.link()
-    assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, True)
-    assert "was fenced" in side.status[1].message
-    assert (side.machine.rows, sent(side.effects, f.Open)) == (0, [])
+class TestLinks:
+    def test_unreachable_prefill_fails_attempts_that_wait(self) -> None:
+        side = Decode(linked=False)
+        side.open()
+        side.do(Unreachable("p:1", Cause.PEER_LOST, "connection refused"))
+        assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, True)
+        assert side.machine.rows == 0
+
+    def test_attempt_opened_while_unlinked_goes_to_next_process(self) -> None:
+        side = Decode()
+        side.do(Unlinked("p:1"))
+        side.open()
+        restarted(side)
+        assert side.status[1].phase is Phase.WAITING
+        assert [row.attempt.number for row in side.machine.under_way(PREFILL_2)] == [1]
+
+    def test_restart_of_prefill_before_offer_frees_memory(self) -> None:
+        side = Decode()
+        side.open()
+        side.receive(accepted())
+        restarted(side)
+        assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, True)
+        assert names(side.offer()) == []
+        assert names(side.open(2)) == ["Open"]
+
+    def test_lost_prefill_holds_memory_until_it_answers(self) -> None:
+        side = Decode()
+        side.offered()
+        side.do(PeerLost(PREFILL, "connection ended"))
+        assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, False)
+        assert side.machine.holds_for("p:1")
+        assert names(side.link()) == ["Abort"]
+        side.receive(ended(1, "peer_lost"))
+        assert side.status[1].releasable
+        assert not side.machine.holds_for("p:1")
+
+    def test_restarted_prefill_does_not_end_old_hold(self) -> None:
+        side = Decode()
+        side.offered()
+        restarted(side)
+        assert ignored(side.receive(ended(1, "forgotten", sender=PREFILL_2))) == ["stranger"]
+        assert not side.status[1].releasable
+        side.open(2)
+        side.offer(2)
+        side.receive(ended(2, sender=PREFILL_2))
+        assert side.status[2].phase is Phase.DONE
+
+    def test_lost_prefill_fails_its_attempts_only(self) -> None:
+        side = Decode()
+        side.do(PeerReady(PREFILL_2, f.VERSION_MAX))
+        side.do(Linked("q:1", (Writer(PREFILL_2),)))
+        side.open(1)
+        side.do(OpenAttempt(2, "q:1", 7, "r", 30.0))
+        side.do(PeerLost(PREFILL, "connection ended"))
+        assert (side.status[1].cause, side.status[2].phase) == (Cause.PEER_LOST, Phase.WAITING)
 
 
-def test_only_so_many_fences_are_remembered() -> None:
-    side = Decode(linked=False)
-    for number in range(MAX_FENCED + 10):
-        side.do(Fenced(f"{number:032x}", "kubelet"))
-    assert not side.machine.fenced(f"{9:032x}")
-    assert side.machine.fenced(f"{10:032x}")
-    assert side.machine.fenced(f"{MAX_FENCED + 9:032x}")
+class TestFences:
+    def test_hold_ends_by_fence_of_that_process(self) -> None:
+        side = Decode()
+        side.offered()
+        side.do(PeerLost(PREFILL, "connection ended"))
+        side.do(Fenced(PREFILL_2, "kubelet"))
+        assert not side.status[1].releasable
+        side.do(Fenced(PREFILL, "kubelet"))
+        assert (side.status[1].releasable, side.machine.rows) == (True, 0)
+
+    def test_fence_of_live_writer_fails_and_frees(self) -> None:
+        side = Decode()
+        side.offered()
+        side.do(Fenced(PREFILL, "kubelet"))
+        assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, True)
+
+    def test_fenced_prefill_is_sent_no_attempt(self) -> None:
+        side = Decode()
+        side.do(Fenced(PREFILL, "kubelet"))
+        effects = side.open()
+        assert [type(effect) for effect in effects] == [Report, Connect]
+        restarted(side)
+        assert sent(side.effects, f.Open)[0].attempt.number == 1
+
+    def test_link_to_fenced_process_fails_attempts(self) -> None:
+        side = Decode(linked=False)
+        side.do(Fenced(PREFILL, "kubelet"))
+        side.open()
+        side.link()
+        assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, True)
+        assert "was fenced" in side.status[1].message
+        assert (side.machine.rows, sent(side.effects)) == (0, [])
+
+    def test_remembered_fences_are_bounded(self) -> None:
+        side = Decode(linked=False)
+        for number in range(MAX_FENCED + 10):
+            side.do(Fenced(f"{number:032x}", "kubelet"))
+        assert not side.machine.fenced(f"{9:032x}")
+        assert side.machine.fenced(f"{10:032x}")
 
 
-def test_a_hold_ends_when_the_same_process_is_heard_again() -> None:
-    side = Decode()
-    side.open()
-    side.do(PeerLost(PREFILL, "connection ended"))
-    assert side.machine.holds_for("p:1")
-    assert names(side.link()) == ["Abort"]
-    side.hear(said(f.Drained))
-    assert side.status[1].releasable
+class TestRefusals:
+    def test_drain_refuses_attempt_and_informs_prefill(self) -> None:
+        side = Decode()
+        side.offered(1)
+        side.do(Drain())
+        assert names(side.open(2)) == ["Abort"]
+        assert (side.status[2].cause, side.status[2].releasable) == (Cause.REFUSED, True)
+        side.receive(ended(1))
+        assert side.status[1].phase is Phase.DONE
+
+    def test_refusal_before_link_is_sent_when_linked(self) -> None:
+        side = Decode(linked=False)
+        side.do(Drain())
+        assert side.open()[-1] == Connect("p:1")
+        assert names(side.link()) == ["Abort"]
+
+    def test_attempts_are_bounded_and_refusals_too(self) -> None:
+        side = Decode(replace(TIMEOUTS, max_attempts=2))
+        for handle in range(1, 6):
+            side.open(handle, room=handle)
+        assert [side.status[handle].phase for handle in (1, 2)] == [Phase.WAITING] * 2
+        assert {side.status[handle].cause for handle in (3, 4, 5)} == {Cause.REFUSED}
+        assert [frame.attempt.number for frame in sent(side.effects, f.Abort)] == [3, 4]
+        assert "prefill is not informed" in side.status[5].message
+
+    def test_shutdown_aborts_everything(self) -> None:
+        side = Decode()
+        side.open(1)
+        side.offered(2)
+        assert names(side.do(Shutdown())) == ["Abort", "Abort"]
+        assert [side.status[handle].releasable for handle in (1, 2)] == [True, False]
+        assert {status.cause for status in side.status.values()} == {Cause.SHUTDOWN}
+        assert (side.machine.rows, side.machine.unsettled) == (1, 1)
+
+    def test_shutdown_before_link_leaves_nothing(self) -> None:
+        side = Decode(linked=False)
+        side.open()
+        side.do(Shutdown())
+        assert (side.status[1].cause, side.machine.rows) == (Cause.SHUTDOWN, 0)
 
 
-def test_a_restarted_prefill_does_not_end_the_holds_of_its_former_life() -> None:
-    side = Decode()
-    side.open()
-    side.do(PeerLost(PREFILL, "connection ended"))
-    side.do(PeerReady(PREFILL_2, f.VERSION_MAX))
-    side.do(Linked("p:1", (Writer(PREFILL_2),)))
-    stranger = side.hear(said(f.Drained, sender=PREFILL_2))
-    assert [effect.reason for effect in stranger if isinstance(effect, Ignored)] == ["stranger"]
-    assert not side.status[1].releasable
-    side.open(2)
-    side.hear(said(f.Done, 2, sender=PREFILL_2))
-    assert side.status[2].phase is Phase.DONE
+class TestFramesThatDoNotFit:
+    def test_frame_for_other_room_is_dropped(self) -> None:
+        side = Decode()
+        side.offered()
+        assert ignored(side.receive(ended(1, room=8))) == ["mismatch"]
+        assert side.status[1].phase is Phase.TRANSFERRING
+
+    def test_frame_for_other_life_of_decode_is_dropped(self) -> None:
+        side = Decode()
+        side.offered()
+        foreign = f.Ended(**(about(sender=PREFILL) | {"attempt": f.AttemptId("9" * 32, 1)}), cause="", settled=True)
+        assert names(side.receive(foreign)) == []
+        assert side.status[1].phase is Phase.TRANSFERRING
+
+    def test_result_of_ended_attempt_is_acknowledged(self) -> None:
+        side = Decode()
+        effects = side.receive(ended(5))
+        assert (names(effects), ignored(effects)) == (["Ack"], ["stale"])
 
 
-def test_frames_of_another_life_of_this_decode_are_dropped() -> None:
-    side = Decode()
-    side.open()
-    foreign = f.Done(**(about(1) | {"sender": PREFILL, "attempt": f.AttemptId("9" * 32, 1)}), bytes_moved=1)
-    effects = side.hear(foreign)
-    assert names(effects) == []
-    assert side.status[1].phase is Phase.WAITING
-
-
-def test_a_late_done_turns_no_failure_into_success() -> None:
-    side = Decode()
-    side.open()
-    side.abort()
-    side.hear(said(f.Done))
-    assert (side.status[1].phase, side.status[1].cause) == (Phase.FAILED, Cause.ABORTED)
-    assert side.status[1].releasable
-
-
-def test_draining_refuses_new_attempts_and_finishes_the_others() -> None:
-    side = Decode()
-    side.open(1)
-    side.do(Drain())
-    side.open(2)
-    assert (side.status[2].cause, side.status[2].releasable) == (Cause.REFUSED, True)
-    side.hear(said(f.Done))
-    assert side.status[1].phase is Phase.DONE
-
-
-def test_shutdown_tells_every_writer() -> None:
-    side = Decode()
-    side.open()
-    assert names(side.do(Shutdown())) == ["Abort"]
-    assert side.status[1].cause is Cause.SHUTDOWN
-
-
-def test_no_more_attempts_than_the_limit() -> None:
-    side = Decode(replace(TIMING, max_attempts=2))
-    for handle in (1, 2, 3):
-        side.open(handle, room=handle)
-    assert side.status[3].cause is Cause.REFUSED
-    assert "2 hand-offs" in side.status[3].message
-
-
-def test_a_cause_that_only_a_newer_peer_knows_still_fails_the_attempt() -> None:
-    side = Decode()
-    side.open()
-    side.hear(said(f.Drained, cause="solar_flare", message="x"))
-    assert side.status[1].cause is Cause.TRANSFER_FAILED
-
-
-@pytest.mark.parametrize("make", [Decode, DecodeRead])
-def test_what_a_peer_says_of_a_failure_is_one_line_in_status_and_logs(make) -> None:
-    side = make()
-    side.open()
-    side.hear(said(f.Drained, message="\x1b[2J\nfake line"))
-    assert side.status[1].message == "\\x1b[2J\\nfake line"
+class TestQueues:
+    def test_opened_attempt_is_in_no_public_queue(self) -> None:
+        side = Decode(linked=False)
+        queues = side.machine.queues
+        side.open()
+        assert queues.count("decode_transfer") == 1
+        side.link()
+        assert (queues.count("decode_transfer"), queues.count("opened")) == (0, 1)
+        side.offer()
+        assert (queues.count("decode_transfer"), queues.count("offered")) == (1, 1)

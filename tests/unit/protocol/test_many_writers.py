@@ -1,48 +1,32 @@
-"""All the ranks that an attempt may have, TP 2 x PP 2 x CP 2, and DP ranks beside them: whose word counts for what."""
+"""Attempts with several writers: TP 2 x PP 2 x CP 2, and DP ranks beside them."""
 
 import pytest
 from pdpool_connector.protocol import frames as f
-from pdpool_connector.protocol.events import Ignored, Linked, OpenAttempt, PeerReady, Writer
+from pdpool_connector.protocol.events import Linked, OfferPages, OpenAttempt, PeerReady, Writer
 from pdpool_connector.protocol.states import DecodeState
-from pdpool_connector.protocol.status import Phase
+from pdpool_connector.protocol.status import Cause, Phase
 
 from tests.unit.protocol.sides import (
-    DECODE,
-    DECODE_2,
     PREFILL,
     PREFILL_2,
-    TIMING,
+    TIMEOUTS,
     Decode,
-    Prefill,
-    about,
-    ack,
+    accepted,
+    ended,
     ids,
+    ignored,
     names,
+    sent,
 )
 
 WRITERS = tuple(f"{rank:032x}" for rank in range(8))
-SAID: dict[type[f.AttemptFrame], dict[str, object]] = {
-    f.Accepted: {},
-    f.Sending: {},
-    f.Done: {"bytes_moved": 1},
-    f.Failed: {"cause": "transfer_failed", "message": "no route"},
-    f.Drained: {"cause": "transfer_failed", "message": "no route"},
-}
-ENDS = [f.Done, f.Drained]
-
-
-def said(kind: type[f.AttemptFrame], number: int = 1, *, sender: str = PREFILL, room: int = 7) -> f.AttemptFrame:
-    return kind(**(about(number, room=room) | {"sender": sender}), **SAID[kind])
-
-
-def reasons(effects) -> list[str]:
-    return [effect.reason for effect in effects if isinstance(effect, Ignored)]
+ENDS = pytest.mark.parametrize("cause", ["", "transfer_failed"], ids=["done", "failed"])
 
 
 @pytest.fixture
 def many() -> Decode:
     side = Decode(writers=WRITERS)
-    side.open()
+    side.offered()
     return side
 
 
@@ -52,97 +36,102 @@ def two_dp_ranks() -> Decode:
     side = Decode()
     side.do(PeerReady(PREFILL_2, f.VERSION_MAX))
     side.do(Linked("p:2", (Writer(PREFILL_2, writes_aux=True),)))
-    side.open()
-    side.do(OpenAttempt(2, "p:2", 7, 0, "r", ids(10, 11), 0, 4, 30.0))
+    side.offered()
+    side.do(OpenAttempt(2, "p:2", 7, "r", 30.0))
+    side.do(OfferPages(2, ids(10, 11), 0, 4))
     return side
 
 
-@pytest.mark.parametrize("last", WRITERS)
-def test_an_attempt_is_done_with_the_last_writer_whichever_it_is_and_however_often_the_others_say_so(
-    many, last
-) -> None:
-    for _ in range(2):
+class TestAllWriters:
+    @pytest.mark.parametrize("last", WRITERS)
+    def test_attempt_is_done_with_last_writer(self, many: Decode, last: str) -> None:
+        for _ in range(2):
+            for writer in WRITERS:
+                if writer != last:
+                    assert names(many.receive(ended(sender=writer, moved=1))) == ["Ack"]
+        assert (many.status[1].phase, many.status[1].releasable) == (Phase.TRANSFERRING, False)
+        many.receive(ended(sender=last, moved=1))
+        assert (many.status[1].phase, many.status[1].bytes_moved) == (Phase.DONE, len(WRITERS))
+        assert many.machine.rows == 0
+
+    @pytest.mark.parametrize("last", WRITERS)
+    @ENDS
+    def test_aborted_attempt_is_released_by_last_writer(self, many: Decode, last: str, cause: str) -> None:
+        many.abort()
         for writer in WRITERS:
             if writer != last:
-                assert names(many.hear(said(f.Done, sender=writer))) == ["Ack"]
-    assert (many.status[1].phase, many.status[1].releasable) == (Phase.WAITING, False)
-    many.hear(said(f.Done, sender=last))
-    assert (many.status[1].phase, many.status[1].bytes_moved, many.machine.rows) == (Phase.DONE, len(WRITERS), 0)
+                many.receive(ended(1, cause, sender=writer))
+        assert {effect.peer for effect in many.wait(TIMEOUTS.retry_max_s)} == {last}
+        many.wait(TIMEOUTS.quiesce_s)
+        assert (many.status[1].releasable, len(many.machine.held())) == (False, 1)
+        many.receive(ended(1, cause, sender=last))
+        assert (many.status[1].releasable, many.machine.rows) == (True, 0)
+
+    def test_failed_writer_stops_the_others(self, many: Decode) -> None:
+        effects = many.receive(ended(1, "transfer_failed", sender=WRITERS[3]))
+        assert len(sent(effects, f.Abort)) == len(WRITERS) - 1
+        assert (many.status[1].cause, many.status[1].message) == (
+            Cause.TRANSFER_FAILED,
+            "transfer_failed at prefill",
+        )
+
+    def test_only_unanswered_writers_get_repetitions(self) -> None:
+        side = Decode(writers=(PREFILL, PREFILL_2))
+        side.open()
+        side.receive(accepted())
+        effects = side.wait(0.1)
+        assert [effect.peer for effect in effects] == [PREFILL, PREFILL_2]
+        assert names(effects) == ["Query", "Open"]
+
+    def test_one_writer_gets_aux_row(self) -> None:
+        side = Decode(writers=(PREFILL, PREFILL_2))
+        side.open()
+        assert [offer.aux_slot for offer in sent(side.offer(), f.Offer)] == [3, f.NO_AUX]
+
+    def test_writer_that_fails_before_offer_frees_memory(self) -> None:
+        side = Decode(writers=(PREFILL, PREFILL_2))
+        side.open()
+        side.receive(ended(1, "aborted"))
+        assert side.status[1].releasable, "no memory was offered"
+        assert side.machine.rows == 1
+        side.receive(ended(1, "peer_aborted", sender=PREFILL_2))
+        assert side.machine.rows == 0
 
 
-@pytest.mark.parametrize("last", WRITERS)
-@pytest.mark.parametrize("end", ENDS)
-def test_an_aborted_attempt_is_released_by_the_last_writers_word_and_only_that_one_is_told_again(
-    many, last: str, end
-) -> None:
-    many.abort()
-    for _ in range(2):
+class TestEarlierAttempts:
+    @ENDS
+    def test_ends_of_earlier_attempt_do_not_end_next(self, many: Decode, cause: str) -> None:
+        many.abort()
         for writer in WRITERS:
-            if writer != last:
-                many.hear(said(end, sender=writer))
-    again = [effect for effect in many.wait(TIMING.retry_max_s) if getattr(effect, "peer", last) != last]
-    assert again == []
-    many.wait(TIMING.drain_s)
-    assert (many.status[1].releasable, len(many.machine.held())) == (False, 1)
-    many.hear(said(end, sender=last))
-    assert (many.status[1].releasable, many.machine.rows) == (True, 0)
+            many.receive(ended(1, "peer_aborted", sender=writer))
+        many.offered(2)
+        for writer in WRITERS:
+            effects = many.receive(ended(1, cause, sender=writer))
+            assert (names(effects), ignored(effects)) == (["Ack"], ["stale"])
+        assert many.status[2].phase is Phase.TRANSFERRING
+        many.abort(2)
+        for writer in WRITERS:
+            many.receive(ended(1, cause, sender=writer))
+        assert not many.status[2].releasable
 
 
-@pytest.mark.parametrize("end", ENDS)
-def test_the_words_about_an_earlier_attempt_of_a_room_say_nothing_of_the_next(many, end) -> None:
-    many.abort()
-    for writer in WRITERS:
-        many.hear(said(f.Drained, sender=writer))
-    many.open(2)
-    for writer in WRITERS:
-        effects = many.hear(said(end, 1, sender=writer))
-        assert (names(effects), reasons(effects)) == (["Ack"], ["stale"])
-    assert many.status[2].phase is Phase.WAITING
-    many.abort(2)
-    for writer in WRITERS:
-        many.hear(said(end, 1, sender=writer))
-    assert not many.status[2].releasable
-
-
-@pytest.mark.parametrize("kind", SAID)
-def test_no_word_of_another_dp_rank_counts_for_an_attempt_that_it_does_not_serve(two_dp_ranks, kind) -> None:
-    side = two_dp_ranks
-    before = dict(side.status)
-    assert reasons(side.hear(said(kind, 1, sender=PREFILL_2))) == ["stranger"]
-    assert side.status == before
-    side.abort(1)
-    assert reasons(side.hear(said(kind, 1, sender=PREFILL_2))) == ["stranger"]
-    assert not side.status[1].releasable
-    assert [attempt.state for attempt in side.machine.under_way(PREFILL_2)] == [DecodeState.OPENING]
-    side.hear(said(f.Drained, 1, sender=PREFILL))
-    assert side.status[1].releasable
-    assert side.status[2].phase is Phase.WAITING
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_words_about_a_room_that_decode_does_not_have_are_dropped_and_leave_nothing(two_dp_ranks, end) -> None:
-    side, fresh = two_dp_ranks, Decode()
-    assert reasons(side.hear(said(end, 1, room=8))) == ["mismatch"]
-    assert reasons(fresh.hear(said(end, 1))) == ["stale"]
-    assert (side.machine.rows, fresh.machine.rows) == (2, 0)
-    assert side.status[1].phase is Phase.WAITING
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [({"attempt": f.AttemptId(DECODE, 2)}, "stale"), ({"room": 8}, "mismatch"), ({"sender": DECODE_2}, "stranger")],
-    ids=["an attempt that prefill has not seen", "another room", "another decode"],
-)
-def test_acknowledgements_of_what_is_not_prefills_to_forget_change_nothing(changes: dict, reason: str) -> None:
-    side = Prefill(TIMING, DECODE, DECODE_2)
-    side.request()
-    side.opened()
-    side.abort()
-    rows, stones = side.machine.rows, side.machine.tombstones
-    assert reasons(side.hear(f.Ack(**(about(1) | changes)))) == [reason]
-    assert (side.machine.rows, side.machine.tombstones) == (rows, stones)
-    side.wait(TIMING.acked_s + 1)
-    assert side.machine.tombstones == stones, "still to be acknowledged"
-    side.hear(ack())
-    side.wait(TIMING.acked_s + 1)
-    assert side.machine.rows == 0
+class TestOtherInstances:
+    @pytest.mark.parametrize(
+        "frame",
+        [
+            accepted(sender=PREFILL_2),
+            ended(sender=PREFILL_2),
+            ended(1, "transfer_failed", settled=False, sender=PREFILL_2),
+            ended(1, "transfer_failed", sender=PREFILL_2),
+        ],
+        ids=["accepted", "done", "unsettled", "failed"],
+    )
+    def test_frames_of_other_dp_rank_are_dropped(self, two_dp_ranks: Decode, frame: f.AttemptFrame) -> None:
+        side = two_dp_ranks
+        before = dict(side.status)
+        assert ignored(side.receive(frame)) == ["stranger"]
+        assert side.status == before
+        side.abort(1)
+        assert ignored(side.receive(frame)) == ["stranger"]
+        assert not side.status[1].releasable
+        assert [attempt.state for attempt in side.machine.under_way(PREFILL_2)] == [DecodeState.OFFERED]

@@ -1,18 +1,16 @@
-"""Prefill's machine: ending, and remembering."""
+"""Prefill's machine: how hand-offs end there, and what is remembered of them."""
 
 from dataclasses import replace
-from itertools import count
 
 import pytest
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import (
     Drain,
     Fenced,
-    Ignored,
     PeerLost,
     PeerReady,
+    SendPages,
     Shutdown,
-    StopWriting,
     WriteResult,
 )
 from pdpool_connector.protocol.status import Cause, Phase
@@ -20,12 +18,13 @@ from pdpool_connector.protocol.status import Cause, Phase
 from tests.unit.protocol.sides import (
     DECODE,
     DECODE_2,
-    TIMING,
+    TIMEOUTS,
     Prefill,
-    PrefillRead,
     abort_frame,
     about,
     ack,
+    ids,
+    ignored,
     names,
     query,
     sent,
@@ -33,415 +32,370 @@ from tests.unit.protocol.sides import (
 )
 
 
-def test_an_abort_while_writing_stops_drains_and_only_then_says_drained() -> None:
+def sending(*, pages=(4, 5), last: bool = True) -> Prefill:
     side = Prefill()
     side.request()
-    side.opened()
-    (write,) = writes(side.send())
-    effects = side.hear(abort_frame())
-    assert any(isinstance(effect, StopWriting) for effect in effects)
-    assert names(effects) == ["Failed"]
-    assert (side.status[1].phase, side.status[1].cause) == (Phase.FAILED, Cause.PEER_ABORTED)
-    assert not side.status[1].releasable
-    assert names(side.landed(write, WriteResult.STOPPED)) == ["Drained"]
-    assert side.status[1].releasable
+    side.attempt()
+    side.send(pages=pages, last=last)
+    return side
 
 
-def test_an_abort_is_answered_again_whenever_it_is_repeated() -> None:
-    side = Prefill()
-    side.request()
-    side.opened()
-    assert names(side.hear(abort_frame())) == ["Drained"]
-    assert names(side.hear(abort_frame())) == ["Drained"]
-    side.hear(ack())
-    assert names(side.hear(abort_frame())) == ["Drained"]
-
-
-def test_an_abort_that_overtakes_its_attempt_is_remembered() -> None:
-    side = Prefill()
-    assert names(side.hear(abort_frame())) == ["Drained"]
-    assert names(side.opened()) == ["Drained"]
-    side.request()
-    assert side.status[1].cause is Cause.PEER_ABORTED
-
-
-def test_an_abort_that_overtakes_its_attempt_ends_the_waiting_request() -> None:
-    side = Prefill()
-    side.request()
-    side.hear(abort_frame())
-    assert side.status[1].cause is Cause.PEER_ABORTED
-
-
-def test_an_abort_that_overtakes_its_attempt_ends_no_later_request_in_the_room() -> None:
-    side = Prefill()
-    side.request(1, rid="first")
-    side.hear(abort_frame(1, rid="first"))
-    side.opened(2, request_id="second")
-    side.request(2, rid="second")
-    assert side.status[2].phase is Phase.READY
-
-
-def test_an_attempt_aborted_before_its_request_fails_that_request_and_no_later_one() -> None:
-    side = Prefill()
-    side.opened(1, request_id="d1")
-    side.hear(abort_frame(1, rid="d1"))
-    side.request(1, rid="p1")
-    assert side.status[1].cause is Cause.PEER_ABORTED
-    side.request(2, rid="p2")
-    side.opened(2, request_id="d2")
-    assert side.status[2].phase is Phase.READY
-
-
-def test_equal_request_ids_are_better_evidence_than_order() -> None:
-    side = Prefill()
-    side.opened(1, request_id="first")
-    side.hear(abort_frame(1, rid="first"))
-    side.opened(2, request_id="second")
-    side.request(1, rid="second")
-    assert side.status[1].phase is Phase.READY
-
-
-def test_a_request_aborted_before_its_attempt_fails_that_attempt() -> None:
-    side = Prefill()
-    side.request()
-    side.abort()
-    assert side.status[1].releasable
-    (drained,) = sent(side.opened(), f.Drained)
-    assert drained.cause == Cause.ABORTED
-    side.request(2)
-    side.opened(2)
-    assert side.status[2].phase is Phase.READY
-
-
-def test_an_attempt_whose_request_never_comes_is_told_so_long_before_its_own_deadline() -> None:
-    side = Prefill()
-    side.opened(deadline_s=300.0)
-    assert not sent(side.wait(TIMING.meet_s - 1), f.Drained)
-    (drained, *_) = sent(side.wait(2), f.Drained)
-    assert (drained.cause, "never came" in drained.message) == (Cause.TIMED_OUT, True)
-
-
-def test_a_request_that_came_in_time_has_its_own_deadline() -> None:
-    side = Prefill()
-    side.opened(deadline_s=300.0)
-    side.request(deadline_s=200.0)
-    side.wait(TIMING.meet_s + 1)
-    assert side.status[1].phase is Phase.READY
-
-
-def test_requests_that_only_expire_are_no_progress() -> None:
-    side = Prefill()
-    side.request(1, room=7, deadline_s=5)
-    side.request(2, room=8, rid="b")
-    side.opened(2, room=8, request_id="b")
-    side.wait(6)
-    assert side.machine.census.went_on("prefill_bootstrap") == 0
-    side.send(2)
-    assert side.machine.census.went_on("prefill_bootstrap") == 1
-
-
-def test_draining_refuses_attempts_whose_request_can_come_no_more_and_finishes_the_others() -> None:
-    side = Prefill()
-    side.opened(1, room=7)
-    side.request(2, room=8, rid="b")
-    side.opened(2, room=8, request_id="b")
-    (drained,) = sent(side.do(Drain()), f.Drained)
-    assert (drained.room, drained.cause) == (7, Cause.REFUSED)
-    assert names(side.landed(writes(side.send(2))[0])) == ["Done"]
-
-
-def test_a_late_open_of_a_concluded_attempt_changes_nothing() -> None:
-    side = Prefill()
-    side.request()
-    side.opened()
-    side.landed(writes(side.send())[0])
-    side.hear(ack())
-    side.request(2)
-    assert names(side.opened()) == ["Done"]
-    assert side.status[2].phase is Phase.WAITING
-    side.wait(TIMING.acked_s + 1)
-    (drained,) = sent(side.opened(), f.Drained)
-    assert drained.cause == Cause.REFUSED
-    assert side.status[2].phase is Phase.WAITING
-
-
-def test_a_late_abort_of_a_forgotten_attempt_spares_the_next_request_in_the_room() -> None:
-    side = Prefill()
-    side.request()
-    side.opened()
-    side.landed(writes(side.send())[0])
-    side.hear(ack())
-    side.wait(TIMING.acked_s + 1)
-    side.request(2)
-    assert names(side.hear(abort_frame())) == ["Drained"]
-    assert side.status[2].phase is Phase.WAITING
-
-
-def test_the_end_is_repeated_with_back_off_until_acknowledged() -> None:
-    side = Prefill()
-    side.request()
-    side.opened()
-    side.landed(writes(side.send())[0])
-    repeated = names(side.wait(10))
-    assert 5 < len(repeated) < 12
-    assert set(repeated) == {"Done"}
-    side.hear(ack())
-    assert names(side.wait(30)) == []
-
-
-def test_an_acknowledgement_for_another_attempt_or_from_another_decode_stops_nothing() -> None:
-    side = Prefill(TIMING, DECODE, DECODE_2)
-    side.request()
-    side.opened()
-    side.landed(writes(side.send())[0])
-    side.hear(ack(2))
-    stranger = f.Ack(**(about(1) | {"sender": DECODE_2}))
-    assert isinstance(side.hear(stranger)[0], Ignored)
-    assert names(side.wait(1)) != []
-
-
-@pytest.mark.parametrize("result", [WriteResult.FAILED, WriteResult.INVALID])
-def test_a_failed_write_ends_the_attempt_once_the_others_have_settled(result: WriteResult) -> None:
-    side = Prefill()
-    side.request()
-    side.opened()
-    one = writes(side.send(pages=(4,), last=False))[0]
-    two = writes(side.send(pages=(5,), start=1))[0]
-    assert names(side.landed(one, result, "no route")) == ["Failed"]
-    assert side.status[1].message == "no route"
-    assert not side.status[1].releasable
-    assert names(side.landed(two)) == ["Drained"]
-    assert side.status[1].releasable
-    assert side.status[1].cause is (Cause.INVALID if result is WriteResult.INVALID else Cause.TRANSFER_FAILED)
-
-
-def test_an_unsettled_write_is_never_called_drained_before_a_fence() -> None:
-    side = Prefill()
-    side.request()
-    side.opened()
-    effects = side.landed(writes(side.send())[0], WriteResult.UNSETTLED)
-    assert names(effects) == ["Failed"]
-    assert "Drained" not in names(side.wait(10_000))
-    assert not side.status[1].releasable
-    assert len(side.machine.held()) == 1
-    assert names(side.do(Fenced(DECODE, "kubelet"))) == [], "there is nobody left to tell"
-    assert side.status[1].releasable
-    assert side.status[1].cause is Cause.TRANSFER_FAILED
-
-
-@pytest.mark.parametrize("kind", [Prefill, PrefillRead])
-def test_a_decode_that_was_fenced_opens_nothing_any_more(kind) -> None:
-    side = kind()
-    side.request()
-    side.do(Fenced(DECODE, "kubelet"))
-    (ignored,) = side.opened()
-    assert ignored.reason == "unpaired"
-    (ignored,) = side.do(PeerReady(DECODE, f.VERSION_MAX))
-    assert ignored.reason == "fenced"
-    side.opened()
-    assert side.status[1].phase is Phase.WAITING
-
-
-def test_a_write_that_does_not_end_becomes_a_hold_and_ends_it_when_it_does() -> None:
-    side = Prefill()
-    side.request()
-    side.opened()
-    (write,) = writes(side.send())
-    side.abort()
-    side.wait(TIMING.drain_s + 1)
-    assert len(side.machine.held()) == 1
-    side.wait(10_000)
-    assert not side.status[1].releasable
-    assert names(side.landed(write)) == ["Drained"]
-    assert side.status[1].releasable
-
-
-@pytest.mark.parametrize("stage", ["waiting", "ready", "sending"])
-def test_every_stage_has_a_deadline_and_the_peer_is_told(stage: str) -> None:
-    side = Prefill()
-    side.request()
-    if stage != "waiting":
+class TestAbortByDecode:
+    def test_abort_before_offer_ends_request_at_once(self) -> None:
+        side = Prefill()
+        side.request()
         side.opened()
-    if stage == "sending":
-        side.send(pages=(4,), last=False)
-    side.wait(31)
-    assert side.status[1].cause is Cause.TIMED_OUT
-    told = {"waiting": [], "ready": ["Drained"], "sending": ["Failed"]}[stage]
-    assert names(side.effects)[-1:] == told[-1:] or told[0] in names(side.effects)
+        assert names(side.receive(abort_frame())) == ["Ended(peer_aborted)"]
+        assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_ABORTED, True)
+
+    def test_abort_without_open_ends_waiting_request(self) -> None:
+        side = Prefill()
+        side.request()
+        assert names(side.receive(abort_frame())) == ["Ended(peer_aborted)"]
+        assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_ABORTED, True)
+
+    def test_open_after_its_abort_is_not_taken(self) -> None:
+        side = Prefill()
+        side.receive(abort_frame())
+        assert names(side.opened()) == ["Ended(peer_aborted)"]
+        side.request()
+        assert side.status[1].cause is Cause.PEER_ABORTED
+
+    def test_repeated_abort_is_answered_each_time(self) -> None:
+        side = Prefill()
+        side.request()
+        side.opened()
+        assert names(side.receive(abort_frame())) == ["Ended(peer_aborted)"]
+        assert names(side.receive(abort_frame())) == ["Ended(peer_aborted)"]
+        side.receive(ack())
+        assert names(side.receive(abort_frame())) == ["Ended(peer_aborted)"]
+
+    def test_repeated_abort_while_quiescing_is_answered_unsettled(self) -> None:
+        side = sending()
+        side.receive(abort_frame())
+        assert names(side.receive(abort_frame())) == ["Ended(peer_aborted, unsettled)"]
+
+    def test_refusal_of_decode_keeps_its_cause(self) -> None:
+        side = Prefill()
+        side.request()
+        side.opened()
+        side.receive(abort_frame(cause="too_long", message="9000 tokens, 8192 fit"))
+        assert (side.status[1].cause, side.status[1].message) == (Cause.TOO_LONG, "9000 tokens, 8192 fit")
+
+    def test_abort_of_forgotten_attempt_ends_no_other_request(self) -> None:
+        side = Prefill()
+        side.request()
+        assert names(side.receive(abort_frame(cause="forgotten", rid=""))) == ["Ended(forgotten)"]
+        assert side.status[1].phase is Phase.WAITING
 
 
-def test_an_attempt_whose_request_never_comes_ends_at_its_deadline() -> None:
-    side = Prefill()
-    side.opened(deadline_s=5.0)
-    (drained, *_) = sent(side.wait(6), f.Drained)
-    assert drained.cause == Cause.TIMED_OUT
+class TestAbortByPrefill:
+    def test_abort_after_offer_informs_decode_at_once(self) -> None:
+        side = Prefill()
+        side.request()
+        side.attempt()
+        assert names(side.abort(message="client left")) == ["Ended(aborted)"]
+        assert (side.status[1].message, side.status[1].releasable) == ("client left", True)
+
+    def test_abort_while_writing_waits_for_write(self) -> None:
+        side = sending()
+        assert names(side.abort()) == ["Ended(aborted, unsettled)"]
+        assert set(names(side.wait(3))) == {"Ended(aborted, unsettled)"}
+        (write,) = writes(side.effects)
+        assert names(side.landed(write)) == ["Ended(aborted)"]
+        assert (side.status[1].phase, side.status[1].releasable) == (Phase.FAILED, True)
+
+    def test_late_send_for_ended_handoff_is_dropped(self) -> None:
+        side = Prefill()
+        side.request()
+        side.abort()
+        assert side.do(SendPages(1, ids(4), 0, True, None)) == []
+
+    def test_abort_of_unknown_handle_is_no_error(self) -> None:
+        assert Prefill().abort(99) == []
 
 
-def test_losing_a_peer_fails_its_attempts_only() -> None:
-    side = Prefill(TIMING, DECODE, DECODE_2)
-    side.request(1, room=1)
-    side.request(2, room=2)
-    side.opened(1, room=1)
-    side.opened(1, room=2, peer=DECODE_2)
-    side.do(PeerLost(DECODE, "connection ended"))
-    assert side.status[1].cause is Cause.PEER_LOST
-    assert side.status[1].releasable
-    assert side.status[2].phase is Phase.READY
+class TestFailedWrites:
+    @pytest.mark.parametrize(
+        ("result", "cause"),
+        [(WriteResult.FAILED, Cause.TRANSFER_FAILED), (WriteResult.INVALID, Cause.INVALID)],
+    )
+    def test_failed_write_ends_handoff_once_others_end(self, result: WriteResult, cause: Cause) -> None:
+        side = sending(pages=(4,), last=False)
+        side.send(pages=(5,), start=1)
+        one, two = writes(side.effects)
+        assert names(side.landed(one, result, "no route")) == [f"Ended({cause}, unsettled)"]
+        assert (side.status[1].cause, side.status[1].message) == (cause, "no route")
+        assert not side.status[1].releasable
+        assert names(side.landed(two)) == [f"Ended({cause})"]
+        assert side.status[1].releasable
+
+    def test_unsettled_write_holds_until_fence(self) -> None:
+        side = sending()
+        effects = side.landed(writes(side.effects)[0], WriteResult.UNSETTLED)
+        assert names(effects) == ["Ended(transfer_failed, unsettled)"]
+        assert "Ended(transfer_failed)" not in names(side.wait(10_000))
+        (held,) = side.machine.held()
+        assert (held.unsettled_peers, side.status[1].releasable) == ((DECODE,), False)
+        assert names(side.do(Fenced(DECODE, "kubelet"))) == []
+        assert side.status[1].releasable
+        assert side.status[1].cause is Cause.TRANSFER_FAILED
+
+    def test_write_that_does_not_end_holds_until_it_does(self) -> None:
+        side = sending()
+        side.abort()
+        side.wait(TIMEOUTS.quiesce_s + 1)
+        assert len(side.machine.held()) == 1
+        side.wait(10_000)
+        assert not side.status[1].releasable
+        assert names(side.landed(writes(side.effects)[0])) == ["Ended(aborted)"]
+        assert side.status[1].releasable
+
+    def test_first_cause_stays(self) -> None:
+        side = sending()
+        side.landed(writes(side.effects)[0], WriteResult.FAILED, "link down")
+        side.abort()
+        side.receive(abort_frame())
+        side.do(PeerLost(DECODE, "gone"))
+        side.wait(100)
+        assert (side.status[1].cause, side.status[1].message) == (Cause.TRANSFER_FAILED, "link down")
+
+    def test_end_of_unknown_write_changes_nothing(self) -> None:
+        side = sending()
+        (write,) = writes(side.effects)
+        side.landed(write)
+        assert side.landed(write) == []
 
 
-def test_a_peer_that_comes_back_learns_the_verdict_by_asking() -> None:
-    side = Prefill()
-    side.request()
-    side.opened()
-    side.do(PeerLost(DECODE, "connection ended"))
-    assert sent(side.hear(query())) == []
-    side.do(PeerReady(DECODE, f.VERSION_MAX))
-    (drained,) = sent(side.hear(query()), f.Drained)
-    assert drained.cause == Cause.PEER_LOST
+class TestPeers:
+    def test_lost_decode_ends_parked_attempt(self) -> None:
+        side = Prefill()
+        side.opened()
+        side.do(PeerLost(DECODE, "gone"))
+        assert side.machine.under_way(DECODE) == []
+
+    def test_lost_decode_ends_its_handoffs_only(self) -> None:
+        side = Prefill(TIMEOUTS, DECODE, DECODE_2)
+        side.request(1, room=1)
+        side.request(2, room=2)
+        side.opened(1, room=1)
+        side.opened(1, room=2, peer=DECODE_2)
+        side.do(PeerLost(DECODE, "connection ended"))
+        assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, True)
+        assert side.status[2].phase is Phase.WAITING
+
+    def test_lost_decode_while_writing_waits_for_write(self) -> None:
+        side = sending()
+        side.do(PeerLost(DECODE, "connection ended"))
+        assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, False)
+        side.landed(writes(side.effects)[0], WriteResult.FAILED)
+        assert side.status[1].releasable
+
+    def test_decode_that_is_back_gets_result(self) -> None:
+        side = Prefill()
+        side.request()
+        side.opened()
+        side.do(PeerLost(DECODE, "connection ended"))
+        assert sent(side.receive(query())) == []
+        side.do(PeerReady(DECODE, f.VERSION_MAX))
+        assert names(side.receive(query())) == ["Ended(peer_lost)"]
+        assert names(side.wait(3))[:1] == ["Ended(peer_lost)"], "repeated without a question as well"
+
+    def test_fenced_decode_opens_nothing(self) -> None:
+        side = Prefill()
+        side.request()
+        side.do(Fenced(DECODE, "kubelet"))
+        assert ignored(side.opened()) == ["unpaired"]
+        assert ignored(side.do(PeerReady(DECODE, f.VERSION_MAX))) == ["fenced"]
+        side.opened()
+        assert side.status[1].phase is Phase.WAITING
+
+    def test_fence_settles_write_in_flight(self) -> None:
+        side = sending()
+        side.do(Fenced(DECODE, "kubelet"))
+        assert (side.status[1].cause, side.status[1].releasable) == (Cause.PEER_LOST, True)
+
+    @pytest.mark.parametrize(
+        "after", [[], [PeerLost(DECODE, "gone")], [PeerLost(DECODE, "gone"), PeerReady(DECODE, 1)]]
+    )
+    def test_nothing_of_fenced_decode_stays(self, after: list) -> None:
+        side = Prefill()
+        side.opened(1)
+        side.do(Fenced(DECODE, "pod deleted"))
+        for event in after:
+            side.do(event)
+        side.wait(3 * TIMEOUTS.result_s)
+        assert not side.machine._tombstones.forgotten(f.AttemptId(DECODE, 1)), "no floor is left either"
+        assert (side.machine.rows, side.machine.next_deadline) == (0, None)
 
 
-def test_a_query_is_answered_in_every_state_and_for_the_unknown() -> None:
-    side = Prefill()
-    side.opened()
-    assert names(side.hear(query())) == ["Accepted"]
-    side.request()
-    assert names(side.hear(query())) == ["Accepted"]
-    (write,) = writes(side.send())
-    assert names(side.hear(query())) == ["Sending"]
-    side.landed(write)
-    assert names(side.hear(query())) == ["Done"]
-    (drained,) = sent(side.hear(query(99)), f.Drained)
-    assert drained.cause == Cause.FORGOTTEN
+class TestDrainAndShutdown:
+    def test_drain_finishes_known_requests_and_refuses_new(self) -> None:
+        side = Prefill()
+        side.request(1, room=1)
+        side.do(Drain())
+        side.attempt(1, room=1)
+        assert side.status[1].phase is Phase.READY
+        side.request(2, room=2)
+        assert side.status[2].cause is Cause.REFUSED
+        assert names(side.opened(2, room=2)) == ["Ended(refused)"]
+        assert names(side.opened(3, room=3)) == ["Ended(refused)"]
+
+    def test_drain_refuses_parked_attempts(self) -> None:
+        side = Prefill()
+        side.opened(1, room=7)
+        (ended,) = sent(side.do(Drain()), f.Ended)
+        assert (ended.room, ended.cause) == (7, Cause.REFUSED)
+
+    def test_shutdown_fails_all_and_informs_decode(self) -> None:
+        side = Prefill()
+        side.request(1, room=1)
+        side.request(2, room=2)
+        side.opened(1, room=1)
+        side.opened(3, room=3)
+        assert names(side.do(Shutdown())) == ["Ended(shutdown)", "Ended(shutdown)"]
+        assert {status.cause for status in side.status.values()} == {Cause.SHUTDOWN}
+
+    def test_unsettled_counts_what_a_drain_waits_for(self) -> None:
+        side = sending()
+        side.abort()
+        assert side.machine.unsettled == 1
+        side.landed(writes(side.effects)[0])
+        assert side.machine.unsettled == 1, "decode has not acknowledged the result"
+        side.receive(ack())
+        assert side.machine.unsettled == 0
+
+    def test_results_for_lost_decode_do_not_delay_drain(self) -> None:
+        side = Prefill()
+        side.request()
+        side.opened()
+        side.abort()
+        assert side.machine.unsettled == 1
+        side.do(PeerLost(DECODE, "gone"))
+        assert side.machine.unsettled == 0
 
 
-def test_frames_that_mix_attempts_up_are_dropped() -> None:
-    side = Prefill()
-    side.request()
-    side.opened()
-    wrong_room = side.hear(abort_frame(room=8))
-    assert [effect.reason for effect in wrong_room if isinstance(effect, Ignored)] == ["mismatch"]
-    unpaired = side.hear(abort_frame(sender=DECODE_2))
-    assert [effect.reason for effect in unpaired if isinstance(effect, Ignored)] == ["unpaired"]
-    assert side.status[1].phase is Phase.READY
+class TestQueues:
+    def test_expired_requests_are_no_progress(self) -> None:
+        side = Prefill()
+        side.request(1, room=7, deadline_s=5)
+        side.request(2, room=8, rid="b")
+        side.attempt(2, room=8, rid="b")
+        side.wait(6)
+        queues = side.machine.queues
+        assert (queues.went_on("prefill_bootstrap"), queues.count("prefill_bootstrap")) == (0, 1)
+        side.send(2)
+        assert (queues.went_on("prefill_bootstrap"), queues.count("prefill_inflight")) == (1, 1)
 
 
-def test_draining_finishes_what_is_known_and_refuses_what_is_new() -> None:
-    side = Prefill()
-    side.request(1, room=1)
-    side.do(Drain())
-    side.opened(1, room=1)
-    assert side.status[1].phase is Phase.READY
-    side.request(2, room=2)
-    assert side.status[2].cause is Cause.REFUSED
-    (drained,) = sent(side.opened(2, room=2), f.Drained)
-    assert drained.cause == Cause.REFUSED
+class TestTombstones:
+    def done(self) -> Prefill:
+        side = sending()
+        side.landed(writes(side.effects)[0])
+        return side
 
+    def test_result_is_repeated_until_acknowledged(self) -> None:
+        side = self.done()
+        repeated = names(side.wait(10))
+        assert 5 < len(repeated) < 12
+        assert set(repeated) == {"Ended(done)"}
+        side.receive(ack())
+        assert names(side.wait(30)) == []
 
-def test_shutdown_fails_everything_and_tells_decode() -> None:
-    side = Prefill()
-    side.request(1, room=1)
-    side.request(2, room=2)
-    side.opened(1, room=1)
-    assert names(side.do(Shutdown())) == ["Drained"]
-    assert {status.cause for status in side.status.values()} == {Cause.SHUTDOWN}
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [({"attempt": f.AttemptId(DECODE, 2)}, "stale"), ({"room": 8}, "mismatch"), ({"sender": DECODE_2}, "stranger")],
+    )
+    def test_ack_that_does_not_fit_stops_nothing(self, changes: dict, reason: str) -> None:
+        side = Prefill(TIMEOUTS, DECODE, DECODE_2)
+        side.request()
+        side.opened()
+        side.abort()
+        assert ignored(side.receive(f.Ack(**(about(1) | changes)))) == [reason]
+        assert names(side.wait(1)) != []
+        assert side.machine.tombstones == 1
 
+    def test_ack_of_unsettled_end_stops_nothing(self) -> None:
+        side = sending()
+        side.abort()
+        assert ignored(side.receive(ack())) == ["stale"]
+        assert names(side.wait(1)) != []
 
-def test_a_full_graveyard_refuses_new_attempts_and_resurrects_none() -> None:
-    side = Prefill(replace(TIMING, max_tombstones=8))
-    for number in range(4):
-        side.request(number, room=number)
-        side.opened(number, room=number)
-        side.landed(writes(side.send(number))[0])
-    side.request(9, room=9)
-    (refused,) = sent(side.opened(9, room=9), f.Drained)
-    assert "remembers as many" in refused.message
-    side.wait(TIMING.verdict_s + 1)
-    side.request(10, room=9)
-    (stale,) = sent(side.opened(9, room=9), f.Drained)
-    assert "already forgotten" in stale.message
-    assert side.status[10].phase is Phase.WAITING
-    side.opened(10, room=9)
-    assert side.status[10].phase is Phase.READY
+    def test_late_open_of_ended_attempt_takes_no_request(self) -> None:
+        side = self.done()
+        side.receive(ack())
+        side.request(2)
+        assert names(side.opened()) == ["Ended(done)"]
+        assert side.status[2].phase is Phase.WAITING
 
+    @pytest.mark.parametrize(
+        ("late", "answer"),
+        [("opened", "Ended(refused)"), ("offered", "Ended(forgotten)")],
+    )
+    def test_late_frame_of_forgotten_attempt_does_not_resurrect(self, late: str, answer: str) -> None:
+        side = self.done()
+        side.receive(ack())
+        side.wait(TIMEOUTS.acked_s + 1)
+        assert side.machine.tombstones == 0
+        side.request(2)
+        assert names(getattr(side, late)()) == [answer]
+        assert side.status[2].phase is Phase.WAITING
 
-def test_a_request_whose_attempt_finds_no_room_ends_with_it() -> None:
-    side = Prefill(replace(TIMING, max_tombstones=2))
-    side.hear(abort_frame(1, room=1))
-    before = side.machine.rows
-    side.request(1, room=2)
-    side.opened(2, room=2)
-    assert side.status[1].cause is Cause.REFUSED
-    assert side.machine.rows == before
-    side.opened(3, room=3)
-    side.request(2, room=3)
-    assert side.status[2].cause is Cause.REFUSED
+    def test_late_abort_of_forgotten_attempt_spares_next_request(self) -> None:
+        side = self.done()
+        side.receive(ack())
+        side.wait(TIMEOUTS.acked_s + 1)
+        side.request(2)
+        assert names(side.receive(abort_frame())) == ["Ended(forgotten)"]
+        assert side.status[2].phase is Phase.WAITING
 
+    def test_early_attempt_outlives_tombstones_of_later_ones(self) -> None:
+        side = Prefill(replace(TIMEOUTS, result_s=10.0, acked_s=2.0))
+        side.request(1, deadline_s=300.0)
+        side.opened(1, deadline_s=300.0)
+        for number in (2, 3):
+            side.request(number, room=number)
+            side.opened(number, room=number)
+            side.abort(number)
+            side.receive(ack(number) if number == 2 else query(number, room=number))
+        side.wait(100)
+        assert side.machine.tombstones == 0
+        assert names(side.opened(1)) == ["Accepted"]
+        side.offered(1)
+        assert side.status[1].phase is Phase.READY
+        assert len(writes(side.send())) == 1
 
-def test_one_peer_takes_no_more_than_half_of_the_attempts() -> None:
-    side = Prefill(replace(TIMING, max_attempts=4), DECODE, DECODE_2)
-    for number in range(3):
-        side.opened(number, room=number)
-    assert names(side.effects) == ["Accepted", "Accepted", "Drained"]
-    assert names(side.opened(1, room=9, peer=DECODE_2)) == ["Accepted"]
+    def test_full_table_refuses_attempts_and_resurrects_none(self) -> None:
+        side = Prefill(replace(TIMEOUTS, max_tombstones=8))
+        for number in range(4):
+            side.request(number, room=number)
+            side.opened(number, room=number)
+            side.abort(number)
+        side.request(9, room=9)
+        (refused,) = sent(side.opened(9, room=9), f.Ended)
+        assert "remembers as many" in refused.message
+        assert side.status[9].cause is Cause.REFUSED
+        side.wait(TIMEOUTS.result_s + 1)
+        side.request(10, room=9)
+        (stale,) = sent(side.opened(9, room=9), f.Ended)
+        assert "already forgotten" in stale.message
+        assert side.status[10].phase is Phase.WAITING
+        side.attempt(10, room=9)
+        assert side.status[10].phase is Phase.READY
 
+    def test_request_of_refused_attempt_ends_with_it(self) -> None:
+        side = Prefill(replace(TIMEOUTS, max_tombstones=2))
+        side.receive(abort_frame(1, room=1))
+        side.opened(3, room=3)
+        side.request(2, room=3)
+        assert side.status[2].cause is Cause.REFUSED
 
-def test_a_failure_is_reported_once_with_its_root_cause() -> None:
-    side = Prefill()
-    side.request()
-    side.opened()
-    (write,) = writes(side.send())
-    side.landed(write, WriteResult.FAILED, "link down")
-    side.abort()
-    side.hear(abort_frame())
-    side.do(PeerLost(DECODE, "gone"))
-    side.wait(100)
-    assert (side.status[1].cause, side.status[1].message) == (Cause.TRANSFER_FAILED, "link down")
-
-
-@pytest.mark.parametrize("kind", [Prefill, PrefillRead])
-def test_refusals_take_no_room_from_the_ends_of_what_is_under_way(kind) -> None:
-    side = kind(replace(TIMING, max_tombstones=8))
-    for number in range(1, 20):
-        side.opened(number, room=number)
-    for number in range(20, 40):
-        side.opened(number, room=1, request_id="another")
-    side.request(1, room=1)
-    side.abort(1)
-    assert "Drained" in names(side.effects), "said at once"
-    told = [frame for frame in sent(side.wait(10.0), f.Drained) if frame.attempt.number == 1]
-    assert len(told) > 3, "and again, for nobody has acknowledged it"
-    assert {frame.cause for frame in sent(side.hear(f.Query(**about(1, room=1))), f.Drained)} == {Cause.ABORTED}
-
-
-@pytest.mark.parametrize("kind", [Prefill, PrefillRead])
-@pytest.mark.parametrize("after", [[], [PeerLost(DECODE, "gone")], [PeerLost(DECODE, "gone"), PeerReady(DECODE, 4)]])
-def test_nothing_of_a_fenced_decode_is_kept_for_ever(kind, after) -> None:
-    side = kind()
-    side.opened(1)
-    side.do(Fenced(DECODE, "pod deleted"))
-    for event in after:
-        side.do(event)
-    side.wait(3 * TIMING.verdict_s)
-    assert not side.machine._graves.stale(f.AttemptId(DECODE, 1)), "no floor is left either"
-    assert side.machine.next_deadline is None
-
-
-@pytest.mark.parametrize("kind", [Prefill, PrefillRead])
-def test_the_ids_that_decodes_have_offered_are_bounded_in_all_and_for_each(kind) -> None:
-    third = "f" * 32
-    side = kind(replace(TIMING, max_offered_bytes=4000), DECODE, DECODE_2, third)
-
-    def offer(peer: str) -> list[str]:
-        number = next(numbers)
-        whose = {"sender": peer, "attempt": f.AttemptId(peer, number), "room": number}
-        return names(side.opened(**whose, pages=bytes(400), state=bytes(400)))
-
-    numbers = count(1)
-    assert [offer(DECODE) for _ in range(3)] == [["Accepted"], ["Accepted"], ["Drained"]]
-    assert "as many ids" in sent(side.effects, f.Drained)[0].message
-    assert [offer(DECODE_2) for _ in range(3)] == [["Accepted"], ["Accepted"], ["Drained"]]
-    assert [offer(third) for _ in range(2)] == [["Accepted"], ["Drained"]], "five of 800 in 4000"
-    side.do(PeerLost(DECODE, "gone"))
-    assert [offer(third) for _ in range(2)] == [["Accepted"], ["Drained"]], "two of 800 in its half"
-    side.wait(TIMING.meet_s + 1)
-    assert [offer(DECODE_2) for _ in range(3)] == [["Accepted"], ["Accepted"], ["Drained"]]
+    def test_refusals_leave_room_for_ends_of_live_attempts(self) -> None:
+        side = Prefill(replace(TIMEOUTS, max_tombstones=8))
+        for number in range(1, 40):
+            side.opened(number, room=number)
+        side.request(1, room=1)
+        side.abort(1)
+        repeated = [frame for frame in sent(side.wait(10.0), f.Ended) if frame.attempt.number == 1]
+        assert len(repeated) > 3
+        assert names(side.receive(query(1, room=1))) == ["Ended(aborted)"]

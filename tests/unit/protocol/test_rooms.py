@@ -1,149 +1,190 @@
-"""A room that is used again at once: halves of different prompts never meet, whatever comes first and gets lost."""
+"""Which halves of hand-offs match: by room and prompt, equal request ids first, else in order of arrival."""
 
-import msgspec
 import pytest
 from pdpool_connector.protocol import frames as f
-from pdpool_connector.protocol.events import AbortTransfer
+from pdpool_connector.protocol.rooms import MAX_PER_ROOM
 from pdpool_connector.protocol.status import Cause, Phase
 
 from tests.unit.protocol.sides import (
+    DECODE,
     DECODE_2,
-    TIMING,
+    TIMEOUTS,
     Decode,
-    DecodeRead,
     Prefill,
-    PrefillRead,
     abort_frame,
-    open_frame,
+    ids,
+    names,
     sent,
     writes,
 )
 
 OLD, NEW = b"old prompt", b"new prompt"
-BOTH = pytest.mark.parametrize("kind", [Prefill, PrefillRead])
 
 
-@BOTH
-def test_an_attempt_does_not_meet_the_request_of_another_prompt_that_still_waits_in_its_room(kind) -> None:
-    side = kind()
-    side.request(1, rid="made up", prompt=OLD)
-    side.opened(1, request_id="r", prompt=NEW)
-    assert side.status[1].phase is Phase.WAITING
-    side.request(2, rid="made up too", prompt=NEW)
-    assert (side.status[1].phase, side.status[2].phase) == (Phase.WAITING, Phase.READY)
-    side.wait(31)
-    assert (side.status[1].cause, side.status[1].releasable) == (Cause.TIMED_OUT, True)
+def matched(side: Prefill, handle: int = 1) -> int:
+    """Number of the attempt that the request of `handle` has matched: the one that its pages are written to."""
+    for number in (exchange.attempt.number for exchange in side.machine.under_way(DECODE)):
+        side.offered(number, pages=(number,))
+    (write,) = writes(side.send(handle, pages=(4,)))
+    assert write.target == ids(write.attempt.number)
+    return write.attempt.number
 
 
-@BOTH
-def test_a_request_does_not_meet_the_attempt_of_another_prompt_that_still_waits_in_its_room(kind) -> None:
-    side = kind()
-    side.opened(1, request_id="r", prompt=OLD)
-    side.request(1, rid="r", prompt=NEW)
-    assert side.status[1].phase is Phase.WAITING, "even where the ids are the same"
-    side.opened(2, request_id="r2", prompt=NEW)
-    assert side.status[1].phase is Phase.READY
-    late = side.wait(TIMING.meet_s + 1)
-    (drained,) = {frame.attempt.number: frame for frame in sent(late, f.Drained) if frame.attempt.number == 1}.values()
-    assert drained.cause == Cause.TIMED_OUT
+class TestOnePrompt:
+    """`n` > 1: several requests of one prompt in one room."""
+
+    def test_n_requests_match_attempts_in_order(self) -> None:
+        side = Prefill()
+        for handle in (1, 2, 3):
+            side.request(handle, rid=f"prefill {handle}", prompt=OLD)
+        for number in (1, 2, 3):
+            side.opened(number, rid=f"decode {number}", prompt=OLD)
+        assert [matched(side, handle) for handle in (1, 2, 3)] == [1, 2, 3]
+
+    def test_n_attempts_match_requests_in_order(self) -> None:
+        side = Prefill()
+        for number in (1, 2, 3):
+            side.opened(number, rid=f"decode {number}", prompt=OLD)
+        for handle in (1, 2, 3):
+            side.request(handle, rid=f"prefill {handle}", prompt=OLD)
+        assert [matched(side, handle) for handle in (1, 2, 3)] == [1, 2, 3]
+
+    def test_equal_request_id_goes_before_order(self) -> None:
+        side = Prefill()
+        side.request(1, rid="a", prompt=OLD)
+        side.request(2, rid="b", prompt=OLD)
+        side.opened(1, rid="b", prompt=OLD)
+        side.opened(2, rid="a", prompt=OLD)
+        assert (matched(side, 1), matched(side, 2)) == (2, 1)
+
+    def test_equal_request_id_of_parked_attempt_goes_before_order(self) -> None:
+        side = Prefill()
+        side.opened(1, rid="a", prompt=OLD)
+        side.opened(2, rid="b", prompt=OLD)
+        side.request(1, rid="b", prompt=OLD)
+        assert matched(side, 1) == 2
+
+    def test_abort_of_one_sample_spares_the_others(self) -> None:
+        side = Prefill()
+        for handle in (1, 2):
+            side.request(handle, rid=f"r{handle}", prompt=OLD)
+            side.opened(handle, rid=f"r{handle}", prompt=OLD)
+        side.receive(abort_frame(1, rid="r1"))
+        assert (side.status[1].cause, side.status[2].phase) == (Cause.PEER_ABORTED, Phase.WAITING)
+        assert matched(side, 2) == 2
+
+    def test_same_request_opened_again_matches_next_request(self) -> None:
+        side = Prefill()
+        side.request(1)
+        side.opened(1)
+        side.receive(abort_frame(1))
+        side.opened(2)
+        side.request(2)
+        assert (side.status[1].cause, matched(side, 2)) == (Cause.PEER_ABORTED, 2)
 
 
-def test_each_of_two_requests_in_one_room_sends_its_own_pages() -> None:
-    side = Prefill()
-    side.request(1, prompt=OLD)
-    side.request(2, prompt=NEW)
-    side.opened(1, prompt=NEW)
-    side.opened(2, prompt=OLD)
-    (old,), (new,) = writes(side.send(1, pages=(1, 2))), writes(side.send(2, pages=(3, 4)))
-    assert (old.attempt.number, new.attempt.number) == (2, 1)
-    side.landed(old), side.landed(new)
-    assert [side.status[handle].phase for handle in (1, 2)] == [Phase.DONE, Phase.DONE]
+class TestSeveralPrompts:
+    def test_list_of_prompts_matches_each_its_own(self) -> None:
+        side = Prefill()
+        prompts = [b"first", b"second", b"third"]
+        for handle, prompt in enumerate(prompts, start=1):
+            side.request(handle, rid=f"prefill {handle}", prompt=prompt)
+        for number, prompt in enumerate(reversed(prompts), start=1):
+            side.opened(number, rid=f"decode {number}", prompt=prompt)
+        assert [matched(side, handle) for handle in (1, 2, 3)] == [3, 2, 1]
+
+    def test_equal_request_id_of_other_prompt_does_not_match(self) -> None:
+        side = Prefill()
+        side.opened(1, rid="r", prompt=OLD)
+        side.request(1, rid="r", prompt=NEW)
+        side.opened(2, rid="r2", prompt=NEW)
+        assert matched(side, 1) == 2
+
+    def test_retry_with_longer_prompt_matches_beside_old_halves(self) -> None:
+        side = Prefill()
+        side.request(1, rid="first try", prompt=OLD)
+        side.opened(1, rid="second try", prompt=NEW)
+        side.request(2, rid="prefill's own", prompt=NEW)
+        assert matched(side, 2) == 1
+        side.wait(TIMEOUTS.match_s + 1)
+        assert (side.status[1].cause, side.status[1].releasable) == (Cause.TIMED_OUT, True)
+
+    def test_room_used_again_at_once_keeps_requests_apart(self) -> None:
+        side = Prefill()
+        side.request(1, rid="a", prompt=OLD)
+        side.attempt(1, rid="x", prompt=OLD)
+        (write,) = writes(side.send(1))
+        side.opened(2, rid="y", prompt=NEW)
+        side.landed(write)
+        side.request(2, rid="b", prompt=NEW)
+        assert (side.status[1].phase, matched(side, 2)) == (Phase.DONE, 2)
+
+    def test_abort_without_open_ends_request_of_its_prompt_only(self) -> None:
+        side = Prefill()
+        side.request(1, rid="a", prompt=OLD)
+        side.receive(abort_frame(1, rid="x", prompt=NEW))
+        assert side.status[1].phase is Phase.WAITING
+        side.request(2, rid="b", prompt=NEW)
+        assert side.status[2].cause is Cause.PEER_ABORTED
+        side.opened(2, rid="y", prompt=OLD)
+        assert matched(side, 1) == 2
+
+    def test_end_of_other_prompt_is_not_given_to_half(self) -> None:
+        side = Prefill()
+        side.request(1, rid="a", prompt=OLD)
+        side.abort(1)
+        side.opened(1, rid="x", prompt=NEW)
+        side.request(2, rid="b", prompt=NEW)
+        assert matched(side, 2) == 1
+        assert names(side.opened(2, rid="y", prompt=OLD)) == ["Ended(aborted)"]
 
 
-@BOTH
-def test_the_same_prompt_again_in_the_same_room_meets_whatever_waits_there(kind) -> None:
-    side = kind()
-    side.request(1, rid="made up", prompt=OLD)
-    side.opened(1, request_id="r", prompt=OLD)
-    assert side.status[1].phase is Phase.READY
+class TestWithoutPrompt:
+    @pytest.mark.parametrize(("asked", "offered"), [(OLD, b""), (b"", OLD), (b"", b"")])
+    def test_half_without_prompt_matches_any(self, asked: bytes, offered: bytes) -> None:
+        side = Prefill()
+        side.request(1, rid="a", prompt=asked)
+        side.opened(1, rid="x", prompt=offered)
+        assert matched(side) == 1
+
+    def test_handoff_takes_prompt_of_its_second_half(self) -> None:
+        side = Prefill(TIMEOUTS, DECODE, DECODE_2)
+        side.request(1, rid="a")
+        side.opened(1, rid="x", prompt=OLD, rank_index=0, rank_count=2)
+        assert names(side.opened(1, peer=DECODE_2, rid="x", prompt=NEW, rank_index=1, rank_count=2)) == ["Accepted"]
+        assert side.machine.queues.count("parked") == 1, "a rank with another prompt is another request's"
+
+    def test_decode_gives_prompt_with_open_and_abort(self) -> None:
+        side = Decode()
+        assert [frame.prompt for frame in sent(side.open(1, prompt=OLD))] == [OLD]
+        assert [(type(frame), frame.prompt) for frame in sent(side.abort(1))] == [(f.Abort, OLD)]
 
 
-@BOTH
-@pytest.mark.parametrize(("asked", "offered"), [(OLD, b""), (b"", OLD)])
-def test_a_half_that_does_not_tell_its_prompt_meets_by_room_as_before(kind, asked, offered) -> None:
-    side = kind()
-    side.request(1, prompt=asked)
-    side.opened(1, prompt=offered)
-    assert side.status[1].phase is Phase.READY
-    side.request(2, prompt=NEW)
-    assert side.status[2].phase is Phase.WAITING, "the room's first request has told its prompt by now"
+class TestBounds:
+    def test_full_room_refuses_request(self) -> None:
+        side = Prefill()
+        for handle in range(MAX_PER_ROOM + 1):
+            side.request(handle, rid=f"r{handle}")
+        assert side.status[MAX_PER_ROOM - 1].phase is Phase.WAITING
+        assert side.status[MAX_PER_ROOM].cause is Cause.REFUSED
+        assert f"room 7 has {MAX_PER_ROOM} hand-offs" in side.status[MAX_PER_ROOM].message
+        side.request(100, room=8)
+        assert side.status[100].phase is Phase.WAITING
 
+    def test_full_room_refuses_attempt_and_still_matches(self) -> None:
+        side = Prefill()
+        for number in range(MAX_PER_ROOM):
+            assert names(side.opened(number, rid=f"r{number}")) == ["Accepted"]
+        (refused,) = sent(side.opened(MAX_PER_ROOM, rid="one more"), f.Ended)
+        assert (refused.cause, refused.settled) == (Cause.REFUSED, True)
+        side.request(1, rid="r5")
+        assert matched(side) == 5
 
-def test_ranks_of_a_decode_meet_the_request_of_their_own_prompt_each() -> None:
-    side = Prefill(TIMING, "d" * 32, DECODE_2)
-    side.request(1, prompt=OLD)
-    side.request(2, prompt=NEW)
-    side.opened(1, prompt=NEW, parts=2)
-    side.opened(2, prompt=OLD, parts=2)
-    side.opened(1, peer=DECODE_2, prompt=OLD, part=1, parts=2)
-    assert (side.status[1].phase, side.status[2].phase) == (Phase.READY, Phase.WAITING)
-    side.opened(2, peer=DECODE_2, prompt=NEW, part=1, parts=2)
-    assert side.status[2].phase is Phase.READY
-
-
-def test_an_abort_that_overtakes_its_attempt_ends_the_request_of_its_prompt_only() -> None:
-    side = Prefill()
-    side.request(1, rid="made up", prompt=OLD)
-    side.hear(msgspec.structs.replace(abort_frame(1), prompt=NEW))
-    assert side.status[1].phase is Phase.WAITING
-    side.request(2, rid="made up too", prompt=NEW)
-    assert side.status[2].cause is Cause.PEER_ABORTED
-    side.opened(2, prompt=OLD)
-    assert side.status[1].phase is Phase.READY
-
-
-def test_a_half_is_not_told_the_end_of_another_prompt_that_failed_in_its_room() -> None:
-    side = Prefill()
-    side.request(1, rid="made up", prompt=OLD)
-    side.abort(1)
-    side.opened(1, prompt=NEW)
-    side.request(2, prompt=NEW)
-    assert side.status[2].phase is Phase.READY
-    assert sent(side.opened(2, prompt=OLD), f.Drained), "but its own half learns it"
-
-
-def test_a_peer_that_knows_no_prompt_is_read_as_one_that_does_not_tell_it() -> None:
-    fields = msgspec.msgpack.decode(f.encode(open_frame(1)))
-    assert f.decode(msgspec.msgpack.encode(fields[:-1])).prompt == b""
-
-
-@pytest.mark.parametrize("kind", [Decode, DecodeRead])
-def test_decode_tells_the_prompt_when_it_opens_and_when_prefill_may_not_have_heard_of_it(kind) -> None:
-    side = kind(linked=False)
-    side.open(prompt=NEW)
-    side.do(AbortTransfer(1, "client left"))
-    told = sent(side.link(), f.Abort if kind is Decode else f.Drained)
-    assert [frame.prompt for frame in told] == [NEW]
-    assert [frame.prompt for frame in sent(side.open(2, prompt=OLD), f.Open)] == [OLD]
-
-
-def test_a_request_whose_attempt_has_ended_learns_why_though_another_has_its_room() -> None:
-    side = Prefill()
-    side.request(1, rid="first")
-    side.opened(1, request_id="first")
-    side.hear(abort_frame(2, rid="second"))
-    side.request(2, rid="second")
-    assert side.status[2].cause is Cause.PEER_ABORTED, "not that the room is in use: that is answered otherwise"
-    assert side.status[1].phase is Phase.READY
-
-
-@BOTH
-def test_an_attempt_whose_request_has_ended_learns_why_though_another_has_its_room(kind) -> None:
-    side = kind()
-    side.request(1, rid="first")
-    side.abort(1)
-    side.request(2, rid="second")
-    side.opened(1, request_id="second")
-    (told,) = sent(side.opened(2, request_id="first"), f.Drained)
-    assert told.cause == Cause.ABORTED
-    assert side.status[2].phase is Phase.READY
+    def test_ended_handoffs_do_not_fill_room(self) -> None:
+        side = Prefill()
+        for number in range(1, 3 * MAX_PER_ROOM):
+            side.receive(abort_frame(number, rid=f"r{number}"))
+        assert side.machine.rows - side.machine.tombstones == MAX_PER_ROOM
+        side.opened(1000, rid="live")
+        side.request(1, rid="live")
+        assert matched(side) == 1000

@@ -25,7 +25,7 @@ class Prefill:
         self.now += len(said.memory) / 1000
 
     def at(self, key, when, call) -> None:
-        assert key == "greetings"
+        assert key == "hellos"
         assert when >= self.now, "time to come"
         self.due = (when, call)
 

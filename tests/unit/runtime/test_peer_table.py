@@ -1,7 +1,5 @@
 """Prefill's table of decodes: connections that come and go, engines that fail, processes that are replaced."""
 
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,18 +8,20 @@ from pdpool_connector import HostArena, KVMemory
 from pdpool_connector.backends.base import BackendError
 from pdpool_connector.layout.memory import RemoteMemory, encode_remote
 from pdpool_connector.protocol import frames as f
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime import peer_table as module
 from pdpool_connector.runtime.peer_table import MAX_ROUTES, PeerTable
-from pdpool_connector.runtime.process_watch import GRACE_S
 from pdpool_connector.transport.drops import Drops
 
+TIMEOUTS = Timeouts()
+GRACE_S = TIMEOUTS.lost_grace_s
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 ADDRESS = {A: "h:1", B: "h:1", C: "h:2"}
 """B succeeds A at the same address, or the other way round."""
 ARENA = HostArena(2 * 256 + 64)
 MEMORY = KVMemory(
     kv=(ARENA.region(0, 256, 1), ARENA.region(256, 256, 1)),
-    aux=ARENA.region(512, 64, 1),
+    aux=(ARENA.region(512, 64, 1),),
     page_tokens=16,
     layers=1,
     kv_heads=1,
@@ -43,14 +43,16 @@ class Prefill:
     """Owner, clock and timers of a table, and what the machine has been told."""
 
     def __init__(self) -> None:
-        self.now = 100.0
+        self.time = 100.0
         self.timers: dict[object, tuple[float, object]] = {}
         self.known: set[str] = set()
         self.fenced: set[str] = set()
         self.workers: dict[str, Worker] = {}
-        self.told: list[tuple[bytes, f.Frame]] = []
-        self.table = PeerTable(self, "f" * 32, MEMORY, "local", "write", self, Drops(lambda: self.now))
-        self.table._greetings._clock = lambda: self.now
+        self.sent: list[tuple[bytes, f.Frame]] = []
+        self.table = PeerTable(self, "f" * 32, MEMORY, "local", self, Drops(self.now), TIMEOUTS)
+
+    def now(self) -> float:
+        return self.time
 
     def at(self, key, when, call) -> None:
         self.timers[key] = (when, call)
@@ -58,23 +60,23 @@ class Prefill:
     def cancel(self, key) -> None:
         self.timers.pop(key, None)
 
-    def decode_fenced(self, peer) -> bool:
+    def is_fenced(self, peer) -> bool:
         return peer in self.fenced
 
-    def decode_met(self, hello, _remote):
-        self.now += 0.001
+    def start_worker(self, hello, _remote):
+        self.time += 0.001
         self.workers[hello.sender] = Worker()
-        return self.workers[hello.sender], None
+        return self.workers[hello.sender]
 
-    def decode_paired(self, peer) -> None:
+    def on_peer_paired(self, peer) -> None:
         self.known.add(peer.incarnation)
 
-    def decode_lost(self, peer, message) -> None:
+    def on_peer_lost(self, peer, message) -> None:
         assert message
         self.known.discard(peer.incarnation)
 
-    def decode_told(self, route, frame) -> None:
-        self.told.append((route, frame))
+    def send_to(self, route, frame) -> None:
+        self.sent.append((route, frame))
 
     def hello(self, sender: str, connection: int, address: str = "") -> None:
         said = f.Hello(
@@ -96,27 +98,20 @@ class Prefill:
         self.table.worker_gone(sender)
 
     def run(self, seconds: float) -> None:
-        until = self.now + seconds
+        until = self.time + seconds
         while due := [(when, str(key), key) for key, (when, _) in self.timers.items() if when <= until]:
             when, _, key = min(due)
-            self.now = max(self.now, when)
+            self.time = max(self.time, when)
             self.timers.pop(key)[1]()
-        self.now = max(self.now, until)
+        self.time = max(self.time, until)
 
     def paired(self) -> set[str]:
         return {peer.incarnation for peer in self.table if peer.paired}
 
 
-@pytest.fixture(autouse=True)
-def clock(monkeypatch):
-    made = Prefill()
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))
-    return made
-
-
 @pytest.fixture
-def prefill(clock) -> Prefill:
-    return clock
+def prefill() -> Prefill:
+    return Prefill()
 
 
 def test_a_decode_that_comes_back_after_its_engine_failed_is_not_lost_by_the_connection_before(prefill) -> None:
@@ -168,7 +163,7 @@ def test_once_the_door_is_shut_nobody_gets_in_and_who_waits_is_told(prefill) -> 
     prefill.table.shut()
     prefill.hello(A, 4)
     prefill.run(1.0)
-    refused = {route for route, frame in prefill.told if isinstance(frame, f.HelloRefused) and frame.retry}
+    refused = {route for route, frame in prefill.sent if isinstance(frame, f.HelloRefused) and frame.retry}
     assert refused == {b"3", b"4"}
     assert B not in prefill.table
 
@@ -186,21 +181,21 @@ def test_a_decode_that_is_known_waits_behind_no_stranger(prefill) -> None:
 def test_who_speaks_as_if_paired_and_is_not_known_any_more_is_told_so_now_and_then(prefill) -> None:
     prefill.pair(A, 1)
     prefill.table.unknown(A, b"1")
-    assert prefill.told == [], "it is paired; the words came by another connection"
+    assert prefill.sent == [], "it is paired; the words came by another connection"
     prefill.table.lose(prefill.table.get(A), "gone")
     for _ in range(3):
         prefill.table.unknown(A, b"1")
         prefill.table.unknown(C, b"2")
-    assert [(route, frame.retry) for route, frame in prefill.told] == [(b"1", True), (b"2", True)]
+    assert [(route, frame.retry) for route, frame in prefill.sent] == [(b"1", True), (b"2", True)]
     prefill.run(1.0)
     prefill.table.unknown(C, b"2")
-    assert len(prefill.told) == 3
+    assert len(prefill.sent) == 3
 
 
 def test_a_decode_learns_that_the_thread_that_writes_to_it_has_failed(prefill) -> None:
     prefill.pair(A, 1)
     prefill.gone(A)
-    ((route, goodbye),) = prefill.told
+    ((route, goodbye),) = prefill.sent
     assert (route, type(goodbye)) == (b"1", f.Goodbye)
 
 
@@ -208,7 +203,7 @@ def test_workers_that_end_because_prefill_leaves_have_not_failed(prefill, caplog
     prefill.pair(A, 1)
     prefill.table.leave()
     prefill.gone(A)
-    assert [type(frame) for _, frame in prefill.told] == [f.Goodbye]
+    assert [type(frame) for _, frame in prefill.sent] == [f.Goodbye]
     assert "failed" not in caplog.text
 
 
@@ -234,7 +229,7 @@ def test_a_decode_whose_last_connection_ended_lives_on_by_another_by_which_it_sp
     prefill.hello(A, 2)
     prefill.table.connection_ended(2)
     prefill.run(GRACE_S / 2)
-    ((route, asked),) = prefill.told
+    ((route, asked),) = prefill.sent
     assert (route, type(asked), asked.retry) == (b"1", f.HelloRefused, True)
     assert prefill.table.speaker(A, b"2") is not None, "what it had said before is heard"
     peer = prefill.table.speaker(A, b"1")
@@ -266,9 +261,6 @@ class Lives(RuleBasedStateMachine):
         self.open: set[int] = set()
         self.connecting: set[str] = set()
         self.said: set[tuple[int, str]] = set()
-
-    def now(self) -> float:
-        return self.prefill.now
 
     @rule(sender=st.sampled_from([A, B, C]), again=st.booleans())
     def hello(self, sender: str, again: bool) -> None:
@@ -320,7 +312,7 @@ class Lives(RuleBasedStateMachine):
     def fence(self) -> None:
         self.prefill.fenced.add(A)
         self.prefill.known.discard(A)
-        self.table.part_with(A, "was fenced")
+        self.table.mark_lost(A, "was fenced")
 
     @rule(seconds=st.sampled_from([0.01, 0.5, 1.1]))
     def time_passes(self, seconds: float) -> None:
@@ -345,7 +337,7 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def graces_are_for_those_who_are_missing(self) -> None:
         for key in self.prefill.timers:
-            if key != "greetings":
+            if key != "hellos":
                 peer = self.table.get(key[1])
                 assert peer is not None
                 assert peer.present
@@ -354,15 +346,3 @@ class Lives(RuleBasedStateMachine):
 
 class TestLives(Lives.TestCase):
     settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-
-    @pytest.fixture(autouse=True)
-    def clock(self, monkeypatch):
-        made = []
-        original = Lives.__init__
-
-        def remembered(lives) -> None:
-            original(lives)
-            made.append(lives)
-
-        monkeypatch.setattr(Lives, "__init__", remembered)
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made[-1].now()))

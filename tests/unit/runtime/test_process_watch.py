@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from pdpool_connector.layout.process import started_at, this_process
 from pdpool_connector.protocol.fence import ConnectionsEnded, ProcessExited
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime import process_watch as module
 from pdpool_connector.runtime.process_watch import ProcessWatch
 from pdpool_connector.runtime.reactor import Reactor
@@ -25,7 +26,7 @@ from tests.descriptors import descriptors
 class MachineDriver:
     """Its turns, one by one; `ends` is what the kernel's table says of who holds the other ends of our connections."""
 
-    def __init__(self, engine: str = "nixl") -> None:
+    def __init__(self, engine: str = "nixl", timeouts: Timeouts | None = None) -> None:
         self.readers: dict[int, object] = {}
         self.timers: list = []
         self.soon_lost: list = []
@@ -43,6 +44,7 @@ class MachineDriver:
             lost=self.lost.append,
             fence=lambda peer, proofs: self.fenced.append((peer, {type(proof) for proof in proofs})),
             wanted=lambda peer: peer in self.concerns,
+            timeouts=timeouts or Timeouts(),
         )
 
     def look(self, _pid: int) -> list[frozenset[Holder]]:
@@ -57,6 +59,9 @@ class MachineDriver:
 
     def at(self, key, _when, call) -> None:
         (self.soon_lost if key[0] is self.watch_ else self.timers).append(call)
+
+    def now(self) -> float:
+        return 0.0
 
     def post(self, call) -> None:
         call()
@@ -142,8 +147,7 @@ def test_a_living_peer_is_not_lost_by_news_of_another_descriptor_that_had_the_sa
     assert owner.fenced == [("peer", {ProcessExited, ConnectionsEnded})]
 
 
-def test_what_had_come_in_when_a_peer_was_seen_to_have_exited_is_heard_before_it_is_fenced(process, monkeypatch):
-    monkeypatch.setattr(module, "GRACE_S", 0.0)
+def test_what_had_come_in_when_a_peer_was_seen_to_have_exited_is_heard_before_it_is_fenced(process):
     said: list[str] = []
     reactor = Reactor("test", **dict.fromkeys(("after_turn", "at_rest", "at_end", "torn"), lambda: None))
     fenced = threading.Event()
@@ -156,6 +160,7 @@ def test_what_had_come_in_when_a_peer_was_seen_to_have_exited_is_heard_before_it
         lost=said.append,
         fence=lambda *_: (said.append("fenced"), fenced.set()),
         wanted=lambda _: True,
+        timeouts=Timeouts(lost_grace_s=1e-9),
     )
     watch.watch("peer", msgspec.structs.replace(this_process(), pid=process.pid, started=started_at(process.pid)))
     with contextlib.ExitStack() as undo:

@@ -9,13 +9,14 @@ from functools import partial
 
 import pytest
 import zmq
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime.reactor import Reactor
 
 
 @pytest.fixture
-def reactor() -> Iterator[Reactor]:
+def reactor(request) -> Iterator[Reactor]:
     idle = dict.fromkeys(("after_turn", "at_rest", "at_end", "torn"), lambda: None)
-    reactor = Reactor("test", **idle)
+    reactor = Reactor("test", **idle, timeouts=getattr(request, "param", None))
     reactor.start()
     yield reactor
     assert reactor.stop(30)
@@ -107,8 +108,8 @@ def test_a_flood_of_posts_does_not_starve_timers(reactor: Reactor) -> None:
     flooding = False
 
 
-def test_lag_shows_a_turn_that_takes_long(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pdpool_connector.runtime.reactor.LAG_WINDOW_S", 60.0)
+@pytest.mark.parametrize("reactor", [Timeouts(loop_lag_window_s=60.0)], indirect=True)
+def test_lag_shows_a_long_turn(reactor: Reactor) -> None:
     reactor.post(lambda: time.sleep(0.05))
     assert call(reactor)
     assert call(reactor)
@@ -169,14 +170,8 @@ def test_there_is_one_turn_at_a_time_and_no_step_is_lost(reactor: Reactor) -> No
     assert counts == [12000, 0]
 
 
-@pytest.fixture
-def long_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that has nothing to do sleeps for longer than a test lasts."""
-    monkeypatch.setattr("pdpool_connector.runtime.reactor.IDLE_S", 600.0)
-
-
-def test_a_step_that_sets_a_timer_has_the_sleeping_loop_keep_it(long_sleep: None, reactor: Reactor) -> None:
-    del long_sleep
+@pytest.mark.parametrize("reactor", [Timeouts(loop_idle_s=600.0)], indirect=True)
+def test_timer_of_a_step_wakes_the_loop(reactor: Reactor) -> None:
     fired = threading.Event()
     assert call(reactor)
     reactor.step(lambda: reactor.at("soon", time.monotonic() + 0.02, fired.set))

@@ -24,13 +24,25 @@ class PromptBackend(ScriptedBackend):
         self.outcome = outcome
         self.threads: list[str] = []
 
-    def submit_at_once(self, peer, chunk, op) -> Transfer | None:
+    def submit_at_once(self, peer, chunk) -> Transfer | None:
         self.threads.append(threading.current_thread().name)
         if self.outcome is None:
             return None
-        transfer = self.submit(peer, chunk, op)
+        transfer = self.submit(peer, chunk)
         transfer.outcome = self.outcome
         return transfer
+
+
+class FailingSums:
+    """Gives no checksum of page 32."""
+
+    def of_chunk(self, _remote):
+        return self.chunk_sum
+
+    def chunk_sum(self, chunk: Chunk) -> int:
+        if pages_of(chunk) == [32]:
+            raise MemoryError("no room")
+        return 7
 
 
 @pytest.fixture
@@ -38,8 +50,8 @@ def prompt():
     """A worker that sleeps, over a `PromptBackend`."""
     made: list[Bench] = []
 
-    def make(outcome: Poll | None) -> Bench:
-        one = Bench(PromptBackend(outcome), LITTLE, LITTLE)
+    def make(outcome: Poll | None, **options) -> Bench:
+        one = Bench(PromptBackend(outcome), LITTLE, LITTLE, **options)
         made.append(one)
         assert one.connected.get(timeout=30) is None
         # What it does by itself it does with its hands, from before it tells of the end until it sleeps; that it is
@@ -156,15 +168,7 @@ def test_what_submit_raises_ends_all_of_them(prompt, error: Exception, result: W
 
 
 def test_a_checksum_that_cannot_be_taken_fails_that_move_alone_once_its_bytes_have_settled(prompt) -> None:
-    one = prompt(Poll.PENDING)
-    one.worker._checksum_rate = 1.0
-
-    def no_memory(chunk: Chunk) -> int:
-        if pages_of(chunk) == [32]:
-            raise MemoryError("no room")
-        return 7
-
-    one.worker._sum_written = no_memory
+    one = prompt(Poll.PENDING, sums=FailingSums())
     one.write(1, 1)
     one.write(2, 1)
     one.turn()

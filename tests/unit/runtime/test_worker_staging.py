@@ -18,7 +18,7 @@ def tensor_parallel(address: int, heads: int) -> KVMemory:
     item = TOKENS * HEAD_BYTES * heads
     return KVMemory(
         kv=tuple(Region(address + index * item * POOL, item, POOL) for index in (0, 1)),
-        aux=Region(1 << 20, 64, 16),
+        aux=(Region(1 << 20, 64, 16),),
         page_tokens=TOKENS,
         layers=1,
         kv_heads=heads,

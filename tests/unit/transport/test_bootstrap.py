@@ -29,8 +29,7 @@ RANK = RankInfo(
     rank=0,
     incarnation="a" * 32,
     control="127.0.0.1:8999",
-    part=shard_model([2], 4)[0],
-    direction="write",
+    shard=shard_model([2], 4)[0],
     protocol=(1, 1),
 )
 INFO = BootstrapInfo((RANK,))

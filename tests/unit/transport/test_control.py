@@ -58,7 +58,7 @@ def goodbye(reason: str) -> f.Goodbye:
 
 def query(number: object) -> f.Query:
     """A frame that travels in batches, if it can be encoded."""
-    return f.Query(version=f.VERSION_MAX, sender="0" * 32, attempt=f.AttemptId("0" * 32, number), room=1, sibling=0)
+    return f.Query(version=f.VERSION_MAX, sender="0" * 32, attempt=f.AttemptId("0" * 32, number), room=1)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Sampling engines: what answers is taken in exactly; what does not is unknown, with a reason; nothing is overrun."""
+"""Sampling engines: answers are read exactly, missing answers are unknown with a reason, and load is bounded."""
 
 import asyncio
 import contextlib
@@ -66,7 +66,7 @@ LOADS = {
 
 
 class Pod:
-    """A pod that answers on both ports as it is told."""
+    """A pod that answers on both ports as the test sets it."""
 
     def __init__(self, ip: str = "", rank: int = 0) -> None:
         self.ip, self.port = ip or pod_address(), ADMIN_PORT + rank
@@ -126,7 +126,7 @@ def target(pod: Pod, uid: str = "u1") -> Target:
 
 
 class Recording(Sampler):
-    """A sampler, and all that it said it saw."""
+    """A sampler with a record of its callbacks."""
 
     seen: dict[str, list[RankSample]]
 
@@ -142,6 +142,20 @@ def sampler(http, **options) -> Recording:
     one = Recording(http, clock=loop.time, now=lambda: NOW, rng=random.Random(0), on_samples=on_samples, **given)
     one.seen = seen
     return one
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param(STATE | {"engine_beat_age_s": None}, id="null"),
+        pytest.param({name: value for name, value in STATE.items() if name != "engine_beat_age_s"}, id="absent"),
+    ],
+)
+async def test_state_without_beat_is_read(http, serve, state):
+    pod = await serve(Pod())
+    pod.state, pod.loads = state, LOADS
+    (sample,) = await sampler(http).sample(target(pod))
+    assert (sample.connector.beat_age_s, sample.connector_error) == (None, "")
 
 
 async def test_both_sources_are_taken_in(http, serve):
@@ -224,7 +238,7 @@ async def test_an_answer_that_drips_is_unknown_within_the_deadline(http, serve):
         pytest.param(STATE | {"queues": {"x": {"reqs": 10**400}}}, "invalid", id="more than any metric can hold"),
         pytest.param(STATE | {"held_bytes": 1 << 63}, "invalid", id="more than the API can hold"),
         pytest.param(STATE | {"queues": {'x"}\n': {"reqs": 1}}}, "invalid", id="a name that is none"),
-        pytest.param(STATE | {"incarnation": "all is well.\nTrue"}, "invalid", id="an incarnation that tells tales"),
+        pytest.param(STATE | {"incarnation": "all is well.\nTrue"}, "invalid", id="an incarnation with a line break"),
         pytest.param(STATE | {"ranks": MAX_RANKS + 1}, "invalid", id="too many ranks"),
         pytest.param(STATE | {"queues": {"x": {"reqs": "many"}}}, "invalid", id="wrong type"),
         pytest.param(STATE | {"queues": {str(i): {"reqs": 1} for i in range(17)}}, "invalid", id="too many queues"),
