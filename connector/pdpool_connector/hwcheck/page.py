@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from pdpool_connector.hwcheck.machine import Machine
-from pdpool_connector.hwcheck.trials import PAGE_BYTES, PAGES, Outcome
+from pdpool_connector.hwcheck.peer import PAGE_BYTES
+from pdpool_connector.hwcheck.trials import PAGES, Outcome
 
 
 def render(machine: Machine, outcomes: Sequence[Outcome], version: str) -> str:
@@ -22,8 +23,8 @@ def render(machine: Machine, outcomes: Sequence[Outcome], version: str) -> str:
         "|---|---|",
         *(f"| {name} | {value} |" for name, value in _facts(machine)),
         "",
-        "| trial | result | transport in use | GB/s | why |",
-        "|---|---|---|---|---|",
+        "| trial | result | transport in use | why |",
+        "|---|---|---|---|",
         *map(_row, outcomes),
         "",
         summary(outcomes),
@@ -58,5 +59,4 @@ def _row(outcome: Outcome) -> str:
     trial = outcome.trial
     failures = "; ".join(f"{check}: {why}" for check, why in outcome.checks.items() if why)
     why = trial.skip or failures or ", ".join(outcome.checks)
-    speed = f"{outcome.gbytes_per_s:.2f}" if outcome.gbytes_per_s is not None else ""
-    return f"| {trial.name} | {outcome.word} | {outcome.transport} | {speed} | {why.replace('|', '/')} |"
+    return f"| {trial.name} | {outcome.word} | {outcome.transport} | {why.replace('|', '/')} |"

@@ -25,11 +25,14 @@ HEADS: Final = 8
 HEAD_DIM: Final = 128
 PAGE_BYTES: Final = PAGE_TOKENS * HEADS * HEAD_DIM * 2
 """A page of one layer's K or V: 16 tokens, 8 heads of 128 bfloat16 elements."""
+REGIONS: Final = 2
 HANDOFF_S: Final = 30.0
+STATS_S: Final = 3.0
+"""Time after which the statistics show what has happened."""
 
 
 class Cache(Protocol):
-    """The bytes of one region of pages, on the host or on a device."""
+    """The bytes of all regions, one behind the other, on the host or on a device."""
 
     address: int
 
@@ -73,11 +76,13 @@ class Side:
     """The cache of one rank with one layer (K and V), and its connector."""
 
     def __init__(self, role: str, backend: str, device: int | None, pages: int) -> None:
-        nbytes = pages * PAGE_BYTES
-        self._caches: list[Cache] = [
-            HostCache(nbytes) if device is None else DeviceMemory(load(), device, nbytes) for _ in range(2)
-        ]
-        regions = tuple(Region(one.address, PAGE_BYTES, pages, device) for one in self._caches)
+        nbytes = REGIONS * pages * PAGE_BYTES
+        self._pages = pages
+        self._cache: Cache = HostCache(nbytes) if device is None else DeviceMemory(load(), device, nbytes)
+        regions = tuple(
+            Region(self._cache.address + self._offset(region, 0), PAGE_BYTES, pages, device)
+            for region in range(REGIONS)
+        )
         memory = KVMemory(
             kv=regions,
             page_tokens=PAGE_TOKENS,
@@ -92,6 +97,9 @@ class Side:
         self._open: dict[int, PrefillTransfer | DecodeTransfer] = {}
         self.connector.start()
 
+    def _offset(self, region: int, page: int) -> int:
+        return (region * self._pages + page) * PAGE_BYTES
+
     def address(self) -> str:
         """Where decode finds prefill."""
         assert isinstance(self.connector, PrefillConnector)
@@ -105,8 +113,8 @@ class Side:
     def send(self, room: int, pages: list[int], start: int, *, last: bool) -> None:
         """Prefill: fill pages with the room's pattern and send them as logical pages `start` onward."""
         for at, page in enumerate(pages):
-            for region, cache in enumerate(self._caches):
-                cache.write(page * PAGE_BYTES, pattern(room, region, start + at))
+            for region in range(REGIONS):
+                self._cache.write(self._offset(region, page), pattern(room, region, start + at))
         transfer = self._open[room]
         assert isinstance(transfer, PrefillTransfer)
         transfer.send(pages, start=start, last=last)
@@ -123,14 +131,20 @@ class Side:
         self._open[room].abort("hwcheck aborts it")
 
     def ended(self, room: int) -> dict[str, Any]:
-        """Wait until a hand-off has ended and its pages are released; say how, and by which transport."""
+        """Wait until a hand-off has ended and its pages are released; say how it ended."""
         transfer = self._open[room]
-        began = time.monotonic()
         transfer.wait(HANDOFF_S)
         status = transfer.wait_released(HANDOFF_S)
-        used = sorted({peer.transport for peer in self.connector.stats().peers if peer.transport})
-        seconds = time.monotonic() - began
-        return {"phase": status.phase, "message": status.message, "seconds": seconds, "transport": ", ".join(used)}
+        return {"phase": status.phase, "message": status.message}
+
+    def transport(self) -> str:
+        """Prefill: the transport to its decode, as the backend reports it; "" if it does not know."""
+        until = time.monotonic() + STATS_S
+        while not (used := {peer.transport for peer in self.connector.stats().peers} - {""}):
+            if time.monotonic() > until:
+                break
+            time.sleep(STATS_S / 100)
+        return ", ".join(sorted(used))
 
     def differing(self, room: int, pages: list[int]) -> list[int]:
         """Which of the pages do not hold the room's pattern, in both regions."""
@@ -138,16 +152,15 @@ class Side:
             page
             for at, page in enumerate(pages)
             if any(
-                cache.read(page * PAGE_BYTES, PAGE_BYTES) != pattern(room, region, at)
-                for region, cache in enumerate(self._caches)
+                self._cache.read(self._offset(region, page), PAGE_BYTES) != pattern(room, region, at)
+                for region in range(REGIONS)
             )
         ]
 
     def close(self) -> None:
         """Close the connector, then free the cache."""
         self.connector.close()
-        for cache in self._caches:
-            cache.close()
+        self._cache.close()
 
 
 def serve(commands: Callable[[], str], answer: Callable[[str], None]) -> None:

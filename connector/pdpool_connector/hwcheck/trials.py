@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from pdpool_connector.hwcheck.machine import Machine, memlock_problem
-from pdpool_connector.hwcheck.peer import PAGE_BYTES
+from pdpool_connector.hwcheck.peer import PAGE_BYTES, REGIONS
 
 PAGES: Final = 64
 """Pages of each side: 4 MiB in two regions."""
@@ -45,7 +45,6 @@ class Outcome:
     trial: Trial
     checks: Mapping[str, str] = field(default_factory=dict)
     transport: str = ""
-    gbytes_per_s: float | None = None
 
     @property
     def word(self) -> str:
@@ -90,7 +89,7 @@ def _no_rdma(machine: Machine) -> str:
         return "no /dev/infiniband/uverbs* in this container: request the RDMA resource, or mount the device"
     if not machine.rdma_ready:
         return "no port of an RDMA device is active"
-    return memlock_problem(machine.memlock_bytes, 2 * PAGES * PAGE_BYTES)
+    return memlock_problem(machine.memlock_bytes, REGIONS * PAGES * PAGE_BYTES)
 
 
 class TrialError(Exception):
@@ -177,16 +176,16 @@ def run(trial: Trial, say: Callable[[str], None]) -> Outcome:
     if trial.skip:
         return Outcome(trial)
     checks: dict[str, str] = {}
-    transport, speed = "", None
+    transport = ""
     with _pair(trial, checks) as pair:
         if pair is not None:
             say("bytes")
-            transport, speed = _check_bytes(*pair, checks)
+            transport = _check_bytes(*pair, checks)
             say("abort")
             _check_abort(*pair, checks)
             say("kill")
             _check_kill(*pair, checks)
-    return Outcome(trial, checks, transport, speed)
+    return Outcome(trial, checks, transport)
 
 
 Pair = tuple[Child, Child, str]
@@ -207,21 +206,17 @@ def _pair(trial: Trial, checks: dict[str, str]) -> Iterator[Pair | None]:
         yield found
 
 
-def _check_bytes(prefill: Child, decode: Child, address: str, checks: dict[str, str]) -> tuple[str, float | None]:
-    """Scattered pages land where they belong, byte for byte. Returns the transport in use, and gigabytes a second."""
+def _check_bytes(prefill: Child, decode: Child, address: str, checks: dict[str, str]) -> str:
+    """Scattered pages land where they belong, byte for byte. Returns the transport in use."""
     source, target = list(range(PAGES)), [(7 * page + 3) % PAGES for page in range(PAGES)]
+    check = "bytes are equal"
     try:
-        began = _begin(prefill, decode, address, 1, source, target)
-        status = decode.call("ended", room=1)
-        seconds = time.monotonic() - began
-        differing = decode.call("differing", room=1, pages=target)
-        checks["bytes are equal"] = _not_done(status) or (
-            f"pages {differing} differ from what was sent" if differing else ""
-        )
+        _hand_off(prefill, decode, address, 1, source, target)
+        checks[check] = _difference(decode, 1, target)
+        return str(prefill.call("transport"))
     except TrialError as error:
-        checks["bytes are equal"] = str(error)
-        return "", None
-    return status["transport"], 2 * PAGES * PAGE_BYTES / seconds / 1e9
+        checks[check] = str(error)
+        return ""
 
 
 def _check_abort(prefill: Child, decode: Child, address: str, checks: dict[str, str]) -> None:
@@ -234,12 +229,8 @@ def _check_abort(prefill: Child, decode: Child, address: str, checks: dict[str, 
         decode.call("abort", room=2)
         decode.call("ended", room=2)
         prefill.call("ended", room=2)
-        _begin(prefill, decode, address, 3, pages, pages)
-        status = decode.call("ended", room=3)
-        differing = decode.call("differing", room=3, pages=pages)
-        checks["abort leaves no stale byte"] = _not_done(status) or (
-            f"pages {differing} hold something else" if differing else ""
-        )
+        _hand_off(prefill, decode, address, 3, pages, pages)
+        checks["abort leaves no stale byte"] = _difference(decode, 3, pages)
     except TrialError as error:
         checks["abort leaves no stale byte"] = str(error)
 
@@ -260,16 +251,18 @@ def _check_kill(prefill: Child, decode: Child, address: str, checks: dict[str, s
         checks["kill releases the pages"] = str(error)
 
 
-def _begin(
+def _hand_off(
     prefill: Child, decode: Child, address: str, room: int, source: Sequence[int], target: Sequence[int]
-) -> float:
-    """Open and offer a hand-off, then send all of it; when the send began."""
+) -> None:
     prefill.call("request", room=room)
     decode.call("offer", prefill=address, room=room, pages=list(target))
-    began = time.monotonic()
     prefill.call("send", room=room, pages=list(source), start=0, last=True)
-    return began
 
 
-def _not_done(status: Mapping[str, Any]) -> str:
-    return "" if status["phase"] == "done" else f"the hand-off ended as {status['phase']}: {status['message']}"
+def _difference(decode: Child, room: int, pages: Sequence[int]) -> str:
+    """Why the pages do not hold what the room's hand-off should have brought; "" if they do."""
+    status = decode.call("ended", room=room)
+    if status["phase"] != "done":
+        return f"the hand-off ended as {status['phase']}: {status['message']}"
+    differing = decode.call("differing", room=room, pages=list(pages))
+    return f"pages {differing} differ from what was sent" if differing else ""
