@@ -1,7 +1,7 @@
 """Prefill's side of a hand-off, without I/O: it matches requests with attempts, and writes pages into decode's memory.
 
-A router sends a request to both sides at once. So prefill receives it twice, in either order: as a request of its own
-engine, and as attempts of the decode ranks that it writes to. `rooms.py` finds which of them belong together.
+A router sends a request to both sides at once. So prefill receives it twice, in either order: from its own engine as a
+request, and from decode as attempts, one for each decode rank. `rooms.py` finds which of them belong together.
 """
 
 from itertools import count

@@ -174,7 +174,7 @@ class TestMatching:
             {"rank_index": 1, "rank_count": 2, "prompt": b"other"},
         ],
     )
-    def test_rank_that_does_not_fit_waits_for_its_own_request(self, fields: dict) -> None:
+    def test_other_rank_waits_for_its_own_request(self, fields: dict) -> None:
         side = Prefill(TIMEOUTS, DECODE, DECODE_2)
         side.request(prompt=b"p")
         side.opened(1, **FIRST)
