@@ -116,7 +116,7 @@ FIELDS: Sequence[tuple[str, Callable[[Bytes], Any]]] = (
 
 
 class Watched:
-    """One machine of either side, and what must hold whatever its input."""
+    """One machine of either side, and what must hold for every input."""
 
     def __init__(self, machine: AnyMachine) -> None:
         self.machine = machine

@@ -23,7 +23,7 @@ def finish(world: World, *, calm: bool) -> None:
     play_on(world, SETTLE_S)
     judge_holds(world)
     for source, target in world.unsettled:
-        # Nobody can know that an unsettled write is over before one of its two processes has ended.
+        # Only the end of one of its two processes proves that an unsettled write is over.
         if source.alive and target.alive:
             world.crash((source, target)[len(world.trace) % 2].slot)
     world.unsettled.clear()

@@ -21,7 +21,7 @@ Unit = tuple[str, int, int, int]
 class Ask(NamedTuple):
     """One request as the router sends it to both sides. `prompt` stands for its content and decides its size.
 
-    `told`: which sides know the prompt. `named`: both sides have the same request id.
+    `knows`: sides that know the prompt. `named`: both sides have the same request id.
     """
 
     tag: int
@@ -30,7 +30,7 @@ class Ask(NamedTuple):
     room: int
     prompt: int
     prefix: int
-    told: str = "pd"
+    knows: str = "pd"
     named: bool = False
 
     @property
@@ -38,9 +38,12 @@ class Ask(NamedTuple):
         """Units that a half at prefill needs."""
         return {"pages": self.prompt % 4, "aux": 1, "window": self.prompt % 3, "mamba": self.prompt % 2}
 
+    def __str__(self) -> str:
+        return f"r{self.tag}"
+
     def digest(self, side: str) -> bytes:
         """The prompt as the engine of one side gives it to the connector."""
-        return f"p{self.prompt}".encode() if side in self.told else b""
+        return f"p{self.prompt}".encode() if side in self.knows else b""
 
     def request_id(self, side: str) -> str:
         """The request id on one side; the router gives one to both, or each side makes its own."""
@@ -73,8 +76,8 @@ class Half:
         return self.statuses[-1] if self.statuses else TransferStatus(Phase.WAITING)
 
     def __str__(self) -> str:
-        shown = " ".join(f"{s.phase}{f'({s.cause})' if s.cause else ''}{'!' * s.releasable}" for s in self.statuses)
-        return f"r{self.ask.tag} in room {self.ask.room}: {shown}"
+        shown = [f"{s.phase}{f'({s.cause})' if s.cause else ''}{'!' * s.releasable}" for s in self.statuses]
+        return f"r{self.ask.tag} in room {self.ask.room} ({', '.join(shown)})"
 
 
 @dataclass(eq=False, slots=True)
@@ -97,6 +100,9 @@ class Process:
     content: dict[tuple[str, int, int], tuple[int, int]] = field(default_factory=dict)
     wants: set[str] = field(default_factory=set)
     handles: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def __str__(self) -> str:
+        return self.slot
 
     @property
     def side(self) -> str:

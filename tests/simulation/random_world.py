@@ -18,7 +18,7 @@ from tests.simulation.parts import Ask, Letter
 from tests.simulation.world import World
 
 SHAPES: tuple[dict[str, int], ...] = (
-    {"p0": 1, "d0": 1},
+    {"p0": 1, "d0": 1, "d1": 1},
     {"p0": 1, "p1": 1, "d0": 1, "d1": 1},
     {"p0": 2, "d0": 1, "d1": 1},
     {"p0": 1, "p1": 2, "d0": 2},
@@ -39,8 +39,8 @@ TROUBLES = (
     *("lose", "double", "linger", "forge", "cut", "freeze", "lost", "refuse", "crash", "shut_down", "fence", "retract"),
     *("fail_write", "land"),
 )
-CHOICE = st.integers(0, 255)
-CHOICES = st.lists(CHOICE, min_size=4, max_size=24)
+CHOICES = st.binary(min_size=4, max_size=24)
+"""Numbers below 256, each for one choice. One draw of bytes costs Hypothesis far less than many draws of numbers."""
 Item = TypeVar("Item")
 
 
@@ -72,53 +72,51 @@ class RandomWorld(RuleBasedStateMachine):
 
     # --- Without a fault ---
 
-    def _go_on(self, choices: list[int]) -> None:
+    def _go_on(self, choices: bytes) -> None:
         for choice in choices:
             action = pick(list(self.world.progress()), choice)
             if action is not None:
                 self.run(partial(self.world.take, action))
 
     @rule(choices=CHOICES)
-    def go_on(self, choices: list[int]) -> None:
+    def go_on(self, choices: bytes) -> None:
         self._go_on(choices)
 
     @rule(choices=CHOICES)
-    def go_further(self, choices: list[int]) -> None:
+    def go_further(self, choices: bytes) -> None:
         self._go_on(choices)
 
-    @rule(
-        prefill=CHOICE, decode=CHOICE, room=st.integers(0, ROOMS - 1), prompt=CHOICE, prefix=CHOICE, count=CHOICE,
-        told=st.sampled_from(["pd", "pd", "pd", "p", "d", ""]), named=st.booleans(),
-    )  # fmt: skip
     @precondition(lambda self: len(self.world.asks) < REQUESTS)
-    def ask(
-        self, prefill: int, decode: int, room: int, prompt: int, prefix: int, count: int, told: str, named: bool
-    ) -> None:
+    @rule(choices=st.binary(min_size=8, max_size=8))
+    def ask(self, choices: bytes) -> None:
         """A request comes, now and then two of the same prompt; where a side does not know it, in an own room."""
+        prefill, decode, room, prompt, prefix, knows, named, count = choices
         world, tag = self.world, len(self.world.asks)
         instances = [[one for one in world.shape if one[0] == side] for side in "pd"]
-        same = 4 * tag + prompt % 4
+        number = 4 * tag + prompt % 4
+        sides = ("pd", "pd", "pd", "pd", "p", "d", "")[knows % 7]
         ask = Ask(
-            tag,
-            instances[0][prefill % len(instances[0])],
-            instances[1][decode % len(instances[1])],
-            room if told == "pd" else 100 + tag,
-            same,
-            prefix % (same % 4 + 1) if prefix % 2 else 0,
-            told,
-            named,
+            tag=tag,
+            prefill=instances[0][prefill % len(instances[0])],
+            decode=instances[1][decode % len(instances[1])],
+            room=room % ROOMS if sides == "pd" else 100 + tag,
+            prompt=number,
+            prefix=prefix % (number % 4 + 1) if prefix % 2 else 0,
+            knows=sides,
+            named=bool(named % 2),
         )
         self.run(lambda: world.ask(ask))
-        if count % 4 == 0 and told == "pd":
+        if count % 4 == 0 and sides == "pd":
             self.run(lambda: world.ask(ask._replace(tag=tag + 1, prefix=0)))
 
-    @rule(kind=st.sampled_from(ENGINES), choice=CHOICE)
-    def engine_acts(self, kind: str, choice: int) -> None:
-        getattr(self, f"_{kind}")(choice, 0)
+    @rule(choices=st.binary(min_size=2, max_size=2))
+    def engine_acts(self, choices: bytes) -> None:
+        getattr(self, f"_{ENGINES[choices[0] % len(ENGINES)]}")(choices[1], 0)
 
     @precondition(lambda self: not self.calm)
-    @rule(kind=CHOICE, one=CHOICE, other=CHOICE)
-    def trouble(self, kind: int, one: int, other: int) -> None:
+    @rule(choices=st.binary(min_size=3, max_size=3))
+    def trouble(self, choices: bytes) -> None:
+        kind, one, other = choices
         getattr(self, f"_{self.troubles[kind % len(self.troubles)]}")(one, other)
 
     @rule(seconds=st.sampled_from([0.01, 0.2, 0.5, 1.0, 4.0]))
@@ -128,9 +126,10 @@ class RandomWorld(RuleBasedStateMachine):
     # --- What engines and routers do ---
 
     def _abort(self, one: int, _: int) -> None:
+        """An engine aborts a half, now and then one that has ended."""
         halves = [(p, half) for p in self.world.running() for half in p.halves.values()]
         live = [pair for pair in halves if not pair[1].status.ended]
-        if pair := pick(live or halves, one):
+        if pair := pick((one % 4 and live) or halves, one):
             self.happens("abort", lambda: self.world.abort(*pair))
 
     def _refuse_request(self, one: int, _: int) -> None:
@@ -156,7 +155,7 @@ class RandomWorld(RuleBasedStateMachine):
 
     def _drain(self, one: int, _: int) -> None:
         process = pick(self.world.running(), one)
-        if process and not process.machine.draining and one % 8 == 0:
+        if process and not process.machine.draining and one % 4 == 0:
             self.happens("drain", lambda: self.world.drain(process.slot))
 
     def _offer_late(self, one: int, _: int) -> None:
@@ -241,10 +240,11 @@ class RandomWorld(RuleBasedStateMachine):
         dead = [p for p in self.world.everyone.values() if not p.alive and not p.fenced]
         if any(p.frozen for p in self.world.processes.values()):
             return
+        if other % 2 and (running := pick(self.world.running(), one)):
+            self._crash(one, 0)
+            dead = [running]
         if process := pick(dead, one):
             self.happens("fence", lambda: self.world.fence(process))
-        elif other % 2:
-            self._crash(one, 0)
 
     def _fail_write(self, one: int, other: int) -> None:
         result = (WriteResult.FAILED, WriteResult.UNSETTLED, WriteResult.INVALID)[other % 3]

@@ -130,7 +130,7 @@ class SmallWorld(SmallPlanes):
 
     def _mail(self, state: State, rank: int, peer: str, frame: f.AttemptFrame) -> None:
         if isinstance(frame, f.Open):
-            # What is left of the attempt's life would make equal frames differ; nobody knows how long one travels.
+            # What is left of the attempt's life would make equal frames differ; how long one travels is open.
             frame = msgspec.structs.replace(frame, deadline_s=DEADLINE_S)
         if isinstance(frame, f.Offer):
             half = state.halves[rank][frame.attempt.number - 1]

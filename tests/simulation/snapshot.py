@@ -1,7 +1,7 @@
-"""Copies a machine, and describes its state in one hashable value, whatever led to it.
+"""Copies a machine, and describes its state in one hashable value.
 
-Two machines with equal forms behave alike from then on: times count from the machine's own clock, objects are numbered
-in the order in which they are found, and attributes that only count are left out.
+Two machines with equal forms behave alike from then on. Times count from the machine's own clock. Objects are numbered
+in the order in which they are found. Attributes that only count are left out.
 """
 
 from collections import deque
@@ -54,7 +54,7 @@ def _copied(value: Any, done: dict[int, Any]) -> Any:
 
 
 def form(machine: Any) -> Hashable:
-    """Equal for machines that no later event can tell apart."""
+    """Equal for machines that behave alike from now on."""
     return _form(machine, machine._now, {})
 
 

@@ -4,9 +4,9 @@ Nothing here is random: the caller chooses among the actions that `progress` lis
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from itertools import chain
+from typing import NamedTuple
 
 from pdpool_connector.protocol.events import (
     AbortTransfer,
@@ -51,13 +51,18 @@ TIMEOUTS = Timeouts(
     result_s=30.0,
     acked_s=8.0,
     max_attempts=64,
-    max_tombstones=24,
+    max_tombstones=32,
 )
 DEADLINE_S = 8.0
 LATE_S = 0.01
 PHASES = list(Phase)
 
-Action = tuple[str, Callable[[], object]]
+
+class Action(NamedTuple):
+    """Something that may happen. `what`: the method of `World` that does it, with `about` as arguments."""
+
+    what: str
+    about: tuple[object, ...]
 
 
 class World:
@@ -93,26 +98,20 @@ class World:
 
     def take(self, action: Action) -> None:
         """Take an action."""
-        self.trace.append(action[0])
-        action[1]()
+        self.trace.append(f"{action.what} {' '.join(map(str, action.about))}")
+        getattr(self, action.what)(*action.about)
 
     def _engines(self) -> Iterator[Action]:
-        for ask, slot in self.postable():
-            yield f"{slot} opens r{ask.tag}", partial(self.post, ask, slot)
+        for post in self.postable():
+            yield Action("post", post)
         for process in self.running():
             for half in process.halves.values():
-                if (
-                    process.side == "d"
-                    and not half.status.ended
-                    and not half.offered
-                    and process.has(_wanted(half.ask))
-                ):
-                    yield f"{process.slot} offers r{half.ask.tag}", partial(self.offer, process, half)
-                elif process.side == "p" and not half.closed and not half.status.releasable:
+                if process.side == "d":
+                    if not half.offered and not half.status.ended and process.has(_wanted(half.ask)):
+                        yield Action("offer", (process, half))
+                elif not half.closed and not half.status.releasable:
                     left = half.ask.size["pages"] - half.sent
-                    yield f"{process.slot} sends all of r{half.ask.tag}", partial(self.send, process, half, left)
-                    if left:
-                        yield f"{process.slot} sends one page of r{half.ask.tag}", partial(self.send, process, half, 1)
+                    yield from (Action("send", (process, half, pages)) for pages in {left, min(left, 1)})
 
     def _pairing(self) -> Iterator[Action]:
         for process in self.running("d"):
@@ -120,26 +119,26 @@ class World:
                 ranks = self.ranks_of(prefill)
                 for rank in ranks:
                     if (process, rank) not in self.greeted and not rank.frozen:
-                        yield f"{process.slot} greets {rank.slot}", partial(self.greet, process, rank)
+                        yield Action("greet", (process, rank))
                 if all((process, rank) in self.greeted for rank in ranks):
-                    yield f"{process.slot} links {prefill}", partial(self.link, process, prefill)
-        for here, there in self.unnoticed():
-            yield f"{here.slot} notices the end of {there.slot}", partial(self.lose_peer, here, there)
+                    yield Action("link", (process, prefill))
+        for pair in self.unnoticed():
+            yield Action("lose_peer", pair)
 
     def _frames(self) -> Iterator[Action]:
         for letter in self.letters:
             if not letter.target.frozen and (letter.source, letter.target.slot) not in self.cuts:
-                yield f"deliver {letter}", partial(self.deliver, letter)
+                yield Action("deliver", (letter,))
 
     def _writes(self) -> Iterator[Action]:
         for flight in self.flights:
             if flight.left:
-                yield f"land {flight}", partial(self.land, flight)
+                yield Action("land", (flight,))
         for flight in self.settleable():
             if not flight.left:
-                yield f"landed {flight}", partial(self.settle, flight, WriteResult.LANDED)
+                yield Action("settle", (flight, WriteResult.LANDED))
             elif flight.stopped:
-                yield f"stopped {flight}", partial(self.settle, flight, WriteResult.STOPPED)
+                yield Action("settle", (flight, WriteResult.STOPPED))
 
     # --- Processes ---
 
