@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Final, SupportsIndex
 
+import zmq
 from prometheus_client import CollectorRegistry
 
 from pdpool_connector.backends.base import TransferBackend
@@ -14,7 +15,7 @@ from pdpool_connector.layout.checksum import PageSums
 from pdpool_connector.layout.memory import KVMemory, LayoutError, decode_remote
 from pdpool_connector.layout.pairing import pair
 from pdpool_connector.protocol import frames as f
-from pdpool_connector.protocol.decode import DecodeMachine
+from pdpool_connector.protocol.decode import DecodeAttempt, DecodeMachine
 from pdpool_connector.protocol.events import (
     Connect,
     Effect,
@@ -35,7 +36,8 @@ from pdpool_connector.runtime.checksum_verifier import ChecksumVerifier, Written
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector, OnChange, Running, no_requests, nothing, parts_for
 from pdpool_connector.runtime.identity import Identity
-from pdpool_connector.runtime.instance_connection import Found, InstanceConnection, Stage
+from pdpool_connector.runtime.instance_connection import Found, InstanceConnection, MisfitError, MisfitRank, Stage
+from pdpool_connector.runtime.misfit_notice import MisfitNotice
 from pdpool_connector.runtime.page_guard import PageGuard
 from pdpool_connector.runtime.rank_connection import RankConnection
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
@@ -43,11 +45,16 @@ from pdpool_connector.runtime.transfer import DecodeTransfer
 from pdpool_connector.runtime.validation import as_request
 from pdpool_connector.transport.address import AddressError, parse_address
 from pdpool_connector.transport.bootstrap import BootstrapClient
+from pdpool_connector.transport.curve import CurveKey
 
 log = logging.getLogger(__name__)
 
 MAX_INSTANCES: Final = 1024
 """Prefill instances that are connected or being tried; bootstrap addresses come from requests, so there is a bound."""
+
+
+MAX_NOTICES: Final = 64
+"""Connections at a time to prefill ranks that do not fit; each has a socket for some milliseconds."""
 
 
 class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
@@ -79,6 +86,7 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         self._facts: dict[str, Mapping[str, str]] = {}
         """By bootstrap address; replaced whole, so that any thread may read it."""
         self._facts_asked: dict[str, float] = {}
+        self._notices: set[MisfitNotice] = set()
         self._guard = PageGuard([pool.name for pool in memory.state])
         self._client = BootstrapClient(config.allowed_networks)
         sums = PageSums(memory)
@@ -163,7 +171,11 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         info = await self._client.ask(prefill, self._timeouts.registry_s)
         self._reactor.post(partial(self._note_facts, prefill, info.facts))
         ranks = info.ranks
-        writers = pair([one.shard for one in ranks], self._instance)[self.config.rank]
+        try:
+            writers = pair([one.shard for one in ranks], self._instance)[self.config.rank]
+        except LayoutError as error:
+            count = len(self._instance)
+            raise MisfitError(str(error), [MisfitRank(one, self.config.rank, count) for one in ranks]) from None
         await self._fencer.before_pairing({one.incarnation: one.control for one in ranks})
         return [Found(ranks[writer.rank], writer) for writer in writers]
 
@@ -173,28 +185,34 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
 
     def connect(self, instance: InstanceConnection, found: Found, name: str) -> RankConnection:
         """See `ConnectionOwner`."""
-        hello = f.Hello(
-            version=f.VERSION_MAX,
-            oldest_version=f.VERSION_MIN,
-            sender=self.incarnation,
-            address=self.control_address,
-            memory=self._remote_form,
-            kv=found.writer.kv,
-            state=found.writer.state,
-        )
-        keys = self.config.curve if self.config.curve_required else (*self.config.curve, None)
         return RankConnection(
             found.info,
             name,
-            hello,
+            self._hello(kv=found.writer.kv, state=found.writer.state),
             instance,
             filtered=self._driver.send,
             reactor=self._reactor,
             context=self._context,
             drops=self._drops,
-            key=keys[instance.rounds % len(keys)] if keys else None,
+            key=self._key(instance),
             timeouts=self._timeouts,
         )
+
+    def _hello(self, *, kv: bool, state: bool) -> f.Hello:
+        return f.Hello(
+            version=f.VERSION_MAX,
+            oldest_version=f.VERSION_MIN,
+            sender=self.incarnation,
+            address=self.control_address,
+            memory=self._remote_form,
+            kv=kv,
+            state=state,
+        )
+
+    def _key(self, instance: InstanceConnection) -> CurveKey | None:
+        """The key to connect with: each round of an instance tries the next one."""
+        keys = self.config.curve if self.config.curve_required else (*self.config.curve, None)
+        return keys[instance.rounds % len(keys)] if keys else None
 
     def on_paired(self, instance: InstanceConnection, peer: str, version: int) -> None:
         """See `ConnectionOwner`."""
@@ -240,7 +258,50 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         if instance.stage is Stage.CLOSED:
             del self._instances[instance.prefill]
             self._facts = {one: facts for one, facts in self._facts.items() if one != instance.prefill}
+        waiting = self._waiting_for(instance.prefill) if cause is Cause.INVALID and instance.misfits else ()
         self._driver.drive(Unreachable(instance.prefill, cause, message))
+        for misfit in instance.misfits[: MAX_NOTICES - len(self._notices)] if waiting else ():
+            self._notify_misfit(instance, misfit, waiting)
+
+    def _waiting_for(self, prefill: str) -> Sequence[DecodeAttempt]:
+        """The attempts of which no rank behind a bootstrap address knows."""
+        handles = [handle for handle, one in list(self._transfers.items()) if one.prefill == prefill]
+        attempts = [self._machine.find(f.AttemptId(self.incarnation, handle)) for handle in handles]
+        return [attempt for attempt in attempts if attempt is not None and not attempt.writers]
+
+    def _notify_misfit(self, instance: InstanceConnection, misfit: MisfitRank, failed: Sequence[DecodeAttempt]) -> None:
+        """Send a rank that does not fit an Abort for each failed attempt, with the values that differ."""
+        aborts = [
+            f.Abort(
+                version=f.VERSION_MAX,
+                sender=self.incarnation,
+                attempt=attempt.attempt,
+                room=attempt.room,
+                request_id=attempt.params.request_id,
+                rank_index=misfit.rank_index,
+                rank_count=misfit.rank_count,
+                prompt=attempt.params.prompt,
+                cause=attempt.cause or Cause.INVALID,
+                message=attempt.message,
+            )
+            for attempt in failed
+        ]
+        try:
+            notice = MisfitNotice(
+                misfit.info,
+                self._hello(kv=True, state=True),
+                aborts,
+                reactor=self._reactor,
+                context=self._context,
+                drops=self._drops,
+                key=self._key(instance),
+                timeouts=self._timeouts,
+                closed=self._notices.discard,
+            )
+        except (OSError, zmq.ZMQError) as error:
+            log.warning("rank %d of prefill %s is not informed: %s", misfit.info.rank, instance.prefill, error)
+        else:
+            self._notices.add(notice)
 
     def on_frame(self, frame: f.AttemptFrame) -> None:
         """See `ConnectionOwner`."""
@@ -356,6 +417,8 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
     def _at_end(self) -> None:
         for instance in list(self._instances.values()):
             instance.close()
+        for notice in list(self._notices):
+            notice.close()
         super()._at_end()
 
 

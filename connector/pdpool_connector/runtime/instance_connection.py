@@ -36,11 +36,27 @@ class Found(NamedTuple):
     writer: Writer
 
 
+class MisfitRank(NamedTuple):
+    """A prefill rank that can never write to us. We would be number `rank_index` of its `rank_count` decode ranks."""
+
+    info: RankInfo
+    rank_index: int
+    rank_count: int
+
+
+class MisfitError(LayoutError):
+    """Two instances can never be paired. `ranks`: those of prefill."""
+
+    def __init__(self, message: str, ranks: Sequence[MisfitRank]) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
 class ConnectionOwner(Protocol):
     """What an instance connection needs of its connector."""
 
     def find(self, prefill: str) -> "Future[Sequence[Found]]":
-        """Ask the registry; fails with BootstrapError, or with LayoutError when the instances do not fit."""
+        """Ask the registry; fails with BootstrapError, or with MisfitError when the instances do not fit."""
 
     def connect(self, instance: "InstanceConnection", found: Found, name: str) -> RankConnection:
         """Connect to a rank and send Hello. Raises OSError or zmq.ZMQError when no socket is left."""
@@ -112,6 +128,8 @@ class InstanceConnection:
         self._slots: dict[str, RankSlot] = {}
         self.rounds = 0
         """How often its ranks were connected to: each time with the next of the keys."""
+        self.misfits: Sequence[MisfitRank] = ()
+        """Ranks that have refused to pair for good, or that can never be paired."""
         self._failure = ""
         self._failing_since = 0.0
         self._refused_since: float | None = None
@@ -177,7 +195,8 @@ class InstanceConnection:
         error = answer.exception()
         if isinstance(error, BootstrapError):
             self._on_no_answer(error)
-        elif isinstance(error, LayoutError):
+        elif isinstance(error, MisfitError):
+            self.misfits = error.ranks
             self._retry(f"prefill {self.prefill} cannot be paired: {error}", final=Cause.INVALID)
         elif error is not None:
             self._retry(f"bootstrap {self.prefill}: {type(error).__name__}: {error}")
@@ -258,7 +277,10 @@ class InstanceConnection:
 
     def on_rank_refused(self, peer: str, message: str, *, retry: bool) -> None:
         """See `RankConnectionOwner`."""
-        self._slots[peer].connection = None
+        slot = self._slots[peer]
+        slot.connection = None
+        writer = slot.found.writer
+        self.misfits = () if retry else (MisfitRank(slot.found.info, writer.rank_index, writer.rank_count),)
         self._retry(message, final=None if retry else Cause.INVALID)
 
     def on_rank_left(self, peer: str, message: str) -> None:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pdpool_connector.backends.base import BackendError, IncompatiblePeerError
 from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, decode_remote
@@ -47,6 +47,14 @@ class Peer:
     routes: dict[bytes, int] = field(default_factory=dict)
 
 
+class Misfit(NamedTuple):
+    """A decode that can never be paired, by the connection of its last Hello. Only its Aborts are read."""
+
+    incarnation: str
+    route: bytes
+    connection: int
+
+
 class PeerTableOwner(Protocol):
     """What the peer table needs of its connector."""
 
@@ -61,6 +69,12 @@ class PeerTableOwner(Protocol):
 
     def on_peer_lost(self, peer: Peer, message: str) -> None:
         """There is evidence that it is gone."""
+
+    def on_misfit(self, incarnation: str, version: int) -> None:
+        """A decode does not fit: it may still abort its attempts."""
+
+    def on_misfit_gone(self, incarnation: str) -> None:
+        """The connection of a decode that does not fit has ended."""
 
     def send_to(self, route: bytes, frame: f.HelloRefused | f.Goodbye) -> None:
         """Send a frame that belongs to no attempt."""
@@ -83,6 +97,7 @@ class PeerTable:
         self._incarnation, self._memory, self._backend = incarnation, memory, backend
         self._peers: dict[str, Peer] = {}
         self._by_connection: dict[int, Peer] = {}
+        self._misfits: dict[str, Misfit] = {}
         self._open = True
         self._unknown: dict[bytes, float] = {}
         """When the sender of a frame, which is not paired, was last sent that."""
@@ -111,6 +126,18 @@ class PeerTable:
         if peer.route not in peer.routes and route in peer.routes:
             self._turn_to(peer, route)  # the connection of its last Hello has ended
         return peer
+
+    def route_to(self, incarnation: str) -> bytes | None:
+        """The route by which a paired peer, or a decode that does not fit, gets frames about its attempts."""
+        if (peer := self.paired(incarnation)) is not None:
+            return peer.route
+        misfit = self._misfits.get(incarnation)
+        return misfit.route if misfit is not None else None
+
+    def is_misfit(self, sender: str, route: bytes) -> bool:
+        """Whether `sender` is a decode that does not fit, and its Hello came by this connection."""
+        misfit = self._misfits.get(sender)
+        return misfit is not None and misfit.route == route
 
     def unknown(self, sender: str, route: bytes) -> None:
         """A frame came from a process that is not paired. It is refused, so that it sends another Hello."""
@@ -157,6 +184,7 @@ class PeerTable:
             self._refuse(route, f"decode's memory is not valid: {error}", retry=False)
             return
         if (why := mismatch(self._backend, self._memory, remote)) is not None:
+            self._note_misfit(Misfit(hello.sender, route, connection), version)
             self._refuse(route, why, retry=False)
             return
         self._replace(hello)
@@ -167,6 +195,11 @@ class PeerTable:
         peer = Peer(hello.sender, hello.address, version, route, connection, worker, self._reactor.now())
         self._peers[hello.sender] = peer
         self._bind(peer, route, connection)
+
+    def _note_misfit(self, misfit: Misfit, version: int) -> None:
+        if misfit.incarnation in self._misfits or len(self._misfits) < MAX_PEERS:
+            self._misfits[misfit.incarnation] = misfit
+            self._owner.on_misfit(misfit.incarnation, version)
 
     def _replace(self, hello: f.Hello) -> None:
         """A new process at an address is evidence that the old one has ended."""
@@ -225,6 +258,9 @@ class PeerTable:
     def connection_ended(self, connection: int) -> None:
         """A connection to our control port has ended."""
         self._hellos.ended(connection)
+        for misfit in [one for one in self._misfits.values() if one.connection == connection]:
+            del self._misfits[misfit.incarnation]
+            self._owner.on_misfit_gone(misfit.incarnation)
         peer = self._by_connection.get(connection)
         if peer is None:
             return

@@ -183,6 +183,9 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
                 self._peers.greet(frame, arrival.route, connection)
             return
         peer = self._peers.speaker(frame.sender, arrival.route)
+        if peer is None and isinstance(frame, f.Abort | f.Ack) and self._peers.is_misfit(frame.sender, arrival.route):
+            self._driver.drive(Received(frame))
+            return
         if peer is None:
             self._drops.note("unpaired", f"{type(frame).__name__} from {frame.sender[:8]}, which is not paired here")
             self._peers.unknown(frame.sender, arrival.route)
@@ -234,6 +237,14 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
         """See `PeerTableOwner`."""
         self._driver.drive(PeerLost(peer.incarnation, message))
 
+    def on_misfit(self, incarnation: str, version: int) -> None:
+        """See `PeerTableOwner`."""
+        self._driver.drive(PeerReady(incarnation, version))
+
+    def on_misfit_gone(self, incarnation: str) -> None:
+        """See `PeerTableOwner`."""
+        self._driver.drive(PeerLost(incarnation, "a decode that does not fit has closed its connection"))
+
     def send_to(self, route: bytes, frame: f.HelloRefused | f.Goodbye) -> None:
         """See `PeerTableOwner`."""
         self._send(route, frame)
@@ -263,8 +274,8 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
 
     def _transmit(self, peer: str, frame: f.Frame) -> None:
         assert self._server is not None
-        if (known := self._peers.paired(peer)) is not None:
-            self._server.send(known.route, frame)
+        if (route := self._peers.route_to(peer)) is not None:
+            self._server.send(route, frame)
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Write):

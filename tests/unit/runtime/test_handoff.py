@@ -4,6 +4,7 @@ import ctypes
 import threading
 import time
 
+import msgspec
 import numpy as np
 import pytest
 from pdpool_connector import (
@@ -15,6 +16,7 @@ from pdpool_connector import (
     Phase,
     PrefillConnector,
     Timeouts,
+    shard_model,
 )
 
 from tests.unit.runtime.small_memory import SMALL_BYTES, lay_out
@@ -22,6 +24,8 @@ from tests.unit.runtime.small_memory import SMALL_BYTES, lay_out
 WAIT_S = 20.0
 PAGE = 256
 AUX = 2 * 8 * PAGE
+INSTANCES = {True: shard_model([1, 1], 1)}
+"""A decode instance of two layers, of which a rank holds one."""
 
 
 class Pair:
@@ -264,13 +268,44 @@ class TestReady:
         target.wait_released(WAIT_S)
 
 
-def test_refused_connections_fail_within_two_seconds():
-    made = Pair()
-    with made.prefill:
-        address = made.prefill.bootstrap_address
-    with made.decode:
+class TestMisfit:
+    @pytest.mark.parametrize(
+        ("changes", "difference"),
+        [
+            ({"model": "n"}, "model is 'm' here and 'n' at the peer"),
+            ({"page_tokens": 8, "head_dim": 8}, "page_tokens is 16 here and 8 at the peer"),
+            ({"total_layers": 2}, "total_layers is 1 at prefill and 2 at decode"),
+        ],
+        ids=["refused by prefill", "two values", "found by decode"],
+    )
+    def test_both_sides_name_what_differs_at_once(self, changes, difference):
+        arenas = [HostArena(SMALL_BYTES), HostArena(SMALL_BYTES)]
+        memory = msgspec.structs.replace(lay_out(arenas[1]), **changes)
+        config = ConnectorConfig("127.0.0.1", instance=INSTANCES.get("total_layers" in changes, ()))
+        prefill = PrefillConnector(ConnectorConfig("127.0.0.1"), lay_out(arenas[0]))
+        with prefill, DecodeConnector(config, memory) as decode:
+            source = prefill.open(7, "request 7")
+            begun = time.monotonic()
+            target = decode.open(prefill.bootstrap_address, 7, "request 7")
+            assert_aborted(target, Cause.INVALID)
+            assert_aborted(source, Cause.INVALID)
+            assert time.monotonic() - begun < 2.0, "not by a deadline"
+            assert difference in target.status.message
+            assert difference in source.status.message
+            late = decode.open(prefill.bootstrap_address, 8, "request 8")
+            assert_aborted(late, Cause.INVALID)
+            assert_aborted(prefill.open(8, "request 8"), Cause.INVALID)
+            assert prefill.stats().peers == ()
+        assert prefill.stats().faults == decode.stats().faults == 0
+
+
+def test_refused_connections_fail_within_two_seconds(memory):
+    config = ConnectorConfig("127.0.0.1")
+    with PrefillConnector(config, memory) as prefill:
+        address = prefill.bootstrap_address
+    with DecodeConnector(config, memory) as decode:
         begun = time.monotonic()
-        target = made.decode.open(address, 7, "request 7")
+        target = decode.open(address, 7, "request 7")
         target.offer([1], aux_slot=0)
         assert_aborted(target, Cause.PEER_LOST)
         assert time.monotonic() - begun < 2.0

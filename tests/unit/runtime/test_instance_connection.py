@@ -7,11 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import zmq
-from pdpool_connector.layout.memory import LayoutError
 from pdpool_connector.layout.pairing import Writer, shard_model
 from pdpool_connector.protocol.status import Cause
 from pdpool_connector.protocol.timeouts import Timeouts
-from pdpool_connector.runtime.instance_connection import Found, InstanceConnection, Stage
+from pdpool_connector.runtime.instance_connection import Found, InstanceConnection, MisfitError, Stage
 from pdpool_connector.transport.bootstrap import BootstrapError, RankInfo
 
 PART = shard_model([2], 4)[0]
@@ -239,7 +238,7 @@ def test_whoever_comes_later_waits_for_an_address_that_refused_once_more(world, 
 
 
 def test_what_cannot_be_mended_by_waiting_fails_at_once(world, link) -> None:
-    world.refuse(LayoutError("total_layers is 4 at prefill and 5 at decode"))
+    world.refuse(MisfitError("total_layers is 4 at prefill and 5 at decode", []))
     (failed,) = world.take()
     assert failed[:2] == ("failed", Cause.INVALID)
     assert "total_layers is 4 at prefill" in failed[2]

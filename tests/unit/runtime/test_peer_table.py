@@ -48,6 +48,7 @@ class Prefill:
         self.known: set[str] = set()
         self.fenced: set[str] = set()
         self.workers: dict[str, Worker] = {}
+        self.misfits: dict[str, int] = {}
         self.sent: list[tuple[bytes, f.Frame]] = []
         self.table = PeerTable(self, "f" * 32, MEMORY, "local", self, Drops(self.now), TIMEOUTS)
 
@@ -75,16 +76,22 @@ class Prefill:
         assert message
         self.known.discard(peer.incarnation)
 
+    def on_misfit(self, incarnation, version) -> None:
+        self.misfits[incarnation] = version
+
+    def on_misfit_gone(self, incarnation) -> None:
+        del self.misfits[incarnation]
+
     def send_to(self, route, frame) -> None:
         self.sent.append((route, frame))
 
-    def hello(self, sender: str, connection: int, address: str = "") -> None:
+    def hello(self, sender: str, connection: int, address: str = "", memory: bytes = b"") -> None:
         said = f.Hello(
             version=f.VERSION_MAX,
             oldest_version=f.VERSION_MIN,
             sender=sender,
             address=address or ADDRESS[sender],
-            memory=TOLD,
+            memory=memory or TOLD,
         )
         self.table.greet(said, b"%d" % connection, connection)
 
@@ -248,6 +255,24 @@ def test_the_connections_of_one_decode_are_bounded(prefill) -> None:
     (peer,) = prefill.table
     assert len(peer.routes) == len(prefill.table._by_connection) == MAX_ROUTES
     assert prefill.table.speaker(A, b"1") is None
+
+
+def test_decode_that_does_not_fit_may_send_aborts(prefill) -> None:
+    other = encode_remote(RemoteMemory(backend="nixl", memory=MEMORY, descriptor=b""))
+    prefill.hello(A, 1, memory=other)
+    prefill.run(1.0)
+    ((route, refused),) = prefill.sent
+    assert (route, refused.retry, "backend is 'local' at prefill and 'nixl' at decode" in refused.reason) == (
+        b"1",
+        False,
+        True,
+    )
+    assert (prefill.misfits, prefill.table.route_to(A)) == ({A: f.VERSION_MAX}, b"1")
+    assert prefill.table.is_misfit(A, b"1")
+    assert not prefill.table.is_misfit(A, b"2")
+    assert prefill.table.speaker(A, b"1") is None
+    prefill.table.connection_ended(1)
+    assert (prefill.misfits, prefill.table.route_to(A)) == ({}, None)
 
 
 class Lives(RuleBasedStateMachine):
