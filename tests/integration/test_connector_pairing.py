@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import zmq
 from pdpool_connector import Cause, DecodeConnector, Phase, PrefillConnector
@@ -18,10 +17,10 @@ from pdpool_connector.runtime import peer_table as decodes_module
 from pdpool_connector.runtime.instance_connection import Stage
 from pdpool_connector.runtime.process_watch import GRACE_S
 
-from tests.integration.small_side import Side, until
+from tests.integration.small_side import Side, offer, until
 
 TRIES = 20
-PAGES = np.array([5], np.int32)
+PAGES = [5]
 
 
 @pytest.fixture
@@ -33,9 +32,9 @@ def prefill() -> Iterator[Side]:
 @pytest.fixture
 def decodes() -> Iterator[list[Side]]:
     # None asks how its attempts stand while a test lasts: one that was replaced would take its place back.
-    timing = Timeouts(query_s=300.0)
+    timeouts = Timeouts(query_s=300.0)
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(contextlib.closing(Side(DecodeConnector, timing=timing))) for _ in range(2)]
+        yield [stack.enter_context(contextlib.closing(Side(DecodeConnector, timeouts=timeouts))) for _ in range(2)]
 
 
 def paired(prefill: Side) -> set[str]:
@@ -56,10 +55,10 @@ def hello(sender: str, like: Side, address: str) -> bytes:
 
 
 def ask(prefill: Side, decode: Side, room: int, pages=PAGES):
-    return decode.connector.open(prefill.connector.bootstrap_address, room, "r", pages=pages, aux_slot=0)
+    return offer(decode, prefill, room, pages)
 
 
-def test_a_decode_beyond_the_limit_is_told_so_and_served_once_another_has_left(prefill, decodes, monkeypatch) -> None:
+def test_decode_beyond_the_limit_waits_its_turn(prefill, decodes, monkeypatch) -> None:
     monkeypatch.setattr(decodes_module, "MAX_PEERS", 1)
     first, second = decodes
     ask(prefill, first, 1)
@@ -74,7 +73,7 @@ def test_a_decode_beyond_the_limit_is_told_so_and_served_once_another_has_left(p
     assert got.status.phase is Phase.DONE
 
 
-def test_a_new_process_at_the_address_of_an_old_one_ends_what_prefill_had_with_that(prefill, decodes) -> None:
+def test_successor_at_same_address_ends_old_hand_offs(prefill, decodes) -> None:
     old, other = decodes
     waits, goes_on = prefill.connector.open(1, "r"), prefill.connector.open(2, "r")
     ask(prefill, old, 1)
@@ -91,7 +90,7 @@ def test_a_new_process_at_the_address_of_an_old_one_ends_what_prefill_had_with_t
     assert goes_on.status.phase is Phase.READY, "the process at another address is another's business"
 
 
-def test_the_end_of_a_connection_is_noticed_whatever_another_says_at_that_moment(prefill, decodes, monkeypatch) -> None:
+def test_end_of_connection_is_noticed_during_another_hello(prefill, decodes, monkeypatch) -> None:
     """zmq announces it once: the look that a Hello of another takes at its own connection may be what reads it."""
     monkeypatch.setattr(decodes_module, "GRACE_S", 0.01)
     like = decodes[0]
@@ -111,9 +110,7 @@ def test_the_end_of_a_connection_is_noticed_whatever_another_says_at_that_moment
             until(lambda: paired(prefill) == {speaker}, 10)
 
 
-def test_a_write_whose_thread_has_failed_leaves_nothing_behind_once_there_is_proof(
-    prefill, decodes, monkeypatch
-) -> None:
+def test_write_of_failed_thread_is_held_until_fenced(prefill, decodes, monkeypatch) -> None:
     def fails(*_: object) -> bool:
         raise RuntimeError("a fault in the thread")
 
@@ -133,7 +130,7 @@ def test_a_write_whose_thread_has_failed_leaves_nothing_behind_once_there_is_pro
     assert prefill.connector._writes == {}
 
 
-def test_a_decode_that_prefill_has_forgotten_is_paired_anew_however_long_they_have_been_linked(prefill) -> None:
+def test_decode_forgotten_by_prefill_pairs_again(prefill) -> None:
     with contextlib.closing(Side(DecodeConnector, connect_deadline_s=4.0)) as decode:
         waits = prefill.connector.open(1, "r")
         ended = ask(prefill, decode, 1)
@@ -145,7 +142,7 @@ def test_a_decode_that_prefill_has_forgotten_is_paired_anew_however_long_they_ha
         until(lambda: waits.status.ended)
         sent = prefill.connector.open(2, "r")
         sent.send(PAGES, start=0, last=True, aux_slot=0)
-        got = ask(prefill, decode, 2, PAGES + 1)
+        got = ask(prefill, decode, 2, [6])
         until(lambda: got.status.ended and ended.status.releasable)
         assert (got.status.phase, got.status.message) == (Phase.DONE, "")
         assert ended.status.cause is Cause.PEER_LOST
@@ -157,13 +154,13 @@ def by_two_addresses(prefill: Side, decode: Side) -> list:
     pairs = []
     for room, host in enumerate(("127.0.0.1", "127.1"), start=1):
         sent = prefill.connector.open(room, "r")
-        got = decode.connector.open(f"{host}:{port}", room, "r", pages=PAGES + room - 1, aux_slot=0)
+        got = offer(decode, f"{host}:{port}", room, [5 + room - 1])
         pairs.append((sent, got))
     until(lambda: all(sent.status.phase is Phase.READY for sent, _ in pairs))
     return pairs
 
 
-def test_a_prefill_that_is_first_met_by_two_addresses_at_once_answers_both(prefill) -> None:
+def test_prefill_with_two_addresses_answers_at_both(prefill) -> None:
     with contextlib.closing(Side(DecodeConnector)) as decode:
         pairs = by_two_addresses(prefill, decode)
         for sent, got in pairs:
@@ -174,7 +171,7 @@ def test_a_prefill_that_is_first_met_by_two_addresses_at_once_answers_both(prefi
         assert [link.rounds for link in links] == [1, 1]
 
 
-def test_the_end_of_one_of_two_connections_to_a_prefill_ends_nothing(prefill) -> None:
+def test_end_of_one_of_two_connections_ends_nothing(prefill) -> None:
     with contextlib.closing(Side(DecodeConnector)) as decode:
         pairs = by_two_addresses(prefill, decode)
         (peer, link), *_ = decode.connector._by_peer.items()
@@ -188,7 +185,7 @@ def test_the_end_of_one_of_two_connections_to_a_prefill_ends_nothing(prefill) ->
             assert (got.status.phase, got.status.message) == (Phase.DONE, "")
 
 
-def test_a_decode_that_cannot_be_watched_leaves_no_thread_behind(prefill, decodes, monkeypatch) -> None:
+def test_decode_that_cannot_be_watched_leaves_no_thread(prefill, decodes, monkeypatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no watch left")
 

@@ -38,7 +38,7 @@ def test_the_catalogue_is_complete() -> None:
 @pytest.mark.parametrize("fault", ["write", "leave"])
 def test_a_hazard_that_is_there_is_found(stage: Stage, fault: str) -> None:
     def scenario(stage: Stage) -> str:
-        name, _ = stage.meet(pages=[8])
+        name, _ = stage.open_both(pages=[8])
         if fault == "write":
             stage.prefill.send(name, [1])
             stage.decode.until(name, "done")
