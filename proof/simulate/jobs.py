@@ -1,7 +1,7 @@
 """What a worker process of `make simulate` does; plain data in, plain data out."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -10,13 +10,14 @@ from tests.simulation.common import Machines, ViolationError
 from tests.simulation.explore import SCENARIOS, Explorer
 from tests.simulation.machine_mutants import MUTANTS
 from tests.simulation.mutants import NotTriedError, faulty_machines
+from tests.simulation.scene import Scenario
 from tests.simulation.wiring import WIRING, caught_by, outcome_of
 
 EASY_RUNS = 250
 """Random runs that catch most mutants; the small worlds are searched for the others, then more runs follow."""
 DEPTH_S = 180.0
 """CPU time within which each scenario must come to its least depth, about fifty times of what that takes."""
-SEARCH_S = 1.5, 8.0
+SEARCH_S = 1.0, 8.0
 """CPU time of each small world, at first and when nothing else has caught the mutant."""
 
 
@@ -105,10 +106,11 @@ def catch(name: str, most: int) -> Mutant:
     machines = faulty_machines(mutant)
     easy = min(EASY_RUNS, most)
     tries: tuple[Callable[[Machines], tuple[str, str] | None], ...] = (
+        partial(search_faulty, SCENARIOS[:1], SEARCH_S[0]),
         partial(play_faulty, 0, easy),
-        partial(search_faulty, SEARCH_S[0]),
-        partial(play_faulty, 1, most - easy),
-        partial(search_faulty, SEARCH_S[1]),
+        partial(search_faulty, SCENARIOS, SEARCH_S[0]),
+        partial(play_faulty, 1, max(most - easy, 1)),
+        partial(search_faulty, SCENARIOS, SEARCH_S[1]),
     )
     for one in tries:
         if how := one(machines):
@@ -125,9 +127,9 @@ def play_faulty(seed: int, runs: int, machines: Machines) -> tuple[str, str] | N
     return None
 
 
-def search_faulty(each_s: float, machines: Machines) -> tuple[str, str] | None:
+def search_faulty(scenarios: Sequence[Scenario], each_s: float, machines: Machines) -> tuple[str, str] | None:
     """What is broken in some small world, each of which is searched for so long; None if nothing is."""
-    for scenario in SCENARIOS:
+    for scenario in scenarios:
         try:
             Explorer(scenario, machines).run(each_s)
         except ViolationError as error:
