@@ -25,6 +25,7 @@ STAGED_FEWER: Final = 4
 """Gathering must make this many times fewer descriptors; pages of one token gain only where they follow each other."""
 
 _NONE = np.empty(0, np.int32)
+_NO_RUNS = Runs(*(np.empty(0, np.int64) for _ in range(3)))
 
 
 class StateItems(NamedTuple):
@@ -97,6 +98,12 @@ class _Placed(NamedTuple):
     local_first: np.int32
     remote_first: np.int32
 
+    def indices(self, local: Ids, remote: Ids, span: Span | None) -> tuple[Ids, Ids]:
+        """As `PoolPlan.indices`, numbered within the group."""
+        ours, theirs = self.plan.indices(local, remote, _span(self.plan, span))
+        # Both are 0 for the first pool of a group.
+        return (ours + self.local_first, theirs + self.remote_first) if self.local_first else (ours, theirs)
+
 
 class PairPlan:
     """How chunks move from one memory (ours) to another (theirs). Immutable and thread-safe.
@@ -146,10 +153,9 @@ class PairPlan:
         self._single_runs, by_page, by_row = (
             self._runs(Chunk(page, page, (row,))) for page, row in ((zero, (0, 0)), (one, (0, 0)), (zero, (1, 1)))
         )
-        first, tail = self._single_runs, self._single_runs.nbytes.size - aux.plan.regions
-        self._aux_from = tail
+        first = self._single_runs
         self._page_shift = by_page.local - first.local, by_page.remote - first.remote
-        self._row_shift = (by_row.local - first.local)[tail:], (by_row.remote - first.remote)[tail:]
+        self._row_shift = (by_row.local - first.local)[first.local.size - aux.plan.regions :]
 
     def check(self, chunk: Chunk) -> None:
         """Check a chunk against both memories.
@@ -166,24 +172,27 @@ class PairPlan:
             _check_slot("remote aux slot", theirs, remote.aux_rows)
         if len(chunk.aux) > 1:
             _refuse_twice("aux", np.array(chunk.aux, np.int32)[:, 1])
-        for items in chunk.state:
-            self._check_state(items)
-        if len({items.pool for items in chunk.state}) < len(chunk.state):
-            raise LayoutError("state names a pool twice, must name each pool once")
-        _check_span("span", chunk.span, self._pages.plan.regions)
+        if chunk.state:
+            self._check_state(chunk.state)
+        if chunk.span is not None:
+            _check_span("span", chunk.span, self._pages.plan.regions)
         if chunk.staged is not None:
             self._check_staged(chunk)
         if len(self.groups) > 1 or chunk.group:
             self._check_group(chunk)
 
-    def _check_state(self, items: StateItems) -> None:
-        if not 0 <= items.pool < len(self._state):
-            raise LayoutError(f"state names pool {items.pool}, must be one of the memory's {len(self._state)}")
-        name = self.local.state[items.pool].name
-        ours, theirs = (memory.state[items.pool].items for memory in (self.local, self.remote))
-        _check_pair(f"state {name!r}", items.local, items.remote, ours, theirs)
-        _refuse_twice(f"state {name!r}", items.remote)
-        _check_span(f"span of state {name!r}", items.span, self._state[items.pool].plan.regions)
+    def _check_state(self, state: tuple[StateItems, ...]) -> None:
+        for items in state:
+            if not 0 <= items.pool < len(self._state):
+                raise LayoutError(f"state names pool {items.pool}, must be one of the memory's {len(self._state)}")
+            name = self.local.state[items.pool].name
+            ours, theirs = (memory.state[items.pool].items for memory in (self.local, self.remote))
+            _check_pair(f"state {name!r}", items.local, items.remote, ours, theirs)
+            _refuse_twice(f"state {name!r}", items.remote)
+            if items.span is not None:
+                _check_span(f"span of state {name!r}", items.span, self._state[items.pool].plan.regions)
+        if len({items.pool for items in state}) < len(state):
+            raise LayoutError("state names a pool twice, must name each pool once")
 
     def _check_staged(self, chunk: Chunk) -> None:
         if not self.can_stage:
@@ -222,23 +231,27 @@ class PairPlan:
 
     def _single_pieces(self, zero: Ids, page: int, slot: int) -> Ids:
         numbers = zero + np.int32(page * self._strips)
-        rows = self._aux.plan.regions
-        if rows:
+        rows = self._spare[1]
+        if rows == 1:  # mostly; a scalar takes half the time of a slice
+            numbers[-1] = zero[-1] + slot
+        elif rows:
             numbers[-rows:] = zero[-rows:] + np.int32(slot)
         return numbers
 
     def _indices(self, chunk: Chunk) -> tuple[Ids, Ids]:
-        named = [(self._pages, chunk.local_pages, chunk.remote_pages, chunk.span)]
-        named += [(self._state[items.pool], items.local, items.remote, items.span) for items in chunk.state]
+        found = []
+        if len(chunk.local_pages):
+            found.append(self._pages.indices(chunk.local_pages, chunk.remote_pages, chunk.span))
+        for items in chunk.state:
+            found.append(self._state[items.pool].indices(items.local, items.remote, items.span))
         if chunk.aux:
             rows = np.array(chunk.aux, np.int32)
-            named.append((self._aux, rows[:, 0], rows[:, 1], None))
-        locals_, remotes = [], []
-        for pool, ours, theirs, span in named:
-            local, remote = pool.plan.indices(ours, theirs, _span(pool.plan, span))
-            locals_.append(local + pool.local_first)
-            remotes.append(remote + pool.remote_first)
-        return (locals_[0], remotes[0]) if len(named) == 1 else (np.concatenate(locals_), np.concatenate(remotes))
+            found.append(self._aux.indices(rows[:, 0], rows[:, 1], None))
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            return _NONE, _NONE
+        return np.concatenate([local for local, _ in found]), np.concatenate([remote for _, remote in found])
 
     def runs(self, chunk: Chunk) -> Runs:
         """Byte ranges of a checked chunk; what follows each other on both sides is one range for each region."""
@@ -248,23 +261,33 @@ class PairPlan:
         zero, shift, row = self._single_runs, self._page_shift, self._row_shift
         local = zero.local + int(chunk.local_pages[0]) * shift[0]
         remote = zero.remote + int(chunk.remote_pages[0]) * shift[1]
-        local[self._aux_from :] += ours * row[0]
-        remote[self._aux_from :] += theirs * row[1]
+        if len(row) == 1:
+            local[-1] += ours * int(row[0])
+            remote[-1] += theirs * int(row[0])
+        elif len(row):
+            local[-len(row) :] += ours * row
+            remote[-len(row) :] += theirs * row
         return Runs(local, remote, zero.nbytes)
 
     def _runs(self, chunk: Chunk) -> Runs:
-        pages, span = self._pages.plan, _span(self._pages.plan, chunk.span)
-        if chunk.staged is None:
-            parts = [pages.runs(chunk.local_pages, chunk.remote_pages, span)]
-        else:
-            parts = [pages.gathered_runs(chunk.staged.address, chunk.remote_pages, span)]
+        parts = []
+        if len(chunk.local_pages):
+            pages, span = self._pages.plan, _span(self._pages.plan, chunk.span)
+            if chunk.staged is None:
+                parts.append(pages.runs(chunk.local_pages, chunk.remote_pages, span))
+            else:
+                parts.append(pages.gathered_runs(chunk.staged.address, chunk.remote_pages, span))
         for items in chunk.state:
             plan = self._state[items.pool].plan
             parts.append(plan.runs(items.local, items.remote, _span(plan, items.span)))
         if chunk.aux:
-            rows, aux = np.array(chunk.aux, np.int32), self._aux.plan
-            parts.append(aux.runs(rows[:, 0], rows[:, 1], _span(aux, None)))
-        return parts[0] if len(parts) == 1 else Runs(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+            rows, aux = np.array(chunk.aux, np.int64), self._aux.plan
+            parts.append(aux.runs(rows[:, 0], rows[:, 1], (0, aux.regions)))
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            return _NO_RUNS
+        return Runs(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def nbytes(self, chunk: Chunk) -> int:
         """How many bytes a checked chunk moves."""
@@ -342,7 +365,7 @@ class PairPlan:
         """
         _check_lengths("pages", local_pages, remote_pages)
         beside = aux is None or self._aux_beside
-        if len(local_pages) == 1 and not state and not gather and within is None and beside and self._page_fits():
+        if len(local_pages) == 1 and beside and not state and not gather and within is None and self._page_fits():
             return [Chunk(local_pages, remote_pages, () if aux is None else (aux,), group=self._pages.group)]
         chunks = self._cut_pages(local_pages, remote_pages, gather=gather, within=within)
         if state:
@@ -452,8 +475,8 @@ def _span(pool: PoolPlan, span: Span | None) -> Span:
     return (0, pool.regions) if span is None else span
 
 
-def _check_span(field: str, span: Span | None, regions: int) -> None:
-    if span is not None and not 0 <= span[0] <= span[1] <= regions:
+def _check_span(field: str, span: Span, regions: int) -> None:
+    if not 0 <= span[0] <= span[1] <= regions:
         raise LayoutError(f"{field} is {span}, must be within 0..{regions}")
 
 

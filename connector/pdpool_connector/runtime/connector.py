@@ -9,48 +9,41 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Container, Coroutine, Iterable
-from concurrent.futures import Future
+from collections.abc import Callable, Container
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, Self, SupportsIndex, TypeVar
+from typing import Any, Generic, Literal, Self, SupportsIndex, TypeVar
 
-import zmq
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from pdpool_connector.backends import open_backend
-from pdpool_connector.backends.base import TransferBackend
 from pdpool_connector.flight.files import Flight, Speaker
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, encode_remote
 from pdpool_connector.layout.pairing import ModelShard, shard_of
 from pdpool_connector.layout.staging import Staging
-from pdpool_connector.protocol.decode import DecodeAttempt, DecodeMachine
+from pdpool_connector.protocol.decode import DecodeMachine
 from pdpool_connector.protocol.events import Drain, Effect, Event, Fenced, Report, Shutdown, Tick
 from pdpool_connector.protocol.fence import Proof, describe, kinds_of
 from pdpool_connector.protocol.frames import Frame
-from pdpool_connector.protocol.handoff import RankExchange
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
 from pdpool_connector.runtime.admin import AdminEndpoint, drain_handlers
 from pdpool_connector.runtime.config import ConnectorConfig
-from pdpool_connector.runtime.identity import Identity, new_identity
 from pdpool_connector.runtime.machine_driver import MachineDriver
 from pdpool_connector.runtime.metrics import ConnectorCollector, state_json
 from pdpool_connector.runtime.outcome_log import OutcomeLog
+from pdpool_connector.runtime.parts import Parts
+from pdpool_connector.runtime.ports import Ports
 from pdpool_connector.runtime.process_watch import ProcessWatch
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.runtime.remote_fencer import RemoteFencer
 from pdpool_connector.runtime.spans import open_spans
-from pdpool_connector.runtime.stats import ConnectorStats, HeldFor, LinkStats, PeerStats
-from pdpool_connector.runtime.stats_publisher import StatsPublisher, queues_of
+from pdpool_connector.runtime.stats import ConnectorStats, LinkStats, PeerStats
+from pdpool_connector.runtime.stats_publisher import StatsPublisher, bytes_held, held_for, queues_of
 from pdpool_connector.runtime.transfer import Transfer
 from pdpool_connector.runtime.validation import as_incarnation, as_proof, as_queue
 from pdpool_connector.transport.address import Address
-from pdpool_connector.transport.control import ControlServer
-from pdpool_connector.transport.curve import CurveAuthenticator
 from pdpool_connector.transport.drops import Drops
 from pdpool_connector.transport.http import HttpServer, Page
 
@@ -74,36 +67,6 @@ def nothing() -> None:
 def no_requests() -> int:
     """For an engine that does not count its requests."""
     return 0
-
-
-class Parts(NamedTuple):
-    """What a connector is composed of; tests give their own.
-
-    Attributes:
-        backend: Moves the pages.
-        identity: Names this connector and its process.
-        clock: Monotonic seconds.
-    """
-
-    backend: TransferBackend
-    identity: Identity
-    clock: Callable[[], float]
-
-
-def parts_for(
-    role: Literal["prefill", "decode"],
-    config: ConnectorConfig,
-    backend: TransferBackend | None,
-    identity: Identity | None,
-    clock: Callable[[], float],
-) -> Parts:
-    """The parts that are given, and the usual ones for those that are not."""
-    identity = identity or new_identity(config.pod_uid)
-    if backend is None:
-        backend = open_backend(
-            config.backend, identity.incarnation, target=role == "decode", host=config.advertise_host
-        )
-    return Parts(backend, identity, clock)
 
 
 class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
@@ -151,6 +114,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
             clock=parts.clock,
         )
         self._drops = Drops(parts.clock, config.timeouts)
+        self._ports = Ports(config, self._reactor, self._drops)
         self._flight = self._open_flight()
         self._driver = MachineDriver(
             machine,
@@ -168,7 +132,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
             sending=self.role == "prefill",
             who=watching,
             reactor=self._reactor,
-            submit=self._submit,
+            submit=self._ports.submit,
             fence=self._release,
             owed=self._is_owed,
             here=self._process,
@@ -179,7 +143,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
             sending=self.role == "prefill",
             who=watching,
             reactor=self._reactor,
-            submit=self._submit,
+            submit=self._ports.submit,
             lost=self._on_exit,
             fence=self._release,
             wanted=self._concerns,
@@ -188,12 +152,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         self._publisher = StatsPublisher(self._take_snapshot, self._reactor.lag, config.timeouts.snapshot_s)
         self._spans = open_spans(self.role, config.rank)
         self._outcomes = OutcomeLog(self.role, config.rank, self._spans, parts.clock)
-        self._context: zmq.Context[Any] = zmq.Context()
-        self._http: HttpServer | None = None
-        self._server: ControlServer | None = None
-        self._authenticator: CurveAuthenticator | None = None
         self._remote_form = b""
-        self._control_port = self._admin_port = 0
         self._handles = count(1)
         self._transfers: dict[int, AnyTransfer] = {}
         self._changed_transfers: weakref.WeakValueDictionary[int, AnyTransfer] = weakref.WeakValueDictionary()
@@ -304,18 +263,18 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
     @property
     def control_address(self) -> str:
         """Address of the control channel, "host:port"; known once the connector is started."""
-        if not self._control_port:
+        if not self._ports.control_port:
             raise RuntimeError("control_address is known once the connector is started")
-        return str(Address(self.config.advertise_host, self._control_port))
+        return str(Address(self.config.advertise_host, self._ports.control_port))
 
     @property
     def admin_address(self) -> str | None:
         """Address of the admin endpoint, "host:port"; None when there is none."""
         if self.config.admin_port is None:
             return None
-        if not self._admin_port:
+        if not self._ports.admin_port:
             raise RuntimeError("admin_address is known once the connector is started")
-        return str(Address(self.config.advertise_host, self._admin_port))
+        return str(Address(self.config.advertise_host, self._ports.admin_port))
 
     def poll(self) -> list[AnyTransfer]:
         """Return the transfers whose status has changed since the last call, each once, in order of their changes.
@@ -351,7 +310,15 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         if not self._remote_form:
             self._remote_form = self._register()
         with contextlib.ExitStack() as undo:
-            self._listen(undo)
+            self._ports.open(
+                undo,
+                on_frames=self._on_server,
+                on_connections=self._on_connections,
+                pages=self._admin_pages(),
+                changes=AdminEndpoint(self, self.config.admin_gate).handlers(),
+                drain=drain_handlers(self, self._running),
+            )
+            self._serve_more(self._ports.http)
             self._publisher.refresh(at_once=True)
             if self._registry is not None:
                 self._registry.register(self._collector)
@@ -369,27 +336,6 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
             RemoteMemory(backend=self._backend.name, memory=self.memory, descriptor=descriptor, process=self._process)
         )
 
-    def _listen(self, undo: contextlib.ExitStack) -> None:
-        host, keys, timeouts = self.config.listen_host, self.config.curve, self._timeouts
-        if keys and self._authenticator is None:
-            # It stays where a port is taken: its own address is free again only some time after it was closed.
-            self._authenticator = CurveAuthenticator(self._context, keys, timeouts.authenticator_close_s)
-        key = keys[0] if keys else None
-        server = ControlServer(self._context, host, self.config.control_port, self._drops, self._reactor, key, timeouts)
-        self._server, self._control_port = server, server.port
-        undo.callback(server.close)
-        for socket, call in ((server.socket, self._on_server), (server.monitor, self._on_connections)):
-            self._reactor.watch(socket, call)
-            undo.callback(self._reactor.unwatch, socket)
-        self._http = http = HttpServer(host, timeouts)
-        undo.callback(http.close)
-        if self.config.admin_port is not None:
-            changes = AdminEndpoint(self, self.config.admin_gate).handlers()
-            self._admin_port = http.serve(self.config.admin_port, self._admin_pages(), changes)
-        if self.config.admin_socket is not None:
-            http.serve_socket(Path(self.config.admin_socket), drain_handlers(self, self._running))
-        self._serve_more(http)
-
     def _admin_pages(self) -> dict[str, Page]:
         metrics = CollectorRegistry()
         metrics.register(self._collector)
@@ -400,11 +346,6 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
 
     def _all_stats(self) -> list[ConnectorStats]:
         return [self.stats()]
-
-    def _submit(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
-        """Run a coroutine in the thread of the HTTP server."""
-        assert self._http is not None  # it is made before any peer can be known
-        return self._http.submit(work)
 
     # --- Close ---
 
@@ -427,9 +368,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         if held:
             log.error("closed with %d hand-offs whose pages may still be written", len(held))
         self._backend.close()
-        if self._authenticator is not None:
-            self._authenticator.close()
-        self._context.destroy()  # with what a start that was interrupted has left open
+        self._ports.close()
 
     def _stop(self, deadline: float) -> bool:
         """End what `start` began; False when a thread goes on."""
@@ -439,8 +378,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
             self._reactor.post(self._send_goodbye)
         workers_ended = self._join_workers(deadline)
         stopped = self._reactor.stop(max(deadline - time.monotonic(), 0.5))
-        if self._http is not None:
-            self._http.close()
+        self._ports.close_http()
         if self._registry is not None:
             with contextlib.suppress(KeyError):
                 self._registry.unregister(self._collector)
@@ -499,8 +437,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
 
     def _on_connections(self) -> None:
         """Take note of connections to our control port that have ended."""
-        assert self._server is not None
-        self._server.ended()
+        self._ports.control.ended()
 
     def _checksums(self) -> dict[str, int]:
         """Checked hand-offs by outcome, where this side checks."""
@@ -629,8 +566,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
     def _at_end(self) -> None:
         self._process_watch.close()
         self._publisher.refresh(at_once=True)
-        if self._server is not None:
-            self._server.close()
+        self._ports.close_control()
 
     def _open_flight(self) -> Flight | None:
         if self.config.flight_dir is None:
@@ -667,29 +603,15 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
             flights_lost=self._flight.lost() if self._flight is not None else {},
             drops=self._drops.counts(),
             holds=counts["held"].reqs,
-            held_bytes=sum(map(self._bytes_of, held)),
+            held_bytes=sum(bytes_held(one, self.memory) for one in held),
             held_oldest_s=counts["held"].oldest_s,
-            held_for=self._held_for(peer for one in held for peer in one.unsettled_peers),
+            held_for=held_for((peer for one in held for peer in one.unsettled_peers), self._fencer.peers),
             bytes_moved_total=self._bytes_moved,
             tombstones=self._machine.tombstones,
             faults=self._reactor.faults,
             peers=self._peer_stats(now),
             links=self._link_stats(now),
         )
-
-    def _bytes_of(self, held: RankExchange | DecodeAttempt) -> int:
-        """Bytes of our memory that a hand-off may touch: its pages, its state items, its aux row."""
-        memory = self.memory
-        state = sum(count * pool.item_bytes for count, pool in zip(held.state_items, memory.state, strict=False))
-        return held.pages * memory.page_bytes + state + memory.aux_bytes
-
-    def _held_for(self, unproven: Iterable[str]) -> tuple[HeldFor, ...]:
-        rows = []
-        for peer, holds in sorted(Counter(unproven).items()):
-            process = self._fencer.peers.get(peer)
-            where = (process.pod_uid, process.container) if process is not None else ("", "")
-            rows.append(HeldFor(peer, holds, *where))
-        return tuple(rows)
 
     def _is_owed(self, peer: str) -> bool:
         return bool(self._machine.under_way(peer))

@@ -34,11 +34,11 @@ from pdpool_connector.protocol.states import DecodeState
 from pdpool_connector.protocol.status import Cause
 from pdpool_connector.runtime.checksum_verifier import ChecksumVerifier, Written
 from pdpool_connector.runtime.config import ConnectorConfig
-from pdpool_connector.runtime.connector import Connector, OnChange, Running, no_requests, nothing, parts_for
-from pdpool_connector.runtime.identity import Identity
+from pdpool_connector.runtime.connector import Connector, OnChange, Running, no_requests, nothing
 from pdpool_connector.runtime.instance_connection import Found, InstanceConnection, MisfitError, MisfitRank, Stage
 from pdpool_connector.runtime.misfit_notice import MisfitNotice
 from pdpool_connector.runtime.page_guard import PageGuard
+from pdpool_connector.runtime.parts import Identity, make_parts
 from pdpool_connector.runtime.rank_connection import RankConnection
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import DecodeTransfer
@@ -77,7 +77,7 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         identity: Identity | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        parts = parts_for("decode", config, backend, identity, clock)
+        parts = make_parts("decode", config, backend, identity, clock)
         machine = DecodeMachine(parts.identity.incarnation, config.timeouts)
         super().__init__(config, memory, machine, parts, on_change=on_change, registry=registry, running=running)
         self._instances: dict[str, InstanceConnection] = {}
@@ -164,7 +164,7 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
 
     def find(self, prefill: str) -> Future[Sequence[Found]]:
         """See `ConnectionOwner`."""
-        return self._submit(self._find(prefill))
+        return self._ports.submit(self._find(prefill))
 
     async def _find(self, prefill: str) -> Sequence[Found]:
         """In the thread of the HTTP server: pairing large instances takes longer than the owner thread may pause."""
@@ -192,7 +192,7 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
             instance,
             filtered=self._driver.send,
             reactor=self._reactor,
-            context=self._context,
+            context=self._ports.context,
             drops=self._drops,
             key=self._key(instance),
             timeouts=self._timeouts,
@@ -292,7 +292,7 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
                 self._hello(kv=True, state=True),
                 aborts,
                 reactor=self._reactor,
-                context=self._context,
+                context=self._ports.context,
                 drops=self._drops,
                 key=self._key(instance),
                 timeouts=self._timeouts,
@@ -332,8 +332,7 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
 
     def _on_server(self) -> None:
         """Our control port gives this process its address; no frame is for it."""
-        assert self._server is not None
-        for arrival in self._server.receive():
+        for arrival in self._ports.control.receive():
             self._drops.note("direction", f"{type(arrival.frame).__name__} came to decode's control port")
 
     def _transmit(self, peer: str, frame: f.Frame) -> None:

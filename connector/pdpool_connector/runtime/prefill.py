@@ -27,10 +27,10 @@ from pdpool_connector.protocol.events import (
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.states import PrefillState as S
 from pdpool_connector.runtime.config import ConnectorConfig
-from pdpool_connector.runtime.connector import Connector, OnChange, Running, no_requests, nothing, parts_for
-from pdpool_connector.runtime.identity import Identity
+from pdpool_connector.runtime.connector import Connector, OnChange, Running, no_requests, nothing
 from pdpool_connector.runtime.job import ended
 from pdpool_connector.runtime.membership import Membership
+from pdpool_connector.runtime.parts import Identity, make_parts
 from pdpool_connector.runtime.peer_table import Peer, PeerTable
 from pdpool_connector.runtime.ready_queue import ReadyQueue
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
@@ -77,7 +77,7 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
     ) -> None:
         if config.rank > 0 and config.registry is None:
             raise ValueError(f"registry is missing: rank {config.rank} has to register at that of rank 0")
-        parts = parts_for("prefill", config, backend, identity, clock)
+        parts = make_parts("prefill", config, backend, identity, clock)
         machine = PrefillMachine(parts.identity.incarnation, config.timeouts)
         staged = config.staging_bytes and parts.backend.stages
         super().__init__(
@@ -160,8 +160,7 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
     # --- What comes in ---
 
     def _on_server(self) -> None:
-        assert self._server is not None
-        for arrival in self._server.receive():
+        for arrival in self._ports.control.receive():
             try:
                 self._on_arrival(arrival)
             except Exception:
@@ -169,15 +168,13 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
                 log.exception("prefill failed at a %s", type(arrival.frame).__name__)
 
     def _on_connections(self) -> None:
-        assert self._server is not None
-        for connection in self._server.ended():
+        for connection in self._ports.control.ended():
             self._peers.connection_ended(connection)
 
     def _on_arrival(self, arrival: Arrival) -> None:
         frame = arrival.frame
         if isinstance(frame, f.Hello):
-            assert self._server is not None
-            connection = self._server.connection(arrival)
+            connection = self._ports.control.connection(arrival)
             self._on_connections()  # the look at this one may have taken news of others from zmq
             if connection >= 0:
                 self._peers.greet(frame, arrival.route, connection)
@@ -250,8 +247,7 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
         self._send(route, frame)
 
     def _send(self, route: bytes, frame: f.Frame) -> None:
-        assert self._server is not None
-        self._driver.send(frame, partial(self._server.send, route, frame))
+        self._driver.send(frame, partial(self._ports.control.send, route, frame))
 
     def _mark_lost(self, peer: str, why: str) -> None:
         self._peers.mark_lost(peer, why)
@@ -268,14 +264,12 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
 
     def _after_turn(self) -> None:
         """Decode waits for these frames; the engine's news can wait until they are out."""
-        assert self._server is not None
-        self._server.flush()
+        self._ports.control.flush()
         super()._after_turn()
 
     def _transmit(self, peer: str, frame: f.Frame) -> None:
-        assert self._server is not None
         if (route := self._peers.route_to(peer)) is not None:
-            self._server.send(route, frame)
+            self._ports.control.send(route, frame)
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Write):

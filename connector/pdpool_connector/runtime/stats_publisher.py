@@ -1,12 +1,17 @@
 """Publishes a connector's statistics: the owner thread takes snapshots, any thread reads the last one."""
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pdpool_connector.layout.memory import KVMemory
+from pdpool_connector.layout.process import ProcessName
+from pdpool_connector.protocol.decode import DecodeAttempt
+from pdpool_connector.protocol.handoff import RankExchange
 from pdpool_connector.protocol.queue_counts import QueueCounts
-from pdpool_connector.runtime.stats import ConnectorStats, QueueStats
+from pdpool_connector.runtime.stats import ConnectorStats, HeldFor, QueueStats
 
 MAX_QUEUES = 8
 """Queues of the engine's own. The operator reads at most 16 in all."""
@@ -67,3 +72,19 @@ def queues_of(queues: QueueCounts[Any], now: float) -> dict[str, QueueStats]:
         )
         for label in queues.labels
     }
+
+
+def bytes_held(held: RankExchange | DecodeAttempt, memory: KVMemory) -> int:
+    """Bytes of our memory that a peer may still touch: pages, state items, the aux row of a hand-off."""
+    state = sum(count * pool.item_bytes for count, pool in zip(held.state_items, memory.state, strict=False))
+    return held.pages * memory.page_bytes + state + memory.aux_bytes
+
+
+def held_for(unsettled: Iterable[str], processes: Mapping[str, ProcessName]) -> tuple[HeldFor, ...]:
+    """How many hand-offs are held for each peer, and where that runs. `unsettled`: a peer for each hand-off."""
+    rows = []
+    for peer, holds in sorted(Counter(unsettled).items()):
+        process = processes.get(peer)
+        where = (process.pod_uid, process.container) if process is not None else ("", "")
+        rows.append(HeldFor(peer, holds, *where))
+    return tuple(rows)
