@@ -123,11 +123,10 @@ def test_thawed_rank_completes_waiting_request(expected) -> None:
         until(lambda: quiet(prefill) and quiet(decode))
 
 
-@pytest.mark.parametrize("shape", [{"tp": 2}, {"pp": 2}], ids=str)
-def test_hand_off_that_fails_at_one_rank_ends_at_all(expected, shape) -> None:
+def test_hand_off_that_fails_at_one_rank_ends_at_all(expected) -> None:
     """A decode rank that hangs as a whole: only prefill's rank 1 misses its half."""
     with Children() as children:
-        begun = [begin(children, mode, **shape) for mode in ("prefill", "decode")]
+        begun = [begin(children, mode, tp=2) for mode in ("prefill", "decode")]
         prefill, decode = both = [children.listening(child) for child in begun]
         assert handed_over(prefill, decode, PROMPTS[0])[1].json()["output_ids"] == expected[0]  # all ranks are paired
         until(lambda: quiet(prefill) and quiet(decode))
@@ -144,7 +143,7 @@ def test_hand_off_that_fails_at_one_rank_ends_at_all(expected, shape) -> None:
         for child in both:
             for rank in states(child):
                 assert sum(rank["causes"].values()) == 1
-                line = rf"{rank['role']} rank={rank['rank']} attempt=\S+ room={room} request_id='\S+'"
+                line = rf"{rank['role']} rank={rank['rank']} attempt=\S+ room={room} request_id='\S+'(?!.* released: )"
                 assert len(re.findall(line, child.log.read_text())) == 1
         assert handed_over(prefill, decode, PROMPTS[4])[1].json()["output_ids"] == expected[4]
         until(lambda: quiet(prefill) and quiet(decode))
