@@ -145,7 +145,7 @@ def wiring_without_fault() -> str:
         except NotTriedError as error:
             return str(error)
         if failed:
-            return failed
+            return str(failed)
     return ""
 
 
