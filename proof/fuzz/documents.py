@@ -25,9 +25,9 @@ from pdpool_connector.protocol.frames import VERSION_MAX, AttemptFrame
 from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.transport.curve import CurveKey
 from pdpool_connector.transport.tokens import (
+    RegistrationVerifier,
     TokenError,
     TokenVerifier,
-    RegistrationVerifier,
     sign_operation,
     sign_registration,
 )
@@ -54,6 +54,7 @@ def tokens() -> tuple[Fuzzed, Sequence[bytes]]:
     clock = itertools.count(int(NOW))
     gate = TokenVerifier(public.decode(), POD, clock=lambda: float(next(clock)))
     key = CurveKey(b"p" * 40, b"s" * 40)
+    registrations = RegistrationVerifier([key], clock=lambda: NOW)
     signer = jwt.PyJWS()
 
     def fuzz(data: bytes) -> None:
