@@ -1,4 +1,4 @@
-"""What soak and tests read inside a running connector: in its owner thread, for its tables change under others."""
+"""Reads inside a running connector for soak and tests, in a turn of the owning thread, because its tables change."""
 
 import gc
 from collections import Counter, deque

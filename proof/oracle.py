@@ -1,8 +1,8 @@
-"""`make oracle`: greedy tokens over a prefill/decode hand-off must be those of one engine that does both.
+"""`make oracle`: greedy tokens after a hand-off must equal those of one engine that does both.
 
-100 prompts (short, over several pages, of lengths around page and chunk boundaries, repeated, with common beginnings,
-several at a time) go to a unified engine, and through the router to a prefill and a decode engine. The last line says
-how many answers are identical; the exit code is 1 unless all are.
+100 prompts go to a unified engine, and through the router to a prefill and a decode engine, several at a time. Some are
+short, some span many pages; lengths lie around page and chunk boundaries; some repeat or share a beginning. The last
+line gives the number of identical answers. The exit code is 1 unless all are identical.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request: where it goes and its body."""
+    """One request: path and body."""
 
     kind: str
     path: str
@@ -55,14 +55,14 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: whether it is an answer at all, and the parts that must agree."""
+    """One response: whether it is an answer, and the parts that must agree."""
 
     ok: bool
     parts: tuple[Any, ...]
 
 
 def make_prompts(encode: Callable[[str], list[int]], count: int, seed: int = 0) -> list[Prompt]:
-    """`count` prompts, the same ones every time. `encode`: text -> tokens."""
+    """Return `count` prompts, the same ones every time. `encode`: text to tokens."""
     rng = random.Random(seed)
 
     def tokens(length: int) -> list[int]:
@@ -101,7 +101,7 @@ def _complete(text: str) -> Prompt:
 
 
 async def ask_all(url: str, prompts: list[Prompt], each: Callable[[], None] = lambda: None) -> list[Answer]:
-    """The part of each answer that must agree; an error agrees with nothing. `each` is called at each that comes."""
+    """Return the parts of each answer that must agree; an error agrees with nothing. `each` is called for each."""
     slots = asyncio.Semaphore(CONCURRENT)
     timeout = aiohttp.ClientTimeout(total=ANSWER_S)
     async with aiohttp.ClientSession(url, timeout=timeout) as session:
@@ -119,10 +119,10 @@ async def _ask_both(unified: str, router: str, prompts: list[Prompt]) -> list[li
     answered = Counter[str]()
     ways = {"unified": unified, "disaggregated": router}
 
-    def told() -> str:
+    def line() -> str:
         return "answered: " + ", ".join(f"{answered[way]} of {len(prompts)} {way}" for way in ways)
 
-    with ticking(Progress(), told):
+    with ticking(Progress(), line):
         asked = [ask_all(url, prompts, partial(answered.update, [way])) for way, url in ways.items()]
         return list(await asyncio.gather(*asked))
 
@@ -136,7 +136,7 @@ def _essence(answer: dict[str, Any]) -> Answer:
 
 
 def compare(prompts: list[Prompt], unified: list[Answer], split: list[Answer]) -> int:
-    """Print where the two differ. Returns how many agree."""
+    """Print the differences. Returns how many answers agree."""
     identical = 0
     for number, (prompt, expected, got) in enumerate(zip(prompts, unified, split, strict=True)):
         if expected == got and expected.ok:
@@ -147,7 +147,7 @@ def compare(prompts: list[Prompt], unified: list[Answer], split: list[Answer]) -
 
 
 def run(model_path: str, backend: str, count: int) -> bool:
-    """Start the engines, ask all prompts on both ways, compare. Returns whether all are identical."""
+    """Start the engines, send all prompts both ways, compare. Returns whether all answers are identical."""
     prompts = make_prompts(tokenizers.load(model_path).encode, count)
     with Children(print) as children:
         modes = ("unified", "prefill", "decode")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
+from pdpool_connector.installed import install_command
 
 from pdpool_reference.options import engine_options, make_options
 
@@ -30,7 +31,7 @@ def engine(**values: object) -> None:
 @click.option("--once", is_flag=True, help="Exit after the answer.")
 @click.argument("question", default="What is the capital of France?")
 def demo(model_path: str | None, transfer_backend: str, port: int, *, once: bool, question: str) -> None:
-    """Prefill, decode and router as processes of this machine: no root, no cluster. Ctrl-C ends all of it."""
+    """Run prefill, decode and router on this machine, without root or cluster. Ctrl-C ends them."""
     with _extra_named():
         from pdpool_reference.demo.story import run_demo
     sys.exit(run_demo(question, model_path=model_path, backend=transfer_backend, port=port, once=once))
@@ -42,5 +43,5 @@ def _extra_named() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        message = f"{error.name} is not installed; this command needs the extra `demo`: pip install 'WHEEL[demo]'"
+        message = f"{error.name} is not installed; this command needs the extra `demo`: {install_command('demo')}"
         raise click.ClickException(message) from error

@@ -6,12 +6,22 @@ import msgspec
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Shape and constants of a Llama model with tied embeddings.
 
-    hidden: width of the residual stream. ffn: width between gate/up and down. heads, kv_heads, head_dim: attention;
-    heads is a multiple of kv_heads and head_dim is even. rope_base: base of the rotary frequencies. rms_eps: added
-    under the root of RMSNorm. max_context: most tokens of one sequence. eos_ids: tokens that end an answer. name:
-    identifies the weights; both sides of a hand-off must agree on it.
+    Args:
+        name: identifies the weights; the same on both sides of a hand-off.
+        layers: number of blocks.
+        hidden: width of the residual stream.
+        ffn: width between gate/up and down.
+        heads: query heads, a multiple of `kv_heads`.
+        kv_heads: key and value heads.
+        head_dim: elements of a head, even.
+        vocab: number of tokens.
+        rope_base: base of the rotary frequencies.
+        rms_eps: added under the root of RMSNorm.
+        max_context: most tokens of one sequence.
+        eos_ids: tokens that end an answer.
 
-    Raises ValueError when numbers do not fit together.
+    Raises:
+        ValueError: the numbers do not fit together.
     """
 
     name: str

@@ -32,7 +32,7 @@ from pdpool_reference.weights import (
 _CONTROL: Final = 3
 """`tokenizer.ggml.token_type` of control tokens."""
 _END_NAMES: Final = ("<|endoftext|>", "<|im_end|>")
-"""Control tokens that end an answer beside the one that the file names: a chat model may use either."""
+"""Control tokens that end an answer, beside the one in the file: a chat model may use either."""
 
 Say = Callable[[str], None]
 
@@ -48,7 +48,7 @@ class _Source:
         return self.fields[name].contents()
 
     def tensor(self, name: str) -> Floats:
-        """A tensor as float32, a matrix as (outputs, inputs)."""
+        """Return a tensor as float32, a matrix as (outputs, inputs)."""
         if name not in self.tensors:
             raise WeightsError(f"the GGUF file has no tensor {name}")
         found = self.tensors[name]
@@ -58,9 +58,16 @@ class _Source:
 def convert(gguf_path: Path, out_dir: Path, say: Say) -> None:
     """Write a GGUF file of a Llama model with tied embeddings as a model directory.
 
-    `say` is told of the progress. Does nothing when the directory holds this very file's model. What is there changes
-    file by file, `model.json` last: an interrupted conversion leaves no directory that loads, and is made good by
-    the next. Raises WeightsError for a file that is not such a model.
+    Does nothing when the directory holds this file's model already. Replaces files one by one, `model.json` last. An
+    interrupted conversion leaves a directory that does not load, and the next conversion completes it.
+
+    Args:
+        gguf_path: the file.
+        out_dir: the directory.
+        say: called with a line for each step.
+
+    Raises:
+        WeightsError: the file is not such a model.
     """
     digest = _sha256(gguf_path)
     if _is_made_from(out_dir, digest):
@@ -112,7 +119,7 @@ def _config(source: _Source, digest: str) -> ModelConfig:
 
 
 def _refuse_unknown(source: _Source, config: ModelConfig) -> None:
-    """Untied output, rotary scaling, biases, experts: all come as further tensors."""
+    """Refuse further tensors: untied output, rotary scaling, biases, experts."""
     parts = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
     known = {f"blk.{index}.{part}.weight" for index in range(config.layers) for part in parts}
     unknown = sorted(set(source.tensors) - known - {"token_embd.weight", "output_norm.weight"})
@@ -182,7 +189,7 @@ def _sha256(path: Path) -> str:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when it is complete and on disk."""
+    """Yield a file that replaces `path` when it is complete and on disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:

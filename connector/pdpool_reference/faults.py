@@ -1,4 +1,4 @@
-"""Faults on request, for tests of what watches engines. PageGuard only with --enable-faults."""
+"""Faults on request, for tests of what watches engines. Served only with --enable-faults."""
 
 from dataclasses import replace
 from typing import Annotated, Any
@@ -15,15 +15,16 @@ MAX_DELAY_S = 600.0
 
 
 class FaultsBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`POST /faults`: each field given is set, the others stay.
+    """`POST /faults`: sets the given fields and leaves the others.
 
-    freeze_scheduler: the scheduler's loop stands still; connector and HTTP live on.
-    freeze_ranks: the loops of these ranks (1 and up) stand still, those of the others go on; [] thaws all.
-    freeze_gauges: /metrics keeps its last values.
-    leak_request: the next sequence that ends stays in its queue with its pages; false lets go of such.
-    drop_handoff: outgoing frames of every rank's connector are lost.
-    delay_handoff_s: outgoing frames of every rank's connector are held back so long; 0 ends it.
-    stop_status: of the frames of every rank's connector those that say how a hand-off stands are lost.
+    Args:
+        freeze_scheduler: the scheduler's loop hangs; connector and HTTP live on.
+        freeze_ranks: the loops of exactly these ranks (1 and up) hang; [] frees all.
+        freeze_gauges: /metrics keeps its last values.
+        leak_request: the next sequence that ends stays in its queue with its pages; false frees all such.
+        drop_handoff: every rank's connector loses all outgoing frames.
+        delay_handoff_s: every rank's connector delays outgoing frames by so much; 0 ends it.
+        stop_status: every rank's connector loses the outgoing frames that answer a peer.
     """
 
     freeze_scheduler: bool | None = None
@@ -36,7 +37,7 @@ class FaultsBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def apply_faults(raw: bytes, scheduler: Scheduler, frames: FrameFaults, ranks: Ranks | None) -> dict[str, Any]:
-    """Set the faults that a body names. Returns those in force. Raises RequestError for unknown ones."""
+    """Set the faults in a body. Returns all faults in force. Raises RequestError for an unknown one."""
     body = decode_body(raw, FaultsBody)
     if body.freeze_ranks is not None:
         _freeze_ranks(body.freeze_ranks, ranks)

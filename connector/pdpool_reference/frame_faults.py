@@ -1,15 +1,15 @@
-"""What a fault does to a connector's outgoing frames: the same at every rank of an engine."""
+"""Faults in a connector's outgoing frames, the same at every rank of an engine."""
 
 from dataclasses import dataclass
 
-from pdpool_connector.protocol.frames import Accepted, Ack, Done, Drained, Failed, Frame, Sending
+from pdpool_connector.protocol.frames import Accepted, Ack, Ended, Frame
 
-STATUS_FRAMES = (Accepted, Sending, Done, Failed, Drained, Ack)
+STATUS_FRAMES = (Accepted, Ended, Ack)
 
 
 @dataclass(frozen=True, slots=True)
 class FrameFault:
-    """Frames are lost (`drop`), those that say how a hand-off stands only (`drop_status`), or late by `delay_s`."""
+    """Drop all frames (`drop`), drop those that answer a peer (`drop_status`), or delay all by `delay_s`."""
 
     drop: bool = False
     delay_s: float = 0.0
@@ -17,13 +17,13 @@ class FrameFault:
 
 
 class FrameFaults:
-    """The filter of one rank's connector. Another thread than the connector's may set `fault`."""
+    """The frame filter of one rank's connector. Any thread may set `fault`."""
 
     def __init__(self) -> None:
         self.fault = FrameFault()
 
     def __call__(self, frame: Frame) -> float | None:
-        """Seconds to hold a frame back, None to drop it."""
+        """Return the seconds to delay a frame by, None to drop it."""
         fault = self.fault
         lost = fault.drop or (fault.drop_status and isinstance(frame, STATUS_FRAMES))
         return None if lost else fault.delay_s

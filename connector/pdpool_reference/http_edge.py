@@ -1,4 +1,4 @@
-"""Between the wire and the handlers: bodies are read within bounds, and every error leaves in OpenAI's form."""
+"""Between the socket and the handlers: reads bodies within bounds, and gives every error OpenAI's form."""
 
 import asyncio
 import logging
@@ -10,10 +10,10 @@ from pdpool_reference.request import RequestError
 from pdpool_reference.server_generate import STREAMING, GenerationError
 
 BODY_S = 20.0
-"""Longest that a body may take to arrive. The router is near, and sends it when it has all of it."""
+"""Longest that a body may take to arrive. The router is near, and sends a body when it has all of it."""
 CLOSE_S = 5.0
-"""How long requests may take to end when the server stops; they have been told to before. A client that reads nothing
-holds the end up for twice as long."""
+"""Requests may take so long to end when the server stops. Their sequences have failed before. A client that reads
+nothing delays the end by twice as long."""
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ async def read_body(request: web.Request) -> bytes:
 async def listen(
     app: web.Application, host: str, port: int, runners: list[web.BaseRunner], close_s: float = CLOSE_S
 ) -> int:
-    """Serve `app`. Returns the port; adds what is to be cleaned up, in that order, to `runners`. Raises OSError.
+    """Serve `app`. Returns the port. Adds the runners to clean up, in that order, to `runners`. Raises OSError.
 
     `close_s`: see CLOSE_S.
     """
@@ -62,20 +62,19 @@ async def listen(
 
 
 class _Server(web.Server):
-    """Around that of an application, so that what never reaches a handler of it, or leaves it as an exception, does so
-    in the same form as all else."""
+    """Wraps an application's server: errors before and outside its handlers get the same form as all others."""
 
     def __init__(self, inner: web.Server) -> None:
         super().__init__(self._handle, request_factory=inner.request_factory, handler_cancellation=True)
         self._inner = inner
 
     def __call__(self) -> web.RequestHandler:
-        # Bodies are not unpacked: sglang-router does not, either, and few bytes can be made into very many.
+        # Bodies are not unpacked: few bytes may become very many. sglang-router does not unpack them either.
         nothing: logging.Logger = None  # type: ignore[assignment] # the value that `AppRunner` takes for none
         return _Connection(self, loop=asyncio.get_running_loop(), access_log=nothing, auto_decompress=False)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """None of the errors carries a prompt."""
+        """Answer errors. None of the answers carries a prompt."""
         try:
             return await self._inner.request_handler(request)
         except RequestError as error:
@@ -94,7 +93,7 @@ class _Server(web.Server):
 
 
 class _Connection(web.RequestHandler):
-    """One connection of a client's."""
+    """One connection of a client."""
 
     def handle_error(
         self,
@@ -103,7 +102,7 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """See `RequestHandler`: for what is no HTTP, and what raises once its answer has begun."""
+        """See `RequestHandler`: for bytes that are not HTTP, and for handlers that raise in mid-answer."""
         super().handle_error(request, status, exc, message)
         words = (message or "the engine failed to handle the request").partition("\n")[0].rstrip(":")
         response = error_response(words, status=status, code="invalid_http" if status < 500 else "internal_error")

@@ -1,4 +1,4 @@
-"""`/metrics` under SGLang's names: counters that the scheduler counts, gauges read from its last report."""
+"""`/metrics` under SGLang's names: the scheduler's counters, and gauges from its last report."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,12 +9,12 @@ from prometheus_client.registry import Collector
 from pdpool_reference.scheduler_report import Report
 
 LABELS = ("model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank")
-"""SGLang's labels of every series."""
+"""SGLang's labels for every series."""
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 300)
 
 
 class Counters:
-    """What the scheduler counts. SGLang's names; Prometheus' client adds `_total`.
+    """The scheduler's counters, under SGLang's names. The Prometheus client adds `_total`.
 
     Args:
         registry: where they are registered.
@@ -35,7 +35,6 @@ class Counters:
         self.aborted = counter("num_aborted_requests", "Sequences aborted by their client or by /abort_request.")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens computed here.")
         self.generated = counter("generation_tokens", "Tokens handed to clients.")
-        self.retries = counter("num_prefill_retries", "Prompts computed ahead that lost their pages and start over.")
         self.bootstrap_failed = counter("num_bootstrap_failed_reqs", "Hand-offs that failed before the sides had met.")
         self.transfer_failed = counter("num_transfer_failed_reqs", "Hand-offs that failed after the sides had met.")
         self.ttft = histogram("time_to_first_token_seconds", "From arrival to the first token.")
@@ -48,7 +47,7 @@ def label_values(model_name: str, engine_type: str) -> tuple[str, ...]:
 
 
 class Gauges(Collector):
-    """The scheduler's last report as gauges. When the scheduler stands still they do too, as SGLang's do.
+    """The scheduler's last report as gauges. A scheduler that hangs freezes them, as in SGLang.
 
     Args:
         report: returns the last report.
@@ -68,7 +67,7 @@ class Gauges(Collector):
             ("num_queue_reqs", report.waiting, "Sequences that wait for pages to compute in."),
             ("num_used_tokens", report.used_tokens, "Tokens' worth of cache pages in use."),
             ("token_usage", report.token_usage, "Used share of the cache, 0 to 1."),
-            ("num_prefill_bootstrap_queue_reqs", report.prefill_bootstrap, "Wait for a decode engine to come."),
+            ("num_prefill_bootstrap_queue_reqs", report.prefill_bootstrap, "Wait for a decode engine to offer memory."),
             ("num_prefill_inflight_queue_reqs", report.prefill_inflight, "Computed, being sent."),
             ("num_decode_prealloc_queue_reqs", report.decode_prealloc, "Wait for pages to receive into."),
             ("num_decode_transfer_queue_reqs", report.decode_transfer, "Being received."),

@@ -1,9 +1,9 @@
 """Llama over the paged KV cache, with logits that do not depend on batch, chunking or placement, bit for bit.
 
-Three rules see to it. Matrix products go through `products`, which gives each row the same bits wherever it stands.
+Three rules ensure that. Matrix products go through `products`, which gives each row the same bits in any place.
 Everything else between them is elementwise or reduces one row. Attention is cut by absolute position: a query at
-position p always sits in row p mod QUERY_TILE of its tile and meets keys in blocks of KEY_BLOCK from position 0 up to
-its own, so that the shapes, and with them the order of every sum, are functions of p alone.
+position p is always row p mod QUERY_TILE of its tile. It attends to keys in blocks of KEY_BLOCK, from position 0 to its
+own. So the shapes, and with them the order of every sum, depend on p alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ class Step:
 
     @property
     def end(self) -> int:
-        """Position behind the last token."""
+        """The position after the last token."""
         return self.start + len(self.tokens)
 
 
@@ -47,10 +47,10 @@ Gather = Callable[[Floats], Floats]
 
 
 class Model:
-    """One rank's part of a model, on its cache. Not thread-safe. Limits BLAS to one thread, for the whole process.
+    """One rank's shard of a model, on its cache. Not thread-safe. Limits BLAS to one thread, for the whole process.
 
-    A stage's ranks share out attention and cache by heads, and each computes the rest in full: the same products of the
-    same shapes give the same bits as one rank alone.
+    A stage's ranks divide attention and cache by heads, and each computes the rest in full. These are the products of
+    one rank alone, in the same shapes, so that they give the same bits.
 
     Raises BatchVariantError when this machine cannot compute independently of the batch.
     """
@@ -88,8 +88,8 @@ class Model:
         """Run this rank's layers over checked steps; takes and returns float32 (tokens of all steps, hidden)."""
         positions = np.concatenate([np.arange(step.start, step.end) for step in steps])
         slots = np.concatenate([_slots(step) for step in steps])
-        part = self._kv.part
-        layers = self._weights.layers[part.first_layer : part.first_layer + part.layers]
+        shard = self._kv.shard
+        layers = self._weights.layers[shard.first_layer : shard.first_layer + shard.layers]
         for index, layer in enumerate(layers):
             own = self._attention(index, layer, hidden, positions, slots, steps)
             hidden = hidden + product(gather(own), layer.attention_out, self._tiles)[:, : self._config.hidden]
@@ -136,19 +136,19 @@ class Model:
         steps: Sequence[Step],
     ) -> Floats:
         """This rank's heads of an attention: float32 (tokens of all steps, own query heads * head_dim)."""
-        config, part = self._config, self._kv.part
+        config, shard = self._config, self._kv.shard
         count, dim = len(hidden), config.head_dim
         mixed = product(_rms_norm(hidden, layer.attention_norm, config.rms_eps), layer.qkv, self._tiles)
         heads = mixed[:, : config.qkv].reshape(count, config.heads + 2 * config.kv_heads, dim)
         turned = config.heads + config.kv_heads
         rotated = _rotate(heads[:, :turned], self._cos[positions], self._sin[positions])
         group = config.heads // config.kv_heads
-        own = slice(part.first_head, part.first_head + part.kv_heads)
+        own = slice(shard.first_head, shard.first_head + shard.kv_heads)
         queries = rotated[:, own.start * group : own.stop * group] * np.float32(dim**-0.5)
         keys, values = self._kv.k[index], self._kv.v[index]
-        keys.reshape(-1, part.kv_heads, dim)[slots] = rotated[:, config.heads :][:, own]
-        values.reshape(-1, part.kv_heads, dim)[slots] = heads[:, turned:][:, own]
-        out = np.empty((count, part.kv_heads * group * dim), np.float32)
+        keys.reshape(-1, shard.kv_heads, dim)[slots] = rotated[:, config.heads :][:, own]
+        values.reshape(-1, shard.kv_heads, dim)[slots] = heads[:, turned:][:, own]
+        out = np.empty((count, shard.kv_heads * group * dim), np.float32)
         first = 0
         for step in steps:
             behind = first + len(step.tokens)

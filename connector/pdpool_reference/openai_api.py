@@ -27,6 +27,8 @@ from pdpool_reference.request_body import (
 )
 from pdpool_reference.tokenizer import ChatTemplateError
 
+NO_MODEL = (None, "", "default", "unknown")
+"""Models of a body that names none: SGLang fills in "default", and sglang-router "unknown" for a chat."""
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for `/v1/completions`."""
 DEFAULT_CHAT_TOKENS = 512

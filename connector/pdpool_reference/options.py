@@ -15,7 +15,7 @@ MODES = ("unified", "prefill", "decode")
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How one engine runs. Ports: 0 takes any free one; the engine prints what it took as one JSON line on stdout."""
+    """How one engine runs. Port 0 takes any free port; the engine prints its addresses as one JSON line on stdout."""
 
     mode: str
     model_path: str
@@ -28,7 +28,6 @@ class EngineOptions:
     advertise_host: str
     transfer_backend: str
     kv_pages: int
-    optimistic_prefill: int
     tp_size: int
     pp_size: int
     curve: tuple[CurveKey, ...]
@@ -58,22 +57,17 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--advertise-host", envvar="PDPOOL_POD_IP", help="Address for peers.  [default: --host]"),
     click.option("--transfer-backend", type=click.Choice(BACKENDS), default="nixl", show_default=True),
     click.option("--kv-pages", type=_pages, default=2048, show_default=True, help="Pages of 16 tokens."),
+    click.option("--tp-size", type=_ranks, default=1, show_default=True, help="Ranks that divide each layer's heads."),
+    click.option("--pp-size", type=_ranks, default=1, show_default=True, help="Stages that divide the layers."),
+    click.option("--curve-keys", type=_file, help="Keys of the control channel (docs/reference/connector.md)."),
     click.option(
-        "--optimistic-prefill",
-        type=click.IntRange(0, 4096),
-        default=0,
-        show_default=True,
-        help="Prefill: prompts to compute before decode has come for them, while nothing else is to be done.",
+        "--curve-optional", is_flag=True, help="Decode: also connect to prefills without keys, for an upgrade."
     ),
-    click.option("--tp-size", type=_ranks, default=1, show_default=True, help="Ranks that share each layer's heads."),
-    click.option("--pp-size", type=_ranks, default=1, show_default=True, help="Stages that share the layers."),
-    click.option("--curve-keys", type=_file, help="Keys of the control channel (docs/connector.md); read at start."),
-    click.option("--curve-optional", is_flag=True, help="Decode: also reach prefills without keys, for an upgrade."),
-    click.option("--operator-key", type=_file, help="Operator's public key (PEM): who may change the connector."),
-    click.option("--pod-uid", default="", envvar="PDPOOL_POD_UID", help="UID of this pod: for peers, and in tokens."),
-    click.option("--admin-socket", type=click.Path(path_type=Path), help="Unix socket that takes /drain."),
-    click.option("--flight-dir", type=click.Path(path_type=Path), help="Takes a record of each failed hand-off."),
-    click.option("--enable-faults", is_flag=True, help="Offer /faults, which breaks this engine on request."),
+    click.option("--operator-key", type=_file, help="Operator's public key (PEM); it may change the connector."),
+    click.option("--pod-uid", default="", envvar="PDPOOL_POD_UID", help="UID of this pod, for peers and tokens."),
+    click.option("--admin-socket", type=click.Path(path_type=Path), help="Unix socket for /drain."),
+    click.option("--flight-dir", type=click.Path(path_type=Path), help="Folder for a record of each failed hand-off."),
+    click.option("--enable-faults", is_flag=True, help="Offer /faults, which breaks this engine for tests."),
     click.option("--shutdown-grace", "shutdown_grace_s", type=_grace, default=30.0, help="Seconds after SIGTERM."),
 ]
 
@@ -86,10 +80,13 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def make_options(values: Mapping[str, Any]) -> EngineOptions:
-    """Options as click parsed them, with the defaults that depend on others. Raises click.UsageError."""
+    """Return the options from click's values, with defaults that depend on others. Raises click.UsageError."""
     advertise = values["advertise_host"] or values["host"]
     if values["mode"] != "unified" and advertise in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         message = f"--advertise-host is needed: peers cannot connect to {advertise}"
+        raise click.UsageError(message)
+    if values["mode"] == "unified" and values["admin_socket"] is not None:
+        message = "--admin-socket needs --mode prefill or decode: a unified engine has no connector to drain"
         raise click.UsageError(message)
     name = values["served_model_name"] or Path(values["model_path"]).name
     others = {

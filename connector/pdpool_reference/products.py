@@ -4,8 +4,8 @@ A BLAS picks its kernel by the shape of the product, and kernels add up in diffe
 into calls of few shapes: (tile, depth) x (depth, BLOCK), with rows padded to a tile. `choose_tiles` tries on this
 machine which tiles give a row the same bits at any place in any of them; nothing else is used. A depth of at most
 `MAX_DEPTH` keeps OpenBLAS from splitting the sum itself, which it does for some shapes only. Narrow blocks have a
-second use: small calls read the weights in place, where OpenBLAS would first copy them, which costs more than the
-arithmetic of one decode step.
+second use: OpenBLAS reads the weights of small calls in place. It copies those of large calls first, which costs more
+than the arithmetic of one decode step.
 """
 
 from functools import cache
@@ -28,7 +28,7 @@ of more than 8 different orders, there the second one holds."""
 
 
 class BatchVariantError(RuntimeError):
-    """This machine's BLAS gives a row other bits in another place, whatever the tile."""
+    """With every tile, this machine's BLAS gives a row other bits in another place."""
 
 
 def pack(matrix: Floats) -> Floats:
@@ -49,7 +49,7 @@ def pack(matrix: Floats) -> Floats:
 def product(rows: Floats, packed: Floats, tiles: Tiles) -> Floats:
     """`rows` (n, inputs) times a packed matrix: (n, outputs padded to a multiple of BLOCK).
 
-    tiles: what `choose_tiles` returned. The bits of a row depend on that row alone.
+    `tiles` come from `choose_tiles`. The bits of a row depend on that row alone.
     """
     count, inputs = rows.shape
     out = np.empty((count, packed.shape[1] * BLOCK), np.float32)

@@ -1,56 +1,90 @@
-"""The hand-offs of an engine of several ranks: to rank 0's scheduler they look like those of one connector."""
+"""The hand-offs of an engine of several ranks, under the interface of one connector.
 
+The HTTP side opens hand-offs, rank 0's scheduler sends and offers. Every call goes to all ranks, and the status of a
+hand-off is that of all ranks together.
+"""
+
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pdpool_connector import DecodeConnector, DecodeTransfer, Phase, PrefillConnector, PrefillTransfer, TransferStatus
-from pdpool_connector.protocol.rank_consensus import Key, agree
+from pdpool_connector import (
+    Cause,
+    DecodeConnector,
+    DecodeTransfer,
+    Key,
+    Phase,
+    PrefillConnector,
+    PrefillTransfer,
+    TransferStatus,
+    agree,
+)
+from pdpool_connector.runtime.validation import AbortCause
 
 from pdpool_reference.kv import PagedKV
-from pdpool_reference.rank_orders import Abort, Drain, Offer, Request, Said, Send
+from pdpool_reference.rank_orders import Abort, Changed, Drain, Offer, Open, Send
 from pdpool_reference.ranks import Ranks
 
+AnyConnector = TypeVar("AnyConnector", PrefillConnector, DecodeConnector)
+AnyTransfer = TypeVar("AnyTransfer", PrefillTransfer, DecodeTransfer)
+_KEY: Final = Key(0, "")
+"""`together` judges one hand-off at a time, so that any key does."""
 
-class RankedTransfer:
-    """One hand-off: the transfer of rank 0, and what the other ranks say of theirs."""
 
-    def __init__(
-        self, handle: int, own: PrefillTransfer | DecodeTransfer, sibling: int, ranks: Ranks, kv: PagedKV
-    ) -> None:
-        self._key = Key(own.room, sibling, own.request_id)
-        self._handle, self._own, self._ranks, self._kv = handle, own, ranks, kv
+class RankedTransfer(Generic[AnyTransfer]):
+    """One hand-off: the transfer of rank 0, and the statuses that the other ranks report."""
+
+    def __init__(self, handle: int, own: AnyTransfer, ranks: Ranks) -> None:
+        self._handle, self._ranks = handle, ranks
+        self._own: AnyTransfer = own
         self._others = dict.fromkeys(ranks.numbers, TransferStatus(Phase.WAITING))
         self._aborted = False
 
     @property
     def status(self) -> TransferStatus:
-        """What all ranks together have come to."""
-        return together(self._key, [self._own.status, *self._others.values()])
+        """The status of all ranks together."""
+        return together([self._own.status, *self._others.values()])
 
-    def send(self, pages: NDArray[np.int32], *, start: int, last: bool = False, aux_slot: int | None = None) -> None:
-        """See `PrefillTransfer`: each rank sends its part of the same pages."""
-        assert isinstance(self._own, PrefillTransfer), "decode sends nothing"
+    def abort(self, message: str, cause: AbortCause = Cause.ABORTED) -> None:
+        """See `Transfer`: given up at every rank."""
+        if not self._aborted:
+            self._aborted = True
+            self._own.abort(message, cause)
+            self._ranks.order_all(Abort(self._handle, message, cause))
+
+    def changed(self, rank: int, status: TransferStatus) -> None:
+        """Take the status that another rank reports."""
+        self._others[rank] = status
+
+
+class RankedPrefillTransfer(RankedTransfer[PrefillTransfer]):
+    """See `PrefillTransfer`."""
+
+    def __init__(self, handle: int, own: PrefillTransfer, ranks: Ranks, kv: PagedKV) -> None:
+        super().__init__(handle, own, ranks)
+        self._kv = kv
+
+    def send(self, pages: NDArray[np.int32], *, start: int, last: bool, aux_slot: int | None = None) -> None:
+        """See `PrefillTransfer`: each rank sends its shard of the same pages."""
         row = None if aux_slot is None else self._kv.read_aux(aux_slot)
         self._ranks.order_all(Send(self._handle, pages, start, last, aux_slot, row))
         self._own.send(pages, start=start, last=last, aux_slot=aux_slot)
 
-    def abort(self, message: str = "") -> None:
-        """See `Transfer`: given up at every rank."""
-        if not self._aborted:
-            self._aborted = True
-            self._own.abort(message)
-            self._ranks.order_all(Abort(self._handle, message))
 
-    def hear(self, rank: int, status: TransferStatus) -> None:
-        """A rank has said how its part stands."""
-        self._others[rank] = status
+class RankedDecodeTransfer(RankedTransfer[DecodeTransfer]):
+    """See `DecodeTransfer`."""
+
+    def offer(self, pages: NDArray[np.int32], *, aux_slot: int) -> None:
+        """See `DecodeTransfer`: each rank offers the same pages of its shard."""
+        self._ranks.order_all(Offer(self._handle, pages, aux_slot))
+        self._own.offer(pages, aux_slot=aux_slot)
 
 
-def together(key: Key, statuses: Sequence[TransferStatus]) -> TransferStatus:
-    """The status of a hand-off from those of its ranks, in the order of ranks."""
-    verdict = agree([{key: status} for status in statuses])[key]
+def together(statuses: Sequence[TransferStatus]) -> TransferStatus:
+    """Return the status of a hand-off from those of its ranks, in the order of ranks."""
+    verdict = agree([{_KEY: status} for status in statuses])[_KEY]
     return TransferStatus(
         phase=verdict.phase,
         cause=verdict.cause,
@@ -61,44 +95,23 @@ def together(key: Key, statuses: Sequence[TransferStatus]) -> TransferStatus:
     )
 
 
-AnyConnector = TypeVar("AnyConnector", PrefillConnector, DecodeConnector)
-
-
 class _Ranked(Generic[AnyConnector]):
-    """What both roles share. All methods but `told` are for the scheduler's thread."""
+    """What both roles share."""
 
     def __init__(self, connector: AnyConnector, ranks: Ranks, kv: PagedKV, wake: Callable[[], None]) -> None:
         self._connector: AnyConnector = connector
         self._ranks, self._kv, self._wake = ranks, kv, wake
-        self._live: dict[int, RankedTransfer] = {}
-        self._handles = 0
-        ranks.told = self.told
-
-    def told(self, rank: int, said: Said) -> None:
-        """A rank has said how a part of a hand-off stands; from the thread that listens to it."""
-        transfer = self._live.get(said.handle)
-        if transfer is not None:
-            transfer.hear(rank, said.status)
-            self._wake()
+        self._live: dict[int, RankedPrefillTransfer | RankedDecodeTransfer] = {}
+        self._handles = itertools.count(1)
+        self._drains = False
+        ranks.on_change = self._on_change
 
     def beat(self) -> None:
-        """See `Connector`."""
+        """See `Connector`. A hand-off that failed at one rank is aborted at all ranks."""
         self._connector.beat()
-        self._tend()
-
-    def drain(self) -> None:
-        """See `Connector`."""
-        self._connector.drain()
-        self._ranks.order_all(Drain())
-
-    def _add(self, own: PrefillTransfer | DecodeTransfer, sibling: int) -> RankedTransfer:
-        self._handles += 1
-        transfer = RankedTransfer(self._handles, own, sibling, self._ranks, self._kv)
-        self._live[self._handles] = transfer
-        return transfer
-
-    def _tend(self) -> None:
-        """What has failed at one rank is given up at all; what is over everywhere is forgotten."""
+        if self._connector.draining and not self._drains:
+            self._drains = True
+            self._ranks.order_all(Drain())
         for handle, transfer in list(self._live.items()):
             status = transfer.status
             if status.phase is Phase.FAILED:
@@ -106,31 +119,34 @@ class _Ranked(Generic[AnyConnector]):
             if status.ended and status.releasable:
                 del self._live[handle]
 
+    def set_queue(self, name: str, reqs: int, oldest_s: float | None, moved_total: int) -> None:
+        """See `Connector`."""
+        self._connector.set_queue(name, reqs, oldest_s, moved_total)
+
+    def _on_change(self, rank: int, changed: Changed) -> None:
+        """Take a rank's report, on the thread that reads from it."""
+        if (transfer := self._live.get(changed.handle)) is not None:
+            transfer.changed(rank, changed.status)
+            self._wake()
+
 
 class RankedPrefill(_Ranked[PrefillConnector]):
-    """`PrefillConnector` as the scheduler uses it, for all ranks."""
+    """`PrefillConnector` for all ranks."""
 
     def open(
-        self,
-        room: int,
-        request_id: str,
-        *,
-        sibling: int = 0,
-        prompt: bytes = b"",
-        deadline_s: float | None = None,
-        traceparent: str | None = None,
-    ) -> RankedTransfer:
-        """See `PrefillConnector`. The other ranks' spans are found by room and attempt."""
-        own = self._connector.open(
-            room, request_id, sibling=sibling, prompt=prompt, deadline_s=deadline_s, traceparent=traceparent
-        )
-        transfer = self._add(own, sibling)
-        self._ranks.order_all(Request(self._handles, room, request_id, sibling, prompt, deadline_s))
+        self, room: int, request_id: str, *, prompt: bytes, deadline_s: float, traceparent: str | None = None
+    ) -> RankedPrefillTransfer:
+        """See `PrefillConnector`. Only rank 0's spans belong to the caller's trace."""
+        own = self._connector.open(room, request_id, prompt=prompt, deadline_s=deadline_s, traceparent=traceparent)
+        handle = next(self._handles)
+        transfer = RankedPrefillTransfer(handle, own, self._ranks, self._kv)
+        self._live[handle] = transfer
+        self._ranks.order_all(Open(handle, None, room, request_id, prompt, deadline_s))
         return transfer
 
 
 class RankedDecode(_Ranked[DecodeConnector]):
-    """`DecodeConnector` as the scheduler uses it, for all ranks."""
+    """`DecodeConnector` for all ranks."""
 
     def open(
         self,
@@ -138,36 +154,16 @@ class RankedDecode(_Ranked[DecodeConnector]):
         room: int,
         request_id: str,
         *,
-        pages: NDArray[np.int32],
-        aux_slot: int,
-        sibling: int = 0,
-        prompt: bytes = b"",
-        deadline_s: float | None = None,
+        prompt: bytes,
+        deadline_s: float,
         traceparent: str | None = None,
-    ) -> RankedTransfer:
-        """See `DecodeConnector`. The other ranks' spans are found by room and attempt."""
+    ) -> RankedDecodeTransfer:
+        """See `DecodeConnector`. Only rank 0's spans belong to the caller's trace."""
         own = self._connector.open(
-            prefill,
-            room,
-            request_id,
-            pages=pages,
-            aux_slot=aux_slot,
-            sibling=sibling,
-            prompt=prompt,
-            deadline_s=deadline_s,
-            traceparent=traceparent,
+            prefill, room, request_id, prompt=prompt, deadline_s=deadline_s, traceparent=traceparent
         )
-        transfer = self._add(own, sibling)
-        offer = Offer(self._handles, prefill, room, request_id, pages, aux_slot, sibling, prompt, deadline_s)
-        self._ranks.order_all(offer)
+        handle = next(self._handles)
+        transfer = RankedDecodeTransfer(handle, own, self._ranks)
+        self._live[handle] = transfer
+        self._ranks.order_all(Open(handle, prefill, room, request_id, prompt, deadline_s))
         return transfer
-
-    def refuse(
-        self, prefill: str, room: int, request_id: str, message: str, *, sibling: int = 0, prompt: bytes = b""
-    ) -> None:
-        """See `DecodeConnector`. One rank's word ends the request at all of prefill's."""
-        self._connector.refuse(prefill, room, request_id, message, sibling=sibling, prompt=prompt)
-
-    def set_queue(self, name: str, reqs: int, oldest_s: float | None, moved_total: int) -> None:
-        """See `Connector`."""
-        self._connector.set_queue(name, reqs, oldest_s, moved_total)

@@ -1,4 +1,4 @@
-"""What rank 0 and the other ranks of an engine say to each other, apart from the rows that they compute."""
+"""The messages between rank 0 and the other ranks of an engine, apart from the rows that they compute."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pdpool_connector import ConnectorConfig, ConnectorStats, TransferStatus
 from pdpool_connector.layout.pairing import ModelShard
+from pdpool_connector.runtime.validation import AbortCause
 
 from pdpool_reference.kv import AuxRow
 from pdpool_reference.model import Step
@@ -14,11 +15,11 @@ from pdpool_reference.model import Step
 
 @dataclass(frozen=True, slots=True)
 class RankSpec:
-    """What a rank is to be. `mode`, `model_path` and `kv_pages` as the engine's options have them."""
+    """How a rank is set up. `mode`, `model_path` and `kv_pages` are the engine's options."""
 
     rank: int
     stage: int
-    part: ModelShard
+    shard: ModelShard
     mode: str
     model_path: str
     kv_pages: int
@@ -42,35 +43,32 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """Prefill: open a hand-off; the fields are those of `PrefillConnector.open`."""
+class Open:
+    """Open a hand-off. `handle` is its number in this engine; the other fields are those of the connector's `open`.
+
+    `prefill`: the bootstrap address that decode opens at; None at prefill.
+    """
 
     handle: int
+    prefill: str | None
     room: int
     request_id: str
-    sibling: int
     prompt: bytes
-    deadline_s: float | None
+    deadline_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Decode: open a hand-off; the fields are those of `DecodeConnector.open`."""
+    """Decode: offer memory; the fields are those of `DecodeTransfer.offer`."""
 
     handle: int
-    prefill: str
-    room: int
-    request_id: str
     pages: NDArray[np.int32]
     aux_slot: int
-    sibling: int
-    prompt: bytes
-    deadline_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Prefill: send pages; the fields are those of `PrefillTransfer.send`, and `aux` what the aux row shall hold."""
+    """Prefill: send pages; the fields are those of `PrefillTransfer.send`. `aux`: content for the aux row."""
 
     handle: int
     pages: NDArray[np.int32]
@@ -86,6 +84,7 @@ class Abort:
 
     handle: int
     message: str
+    cause: AbortCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """Follow no other order until this is taken back, as a rank that hangs; the connector lives on."""
+    """Hang, or stop hanging: a frozen rank computes and sends nothing, while its connector lives on."""
 
     frozen: bool
 
@@ -105,7 +104,7 @@ class Stop:
     """End."""
 
 
-# --- What a rank tells ---
+# --- Reports of a rank ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +115,8 @@ class Up:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """How its part of a hand-off stands."""
+class Changed:
+    """Its transfer of a hand-off has a new status."""
 
     handle: int
     status: TransferStatus
@@ -125,6 +124,6 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """Its loop turns; what its connector is at."""
+    """Its loop turns; the statistics of its connector."""
 
     stats: ConnectorStats

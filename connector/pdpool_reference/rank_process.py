@@ -1,4 +1,8 @@
-"""A rank that is not the first: a process with a part of the cache and a connector of its own, which follows orders."""
+"""A rank other than rank 0: a process with a shard of the cache and a connector of its own, which follows orders.
+
+Two threads follow orders. The thread that reads them opens and aborts hand-offs itself: a rank that hangs in a step
+does not delay these. The main thread follows all other orders, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-from pdpool_connector import DecodeConnector, DecodeTransfer, PrefillConnector, PrefillTransfer, TransferStatus
+from pdpool_connector import DecodeConnector, DecodeTransfer, PrefillConnector, PrefillTransfer
 
 from pdpool_reference import weights
 from pdpool_reference.frame_faults import FrameFault, FrameFaults
@@ -23,14 +27,14 @@ from pdpool_reference.products import Floats
 from pdpool_reference.rank_orders import (
     Abort,
     Alive,
+    Changed,
     Compute,
     Connect,
     Drain,
     Freeze,
     Offer,
+    Open,
     RankSpec,
-    Request,
-    Said,
     Send,
     Stop,
     Up,
@@ -39,39 +43,40 @@ from pdpool_reference.rank_orders import (
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.5
-"""A rank without orders tells this often that it lives."""
+"""A rank without orders reports this often that it lives."""
 CLOSE_S = 5.0
 
 
 def follow(spec: RankSpec, orders: Connection[Any, Any], rows: Connection[Any, Any]) -> None:
-    """Be a rank until told to stop, or until rank 0 is gone. `orders`, `rows`: this end of the two pipes."""
+    """Run a rank until the order to stop, or until rank 0 ends. `orders`, `rows`: this end of the two pipes."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # rank 0 drains first, and then says when to end
+        signal.signal(number, signal.SIG_IGN)  # rank 0 drains first, and then sends Stop
     set_up_process()
     Follower(spec, orders, rows).run()
 
 
 class Follower:
-    """See the module's docstring. Orders are followed by the thread that calls `run`, one after the other."""
+    """See the module's docstring."""
 
     def __init__(self, spec: RankSpec, orders: Connection[Any, Any], rows: Connection[Any, Any]) -> None:
         self._spec, self._orders, self._rows = spec, orders, rows
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._thawed = threading.Event()
         self._thawed.set()
-        self._telling = threading.Lock()
+        self._sending = threading.Lock()
         self._changed = threading.Event()
+        self._opening = threading.Lock()
         self._transfers: dict[int, PrefillTransfer | DecodeTransfer] = {}
-        self._said: dict[int, TransferStatus] = {}
+        self._handles: dict[PrefillTransfer | DecodeTransfer, int] = {}
         self._connector: PrefillConnector | DecodeConnector | None = None
         config, loaded = weights.open_model(spec.model_path)
-        self._kv = PagedKV(config, spec.kv_pages, part=spec.part)
+        self._kv = PagedKV(config, spec.kv_pages, shard=spec.shard)
         self._model = Model(config, loaded, self._kv)
 
     def run(self) -> None:
-        """Follow orders until told to stop."""
+        """Follow orders until one is Stop."""
         threading.Thread(target=self._read, name="orders", daemon=True).start()
-        self._tell(Up({}))
+        self._send(Up({}))
         try:
             while not isinstance(order := self._next(), Stop):
                 if order is not None:
@@ -91,60 +96,85 @@ class Follower:
         return order
 
     def _read(self) -> None:
-        """Take orders in, apart from following them: a frozen rank can be thawed, and it ends when rank 0 does."""
+        """Take orders in: a frozen rank can be thawed, and it ends when rank 0 does."""
         try:
             while True:
                 order = self._orders.recv()
-                if isinstance(order, Freeze):
-                    self._thawed.clear() if order.frozen else self._thawed.set()
-                elif isinstance(order, FrameFault):
-                    self._set_fault(order)
-                else:
-                    self._inbox.put(order)
+                match order:
+                    case Freeze():
+                        self._thawed.clear() if order.frozen else self._thawed.set()
+                    case FrameFault():
+                        self._set_fault(order)
+                    case Open():
+                        self._open(order)
+                    case Abort(handle, message, cause):
+                        if (transfer := self._transfers.get(handle)) is not None:
+                            transfer.abort(message, cause)
+                    case _:
+                        self._inbox.put(order)
                 if isinstance(order, Stop):
                     self._thawed.set()
                     return
         except (EOFError, OSError):
             os._exit(1)
 
+    def _open(self, order: Open) -> None:
+        connector, room, rid, prompt, life = (
+            self._connector,
+            order.room,
+            order.request_id,
+            order.prompt,
+            order.deadline_s,
+        )
+        transfer: PrefillTransfer | DecodeTransfer
+        with self._opening:  # a change of the transfer's status finds its handle
+            match connector:
+                case PrefillConnector():
+                    transfer = connector.open(room, rid, prompt=prompt, deadline_s=life)
+                case DecodeConnector():
+                    assert order.prefill is not None, "rank 0 has opened at the same address"
+                    transfer = connector.open(order.prefill, room, rid, prompt=prompt, deadline_s=life)
+                case None:
+                    raise AssertionError("a rank without a connector gets no requests")
+            self._transfers[order.handle] = transfer
+            self._handles[transfer] = order.handle
+
     def _set_fault(self, fault: FrameFault) -> None:
         frames = self._connector.config.frame_filter if self._connector is not None else None
         assert isinstance(frames, FrameFaults), "faults are asked for where they are enabled, of a rank that is up"
         frames.fault = fault
 
-    def _tell(self, what: object) -> None:
-        with self._telling:
-            self._orders.send(what)
+    def _send(self, message: object) -> None:
+        with self._sending:
+            self._orders.send(message)
 
     def _beat(self) -> None:
         if self._connector is not None:
             self._connector.beat()
-            self._tell(Alive(self._connector.stats()))
+            self._send(Alive(self._connector.stats()))
 
-    def _report(self) -> None:
-        """Tell how hand-offs stand; on a thread of its own, for a frozen rank's connector lives on."""
+    def _report(self, connector: PrefillConnector | DecodeConnector) -> None:
+        """Report changes of hand-offs. It has a thread of its own, as the connector of a frozen rank lives on."""
         while self._changed.wait():
             self._changed.clear()
-            for handle, transfer in list(self._transfers.items()):
-                status = transfer.status
-                if status is not self._said.get(handle):
-                    self._said[handle] = status
-                    self._tell(Said(handle, status))
+            with self._opening:
+                changed = [(self._handles[transfer], transfer.status) for transfer in connector.poll()]
+            for handle, status in changed:
+                self._send(Changed(handle, status))
                 if status.ended and status.releasable:
-                    self._transfers.pop(handle, None)
-                    self._said.pop(handle, None)
+                    del self._handles[self._transfers.pop(handle)]
 
     @singledispatchmethod
     def _follow(self, order: object) -> None:
-        raise TypeError(f"{type(order).__name__} is no order")
+        raise TypeError(f"{type(order).__name__} is not an order")
 
     @_follow.register
     def _(self, order: Connect) -> None:
         kind = PrefillConnector if self._spec.mode == "prefill" else DecodeConnector
         self._connector = connector = kind(order.config, self._kv.memory, self._changed.set)
         connector.start()
-        threading.Thread(target=self._report, name="report", daemon=True).start()
-        self._tell(Up({"control": connector.control_address, "admin": connector.admin_address}))
+        threading.Thread(target=self._report, args=(connector,), name="report", daemon=True).start()
+        self._send(Up({"control": connector.control_address, "admin": connector.admin_address}))
 
     @_follow.register
     def _(self, order: Compute) -> None:
@@ -160,41 +190,19 @@ class Follower:
         return heads
 
     @_follow.register
-    def _(self, order: Request) -> None:
-        assert isinstance(self._connector, PrefillConnector), "only prefill's scheduler makes requests"
-        self._transfers[order.handle] = self._connector.open(
-            order.room, order.request_id, sibling=order.sibling, prompt=order.prompt, deadline_s=order.deadline_s
-        )
-        self._changed.set()
-
-    @_follow.register
     def _(self, order: Offer) -> None:
-        assert isinstance(self._connector, DecodeConnector), "only decode's scheduler makes offers"
-        self._transfers[order.handle] = self._connector.open(
-            order.prefill,
-            order.room,
-            order.request_id,
-            pages=order.pages,
-            aux_slot=order.aux_slot,
-            sibling=order.sibling,
-            prompt=order.prompt,
-            deadline_s=order.deadline_s,
-        )
-        self._changed.set()
+        transfer = self._transfers.get(order.handle)
+        if isinstance(transfer, DecodeTransfer):  # else it has ended here, and rank 0 knows
+            transfer.offer(order.pages, aux_slot=order.aux_slot)
 
     @_follow.register
     def _(self, order: Send) -> None:
         transfer = self._transfers.get(order.handle)
         if not isinstance(transfer, PrefillTransfer):
-            return  # it has ended here, and rank 0 has been told
+            return  # it has ended here, and rank 0 knows
         if order.aux is not None and order.aux_slot is not None:
             self._kv.write_aux(order.aux_slot, order.aux)
         transfer.send(order.pages, start=order.start, last=order.last, aux_slot=order.aux_slot)
-
-    @_follow.register
-    def _(self, order: Abort) -> None:
-        if (transfer := self._transfers.get(order.handle)) is not None:
-            transfer.abort(order.message)
 
     @_follow.register
     def _(self, _order: Drain) -> None:

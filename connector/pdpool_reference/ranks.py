@@ -1,8 +1,8 @@
 """An engine of several ranks, as rank 0 sees it: the other ranks are processes that follow its orders.
 
-Rank 0 schedules, answers HTTP and computes like any other. For each batch it passes the residual stream from stage to
-stage and, within a stage, the heads of each attention between the ranks. All of that goes over pipes: this engine is
-to be real, not fast.
+Rank 0 schedules, answers HTTP and computes like any other rank. For each batch it passes the residual stream from stage
+to stage. Within a stage it passes the heads of each attention between the ranks. All of that goes over pipes: this
+engine is for tests, not for speed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,16 +21,16 @@ from pdpool_connector import ConnectorStats
 
 from pdpool_reference.model import Model, Step
 from pdpool_reference.products import Floats
-from pdpool_reference.rank_orders import Alive, Compute, Connect, Freeze, RankSpec, Said, Stop, Up
+from pdpool_reference.rank_orders import Alive, Changed, Compute, Connect, Freeze, RankSpec, Stop, Up
 from pdpool_reference.rank_process import follow
 
 log = logging.getLogger(__name__)
 
 START_S = 60.0
-"""A rank that has not come up by then will not."""
+"""A rank that has not started by then has failed."""
 ANSWER_S = 300.0
-"""A rank that does not answer for so long has hung, and the engine with it; collectives of real engines wait as long
-by default (torch.distributed's timeouts are 5 to 10 minutes)."""
+"""A rank that does not answer for so long hangs, and the engine with it. Collectives of real engines wait as long by
+default: the timeouts of torch.distributed are 5 to 10 minutes."""
 LOOK_S = 0.2
 STOP_S = 10.0
 
@@ -47,6 +47,7 @@ class _Rank:
     rows: Connection[Any, Any]
     up: threading.Event
     addresses: Mapping[str, str | None]
+    sending: threading.Lock = field(default_factory=threading.Lock)
     stats: ConnectorStats | None = None
 
     @property
@@ -55,14 +56,17 @@ class _Rank:
 
 
 class Ranks:
-    """All ranks of one engine, rank 0's own part among them.
+    """All ranks of one engine. `forward` is for the scheduler's thread; the other methods are for any thread.
 
-    model: rank 0's part. specs: what each other rank is to be, in the order of ranks. stopping: whether to give up
-    waiting for a rank. lost: called when one that was up has ended, on the thread that listens to it.
+    Args:
+        model: rank 0's shard.
+        specs: the other ranks, in the order of ranks.
+        stopping: whether to stop waiting for a rank.
+        lost: called when a rank that was up has ended, on the thread that reads from it.
     """
 
-    told: Callable[[int, Said], None]
-    """Takes what a rank says of its hand-offs; set before the first one. Called on the thread that listens to it."""
+    on_change: Callable[[int, Changed], None]
+    """Takes the reports of a rank about its hand-offs; set before the first hand-off. Called on the reading thread."""
 
     def __init__(
         self,
@@ -93,15 +97,15 @@ class Ranks:
 
     @property
     def numbers(self) -> list[int]:
-        """The ranks but 0."""
+        """The ranks other than 0."""
         return [rank.number for rank in self._ranks]
 
     def addresses(self) -> dict[int, Mapping[str, str | None]]:
-        """Where the other ranks' connectors can be reached."""
+        """Return the addresses of the other ranks' connectors."""
         return {rank.number: rank.addresses for rank in self._ranks}
 
     def stats(self) -> list[ConnectorStats]:
-        """What the other ranks' connectors are at, as of their last turn."""
+        """Return the statistics of the other ranks' connectors, as of their last turn."""
         return [rank.stats for rank in self._ranks if rank.stats is not None]
 
     def connect(self, configs: Mapping[int, Connect]) -> None:
@@ -138,19 +142,19 @@ class Ranks:
             self._send(rank, rank.orders, order)
 
     def freeze(self, numbers: frozenset[int]) -> None:
-        """Have just these ranks stand still, as ranks that hang; their connectors live on."""
+        """Freeze exactly these ranks, as if they hung. Their connectors live on."""
         for rank in self._ranks:
             self._send(rank, rank.orders, Freeze(rank.number in numbers))
         self.frozen = numbers
 
     def stop(self) -> None:
-        """End the processes; those that do not end by themselves are killed. Nothing may be computed any more."""
+        """End the processes, by force if need be. Call it only when no batch is computed any more."""
         for rank in self._ranks:
             try:
-                rank.orders.send(Stop())
-            except OSError:
+                self._send(rank, rank.orders, Stop())
+            except RankLostError:
                 log.warning("rank %d had ended already", rank.number)
-            rank.rows.close()  # it may wait for those of a batch that was given up
+            rank.rows.close()  # a rank may wait for rows of a batch that was given up
         deadline = time.monotonic() + STOP_S
         for rank in self._ranks:
             rank.process.join(max(deadline - time.monotonic(), 0.0))
@@ -160,18 +164,18 @@ class Ranks:
                 rank.process.join(STOP_S)
 
     def _listen(self, rank: _Rank) -> None:
-        """Take what a rank tells until its process ends."""
+        """Take the reports of a rank until its process ends."""
         try:
             while True:
-                told = rank.orders.recv()
-                match told:
+                report = rank.orders.recv()
+                match report:
                     case Up(addresses):
                         rank.addresses = addresses
                         rank.up.set()
                     case Alive(stats):
                         rank.stats = stats
-                    case Said():
-                        self.told(rank.number, told)
+                    case Changed():
+                        self.on_change(rank.number, report)
         except (EOFError, OSError):
             log.info("rank %d has ended", rank.number)
             if rank.up.is_set():  # else `wait_up` finds it
@@ -181,13 +185,13 @@ class Ranks:
         ranks = self._of_stage(stage)
         for rank in ranks:
             self._send(rank, rank.rows, hidden)
-        for _ in range(ranks[0].spec.part.layers):
+        for _ in range(ranks[0].spec.shard.layers):
             self._exchange(stage, [])
         ends = [self._take(rank) for rank in ranks]
         return ends[0]
 
     def _exchange(self, stage: int, parts: list[Floats]) -> Floats:
-        """The heads of all ranks of a stage side by side, told to each; `parts` begins with rank 0's own, if any."""
+        """Send each rank of a stage the heads of all its ranks, side by side. `parts`: rank 0's own heads, if any."""
         ranks = self._of_stage(stage)
         heads = np.concatenate([*parts, *(self._take(rank) for rank in ranks)], axis=1)
         for rank in ranks:
@@ -199,7 +203,8 @@ class Ranks:
 
     def _send(self, rank: _Rank, pipe: Connection[Any, Any], what: object) -> None:
         try:
-            pipe.send(what)
+            with rank.sending:
+                pipe.send(what)
         except OSError as error:
             raise RankLostError(f"rank {rank.number} has ended: {error}") from error
 

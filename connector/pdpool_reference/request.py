@@ -1,4 +1,4 @@
-"""What the HTTP side asks of the scheduler, and what it gets back: plain data without behaviour."""
+"""What the HTTP side gives to the scheduler, and what it gets back: plain data without behaviour."""
 
 import time
 from collections.abc import Callable
@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pdpool_connector import prompt_digest
 
+from pdpool_reference.handoff import Transfer
+
 DEFAULT_DEADLINE_S = 300.0
 """Seconds within which a request must have its first token; SGLang's bootstrap and waiting timeouts have this value."""
 
@@ -16,8 +18,8 @@ DEFAULT_DEADLINE_S = 300.0
 class SamplingParams:
     """How the tokens of one sequence are chosen and when they end.
 
-    `temperature` 0 is greedy, `top_k` 0 is no bound. With a `seed` the tokens depend on nothing but the model, the
-    prompt, the seed and their position; without one a seed is drawn for each sequence.
+    `temperature` 0 is greedy, `top_k` 0 is no bound. With a `seed` the tokens depend only on the model, the prompt, the
+    seed and their position. Without one a seed is drawn for each sequence.
     """
 
     max_new_tokens: int
@@ -37,16 +39,11 @@ class Handoff:
     Args:
         prefill: bootstrap address of the prefill engine, "host:port".
         room: the router's `bootstrap_room`.
-        sibling: position of the sequence in the request's body; sequences that share a room differ by it.
-        traceparent: that header of the request's, where it has one.
-        prompt: by what the two halves of the sequence know each other, see `prompt_of`; empty where the prompt was not
-            read.
+        prompt: digest by which the two halves match (`prompt_of`); empty matches any half of the room.
     """
 
     prefill: str
     room: int
-    sibling: int
-    traceparent: str | None = None
     prompt: bytes = b""
 
 
@@ -88,26 +85,27 @@ Called on the scheduler's thread, and, with a Failure, on one that stops it: it 
 class GenerationRequest:
     """One sequence to generate. An HTTP request makes one for each prompt and sample; they share its `rid`.
 
-    Two requests are equal only if they are the same object. `deadline` is a reading of `time.monotonic()`: without a
-    first token by then the sequence fails.
+    Two requests are equal only if they are the same object. `transfer` is the sequence's hand-off, opened when the
+    request arrived; None in a unified engine. `deadline` is a reading of `time.monotonic()`: without a first token by
+    then the sequence fails.
     """
 
     rid: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
     sink: Sink
-    handoff: Handoff | None = None
+    transfer: Transfer | None = None
     deadline: float = field(default_factory=lambda: time.monotonic() + DEFAULT_DEADLINE_S)
 
 
 def prompt_of(tokens: tuple[int, ...] | NDArray[np.int32], sampling: SamplingParams) -> bytes:
-    """By what the two halves of a sequence know each other: what its cache and its first token come from."""
+    """Return the digest by which the two halves of a sequence match: of everything that decides its first token."""
     drawn = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
     return prompt_digest(tokens, repr(drawn).encode())
 
 
 class RequestError(Exception):
-    """A request that cannot be taken. The server answers with `status` and an OpenAI-style body.
+    """A request that the engine refuses. The server answers with `status` and an OpenAI-style body.
 
     Args:
         message: names the field, the value and what would be right.
@@ -127,7 +125,7 @@ class RequestError(Exception):
 
 
 class TooLongError(RequestError):
-    """A request that this engine can never take, though another with a larger cache may: it has room for less."""
+    """A request that is too long for this engine. An engine with a larger cache may take it."""
 
     def __init__(self, message: str, *, param: str) -> None:
         super().__init__(message, param=param, code="context_length_exceeded")

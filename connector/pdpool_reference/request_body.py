@@ -1,6 +1,7 @@
-"""What OpenAI's and SGLang's bodies share: bounds, stop strings, hand-off fields, errors that name the field."""
+"""What the bodies of OpenAI and SGLang share: bounds, stop strings, hand-off fields, errors that name the field."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, TypeVar
@@ -12,11 +13,13 @@ from pdpool_connector.transport.address import AddressError, parse_address
 from pdpool_reference.request import Handoff, RequestError, SamplingParams, prompt_of
 
 MAX_BODY_BYTES = 16 << 20
-"""Longest body of a client's. The router refuses longer ones itself."""
+"""Longest body of a client. The router refuses longer ones itself."""
 ROUTER_ADDS_BYTES = 64 << 10
-"""Above what the router adds to a body: its defaults, and host (at most 253 bytes), port and room of each sequence."""
+"""The router adds less than this to a body: defaults, and host (253 bytes at most), port and room of each sequence."""
 MAX_SEQUENCES = 128
 """Bound on prompts x samples of one HTTP request; OpenAI's bound on `n`."""
+MAX_ROOM_HALVES = 64
+"""Most sequences of one request that share a room: the connector takes no more live hand-offs in one room."""
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 
@@ -30,17 +33,18 @@ Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Room = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Token = Annotated[int, msgspec.Meta(ge=0)]
-Rid = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+MAX_RID = 256
+Rid = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_RID)]
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 
 
 class Unsupported(msgspec.Struct):
-    """What SGLang 0.5.23 or OpenAI do and this engine does not, though it would change the answer.
+    """Fields that SGLang 0.5.23 or OpenAI use, that change the answer, and that this engine does not support.
 
-    Each field's default is the value that asks for nothing; so do null, {} and a list of such values. All bodies are
-    read for all of them, so that one in the wrong place is refused too.
+    The default of a field asks for nothing. So do null, {} and a list of such values. Every body is read for all
+    fields, so that a field in the wrong place is refused too.
     """
 
     frequency_penalty: Any = 0
@@ -89,11 +93,15 @@ _NOTHING: Final = Unsupported()
 
 
 class HandoffFields(Unsupported):
-    """What the router adds to a body: one value for the request, or one for each prompt or sequence."""
+    """Fields that the router adds to a body: one value for the request, or one for each prompt or sequence."""
 
     bootstrap_host: str | list[str] | None = None
     bootstrap_port: Port | list[Port | None] | None = None
     bootstrap_room: Room | list[Room] | None = None
+
+
+class _FirstHandoff(HandoffFields):
+    rid: Any = None
 
 
 def decode_body(raw: bytes, shape: type[Body]) -> Body:
@@ -115,7 +123,7 @@ def decode_body(raw: bytes, shape: type[Body]) -> Body:
 
 
 def refuse_unsupported(body: Unsupported, prefix: str = "") -> None:
-    """Refuse what this engine does not do, rather than ignore it. Raises RequestError."""
+    """Refuse what this engine does not support, rather than ignore it. Raises RequestError."""
     for name in Unsupported.__struct_fields__:
         value, nothing = getattr(body, name), getattr(_NOTHING, name)
         if not all(_asks_nothing(item, nothing) for item in (value if isinstance(value, list) else [value])):
@@ -144,10 +152,10 @@ def stop_strings(stop: str | list[str] | None, param: str = "stop") -> tuple[str
 
 
 def handoffs(fields: HandoffFields, prompts: int, samples: int) -> list[Handoff | None]:
-    """The hand-off of each sequence (prompt 0 sample 0, prompt 0 sample 1, ...); None for all without a room.
+    """Return the hand-off of each sequence (prompt 0 sample 0, prompt 0 sample 1, ...); None for all without a room.
 
-    The router sends one value, one for each prompt, or one for each sequence. Both engines number the sequences alike,
-    so that those that share one room still find their partner. Raises RequestError when the fields do not fit.
+    The router sends one value, one for each prompt, or one for each sequence. Raises RequestError when the fields do
+    not fit.
     """
     sequences = prompts * samples
     if fields.bootstrap_room is None:
@@ -168,8 +176,31 @@ def handoffs(fields: HandoffFields, prompts: int, samples: int) -> list[Handoff 
             prefill = parse_address(f"[{host}]:{port}" if bare_ipv6 else f"{host}:{port}")
         except AddressError:
             raise _unfit("bootstrap_host", host, i, "the name or address of a prefill engine") from None
-        found.append(Handoff(prefill=str(prefill), room=room, sibling=i))
+        found.append(Handoff(prefill=str(prefill), room=room))
+    for room, halves in Counter(rooms).items():
+        if halves > MAX_ROOM_HALVES:
+            message = f"bootstrap_room: {halves} sequences share the room {room}, at most {MAX_ROOM_HALVES} may"
+            raise RequestError(message, param="bootstrap_room")
     return found
+
+
+def first_handoff(raw: bytes) -> tuple[str, Handoff] | None:
+    """Return request id and hand-off of a body's first sequence, if its hand-off fields are right; else None.
+
+    Everything else in the body may be wrong. The request id is empty where the body has none. The hand-off has no
+    prompt digest, so it matches any half of its room. One half is enough to end a request on the other side: a request
+    fails with its first sequence.
+    """
+    try:
+        fields = msgspec.json.decode(raw, type=_FirstHandoff)
+        rooms = fields.bootstrap_room
+        found = handoffs(fields, len(rooms) if isinstance(rooms, list) else 1, 1)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, RequestError):
+        return None
+    if not found or (first := found[0]) is None:
+        return None
+    rid = fields.rid[0] if isinstance(fields.rid, list) and fields.rid else fields.rid
+    return (rid if isinstance(rid, str) and len(rid) <= MAX_RID else ""), first
 
 
 def _unfit(name: str, value: object, sequence: int, right: str) -> RequestError:
@@ -211,13 +242,13 @@ def make_job(
     stream: bool,
     room_for: int,
 ) -> Job:
-    """A job of `samples` sequences for each prompt; the lists have one entry for each prompt. Raises RequestError.
+    """Return a job of `samples` sequences for each prompt; the lists have one entry for each prompt.
 
-    A prompt of `room_for` tokens or more is refused by whoever looks at its length. It goes without a digest: those of
-    many samples of millions of tokens take seconds.
+    A prompt of more than `room_for` tokens gets no digest, as the engine refuses it later. Digests of many samples of
+    millions of tokens would take seconds. Raises RequestError.
     """
     check_count(len(prompts), samples)
-    tokens = [np.array(prompt, np.int32) if len(prompt) < room_for else None for prompt in prompts]
+    tokens = [np.array(prompt, np.int32) if len(prompt) <= room_for else None for prompt in prompts]
     order = [i for i in range(len(prompts)) for _ in range(samples)]
     where = handoffs(fields, len(prompts), samples)
     drawn = [_sample_of(sampling[i], j % samples) for j, i in enumerate(order)]
@@ -235,7 +266,7 @@ def make_job(
 
 
 def check_count(prompts: int, samples: int = 1, param: str = "prompt") -> None:
-    """Bound what one request may ask for; to be called before many texts are made into tokens. Raises RequestError."""
+    """Bound the sequences of one request. Call it before texts are made into tokens. Raises RequestError."""
     if not 1 <= prompts * samples <= MAX_SEQUENCES:
         what = f"{param}: {prompts} prompts with n={samples}, at most {MAX_SEQUENCES} sequences in one request"
         raise RequestError(what, param=param)
@@ -247,7 +278,7 @@ def _sample_of(params: SamplingParams, sample: int) -> SamplingParams:
 
 
 def check_tokens(tokens: tuple[int, ...], vocab: int, param: str) -> tuple[int, ...]:
-    """The tokens of one prompt. Raises RequestError when there is none, or one that is not in the vocabulary."""
+    """Return the tokens of one prompt. Raises RequestError when there is none, or one outside the vocabulary."""
     if not tokens:
         raise RequestError(f"{param}: empty, at least one token is needed", param=param)
     if max(tokens) >= vocab:

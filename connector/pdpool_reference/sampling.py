@@ -19,11 +19,15 @@ def sample(
 ) -> int:
     """Choose a token from logits (vocab,).
 
-    temperature 0 is greedy: the largest logit, the lowest token among equals. Otherwise a token is drawn from the
-    softmax of logits / temperature, cut to the `top_k` likeliest tokens (0 or less: all) and then to the fewest of
-    these that together have at least the share `top_p`. With a seed the result depends on nothing but logits, seed and
-    `position`, the number of the token in the answer: a draw needs no state, so an answer goes on elsewhere as it
-    would have here. Raises ValueError for a negative temperature or a top_p outside 0..1.
+    Temperature 0 is greedy: the largest logit, the lowest token among equals. Otherwise the token is drawn from the
+    softmax of logits / temperature. The draw covers the `top_k` likeliest tokens (0 or less: all), and of these the
+    fewest that together have at least the share `top_p`.
+
+    With a seed the result depends only on logits, seed and `position`, the number of the token in the answer. So an
+    answer continues in another engine as it would here.
+
+    Raises:
+        ValueError: the temperature is negative, or top_p is outside 0..1.
     """
     if temperature < 0:
         raise ValueError(f"temperature is {temperature}, must be 0 (greedy) or above")

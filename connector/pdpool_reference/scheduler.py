@@ -1,4 +1,4 @@
-"""The scheduler's thread: takes commands from the HTTP side, turns the engine, sleeps when there is nothing to do."""
+"""The scheduler's thread: takes commands from the HTTP side, runs the engine turn by turn, sleeps when it is idle."""
 
 import logging
 import threading
@@ -17,7 +17,7 @@ from pdpool_reference.scheduler_queues import State
 from pdpool_reference.scheduler_report import Report
 
 IDLE_BEAT_S = 0.5
-"""An idle scheduler wakes this often, to tell the connector and /health that it lives and to see deadlines pass."""
+"""An idle scheduler wakes this often. It reports to the connector and /health that it lives, and checks deadlines."""
 MAX_COMMANDS = 4096
 _SHUTTING_DOWN: Final = Failure(503, "shutting_down", "the engine is shutting down")
 
@@ -32,9 +32,9 @@ class Scheduler:
         mode: unified, prefill or decode.
         model: computes steps over the paged cache.
         total_pages: pages of the cache.
-        max_queued: how many sequences may be in the engine at a time.
-        make_core: makes the core; it gets the callback for sequences that leave.
-        on_crash: called on the scheduler's thread when a turn raised; all clients have been told by then.
+        max_queued: most sequences in the engine at a time.
+        make_core: makes the core from the callback for sequences that end.
+        on_crash: called on the scheduler's thread after a turn raised and all sequences have failed.
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class Scheduler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Have the thread end; sequences that are left fail now, whatever it is at: a step may take seconds."""
+        """End the thread. Sequences that are left fail now, not after the present step, which may take seconds."""
         with self._cond:
             self._stopping = True
             self._cond.notify()
         self._fail_open(_SHUTTING_DOWN)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread's end. Returns whether it came in time."""
+        """Wait for the thread's end. Returns False after `timeout_s`."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def crash(self, error: Exception) -> None:
-        """Have the next turn raise this: something that the engine cannot go on without is gone."""
+        """Make the next turn raise `error`: the engine cannot go on."""
         with self._cond:
             self._commands.append(partial(_raise, error))
             self._cond.notify()
@@ -102,13 +102,13 @@ class Scheduler:
             self._cond.notify()
 
     def abort(self, requests: Sequence[GenerationRequest]) -> None:
-        """End these sequences, if they have not ended yet."""
+        """End these sequences, unless they have ended."""
         with self._cond:
             self._commands.extend(partial(_abort, request) for request in requests)
             self._cond.notify()
 
     def call(self, what: Callable[[Core], T]) -> "Future[T]":
-        """Have the scheduler's thread run something between two turns. Raises RequestError (503) if too much waits."""
+        """Run `what` on the scheduler's thread between two turns. Raises RequestError (503) if too much waits."""
         future: Future[T] = Future()
 
         def run(core: Core) -> None:
@@ -116,7 +116,7 @@ class Scheduler:
                 return
             try:
                 future.set_result(what(core))
-            except Exception as error:  # noqa: BLE001 - handed to whoever asked
+            except Exception as error:  # noqa: BLE001 - the caller gets it
                 future.set_exception(error)
 
         with self._cond:
@@ -127,23 +127,23 @@ class Scheduler:
         return future
 
     def loads(self) -> "Future[Report]":
-        """A fresh report, made by the scheduler's thread: a frozen one does not answer."""
+        """Return a fresh report, made by the scheduler's thread: a frozen scheduler does not answer."""
         return self.call(lambda core: self._make_report(core))
 
     def wake(self) -> None:
-        """Something outside changed: turn once."""
+        """Run one turn: something outside has changed."""
         with self._cond:
             self._wake = True
             self._cond.notify()
 
     def freeze(self, frozen: bool) -> None:
-        """Stop or resume turning, as a scheduler that hangs."""
+        """Hang, or stop hanging."""
         with self._cond:
             self._frozen = frozen
             self._cond.notify()
 
     def leak(self, leaking: bool) -> None:
-        """Have the next sequence that ends stay behind, or let go of those that did."""
+        """Keep the next sequence that ends, or free those that were kept."""
 
         def apply(core: Core) -> None:
             core.leak_next = leaking
@@ -192,7 +192,7 @@ class Scheduler:
         self._let_go(failure)
 
     def _turn(self) -> bool:
-        """One turn; then wait if it computed nothing. Returns False when the thread shall end."""
+        """Run one turn; then wait if it computed nothing. Returns False when the thread shall end."""
         with self._cond:
             self._cond.wait_for(lambda: self._stopping or not self._frozen)
             if self._stopping:
@@ -218,7 +218,7 @@ class Scheduler:
         return bool(self._commands) or self._wake or self._stopping
 
     def _ended(self, request: GenerationRequest) -> None:
-        """A client that has its whole answer finds its sequence counted nowhere."""
+        """Stop counting a sequence before its client has the whole answer."""
         with self._cond:
             self._open.discard(request)
         self._publish()
@@ -228,16 +228,16 @@ class Scheduler:
             self.report = self._make_report(self._core)
 
     def _fail_open(self, failure: Failure) -> None:
-        """Tell every client whose sequence has not ended, wherever that stands. What comes after it reaches nobody."""
+        """Fail every sequence that has not ended. Its client gets no later output."""
         with self._cond:
             left = list(self._open)
         for request in left:
             request.sink(failure)
 
     def _let_go(self, failure: Failure) -> None:
-        """Take what is left out of the core, so that peers hear of it; its clients have been told.
+        """End what is left in the core, so that peers learn the reason. The clients have theirs.
 
-        Where what broke the engine breaks this, too, peers hear of it when the connector closes.
+        If this raises too, peers learn it when the connector closes.
         """
         with self._cond:
             commands = list(self._commands)
@@ -249,7 +249,7 @@ class Scheduler:
             for seq in self._core.queues.all():
                 self._core.fail(seq, failure, now)
         except Exception as error:  # noqa: BLE001 - the engine ends
-            log.warning("sequences are left behind: %s", error)
+            log.warning("sequences were not ended: %s", error)
 
     def _make_report(self, core: Core) -> Report:
         queues = core.queues
@@ -259,7 +259,7 @@ class Scheduler:
             waiting=queues.count(State.WAITING),
             used_tokens=core.used_pages() * PAGE_TOKENS,
             max_tokens=self.report.max_tokens,
-            prefill_bootstrap=queues.count(State.BOOTSTRAP, State.AHEAD),
+            prefill_bootstrap=queues.count(State.BOOTSTRAP),
             prefill_inflight=queues.count(State.INFLIGHT),
             decode_prealloc=queues.count(State.PREALLOC),
             decode_transfer=queues.count(State.TRANSFER),

@@ -1,4 +1,4 @@
-"""Continuous batching: each turn gives every running sequence one token, and the prompts under way one chunk."""
+"""Continuous batching: each turn computes one token of every running sequence and one chunk of prompts."""
 
 from collections.abc import Sequence as Steps
 from typing import Protocol
@@ -21,38 +21,20 @@ class Computes(Protocol):
 
 
 def admit(core: Core, now: float) -> None:
-    """Start the prompts that there are pages for, first come first; one that must wait holds up those behind it."""
+    """Start the prompts for which there are pages, in order. A prompt that must wait blocks those behind it."""
     with_aux = core.side.admits_with_aux
     for seq in core.queues.of(State.WAITING):
         if core.queues.count(State.COMPUTING, State.RUNNING) >= core.limits.max_running:
             return
         if not core.take_pages(seq, with_aux=with_aux):
-            for ahead in _in_the_way(core, seq):
-                core.start_over(ahead, now)
-            if not core.take_pages(seq, with_aux=with_aux):
-                return
-        core.queues.move(seq, State.COMPUTING, now)
-    for seq in core.queues.of(State.BOOTSTRAP):
-        if core.queues.count(State.AHEAD) >= core.limits.max_ahead:
             return
-        if core.take_pages(seq, with_aux=with_aux):
-            core.queues.move(seq, State.AHEAD, now)
-
-
-def _in_the_way(core: Core, seq: Sequence) -> list[Sequence]:
-    """The last of the prompts computed ahead, as many as must go for this one; none where all would not do."""
-    gone: list[Sequence] = []
-    for ahead in reversed(core.queues.of(State.AHEAD)):
-        gone.append(ahead)
-        if core.would_do(seq, gone):
-            return gone
-    return []
+        core.queues.move(seq, State.COMPUTING, now)
 
 
 def compute(core: Core, model: Computes, now: float) -> bool:
-    """Run one batch and hand out its tokens. Returns whether there was anything to run."""
+    """Run one batch and pass its tokens on. Returns False when there was nothing to run."""
     running = core.queues.of(State.RUNNING)
-    chunks = _chunks(_computing(core), core.limits.chunk_tokens)
+    chunks = _chunks(core.queues.of(State.COMPUTING), core.limits.chunk_tokens)
     if not running and not chunks:
         return False
     steps = [_next_token(seq) for seq in running] + [_chunk(seq, tokens) for seq, tokens in chunks]
@@ -65,7 +47,7 @@ def compute(core: Core, model: Computes, now: float) -> bool:
 
 
 def choose(seq: Sequence, logits: NDArray[np.float32]) -> int:
-    """The next token of a sequence, from the logits (vocab,) of its last one."""
+    """Return the next token of a sequence, from the float32 logits (vocab,) of its last one."""
     sampling = seq.request.sampling
     return sample(
         logits,
@@ -77,14 +59,8 @@ def choose(seq: Sequence, logits: NDArray[np.float32]) -> int:
     )
 
 
-def _computing(core: Core) -> list[Sequence]:
-    """Prompts that wait for nothing but their computation; those ahead of their time only while there are no others."""
-    ahead = (seq for seq in core.queues.of(State.AHEAD) if seq.computed < len(seq.request.prompt))
-    return core.queues.of(State.COMPUTING) or list(ahead)
-
-
 def _chunks(computing: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
-    """How many tokens of which prompt fit into this turn; only the end of a prompt may end within a page."""
+    """Return the tokens of each prompt that this turn computes. A chunk ends at a page's end or the prompt's."""
     chunks = []
     for seq in computing:
         tokens = len(seq.request.prompt) - seq.computed

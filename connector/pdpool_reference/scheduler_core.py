@@ -1,6 +1,7 @@
 """The state of one engine: which sequences it holds, what each owns, and the one way in and out.
 
-No thread, clock or socket. `scheduler_batch` computes, `disaggregation` holds what prefill and decode do differently.
+It has no thread, clock or socket. `scheduler_batch` computes. `disaggregation` holds what prefill and decode do
+differently.
 """
 
 from collections.abc import Callable
@@ -10,25 +11,21 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pdpool_reference.handoff import Handoff
+from pdpool_reference.handoff import Transfer
 from pdpool_reference.kv import PAGE_TOKENS, PageAllocator
 from pdpool_reference.metrics import Counters
 from pdpool_reference.request import Failure, Finish, GenerationRequest, Tokens
-from pdpool_reference.scheduler_queues import NO_PAGES, Queues, Sequence, State
+from pdpool_reference.scheduler_queues import NO_PAGES, Queues, Sequence
 from pdpool_reference.scheduler_text import Detokenizer, TextStream
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of an engine. `chunk_tokens` is a multiple of the page: chunks of one prompt begin at page boundaries.
-
-    `max_ahead`: prompts that prefill computes before decode has come for them, while it has nothing else to do.
-    """
+    """Bounds of an engine. `chunk_tokens` is a multiple of the page: chunks of one prompt begin at page boundaries."""
 
     max_queued: int = 256
     max_running: int = 64
     chunk_tokens: int = 256
-    max_ahead: int = 0
 
 
 class Side(Protocol):
@@ -42,7 +39,7 @@ class Side(Protocol):
         ...
 
     def advance(self, now: float) -> None:
-        """Move sequences on as far as the hand-offs have come."""
+        """Move sequences on as far as their hand-offs allow."""
         ...
 
     def chunk_computed(self, seq: Sequence) -> None:
@@ -54,27 +51,23 @@ class Side(Protocol):
         ...
 
     def tokens_to_hold(self, request: GenerationRequest) -> int:
-        """How many tokens of cache this engine sets aside for a request."""
+        """Return for how many tokens this engine allocates cache."""
         ...
 
     def abandon(self, seq: Sequence, message: str) -> None:
-        """The sequence ends; so does its hand-off, if it is not over."""
+        """The sequence ends: end its hand-off, if that has not ended."""
         ...
 
     def beat(self, now: float) -> None:
-        """Tell the connector that the scheduler lives."""
-        ...
-
-    def drain(self) -> None:
-        """Open no hand-offs but those of sequences that are here already."""
+        """Report to the connector that the scheduler lives."""
         ...
 
 
 @dataclass(slots=True)
 class _Held:
-    """Pages of a sequence that is gone, kept because the connector has not yet said that nobody touches them."""
+    """Pages of a sequence that has ended, held until its hand-off is releasable."""
 
-    transfer: Handoff | None
+    transfer: Transfer | None
     pages: NDArray[np.int32]
     aux_slot: int | None
 
@@ -89,8 +82,7 @@ class Core:
         eos_ids: tokens that end an answer.
         limits: bounds.
         counters: what is counted for Prometheus.
-        on_end: called once for each sequence that leaves, when it stands in no queue any more and before its last
-            output goes out.
+        on_end: called once for each sequence that ends, after it left its queue and before its last output.
         side: makes the part that depends on the engine's mode.
     """
 
@@ -133,14 +125,14 @@ class Core:
             self.finish(seq, Finish("abort"), now)
 
     def abort_rid(self, rid: str | None, now: float) -> int:
-        """End the sequences of a request id, all of them for None. Returns how many there were."""
+        """End the sequences of a request id, all sequences for None. Returns how many there were."""
         found = [seq for request, seq in self._by_request.items() if rid is None or request.rid == rid]
         for seq in found:
             self.finish(seq, Finish("abort"), now)
         return len(found)
 
     def advance(self, now: float) -> None:
-        """Move on what waits for others: give back pages, follow the hand-offs, fail what is past its deadline."""
+        """Free pages, follow the hand-offs, and fail what is past its deadline."""
         self._return_held()
         self.side.advance(now)
         for seq in self.queues.all():
@@ -148,7 +140,7 @@ class Core:
                 self.fail(seq, Failure(504, "timed_out", f"no token within the deadline: still {seq.state}"), now)
 
     def token(self, seq: Sequence, token: int, now: float) -> None:
-        """Hand the next token of the answer to the client, and end the sequence when it is the last."""
+        """Pass the next token of the answer to the client, and end the sequence after the last one."""
         if not seq.output:
             self.counters.ttft.observe(now - seq.arrived)
         seq.output.append(token)
@@ -185,7 +177,7 @@ class Core:
         seq.request.sink(failure)
 
     def _leave(self, seq: Sequence, why: str, now: float) -> None:
-        """The one way out for a sequence, whatever ends it."""
+        """End a sequence. Every end passes here."""
         del self._by_request[seq.request]
         self.counters.e2e.observe(now - seq.arrived)
         if self.leak_next:
@@ -199,7 +191,7 @@ class Core:
         self._on_end(seq.request)
 
     def purge_leaked(self, now: float) -> None:
-        """Let go of the sequences that the leak fault kept."""
+        """Free the sequences that the leak fault kept."""
         leaked, self._leaked = self._leaked, []
         for seq in leaked:
             self.queues.move(seq, None, now)
@@ -209,7 +201,7 @@ class Core:
     # ------------------------------------------------------------------ pages
 
     def take_pages(self, seq: Sequence, *, with_aux: bool) -> bool:
-        """Set aside pages, and an aux row if asked for. False, and nothing is taken, when there are too few."""
+        """Allocate pages, and an aux row if asked for. Returns False, and takes nothing, when there are too few."""
         slot = self._aux.alloc(1) if with_aux else None
         if with_aux and slot is None:
             return False
@@ -222,27 +214,15 @@ class Core:
         seq.aux_slot = None if slot is None else int(slot[0])
         return True
 
-    def start_over(self, seq: Sequence, now: float) -> None:
-        """Take from a sequence what it holds to be computed ahead; it waits for decode again as if it had just come."""
-        assert seq.sent == 0, "a peer may read what was sent"
-        self._free(seq.pages, seq.aux_slot)
-        seq.pages, seq.aux_slot, seq.computed = NO_PAGES, None, 0
-        self.counters.retries.inc()
-        self.queues.move(seq, State.BOOTSTRAP, now)
-
-    def would_do(self, seq: Sequence, others: list[Sequence]) -> bool:
-        """Whether a sequence would find pages and an aux row if these gave theirs back."""
-        pages = self._pages.available + sum(other.pages.size for other in others)
-        return bool(others or self._aux.available) and pages >= self._pages_for(seq)
-
     def used_pages(self) -> int:
-        """Pages that are not free, held ones among them."""
+        """Return how many pages are not free; held pages count."""
         return self._pages.total - self._pages.available
 
     def _give_back(self, seq: Sequence) -> None:
-        self.held.append(_Held(seq.transfer, seq.pages, seq.aux_slot))
-        seq.pages, seq.aux_slot = NO_PAGES, None
-        self._return_held()
+        if seq.pages.size:
+            self.held.append(_Held(seq.request.transfer, seq.pages, seq.aux_slot))
+            seq.pages, seq.aux_slot = NO_PAGES, None
+            self._return_held()
 
     def _return_held(self) -> None:
         kept = []

@@ -1,4 +1,4 @@
-"""The sequences that an engine holds, and the one queue that each of them stands in."""
+"""The sequences that an engine holds, and the one queue in which each of them is."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -6,18 +6,15 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from pdpool_reference.handoff import Handoff
 from pdpool_reference.request import GenerationRequest
 from pdpool_reference.scheduler_text import TextStream
 
 
 class State(StrEnum):
-    """Where a sequence stands."""
+    """The queue that a sequence is in."""
 
     BOOTSTRAP = "prefill_bootstrap"
-    """Prefill: no decode engine has named the destination yet."""
-    AHEAD = "prefill_ahead"
-    """The same, and its prompt is computed meanwhile, in pages that may be taken from it again."""
+    """Prefill: no decode engine has offered memory yet."""
     WAITING = "waiting"
     """Needs pages before its prompt can be computed."""
     COMPUTING = "computing"
@@ -39,9 +36,9 @@ NO_PAGES: NDArray[np.int32] = np.empty(0, np.int32)
 class Sequence:
     """One sequence and everything that it owns in this engine.
 
-    `pages` are cache pages in logical order; `computed` counts prompt tokens in the cache, `sent` logical pages given
-    to the transfer; `met` is whether its hand-off has got beyond waiting for the other side. A `leaked` one is counted
-    and otherwise forgotten: a fault that is asked for.
+    `pages` are cache pages in logical order. `computed` counts the prompt's tokens in the cache, `sent` the logical
+    pages given to the transfer. `met` says that the other side has come. A `leaked` sequence only counts: a test has
+    injected that fault.
     """
 
     request: GenerationRequest
@@ -54,13 +51,12 @@ class Sequence:
     computed: int = 0
     sent: int = 0
     output: list[int] = field(default_factory=list)
-    transfer: Handoff | None = None
     met: bool = False
     leaked: bool = False
 
 
 class Queues:
-    """Which sequence stands where, in the order of arrival in each queue. A sequence stands in one queue or in none."""
+    """The queues, each in order of arrival. A sequence is in one queue or in none."""
 
     def __init__(self) -> None:
         self._of: dict[State, dict[Sequence, None]] = {state: {} for state in State}
@@ -76,21 +72,21 @@ class Queues:
             self._of[to][seq] = None
 
     def of(self, state: State) -> list[Sequence]:
-        """The sequences of one queue, first come first; a copy, so that they may be moved on the way through."""
+        """Return the sequences of one queue, the first arrival first; a copy, so that a loop may move them."""
         return [seq for seq in self._of[state] if not seq.leaked]
 
     def all(self) -> list[Sequence]:
-        """All sequences; a copy."""
+        """Return all sequences; a copy."""
         return [seq for queue in self._of.values() for seq in queue if not seq.leaked]
 
     def count(self, *states: State) -> int:
-        """How many stand in these queues."""
+        """Return how many sequences are in these queues."""
         return sum(len(self._of[state]) for state in states)
 
     def oldest_s(self, state: State, now: float) -> float | None:
-        """For how many seconds the first of a queue has stood in it."""
+        """Return the seconds that the first of a queue has been in it; None for an empty queue."""
         return next((max(0.0, now - seq.since) for seq in self._of[state]), None)
 
     def moved_total(self, state: State) -> int:
-        """How many went on from this queue to another since the engine started; those that ended in it do not count."""
+        """Return how many sequences this queue passed to another one. Those that ended in it do not count."""
         return self._moved[state]

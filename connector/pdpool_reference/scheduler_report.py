@@ -1,4 +1,4 @@
-"""The scheduler's account of itself, taken at the end of a turn."""
+"""The scheduler's report on queues and cache, made at the end of a turn."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,7 @@ class Report:
         }
 
     def loads(self) -> dict[str, Any]:
-        """The body of `GET /v1/loads`, as SGLang words it."""
+        """Return the body of `GET /v1/loads`, in SGLang's form."""
         disaggregation: dict[str, Any] = {"mode": "null" if self.mode == "unified" else self.mode}
         disaggregation |= {f"{name}_queue_reqs": reqs for name, reqs in self.queues().items()}
         disaggregation["decode_retracted_queue_reqs"] = 0

@@ -3,23 +3,23 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from aiohttp import web
 from prometheus_client import generate_latest
 
 from pdpool_reference.faults import apply_faults
+from pdpool_reference.handoff import Transfers
 from pdpool_reference.http_edge import error_response, read_body
 from pdpool_reference.openai_api import (
+    NO_MODEL,
     ChatBody,
     ChatReply,
     CompletionBody,
     CompletionReply,
     Event,
-    Reply,
     chat_job,
     completion_job,
     model_object,
@@ -29,12 +29,12 @@ from pdpool_reference.request import RequestError, TooLongError
 from pdpool_reference.request_body import MAX_BODY_BYTES, ROUTER_ADDS_BYTES, Job, decode_body
 from pdpool_reference.scheduler_report import Report
 from pdpool_reference.server_engine import Engine
-from pdpool_reference.server_generate import check_length, check_rooms, respond
+from pdpool_reference.server_generate import check_length, check_rooms, respond, room_of
 from pdpool_reference.sglang_api import AbortBody, GenerateBody, GenerateReply, generate_job
 from pdpool_reference.tokenizer import TextTooLongError
 
 LOADS_S = 2.0
-"""Within this time the scheduler must answer /v1/loads; stale numbers are worse than none."""
+"""The scheduler must answer /v1/loads within this time: old numbers would mislead."""
 
 Answer = TypeVar("Answer")
 
@@ -75,64 +75,71 @@ class Api:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
-        body = decode_body(await read_body(request), CompletionBody)
-        request_id = new_request_id()
-        job = await self._job(completion_job, body, request_id)
-        return await self._answer(request, job, self._reply(CompletionReply, body, job, request_id))
+        raw = await read_body(request)
+        with self._engine.handoffs.refusing(raw):
+            body = decode_body(raw, CompletionBody)
+            self._check_model(body.model)
+            job, transfers = await self._open(request, completion_job, body, request_id := new_request_id())
+        return await respond(
+            request, self._engine.scheduler, job, transfers, self._reply(CompletionReply, body, job, request_id)
+        )
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
-        body = decode_body(await read_body(request), ChatBody)
-        request_id = new_request_id()
-        job = await self._job(chat_job, body, request_id)
-        return await self._answer(request, job, self._reply(ChatReply, body, job, request_id))
+        raw = await read_body(request)
+        with self._engine.handoffs.refusing(raw):
+            body = decode_body(raw, ChatBody)
+            self._check_model(body.model)
+            job, transfers = await self._open(request, chat_job, body, request_id := new_request_id())
+        return await respond(
+            request, self._engine.scheduler, job, transfers, self._reply(ChatReply, body, job, request_id)
+        )
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """`POST /generate`."""
-        body = decode_body(await read_body(request), GenerateBody)
-        job = await self._job(generate_job, body, new_request_id())
-        return await self._answer(request, job, GenerateReply(job.rids, batch=body.batch))
+        raw = await read_body(request)
+        with self._engine.handoffs.refusing(raw):
+            body = decode_body(raw, GenerateBody)
+            job, transfers = await self._open(request, generate_job, body, new_request_id())
+        reply = GenerateReply(job.rids, batch=body.batch)
+        return await respond(request, self._engine.scheduler, job, transfers, reply)
 
-    async def _answer(self, request: web.Request, job: Job, reply: Reply) -> web.StreamResponse:
-        engine = self._engine
-        try:
-            self._check(job)
-            engine.announce(job)
-            return await respond(request, engine.scheduler, job, reply)
-        except RequestError as error:
-            engine.turn_away(job, error)
-            raise
+    async def _open(
+        self,
+        request: web.Request,
+        make: Callable[..., Job],
+        body: ChatBody | CompletionBody | GenerateBody,
+        request_id: str,
+    ) -> tuple[Job, Transfers]:
+        """Make a job, check it and open its hand-offs. Raises RequestError.
 
-    async def _job(
-        self, make: Callable[..., Job], body: ChatBody | CompletionBody | GenerateBody, request_id: str
-    ) -> Job:
-        """Make a job on another thread: a long text would hold up every other request. Raises RequestError.
-
-        A text too long for this engine may be short enough for the other, which is told, though not for which prompt.
+        Another thread makes the job: a long text would block every other request.
         """
         engine = self._engine
-        more = (engine.config.vocab, request_id, engine.max_tokens)
-        try:
-            return await asyncio.to_thread(make, body, engine.tokenizer, *more)
-        except TextTooLongError as error:
-            refusal = TooLongError(f"prompt: {error}", param="prompt")
-            shape = make(body, _OneToken(), *more)
-            unread = [handoff and replace(handoff, prompt=b"") for handoff in shape.handoffs]
-            engine.turn_away(replace(shape, handoffs=unread), refusal)
-            raise refusal from None
-
-    def _check(self, job: Job) -> None:
-        if self._engine.draining:
+        if engine.draining:
             raise RequestError("the engine is draining; ask another one", status=503, code="draining")
-        check_rooms(job, self._engine.options.mode)
-        check_length(job, self._engine.max_tokens)
+        try:
+            job = await asyncio.to_thread(
+                make, body, engine.tokenizer, engine.config.vocab, request_id, engine.max_tokens
+            )
+        except TextTooLongError as error:
+            here = room_of(engine.options.mode, engine.max_tokens)
+            raise TooLongError(f"prompt: {error}; {here}", param="prompt") from None
+        check_rooms(job, engine.options.mode)
+        check_length(job, engine.max_tokens, engine.options.mode)
+        return job, engine.handoffs.open(job, request.headers.get("traceparent"))
+
+    def _check_model(self, name: str | None) -> None:
+        served = self._engine.options.served_model_name
+        if name not in (*NO_MODEL, served):
+            raise _model_not_found(name, served)
 
     def _reply(
         self, kind: type[CompletionReply], body: ChatBody | CompletionBody, job: Job, request_id: str
     ) -> CompletionReply:
         return kind(
             request_id,
-            body.model or self._engine.options.served_model_name,
+            self._engine.options.served_model_name,
             samples=job.samples,
             sequences=len(job.prompts),
             include_usage=body.stream_options is not None and body.stream_options.include_usage,
@@ -141,7 +148,7 @@ class Api:
     # ------------------------------------------------------------------ state
 
     async def health(self, request: web.Request) -> web.Response:
-        """`GET /health`: whether both loops turn and requests are taken."""
+        """`GET /health`: whether scheduler and connector live and requests are taken."""
         del request
         why = self._engine.unwell()
         return web.Response(status=200) if why is None else error_response(why, status=503, code="unwell")
@@ -171,8 +178,7 @@ class Api:
         """`GET /v1/models/{model}`."""
         served, asked = self._served_model(), request.match_info["model"]
         if asked != served["id"]:
-            message = f"model: {asked[:300]!r} is not served here, {served['id']!r} is"
-            raise RequestError(message, param="model", status=404, code="model_not_found")
+            raise _model_not_found(asked, served["id"])
         return web.json_response(served)
 
     def _served_model(self) -> Event:
@@ -187,7 +193,7 @@ class Api:
         return web.json_response({**info, "served_model_name": options.served_model_name, "model_type": "llama"})
 
     async def server_info(self, request: web.Request) -> web.Response:
-        """`GET /server_info`. Names no model path: the router would look it up at a public model hub."""
+        """`GET /server_info`. Without the model path: the router would look it up at a public model hub."""
         del request
         engine, options = self._engine, self._engine.options
         info = {
@@ -201,12 +207,13 @@ class Api:
             "tp_size": options.tp_size,
             "dp_size": 1,
             "pp_size": options.pp_size,
+            "open_sequences": engine.scheduler.open_sequences,
             "status": "ready" if engine.unwell() is None else "unwell",
         }
         return web.json_response(info)
 
     def addresses(self) -> dict[str, Any]:
-        """The hand-off addresses of this engine, where it has any."""
+        """Return the hand-off addresses of this engine; empty in a unified engine."""
         connector = self._engine.connector
         if connector is None:
             return {}
@@ -234,7 +241,7 @@ class Api:
         return web.json_response({"aborted": aborted})
 
     async def flush_cache(self, request: web.Request) -> web.Response:
-        """`/flush_cache`: fails while requests use the cache, as SGLang's does; idle, there is nothing left in it."""
+        """`/flush_cache`: fails while requests use the cache, as in SGLang. An idle engine caches nothing."""
         del request
         report = await self._report()
         if report.live:
@@ -263,35 +270,11 @@ class Api:
             raise RequestError(message, status=503, code="scheduler_silent") from None
 
 
-class _OneToken:
-    """A tokenizer that reads nothing, for the shape of a request: how many sequences it is, and where they meet."""
-
-    def encode(self, text: str) -> list[int]:
-        del text
-        return [0]
-
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        del messages
-        return [0]
-
-
-def admin_app(engine: Engine) -> web.Application:
-    """What the Unix socket offers to the pod's own helpers: the drain."""
-
-    async def start(request: web.Request) -> web.Response:
-        del request
-        engine.drain()
-        return web.json_response(engine.drain_state())
-
-    async def state(request: web.Request) -> web.Response:
-        del request
-        return web.json_response(engine.drain_state())
-
-    app = web.Application()
-    app.add_routes([web.post("/drain", start), web.get("/drain", state)])
-    return app
+def _model_not_found(asked: str, served: str) -> RequestError:
+    message = f"model: {asked[:300]!r} is not served here, {served!r} is"
+    return RequestError(message, param="model", status=404, code="model_not_found")
 
 
 def ready_line(http: str, addresses: dict[str, Any]) -> str:
-    """The line on stdout that tells a parent process where this engine listens."""
+    """Return the line for stdout by which a parent process learns where this engine listens."""
     return json.dumps({"ready": True, "http": http, **addresses})

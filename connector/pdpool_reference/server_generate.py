@@ -1,4 +1,4 @@
-"""From a job to an HTTP answer, whole or as server-sent events. The client's leaving ends its sequences."""
+"""From a job to an HTTP answer, whole or as server-sent events. A client that leaves ends its sequences."""
 
 import asyncio
 import json
@@ -9,7 +9,9 @@ from dataclasses import replace
 from functools import partial
 
 from aiohttp import web
+from pdpool_connector import Cause
 
+from pdpool_reference.handoff import Transfers
 from pdpool_reference.openai_api import Reply, Result, error_body
 from pdpool_reference.request import (
     DEFAULT_DEADLINE_S,
@@ -22,13 +24,14 @@ from pdpool_reference.request import (
     TooLongError,
 )
 from pdpool_reference.request_body import Job
+from pdpool_reference.request_handoffs import abort_all
 from pdpool_reference.scheduler import Scheduler
 
 OVERDUE_S = 5.0
-"""How much later than its deadline a request without a token is ended here: the scheduler, if it runs, knows why."""
+"""The HTTP side ends a request without a token so long after its deadline. A scheduler that runs ends it earlier, and
+knows the reason."""
 STALL_S = 120.0
-"""Longest silence between two tokens of a request, all of whose sequences have one, before its client is told that the
-engine stalls."""
+"""Once all sequences of a request have a token, so long a silence ends it: the engine stalls."""
 WRITE_S = 60.0
 """Longest that a client may take to accept one event."""
 
@@ -47,35 +50,56 @@ class GenerationError(Exception):
         self.failure = failure
 
 
-def check_length(job: Job, max_tokens: int) -> None:
-    """Refuse sequences that can never fit. `max_tokens`: most tokens of prompt and answer. Raises TooLongError."""
+def check_length(job: Job, max_tokens: int, mode: str) -> None:
+    """Refuse sequences that this engine can never hold. A prefill engine holds the prompt only.
+
+    Args:
+        job: the sequences.
+        max_tokens: most tokens that one sequence may have here.
+        mode: unified, prefill or decode.
+
+    Raises:
+        TooLongError: one is too long.
+    """
+    here = room_of(mode, max_tokens)
     for prompt, sampling in zip(job.prompts, job.sampling, strict=True):
-        if len(prompt) >= max_tokens:
-            message = f"prompt: {len(prompt)} tokens; this engine has room for {max_tokens} with those of the answer"
-            raise TooLongError(message, param="prompt")
+        if len(prompt) > max_tokens:
+            raise TooLongError(f"prompt: {len(prompt)} tokens; {here}", param="prompt")
         wanted = len(prompt) + sampling.max_new_tokens
-        if wanted > max_tokens:
-            message = (
-                f"max_tokens: {len(prompt)} prompt tokens and {sampling.max_new_tokens} new ones are {wanted}; "
-                f"this engine has room for {max_tokens} in one sequence"
-            )
-            raise TooLongError(message, param="max_tokens")
+        if mode != "prefill" and wanted > max_tokens:
+            what = f"{len(prompt)} tokens of prompt and {sampling.max_new_tokens} new ones are {wanted}"
+            raise TooLongError(f"max_tokens: {what}; {here}", param="max_tokens")
+
+
+def room_of(mode: str, max_tokens: int) -> str:
+    """Return the words that name an engine's limit in an error."""
+    return f"this {mode} engine has room for {max_tokens} tokens (its --kv-pages, or the model's context)"
 
 
 def check_rooms(job: Job, mode: str) -> None:
-    """Refuse requests without a room where there must be one. Raises RequestError."""
+    """Refuse a request without a room if the engine hands off. Raises RequestError."""
     if mode != "unified" and None in job.handoffs:
         message = f"bootstrap_room: missing; a {mode} engine takes requests through the router, which adds it"
         raise RequestError(message, param="bootstrap_room", code="missing_room")
 
 
-async def respond(request: web.Request, scheduler: Scheduler, job: Job, reply: Reply) -> web.StreamResponse:
-    """Run a job and answer with it. Raises RequestError or GenerationError while nothing has been sent."""
+async def respond(
+    request: web.Request, scheduler: Scheduler, job: Job, transfers: Transfers, reply: Reply
+) -> web.StreamResponse:
+    """Run a job whose hand-offs are open, and answer with its output.
+
+    Raises:
+        RequestError: the scheduler does not take the job.
+        GenerationError: a sequence failed before the answer had begun.
+    """
     outputs: asyncio.Queue[tuple[int, Output]] = asyncio.Queue()
-    sinks = _sinks(outputs, len(job.prompts))
-    sequences = _sequences(job, scheduler.mode, sinks, request.headers.get("traceparent"))
+    sequences = _sequences(job, scheduler.mode, _sinks(outputs, len(job.prompts)), transfers)
     results = [Result(len(prompt)) for prompt in job.prompts]
-    scheduler.submit(sequences)
+    try:
+        scheduler.submit(sequences)
+    except RequestError as error:
+        abort_all(transfers, error.message, Cause.REFUSED)
+        raise
     try:
         arriving = _arriving(outputs, results)
         if job.stream:
@@ -97,26 +121,25 @@ def _sinks(outputs: asyncio.Queue[tuple[int, Output]], count: int) -> list[Calla
 
 
 def _sequences(
-    job: Job, mode: str, sinks: list[Callable[[Output], None]], traceparent: str | None
+    job: Job, mode: str, sinks: list[Callable[[Output], None]], transfers: Transfers
 ) -> list[GenerationRequest]:
     deadline = time.monotonic() + DEFAULT_DEADLINE_S
-    handoffs = [handoff and replace(handoff, traceparent=traceparent) for handoff in job.handoffs]
     sampling = [_first_only(one) for one in job.sampling] if mode == "prefill" else job.sampling
     return [
-        GenerationRequest(rid, prompt, params, sink, handoff if mode != "unified" else None, deadline)
-        for rid, prompt, params, sink, handoff in zip(job.rids, job.prompts, sampling, sinks, handoffs, strict=True)
+        GenerationRequest(rid, prompt, params, sink, transfer, deadline)
+        for rid, prompt, params, sink, transfer in zip(job.rids, job.prompts, sampling, sinks, transfers, strict=True)
     ]
 
 
 def _first_only(params: SamplingParams) -> SamplingParams:
-    """A prefill engine answers with one token that ends by length whatever it is, as SGLang's does."""
+    """A prefill engine answers with one token and ends by length, as in SGLang."""
     return replace(params, max_new_tokens=1, stop=(), stop_token_ids=frozenset(), ignore_eos=True)
 
 
 async def _arriving(
     outputs: asyncio.Queue[tuple[int, Output]], results: list[Result]
 ) -> AsyncIterator[tuple[int, Tokens]]:
-    """The outputs as they come, entered into `results`, until all sequences have ended. Raises GenerationError."""
+    """Yield outputs and enter them into `results`, until all sequences have ended. Raises GenerationError."""
     left = len(results)
     deadline = time.monotonic() + DEFAULT_DEADLINE_S
     stall = 0.0
@@ -124,7 +147,7 @@ async def _arriving(
         begun = all(result.ids or result.finish for result in results)
         patience = stall if begun else max(stall, deadline + OVERDUE_S - time.monotonic())
         try:
-            # Not wait_for: before Python 3.12 it loses a cancellation, a client's leaving, that comes with a token.
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes together with a token.
             async with asyncio.timeout(patience):
                 index, output = await outputs.get()
         except TimeoutError:
@@ -162,9 +185,9 @@ async def _write_events(
     reply: Reply,
     results: list[Result],
 ) -> None:
-    """Headers go out with the first token, so that a failure before it still has a status of its own.
+    """Send headers with the first token, so that an earlier failure has a status of its own.
 
-    A later one is an event, and no `[DONE]` follows it: the stream must not look whole.
+    A later failure is an event without `[DONE]` after it: the stream must not look whole.
     """
     try:
         async for index, tokens in arriving:

@@ -1,11 +1,10 @@
-"""The engine as a process: start, listen, say where, drain on SIGTERM, exit."""
+"""The engine as a process: start, listen, print the addresses, drain on SIGTERM, exit."""
 
 import asyncio
 import contextlib
 import logging
 import signal
 import sys
-from pathlib import Path
 
 from aiohttp import web
 from pdpool_connector.backends.base import BackendUnavailableError
@@ -14,40 +13,40 @@ from pdpool_reference.http_edge import CLOSE_S, listen
 from pdpool_reference.options import EngineOptions
 from pdpool_reference.process_setup import set_up_process
 from pdpool_reference.ranks import RankLostError
-from pdpool_reference.server import Api, admin_app, ready_line
+from pdpool_reference.server import Api, ready_line
 from pdpool_reference.server_engine import Engine
 from pdpool_reference.weights import WeightsError
 
 IMPATIENT_GRACE_S = 1.0
-"""What is left of the grace after a second SIGTERM."""
+"""Rest of the grace after a second SIGTERM."""
 HURRIED_CLOSE_S = 0.5
-"""CLOSE_S of an engine without a grace: a kubelet may leave it 2 s."""
+"""CLOSE_S of an engine without a grace period: a kubelet may leave it 2 s."""
 
 log = logging.getLogger(__name__)
 
 
 def run_engine(options: EngineOptions) -> int:
-    """Run one engine until it is told to stop. Returns the exit code."""
+    """Run one engine until a signal ends it. Returns the exit code."""
     set_up_process()
     logging.getLogger("aiohttp.server").addFilter(_without_bytes)
     return asyncio.run(_Process(options).run())
 
 
 def _cannot_start(error: Exception) -> int:
-    """Say in one line that what the command line asks for (a port, a model, a data plane) is not to be had.
-
-    Returns the exit code.
-    """
+    """Log that a port, model or transfer backend of the command line is not available. Returns the exit code."""
     log.error("the engine cannot start: %s", error)
     return 1
 
 
 def _without_bytes(record: logging.LogRecord) -> bool:
-    """Keep what a client sent out of the log: aiohttp quotes the bytes that it cannot parse."""
+    """Keep clients' bytes out of the log: aiohttp quotes what it cannot parse."""
     record.exc_info = None if record.exc_info and isinstance(record.exc_info[1], web.HTTPException) else record.exc_info
     if record.exc_info and record.exc_info[1].__class__.__module__ == "aiohttp.http_exceptions":
         record.exc_info = None
-        record.msg, record.args = "what is no HTTP/1.1 was refused; sglang-router asks new workers for gRPC, too", ()
+        record.msg, record.args = (
+            "refused bytes that are not HTTP/1.1; sglang-router also tries gRPC with new workers",
+            (),
+        )
         record.levelno, record.levelname = logging.INFO, "INFO"
     return True
 
@@ -79,7 +78,7 @@ class _Process:
             if not self._crashed:
                 await self._drain(engine)
         finally:
-            # Off the loop: what is left of requests fails over it while the scheduler stops.
+            # On another thread: remaining requests fail over this loop while the scheduler stops.
             await asyncio.to_thread(engine.stop)
             for runner in runners:
                 await runner.cleanup()
@@ -90,20 +89,10 @@ class _Process:
         options, api = self._options, Api(engine)
         close_s = min(CLOSE_S, HURRIED_CLOSE_S + options.shutdown_grace_s)
         port = await listen(api.app(), options.host, options.port, runners, close_s)
-        if options.admin_socket is not None:
-            await self._listen_admin(engine, options.admin_socket, runners)
         host = f"[{options.host}]" if ":" in options.host else options.host
         log.info("%s engine of %s listens on %s:%d", options.mode, options.served_model_name, host, port)
         sys.stdout.write(ready_line(f"http://{host}:{port}", api.addresses()) + "\n")
         sys.stdout.flush()
-
-    async def _listen_admin(self, engine: Engine, path: Path, runners: list[web.BaseRunner]) -> None:
-        path.unlink(missing_ok=True)  # noqa: ASYNC240 - once, at start; left by a container that was killed
-        runner = web.AppRunner(admin_app(engine), access_log=None, shutdown_timeout=CLOSE_S)
-        runners.append(runner)
-        await runner.setup()
-        await web.UnixSite(runner, path).start()
-        path.chmod(0o600)  # noqa: ASYNC240 - once, at start
 
     async def _drain(self, engine: Engine) -> None:
         """Let requests end, up to the grace; a second signal cuts it short."""
@@ -118,7 +107,7 @@ class _Process:
             log.info("drained")
         else:
             drained.cancel()
-            log.warning("stopping before all requests have ended: %s", engine.drain_state())
+            log.warning("stopping before all requests have ended: %d sequences are left", engine.running())
 
     def _on_signal(self) -> None:
         if self._stop.is_set():

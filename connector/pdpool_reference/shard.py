@@ -5,10 +5,10 @@ from pdpool_connector.layout.pairing import ModelShard, shard_model
 from pdpool_reference.config import ModelConfig
 
 
-def parts_of(config: ModelConfig, tensor: int = 1, pipeline: int = 1) -> tuple[ModelShard, ...]:
-    """The parts of an engine with `tensor` ranks in each of `pipeline` stages, in the order of ranks.
+def shards_of(config: ModelConfig, tensor: int = 1, pipeline: int = 1) -> tuple[ModelShard, ...]:
+    """Return the shards of an engine with `tensor` ranks in each of `pipeline` stages, in the order of ranks.
 
-    Layers that cannot be shared out evenly go to the first stages. Raises ValueError when the model cannot be cut so.
+    The first stages take the layers that do not divide evenly. Raises ValueError when the model cannot be cut so.
     """
     if tensor < 1 or config.kv_heads % tensor:
         raise ValueError(f"tp-size is {tensor}, must divide the model's {config.kv_heads} KV heads")

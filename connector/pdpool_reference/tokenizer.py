@@ -28,21 +28,21 @@ class ChatTemplateError(ValueError):
 
 
 class TextTooLongError(ValueError):
-    """A text that cannot fit into the tokens there is room for, whatever they are."""
+    """A text with more bytes than the engine's tokens can hold."""
 
 
 class Vocabulary(Protocol):
-    """What differs between tokenizers."""
+    """The differences between tokenizers."""
 
     longest: int
     """Bytes of text that one token can stand for at most."""
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text; the names of special tokens in it become those tokens."""
+        """Return the tokens of a text; names of special tokens in it become those tokens."""
         ...
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes that a token stands for; none for a special token."""
+        """Return the bytes of a token; none for a special token."""
         ...
 
 
@@ -57,11 +57,11 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, token: int) -> str:
-        """The text that this token completes, possibly none."""
+        """Return the text that this token completes, possibly none."""
         return self._decoder.decode(self._vocabulary.bytes_of(token))
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for a character that stayed incomplete."""
+        """Return the rest at the end: U+FFFD for an incomplete character."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -81,33 +81,33 @@ class Tokenizer:
         self._template = environment.from_string(template)
 
     def limit(self, max_tokens: int) -> None:
-        """Refuse texts from now on that `max_tokens` tokens cannot hold, before they are looked at.
+        """Refuse texts from now on that `max_tokens` tokens cannot hold, before encoding them.
 
-        Making tokens takes a hundred times the memory of the text.
+        Encoding takes a hundred times the memory of the text.
         """
         self._max_bytes = max_tokens * self._vocabulary.longest
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text; the names of special tokens in it become those tokens.
+        """Return the tokens of a text; names of special tokens in it become those tokens.
 
         A lone surrogate, which JSON can carry, has no UTF-8 form and counts as `?`. Raises TextTooLongError.
         """
         data = text.encode("utf-8", errors="replace")
         if self._max_bytes is not None and len(data) > self._max_bytes:
-            raise TextTooLongError(f"{len(data)} bytes of text; this engine has room for less than {self._max_bytes}")
+            raise TextTooLongError(f"{len(data)} bytes of text, at most {self._max_bytes} can fit")
         return self._vocabulary.encode(data.decode("utf-8"))
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Text of tokens, special ones left out."""
+        """Return the text of tokens, without special tokens."""
         detokenizer = self.stream()
         return "".join([detokenizer.add(token) for token in tokens]) + detokenizer.flush()
 
     def stream(self) -> Detokenizer:
-        """A fresh detokenizer for one sequence."""
+        """Return a new detokenizer for one sequence."""
         return Detokenizer(self._vocabulary)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Tokens of a conversation, up to where the assistant's answer begins.
+        """Return the tokens of a conversation, up to the start of the assistant's answer.
 
         Raises ChatTemplateError and TextTooLongError.
         """
@@ -128,7 +128,7 @@ class _Bpe:
         self.longest = max(map(len, self._tokenizer.get_vocab()))
 
     def encode(self, text: str) -> list[int]:
-        # Only the calls for batches let other threads run meanwhile.
+        # Only the batch calls release the GIL.
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
@@ -157,7 +157,7 @@ class _Bytes:
 
 
 def load(model_path: str | Path) -> Tokenizer:
-    """The tokenizer of a model directory, or of the tiny model for `tiny`. Raises WeightsError."""
+    """Load the tokenizer of a model directory, or of the tiny model for `tiny`. Raises WeightsError."""
     if str(model_path) == TINY:
         return Tokenizer(_Bytes(), _TINY_TEMPLATE)
     directory = Path(model_path)

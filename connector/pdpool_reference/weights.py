@@ -1,8 +1,8 @@
 """Weights of a model: the layout of the one file that holds them, loading it by memory map, and a tiny random model.
 
 A model directory holds `weights.bin` (float32, each tensor aligned to 64 bytes), `model.json` (config, and where each
-tensor is), `tokenizer.json` and `chat_template.jinja`. Matrices are stored as `products.pack` lays them out, so that
-what is mapped is used as it is and the processes of one host share its pages.
+tensor is), `tokenizer.json` and `chat_template.jinja`. Matrices are stored as `products.pack` lays them out. So an
+engine uses the mapped bytes as they are, and the processes of one host share their pages.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,10 @@ ALIGNMENT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One block. Norms are (hidden,); matrices are packed. qkv: queries, keys, values side by side, with each head's
-    rotary pairs half a head apart. gate_up: gate, then up.
+    """One block. Norms are (hidden,); matrices are packed.
+
+    `qkv` holds queries, keys and values side by side, with each head's rotary pairs half a head apart. `gate_up` holds
+    gate, then up.
     """
 
     attention_norm: Floats
@@ -46,7 +48,7 @@ class Weights:
     layers: tuple[Layer, ...]
 
     def tensors(self) -> Iterator[tuple[str, Floats]]:
-        """Each tensor with its name in the file."""
+        """Yield each tensor with its name in the file."""
         yield "embedding", self.embedding
         yield "final_norm", self.final_norm
         for index, layer in enumerate(self.layers):
@@ -55,14 +57,14 @@ class Weights:
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where a tensor is in the file: offset in bytes, and its shape."""
+    """Position of a tensor in the file: offset in bytes, and shape."""
 
     offset: int
     shape: tuple[int, ...]
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of `model.json`. source_sha256: of the GGUF that the model was made from."""
+    """Content of `model.json`. `source_sha256`: digest of the GGUF file of the model."""
 
     format: int
     source_sha256: str
@@ -75,12 +77,12 @@ class WeightsError(Exception):
 
 
 def layer_tensor(index: int, field: str) -> str:
-    """Name of a block's tensor in the file."""
+    """Return the name of a block's tensor in the file."""
     return f"layers.{index}.{field}"
 
 
 def read_model_file(directory: Path) -> ModelFile:
-    """The `model.json` of a directory. Raises WeightsError."""
+    """Read the `model.json` of a directory. Raises WeightsError."""
     path = directory / MODEL_FILE
     try:
         content = path.read_bytes()
@@ -126,7 +128,7 @@ def load(directory: str | Path) -> tuple[ModelConfig, Weights]:
 
 
 def open_model(model_path: str | Path) -> tuple[ModelConfig, Weights]:
-    """The model of a command line: a directory, or `tiny`. Raises WeightsError."""
+    """Open the model of a command line: a directory, or `tiny`. Raises WeightsError."""
     return tiny() if model_path == "tiny" else load(model_path)
 
 
@@ -135,7 +137,7 @@ TINY_VOCAB: Final = 259
 
 
 def tiny(seed: int = 0) -> tuple[ModelConfig, Weights]:
-    """A random model with a byte vocabulary: real arithmetic, no sense, above a thousand tokens a second."""
+    """Return a random model with a byte vocabulary: real arithmetic, more than a thousand tokens a second."""
     config = ModelConfig(
         name=f"tiny-{seed}",
         layers=2,

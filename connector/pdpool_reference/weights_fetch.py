@@ -34,17 +34,17 @@ log = logging.getLogger(__name__)
 
 
 def smollm2_dir(say: Say = log.info) -> Path:
-    """`ensure` in the user's cache: `models` in `$PDPOOL_CACHE`, `$XDG_CACHE_HOME/pdpool` or `~/.cache/pdpool`."""
+    """Call `ensure` for the cache: `models` in `$PDPOOL_CACHE`, `$XDG_CACHE_HOME/pdpool` or `~/.cache/pdpool`."""
     override = os.environ.get("PDPOOL_CACHE")
     cache = Path(override) if override else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pdpool"
     return ensure(cache / "models", say)
 
 
 def ensure(cache_dir: Path, say: Say = log.info) -> Path:
-    """The model directory `smollm2` within `cache_dir`, made if need be; `say` is told what is done.
+    """Return the model directory `smollm2` within `cache_dir`. Fetches and converts the weights if need be.
 
-    A second call does nothing but check. Raises WeightsError when the weights cannot be had, OSError when they cannot
-    be written.
+    `say` is called with a line for each step. Raises WeightsError when the weights are not available, OSError when they
+    cannot be written.
     """
     directory = cache_dir / "smollm2"
     with _alone(cache_dir, say):
@@ -54,7 +54,7 @@ def ensure(cache_dir: Path, say: Say = log.info) -> Path:
 
 @contextlib.contextmanager
 def _alone(cache_dir: Path, say: Say) -> Iterator[None]:
-    """Two that begin at once would take each other's unfinished files. The lock ends with its owner."""
+    """Lock the cache: two runs would use each other's unfinished files. The lock ends with its process."""
     cache_dir.mkdir(parents=True, exist_ok=True)
     lock = os.open(cache_dir, os.O_RDONLY)
     try:

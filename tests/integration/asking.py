@@ -45,13 +45,13 @@ def admin_socket() -> Iterator[Path]:
 
 
 def drain_state(socket: Path) -> dict[str, Any]:
-    """What the engine behind this admin socket says of its drain, begun or not; its scheduler may be frozen."""
+    """The state of the drain behind this admin socket, begun or not; the engine's scheduler may be frozen."""
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket), verify=False), timeout=ANSWER_S) as admin:
         state: dict[str, Any] = admin.get("http://engine/drain").json()
         return state
 
 
-def sequences(socket: Path) -> int:
-    """How many the engine behind this admin socket has taken and not ended."""
-    count: int = drain_state(socket)["running"]
+def open_sequences(url: str) -> int:
+    """How many sequences an engine has taken and not ended; its scheduler may be frozen."""
+    count: int = get_json(f"{url}/server_info")["open_sequences"]
     return count

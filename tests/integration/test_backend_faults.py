@@ -181,6 +181,24 @@ def test_connections_to_dead_peers_are_closed(tcp):
             used.append(initiator.call("usage")["fds"])
 
 
+def test_reconnecting_to_dead_peers_leaves_descriptors_flat(plane):
+    with peers(plane, LARGE, "i", *"ABCDEF") as (initiator, *targets):
+        used = []
+        for doomed in targets:
+            assert initiator.connect(doomed) == {}
+            stream(initiator, doomed)
+            doomed.process.kill()
+            doomed.process.wait(10)
+            assert initiator.answer()["outcome"] == plane.lost.value
+            assert initiator.call("disconnect", peer=doomed.name) == {}
+            for _ in range(3):
+                assert initiator.connect(doomed)["error"] == "PeerUnreachableError"
+            if used:  # the first brings what libraries open once
+                until(lambda: initiator.call("usage")["fds"] <= used[-1] + 1, f"the end of all connections: {used}")
+            used.append(initiator.call("usage")["fds"])
+        assert used[-1] <= used[0] + 2, f"descriptors after each peer: {used}"
+
+
 def test_a_killed_initiator_leaves_the_target_serving_others(plane):
     with peers(plane, LARGE, "i", "j", "T") as (doomed, other, target):
         assert doomed.connect(target) == {}

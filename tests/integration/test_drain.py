@@ -1,4 +1,4 @@
-"""The drain as a preStop hook sees it: the agent asks over the Unix socket and waits."""
+"""The drain as a preStop hook uses it: the agent asks over the Unix socket and waits."""
 
 import contextlib
 import subprocess
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pdpool_reference.demo.launch import Children, get_status
 
-from tests.integration.asking import admin_socket, drain_state, sequences, web
+from tests.integration.asking import admin_socket, drain_state, open_sequences, web
 
 BODY = {"text": "abc", "sampling_params": {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}}
 
@@ -21,10 +21,21 @@ def socket_path():
 
 
 @pytest.fixture
+def prefill():
+    with Children() as children:
+        yield children.engine("prefill", model_path="tiny")
+
+
+@pytest.fixture
 def engine(socket_path):
     with Children() as children:
         extra = ["--admin-socket", str(socket_path), "--enable-faults"]
-        yield children.engine("unified", model_path="tiny", extra=extra)
+        yield children.engine("decode", model_path="tiny", extra=extra)
+
+
+def body_for(prefill, room=1):
+    place = {"bootstrap_host": "127.0.0.1", "bootstrap_port": prefill.addresses["bootstrap_port"]}
+    return {**BODY, **place, "bootstrap_room": room}
 
 
 def drain(path, deadline):
@@ -44,21 +55,22 @@ def until(condition, seconds=60.0):
 
 
 @contextlib.contextmanager
-def taken(engine, path):
-    """A request that the engine has, and does not begin while its scheduler is frozen: the answer to come."""
+def taken(prefill, engine):
+    """A request that the engine has and cannot begin, as its scheduler is frozen. Yields its answer to come."""
     freeze(engine, frozen=True)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         try:
-            answer = pool.submit(web.post, engine.url + "/generate", json=BODY, timeout=120)
-            until(lambda: sequences(path) == 1)
+            pool.submit(web.post, prefill.url + "/generate", json=body_for(prefill), timeout=120)
+            answer = pool.submit(web.post, engine.url + "/generate", json=body_for(prefill), timeout=120)
+            until(lambda: open_sequences(engine.url) == 1)
             yield answer
         finally:
             freeze(engine, frozen=False)
 
 
-def test_a_drain_waits_for_requests_and_takes_no_new_ones(engine, socket_path):
+def test_drain_waits_for_requests_and_takes_no_new_ones(prefill, engine, socket_path):
     with ThreadPoolExecutor(1) as pool:
-        with taken(engine, socket_path) as answer:
+        with taken(prefill, engine) as answer:
             draining = pool.submit(drain, socket_path, "60")
             until(lambda: drain_state(socket_path)["draining"])
             assert get_status(engine.url + "/health") == 503
@@ -67,35 +79,35 @@ def test_a_drain_waits_for_requests_and_takes_no_new_ones(engine, socket_path):
     assert "running=1" in done.stderr
     assert done.stderr.splitlines()[-1] == "drained"
     assert answer.result().json()["meta_info"]["completion_tokens"] == 40
-    refused = web.post(engine.url + "/generate", json=BODY, timeout=30)
+    refused = web.post(engine.url + "/generate", json=body_for(prefill, room=2), timeout=30)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
     assert get_status(engine.url + "/health") == 503
     assert get_status(engine.url + "/ready") == 503
     assert engine.process.poll() is None, "a drain does not end the process"
 
 
-def test_a_drain_that_is_late_says_so(engine, socket_path):
-    with taken(engine, socket_path):
+def test_late_drain_fails(prefill, engine, socket_path):
+    with taken(prefill, engine):
         done = drain(socket_path, "1")
     assert done.returncode == 1
     assert "not drained within 1 s" in done.stderr
 
 
-def test_a_drain_without_time_waits_for_nothing(engine, socket_path):
-    with taken(engine, socket_path):
+def test_drain_without_time_waits_for_nothing(prefill, engine, socket_path):
+    with taken(prefill, engine):
         done = drain(socket_path, "0")
     assert done.returncode == 1
     assert done.stderr == "not drained within 0 s\n"
 
 
-def test_an_engine_that_is_not_there_is_named(socket_path):
+def test_absent_engine_is_named(socket_path):
     done = drain(socket_path, "5")
     assert done.returncode == 2
     assert str(socket_path) in done.stderr
 
 
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
-def test_an_idle_engine_of_a_pair_is_drained_at_once(mode, socket_path):
+def test_idle_engine_drains_at_once(mode, socket_path):
     with Children() as children:
         engine = children.engine(mode, model_path="tiny", extra=["--admin-socket", str(socket_path)])
         assert drain(socket_path, "60").returncode == 0
@@ -103,10 +115,10 @@ def test_an_idle_engine_of_a_pair_is_drained_at_once(mode, socket_path):
         assert state["draining"] is True
 
 
-def test_a_socket_left_by_a_killed_engine_is_no_obstacle(socket_path):
+def test_socket_of_killed_engine_is_replaced(socket_path):
     for _ in range(2):
         with Children() as children:
-            engine = children.engine("unified", model_path="tiny", extra=["--admin-socket", str(socket_path)])
+            engine = children.engine("decode", model_path="tiny", extra=["--admin-socket", str(socket_path)])
             assert drain(socket_path, "60").returncode == 0
             engine.process.kill()
             engine.process.wait(10)

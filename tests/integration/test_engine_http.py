@@ -14,23 +14,16 @@ import pytest
 from pdpool_reference.demo.launch import Children
 from pdpool_reference.http_edge import CLOSE_S
 
-from tests.integration.asking import admin_socket, drain_state, load_of, sequences
+from tests.integration.asking import load_of, open_sequences
 
 PAGES = 256
 """4096 tokens: more than a second of work for the tiny model, and small enough to be filled by a test."""
 
 
 @pytest.fixture(scope="module")
-def admin():
-    with admin_socket() as path:
-        yield path
-
-
-@pytest.fixture(scope="module")
-def engine(admin):
+def engine():
     with Children() as children:
         extra = ["--kv-pages", str(PAGES), "--enable-faults", "--served-model-name", "small"]
-        extra += ["--admin-socket", str(admin)]
         yield children.engine("unified", model_path="tiny", extra=extra)
 
 
@@ -158,6 +151,25 @@ def test_one_model_is_shown_and_no_other(client):
     )
 
 
+@pytest.mark.parametrize("name", ["nope", "small ", "a" * 1000])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_request_for_another_model_gets_404(engine, path, name):
+    body = {"model": name, "prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+    status, answer = call(engine, "POST", path, body)
+    error = answer["error"]
+    assert (status, error["type"], error["param"]) == (404, "invalid_request_error", "model")
+    assert error["code"] == "model_not_found"
+    assert "'small' is" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "model", [{"model": "small"}, {"model": "default"}, {"model": "unknown"}, {"model": ""}, {"model": None}, {}]
+)
+def test_request_without_model_is_served_under_its_name(engine, model):
+    status, answer = call(engine, "POST", "/v1/completions", {"prompt": "a", "max_tokens": 1, **model})
+    assert (status, answer["model"]) == (200, "small")
+
+
 # ---------------------------------------------------------------------- bad requests
 
 
@@ -199,13 +211,13 @@ def test_unknown_paths_and_methods_get_an_error_body(engine):
     assert answer["error"]["type"] == "invalid_request_error"
 
 
-def test_a_full_engine_answers_503_so_that_the_router_asks_another(engine, admin):
+def test_full_engine_answers_503(engine):
     freeze(engine, frozen=True)
     waiting = [threading.Thread(target=call, args=(engine, "POST", "/generate", batch(64))) for _ in range(4)]
     try:
         for thread in waiting:
             thread.start()
-        until(lambda: sequences(admin) == 4 * 64)
+        until(lambda: open_sequences(engine.url) == 4 * 64)
         status, answer = call(engine, "POST", "/generate", batch(128))
         assert (status, answer["error"]["code"]) == (503, "queue_full")
     finally:
@@ -244,7 +256,7 @@ def aborted(engine):
     return float(next(line for line in text.splitlines() if line.startswith(name)).rpartition(" ")[2])
 
 
-def test_an_abort_ends_the_request_of_exactly_that_id(engine, admin):
+def test_an_abort_ends_the_request_of_exactly_that_id(engine):
     answers = {}
 
     def ask(rid, tokens):
@@ -255,7 +267,7 @@ def test_an_abort_ends_the_request_of_exactly_that_id(engine, admin):
     asking = [threading.Thread(target=ask, args=one) for one in (("req-1", 3500), ("req-10", 100))]
     for thread in asking:
         thread.start()
-    until(lambda: sequences(admin) == 2)
+    until(lambda: open_sequences(engine.url) == 2)
     freeze(engine, frozen=False)
     until(lambda: call(engine, "POST", "/abort_request", {"rid": "req-1"})[1].get("aborted") == 1 or "req-1" in answers)
     for thread in asking:
@@ -365,19 +377,18 @@ def test_faults_are_off_unless_the_command_line_says_so():
 
 
 @contextmanager
-def told_to_end(body):
-    """An engine that has taken this request and stands still, told to end once. With the answer, once it has come."""
-    with admin_socket() as path, Children() as children:
-        extra = ["--enable-faults", "--shutdown-grace", "100", "--admin-socket", str(path)]
+def ending_engine(body):
+    """A frozen engine with this request, after one SIGTERM; and the list that takes the answer."""
+    with Children() as children:
+        extra = ["--enable-faults", "--shutdown-grace", "100"]
         engine = children.engine("unified", model_path="tiny", extra=extra)
         freeze(engine, frozen=True)
         answers = []
         asking = threading.Thread(target=lambda: answers.append(call(engine, "POST", "/generate", body)))
         asking.start()
-        until(lambda: sequences(path) == 1)
+        until(lambda: open_sequences(engine.url) == 1)
         engine.process.send_signal(signal.SIGTERM)
-        until(lambda: drain_state(path)["draining"])
-        assert call(engine, "GET", "/health")[0] == 503
+        until(lambda: call(engine, "GET", "/health")[0] == 503)
         yield engine, answers
         assert engine.process.wait(60) == 0
         asking.join(90)
@@ -385,7 +396,7 @@ def told_to_end(body):
 
 def test_sigterm_lets_a_request_end_and_takes_no_new_one():
     body = {**LONG, "sampling_params": {**LONG["sampling_params"], "max_new_tokens": 40}}
-    with told_to_end(body) as (engine, answers):
+    with ending_engine(body) as (engine, answers):
         assert call(engine, "POST", "/generate", LONG)[0] == 503
         freeze(engine, frozen=False)
     assert answers[0][0] == 200
@@ -393,7 +404,7 @@ def test_sigterm_lets_a_request_end_and_takes_no_new_one():
 
 
 def test_a_second_sigterm_ends_at_once_and_the_request_is_told():
-    with told_to_end(LONG) as (engine, answers):
+    with ending_engine(LONG) as (engine, answers):
         engine.process.send_signal(signal.SIGTERM)
         assert engine.process.wait(60) == 0
     assert answers[0][0] == 503

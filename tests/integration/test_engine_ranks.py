@@ -13,7 +13,7 @@ from pdpool_reference.kv import PagedKV
 from pdpool_reference.model import Model, Step
 from pdpool_reference.rank_orders import Compute, Connect, RankSpec
 from pdpool_reference.ranks import RankLostError, Ranks
-from pdpool_reference.shard import parts_of
+from pdpool_reference.shard import shards_of
 
 PAGES = 8
 
@@ -27,9 +27,11 @@ def engine_of(
     model_path: str = "tiny",
 ) -> Iterator[Ranks]:
     config, loaded = weights.open_model(model_path)
-    parts = parts_of(config, tensor, pipeline)
-    model = Model(config, loaded, PagedKV(config, PAGES, part=parts[0]))
-    specs = [RankSpec(rank, rank // tensor, part, mode, model_path, PAGES) for rank, part in enumerate(parts) if rank]
+    shards = shards_of(config, tensor, pipeline)
+    model = Model(config, loaded, PagedKV(config, PAGES, shard=shards[0]))
+    specs = [
+        RankSpec(rank, rank // tensor, shard, mode, model_path, PAGES) for rank, shard in enumerate(shards) if rank
+    ]
     ranks = Ranks(model, specs, lambda: False, lost)
     try:
         ranks.wait_up()
@@ -83,7 +85,7 @@ def test_a_rank_that_waits_for_the_rest_of_a_batch_ends_in_order() -> None:
 
 def test_a_rank_whose_port_is_taken_says_so_and_fails(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, engine_of(2, 1, mode="decode") as ranks:
-        instance = parts_of(weights.tiny()[0], 2, 1)
+        instance = shards_of(weights.tiny()[0], 2, 1)
         port = taken.getsockname()[1]
         config = ConnectorConfig("127.0.0.1", control_port=port, rank=1, instance=instance, backend="local")
         with pytest.raises(RankLostError, match="rank 1 ended with code 1 before it was up"):

@@ -4,16 +4,12 @@ import itertools
 import os
 import re
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from pdpool_connector.transport.tokens import sign_operation
 from pdpool_reference.demo.launch import Child, Children
 
 from tests.integration.asking import get_json, load_of, web
@@ -56,7 +52,7 @@ def begin(
 
 
 def states(child: Child) -> list[dict[str, Any]]:
-    """What the connector of each rank says of itself."""
+    """The state of each rank's connector."""
     admins = [child.addresses["admin"], *(rank["admin"] for rank in child.addresses.get("ranks", {}).values())]
     return [get_json(f"http://{admin}/v1/state") for admin in admins]
 
@@ -110,7 +106,7 @@ def test_tokens_after_the_hand_off_are_those_of_one_engine(prefill_shape, decode
         assert [child.stop(60) for child in (prefill, decode)] == [0, 0]
 
 
-def test_one_frozen_rank_stops_the_engine_and_nothing_is_lost_when_it_thaws(expected) -> None:
+def test_thawed_rank_completes_waiting_request(expected) -> None:
     with Children() as children:
         begun = [begin(children, mode, tp=2) for mode in ("prefill", "decode")]
         prefill, decode = [children.listening(child) for child in begun]
@@ -127,56 +123,34 @@ def test_one_frozen_rank_stops_the_engine_and_nothing_is_lost_when_it_thaws(expe
         until(lambda: quiet(prefill) and quiet(decode))
 
 
-@pytest.mark.parametrize("victim", ["prefill", "decode"])
-@pytest.mark.parametrize("shape", [{"tp": 2}, {"pp": 2}], ids=str)
-def test_a_rank_that_fails_a_request_alone_ends_it_on_all_with_one_error_for_each_client(
-    expected, tmp_path, victim, shape
-) -> None:
-    """By the operator's order to abort the room, given to the connector of one rank only."""
-    private = Ed25519PrivateKey.from_private_bytes(bytes(32))
-    public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    (tmp_path / "operator.pem").write_bytes(public)
-    secret = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+def test_hand_off_that_fails_at_one_rank_ends_at_all(expected) -> None:
+    """A decode rank that hangs as a whole: only prefill's rank 1 misses its half."""
     with Children() as children:
-        keys = ("--pod-uid", "pod-1", "--operator-key", str(tmp_path / "operator.pem"))
-        begun = [begin(children, mode, *keys, **shape) for mode in ("prefill", "decode")]
+        begun = [begin(children, mode, tp=2) for mode in ("prefill", "decode")]
         prefill, decode = both = [children.listening(child) for child in begun]
         assert handed_over(prefill, decode, PROMPTS[0])[1].json()["output_ids"] == expected[0]  # all ranks are paired
         until(lambda: quiet(prefill) and quiet(decode))
-        room = next(ROOMS)
-        set_faults(decode, drop_handoff=True)
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(handed_over, prefill, decode, PROMPTS[4], room=room)
-            until(lambda: all(rank["attempts"]["waiting"]["reqs"] == 1 for rank in states(prefill)))
-            until(lambda: all(unanswered_s(rank) > 0.2 for rank in states(decode)))
-            failing = prefill if victim == "prefill" else decode
-            token = sign_operation(secret, "pod-1", "abort", "a test", "1", time.time())
-            told = web.post(
-                f"http://{failing.addresses['ranks']['1']['admin']}/v1/abort",
-                json={"room": room},
-                headers={"Authorization": token},
-                timeout=30,
-            )
-            assert told.status_code == 200, told.text
-            set_faults(decode, drop_handoff=False)
-            answers = dict(zip(("prefill", "decode"), waiting.result(120), strict=True))
-        errors = {side: (answer.status_code, answer.json()["error"]["code"]) for side, answer in answers.items()}
-        assert errors.pop(victim) == (503, "aborted")
-        assert list(errors.values()) == [(502, "peer_aborted")]
-        assert "rank 1" in answers[victim].json()["error"]["message"]
+        room, (hung,) = next(ROOMS), ranks_of(decode)
+        os.kill(hung, signal.SIGSTOP)
+        try:
+            answers = handed_over(prefill, decode, PROMPTS[4], room=room)
+        finally:
+            os.kill(hung, signal.SIGCONT)
+        errors = [(answer.status_code, answer.json()["error"]["code"]) for answer in answers]
+        assert errors == [(504, "timed_out"), (502, "peer_aborted")]
+        assert "rank 1" in answers[0].json()["error"]["message"]
         until(lambda: quiet(prefill) and quiet(decode))
         for child in both:
             for rank in states(child):
-                assert rank["outcomes"] == {"done": 1, "failed": 0, "aborted": 1}
                 assert sum(rank["causes"].values()) == 1
-                line = rf"{rank['role']} rank={rank['rank']} attempt=\S+ room={room} request_id='\S+'.* aborted: "
+                line = rf"{rank['role']} rank={rank['rank']} attempt=\S+ room={room} request_id='\S+'(?!.* released: )"
                 assert len(re.findall(line, child.log.read_text())) == 1
         assert handed_over(prefill, decode, PROMPTS[4])[1].json()["output_ids"] == expected[4]
         until(lambda: quiet(prefill) and quiet(decode))
 
 
 @pytest.mark.parametrize("fault", ["drop_handoff", "stop_status", "delay_handoff_s"])
-def test_a_fault_of_frames_meets_every_rank(expected, fault) -> None:
+def test_frame_fault_affects_every_rank(expected, fault) -> None:
     with Children() as children:
         begun = [begin(children, mode, tp=2) for mode in ("prefill", "decode")]
         prefill, decode = [children.listening(child) for child in begun]
@@ -192,12 +166,12 @@ def test_a_fault_of_frames_meets_every_rank(expected, fault) -> None:
 
 
 def unanswered_s(state: dict[str, Any]) -> float:
-    """For how long a rank of decode's has had no word from prefill on its oldest hand-off."""
-    return state["attempts"]["opening"]["oldest_s"] or 0.0
+    """Age in seconds of the oldest hand-off of a decode rank that has not ended."""
+    return max(state["attempts"][name]["oldest_s"] or 0.0 for name in ("opened", "offered"))
 
 
-def test_the_engine_s_metrics_have_the_connectors_of_all_ranks() -> None:
-    """One port of an engine is scraped: what a rank alone sees, as cache that came corrupted, has to be told there."""
+def test_engine_metrics_cover_all_ranks() -> None:
+    """Prometheus scrapes one port of an engine, so that every rank's metrics must be there."""
     with Children() as children:
         child = children.listening(begin(children, "decode", tp=2))
 
@@ -208,7 +182,7 @@ def test_the_engine_s_metrics_have_the_connectors_of_all_ranks() -> None:
         until(lambda: ranks() == ["0", "1"])
 
 
-def test_ranks_that_are_not_there_cannot_be_frozen() -> None:
+def test_absent_rank_cannot_be_frozen() -> None:
     with Children() as children:
         unified = children.listening(begin(children, "unified"))
         answer = web.post(unified.url + "/faults", json={"freeze_ranks": [1]}, timeout=30)
@@ -216,7 +190,7 @@ def test_ranks_that_are_not_there_cannot_be_frozen() -> None:
         assert answer.json()["error"]["message"] == "freeze_ranks names 1: this engine has one rank (--tp-size)"
 
 
-def test_a_model_that_cannot_be_cut_so_is_refused_in_one_line() -> None:
+def test_model_that_cannot_be_cut_is_refused() -> None:
     with Children() as children:
         child = begin(children, "prefill", tp=4)
         assert child.process.wait(60) == 1
@@ -229,7 +203,7 @@ def ranks_of(child: Child) -> list[int]:
     return [int(pid) for pid in pids if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
-def test_the_loss_of_a_rank_ends_an_engine_that_computes_nothing_and_its_clients_are_told() -> None:
+def test_loss_of_rank_ends_idle_engine() -> None:
     with Children() as children, ThreadPoolExecutor(1) as pool:
         prefill = children.listening(begin(children, "prefill", tp=2))
         where = {"bootstrap_host": "127.0.0.1", "bootstrap_port": prefill.addresses["bootstrap_port"]}

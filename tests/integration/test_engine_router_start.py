@@ -16,7 +16,7 @@ import pytest
 from pdpool_reference.demo.launch import HOST, ROUTER_FLAGS, Children, free_port, get_status
 from pdpool_reference.request_body import MAX_BODY_BYTES
 
-from tests.integration.asking import PATIENT_ROUTER, admin_socket, sequences, web
+from tests.integration.asking import PATIENT_ROUTER, open_sequences, web
 
 SCRIPT = Path(__file__).parents[2] / "images" / "router" / "start_router.py"
 KEY = "0123456789abcdef"
@@ -164,9 +164,8 @@ def test_bodies_that_are_too_large_are_refused_by_the_router_and_harm_nobody(eng
 
 
 def test_a_decode_that_is_killed_under_load_takes_nobody_with_it(engines, tmp_path):
-    with admin_socket() as admin, Children() as children, ThreadPoolExecutor(26) as clients:
-        extra = ["--enable-faults", "--admin-socket", str(admin)]
-        doomed = children.engine("decode", model_path="tiny", extra=extra)
+    with Children() as children, ThreadPoolExecutor(26) as clients:
+        doomed = children.engine("decode", model_path="tiny", extra=["--enable-faults"])
         workers = as_workers(engines)
         workers["decode"].append({"url": doomed.url})
         in_turn = ("--decode-policy", "round_robin")
@@ -177,7 +176,7 @@ def test_a_decode_that_is_killed_under_load_takes_nobody_with_it(engines, tmp_pa
             web.post(doomed.url + "/faults", json={"freeze_scheduler": True}, timeout=30).raise_for_status()
             for _ in range(26):
                 clients.submit(ask, url, patience=120.0)
-            until(lambda: sequences(admin) > TO_OPEN_A_CIRCUIT)
+            until(lambda: open_sequences(doomed.url) > TO_OPEN_A_CIRCUIT)
             doomed.process.kill()
             until(lambda: not next(one for one in listed(url) if one["url"] == doomed.url)["is_healthy"])
             until(lambda: ask(url) == 200, seconds=30)  # a circuit would stay open for 60 s

@@ -1,4 +1,4 @@
-"""Pools whose caches differ in size: what is too long for one side ends on both at once, as a bad request."""
+"""Pools whose caches differ in size: a request too long for one side ends on both at once, as a bad request."""
 
 import itertools
 import time
@@ -12,15 +12,16 @@ from tests.integration.asking import PATIENT_ROUTER, load_of, web
 
 ROOMS = itertools.count(7_000_000)
 SOON_S = 60.0
-"""A decode that is not told waits for 300 s; a prefill for less, and then answers that nobody came."""
+"""Far below the 300 s that a half waits whose other half is open."""
 PAGES = 4
 TEXT = "x" * 2000
-"""More bytes than the tokens of the small cache can stand for, so that nobody there makes tokens of it."""
+"""More bytes than the tokens of the small cache can hold, so that the engine does not encode it."""
+ONLY_DECODE = "tokens that fit with an answer that does not"
 BODIES = {
-    "tokens that fit with an answer that does not": (
+    ONLY_DECODE: (
         "/generate",
         {"input_ids": list(range(1, 40)), "sampling_params": {"max_new_tokens": 40}},
-        "this engine has room for 64 in one sequence",
+        "39 tokens of prompt and 40 new ones are 79",
     ),
     "tokens": ("/generate", {"input_ids": [1] * 200, "sampling_params": {"n": 2}}, "prompt: 200 tokens"),
     "text": ("/generate", {"text": TEXT, "sampling_params": {"max_new_tokens": 4}}, "2000 bytes of text"),
@@ -28,14 +29,14 @@ BODIES = {
     "chat": (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 4},
-        "bytes of text; this engine has room for less than",
+        "bytes of text, at most",
     ),
 }
 
 
 @pytest.fixture(scope="module")
 def pairs():
-    """A prefill and a decode engine each, one of them, by which it is called, with a small cache; and a router."""
+    """By the role with the small cache: prefill, decode and router."""
     with Children() as children:
         begun = {
             small: [
@@ -58,7 +59,9 @@ def post(child, path, body):
 
 @pytest.mark.parametrize("small", ["prefill", "decode"])
 @pytest.mark.parametrize("case", BODIES)
-def test_both_halves_of_what_is_too_long_for_one_side_end_at_once_as_a_bad_request(pairs, small, case):
+def test_too_long_for_one_side_ends_both(pairs, small, case):
+    if small == "prefill" and case == ONLY_DECODE:
+        pytest.skip("prefill holds the prompt only")
     prefill, decode, _ = pairs[small]
     path, body, why = BODIES[case]
     port = prefill.addresses["bootstrap_port"]
@@ -73,21 +76,30 @@ def test_both_halves_of_what_is_too_long_for_one_side_end_at_once_as_a_bad_reque
                 error = response.json()["error"]
                 assert (error["type"], error["code"]) == ("invalid_request_error", "context_length_exceeded")
                 assert why in error["message"]
+                assert f"this {small} engine has room for 64 tokens" in error["message"]
+
+
+def test_prefill_serves_prompt_whose_answer_only_decode_holds(pairs):
+    _, _, router = pairs["prefill"]
+    body = {"input_ids": list(range(1, 65)), "sampling_params": {"max_new_tokens": 40, "ignore_eos": True}}
+    answer = web.post(router.url + "/generate", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["output_ids"]) == 40
 
 
 @pytest.mark.parametrize("small", ["prefill", "decode"])
 @pytest.mark.parametrize("length", [100, 2000])
-def test_a_client_of_the_router_is_told_that_its_request_is_at_fault(pairs, small, length):
+def test_router_gives_client_role_and_limit(pairs, small, length):
     router = pairs[small][2]
     with openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         begun = time.monotonic()
-        with pytest.raises(openai.BadRequestError, match="this engine has room for"):
+        with pytest.raises(openai.BadRequestError, match=f"this {small} engine has room for 64 tokens"):
             client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * length}])
         assert time.monotonic() - begun < SOON_S
 
 
 @pytest.mark.parametrize("small", ["prefill", "decode"])
-def test_nothing_is_left_of_it_and_what_fits_is_answered(pairs, small):
+def test_nothing_is_left_of_a_refused_request(pairs, small):
     prefill, decode, router = pairs[small]
     assert web.post(router.url + "/generate", json={"text": TEXT}, timeout=120).status_code == 400
     fits = {"text": "abc", "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}

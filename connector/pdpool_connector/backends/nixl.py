@@ -7,6 +7,8 @@ Facts about NIXL 1.5.1 that shape this module, all measured:
 - Nothing cancels a transfer. Its bytes still land after its handle is released or the peer is forgotten. A connection
   error does not say whether bytes are under way. So every failure after the start is unsettled.
 - Only an agent that peers write to needs a progress thread.
+- Each attempt to load a peer whose process is dead leaves one socket until our process ends, and nothing closes it. So
+  a peer on this host is not loaded once its process has ended.
 - A descriptor list holds one kind of memory. So a chunk stays within one group of the plan, and each group has lists.
 """
 
@@ -26,7 +28,7 @@ import numpy as np
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.pool import Row
-from pdpool_connector.layout.process import ProcessName
+from pdpool_connector.layout.process import ProcessName, is_gone
 from pdpool_connector.layout.regions import MAX_ADDRESS, Block, Region
 
 from .base import (
@@ -145,6 +147,8 @@ class NixlBackend:
     def connect(self, peer: str, remote: RemoteMemory) -> None:
         """As `TransferBackend.connect`."""
         plan, descriptor = plan_pair(self.name, self._memory, self._peers, peer, remote, _Descriptor)
+        if remote.process is not None and is_gone(remote.process):
+            raise PeerUnreachableError(f"peer {peer} is process {remote.process.pid} of this host, which has ended")
         try:
             self._pair(peer, plan, descriptor)
             self._peers[peer].transport = self._observe(peer, remote.process)

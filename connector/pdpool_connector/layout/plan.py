@@ -242,8 +242,7 @@ class PairPlan:
         found = []
         if len(chunk.local_pages):
             found.append(self._pages.indices(chunk.local_pages, chunk.remote_pages, chunk.span))
-        for items in chunk.state:
-            found.append(self._state[items.pool].indices(items.local, items.remote, items.span))
+        found += [self._state[one.pool].indices(one.local, one.remote, one.span) for one in chunk.state]
         if chunk.aux:
             rows = np.array(chunk.aux, np.int32)
             found.append(self._aux.indices(rows[:, 0], rows[:, 1], None))

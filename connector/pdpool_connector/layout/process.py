@@ -112,6 +112,24 @@ def open_process(name: ProcessName) -> int | None:
     return None
 
 
+def is_gone(name: ProcessName) -> bool:
+    """Whether the process has certainly ended; False where it cannot be watched from here."""
+    if (name.boot_id, name.pid_namespace) != (boot_id(), pid_namespace()):
+        return False
+    try:
+        pidfd = os.pidfd_open(name.pid)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError, OverflowError):
+        return False
+    try:
+        return has_ended(pidfd) or started_at(name.pid) != name.started
+    except OSError:  # it went while we looked
+        return True
+    finally:
+        os.close(pidfd)
+
+
 def has_ended(pidfd: int) -> bool:
     """Whether the process of a pidfd has ended, with every thread."""
     news = select.poll()

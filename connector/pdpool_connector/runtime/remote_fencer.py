@@ -1,7 +1,7 @@
 """Completes an external proof that a peer is dead: only we can see that our TCP connections to it have closed.
 
 Peers of other hosts cannot be watched from here. The operator reports that their containers have ended. Over TCP that
-is no proof until everything that they had sent was read (docs/fences.md).
+is no proof until everything that they had sent was read (docs/holds.md).
 """
 
 import asyncio

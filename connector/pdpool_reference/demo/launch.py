@@ -1,4 +1,4 @@
-"""Start engines and router as child processes on loopback, know where they listen, and leave none behind."""
+"""Starts engines and router as child processes on loopback, knows their addresses, and ends them all."""
 
 import contextlib
 import ctypes
@@ -30,40 +30,40 @@ HOST = "127.0.0.1"
 START_S = 60.0
 STOP_S = 10.0
 PROBE_S = 0.1
-TELL_S = 2.0
-"""A wait says every so often that it goes on."""
+REPORT_S = 2.0
+"""A wait reports this often that it goes on."""
 LOG_TAIL_BYTES = 4000
 LOG_END_LINES = 20
 TRACEBACK = "Traceback (most recent call last):"
 LOGS_PREFIX = "pdpool-logs-"
 PORTS = range(12_000, 30_000)
-"""Below those that Linux gives out by itself (ip_local_port_range) and Kubernetes to NodePorts."""
+"""Below the ports that Linux (ip_local_port_range) and Kubernetes (NodePorts) hand out."""
 TRIED_PORTS = 100
 LOOK_S = 10.0
 SILENT_S = 120.0
-"""A process that has answered nothing for so long stands still as a whole. The router waits for it much longer, for its
-only limit is that of the longest stream; on a cluster it is the liveness probe that ends such an engine."""
+"""A process that has answered nothing for so long hangs as a whole. The router waits much longer: its only limit is
+that of the longest stream. On a cluster the liveness probe ends such an engine."""
 SNAPSHOT_S = 3.0
-"""Longest time after which a connector's state shows what has happened."""
+"""A connector's state shows an event after this time at the latest."""
 
 ROUTER_FLAGS = (
     *("--policy", "round_robin", "--worker-startup-timeout-secs", "30", "--log-level", "warn"),
     *("--health-check-interval-secs", "2", "--health-failure-threshold", "2", "--health-check-timeout-secs", "3"),
     *("--disable-circuit-breaker", "--max-payload-size", str(MAX_BODY_BYTES)),
 )
-"""The reasons are in the router image's entrypoint, whose flags fit a cluster."""
+"""The router image's entrypoint gives the reasons; its flags fit a cluster."""
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LaunchError(Exception):
-    """A process did not come up or ended; the message has the end of its log, and where all of it is."""
+    """A process did not start, or ended. The message has the end of its log, and the path of the whole log."""
 
 
 @dataclass
 class Child:
-    """One process that was started here. `addresses` is what an engine said of itself; a router says nothing."""
+    """One child process. `addresses` is the line that an engine printed; a router prints none."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -77,11 +77,11 @@ class Child:
         return url
 
     def log_tail(self) -> str:
-        """The end of what it wrote to stderr."""
+        """Return the end of its stderr."""
         return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
 
-    def last_words(self) -> str:
-        """Why it ended, as far as its log says: an error's own words without the traceback, else its last lines."""
+    def end_of_log(self) -> str:
+        """Return why it ended, from its log: the message of an exception without traceback, else the last lines."""
         lines = self.log.read_text(errors="replace").rstrip().splitlines()
         if any(line.startswith(TRACEBACK) for line in lines):
             lines = lines[-1:]
@@ -89,7 +89,7 @@ class Child:
         return f"{end}\nits whole log: {self.log}"
 
     def stop(self, timeout_s: float = STOP_S) -> int:
-        """End it: SIGTERM, and SIGKILL when that takes too long. Returns its exit code."""
+        """End it by SIGTERM, and by SIGKILL when that takes too long. Returns its exit code."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -109,7 +109,7 @@ class Children:
     them must live on: use the main thread.
 
     Args:
-        say: told of each step, in a few words.
+        say: called with a line for each step.
     """
 
     def __init__(self, say: Callable[[str], None] = lambda _: None) -> None:
@@ -118,7 +118,7 @@ class Children:
         remove_abandoned_logs()
         self.logs = Path(tempfile.mkdtemp(prefix=f"{LOGS_PREFIX}{os.getpid()}-"))
         self.flights = self.logs / "flights"
-        """Where engines leave records of hand-offs that failed or were given up."""
+        """Folder for the engines' records of failed hand-offs."""
 
     def __enter__(self) -> Self:
         return self
@@ -131,9 +131,9 @@ class Children:
             error.add_note(f"records of failed hand-offs, for `pdpool connector replay FILE`: {self.flights}")
 
     def stop(self, *, keep_logs: bool = False) -> None:
-        """End all: they are told at once and waited for in turn.
+        """End all: signal all at once, then wait for each.
 
-        Logs and records go with them; `keep_logs` leaves them until the next process that starts children.
+        Removes logs and records. `keep_logs` leaves them until the next process starts children.
         """
         for child in reversed(self._children):
             if child.process.poll() is None:
@@ -145,8 +145,8 @@ class Children:
             shutil.rmtree(self.logs)
 
     def wait_for_end_of_any(self) -> None:
-        """Wait until one of them ends, or stands still and is ended. Raises LaunchError then."""
-        heard = dict.fromkeys((child.process.pid for child in self._children), time.monotonic())
+        """Wait until one of them ends, or hangs and is killed. Raises LaunchError then."""
+        answered = dict.fromkeys((child.process.pid for child in self._children), time.monotonic())
         with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
             for child in self._children:
                 pidfd = os.pidfd_open(child.process.pid)
@@ -154,9 +154,9 @@ class Children:
                 selector.register(pidfd, selectors.EVENT_READ, child)
             while not (events := selector.select(LOOK_S)):
                 for child in self._children:
-                    _end_if_silent(child, heard)
+                    _end_if_silent(child, answered)
             ended: Child = events[0][0].data
-        raise LaunchError(f"{ended.name} ended with code {ended.process.wait(STOP_S)}:\n{ended.last_words()}")
+        raise LaunchError(f"{ended.name} ended with code {ended.process.wait(STOP_S)}:\n{ended.end_of_log()}")
 
     def engine(
         self, mode: str, *, model_path: str, backend: str = "local", name: str | None = None, extra: Sequence[str] = ()
@@ -167,7 +167,7 @@ class Children:
     def begin_engine(
         self, mode: str, *, model_path: str, backend: str = "local", name: str | None = None, extra: Sequence[str] = ()
     ) -> Child:
-        """Start an engine on free ports; it is of use when `listening` has returned."""
+        """Start an engine on free ports; use it when `listening` has returned."""
         command = [sys.executable, "-m", "pdpool_reference", "--mode", mode, "--model-path", model_path]
         command += ["--host", HOST, "--advertise-host", HOST, "--transfer-backend", backend]
         command += ["--flight-dir", str(self.flights)]
@@ -217,48 +217,48 @@ class Children:
         return child
 
     def _ready_line(self, child: Child) -> dict[str, Any]:
-        """The first line that an engine prints."""
+        """Return the first line that an engine prints."""
         assert child.process.stdout is not None
         deadline = time.monotonic() + START_S
         with selectors.DefaultSelector() as selector:
             selector.register(child.process.stdout, selectors.EVENT_READ)
-            while not selector.select(TELL_S) and time.monotonic() < deadline:
+            while not selector.select(REPORT_S) and time.monotonic() < deadline:
                 self._say(f"waiting for the {child.name} engine to load and to listen")
             if not selector.select(0):
-                raise LaunchError(f"{child.name} did not listen within {START_S:.0f} s:\n{child.last_words()}")
+                raise LaunchError(f"{child.name} did not listen within {START_S:.0f} s:\n{child.end_of_log()}")
         line = child.process.stdout.readline()
         if not line:
             code = child.process.wait(STOP_S)
-            raise LaunchError(f"{child.name} ended with code {code} before it listened:\n{child.last_words()}")
+            raise LaunchError(f"{child.name} ended with code {code} before it listened:\n{child.end_of_log()}")
         addresses: dict[str, Any] = json.loads(line)
         return addresses
 
     def _await_status(self, child: Child, path: str) -> None:
-        """Poll until 200: the router has no other way to say that it serves."""
-        told = time.monotonic()
-        deadline = told + START_S
+        """Poll until 200: the router has no other sign that it serves."""
+        reported = time.monotonic()
+        deadline = reported + START_S
         while get_status(child.url + path) != 200:
             if (code := child.process.poll()) is not None:
-                raise LaunchError(f"{child.name} ended with code {code}:\n{child.last_words()}")
+                raise LaunchError(f"{child.name} ended with code {code}:\n{child.end_of_log()}")
             if time.monotonic() > deadline:
-                raise LaunchError(f"{child.name} did not serve within {START_S:.0f} s:\n{child.last_words()}")
-            if time.monotonic() > told + TELL_S:
-                told = time.monotonic()
+                raise LaunchError(f"{child.name} did not serve within {START_S:.0f} s:\n{child.end_of_log()}")
+            if time.monotonic() > reported + REPORT_S:
+                reported = time.monotonic()
                 self._say(f"waiting for the {child.name} to find its engines healthy and to serve")
             time.sleep(PROBE_S)
 
 
-def _end_if_silent(child: Child, heard: dict[int, float]) -> None:
-    """Look at a process, noting by its id when it last answered. Raises LaunchError when that is too long ago."""
+def _end_if_silent(child: Child, answered: dict[int, float]) -> None:
+    """Check a process, and note when it answered. Raises LaunchError when it has not answered for too long."""
     if get_status(child.url + "/health") is not None:
-        heard[child.process.pid] = time.monotonic()
-    elif time.monotonic() - heard[child.process.pid] > SILENT_S:
+        answered[child.process.pid] = time.monotonic()
+    elif time.monotonic() - answered[child.process.pid] > SILENT_S:
         child.process.kill()
-        raise LaunchError(f"{child.name} answered nothing for {SILENT_S:.0f} s, and was ended:\n{child.last_words()}")
+        raise LaunchError(f"{child.name} answered nothing for {SILENT_S:.0f} s, and was ended:\n{child.end_of_log()}")
 
 
 def remove_abandoned_logs() -> None:
-    """Remove the logs of processes of this user that are gone: killed, or ended with logs to be read."""
+    """Remove the logs of this user's processes that have ended without removing them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{LOGS_PREFIX}*-*"):
         owner = folder.name.removeprefix(LOGS_PREFIX).split("-")[0]
         with contextlib.suppress(FileNotFoundError):  # another process removes it, too
@@ -267,7 +267,7 @@ def remove_abandoned_logs() -> None:
 
 
 def get_status(url: str) -> int | None:
-    """Status of a GET, None when nobody answers."""
+    """Return the status of a GET, None without an answer."""
     try:
         with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 - loopback URLs made here
             status: int = response.status
@@ -279,14 +279,14 @@ def get_status(url: str) -> int | None:
 
 
 def get_json(url: str) -> dict[str, Any]:
-    """Body of a GET, an object."""
+    """Return the body of a GET, a JSON object."""
     with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 - a loopback URL made here
         body: dict[str, Any] = json.load(response)
         return body
 
 
 def bytes_moved(decode: Child) -> int:
-    """Bytes of KV cache that a decode engine has received; 0 if none have come shortly after its first answer."""
+    """Return the bytes of KV cache that a decode engine has received; waits shortly for the first."""
     deadline = time.monotonic() + SNAPSHOT_S
     while True:
         moved: int = get_json(f"http://{decode.addresses['admin']}/v1/state")["bytes_moved_total"]
@@ -296,7 +296,7 @@ def bytes_moved(decode: Child) -> int:
 
 
 def check_free(port: int) -> None:
-    """Raises LaunchError when nothing can listen on this port; 0 is always free."""
+    """Raise LaunchError when nothing can listen on this port; 0 is always free."""
     with contextlib.closing(socket.socket()) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -306,7 +306,7 @@ def check_free(port: int) -> None:
 
 
 def free_port() -> int:
-    """A TCP port at which nobody listens, and that nobody is given who asks the kernel for any. Raises LaunchError."""
+    """Return a free TCP port outside the kernel's own range for any port. Raises LaunchError."""
     for port in secrets.SystemRandom().sample(PORTS, TRIED_PORTS):
         with contextlib.suppress(LaunchError):
             check_free(port)
@@ -315,14 +315,14 @@ def free_port() -> int:
 
 
 def pick_backend(wanted: str) -> str:
-    """`auto` is NIXL where it is installed, otherwise `local`."""
+    """Return the transfer backend: for `auto`, NIXL where it is installed, otherwise `local`."""
     if wanted != "auto":
         return wanted
     return "nixl" if importlib.util.find_spec("nixl_cu12") or importlib.util.find_spec("nixl") else "local"
 
 
 def _die_with(parent: int) -> None:
-    """In the child, before exec: die with the parent, and notice one that is gone already."""
+    """In the child, before exec: die with the parent, also if it has ended already."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""`pdpool demo`: a question answered over a hand-off, on this machine, without root and without a cluster."""
+"""`pdpool demo`: a question answered over a hand-off, on this machine, without root or cluster."""
 
 import importlib.util
 import json
@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from pdpool_connector.installed import install_command
 from rich.console import Console
 
 from pdpool_reference import weights_fetch
@@ -20,11 +21,11 @@ ANSWER_S = 120.0
 
 
 def run_demo(question: str, *, model_path: str | None, backend: str, port: int, once: bool) -> int:
-    """Start everything, ask, show the answer, stay until Ctrl-C unless `once`. Returns the exit code."""
+    """Start everything, ask, show the answer, and run until Ctrl-C unless `once`. Returns the exit code."""
     console = Console(highlight=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _Story(console).tell(question, model_path=model_path, backend=pick_backend(backend), port=port, once=once)
+        _Story(console).run(question, model_path=model_path, backend=pick_backend(backend), port=port, once=once)
     except (LaunchError, WeightsError, OSError) as error:
         message = "\n".join([str(error), *getattr(error, "__notes__", ())])
         console.print(f"failed: {message}", style="red", markup=False)
@@ -40,9 +41,9 @@ class _Story:
         self._console = console
         self._began = time.monotonic()
 
-    def tell(self, question: str, *, model_path: str | None, backend: str, port: int, once: bool) -> None:
+    def run(self, question: str, *, model_path: str | None, backend: str, port: int, once: bool) -> None:
         if importlib.util.find_spec("sglang_router") is None:
-            raise LaunchError("sglang-router is not installed; `pip install 'pdpool[demo]'` brings it")
+            raise LaunchError(f"sglang-router is not installed; install it with: {install_command('demo')}")
         check_free(port)
         if model_path is None:
             self._say("model: SmolLM2-135M-Instruct")
@@ -76,14 +77,14 @@ class _Story:
         for child in (prefill, decode):
             self._console.print(f"{child.name:>8}: {child.url}/v1/loads   http://{child.addresses['admin']}/v1/state")
         self._console.print(f"{'logs':>8}: {logs}, with a record of each hand-off that fails")
-        self._console.print("Ctrl-C ends all of it.")
+        self._console.print("Ctrl-C ends everything.")
 
     def _say(self, line: str) -> None:
         self._console.print(f"{time.monotonic() - self._began:6.1f} s  {line}", style="dim", markup=False)
 
 
 def stream_chat(url: str, question: str, max_tokens: int = ANSWER_TOKENS) -> Iterator[str]:
-    """The pieces of a greedy chat answer as they come. Raises LaunchError when it ends in an error or is not whole."""
+    """Yield the pieces of a greedy chat answer. Raises LaunchError when it ends in an error or is incomplete."""
     body = {"model": "default", "messages": [{"role": "user", "content": question}], "stream": True}
     body |= {"temperature": 0, "max_tokens": max_tokens}
     request = urllib.request.Request(  # noqa: S310 - a loopback URL made here

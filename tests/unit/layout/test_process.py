@@ -1,12 +1,14 @@
 """How a process tells who and where it is."""
 
 import contextlib
+import os
 import resource
+import subprocess
 from collections.abc import Iterator
 
 import msgspec
 import pytest
-from pdpool_connector.layout.process import ProcessName, open_process, this_process
+from pdpool_connector.layout.process import ProcessName, is_gone, open_process, started_at, this_process
 
 
 def test_a_container_that_was_started_again_has_another_name():
@@ -52,3 +54,24 @@ def test_a_process_is_not_watched_where_no_descriptor_is_left_and_nothing_fails_
     here = this_process()
     with no_descriptor_left():
         assert open_process(here) is None
+
+
+def test_a_process_that_has_ended_is_gone():
+    child = subprocess.Popen(["sleep", "60"])
+    name = msgspec.structs.replace(this_process(), pid=child.pid, started=started_at(child.pid))
+    assert not is_gone(name)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert is_gone(name), "though nobody has asked for its status"
+    child.wait(10)
+    assert is_gone(name)
+
+
+def test_another_process_with_the_same_number_is_not_taken_for_it():
+    us = this_process()
+    assert not is_gone(us)
+    assert is_gone(msgspec.structs.replace(us, started=us.started - 1))
+
+
+def test_a_process_of_another_host_is_never_called_gone():
+    assert not is_gone(msgspec.structs.replace(this_process(), boot_id="another", pid=1 << 22))

@@ -2,70 +2,64 @@
 
 from types import SimpleNamespace
 
-from pdpool_connector import DecodeTransfer, Phase, PrefillTransfer, TransferStatus
+from pdpool_connector import Cause, Phase, TransferStatus
 from pdpool_reference import tokenizer as tokenizers
 from pdpool_reference import weights
+from pdpool_reference.disaggregation import PrefillSide
 from pdpool_reference.kv import PageAllocator, PagedKV
 from pdpool_reference.metrics import Counters
 from pdpool_reference.model import Model
-from pdpool_reference.request import GenerationRequest, Handoff, SamplingParams
+from pdpool_reference.request import GenerationRequest, SamplingParams
 from pdpool_reference.scheduler_batch import admit, compute
 from pdpool_reference.scheduler_core import Core, Limits
 from pdpool_reference.scheduler_queues import State
 from prometheus_client import CollectorRegistry
 
 TOKENIZER = tokenizers.load("tiny")
-PROMPT = b"digest of prompt"
 WAITING, READY = TransferStatus(Phase.WAITING), TransferStatus(Phase.READY)
 DONE = TransferStatus(Phase.DONE, releasable=True)
 
 
-class ScriptedPrefill(PrefillTransfer):
-    """A transfer that notes what it is told; the test sets its status."""
+class ScriptedTransfer:
+    """A transfer that records its calls; the test sets its status."""
 
     def __init__(self):
-        self.status, self.sends, self.aborts = WAITING, [], []
+        self.status, self.aborts = WAITING, []
 
-    def send(self, pages, *, start, last=False, aux_slot=None):
+    def abort(self, message, cause=Cause.ABORTED):
+        self.aborts.append((message, cause))
+
+
+class ScriptedPrefill(ScriptedTransfer):
+    def __init__(self):
+        super().__init__()
+        self.sends = []
+
+    def send(self, pages, *, start, last, aux_slot=None):
         self.sends.append((start, list(pages), last, aux_slot))
 
-    def abort(self, message=""):
-        self.aborts.append(message)
 
+class ScriptedDecode(ScriptedTransfer):
+    def __init__(self):
+        super().__init__()
+        self.pages, self.aux_slot = None, None
 
-class ScriptedDecode(DecodeTransfer):
-    def __init__(self, pages, aux_slot):
-        self.status, self.pages, self.aux_slot, self.aborts = WAITING, list(pages), aux_slot, []
-
-    def abort(self, message=""):
-        self.aborts.append(message)
+    def offer(self, pages, *, aux_slot):
+        assert self.pages is None, "memory is offered once"
+        self.pages, self.aux_slot = list(pages), aux_slot
 
 
 class Scripted:
     """A connector of either side."""
 
     def __init__(self):
-        self.transfers, self.opened, self.queues, self.drained, self.wrong, self.refused = [], [], {}, 0, None, []
-
-    def open(self, *where, pages=None, aux_slot=None, **options):
-        if self.wrong:
-            raise ValueError(self.wrong)
-        transfer = ScriptedPrefill() if pages is None else ScriptedDecode(pages, aux_slot)
-        self.transfers.append(transfer)
-        self.opened.append((where, options))
-        return transfer
-
-    def refuse(self, *what, **options):
-        self.refused.append((what, options))
+        self.transfers, self.queues = [], {}
 
     def set_queue(self, name, reqs, oldest_s, moved_total):
         self.queues[name] = (reqs, oldest_s, moved_total)
 
     def beat(self):
         pass
-
-    def drain(self):
-        self.drained += 1
 
 
 class Bench:
@@ -74,6 +68,7 @@ class Bench:
         self.kv = PagedKV(config, pages)
         self.model = Model(config, loaded, self.kv)
         self.connector = Scripted()
+        self._transfer = ScriptedPrefill if side is PrefillSide else ScriptedDecode
         self.pages, self.aux = PageAllocator(pages), PageAllocator(4)
         self.registry = CollectorRegistry()
         self.now = 1000.0
@@ -88,11 +83,11 @@ class Bench:
             side=lambda core: side(core, self.connector, self.kv),
         )
 
-    def ask(self, tokens, max_new_tokens=1, sibling=0):
+    def ask(self, tokens, max_new_tokens=1):
         outputs = []
         sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, ignore_eos=True)
-        handoff = Handoff("10.0.0.1:8998", 77, sibling, "00-trace", PROMPT)
-        request = GenerationRequest("rid", tuple(range(tokens)), sampling, outputs.append, handoff, self.now + 100)
+        self.connector.transfers.append(transfer := self._transfer())
+        request = GenerationRequest("rid", tuple(range(tokens)), sampling, outputs.append, transfer, self.now + 100)
         self.core.submit(request, self.now)
         return SimpleNamespace(request=request, outputs=outputs)
 

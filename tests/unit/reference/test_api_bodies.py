@@ -8,7 +8,7 @@ import pytest
 from pdpool_reference import request_body
 from pdpool_reference.openai_api import ChatBody, CompletionBody, Result, chat_job, completion_job
 from pdpool_reference.request import Handoff, RequestError, prompt_of
-from pdpool_reference.request_body import Unsupported, decode_body
+from pdpool_reference.request_body import Unsupported, decode_body, first_handoff
 from pdpool_reference.sglang_api import GenerateBody, GenerateReply, SamplingBody, generate_job
 
 VOCAB = 300
@@ -240,11 +240,16 @@ def test_samples_with_one_seed_draw_differently_and_the_same_way_every_time():
 ONE = {"bootstrap_host": "10.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 5}
 
 
-def test_sequences_that_share_a_room_differ_by_their_position():
+def test_samples_share_their_room():
     job = completion(prompt="a", n=3, **ONE)
-    assert [replace(handoff, prompt=b"") for handoff in job.handoffs] == [
-        Handoff("10.0.0.1:8998", 5, sibling) for sibling in range(3)
-    ]
+    assert [replace(handoff, prompt=b"") for handoff in job.handoffs] == [Handoff("10.0.0.1:8998", 5)] * 3
+
+
+def test_more_sequences_than_a_room_takes_are_refused():
+    assert len(completion(prompt="a", n=64, **ONE).handoffs) == 64
+    with pytest.raises(RequestError, match="65 sequences share the room 5, at most 64") as caught:
+        completion(prompt="a", n=65, **ONE)
+    assert caught.value.param == "bootstrap_room"
 
 
 def test_a_hand_off_says_what_prompt_it_is_for_and_how_its_first_token_is_drawn():
@@ -254,7 +259,9 @@ def test_a_hand_off_says_what_prompt_it_is_for_and_how_its_first_token_is_drawn(
     assert len({handoff.prompt for handoff in job.handoffs}) == 4
 
 
-@pytest.mark.parametrize("asked", [{"prompt": [[1] * ROOM_FOR, [2]]}, {"prompt": ["a" * ROOM_FOR, "b"]}], ids=str)
+@pytest.mark.parametrize(
+    "asked", [{"prompt": [[1] * (ROOM_FOR + 1), [2]]}, {"prompt": ["a" * (ROOM_FOR + 1), "b"]}], ids=str
+)
 def test_nobody_computes_the_digest_of_a_prompt_that_can_never_fit(asked, monkeypatch):
     read = []
     monkeypatch.setattr(request_body, "prompt_of", lambda tokens, _sampling: bytes([read.append(tokens) or len(read)]))
@@ -291,7 +298,6 @@ def test_rooms_are_given_for_each_prompt():
         ("h:2", 6),
         ("h:2", 6),
     ]
-    assert [handoff.sibling for handoff in job.handoffs] == [0, 1, 2, 3]
 
 
 def test_rooms_are_given_for_each_sample_as_the_router_does_for_chats():
@@ -306,3 +312,42 @@ def test_an_ipv6_host_gets_brackets():
 
 def test_without_a_room_there_is_no_handoff():
     assert completion(prompt="a", n=2).handoffs == [None, None]
+
+
+FIRST = Handoff("10.0.0.1:8998", 5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rid"),
+    [
+        ({"temperature": "hot"}, ""),
+        ({"prompt": {"a": 1}, "rid": "r"}, "r"),
+        ({"rid": ["r", "s"]}, "r"),
+        ({"rid": 5}, ""),
+        ({"rid": "r" * 257}, ""),
+        ({"bootstrap_room": [5, 6], "bootstrap_host": ["10.0.0.1", "h"], "bootstrap_port": [8998, 1]}, ""),
+    ],
+    ids=str,
+)
+def test_hand_off_is_read_from_a_bad_body(fields, rid):
+    assert first_handoff(json.dumps({**ONE, **fields}).encode()) == (rid, FIRST)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        b'{"bootstrap_room": 5}',
+        b'{"bootstrap_room": [], "bootstrap_host": [], "bootstrap_port": []}',
+        b'{"bootstrap_room": -1, "bootstrap_host": "h", "bootstrap_port": 1}',
+        b'{"bootstrap_room": [5, 6], "bootstrap_host": ["h"], "bootstrap_port": 1}',
+        b'{"bootstrap_room": 5, "bootstrap_host": "x y", "bootstrap_port": 1}',
+    ],
+    ids=lambda raw: repr(raw[:50]),
+)
+def test_body_without_right_hand_off_fields_names_none(raw):
+    assert first_handoff(raw) is None

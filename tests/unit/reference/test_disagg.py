@@ -1,33 +1,27 @@
-"""The hand-off turn by turn, with a connector whose statuses the test sets."""
+"""The scheduler's side of a hand-off turn by turn, with transfers whose status the test sets."""
 
 import pytest
 from pdpool_connector import Cause, Phase, TransferStatus
 from pdpool_connector.protocol.http_errors import ANSWERS
 from pdpool_reference.disaggregation import DecodeSide, PrefillSide
 from pdpool_reference.kv import AuxRow
-from pdpool_reference.request import Failure, Finish, SamplingParams, prompt_of
+from pdpool_reference.request import Finish, SamplingParams, prompt_of
 from pdpool_reference.scheduler_queues import State
 
-from tests.unit.reference.scripted import DONE, PROMPT, READY, Bench, failed
+from tests.unit.reference.scripted import DONE, READY, Bench, failed
 
 # ---------------------------------------------------------------------- prefill
 
 
-def options(sibling):
-    """What both sides give when they open their half."""
-    return {"sibling": sibling, "prompt": PROMPT, "deadline_s": 100.0, "traceparent": "00-trace"}
-
-
-def test_prefill_computes_nothing_and_holds_no_page_before_decode_is_there():
+def test_prefill_computes_nothing_before_decode_offers():
     bench = Bench(PrefillSide)
-    bench.ask(40, sibling=3)
+    bench.ask(40)
     assert not bench.turn()
     assert bench.counts() == {State.BOOTSTRAP: 1}
     assert bench.pages.available == 64
-    assert bench.connector.opened == [((77, "rid"), options(sibling=3))]
 
 
-def test_prefill_sends_whole_pages_chunk_by_chunk_and_the_rest_with_the_aux_row():
+def test_prefill_sends_whole_pages_chunk_by_chunk():
     bench = Bench(PrefillSide, chunk_tokens=32)
     asked = bench.ask(70)
     transfer = bench.connector.transfers[0]
@@ -49,7 +43,7 @@ def test_prefill_sends_whole_pages_chunk_by_chunk_and_the_rest_with_the_aux_row(
     assert transfer.aborts == [], "what has ended is not aborted"
 
 
-def test_a_chunk_that_shares_a_turn_still_ends_at_a_page():
+def test_chunk_that_shares_a_turn_ends_at_page():
     bench = Bench(PrefillSide, chunk_tokens=32)
     bench.ask(20)
     bench.ask(100)
@@ -61,7 +55,7 @@ def test_a_chunk_that_shares_a_turn_still_ends_at_a_page():
     assert sends == [(0, 2), (2, 2), (4, 2), (6, 1)]
 
 
-def test_pages_of_a_failed_request_come_back_only_when_the_connector_lets_go():
+def test_pages_of_failed_request_wait_for_release():
     bench = Bench(PrefillSide)
     asked = bench.ask(40)
     transfer = bench.connector.transfers[0]
@@ -81,7 +75,7 @@ def test_pages_of_a_failed_request_come_back_only_when_the_connector_lets_go():
 
 
 @pytest.mark.parametrize("state", [State.BOOTSTRAP, State.WAITING, State.INFLIGHT])
-def test_an_abort_reaches_the_connector_from_every_queue(state):
+def test_abort_reaches_connector_from_every_queue(state):
     bench = Bench(PrefillSide, max_running=0 if state is State.WAITING else 8)
     asked = bench.ask(40)
     transfer = bench.connector.transfers[0]
@@ -99,7 +93,7 @@ def test_an_abort_reaches_the_connector_from_every_queue(state):
 
 
 @pytest.mark.parametrize("side", [PrefillSide, DecodeSide])
-def test_failures_before_and_after_the_sides_met_are_counted_apart(side):
+def test_failures_before_and_after_match_count_apart(side):
     bench = Bench(side)
     bench.ask(8)
     bench.turn()
@@ -117,7 +111,7 @@ def test_failures_before_and_after_the_sides_met_are_counted_apart(side):
 
 
 @pytest.mark.parametrize("cause", list(Cause))
-def test_every_cause_has_a_status_and_keeps_its_message(cause):
+def test_every_cause_has_a_status_and_message(cause):
     bench = Bench(PrefillSide)
     asked = bench.ask(8)
     bench.connector.transfers[0].status = failed(cause, releasable=True)
@@ -126,17 +120,6 @@ def test_every_cause_has_a_status_and_keeps_its_message(cause):
     assert (failure.status, failure.code) == ANSWERS[cause]
     assert failure.status >= 400
     assert "because" in failure.message
-
-
-def test_what_the_connector_will_not_open_is_a_bad_request():
-    for side in (PrefillSide, DecodeSide):
-        bench = Bench(side)
-        bench.connector.wrong = "room=-1 is out of range"
-        asked = bench.ask(8)
-        bench.turn()
-        assert asked.outputs == [Failure(400, "invalid_handoff", "room=-1 is out of range")]
-        assert bench.pages.available == 64
-        assert bench.counts() == {}
 
 
 # ---------------------------------------------------------------------- decode
@@ -148,14 +131,13 @@ def land(bench, number, first_token, prompt_tokens):
     transfer.status = DONE
 
 
-def test_decode_offers_the_prompts_pages_and_runs_from_the_first_token():
+def test_decode_offers_prompt_pages_and_runs():
     bench = Bench(DecodeSide)
-    asked = bench.ask(33, max_new_tokens=3, sibling=1)
+    asked = bench.ask(33, max_new_tokens=3)
     bench.turn()
     assert bench.counts() == {State.TRANSFER: 1}
     transfer = bench.connector.transfers[0]
     assert len(transfer.pages) == 3
-    assert bench.connector.opened == [(("10.0.0.1:8998", 77, "rid"), options(sibling=1))]
     land(bench, 0, first_token=65, prompt_tokens=33)
     while bench.turn():
         pass
@@ -164,7 +146,7 @@ def test_decode_offers_the_prompts_pages_and_runs_from_the_first_token():
     assert (bench.pages.available, bench.aux.available) == (64, 4)
 
 
-def test_decode_waits_in_prealloc_while_pages_are_short_and_says_so():
+def test_decode_waits_in_prealloc_while_pages_are_short():
     bench = Bench(DecodeSide, pages=4)
     bench.ask(40, max_new_tokens=9)
     bench.ask(40, max_new_tokens=9)
@@ -182,7 +164,7 @@ def test_decode_waits_in_prealloc_while_pages_are_short_and_says_so():
     assert bench.connector.queues["decode_prealloc"] == (0, None, 2)
 
 
-def test_a_cache_of_another_prompt_is_refused():
+def test_cache_of_another_prompt_is_refused():
     bench = Bench(DecodeSide)
     asked = bench.ask(33, max_new_tokens=3)
     bench.turn()
@@ -192,7 +174,7 @@ def test_a_cache_of_another_prompt_is_refused():
     assert bench.pages.available == 64
 
 
-def test_a_row_of_the_slots_former_owner_is_not_taken_for_a_new_one():
+def test_row_of_former_owner_is_refused():
     bench = Bench(DecodeSide)
     for slot in range(4):
         bench.kv.write_aux(slot, AuxRow(65, 33))
@@ -203,7 +185,7 @@ def test_a_row_of_the_slots_former_owner_is_not_taken_for_a_new_one():
     assert asked.outputs[-1].code == "handoff_invalid"
 
 
-def test_pages_that_prefill_may_still_write_are_not_given_to_the_next_request():
+def test_pages_in_flight_are_not_reused():
     bench = Bench(DecodeSide, pages=4)
     first = bench.ask(40, max_new_tokens=9)
     bench.turn()
@@ -218,7 +200,7 @@ def test_pages_that_prefill_may_still_write_are_not_given_to_the_next_request():
     assert bench.counts() == {State.TRANSFER: 1}
 
 
-def test_a_request_that_waits_for_its_cache_beyond_its_deadline_fails_and_keeps_its_pages_back():
+def test_overdue_request_fails_and_holds_its_pages():
     bench = Bench(DecodeSide)
     asked = bench.ask(33, max_new_tokens=3)
     bench.turn()
@@ -229,32 +211,30 @@ def test_a_request_that_waits_for_its_cache_beyond_its_deadline_fails_and_keeps_
     assert bench.pages.available < 64
 
 
-def test_a_drain_opens_what_waits_before_the_connector_takes_no_more():
-    bench = Bench(DecodeSide, pages=4)
-    bench.ask(40, max_new_tokens=9)
-    bench.ask(40, max_new_tokens=9)
-    bench.turn()
-    bench.core.side.drain()
-    bench.turn()
-    assert bench.connector.drained == 0
-    land(bench, 0, 65, 40)
-    while bench.turn():
-        pass
-    bench.turn()
-    assert bench.connector.drained == 1
-    assert bench.counts() == {State.TRANSFER: 1}
-
-
-def test_prefill_is_told_of_a_sequence_that_ended_before_it_was_opened():
+def test_request_that_fails_in_prealloc_ends_without_pages():
     bench = Bench(DecodeSide, pages=1)
-    asked = bench.ask(40, sibling=3)
+    blocked, failing = bench.ask(40), bench.ask(40)
+    bench.turn()
+    bench.connector.transfers[1].status = failed(Cause.PEER_ABORTED, releasable=True)
+    bench.turn()
+    assert blocked.outputs == []
+    assert (failing.outputs[-1].status, failing.outputs[-1].code) == ANSWERS[Cause.PEER_ABORTED]
+    assert bench.counts() == {State.PREALLOC: 1}
+    assert bench.core.held == []
+    assert bench.metric("num_bootstrap_failed_reqs_total") == 1
+
+
+def test_client_that_leaves_in_prealloc_ends_the_hand_off():
+    bench = Bench(DecodeSide, pages=1)
+    asked = bench.ask(40)
     bench.turn()
     bench.core.abort(asked.request, bench.now)
-    said = ("10.0.0.1:8998", 77, "rid", "the request ended: abort")
-    assert bench.connector.refused == [(said, {"sibling": 3, "prompt": PROMPT})]
+    assert bench.connector.transfers[0].aborts == [("the request ended: abort", Cause.ABORTED)]
+    assert bench.connector.transfers[0].pages is None
+    assert bench.core.held == []
 
 
-def test_halves_of_one_prompt_that_draw_their_first_token_differently_are_not_the_same():
+def test_prompt_digest_covers_how_first_token_is_drawn():
     greedy, warm = (SamplingParams(max_new_tokens=1, temperature=heat) for heat in (0.0, 1.0))
     assert prompt_of((1, 2), greedy) == prompt_of((1, 2), SamplingParams(max_new_tokens=9, temperature=0.0))
     assert len({prompt_of((1, 2), greedy), prompt_of((1, 2), warm), prompt_of((1, 3), greedy)}) == 3

@@ -80,7 +80,7 @@ def test_a_request_for_too_many_takes_nothing():
 
 @pytest.mark.parametrize(
     ("ids", "message"),
-    [([1, 1], "each stand there once"), ([3], "free already"), ([5], "within 0..4"), ([-1], "within 0..4")],
+    [([1, 1], "each must be given once"), ([3], "free already"), ([5], "within 0..4"), ([-1], "within 0..4")],
 )
 def test_a_wrong_free_is_refused_whole(ids, message):
     pages = PageAllocator(5)

@@ -7,6 +7,7 @@ from importlib.metadata import version
 import pytest
 from click.testing import CliRunner
 from pdpool_connector.cli import main
+from pdpool_connector.installed import install_command
 from pdpool_reference.options import engine_options, make_options
 from pdpool_reference.server_process import run_engine
 
@@ -44,6 +45,12 @@ def test_an_address_that_peers_cannot_use_is_refused():
     assert "--advertise-host" in result.output
 
 
+def test_admin_socket_of_unified_engine_is_refused():
+    result = parse("--model-path", "tiny", "--admin-socket", "/tmp/admin.sock")
+    assert result.exit_code == 2
+    assert "--admin-socket needs --mode prefill or decode" in result.output
+
+
 @pytest.mark.parametrize(
     "wrong", [["--port", "70000"], ["--mode", "both"], ["--kv-pages", "0"], ["--transfer-backend", "pigeon"], []]
 )
@@ -65,7 +72,7 @@ def test_a_missing_extra_is_named(monkeypatch, command, module):
     monkeypatch.setitem(sys.modules, module, None)
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 1
-    assert "pip install 'WHEEL[demo]'" in result.output
+    assert install_command("demo") in result.output
 
 
 def test_an_engine_without_its_model_says_so_in_one_line(caplog):

@@ -1,0 +1,259 @@
+"""Requests of which one half fails or never comes before the halves have matched: the other half ends, soon."""
+
+import http.client
+import http.server
+import itertools
+import json
+import re
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import httpx2 as httpx
+import pytest
+from pdpool_connector.protocol.timeouts import Timeouts
+from pdpool_reference.demo.launch import HOST, Children
+
+from dev.processes import send
+from tests.integration.asking import PATIENT_ROUTER, get_json, load_of, web
+
+ROOMS = itertools.count(5_000_000)
+BODY = {"input_ids": list(range(1, 40)), "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}}
+SOON_S = 2.0
+MATCH_S = Timeouts().match_s
+
+
+@pytest.fixture(scope="module")
+def children():
+    with Children() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def prefill(children):
+    return children.engine("prefill", model_path="tiny", extra=["--enable-faults"])
+
+
+@pytest.fixture
+def decode(children):
+    return children.engine("decode", model_path="tiny", extra=["--enable-faults"])
+
+
+def until(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that in time"
+        time.sleep(0.02)
+
+
+def queued(child, queue):
+    return load_of(child.url)["disaggregation"][f"{queue}_queue_reqs"]
+
+
+def freeze(child, frozen=True):
+    assert web.post(child.url + "/faults", json={"freeze_scheduler": frozen}, timeout=30).status_code == 200
+
+
+def attempts(child, state):
+    """Hand-offs in one state, as this engine's connector shows."""
+    return get_json(f"http://{child.addresses['admin']}/v1/state")["attempts"][state]["reqs"]
+
+
+def warm_up(prefill, decode, pool):
+    """One request through both, so that they are paired."""
+    body = {**BODY, **where(prefill)}
+    halves = [pool.submit(web.post, child.url + "/generate", json=body, timeout=120) for child in (prefill, decode)]
+    assert [half.result().status_code for half in halves] == [200, 200]
+
+
+def where(prefill):
+    port = prefill.addresses["bootstrap_port"]
+    return {"bootstrap_host": HOST, "bootstrap_port": port, "bootstrap_room": next(ROOMS)}
+
+
+def post(child, body, patience=120.0):
+    """Answer of an engine, None when it died; and the time of it."""
+    try:
+        response = web.post(child.url + "/generate", json=body, timeout=patience)
+    except httpx.TransportError:
+        response = None
+    return response, time.monotonic()
+
+
+def error_of(response):
+    return response.status_code, response.json()["error"]["code"]
+
+
+@contextmanager
+def answering(status):
+    """A server that answers every POST with this status, before any engine; "reset" closes the connection."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.answer(200, {})
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            if status == "reset":
+                self.connection.close()
+            else:
+                self.answer(status, {"error": {"message": "the proxy fails", "code": "proxy"}})
+
+        def answer(self, number, body):
+            data = json.dumps(body).encode()
+            self.send_response(number)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer((HOST, 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://{HOST}:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_killed_decode_ends_prefills_half(prefill, decode):
+    with ThreadPoolExecutor(3) as pool:
+        warm_up(prefill, decode, pool)
+        freeze(decode)
+        body = {**BODY, **where(prefill)}
+        halves = [pool.submit(post, child, body) for child in (decode, prefill)]
+        until(lambda: queued(prefill, "prefill_bootstrap") == 1 and attempts(prefill, "matched") == 1)
+        killed = time.monotonic()
+        decode.process.kill()
+        response, at = halves[1].result()
+        assert at - killed < SOON_S
+        assert error_of(response) == (502, "peer_lost")
+
+
+def test_router_retries_requests_of_killed_decode(prefill, decode, children):
+    doomed = children.engine("decode", model_path="tiny", extra=["--enable-faults"])
+    router = children.router([prefill], [doomed, decode], extra=PATIENT_ROUTER)
+    with ThreadPoolExecutor(8) as pool:
+        wanted = post(router, BODY)[0].json()["output_ids"]
+        for one in (doomed, decode):
+            warm_up(prefill, one, pool)
+        freeze(doomed)
+        asked = [pool.submit(post, router, BODY) for _ in range(8)]
+        until(lambda: 0 < attempts(prefill, "matched") == sum(not half.done() for half in asked))
+        killed = time.monotonic()
+        doomed.process.kill()
+        answers = [half.result() for half in asked]
+        assert [(response.status_code, response.json()["output_ids"]) for response, _ in answers] == [(200, wanted)] * 8
+        assert max(at for _, at in answers) - killed < 2 * MATCH_S
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_half_whose_client_leaves_ends_the_other(prefill, decode, side):
+    with ThreadPoolExecutor(2) as pool:
+        warm_up(prefill, decode, pool)
+        body = {**BODY, **where(prefill)}
+        leaving, staying = (prefill, decode) if side == "prefill" else (decode, prefill)
+        freeze(staying)
+        answer = pool.submit(post, staying, body)
+        connection = http.client.HTTPConnection(urlsplit(leaving.url).netloc, timeout=30)
+        connection.request("POST", "/generate", json.dumps(body))
+        until(lambda: attempts(prefill, "matched") + attempts(prefill, "ready") == 1)
+        connection.close()
+        freeze(staying, frozen=False)
+        response, _ = answer.result()
+        assert error_of(response) == (502, "peer_aborted")
+
+
+def test_prefill_waits_for_living_decode_only(prefill, children):
+    """Of a decode with a frozen scheduler, a decode that hangs as a whole, and a request that no decode got."""
+    with ThreadPoolExecutor(6) as pool:
+        slow, hung = (children.engine("decode", model_path="tiny", extra=["--enable-faults"]) for _ in range(2))
+        for decode in (slow, hung):
+            warm_up(prefill, decode, pool)
+        freeze(slow)
+        send(hung.process.pid, signal.SIGSTOP)
+        bodies = [{**BODY, **where(prefill)} for _ in range(3)]
+        answer = pool.submit(post, slow, bodies[0])
+        pool.submit(post, hung, bodies[1])
+        begun = time.monotonic()
+        halves = [pool.submit(post, prefill, body) for body in bodies]
+        until(lambda: queued(prefill, "prefill_bootstrap") == 3 and attempts(prefill, "matched") == 1)
+        for half in halves[1:]:
+            response, at = half.result()
+            assert error_of(response) == (504, "timed_out")
+            assert MATCH_S - 1 < at - begun < MATCH_S + SOON_S
+        assert queued(prefill, "prefill_bootstrap") == 1
+        freeze(slow, frozen=False)
+        assert [half.result()[0].status_code for half in (answer, halves[0])] == [200, 200]
+        hung.process.kill()
+
+
+def test_decode_waits_shortly_for_half_that_never_comes(prefill, decode):
+    begun = time.monotonic()
+    response, at = post(decode, {**BODY, **where(prefill)})
+    assert error_of(response) == (504, "timed_out")
+    assert MATCH_S - 1 < at - begun < MATCH_S + SOON_S
+    assert "the request" in response.json()["error"]["message"]
+    until(lambda: load_of(decode.url)["num_used_tokens"] == 0)
+
+
+def test_halves_of_different_prompts_never_match(prefill, decode):
+    with ThreadPoolExecutor(2) as pool:
+        place, begun = where(prefill), time.monotonic()
+        bodies = [{**BODY, **place}, {**BODY, **place, "input_ids": [5, 6, 7]}]
+        for half in [pool.submit(post, child, body) for child, body in zip((prefill, decode), bodies, strict=True)]:
+            response, at = half.result()
+            assert error_of(response) == (504, "timed_out")
+            assert at - begun < MATCH_S + SOON_S
+
+
+@pytest.mark.parametrize("status", [400, 413, 429, 500, "reset"])
+def test_router_answers_beside_prefill_whose_http_side_fails(prefill, decode, children, status):
+    with answering(status) as url, ThreadPoolExecutor(4) as pool:
+        broken = SimpleNamespace(url=url, addresses=prefill.addresses)
+        router = children.router([broken, prefill], [decode], extra=PATIENT_ROUTER)
+        begun = time.monotonic()
+        answers = [pool.submit(post, router, BODY) for _ in range(4)]
+        for answer in answers:
+            response, at = answer.result()
+            assert response.status_code == 200
+            assert at - begun < MATCH_S + 5.0
+        router.stop()
+
+
+BAD = {
+    "temperature": {"sampling_params": {"temperature": 9}},
+    "token out of the vocabulary": {"input_ids": [10**6]},
+    "unsupported": {"sampling_params": {"regex": "a"}},
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_bad_field_at_one_side_ends_the_other(prefill, decode, side, case):
+    with ThreadPoolExecutor(2) as pool:
+        warm_up(prefill, decode, pool)
+        refusing, other = (prefill, decode) if side == "prefill" else (decode, prefill)
+        for first in (refusing, other):
+            place, begun = where(prefill), time.monotonic()
+            bodies = {refusing.name: {**BODY, **place, **BAD[case]}, other.name: {**BODY, **place}}
+            second = other if first is refusing else refusing
+            early = pool.submit(post, first, bodies[first.name])
+            until(early.done if first is refusing else lambda: parked_or_waiting(prefill) == 1)
+            late = pool.submit(post, second, bodies[second.name])
+            answers = {first.name: early.result(), second.name: late.result()}
+            response, _ = answers[refusing.name]
+            assert response.status_code == 400
+            why = response.json()["error"]["message"]
+            response, at = answers[other.name]
+            assert at - begun < SOON_S + 3.0
+            assert error_of(response) == (503, "refused")
+            assert re.escape(why) in re.escape(response.json()["error"]["message"])
+
+
+def parked_or_waiting(prefill):
+    return attempts(prefill, "parked") + attempts(prefill, "waiting")
