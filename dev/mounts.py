@@ -1,4 +1,4 @@
-"""Take away mounts, so that folders can be removed without reaching through them."""
+"""Removes mounts, so that folders can be deleted without touching the mounted files."""
 
 import re
 from pathlib import Path
@@ -18,13 +18,13 @@ def below(folder: Path) -> list[Path]:
 
 
 def remove_below(folder: Path) -> int:
-    """Unmount everything at or below a folder; return how many mounts that were.
+    """Unmount everything at or below a folder. Return the number of mounts.
 
     Raises:
-        CommandError: a mount cannot be taken away.
+        CommandError: a mount cannot be removed.
     """
     points = below(folder)
     for point in reversed(points):
-        # Lazy: nothing uses them any more, but the kernel may still be closing files of a killed process.
+        # Lazy: nothing uses them any more, but the kernel may still close files of a killed process.
         run("umount", "--lazy", "--no-canonicalize", point)
     return len(points)

@@ -1,7 +1,7 @@
 """Debian packages that the tools need: commands are installed, daemons are only unpacked into the cache.
 
-Unpacking keeps three promises at once: no daemon is started or enabled, an existing container runtime (whose package
-may conflict with Debian's) is not touched, and removing the cache removes them.
+Unpacking has three advantages. No daemon is started or enabled. An existing container runtime is not touched, whose
+package may conflict with Debian's. Removing the cache removes the daemons.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from dev.paths import cache_dir
 from dev.shell import Clock, run
 
-# Command that proves it is there -> package.
+# Command that shows that the package is installed -> package.
 COMMANDS = {
     "iptables": "iptables",
     "ebtables": "ebtables",
@@ -29,7 +29,7 @@ COMMANDS = {
 }
 # runc links against it.
 LIBRARIES = {"libseccomp.so.2": "libseccomp2"}
-# Package -> files of it that are used, relative to the root.
+# Package -> its used files, relative to the root.
 UNPACKED = {
     "containerd": ("usr/bin/containerd", "usr/bin/containerd-shim-runc-v2", "usr/bin/ctr"),
     "runc": ("usr/sbin/runc",),
@@ -41,7 +41,7 @@ POLICY_TEXT = "#!/bin/sh\n# pdpool installs packages: no daemon is started meanw
 
 
 def unpacked(package: str) -> Path:
-    """Return the folder a package of `UNPACKED` is unpacked in; its files lie below as they would below `/`."""
+    """Return the folder into which a package of `UNPACKED` is unpacked. It takes the place of `/`."""
     return cache_dir() / "debian" / package
 
 
@@ -59,7 +59,7 @@ def program(name: str) -> Path:
 
 
 def ensure(clock: Clock) -> None:
-    """Install and unpack what is missing, saying so first.
+    """Install and unpack missing packages, after printing their names.
 
     Raises:
         CommandError: apt-get or dpkg failed.
@@ -88,7 +88,7 @@ def ensure(clock: Clock) -> None:
 
 
 def _install(packages: list[str]) -> None:
-    # A policy of the machine's own is respected; ours left behind by a crash is known by its text.
+    # The machine's own policy stays. Ours, left by a crash, is recognised by its text.
     ours = not POLICY.exists() or POLICY.read_text() == POLICY_TEXT
     if ours:
         POLICY.write_text(POLICY_TEXT)
@@ -111,7 +111,7 @@ def _unpack(package: str) -> None:
     shutil.rmtree(final, ignore_errors=True)
     archives = partial / "archives"
     archives.mkdir(parents=True)
-    # Run by root and into a folder that apt's own unprivileged user cannot write.
+    # Root runs this, and apt's unprivileged user cannot write into the folder.
     script = 'cd "$1" && exec apt-get -q -o APT::Sandbox::User=root download "$2"'
     run("sh", "-c", script, "sh", archives, package, timeout_s=600)
     (archive,) = archives.glob("*.deb")

@@ -1,4 +1,4 @@
-"""Where the development tools keep what they build: one cache per user, shared by every checkout on the machine."""
+"""The folder in which the development tools keep built files: one cache per user, for all checkouts on the machine."""
 
 import os
 from pathlib import Path

@@ -12,11 +12,13 @@ _STANDING: Final = frozenset("TtZX")
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process; a stop has taken effect in every thread when this returns.
+    """Send a signal to a process. A stop has taken effect in every thread when this returns.
 
-    The kernel stops each thread when it next runs: on a busy machine some answer a peer for milliseconds more.
+    The kernel stops each thread when it next runs. On a busy machine some threads answer a peer for milliseconds more.
 
-    Raises TimeoutError when the process does not stop within 30 s, ProcessLookupError when there is none.
+    Raises:
+        TimeoutError: the process does not stop within 30 s.
+        ProcessLookupError: there is no such process.
     """
     os.kill(pid, number)
     if number is not signal.SIGSTOP:
@@ -26,7 +28,7 @@ def send(pid: int, number: signal.Signals) -> None:
         states = {_state(task) for task in Path(f"/proc/{pid}/task").iterdir()}
         return f"threads in state {states - _STANDING}" if states - _STANDING else None
 
-    wait_for(f"process {pid} stands still", running, deadline_s=_STOP_S, interval_s=0.001)
+    wait_for(f"process {pid} is stopped", running, deadline_s=_STOP_S, interval_s=0.001)
 
 
 def _state(task: Path) -> str:

@@ -1,4 +1,4 @@
-"""How a long wait stands: one line that is rewritten on a terminal, plain lines now and then elsewhere."""
+"""Progress of a long wait: one rewritten line on a terminal, plain lines at intervals elsewhere."""
 
 import shutil
 import sys
@@ -9,21 +9,21 @@ from contextlib import contextmanager
 from typing import TextIO
 
 EVERY_S = 2.0
-"""Time between two looks at a wait that blocks."""
+"""Time between checks of a blocking wait."""
 APART_S = 1.5
 """Shortest time between two lines."""
 UNCHANGED_S = 10.0
-"""After that a line is repeated where it cannot be rewritten."""
+"""A line is repeated after this time where it cannot be rewritten."""
 _START_OF_EMPTY_LINE = "\r\033[K"
 
 
 class Progress:
-    """The line of one wait. It begins with `lead` and ends with the seconds since this object was made.
+    """The line of one wait. It begins with `lead` and ends with the seconds since this object was created.
 
     Args:
-        lead: what comes before each line, for example an indent.
-        stream: where it goes; default: standard output.
-        clock: seconds that only grow.
+        lead: text before each line, for example an indent.
+        stream: output; default: standard output.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Progress:
         self._open = False
 
     def show(self, text: str) -> None:
-        """Show how it stands now, unless the last line is too young."""
+        """Show the current progress, unless the last line is too recent."""
         now = self._clock()
         age = now - self._shown_at
         if age < APART_S or (not self._in_place and text == self._shown and age < UNCHANGED_S):
@@ -53,7 +53,7 @@ class Progress:
         self._open = self._in_place
 
     def clear(self) -> None:
-        """Remove the line from a terminal, so that something else can be written."""
+        """Remove the line from a terminal, so that other output can follow."""
         if self._open:
             self._stream.write(_START_OF_EMPTY_LINE)
             self._stream.flush()
@@ -62,7 +62,7 @@ class Progress:
 
 @contextmanager
 def ticking(progress: Progress, state: Callable[[], str]) -> Iterator[None]:
-    """Show `state()`, which must not raise, for as long as the block runs; nothing else may write meanwhile."""
+    """Show `state()` while the block runs. `state` must not raise, and nothing else may print meanwhile."""
     ended = threading.Event()
 
     def tick() -> None:

@@ -1,4 +1,4 @@
-"""Run commands, write files, wait for conditions; errors say what happened."""
+"""Runs commands, writes files and waits for conditions. Errors say what happened."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ from dev.progress import Progress, ticking
 
 
 class CommandError(RuntimeError):
-    """A command failed; the message holds the command and the end of its output."""
+    """A command failed. The message has the command and the end of its output."""
 
 
 def run(
@@ -25,9 +25,9 @@ def run(
 
     Args:
         command: program and arguments.
-        stdin: text given on standard input; nothing if None.
-        env: variables added to this process's own.
-        timeout_s: the command is killed after that time.
+        stdin: text for standard input.
+        env: additional environment variables.
+        timeout_s: time after which the command is killed.
 
     Raises:
         CommandError: it cannot be started, ended with another code than 0, or took longer than `timeout_s`.
@@ -60,7 +60,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 class Clock:
-    """Prints lines that carry the seconds since it was made."""
+    """Prints lines with the seconds since its creation."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -76,17 +76,17 @@ class Clock:
         print(f"{self._label} [{self.elapsed_s:6.1f} s] {text}", flush=True)
 
     def ticking(self, state: Callable[[], str]) -> AbstractContextManager[None]:
-        """Show `state()`, which must not raise, while the block runs; the block itself prints nothing."""
+        """Show `state()` while the block runs. `state` must not raise, and the block must not print."""
         return ticking(Progress(f"{self._label}            "), state)
 
 
 @contextmanager
 def exclusively(lock: Path, what: str) -> Iterator[None]:
-    """Hold a lock file; another process that holds it is waited for, and that is said.
+    """Hold a lock file. If another process holds it, print that and wait.
 
     Args:
-        lock: the file; the kernel releases it when its holder ends, however that ends.
-        what: what the holder does, for the message.
+        lock: the file. The kernel releases it when its holder ends, even by a crash.
+        what: activity of the holder, for the message.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as handle:
@@ -99,16 +99,16 @@ def exclusively(lock: Path, what: str) -> Iterator[None]:
 
 
 def wait_for(what: str, unmet: Callable[[], str | None], *, deadline_s: float, interval_s: float = 0.3) -> None:
-    """Ask again until a condition holds.
+    """Check a condition repeatedly until it holds.
 
     Args:
-        what: name of the condition, for the error.
-        unmet: returns None when the condition holds, else why it does not.
+        what: the condition, for the error.
+        unmet: returns None when it holds, else the reason.
         deadline_s: longest wait.
-        interval_s: time between two questions.
+        interval_s: time between checks.
 
     Raises:
-        TimeoutError: it did not hold in time; the message holds the last reason.
+        TimeoutError: it did not hold in time. The message has the last reason.
     """
     end = time.monotonic() + deadline_s
     while (reason := unmet()) is not None:

@@ -1,6 +1,6 @@
-"""`python -m dev.sync_chart [--check]`: the chart's copies of the generated CRDs.
+"""`python -m dev.sync_chart [--check]`: update or check the chart's copies of the generated CRDs.
 
-Helm packs only what lies inside a chart, and `crds/` at the root is what users apply without Helm.
+Helm packs only files inside a chart. Users without Helm apply `crds/` at the root.
 """
 
 import sys
@@ -20,7 +20,7 @@ def read_folder(folder: Path) -> dict[str, str]:
 
 
 def differences(source: dict[str, str], copies: dict[str, str]) -> list[str]:
-    """Return one sentence for each file that is missing, left over or different among the copies."""
+    """Return one sentence for each copy that is missing, superfluous or different."""
     found = [f"{name} is missing" for name in source.keys() - copies.keys()]
     found += [f"{name} is left over" for name in copies.keys() - source.keys()]
     found += [f"{name} differs" for name in source.keys() & copies.keys() if source[name] != copies[name]]

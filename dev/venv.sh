@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the locked Python environment: dev/venv.sh DIR. An interrupted run is picked up by the next.
+# Creates the locked Python environment: dev/venv.sh DIR. The next run continues an interrupted one.
 set -euo pipefail
 dir=$1
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -30,7 +30,7 @@ if ! "$python" -c 'import ctypes; ctypes.CDLL("libibverbs.so.1")' 2>/dev/null; t
     echo "    not root: without 'apt-get install libibverbs1' the tests of the engine mooncake fail" >&2
   fi
 fi
-# A terminal gets uv's own progress; a log gets its lines (each larger download with its size) without the list of packages.
+# A terminal shows uv's own progress. A log gets its lines (each larger download with its size), without the packages.
 install() {
   if [ -t 2 ]; then
     "$dir/bin/uv" pip install -p "$dir/bin/python" "$@"

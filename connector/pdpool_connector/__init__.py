@@ -5,6 +5,7 @@ from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.memory import KVMemory, LayerHeads, LayoutError, Region
 from pdpool_connector.layout.pairing import ModelShard, shard_model
 from pdpool_connector.layout.state_pool import StateCut, StatePool
+from pdpool_connector.layout.tensors import kv_split
 from pdpool_connector.protocol.fence import (
     ConnectionsEnded,
     ContainerTerminated,
@@ -61,6 +62,7 @@ __all__ = [
     "agree",
     "answer_for",
     "client_answer",
+    "kv_split",
     "prompt_digest",
     "read_keys",
     "shard_model",

@@ -5,6 +5,7 @@ from importlib.metadata import entry_points
 import click
 
 from pdpool_connector.console.commands import connector
+from pdpool_connector.hwcheck.command import hwcheck
 
 
 @click.group()
@@ -14,6 +15,7 @@ def main() -> None:
 
 
 main.add_command(connector)
+main.add_command(hwcheck)
 for _entry in entry_points(group="pdpool.commands"):
     main.add_command(_entry.load(), _entry.name)
 

@@ -59,7 +59,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--kv-pages", type=_pages, default=2048, show_default=True, help="Pages of 16 tokens."),
     click.option("--tp-size", type=_ranks, default=1, show_default=True, help="Ranks that divide each layer's heads."),
     click.option("--pp-size", type=_ranks, default=1, show_default=True, help="Stages that divide the layers."),
-    click.option("--curve-keys", type=_file, help="Keys of the control channel (docs/connector.md); read at start."),
+    click.option("--curve-keys", type=_file, help="Keys of the control channel (docs/reference/connector.md)."),
     click.option(
         "--curve-optional", is_flag=True, help="Decode: also connect to prefills without keys, for an upgrade."
     ),

@@ -16,20 +16,20 @@ LOCK = Path("/run/lock/pdpool-cluster.lock")
 
 
 @click.group()
-@click.option("--state-dir", type=click.Path(path_type=Path), help="Where its files lie; default: in the cache.")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Folder of its files; default: in the cache.")
 @click.pass_context
 def main(context: click.Context, state_dir: Path | None) -> None:
-    """A Kubernetes of this machine's own, with two real nodes."""
+    """A Kubernetes on this machine, with two real nodes."""
     record = host.read_record()
-    # The cluster that is there is meant, from whichever checkout or cache one asks.
+    # Every checkout and cache uses the one existing cluster.
     context.obj = state_at(Path(record.state) if record and state_dir is None else state_dir)
 
 
 @main.command()
-@click.option("--kwok-nodes", type=click.IntRange(0, 1000), help="Simulated nodes; default: as many as now.")
+@click.option("--kwok-nodes", type=click.IntRange(0, 1000), help="Number of simulated nodes; default: as many as now.")
 @click.pass_obj
 def up(state: State, kwok_nodes: int | None) -> None:
-    """Bring the cluster up, or complete it."""
+    """Start the cluster, or complete it."""
     _need_root()
     clock = Clock("cluster")
     with exclusively(LOCK, "changing the cluster"):
@@ -40,7 +40,7 @@ def up(state: State, kwok_nodes: int | None) -> None:
 @main.command()
 @click.pass_obj
 def down(state: State) -> None:
-    """End the cluster and undo what it changed on this machine."""
+    """Stop the cluster and undo its changes to this machine."""
     _need_root()
     with exclusively(LOCK, "changing the cluster"):
         if host.read_record() is None and not state.summary.exists():
@@ -54,7 +54,7 @@ def down(state: State) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def status(state: State, as_json: bool) -> None:
-    """Say how the cluster is; exit code 1 when it is not ready."""
+    """Print the state of the cluster. Exit code 1 if it is not ready."""
     found = bringup.status(state)
     if as_json:
         click.echo(json.dumps(found or {"ready": False, "reason": "there is no cluster"}, indent=2))

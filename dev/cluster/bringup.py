@@ -1,4 +1,4 @@
-"""Bring the cluster up, and say how it is. Steps make only what is missing, so any earlier state is a good start."""
+"""Starts the cluster and reports its state. Each step makes only what is missing, so it can start from any state."""
 
 import hashlib
 import json
@@ -27,15 +27,15 @@ SYSTEM_IMAGES = ("pause", "coredns")
 
 
 def up(state: State, simulated_nodes: int | None, clock: Clock) -> None:
-    """Bring the cluster up; what runs already is left alone.
+    """Start the cluster. Processes that already run are left alone.
 
     Args:
-        state: where its files lie.
-        simulated_nodes: how many kwok nodes it shall have; None keeps as many as it has.
+        state: the cluster's files.
+        simulated_nodes: number of kwok nodes. None keeps the present number.
         clock: prints progress.
 
     Raises:
-        CommandError, RuntimeError, TimeoutError, BuildError: with what failed and why.
+        CommandError, RuntimeError, TimeoutError, BuildError: the message says what failed and why.
     """
     packages.ensure(clock)
     build_tools()
@@ -49,12 +49,12 @@ def up(state: State, simulated_nodes: int | None, clock: Clock) -> None:
     if supervise.process_id(state) is None:
         strays = processes.kill_strays(state)
         if strays:
-            clock.say(f"ended {len(strays)} processes that an earlier supervisord left")
+            clock.say(f"ended {len(strays)} processes left by an earlier supervisord")
     before = _stored(state)
-    # Complete only at the end, so that an interrupted start is not taken for a finished one.
+    # Marked complete only at the end, so that an interrupted start does not count as a finished one.
     write_text(state.summary, json.dumps(summary(state, count) | {"services_version": ""}, indent=2))
     wanted = programs(state, count)
-    with clock.ticking(lambda: "starting what does not run"):
+    with clock.ticking(lambda: "starting the missing processes"):
         started = supervise.converge(state, wanted)
     if not started and before == summary(state, count) and _unready(state, count) is None:
         write_text(state.summary, json.dumps(before, indent=2))
@@ -74,7 +74,7 @@ def up(state: State, simulated_nodes: int | None, clock: Clock) -> None:
 
 
 def _await(what: str, unmet: Callable[[], str | None], clock: Clock) -> None:
-    """Wait for a condition, and show what it lacks."""
+    """Wait for a condition, and show what is missing."""
     reason: str | None = None
 
     def asked() -> str | None:
@@ -87,9 +87,9 @@ def _await(what: str, unmet: Callable[[], str | None], clock: Clock) -> None:
 
 
 def status(state: State) -> dict[str, Any] | None:
-    """Return how the cluster is, None if there is none.
+    """Return the state of the cluster, None if there is none.
 
-    The keys of `summary`, and `processes` (name -> state), `ready` (bool), `reason` (why it is not).
+    The keys are those of `summary`, and `processes` (name -> state), `ready` (bool), `reason` (why it is not ready).
     """
     stored = _stored(state)
     if stored is None:
@@ -99,7 +99,7 @@ def status(state: State) -> dict[str, Any] | None:
 
 
 def summary(state: State, simulated_nodes: int) -> dict[str, Any]:
-    """Return what other programs need to know of the cluster; stored as JSON in `State.summary`."""
+    """Return the facts about the cluster that other programs need. They are stored as JSON in `State.summary`."""
     return {
         "state": str(state.root),
         "kubeconfig": str(state.kubeconfig),
@@ -117,7 +117,7 @@ def kubectl(state: State, *arguments: str | Path, stdin: str | None = None) -> s
     """Run kubectl as the cluster's administrator and return its output.
 
     Raises:
-        CommandError: it failed.
+        CommandError: kubectl failed.
     """
     return run(binary("kubectl"), f"--kubeconfig={state.kubeconfig}", "--request-timeout=10s", *arguments, stdin=stdin)
 
@@ -135,7 +135,7 @@ def _stored(state: State) -> dict[str, Any] | None:
 
 
 def _services_version() -> str:
-    """Return a hash of what is applied and loaded once the API server is there, so that a change of it is noticed."""
+    """Return a hash of everything that is applied and loaded into the API server. It shows whether that has changed."""
     digest = hashlib.sha256(repr([str(binary(name)) for name in SYSTEM_IMAGES]).encode())
     for manifest in sorted(MANIFESTS.iterdir()):
         digest.update(manifest.read_bytes())
@@ -176,7 +176,7 @@ def _apply_manifests(state: State) -> None:
             return str(error)
         return None
 
-    # A new API server answers before it has made its own namespaces and roles.
+    # A new API server answers before it has created its own namespaces and roles.
     wait_for("cluster services are applied", refused, deadline_s=30)
 
 
@@ -190,7 +190,7 @@ def _api_unready(state: State) -> str | None:
 
 def _unready(state: State, simulated_nodes: int) -> str | None:
     for node in NODES:
-        # A node's condition outlives a crashed kubelet for a while; its own answer does not.
+        # A node's condition outlives a crashed kubelet for a while, so the kubelet itself is asked.
         if reason := _http_unready(f"http://{node.address}:10248/healthz"):
             return f"kubelet of {node.name}: {reason}"
     try:

@@ -1,4 +1,4 @@
-"""Certificate authorities, certificates and kubeconfigs of the cluster, made with the openssl command."""
+"""Certificate authorities, certificates and kubeconfigs of the cluster, created with the openssl command."""
 
 import base64
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ SERVER = "serverAuth"
 
 @dataclass(frozen=True)
 class Certificate:
-    """What one certificate says.
+    """Content of one certificate.
 
     Attributes:
         name: file name without ending.
-        subject: in openssl's form; O is the Kubernetes group, CN the user.
+        subject: in openssl's form. O is the Kubernetes group, CN the user.
         usages: extended key usages.
-        alternatives: subject alternative names in openssl's form.
-        authority: file name of the authority that signs it.
+        alternatives: subject alternative names, likewise.
+        authority: file name of the signing authority.
     """
 
     name: str
@@ -91,11 +91,11 @@ def _request(folder: Path, name: str, subject: str, extensions: list[str], signe
     final = folder / f"{name}.crt"
     if final.exists():
         return
-    # The certificate is renamed into place last: a crash in between leaves none, so both are made again.
+    # The certificate gets its final name last. After a crash in between, it is missing, and both files are made again.
     partial = folder / f"{name}.crt.partial"
     command: list[str | Path] = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     command += ["-noenc", "-days", DAYS, "-subj", subject, "-keyout", folder / f"{name}.key", "-out", partial]
-    # Without a configuration of its own the system's default would add extensions a second time.
+    # Without this configuration, the system's default would add extensions a second time.
     command += ["-config", _openssl_config(folder)]
     for extension in extensions:
         command += ["-addext", extension]

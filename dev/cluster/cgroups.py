@@ -1,16 +1,16 @@
-"""The root cgroup of each node, in either version of the kernel's hierarchies."""
+"""The root cgroup of each node, in version 1 and version 2 of the kernel's hierarchies."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from dev.cluster.layout import NODES
 
-# What a kubelet asks of its root cgroup where there is one unified hierarchy.
+# Controllers that a kubelet needs in its root cgroup under the unified hierarchy.
 CONTROLLERS = ("cpu", "cpuset", "memory", "pids", "hugetlb")
 
 
 def missing_controllers() -> list[str]:
-    """Return controllers that the unified hierarchy has and does not give to the groups below its root."""
+    """Return controllers that the unified hierarchy has, but does not enable for the groups below its root."""
     if _mounted("cgroup"):
         return []
     (root,) = _mounted("cgroup2")
@@ -20,18 +20,18 @@ def missing_controllers() -> list[str]:
 
 
 def switch_controllers(names: list[str], sign: str) -> None:
-    """Give (`+`) controllers to the groups below the unified root, or take them away (`-`).
+    """Enable (`+`) or disable (`-`) controllers for the groups below the unified root.
 
     Raises:
-        OSError: the kernel refuses, for example to take away what another group uses.
+        OSError: the kernel refused. For example, another group uses the controller.
     """
     (root,) = _mounted("cgroup2")
     (root / "cgroup.subtree_control").write_text(" ".join(f"{sign}{name}" for name in names))
 
 
 def make() -> None:
-    """Make the root cgroup of each node in the hierarchies that the runtime uses."""
-    # Where both versions exist the runtime uses the older one.
+    """Create the root cgroup of each node in the hierarchies that the runtime uses."""
+    # If both versions exist, the runtime uses version 1.
     for hierarchy in _mounted("cgroup") or _mounted("cgroup2"):
         for node in NODES:
             group = hierarchy / node.cgroup
@@ -40,7 +40,7 @@ def make() -> None:
 
 
 def remove() -> None:
-    """Remove the nodes' cgroups; their processes must be gone."""
+    """Remove the nodes' cgroups. Their processes must have ended."""
     for root in present():
         folders = [root, *(path for path in root.rglob("*") if path.is_dir())]
         for folder in sorted(folders, key=lambda path: len(path.parts), reverse=True):
@@ -48,7 +48,7 @@ def remove() -> None:
 
 
 def present() -> Iterator[Path]:
-    """Yield the root cgroups that exist; in hybrid mode the runtime makes some in the unified hierarchy too."""
+    """Yield the existing root cgroups. In hybrid mode the runtime also creates some in the unified hierarchy."""
     for hierarchy in _mounted("cgroup") + _mounted("cgroup2"):
         for node in NODES:
             if (hierarchy / node.cgroup).is_dir():
@@ -56,7 +56,7 @@ def present() -> Iterator[Path]:
 
 
 def _fill_cpuset(hierarchy: Path, group: Path) -> None:
-    """A cpuset of the older version starts empty and then takes no process."""
+    """Fill a cpuset. In version 1, a new cpuset is empty and then accepts no process."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         if (hierarchy / name).exists() and not (group / name).read_text().strip():
             (group / name).write_text((hierarchy / name).read_text())

@@ -18,8 +18,8 @@ class Program:
     Attributes:
         name: unique name, also of its log file.
         command: program and arguments.
-        reads: configuration files; a change of one restarts it.
-        stop_s: time it gets to end after SIGTERM.
+        reads: configuration files. A change of one restarts the process.
+        stop_s: seconds to end after SIGTERM.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Program:
 
 
 def programs(state: State, simulated_nodes: int) -> list[Program]:
-    """Return every process of the cluster, in the order they are started."""
+    """Return every process of the cluster, in start order."""
     result = [_etcd(state), _api_server(state), _controller_manager(state), _scheduler(state), _registry(state)]
     for node in NODES:
         result += [_containerd(state, node), _kubelet(state, node)]
@@ -40,11 +40,11 @@ def programs(state: State, simulated_nodes: int) -> list[Program]:
 
 
 def environment() -> dict[str, str]:
-    """Return variables that every process gets, the same whichever shell started the cluster."""
-    # containerd looks for its shim and runc there, the kubelet and kube-proxy for mount and iptables.
+    """Return the environment of every process. It does not depend on the shell that started the cluster."""
+    # containerd searches this path for its shim and runc, the kubelet and kube-proxy for mount and iptables.
     unpacked = (str(packages.program(name).parent) for name in ("containerd", "runc"))
     system = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-    # The registry would otherwise look for a tracing collector.
+    # Otherwise the registry looks for a tracing collector.
     return {"PATH": ":".join((*unpacked, *system)), "OTEL_TRACES_EXPORTER": "none"}
 
 
@@ -72,7 +72,7 @@ def _etcd(state: State) -> Program:
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster=default={peer}",
             *tls,
-            # A development cluster: losing the last seconds with the machine is no loss.
+            # In a development cluster, the loss of the last seconds at a machine crash does no harm.
             "--unsafe-no-fsync",
             "--log-level=warn",
         ],

@@ -1,4 +1,4 @@
-"""The configuration files that the cluster's processes read."""
+"""The configuration files of the cluster's processes."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def write_configuration(state: State) -> None:
     write_text(state.config / "audit-policy.yaml", yaml.safe_dump(_audit_policy()))
     write_text(state.config / "proxy.yaml", yaml.safe_dump(_proxy_configuration(state)))
     write_text(state.config / "registry.yaml", yaml.safe_dump(_registry_configuration()))
-    # Pods with dnsPolicy Default (CoreDNS itself) get this one: there is nothing outside to ask.
+    # For pods with dnsPolicy Default (CoreDNS itself). It has no name server, because none is outside.
     write_text(state.config / "resolv.conf", f"search {layout.DNS_DOMAIN}\n")
     for node in NODES:
         write_text(state.config / f"kubelet-{node.number}.yaml", yaml.safe_dump(_kubelet_configuration(state, node)))
@@ -27,7 +27,7 @@ def write_configuration(state: State) -> None:
 
 
 def _audit_policy() -> dict[str, Any]:
-    # RequestReceived is left out: the same request is written again when it is answered.
+    # RequestReceived is omitted: each request is logged again when it is answered.
     return {
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
@@ -37,7 +37,7 @@ def _audit_policy() -> dict[str, Any]:
 
 
 def _registry_configuration() -> dict[str, Any]:
-    # In the cache, not the state: layers pushed once are there for the next cluster too.
+    # In the cache, not in the state folder: pushed layers remain for the next cluster.
     folder = cache_dir() / "images/registry"
     return {
         "version": 0.1,
@@ -59,7 +59,7 @@ def _proxy_configuration(state: State) -> dict[str, Any]:
         "healthzBindAddress": f"{layout.API_ADDRESS}:10256",
         "metricsBindAddress": "127.0.0.1:10249",
         "nodePortAddresses": [layout.NODE_NETWORK],
-        # The host's connection tracking is left as it is.
+        # The host's connection tracking stays as it is.
         "conntrack": {
             "maxPerCore": 0,
             "min": 0,
@@ -96,11 +96,11 @@ def _kubelet_configuration(state: State, node: Node) -> dict[str, Any]:
         "cgroupRoot": f"/{node.cgroup}",
         "enforceNodeAllocatable": [],
         "failSwapOn": False,
-        # dev.cluster.host sets the kernel parameters and restores them; the kubelet only checks.
+        # dev.cluster.host sets the kernel parameters and restores them. The kubelet only checks them.
         "protectKernelDefaults": True,
         "makeIPTablesUtilChains": False,
         "oomScoreAdj": 0,
-        # Development disks are full more often than nodes should be evicted for.
+        # Development disks are often almost full, which must not evict pods.
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,

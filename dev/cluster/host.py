@@ -1,4 +1,6 @@
-"""Changes to the machine itself (kernel parameters, loopback addresses, forwarding): printed, recorded and undone."""
+"""Changes to the machine itself (kernel parameters, loopback addresses, forwarding). They are printed, recorded,
+undone.
+"""
 
 import json
 import subprocess
@@ -9,10 +11,10 @@ from dev.cluster import cgroups, layout
 from dev.cluster.layout import NODES, State
 from dev.shell import run, write_text
 
-# Where a reboot forgets it together with the changes it describes.
+# A reboot removes this file together with the changes that it records.
 RECORD = Path("/run/pdpool-cluster.json")
 CHAIN = "PDPOOL-FORWARD"
-# Written by kubelets, runtimes and network plugins; removed on the way down if they were not there before.
+# Created by kubelets, runtimes and network plugins. They are removed at the end if they did not exist before.
 FOLDERS = (
     "/run/containerd",
     "/var/lib/cni",
@@ -20,7 +22,7 @@ FOLDERS = (
     "/var/log/containers",
 )
 MODULES = ("overlay", "br_netfilter")
-# Kernel parameters: what pods need to reach each other, then what a kubelet insists on.
+# Kernel parameters: first those that pods need to reach each other, then those that a kubelet requires.
 KERNEL_PARAMETERS = {
     "net.ipv4.ip_forward": "1",
     "net.bridge.bridge-nf-call-iptables": "1",
@@ -31,20 +33,20 @@ KERNEL_PARAMETERS = {
     "kernel.keys.root_maxkeys": "1000000",
     "kernel.keys.root_maxbytes": "25000000",
 }
-# Two runtimes and two kubelets watch many files; a larger value of the machine's own stays.
+# Two runtimes and two kubelets watch many files. A larger value of the machine stays.
 LEAST_PARAMETERS = {"fs.inotify.max_user_instances": 1024}
 
 
 @dataclass
 class Record:
-    """What was changed since this boot, and how it was before.
+    """Changes since this boot, with the values before.
 
     Attributes:
-        boot: id of the boot the changes belong to.
-        state: state folder of the cluster that made them.
+        boot: id of the boot.
+        state: state folder of the cluster.
         parameters: kernel parameter -> value before.
-        folders: folders that were not there before.
-        controllers: cgroup controllers given to the groups below the root.
+        folders: folders that did not exist before.
+        controllers: cgroup controllers enabled below the root.
     """
 
     boot: str
@@ -78,7 +80,7 @@ def own_record(state: State) -> Record | None:
 
 
 def prepare(state: State) -> None:
-    """Make the changes that are missing; print each before it is made.
+    """Make the missing changes. Print each one before it is made.
 
     Raises:
         RuntimeError: another cluster uses this machine.
@@ -115,7 +117,7 @@ def prepare(state: State) -> None:
 
 
 def restore() -> list[str]:
-    """Undo every change; return what was undone. The cluster's processes must be gone.
+    """Undo every change and return the list. The cluster's processes must have ended.
 
     Raises:
         CommandError: a change cannot be undone.
@@ -154,9 +156,10 @@ def _wanted_parameters() -> dict[str, str]:
 
 
 def _missing_rules() -> list[list[str]]:
-    """Pods may talk to each other and to the nodes; nothing of theirs leaves the machine.
+    """Return forwarding rules that are missing.
 
-    Last in FORWARD, so that kube-proxy refuses connections to Services without endpoints before they are dropped here.
+    Pods may reach each other and the nodes, but nothing outside the machine. The chain is last in FORWARD, so
+    kube-proxy can refuse connections to Services without endpoints before this chain drops them.
     """
     pods = layout.POD_NETWORK
     if not _succeeds("iptables", "-w", "-S", CHAIN):
@@ -177,7 +180,7 @@ def _refuse_foreign_cluster() -> None:
     if _succeeds("iptables", "-w", "-t", "nat", "-S", "KUBE-SERVICES"):
         raise RuntimeError(
             "iptables has a chain KUBE-SERVICES: another Kubernetes node seems to run on this machine, "
-            "and two would fight. If it is left over, remove it with `kube-proxy --cleanup`."
+            "and two would conflict. If it is left over, remove it with `kube-proxy --cleanup`."
         )
 
 

@@ -1,4 +1,4 @@
-"""Names, addresses and paths of the local cluster. One machine holds one cluster, for its addresses are fixed."""
+"""Names, addresses and paths of the local cluster. A machine has one cluster at most, as its addresses are fixed."""
 
 import os
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dev.paths import cache_dir
 
-# Addresses on the loopback interface: nothing listens outside this machine.
+# Addresses on the loopback interface, so no port is reachable from outside this machine.
 NODE_NETWORK = "10.200.0.0/24"
 POD_NETWORK = "10.201.0.0/16"
 SERVICE_NETWORK = "10.202.0.0/16"
@@ -21,16 +21,16 @@ ETCD_PORT = 2379
 ETCD_PEER_PORT = 2380
 REGISTRY = "127.0.0.1:5001"
 
-# Environment variable that every process of the cluster carries, so that a crash does not hide them.
+# Environment variable of every process of the cluster. It identifies the processes after a crash.
 MARKER = "PDPOOL_CLUSTER_STATE"
 
-# Unix socket paths are limited to 107 bytes; the longest below the state folder takes 45.
+# Unix socket paths are limited to 107 bytes. The longest path below the state folder takes 45.
 LONGEST_STATE_PATH = 60
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node with a real kubelet; `number` (1, 2) sets its addresses."""
+    """A node with a real kubelet. `number` (1, 2) determines its addresses."""
 
     number: int
 
@@ -51,12 +51,12 @@ class Node:
 
     @property
     def bridge(self) -> str:
-        """Linux bridge that the node's pods hang on."""
+        """Linux bridge of the node's pods."""
         return f"pdpool{self.number}"
 
     @property
     def cgroup(self) -> str:
-        """Root cgroup of the node's pods; shared ones would make each kubelet kill the other's pods as orphans."""
+        """Root cgroup of the node's pods. With a shared one, each kubelet would kill the other's pods as orphans."""
         return f"pdpool-{self.name}"
 
     @property
@@ -101,7 +101,7 @@ class State:
 
     @property
     def bin(self) -> Path:
-        """Links to the binaries that the cluster runs, kubectl and helm among them."""
+        """Links to the binaries of the cluster, including kubectl and helm."""
         return self.root / "bin"
 
     @property
@@ -119,7 +119,7 @@ class State:
 
 
 def state_at(root: Path | None) -> State:
-    """Return the state below `root`, by default below the cache so that every checkout finds the same cluster.
+    """Return the state below `root`. The default is below the cache, so every checkout finds the same cluster.
 
     Raises:
         ValueError: the path is too long for the sockets below it.

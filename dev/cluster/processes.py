@@ -1,4 +1,4 @@
-"""Find and end the cluster's processes by what the kernel knows of them, not by files that a crash left behind."""
+"""Finds and ends the cluster's processes. It asks the kernel, because files may be stale after a crash."""
 
 import os
 import signal
@@ -22,12 +22,12 @@ class Process:
 
     @property
     def is_shim(self) -> bool:
-        """Whether it holds containers: those outlive the container runtime, as on any node."""
+        """Whether the process is a container shim. Shims outlive the container runtime, as on any node."""
         return SHIM in self.command.split(" ")[0]
 
 
 def marked(state: State) -> list[Process]:
-    """Return the processes started for this cluster, this one excepted."""
+    """Return the processes started for this cluster, except this one."""
     wanted = f"{MARKER}={state.root}".encode()
     found = []
     for folder in Path("/proc").iterdir():
@@ -43,17 +43,17 @@ def marked(state: State) -> list[Process]:
 
 
 def kill_strays(state: State) -> list[Process]:
-    """Kill what a crashed supervisord may have left, except shims, whose containers the new runtime takes over."""
+    """Kill the processes that a crashed supervisord left, except shims. The new runtime takes over their containers."""
     strays = [p for p in marked(state) if not p.is_shim]
     _kill([p.pid for p in strays])
     return strays
 
 
 def kill_everything(state: State) -> int:
-    """Kill every process of the cluster and of its pods; return how many there were.
+    """Kill every process of the cluster and of its pods. Return their number.
 
     Raises:
-        TimeoutError: some would not go.
+        TimeoutError: some did not end.
     """
     killed: set[int] = set()
 
@@ -74,7 +74,7 @@ def pod_processes() -> Iterator[int]:
             try:
                 yield from (int(line) for line in file.read_text().split())
             except OSError:
-                # The group was removed meanwhile, or is a threaded one, whose processes its parent lists.
+                # The group was removed meanwhile, or is threaded: then its parent lists the processes.
                 continue
 
 

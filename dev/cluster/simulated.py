@@ -1,4 +1,4 @@
-"""Simulated nodes: objects that kwok keeps Ready, with GPUs and RDMA devices for the real scheduler to hand out."""
+"""Simulated nodes: objects that kwok keeps Ready. The real scheduler assigns their GPUs and RDMA devices."""
 
 import json
 from pathlib import Path
@@ -9,13 +9,13 @@ from dev.shell import run
 from dev.tools.build import binary
 
 PREFIX = "sim-"
-# One machine with eight accelerators and a network card for each, the usual shape of inference nodes.
+# A usual inference node: eight accelerators, each with a network card.
 RESOURCES = {"cpu": "128", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": "8", "rdma/ib": "8"}
 TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
 
 
 def converge(state: State, count: int) -> None:
-    """Make the cluster have exactly `count` simulated nodes.
+    """Create or delete simulated nodes until the cluster has exactly `count`.
 
     Raises:
         CommandError: the API server refused.

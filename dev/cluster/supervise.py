@@ -1,4 +1,4 @@
-"""Run the cluster's programs under supervisord, apart from the shell that started it."""
+"""Runs the cluster's programs under supervisord, independent of the shell that started it."""
 
 import hashlib
 import os
@@ -33,13 +33,13 @@ def process_id(state: State) -> int | None:
 
 
 def converge(state: State, programs: list[Program]) -> list[str]:
-    """Make supervisord run exactly these programs and return the names of those it had to start.
+    """Make supervisord run exactly these programs. Return the names of those it had to start.
 
-    Those that run with the same command and configuration files are left alone.
+    Programs with the same command and configuration files keep running.
 
     Raises:
         CommandError: supervisord cannot start.
-        TimeoutError: it started and does not answer.
+        TimeoutError: supervisord started but does not answer.
     """
     before = _configuration_file(state).read_text() if _configuration_file(state).exists() else ""
     wanted = _configuration(state, programs)
@@ -48,7 +48,7 @@ def converge(state: State, programs: list[Program]) -> list[str]:
     if process_id(state) is None:
         _socket(state).unlink(missing_ok=True)
         variables = environment() | {MARKER: str(state.root)}
-        # Nothing of the shell that happens to start the cluster goes into it.
+        # The cluster must not inherit the environment of the shell that starts it.
         clean = ("env", "--ignore-environment", *(f"{name}={value}" for name, value in variables.items()))
         run(*clean, sys.executable, "-m", "supervisor.supervisord", "-c", _configuration_file(state))
         wait_for("supervisord answers", lambda: _silent(state), deadline_s=15)
@@ -58,17 +58,17 @@ def converge(state: State, programs: list[Program]) -> list[str]:
 
 
 def states(state: State) -> dict[str, str]:
-    """Return the state of each program in supervisor's words, for example RUNNING; empty without supervisord."""
+    """Return the state of each program in supervisor's words, for example RUNNING. Empty without supervisord."""
     return {str(info["name"]): str(info["statename"]) for info in _programs(state)}
 
 
 def process_ids(state: State) -> dict[str, int]:
-    """Return the process id of each program, 0 of one that does not run; empty without supervisord."""
+    """Return the process id of each program, 0 if it does not run. Empty without supervisord."""
     return {str(info["name"]): int(info["pid"]) for info in _programs(state)}
 
 
 def stop(state: State) -> None:
-    """End supervisord and the programs it runs; nothing happens when it is not there.
+    """Stop supervisord and its programs. Does nothing if it does not run.
 
     Raises:
         TimeoutError: it did not end.
@@ -80,13 +80,13 @@ def stop(state: State) -> None:
         with _server(state) as server:
             server.supervisor.shutdown()
     except (OSError, Fault):
-        # It does not answer: it is killed, and its children die with it.
+        # It does not answer. It is killed, and its children die with it.
         os.kill(pid, 9)
     wait_for("supervisord ends", lambda: None if process_id(state) is None else f"pid {pid} is there", deadline_s=60)
 
 
 def _server(state: State) -> ServerProxy:
-    # The address is not used: the transport goes to the unix socket.
+    # The address is not used: the transport uses the unix socket.
     return ServerProxy("http://127.0.0.1", transport=SupervisorTransport(None, None, f"unix://{_socket(state)}"))
 
 
@@ -152,9 +152,9 @@ supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 
 
 def _section(state: State, program: Program, number: int) -> str:
-    # With a killed supervisord its children die too, so a new one meets free ports.
+    # Children of a killed supervisord die too, so their ports are free for a new one.
     command = shlex.join(["setpriv", "--pdeathsig", "KILL", *program.command]).replace("%", "%%")
-    # Supervisor compares its own configuration only: this makes a changed file of a program a changed program.
+    # Supervisor compares only its own configuration. With this hash, a changed file also restarts its program.
     content = hashlib.sha256(b"".join(path.read_bytes() for path in program.reads)).hexdigest()[:16]
     return f"""\
 [program:{program.name}]

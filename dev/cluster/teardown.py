@@ -1,4 +1,4 @@
-"""Take the cluster away completely, whatever state a crash left it in."""
+"""Removes the cluster completely, even after a crash."""
 
 import itertools
 import shutil
@@ -14,11 +14,11 @@ TASKS = "run/io.containerd.runtime.v2.task"
 
 
 def down(state: State, clock: Clock) -> None:
-    """End every process and undo every change outside the cache; the state folder goes too.
+    """End every process, undo every change outside the cache, and remove the state folder.
 
     Raises:
         CommandError: a change cannot be undone.
-        RuntimeError: the machine's cluster is another one.
+        RuntimeError: the machine's cluster has another state folder.
         TimeoutError: a process does not end.
     """
     record = host.own_record(state)
@@ -40,7 +40,7 @@ def down(state: State, clock: Clock) -> None:
     if mounts.below(state.root):
         raise RuntimeError(f"{state.root} still has mounts: {mounts.below(state.root)}")
     if state.root.exists():
-        # Set aside first: half a state would be taken for a cluster to go on with.
+        # Renamed first, so that an interrupted removal does not look like a usable state.
         remove_leftover(state)
         state.root.rename(_set_aside(state))
     clock.say(f"removing {state.root} with the nodes' copies of the images")
@@ -49,7 +49,7 @@ def down(state: State, clock: Clock) -> None:
 
 
 def remove_leftover(state: State) -> None:
-    """Remove what an interrupted `down` had set aside."""
+    """Remove a state folder that an interrupted `down` has renamed."""
     if _set_aside(state).exists():
         shutil.rmtree(_set_aside(state))
 
@@ -59,7 +59,7 @@ def _set_aside(state: State) -> Path:
 
 
 def _shim_sockets(state: State) -> list[Path]:
-    """Sockets of container shims lie in a folder that every containerd of the machine shares."""
+    """Return sockets of container shims. They are in a folder that all containerds of the machine share."""
     found: list[Path] = []
     for node in NODES:
         files = (state.node(node) / TASKS).glob("*/*/address")
@@ -68,7 +68,7 @@ def _shim_sockets(state: State) -> list[Path]:
 
 
 def _clean_iptables(clock: Clock) -> None:
-    """Remove kube-proxy's chains; `kube-proxy --cleanup` leaves some, and its binary may be gone."""
+    """Remove kube-proxy's chains. `kube-proxy --cleanup` leaves some, and its binary may be missing."""
     for command, table in itertools.product(("iptables", "ip6tables"), ("nat", "filter", "mangle")):
         rules = run(command, "-w", "-t", table, "-S").splitlines()
         chains = [rule.split()[1] for rule in rules if rule.startswith("-N KUBE-")]
@@ -88,7 +88,7 @@ def _clean_folders(state: State, made: list[str]) -> None:
     for link in Path("/var/log/containers").glob("*"):
         if link.is_symlink() and state.root in link.readlink().parents:
             link.unlink()
-    # Device plugins talk to kubelets here; no other kubelet runs on this machine.
+    # Device plugins connect to kubelets here. No other kubelet runs on this machine.
     for file in Path("/var/lib/kubelet/device-plugins").glob("*"):
         if "/var/lib/kubelet" in made:
             file.unlink()
@@ -99,7 +99,7 @@ def _clean_folders(state: State, made: list[str]) -> None:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove a folder that the cluster made, with its empty folders; what others put there meanwhile stays."""
+    """Remove an empty folder that the cluster created, with its empty subfolders. Files of others stay."""
     if not folder.is_dir():
         return
     for child in folder.iterdir():

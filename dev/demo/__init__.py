@@ -1,1 +1,1 @@
-"""The demo: pdpool on a real Kubernetes, from nothing to an answer, a stuck queue, its alert, and its end."""
+"""The demo: pdpool on a real Kubernetes, from the installation to an answer, a stuck queue, its alert and recovery."""

@@ -39,11 +39,11 @@ def choose(screen: Screen, cluster: str, registry: str | None) -> Target:
 
 
 def tell(screen: Screen, cluster: Target) -> None:
-    """Run the story; end with 1 and a report when it fails."""
+    """Run the story. On failure, print a report and exit with 1."""
     try:
         figures = story.tell(screen, cluster)
     except KeyboardInterrupt:
-        screen.console.print(f"\ninterrupted; `{cluster.up}` goes on from here, `{cluster.down}` removes everything")
+        screen.console.print(f"\ninterrupted; `{cluster.up}` continues from here, `{cluster.down}` removes everything")
         sys.exit(130)
     except FAILURES as error:
         trouble.report(screen, cluster, error)
@@ -68,9 +68,9 @@ def main(context: click.Context, cluster: str, registry: str | None) -> None:
 @main.command()
 @options
 def up(cluster: str, registry: str | None) -> None:
-    """Tell the whole story; the cluster stays up."""
+    """Run the whole story. The cluster stays up."""
     screen = Screen()
-    screen.say("the whole story takes some minutes; it may be interrupted at any time, and run again")
+    screen.say("the whole story takes some minutes; you may interrupt it at any time and run it again")
     with alone():
         tell(screen, choose(screen, cluster, registry))
 
@@ -79,7 +79,7 @@ def up(cluster: str, registry: str | None) -> None:
 @click.option("--cluster", type=click.Choice(("local", "current")), default="local", show_default=True)
 @click.option("--keep-cluster", is_flag=True, help="Do not stop the local cluster.")
 def down(cluster: str, keep_cluster: bool) -> None:
-    """Take the local cluster down, with all that is in it; in another one, remove what the demo made."""
+    """Stop the local cluster with everything in it. On another cluster, remove what the demo created."""
     screen = Screen()
     with alone():
         try:

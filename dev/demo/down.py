@@ -1,4 +1,4 @@
-"""Remove what the demo made."""
+"""Removes what the demo created."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ KINDS = ("prefillpools", "decodepools", "disaggregatedservices")
 
 
 def remove(screen: Screen, target: Target) -> None:
-    """Remove pools, release, CRDs and namespaces; what is gone already is fine, and what is not the demo's stays.
+    """Remove pools, release, CRDs and namespaces of the demo. Missing objects are no error, and other objects stay.
 
     Raises:
         CommandError: kubectl or helm failed, for example because there is no cluster.
@@ -27,7 +27,8 @@ def remove(screen: Screen, target: Target) -> None:
     crds = {crd["metadata"]["name"] for crd in target.get("crds")["items"]}
     others: list[str] = []
     if crds.issuperset(f"{kind}.pdpool.dev" for kind in KINDS):
-        # Before their namespace: its controller looks again only after the longest grace period of a pod.
+        # Pods are deleted before their namespace: its controller checks again only after the longest grace period of a
+        # pod.
         install.remove_pools(screen, target)
         others = [f"{one['namespace']}/{one['name']}" for one in _pools(target)]
     commands = [
@@ -36,7 +37,7 @@ def remove(screen: Screen, target: Target) -> None:
         ("kubectl", "delete", "clusterrole,clusterrolebinding", "pdpool-dev-prometheus", "--ignore-not-found"),
     ]
     if others:
-        screen.say(f"the CRDs stay, for there are pools that are not the demo's: {', '.join(others)}")
+        screen.say(f"the CRDs stay, because there are pools that are not the demo's: {', '.join(others)}")
     else:
         commands.append(("kubectl", "delete", "crd", *(f"{kind}.pdpool.dev" for kind in KINDS), "--ignore-not-found"))
     for program, *arguments in commands:
@@ -48,7 +49,7 @@ def remove(screen: Screen, target: Target) -> None:
 
 
 def _still_there(target: Target) -> str:
-    """Return in words which namespaces of the demo there are, and how many pods in them."""
+    """Return which namespaces of the demo exist, and how many pods they have, as text."""
     try:
         names = [one["metadata"]["name"] for one in target.get("namespaces", "-l", OURS)["items"]]
         pods = [len(target.get("pods", "-n", name)["items"]) for name in names]
@@ -63,13 +64,13 @@ def _pools(target: Target) -> list[dict[str, Any]]:
 
 
 def everything(screen: Screen, target: Target, *, stops: bool) -> None:
-    """Remove what the demo made: with the whole cluster if it is ours to stop (`stops`), else one by one.
+    """Remove what the demo created: the whole cluster if the demo owns it (`stops`), else each object.
 
     Raises:
-        CommandError: something could not be removed.
+        CommandError: an object could not be removed.
     """
     if not stops:
         remove(screen, target)
         return
-    screen.step("Stopping the local cluster, and with it all that was made in it")
+    screen.step("Stopping the local cluster with everything in it")
     target.stop()

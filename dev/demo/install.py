@@ -1,4 +1,4 @@
-"""From an empty cluster to pools that are Ready."""
+"""Installs everything, from an empty cluster to Ready pools."""
 
 import json
 import time
@@ -15,17 +15,18 @@ from dev.shell import CommandError
 SYSTEM, POOLS = "pdpool-system", "llm"
 NAMESPACES = (SYSTEM, POOLS, deploy.NAMESPACE)
 OURS = "pdpool.dev/demo"
-"""Label of the namespaces that the demo made, and that it may therefore empty and remove."""
+"""Label of the namespaces that the demo created. Only these may be emptied and removed."""
 RELEASE = "pdpool"
 SERVICE = "chat"
 READY_S = 240.0
 SEEN_S = 45.0
-"""Within that the operator has sampled the queues of new engines."""
+"""Time within which the operator samples the queues of new engines."""
 GONE_S = 180.0
 RULES_S = 150.0
-"""Within that the kubelet has put a changed ConfigMap into a running pod, and Prometheus has read it."""
+"""Time within which a changed ConfigMap reaches a running pod, and Prometheus reads it."""
 
-# Short, so that the story does not take minutes: Prometheus scrapes every 3 s here. A chart's defaults suit real pools.
+# Short, so that the story does not take minutes: Prometheus scrapes every 3 s here. The chart's defaults suit real
+# pools.
 WINDOWS = {"noProgress": "12s", "bootstrapQueueStuck": "15s"}
 STUCK_AFTER_S = 20
 FAULTS = "--enable-faults"
@@ -34,15 +35,15 @@ MADE_KINDS = "pods,statefulsets,deployments,services,configmaps,secrets,poddisru
 
 
 def namespaces(screen: Screen, target: Target) -> None:
-    """Make the namespaces, all under the `restricted` pod security profile.
+    """Create the namespaces, all under the `restricted` pod security profile.
 
     Raises:
-        DemoError: one is there and was not made by a demo.
+        DemoError: a namespace exists that no demo created.
     """
     for namespace in target.get("namespaces")["items"]:
         name = namespace["metadata"]["name"]
         if name in NAMESPACES and OURS not in namespace["metadata"]["labels"]:
-            raise DemoError(f"namespace {name} is there and not of a demo (no label {OURS}): it is left alone")
+            raise DemoError(f"namespace {name} exists and no demo created it (no label {OURS}): it stays unchanged")
     screen.say(f"namespaces {', '.join(NAMESPACES)}, each enforcing the restricted pod security profile")
     labels = {"pod-security.kubernetes.io/enforce": "restricted", OURS: ""}
     documents = [
@@ -57,7 +58,7 @@ def helm_values(images: Images) -> dict[str, Any]:
     """Return the values that the demo sets."""
     return {
         "image": {"registry": images.registry, "tag": images.tag},
-        # A rebuilt image may have the same tag: this makes a new pod.
+        # A rebuilt image may have the same tag. This annotation then makes a new pod.
         "operator": {"podAnnotations": {"pdpool.dev/images": images.fingerprint}},
         "rules": {"configMap": {"namespace": deploy.NAMESPACE}, "windows": WINDOWS},
         "networkPolicy": {"engineNamespaces": [POOLS]},
@@ -72,7 +73,8 @@ def operator(screen: Screen, target: Target, images: Images) -> None:
     chart = str(CHECKOUT / "charts" / "pdpool")
     flags = ["--namespace", SYSTEM, "--wait", "--timeout", "3m", "--values", "-"]
     if TAKE in target.helm("upgrade", "--help"):
-        # CRDs outlive a release, and another one's name (of the cluster tests, for example) stays written on them.
+        # CRDs outlive a release, and carry the name of the release that created them (of the cluster tests, for
+        # example).
         flags.insert(0, TAKE)
     screen.command(f"helm upgrade --install {RELEASE} charts/pdpool {' '.join(flags)} <<EOF")
     screen.block(values + "EOF")
@@ -82,12 +84,12 @@ def operator(screen: Screen, target: Target, images: Images) -> None:
 
 
 def _settle_interrupted(screen: Screen, target: Target) -> None:
-    """Remove a release that an interrupted helm left pending, which helm itself refuses to touch."""
+    """Remove a release that an interrupted helm left pending, because helm refuses to change it."""
     releases = json.loads(target.helm("list", "--all", "--namespace", SYSTEM, "--output", "json"))
     for release in releases:
         if release["name"] == RELEASE and release["status"].startswith(("pending", "uninstalling")):
             screen.say(f"an interrupted run left the release {release['status']}: removing it (CRDs stay)")
-            with screen.ticking(lambda: "helm waits for its objects to be gone"):
+            with screen.ticking(lambda: "helm waits until its objects are deleted"):
                 target.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait")
 
 
@@ -95,7 +97,7 @@ def prometheus(screen: Screen, target: Target, images: Images) -> None:
     """Deploy Prometheus and wait until it has loaded the chart's rules.
 
     Raises:
-        TimeoutError: it goes on with others.
+        TimeoutError: it still has other rules.
     """
     rules = target.get("configmap", deploy.RULES, "-n", deploy.NAMESPACE)["data"]["pdpool.rules.yaml"]
     alerts = [line.split("alert:")[1].strip() for line in rules.splitlines() if "alert:" in line]
@@ -114,7 +116,7 @@ def prometheus(screen: Screen, target: Target, images: Images) -> None:
 
 
 def demo_objects(text: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the objects of examples/chat.yaml with what the demo changes, and one sentence for each change."""
+    """Return the objects of examples/chat.yaml with the demo's changes, and one sentence for each change."""
     documents = [document for document in yaml.safe_load_all(text) if document]
     changes = []
     for document in documents:
@@ -134,7 +136,7 @@ def demo_objects(text: str) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def remove_pools(screen: Screen, target: Target) -> None:
-    """Remove the demo's pools, if there are any, and wait until all that was made for them is gone."""
+    """Remove the demo's pools, if any, and wait until all their objects are gone."""
     kinds = "prefillpools,decodepools,disaggregatedservices"
     if not target.get(kinds, "-n", POOLS)["items"]:
         return
@@ -146,11 +148,11 @@ def remove_pools(screen: Screen, target: Target) -> None:
         names = [f"{one['kind']}/{one['metadata']['name']}" for one in found]
         return f"{', '.join(names)} still there" if names else None
 
-    screen.wait("all that was made for them to be gone", left, GONE_S)
+    screen.wait("all their objects to be deleted", left, GONE_S)
 
 
 def pods_ready(target: Target) -> str:
-    """Return in words how many of the pools' pods are Ready, and which are not."""
+    """Return as text how many of the pools' pods are Ready, and which are not."""
     try:
         pods = target.get("pods", "-n", POOLS, "-l", "app.kubernetes.io/managed-by=pdpool")["items"]
     except CommandError as error:
@@ -166,7 +168,7 @@ def _is_ready(pod: dict[str, Any]) -> bool:
 
 
 def pools(screen: Screen, target: Target) -> float:
-    """Apply the example and wait until its service is Ready; return the seconds between the two."""
+    """Apply the example and wait until its service is Ready. Return the seconds between the two."""
     documents, changes = demo_objects((CHECKOUT / "examples" / "chat.yaml").read_text())
     screen.command(f"kubectl apply -n {POOLS} -f examples/chat.yaml")
     for change in changes:
@@ -182,10 +184,10 @@ def pools(screen: Screen, target: Target) -> float:
                 timeout_s=READY_S + 10,
             )
     except CommandError as error:
-        raise TimeoutError(f"{SERVICE} did not get Ready within {READY_S:.0f} s: {error}") from error
+        raise TimeoutError(f"{SERVICE} did not become Ready within {READY_S:.0f} s: {error}") from error
     seconds = time.monotonic() - began
     healthy = ("wait", "-n", POOLS, "--for=condition=QueuesHealthy", f"pdsvc/{SERVICE}", f"--timeout={SEEN_S:.0f}s")
-    with screen.ticking(lambda: "the operator has not looked at all queues yet"):
+    with screen.ticking(lambda: "the operator has not sampled all queues yet"):
         target.kubectl(*healthy)
     screen.command(f"kubectl get pd -n {POOLS}")
     screen.block(target.kubectl("get", "pd", "-n", POOLS))

@@ -1,4 +1,4 @@
-"""One demo at a time."""
+"""Allows one demo at a time."""
 
 import fcntl
 import os
@@ -12,10 +12,10 @@ from dev.paths import cache_dir
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let one demo run at a time on this machine: two would remove each other's pools.
+    """Allow one demo at a time on this machine, because two would remove each other's pools.
 
     Raises:
-        click.ClickException: another one runs; the message has its process id.
+        click.ClickException: another demo runs. The message has its process id.
     """
     path = cache_dir() / "demo.lock"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The answers of one engine that does prefill and decode in one process: what the hand-off must reproduce."""
+"""Answers of one engine that does prefill and decode in one process. The hand-off must give the same answers."""
 
 import contextlib
 from collections.abc import Iterator
@@ -56,12 +56,12 @@ def pod(image: str, model_path: str, model: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def unified_engine(screen: Screen, target: Target, image: str, model_path: str, model: str) -> Iterator[str]:
-    """Run a unified engine for as long as the block runs, and give its URL.
+    """Run a unified engine while the block runs, and yield its URL.
 
     Raises:
-        CommandError: it cannot be started or did not get Ready in time.
+        CommandError: it cannot start or did not become Ready in time.
     """
-    screen.say("starting one engine that does both phases in one process: its answers are what must come back")
+    screen.say("starting one engine that does both phases in one process: its answers are the expected ones")
     try:
         with screen.ticking(lambda: f"pod {NAME} is not Ready yet"):
             target.kubectl("delete", "pod", NAME, "-n", POOLS, "--ignore-not-found", "--timeout=30s")

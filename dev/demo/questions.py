@@ -13,7 +13,7 @@ ANSWER_TOKENS = 24
 STREAM_S = 90.0
 BATCH_S = 300.0
 EXAMPLE = 1
-"""Which of `questions` is shown with its answer: the small model knows Japan's capital."""
+"""Index of the question that is shown with its answer: the small model knows Japan's capital."""
 
 _CAPITALS = ("Italy", "Japan", "Egypt", "Canada", "Peru", "Kenya", "Norway", "Greece")
 _TOPICS = ("photosynthesis", "gravity", "the water cycle", "an eclipse", "volcanoes", "magnets", "rainbows", "tides")
@@ -24,7 +24,7 @@ def questions() -> list[str]:
     asked = [f"What is the capital of {country}?" for country in _CAPITALS]
     asked += [f"Explain {topic} to a child in two sentences." for topic in _TOPICS]
     asked += [f"Count upwards from {start}." for start in (1, 7, 20, 99, 250, 500, 1000, 4000)]
-    # A common prefix of several pages, as a system's standing instructions are.
+    # A common prefix of several pages, like the standing instructions of a system.
     rules = "You help the staff of a small library. Be brief and polite. " * 4
     asked += [f"{rules}A reader asks for a book about {topic}." for topic in _TOPICS]
     return asked
@@ -32,7 +32,7 @@ def questions() -> list[str]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: text and why it ended, or an error in words."""
+    """One answer: its text and why it ended, or an error as text."""
 
     text: str = ""
     finish: str = ""
@@ -41,11 +41,11 @@ class Answer:
 
 
 def stream(url: str, model: str, question: str, show: Callable[[str], None]) -> tuple[str, float]:
-    """Ask one question, show the answer as it comes; return its text and the seconds to the first token.
+    """Ask one question and show the answer as it arrives. Return its text and the seconds to the first token.
 
     Raises:
         openai.OpenAIError: the request failed.
-        TimeoutError: the model said nothing.
+        TimeoutError: the model did not answer.
     """
     began, first, text = time.monotonic(), None, ""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=STREAM_S) as client:
@@ -70,9 +70,9 @@ def stream(url: str, model: str, question: str, show: Callable[[str], None]) -> 
 def ask_all(
     url: str, model: str, asked: Iterable[str], deadline_s: float = BATCH_S, each: Callable[[], None] = lambda: None
 ) -> list[Answer]:
-    """Ask all questions at once and return the answers in their order; none takes longer than the deadline.
+    """Ask all questions at once and return the answers in their order. None takes longer than the deadline.
 
-    `each` is called at each answer or error, as it comes.
+    `each` is called for each answer or error on arrival.
     """
     return asyncio.run(_ask_all(url, model, list(asked), deadline_s, each))
 

@@ -1,4 +1,4 @@
-"""What the demo prints: numbered steps, commands as a reader would type them, waits with their deadline."""
+"""Output of the demo: numbered steps, commands as a user would type them, waits with their deadline."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,18 +15,18 @@ INDENT = "   "
 
 
 class DemoError(RuntimeError):
-    """The story cannot go on; the message says what was expected and what was seen."""
+    """The story cannot continue. The message says what was expected and what was found."""
 
 
 class Screen:
-    """Writes the story. Times in brackets are seconds since it began."""
+    """Prints the story. Times in brackets are seconds since its start."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False, soft_wrap=True)
         self._began = time.monotonic()
         self._step = 0
         self.doing = "starting"
-        """What is being done now, for the report of a failure."""
+        """The current activity, for the report of a failure."""
         self._progress = Progress(INDENT)
 
     def step(self, title: str) -> None:
@@ -40,7 +40,7 @@ class Screen:
         self.console.print(f"   {escape(text)}")
 
     def command(self, text: str) -> None:
-        """Print a command that is run, in a form that can be copied."""
+        """Print a command that the demo runs, in a form that can be copied."""
         self.console.print(f"   [green]$ {escape(text)}[/]")
 
     def block(self, text: str) -> None:
@@ -53,21 +53,21 @@ class Screen:
         self.console.print(text, end="", markup=False, style="bold")
 
     def event(self, since: float, text: str) -> None:
-        """Print what was seen, with the seconds since a moment of `time.monotonic()`."""
+        """Print an observation, with the seconds since a time of `time.monotonic()`."""
         self._progress.clear()
         self.console.print(f"   [yellow]+{time.monotonic() - since:5.1f} s[/]  {escape(text)}")
 
     def wait(self, what: str, unmet: Callable[[], str | None], deadline_s: float, interval_s: float = 0.5) -> float:
-        """Wait for a condition, showing what it lacks, and return the seconds it took.
+        """Wait for a condition while showing what is missing. Return the seconds it took.
 
         Args:
-            what: what is waited for.
-            unmet: None when it holds, else why not.
+            what: the condition.
+            unmet: returns None when it holds, else the reason.
             deadline_s: longest wait.
-            interval_s: time between two questions.
+            interval_s: time between checks.
 
         Raises:
-            TimeoutError: it did not hold in time.
+            TimeoutError: the condition did not hold in time.
         """
         began = time.monotonic()
         self.say(f"waiting for {what} (at most {deadline_s:.0f} s)")
@@ -85,12 +85,12 @@ class Screen:
         return time.monotonic() - began
 
     def ticking(self, state: Callable[[], str]) -> AbstractContextManager[None]:
-        """Show `state()`, which must not raise, while the block runs; the block itself prints nothing."""
+        """Show `state()` while the block runs. `state` must not raise, and the block must not print."""
         return ticking(Progress(INDENT), state)
 
     @contextmanager
     def counting(self, total: int, what: str) -> Iterator[Callable[[], None]]:
-        """Give a function to call at each of `total` things that come, and show how many have: `3 of 32 answered`."""
+        """Return a function to call for each of `total` items. It shows their number: `3 of 32 answered`."""
         done = 0
 
         def one() -> None:

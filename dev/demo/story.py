@@ -1,4 +1,4 @@
-"""The story that `python -m dev.demo up` tells, step by step."""
+"""The steps of `python -m dev.demo up`."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ ROUTER_PORT = 8000
 
 @dataclass
 class Figures:
-    """What the last line reports."""
+    """Figures for the last line."""
 
     ttft_ms: float = 0.0
     requests: int = 0
@@ -49,7 +49,7 @@ class Figures:
 
 
 def mebibytes(count: int) -> str:
-    """Bytes as the demo's text and table show them; its last line, which programs read, has them plain."""
+    """Format bytes for the demo's text and table. The last line, which programs read, has plain numbers."""
     return f"{count / 2**20:.1f} MiB"
 
 
@@ -57,7 +57,7 @@ def tell(screen: Screen, target: Target) -> Figures:
     """Run the whole story and return its figures.
 
     Raises:
-        CommandError, TimeoutError, DemoError, openai.OpenAIError: a step failed; `screen.doing` says which.
+        CommandError, TimeoutError, DemoError, openai.OpenAIError: a step failed. `screen.doing` names it.
     """
     figures = Figures()
     screen.step("A Kubernetes cluster")
@@ -102,7 +102,9 @@ def _many_questions(screen: Screen, target: Target, images: Images, router: str,
     screen.say(f"{sum(answer.tokens for answer in answers)} tokens over the hand-off, for example:")
     shown = questions.EXAMPLE
     screen.block(f"> {asked[shown]}\n{answers[shown].text or answers[shown].error}")
-    screen.say("a model this small is often wrong; what counts is that a unified engine says the same, word for word")
+    screen.say(
+        "a model this small is often wrong; the test is that a unified engine gives the same answer, word for word"
+    )
     path = target.get("prefillpool", SERVICE, "-n", POOLS)["spec"]["model"]["path"]
     with (
         unified_engine(screen, target, images.product("engine"), path, model) as url,
@@ -117,7 +119,9 @@ def _many_questions(screen: Screen, target: Target, images: Images, router: str,
     figures.requests = len(asked) - len(differing)
     figures.kv_bytes = moved_bytes(target)
     if differing:
-        raise DemoError(f"{len(differing)} of {len(asked)} answers are not the unified engine's; first: {differing[0]}")
+        raise DemoError(
+            f"{len(differing)} of {len(asked)} answers differ from the unified engine's; first: {differing[0]}"
+        )
     if not figures.kv_bytes:
         raise DemoError("no KV cache was moved: the answers did not come over the hand-off")
     screen.say(f"{figures.requests} of {len(asked)} equal; {mebibytes(figures.kv_bytes)} of KV cache moved")

@@ -1,4 +1,4 @@
-"""A decode engine's scheduler freezes, requests get stuck behind it, the alert fires; it thaws, and all of it ends."""
+"""A decode engine's scheduler freezes, requests wait, and the alert fires. It resumes, and the alert resolves."""
 
 import json
 import time
@@ -16,7 +16,7 @@ from dev.prometheus import deploy
 ALERT = "PdpoolPrefillBootstrapQueueStuck"
 HTTP_PORT = 30000
 REQUESTS = 12
-# Longer than the engines' request deadline (300 s): whatever happens, each request has ended by then.
+# Longer than the engines' request deadline (300 s), so each request has ended by then in any case.
 REQUESTS_S = 320.0
 FIRE_S = 150.0
 RESOLVE_S = 120.0
@@ -25,10 +25,10 @@ LOOK_S = 1.0
 
 @dataclass(frozen=True)
 class Seen:
-    """What the cluster says at one moment."""
+    """State of the cluster at one time."""
 
     waiting: int | None
-    """Requests in all prefill bootstrap queues, as Prometheus has it; None when it has no sample."""
+    """Requests in all prefill bootstrap queues, from Prometheus. None without a sample."""
     alert: str
     """inactive, pending or firing."""
     queues: str
@@ -40,7 +40,7 @@ class Seen:
 
 @dataclass
 class Outcome:
-    """Figures of this part of the story, in seconds, and what became of the waiting requests."""
+    """Figures of this part in seconds, and the results of the waiting requests."""
 
     fire_s: float = 0.0
     resolve_s: float = 0.0
@@ -49,11 +49,11 @@ class Outcome:
 
 
 def play(screen: Screen, target: Target, router: str, model: str) -> Outcome:
-    """Freeze one decode engine, show what pdpool says of it, unfreeze it; return the figures.
+    """Freeze one decode engine, show what pdpool reports about it, and unfreeze it. Return the figures.
 
     Raises:
-        TimeoutError: something that should have shown did not.
-        DemoError: a request hangs, or the frozen engine was not the one named.
+        TimeoutError: an expected change did not show.
+        DemoError: a request hangs, or the status did not name the frozen engine.
     """
     pod = _decode_pod(target)
     outcome = Outcome()
@@ -66,7 +66,7 @@ def play(screen: Screen, target: Target, router: str, model: str) -> Outcome:
             outcome.fire_s = time.monotonic() - began
             _show(screen, target)
         finally:
-            # Also after a failure: nothing stays frozen, and the requests end.
+            # Runs also after a failure: no engine stays frozen, and the requests end.
             thawed = _freeze(screen, target, pod, frozen=False)
         _await_resolved(screen, target, thawed)
         outcome.resolve_s = time.monotonic() - thawed
@@ -75,7 +75,7 @@ def play(screen: Screen, target: Target, router: str, model: str) -> Outcome:
 
 
 def look(target: Target) -> Seen:
-    """Ask Prometheus and the API server how the queues are."""
+    """Read the state of the queues from Prometheus and the API server."""
     sample = deploy.ask(target.kubectl, "query", query='sum(pdpool_queue_reqs{queue="prefill_bootstrap"})')["result"]
     alerts = deploy.ask(target.kubectl, "alerts")["alerts"]
     states = [alert["state"] for alert in alerts if alert["labels"]["alertname"] == ALERT]
@@ -102,12 +102,12 @@ def _decode_pod(target: Target) -> str:
 
 
 def _freeze(screen: Screen, target: Target, pod: str, *, frozen: bool) -> float:
-    """Set the fault and return the moment at which it was in force."""
+    """Set the fault. Return the time at which it took effect."""
     body = json.dumps({"freeze_scheduler": frozen})
     screen.command(f"kubectl port-forward -n {POOLS} {pod} {HTTP_PORT} &")
     screen.command(f"curl localhost:{HTTP_PORT}/faults -d '{body}'")
     target.ask_pod(POOLS, pod, HTTP_PORT, "/faults", body.encode())
-    screen.say(f"{pod}: its scheduler loop {'stands still; its connector lives' if frozen else 'runs again'}")
+    screen.say(f"{pod}: its scheduler loop {'is frozen; its connector still runs' if frozen else 'runs again'}")
     return time.monotonic()
 
 
@@ -136,7 +136,7 @@ def _await_resolved(screen: Screen, target: Target, thawed: float) -> None:
 def _follow(
     screen: Screen, target: Target, since: float, what: str, reason: Callable[[Seen], str | None], deadline_s: float
 ) -> None:
-    """Wait, printing each change of what is seen."""
+    """Wait, and print each change of the observed state."""
     last: list[Seen] = []
 
     def unmet() -> str | None:

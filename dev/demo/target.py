@@ -1,4 +1,4 @@
-"""The cluster that the demo runs on: the local one, or the one that the current kubeconfig context names."""
+"""The cluster of the demo: the local one, or that of the current kubeconfig context."""
 
 import contextlib
 import hashlib
@@ -31,13 +31,13 @@ DEMO_IMAGES = ("operator", "engine", "router", "prometheus")
 
 @dataclass(frozen=True)
 class Images:
-    """Where the images are: `registry`/pdpool-operator:`tag` and so on, and Prometheus'."""
+    """Names of the images: `registry`/pdpool-operator:`tag` and so on, and Prometheus."""
 
     registry: str
     tag: str
     prometheus: str
     fingerprint: str
-    """Changes whenever an image does, although the tag may not."""
+    """Changes with every image, even if the tag stays."""
 
     def product(self, name: str) -> str:
         """Full name of the image of operator, engine or router."""
@@ -70,7 +70,7 @@ class Target(ABC):
         return run(self._helm, *arguments, stdin=stdin, env=self._env, timeout_s=timeout_s)
 
     def get(self, *arguments: str) -> Any:  # noqa: ANN401 -- the shape depends on what is asked for
-        """Return what `kubectl get … -o json` prints.
+        """Return the output of `kubectl get … -o json`, parsed.
 
         Raises:
             CommandError: kubectl failed.
@@ -78,9 +78,9 @@ class Target(ABC):
         return json.loads(self.kubectl("get", *arguments, "-o", "json"))
 
     def ask_pod(self, namespace: str, pod: str, port: int, path: str, body: bytes | None = None) -> Any:  # noqa: ANN401
-        """Return the JSON that a pod answers to a GET, or to a POST of `body`.
+        """Send a GET, or a POST of `body`, to a pod. Return its JSON answer.
 
-        Not through the API server's proxy: a NetworkPolicy, where one is enforced, keeps that out of engines.
+        It does not use the API server's proxy, because an enforced NetworkPolicy keeps that out of engines.
 
         Raises:
             CommandError: kubectl failed.
@@ -94,30 +94,30 @@ class Target(ABC):
                 raise DemoError(f"{pod}, port {port}, did not answer {path} as it should: {error}") from error
 
     up: str
-    """The command that tells the story on this cluster, or goes on with it."""
+    """The command that runs or continues the story on this cluster."""
     down: str
-    """The command that removes what the story has made."""
+    """The command that removes what the story created."""
 
     @property
     @abstractmethod
     def hint(self) -> str:
-        """What to type before kubectl so that it speaks with this cluster; empty when nothing is needed."""
+        """Shell command that makes kubectl use this cluster. Empty if none is needed."""
 
     @abstractmethod
     def start(self) -> None:
-        """See that the cluster is there."""
+        """Make sure that the cluster runs."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop the cluster if it is ours."""
+        """Stop the cluster if the demo owns it."""
 
     @abstractmethod
     def bring_images(self) -> Images:
-        """Build the images and bring them to where the nodes find them."""
+        """Build the images and make them available to the nodes."""
 
     @abstractmethod
     def reach(self, namespace: str, kind: str, name: str, port: int) -> contextlib.AbstractContextManager[str]:
-        """Give a base URL for a port of a `service` or `pod` (the kind), for as long as the block runs."""
+        """Yield a base URL for a port of a `service` or `pod` (the kind) while the block runs."""
 
     def _build(self) -> str:
         stream_module("dev.images", "build", *DEMO_IMAGES)
@@ -129,12 +129,12 @@ class Target(ABC):
 
 
 class LocalCluster(Target):
-    """The cluster of `make cluster`. This machine is its node, so that pods and Services are reached directly."""
+    """The cluster of `make cluster`. This machine is its node, so pods and Services are reachable directly."""
 
     up, down = "make demo", "make demo-down"
 
     def __init__(self, screen: Screen) -> None:
-        # Neither kubectl nor helm need be built yet, and the kubeconfig may not be written: both come with `start`.
+        # kubectl, helm and the kubeconfig may not exist before `start`.
         self._config = module_output("dev.cluster", "kubeconfig").strip()
         tools = Path(self._config).parent / "bin"
         super().__init__(screen, {"KUBECONFIG": self._config}, tools / "kubectl", tools / "helm")
@@ -164,7 +164,7 @@ class LocalCluster(Target):
 
 
 class CurrentContext(Target):
-    """The cluster of the current kubeconfig context; images go through a registry that the user names."""
+    """The cluster of the current kubeconfig context. Images go through a registry that the user names."""
 
     down = "make demo-down CLUSTER=current"
 
@@ -184,11 +184,11 @@ class CurrentContext(Target):
         self.screen.block(self.kubectl("get", "nodes"))
 
     def stop(self) -> None:
-        """Leave it running: it is not ours."""
+        """Do nothing: the demo does not own this cluster."""
 
     def bring_images(self) -> Images:
         fingerprint = self._build()
-        # A tag of its own for each state of the code: nodes keep what they once pulled under a name.
+        # Each state of the code has its own tag, because nodes keep an image that they once pulled under a name.
         tag = f"demo-{fingerprint}"
         self.screen.say(f"pushing to {self._registry}, tag {tag}")
         stream_module("dev.images", "push", "--registry", self._registry, "--tag", tag, *DEMO_IMAGES)
@@ -233,10 +233,10 @@ def _tool(name: str) -> Path:
 
 
 def stream_module(module: str, *arguments: str) -> None:
-    """Run `python -m module …` of this checkout, its output going to the screen as it comes.
+    """Run `python -m module …` of this checkout and show its output as it arrives.
 
     Raises:
-        DemoError: it ended with another code than 0; its output said why.
+        DemoError: its exit code was not 0. Its output says why.
     """
     began = time.monotonic()
     code = subprocess.run(_module(module, arguments), cwd=CHECKOUT, stdin=subprocess.DEVNULL, check=False).returncode
@@ -260,10 +260,10 @@ def _module(module: str, arguments: tuple[str, ...]) -> list[str]:
 
 
 def target(cluster: str, registry: str | None, screen: Screen) -> Target:
-    """Return the cluster by its name on the command line.
+    """Return the cluster with this name on the command line.
 
     Raises:
-        DemoError: the current context is wanted, but tools are missing.
+        DemoError: the current context is selected, but tools are missing.
     """
     if cluster == "local":
         return LocalCluster(screen)

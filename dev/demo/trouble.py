@@ -1,4 +1,4 @@
-"""After a failure: what a person would look at first, and how to go on."""
+"""Report after a failure: the state of the cluster, and how to continue."""
 
 from dev.demo.install import POOLS, SYSTEM
 from dev.demo.screen import Screen
@@ -20,7 +20,7 @@ LINES = 40
 
 
 def report(screen: Screen, target: Target, error: Exception) -> None:
-    """Print what failed and what the cluster says now."""
+    """Print what failed and the state of the cluster now."""
     screen.console.print(f"\n[bold red]demo failed[/] while: {screen.doing}", highlight=False)
     screen.console.print(f"{type(error).__name__}: {error}", style="red", markup=False)
     try:
@@ -35,4 +35,4 @@ def report(screen: Screen, target: Target, error: Exception) -> None:
         except CommandError as second:
             found = str(second)
         screen.block("\n".join(found.rstrip().splitlines()[-LINES:]))
-    screen.say(f"The cluster stays up. `{target.up}` again goes on from here; `{target.down}` removes everything.")
+    screen.say(f"The cluster stays up. `{target.up}` again continues from here; `{target.down}` removes everything.")

@@ -1,1 +1,3 @@
-"""Container images without a Docker engine: built by buildah from Dockerfiles, loaded into the cluster or pushed."""
+"""Container images without a Docker engine: buildah builds them from Dockerfiles. They are loaded into the cluster or
+pushed.
+"""

@@ -35,15 +35,15 @@ def build_command(names: tuple[str, ...]) -> None:
 
 @main.command("model")
 def model_command() -> None:
-    """Put the converted model where the engine's Dockerfile copies it from."""
+    """Put the converted model where the engine's Dockerfile expects it."""
     prepare_model(Clock("images"))
 
 
 @main.command("load")
-@click.option("--built", is_flag=True, help="They are built already, and nothing has changed since.")
+@click.option("--built", is_flag=True, help="Skip the build: the images are up to date.")
 @NAMES
 def load_command(built: bool, names: tuple[str, ...]) -> None:
-    """Build images and bring them into the nodes of the local cluster."""
+    """Build images and load them into the nodes of the local cluster."""
     clock = Clock("images")
     packages.ensure(clock)
     record = host.read_record()
@@ -61,7 +61,7 @@ def load_command(built: bool, names: tuple[str, ...]) -> None:
 @click.option("--tag", default="dev", show_default=True)
 @NAMES
 def push_command(registry: str, tag: str, names: tuple[str, ...]) -> None:
-    """Push built images to a registry of yours."""
+    """Push built images to your registry."""
     clock = Clock("images")
     for name in names or PRODUCT_IMAGES:
         reference = f"{registry}/{IMAGES[name].tag.split('/')[-1].split(':')[0]}:{tag}"

@@ -1,4 +1,4 @@
-"""The base image, made by debootstrap where no registry can be asked for one."""
+"""The base image, made with debootstrap where no registry is reachable."""
 
 import hashlib
 import shutil
@@ -9,7 +9,7 @@ from dev.shell import Clock, CommandError, run
 
 SUITE = "bookworm"
 PACKAGES = ("ca-certificates", "python3", "python3-venv")
-# What a container never needs; a third of the size.
+# Files that a container never needs: a third of the size.
 UNUSED = (
     "var/cache/apt/archives/*.deb",
     "var/cache/apt/*.bin",
@@ -22,7 +22,7 @@ UNUSED = (
 
 
 def base_image(clock: Clock) -> str:
-    """Return the name of the base image, made first if it is not there.
+    """Return the name of the base image, and make it first if it is missing.
 
     Raises:
         CommandError: debootstrap or buildah failed.
@@ -61,7 +61,7 @@ def _inputs_hash() -> str:
 
 
 def _mirror() -> list[str]:
-    """Return the mirror that this machine's own apt uses for the suite; none lets debootstrap choose."""
+    """Return the mirror that this machine's own apt uses for the suite. An empty result lets debootstrap choose."""
     try:
         out = run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", f"Codename: {SUITE}")
     except CommandError:

@@ -25,9 +25,9 @@ class Image:
         name: short name.
         tag: name in the local storage and on the nodes.
         dockerfile: an ordinary Dockerfile.
-        context: returns the folder its COPY lines refer to.
-        needs_base: whether it stands on the base image.
-        prepare: makes files that the context needs, before the build.
+        context: returns the folder of its COPY lines.
+        needs_base: whether it uses the base image.
+        prepare: makes files for the context.
     """
 
     name: str
@@ -72,10 +72,10 @@ PRODUCT_IMAGES = ("operator", "engine", "router")
 
 
 def build(name: str, clock: Clock) -> None:
-    """Build one image of `IMAGES`; unchanged layers are reused.
+    """Build one image of `IMAGES`. Unchanged layers are reused.
 
     Raises:
-        CommandError: the build failed; its output is part of the message.
+        CommandError: the build failed. Its output is part of the message.
     """
     with exclusively(store.folder() / ".lock", "building images"):
         _build(IMAGES[name], clock)
@@ -95,7 +95,7 @@ def _build(image: Image, clock: Clock) -> None:
 
 
 def _pip_settings() -> list[str | Path]:
-    """Give pip inside the build this machine's index and authorities, without writing them into the image."""
+    """Pass this machine's package index and authorities to pip in the build. The image does not contain them."""
     configured = configparser.ConfigParser(interpolation=None)
     configured.read("/etc/pip.conf")
     settings = dict(configured["global"]) if configured.has_section("global") else {}

@@ -1,4 +1,4 @@
-"""Bring built images into the local cluster's nodes, or to a registry, moving only layers that are not there yet."""
+"""Brings built images to the local cluster's nodes or to a registry. Moves only missing layers."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +13,7 @@ TRANSFER_S = 600.0
 
 
 def load(name: str, state: State, clock: Clock) -> None:
-    """Bring one image into both nodes' container runtime under its local name; nothing moves where it is there already.
+    """Load one image into both nodes' container runtime under its local name. Does nothing if it is already there.
 
     Raises:
         CommandError: the image was not built, or the cluster is not up.
@@ -33,7 +33,7 @@ def _load(name: str, state: State, clock: Clock) -> None:
         clock.ticking(lambda: f"{', '.join(node.name for node in stale)}: pulling {image.tag}"),
         ThreadPoolExecutor() as both,
     ):
-        # Results are read so that a failure on either node is raised.
+        # Results are read so that a failure on either node raises.
         list(both.map(lambda node: _pull(state, node, reference, image.tag), stale))
     where = f"into {', '.join(node.name for node in stale)}" if stale else "is on every node already"
     clock.say(f"{image.tag} {where} ({clock.elapsed_s - started:.1f} s)")
@@ -50,8 +50,8 @@ def push(name: str, reference: str) -> str:
 
     Args:
         name: key of `IMAGES`.
-        reference: registry/repository:tag. A registry on this machine's loopback is spoken to without TLS, and gets
-            layers compressed for speed: there is no network to save.
+        reference: registry/repository:tag. A registry on this machine's loopback is used without TLS. Its layers are
+            compressed for speed, because no network is involved.
     """
     host = reference.split("/")[0].split(":")[0]
     local = host in {"localhost", "127.0.0.1"}

@@ -1,4 +1,4 @@
-"""The model of the engine image: fetched and converted on this machine, put where the Dockerfile copies it from."""
+"""The model of the engine image: fetched and converted on this machine, and put where the Dockerfile expects it."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ MODEL = CHECKOUT / ".cache/models/smollm2"
 
 
 def prepare_model(clock: Clock) -> None:
-    """Make the converted model and put it below the checkout; quick when it is there already.
+    """Put the converted model below the checkout. Quick if it is already there.
 
     Raises:
         CommandError: it cannot be fetched or converted.
@@ -31,7 +31,7 @@ def prepare_model(clock: Clock) -> None:
 
 
 def _place(source: Path, target: Path) -> None:
-    """Make the target the same file, by a link where the file system allows one: weights are half a gigabyte."""
+    """Link the target to the source, or copy it if the file system has no links: weights are half a gigabyte."""
     if target.exists() and (target.samefile(source) or _unchanged(source, target)):
         return
     draft = target.with_name(f".{target.name}.partial")

@@ -1,4 +1,4 @@
-"""The folder images are built in, apart from any other container storage of the machine."""
+"""The folder in which images are built, separate from other container storage of the machine."""
 
 from pathlib import Path
 
@@ -10,21 +10,21 @@ BUILD_S = 1800.0
 
 
 def folder() -> Path:
-    """Return the folder of everything that image building keeps."""
+    """Return the folder of all image builds."""
     return cache_dir() / "images"
 
 
 def buildah(*arguments: str | Path, timeout_s: float = BUILD_S) -> str:
-    """Run buildah on our own storage and return its output.
+    """Run buildah on this storage and return its output.
 
     Raises:
-        CommandError: it failed.
+        CommandError: buildah failed.
     """
     root, volatile, remembered = folder() / "storage", folder() / "run", folder() / "blobs"
     remembered.mkdir(parents=True, exist_ok=True)
     command = ("buildah", "--root", root, "--runroot", volatile, *arguments)
-    # In a mount namespace of its own: a killed build leaves no mounts, and what buildah remembers of pushed layers, for
-    # which it has no option, goes into our folder.
+    # In its own mount namespace, so that a killed build leaves no mounts. buildah's list of pushed layers, for which it
+    # has no option, goes into our folder.
     script = f'mkdir -p {SYSTEM_FOLDER} && mount --bind "$1" {SYSTEM_FOLDER} && shift && exec "$@"'
     return run("unshare", "--mount", "sh", "-c", script, "sh", remembered, *command, timeout_s=timeout_s)
 

@@ -1,1 +1,1 @@
-"""Debian's Prometheus in the local cluster: its manifests, how they are applied, and promtool for the rule tests."""
+"""Debian's Prometheus in the local cluster: its manifests, their deployment, and promtool for the rule tests."""

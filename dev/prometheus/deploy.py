@@ -1,4 +1,4 @@
-"""Put Prometheus into the cluster, beside the chart's rules, and ask it questions."""
+"""Deploys Prometheus into the cluster, with the chart's rules, and queries it."""
 
 import hashlib
 import json
@@ -26,8 +26,8 @@ def manifests(image: str, discover_image: str, rules: str) -> list[dict[str, Any
     Args:
         image: image with the `prometheus` program.
         discover_image: image with Python, for discover.py.
-        rules: text of the rule file in the ConfigMap `pdpool-rules`; only its checksum enters, to restart Prometheus
-            when it changes.
+        rules: text of the rule file in the ConfigMap `pdpool-rules`. Only its checksum is used: a change restarts
+            Prometheus.
     """
     script, template = (HERE / "discover.py").read_text(), (HERE / "prometheus.yaml").read_text()
     checksum = hashlib.sha256((script + template + rules).encode()).hexdigest()[:16]
@@ -44,10 +44,10 @@ def manifests(image: str, discover_image: str, rules: str) -> list[dict[str, Any
 
 
 def deploy(kubectl: Kubectl, image: str, discover_image: str, deadline_s: float = 120.0) -> None:
-    """Apply Prometheus with the rules that now lie in the ConfigMap `pdpool-rules` and wait until it serves.
+    """Apply Prometheus with the present rules of the ConfigMap `pdpool-rules`, and wait until it serves.
 
     Raises:
-        CommandError: kubectl failed, for example because Prometheus did not get ready in time.
+        CommandError: kubectl failed, for example because Prometheus did not become ready in time.
     """
     found = kubectl("get", "configmap", RULES, "-n", NAMESPACE, "--ignore-not-found", "-o", "json")
     rules = json.dumps(json.loads(found)["data"]) if found.strip() else ""
@@ -66,7 +66,9 @@ def deploy(kubectl: Kubectl, image: str, discover_image: str, deadline_s: float 
 
 
 def not_loaded(groups: list[dict[str, Any]], rules: str) -> str | None:
-    """Return what the answer of /api/v1/rules lacks of a rule file: an alert, its `for` or a range of its expression.
+    """Return what the answer of /api/v1/rules lacks of a rule file.
+
+    That is an alert, its `for`, or a range of its expression.
 
     Args:
         groups: field `groups` of the answer.
@@ -83,12 +85,14 @@ def not_loaded(groups: list[dict[str, Any]], rules: str) -> str | None:
                 if found is None:
                     return f"Prometheus has not loaded {rule['alert']} yet"
                 is_to, still = _when(*wanted), _when(*found)
-                return f"Prometheus still has an earlier {rule['alert']}, which fires {still}; it is to fire {is_to}"
+                return (
+                    f"Prometheus still has an earlier {rule['alert']}, which fires {still}; the new one fires {is_to}"
+                )
     return None
 
 
 def _when(held_s: float, ranges_s: list[float]) -> str:
-    """When an alert fires, in words: how long it must hold, and what spans of time its expression looks back on."""
+    """Return as text when an alert fires: how long it must hold, and the ranges of its expression."""
     spans = f", seen over {' and '.join(f'{span:g} s' for span in ranges_s)}" if ranges_s else ""
     return f"after {held_s:g} s{spans}"
 
@@ -102,7 +106,7 @@ def _seconds(duration: str) -> float:
 
 
 def ask(kubectl: Kubectl, path: str, **parameters: str) -> Any:  # noqa: ANN401 -- the shape depends on the path
-    """Ask Prometheus' HTTP API through the API server and return the field `data` of the answer.
+    """Query Prometheus' HTTP API through the API server. Return the field `data` of the answer.
 
     Raises:
         CommandError: kubectl failed or Prometheus answered with an error.

@@ -1,9 +1,11 @@
-"""Kubernetes discovery for Debian's Prometheus, whose build leaves it out: a side container lists pdpool's pods and
-writes a target file with the same `__meta_kubernetes_pod_*` labels that Prometheus' own discovery gives. It also tells
-Prometheus to read its rule files again when the kubelet has changed them, which Prometheus does not notice by itself.
+"""Kubernetes discovery for Debian's Prometheus, whose build lacks it.
 
-Runs as `python discover.py FILE RULES URL` in a pod, from a ConfigMap: the standard library only. RULES is the folder
-of the rule files, URL that of Prometheus.
+A side container lists pdpool's pods. It writes a target file with the `__meta_kubernetes_pod_*` labels of Prometheus'
+own discovery. It also makes Prometheus read its rule files again after the kubelet has changed them, because Prometheus
+does not watch them.
+
+Runs as `python discover.py FILE RULES URL` in a pod, from a ConfigMap: only with the standard library. RULES is the
+folder of the rule files, URL that of Prometheus.
 """
 
 import json
@@ -47,7 +49,7 @@ def targets(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def list_pods(context: ssl.SSLContext) -> list[dict[str, Any]]:
     """Ask the API server for the pods of all `SELECTORS`."""
-    # The kubelet renews the token, hence it is read each time.
+    # The kubelet renews the token, so it is read each time.
     headers = {"Authorization": f"Bearer {(ACCOUNT / 'token').read_text()}"}
     pods = []
     for selector in SELECTORS:
@@ -66,7 +68,7 @@ def write(path: Path, text: str) -> None:
 
 
 class Reloader:
-    """Tells Prometheus at `url` of every content of the rule files in `folder`, the first one too."""
+    """Makes Prometheus at `url` load every new content of the rule files in `folder`, including the first."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self._folder = folder
@@ -74,7 +76,11 @@ class Reloader:
         self._told: dict[str, bytes] | None = None
 
     def look(self) -> None:
-        """Tell it if the files are not as last told. Raises OSError if it did not take them: to be tried again."""
+        """Reload Prometheus if the files differ from those of the last reload.
+
+        Raises:
+            OSError: Prometheus did not reload. The next call tries again.
+        """
         found = {file.name: file.read_bytes() for file in sorted(self._folder.glob("*.yaml"))}
         if found == self._told:
             return
@@ -83,7 +89,7 @@ class Reloader:
 
 
 def main(path: Path, reloader: Reloader) -> None:
-    """Keep the target file and the rules up to date; while the API server does not answer, the last targets stay."""
+    """Keep the target file and the rules up to date. While the API server does not answer, the last targets stay."""
     context = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
     written = ""
     while True:

@@ -1,4 +1,4 @@
-"""Find promtool, or unpack it from Debian's package without installing that (which would start a daemon)."""
+"""Finds promtool, or unpacks it from Debian's package. Installing the package would start a daemon."""
 
 import shutil
 import tempfile
@@ -9,7 +9,7 @@ from dev.shell import run
 
 
 def promtool() -> Path:
-    """Return a promtool: that of the PATH, else the one in the cache, unpacked now if need be (by apt, without root).
+    """Return the path of promtool: from PATH, else from the cache, where apt unpacks it now if needed (without root).
 
     Raises:
         CommandError: there is none, and apt-get or dpkg-deb failed.

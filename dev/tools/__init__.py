@@ -1,1 +1,3 @@
-"""Binaries of a Kubernetes cluster, built from pinned Go modules: one folder each, every byte locked by its go.sum."""
+"""Binaries of a Kubernetes cluster, built from pinned Go modules. Each module has its folder, and its go.sum locks
+every byte.
+"""

@@ -10,19 +10,19 @@ from dev.tools.build import BuildError, binary, build, module_of
 
 @click.group()
 def main() -> None:
-    """Pinned Go programs: those the local cluster runs, kubectl and helm."""
+    """Pinned Go programs: those of the local cluster, kubectl and helm."""
 
 
 @main.command("build")
 def build_command() -> None:
-    """Build what is missing or changed."""
+    """Build missing or changed programs."""
     build()
 
 
 @main.command()
 @click.argument("name")
 def path(name: str) -> None:
-    """Print where the built binary NAME lies."""
+    """Print the path of the built binary NAME."""
     print(binary(name))
 
 
@@ -30,7 +30,7 @@ def path(name: str) -> None:
 @click.argument("name")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run_command(name: str, arguments: tuple[str, ...]) -> None:
-    """Become the binary NAME, built first if need be."""
+    """Run the binary NAME in place of this process. Build it first if needed."""
     build([module_of(name)])
     os.execv(binary(name), [name, *arguments])
 

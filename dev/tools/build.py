@@ -1,4 +1,4 @@
-"""Build the Go modules into the cache, only those whose inputs changed."""
+"""Builds the Go modules into the cache, only those with changed inputs."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ REPORT_EVERY_S = 15.0
 
 
 class BuildError(RuntimeError):
-    """A tool cannot be built; the message says which and what to do."""
+    """A tool cannot be built. The message names it and says what to do."""
 
 
 @cache
@@ -40,7 +40,7 @@ def go_version() -> str:
 
 
 def destination(module: Module) -> Path:
-    """Return the cache folder of the module's binaries; its name is a hash of everything that goes into them."""
+    """Return the cache folder of the module's binaries. Its name is a hash of all inputs."""
     digest = hashlib.sha256(repr((go_version(), _arguments(module))).encode())
     sources = (p for p in module.folder.iterdir() if p.suffix in {".go", ".mod", ".sum"})
     for source in sorted(sources):
@@ -73,10 +73,10 @@ def binary(name: str) -> Path:
 
 
 def build(modules: Sequence[Module] = MODULES) -> None:
-    """Build those of the modules that are not in the cache yet, printing progress.
+    """Build the modules that are missing in the cache, and print progress.
 
     Raises:
-        BuildError: a build failed; the compiler's output is part of the message.
+        BuildError: a build failed. The compiler's output is part of the message.
     """
     if all(destination(module).exists() for module in modules):
         return
@@ -101,12 +101,12 @@ def _build(module: Module, label: str) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     output = partial / "bin"
     output.mkdir(parents=True)
-    # With several packages the target must be a folder; with one it names the file, whatever the package is called.
+    # With several packages the target must be a folder. With one package it is the file name.
     target = f"{output}/" if len(module.binaries) > 1 else str(output / next(iter(module.binaries)))
     packages = list(module.binaries.values())
     total = _count_packages(module, packages)
     command = ["nice", "-n", "10", "go", "build", "-v", "-o", target, *_arguments(module), *packages]
-    # Output is one line per compiled package, then the errors if any.
+    # The output has one line per compiled package, then errors.
     lines: list[str] = []
     reported = started
     with subprocess.Popen(
@@ -138,5 +138,5 @@ def _arguments(module: Module) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    # The toolchain is the installed one: no other compiler is fetched behind the user's back.
+    # Use only the installed toolchain. Go must not download another compiler unnoticed.
     return os.environ | {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"}

@@ -1,4 +1,4 @@
-"""The Go modules to build: which binaries each gives and the version strings that must be linked in."""
+"""The Go modules to build: the binaries of each, and the version strings to link in."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ class Module:
     Attributes:
         name: folder under `dev/tools`.
         binaries: file name of each binary -> Go package it is built from.
-        variables: Go string variables set by the linker, so that programs report the version they are.
+        variables: Go string variables that the linker sets, so that programs report their version.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Module:
 def _kubernetes() -> Module:
     commands = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl")
     major, minor, _ = KUBERNETES_VERSION.removeprefix("v").split(".")
-    # A kubelet without these registers as v0.0.0, which version-skew checks refuse.
+    # Without these, a kubelet registers as v0.0.0, which version-skew checks refuse.
     values = {"gitVersion": KUBERNETES_VERSION, "gitMajor": major, "gitMinor": minor, "gitTreeState": "archive"}
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
     return Module(
@@ -44,13 +44,13 @@ def _kubernetes() -> Module:
 def _helm() -> Module:
     major, minor, _ = KUBERNETES_VERSION.removeprefix("v").split(".")
     variables = {"helm.sh/helm/v3/internal/version.version": HELM_VERSION}
-    # `helm template` and `helm lint` judge charts against this version when no cluster is asked.
+    # Without a cluster, `helm template` and `helm lint` check charts against this version.
     for package in ("helm.sh/helm/v3/pkg/chartutil", "helm.sh/helm/v3/pkg/lint/rules"):
         variables |= {f"{package}.k8sVersionMajor": major, f"{package}.k8sVersionMinor": minor}
     return Module(name="helm", binaries={"helm": "helm.sh/helm/v3/cmd/helm"}, variables=variables)
 
 
-# Kubernetes last: it takes longest, and an error in another one shows sooner.
+# Kubernetes last: it takes longest, so an error in another module shows sooner.
 MODULES = (
     Module("pause", {"pause": "."}, {}),
     Module("registry", {"registry": "."}, {}),

@@ -1,9 +1,11 @@
-"""Entrypoint of the router image: sglang-router in PD mode over the workers that the operator last knew.
+"""Entrypoint of the router image: sglang-router in PD mode, with the last worker list of the operator.
 
-Reads the worker list from the mounted ConfigMap and the control-plane key from the environment, then becomes the
-router. From then on the operator keeps the router's list; the file matters only when a router starts, so that it serves
-at once even while the operator is away. The router takes keys by argument only: the key shows in /proc of this
-container and nowhere else, and is never printed. Arguments of this script are handed on, and win over those given here.
+It reads the worker list from the mounted ConfigMap and the control-plane key from the environment. Then it becomes the
+router. From then on the operator maintains the router's list. The file matters only at the start, so that a router
+serves at once even without the operator.
+
+The router accepts keys only as an argument. So the key is visible in /proc of this container, but nowhere else, and it
+is never printed. Arguments of this script are appended, and override those given here.
 """
 
 import json
@@ -19,22 +21,22 @@ KEY_ID = "operator"
 NOWHERE = "http://127.0.0.1:9"
 
 MAX_BODY_BYTES = 16 << 20
-"""The engines' bound (a test compares): what they would refuse is refused here, and not sent to pair after pair."""
+"""The limit of the engines (a test compares the two). Without it, a router sends larger requests to pair after pair."""
 
 FLAGS = (
-    # Round robin on both sides would form fixed pairs; power_of_two does not start with fewer than two workers.
+    # Round robin on both sides would form fixed pairs. power_of_two does not start with fewer than two workers.
     *("--policy", "round_robin", "--decode-policy", "random"),
-    # A worker that hangs is out after 10 s, one that drains after 2. One that is merely short of CPU may take seconds
-    # to answer: were it taken out, a pool under load could lose all of its workers at once.
+    # A worker that hangs is removed after 10 s, a draining one after 2 s. A worker that lacks CPU may take seconds to
+    # answer. If it were removed, a pool under load could lose all of its workers at once.
     *("--health-check-interval-secs", "2", "--health-failure-threshold", "2", "--health-success-threshold", "1"),
     *("--health-check-timeout-secs", "3", "--health-check-endpoint", "/health"),
-    # The breaker blames both halves of a pair for what one did, so that one dead decode would shut out all of prefill
-    # for 60 s. Health checks and the operator's list take dead workers out.
+    # The breaker counts an error against both halves of a pair. One dead decode engine would exclude all prefill
+    # engines for 60 s. Health checks and the operator's list remove dead workers instead.
     "--disable-circuit-breaker",
     *("--max-payload-size", str(MAX_BODY_BYTES)),
-    # Registration of a dead worker holds up others for most of this time.
+    # The registration of a dead worker blocks others for most of this time.
     *("--worker-startup-timeout-secs", "10", "--worker-startup-check-interval", "1"),
-    # The time of a whole stream; above the longest.
+    # Duration of a whole stream. It is above the longest.
     *("--request-timeout-secs", "14400"),
     *("--shutdown-grace-period-secs", "180"),
     *("--log-level", "warn"),
@@ -42,9 +44,9 @@ FLAGS = (
 
 
 def command(workers: dict[str, list[dict[str, object]]], key: str) -> list[str]:
-    """The router's command line.
+    """Return the router's command line.
 
-    `workers`: {"prefill": [{"url", "bootstrap_port"}], "decode": [{"url"}]}; either may be empty.
+    `workers` is {"prefill": [{"url", "bootstrap_port"}], "decode": [{"url"}]}. Either list may be empty.
     """
     line = [sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation", "--host", ANY_ADDRESS]
     line += ["--port", str(PORT), "--prometheus-host", ANY_ADDRESS, "--prometheus-port", str(METRICS_PORT), *FLAGS]
@@ -56,16 +58,16 @@ def command(workers: dict[str, list[dict[str, object]]], key: str) -> list[str]:
 
 
 def main() -> None:
-    """Read what there is and become the router."""
+    """Read the inputs and become the router."""
     key = os.environ.pop("PDPOOL_ROUTER_KEY", "")
     if not key:
-        sys.exit("PDPOOL_ROUTER_KEY is not set: without a key anybody could change the router's workers")
+        sys.exit("PDPOOL_ROUTER_KEY is not set: without a key any client could change the router's workers")
     path = Path(os.environ.get("PDPOOL_ROUTER_WORKERS", WORKERS))
     workers = json.loads(path.read_text()) if path.exists() else {}
     sys.stderr.write(
         f"router starts with {len(workers.get('prefill', []))} prefill, {len(workers.get('decode', []))} decode\n"
     )
-    # It would ask a public model hub for the tokenizer of each model that an engine names, and needs none in this mode.
+    # Otherwise the router asks a public model hub for the tokenizer of each model, which it does not need in this mode.
     os.environ.setdefault("HF_ENDPOINT", NOWHERE)
     os.execv(sys.executable, [*command(workers, key), *sys.argv[1:]])  # noqa: S606 - our own interpreter
 

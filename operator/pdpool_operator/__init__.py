@@ -1,1 +1,1 @@
-"""pdpool's operator: runs prefill and decode pools, watches their hand-off queues, and repairs them."""
+"""The Kubernetes operator of pdpool: runs prefill and decode pools, watches their hand-off queues, repairs them."""

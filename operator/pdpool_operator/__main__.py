@@ -1,10 +1,10 @@
-"""`python -m pdpool_operator`: what can be told to end from the first moment on."""
+"""Entry point of `python -m pdpool_operator`. It handles SIGTERM from its first moment."""
 
 import os
 import signal
 
-# Process 1 of a container ignores SIGTERM unless it has a handler, and what is imported below takes seconds on a busy
-# node. Nothing has begun by then that would have to be ended in order.
+# Process 1 of a container ignores SIGTERM unless it has a handler. The imports below take seconds on a busy node.
+# Nothing has started by then that needs an orderly shutdown.
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 
 from .process import main  # noqa: E402

@@ -1,7 +1,8 @@
-"""kopf as the informer: watches objects and says which keys are worth a look. The only module that imports kopf.
+"""Uses kopf as the informer: watches objects and queues the keys that may need a reconcile.
 
-Its handlers only enqueue. They write nothing on any object: no finalizer, no annotation, no event. What an event says
-is not trusted (a reconcile reads for itself), and what kopf misses is made good by the periodic resync.
+This is the only module that imports kopf. Its handlers only enqueue. They write nothing on objects: no finalizer, no
+annotation, no event. A reconcile does not use the content of an event; it reads the objects itself. The periodic resync
+finds what kopf misses.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.peering.standalone = True
-    settings.scanning.disabled = True  # no need to watch namespaces and CRDs, nor the right to
+    settings.scanning.disabled = True  # otherwise kopf watches namespaces and CRDs, which needs permissions
     settings.watching.server_timeout = 300
     settings.watching.chunk_size = 500
     settings.networking.request_timeout = 30
@@ -71,11 +72,11 @@ async def watch(
     ready: asyncio.Event,
     started: Callable[[], None],
 ) -> None:
-    """Watch until `stop`; `nudge` is called with the body of every object that appears, changes or goes.
+    """Watch until `stop` is set.
 
-    `started` is called when kopf has put its own signal handlers in place, before any signal can reach them.
-
-    `identity` is only given because kopf asks for the name of the user otherwise, which a container need not have.
+    `nudge` is called with the body of every object that is added, changed or deleted. `started` is called when kopf has
+    installed its own signal handlers, before any signal can reach them. `identity` is the name of this process. Without
+    it, kopf looks up the user's name, which a container may not have.
     """
     wanted = list(namespaces)
     others = asyncio.all_tasks()

@@ -1,7 +1,7 @@
 """One reconcile for pools and one for services: get, observe, diagnose, plan, apply, status, events.
 
-Level-triggered: what woke it does not matter, what it decides follows from what it reads. All state is in the cluster;
-an operator that is killed between any two steps goes on where it was.
+Reconciles are level-triggered: a decision depends on the state that was read, not on the event that started it. All
+state is in the cluster. An operator that is killed between any two steps continues from there after its restart.
 """
 
 import logging
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Controller:
-    """What a reconcile works with. It keeps nothing of its own but when it last wrote each status."""
+    """Dependencies of a reconcile. The only state is the time at which each status was last written."""
 
     api: Api
     cluster: Cluster
@@ -59,7 +59,7 @@ class Controller:
     bindings: Bindings
     recorder: Recorder
     engine_settings: Callable[[str], BuildSettings]
-    """What engines of a namespace are built with."""
+    """Settings for the engines of a namespace."""
     router_key: Callable[[Metadata], str]
     enqueue: Callable[[Key], object]
     now: Callable[[], datetime]
@@ -67,13 +67,13 @@ class Controller:
     written: dict[Key, datetime] = field(default_factory=dict)
 
     async def reconcile(self, key: Key) -> Result:
-        """Bring one object closer to what it should be."""
+        """Bring one object closer to its desired state."""
         if key.kind == DisaggregatedService.kind:
             return await self.reconcile_service(key)
         return await self.reconcile_pool(key, KINDS[key.kind])
 
     async def reconcile_pool(self, key: Key, kind: type[Pool]) -> Result:
-        """One pool."""
+        """Reconcile one pool."""
         resource = POOL_RESOURCES[kind]
         body = await self.api.get(resource, key.namespace, key.name)
         if body is None:
@@ -96,7 +96,7 @@ class Controller:
         return self._result(plan, outcome, pending, _ask_events_again_s(observed, self.now()))
 
     async def reconcile_service(self, key: Key) -> Result:
-        """One service."""
+        """Reconcile one service."""
         body = await self.api.get(SERVICES_PD, key.namespace, key.name)
         if body is None:
             self.bindings.drop(key)
@@ -132,7 +132,7 @@ class Controller:
     async def _write_status(
         self, key: Key, resource: Resource, body: Object, before: Status, after: Status
     ) -> float | None:
-        """Write the status once, if it says something new; returns the seconds after which to write the rest."""
+        """Write the status once, if it has changed; return the seconds after which to write the rest."""
         if "status" in body and not should_write(before, after, self.written.get(key), self.now()):
             return REFRESH.total_seconds() if before != after else None
         await self.api.apply_status(resource, body, after.to_dict())
@@ -149,7 +149,7 @@ class Controller:
         after: Status,
         seen: tuple[Event, ...] = (),
     ) -> None:
-        """Events: what the plan did, if it was done, what was seen beside it, and what the status newly says."""
+        """Record events: completed steps of the plan, observations made beside it, and changes of the status."""
         done = () if outcome.faults or outcome.unsettled else plan.events
         for event in (*done, *seen, *transition_events(before.conditions, after.conditions)):
             await self.recorder.emit(resource, body, str(event.type), str(event.reason), event.message)
@@ -164,14 +164,14 @@ class Controller:
         return Result(min((s for s in (plan.requeue_after_s, *at_latest_s) if s is not None), default=None))
 
     async def _forget_pool(self, key: Key, kind: type[Pool]) -> Result:
-        """Owner references clean up what the pool owned; here only memory is left to be cleaned."""
+        """Remove the pool from memory. Owner references delete the pool's objects."""
         self.judge.gone(key)
         await self.sampler.watch(key.namespace, key.name, kind.role, ())
         self.written.pop(key, None)
         return Result()
 
     async def _refuse(self, resource: Resource, body: Object, message: str) -> Result:
-        """Say that the object does not fit its model; everything that runs is left as it is."""
+        """Report that the object does not fit its model. Everything that runs stays as it is."""
         live = body.get("status") or {}
         generation = int(body["metadata"].get("generation", 0))
         before = tuple(_readable(live.get("conditions") or ()))
@@ -189,8 +189,10 @@ class Controller:
 
 
 def _ask_events_again_s(observed: ObservedPool, now: datetime) -> float | None:
-    """When to look again at instances that are not Ready: a mount that fails, or a pod that is refused, is told by an
-    event alone, which wakes nobody. A pod is asked at ages that double.
+    """Return when to check instances that are not Ready again.
+
+    A mount that fails, or a pod that is refused, is reported only by an event, and no watch reacts to it. The age of a
+    pod doubles from check to check.
     """
     seconds = [
         min(max((now - i.pod.created_at).total_seconds(), EVENTS_FIRST_S), EVENTS_LAST_S) if i.pod else NO_POD_AGAIN_S
@@ -201,7 +203,7 @@ def _ask_events_again_s(observed: ObservedPool, now: datetime) -> float | None:
 
 
 def _readable(conditions: Iterable[Object]) -> Iterable[Condition]:
-    """The conditions that this version of the operator understands."""
+    """Return the conditions that this version of the operator understands."""
     for condition in conditions:
         try:
             yield Condition.model_validate(condition)

@@ -1,4 +1,4 @@
-"""Carries out a plan: the only place that writes to the cluster and to routers."""
+"""Carries out a plan. Only this module writes to the cluster and to routers."""
 
 import asyncio
 import itertools
@@ -33,20 +33,23 @@ WORKLOADS = {STATEFUL_SETS.kind, DEPLOYMENTS.kind}
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a plan: `faults` are what the API server refused, in its own words; `secrets` what it stored."""
+    """Result of carrying out a plan.
+
+    `faults` are the API server's refusals, in its own words. `secrets` are the Secrets that it stored.
+    """
 
     faults: tuple[Fault, ...] = ()
     unsettled: tuple[str, ...] = ()
-    """Changes of worker lists that do not show yet, or that a router refused, in words."""
+    """Changes of worker lists that a router refused, or that its list does not show yet, as text."""
     secrets: tuple[Mapping[str, Any], ...] = ()
 
 
 async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient, router_key: str = "") -> Outcome:
-    """Do what the plan says, in its order.
+    """Carry out the plan in its order.
 
-    A refused object does not keep the others from being applied, but what may disturb is not done then: the plan
-    assumed it. Changes of worker lists come in any case: an engine that must not get requests must not get them. Errors
-    that may pass (busy, conflict) are raised; the next reconcile plans anew.
+    If the API server refuses an object, the other objects are still applied. Disruptive steps are then skipped, because
+    the plan assumed that object. Worker lists are changed in any case, because an engine that left the rotation must
+    not get requests. Errors that may pass (busy, conflict) are raised, and the next reconcile makes a new plan.
     """
     faults: list[Fault] = []
     secrets: list[Mapping[str, Any]] = []
@@ -56,7 +59,7 @@ async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient,
         refused = await _apply(api, obj, secrets)
         faults += refused
         if refused and obj["kind"] == SECRETS.kind:
-            break  # what follows would say that the Secret is there
+            break  # the Service applied next would claim that the Secret exists
     for patch in plan.put_back if faults else plan.patch:
         await api.merge(RESOURCES[patch.kind], namespace, patch.name, patch.body)
     for gone in () if faults else plan.delete:
@@ -85,7 +88,10 @@ async def _apply(
 
 
 async def _change_workers(changes: tuple[WorkerChange, ...], routers: RouterClient, key: str) -> tuple[str, ...]:
-    """Change the lists of all routers at once, each in the plan's order; returns what does not show yet, in words."""
+    """Change the lists of all routers at the same time, each in the plan's order.
+
+    Returns what the lists do not show yet, as text.
+    """
     by_router: dict[str, list[WorkerChange]] = {}
     for change in changes:
         by_router.setdefault(change.router, []).append(change)
@@ -94,9 +100,9 @@ async def _change_workers(changes: tuple[WorkerChange, ...], routers: RouterClie
 
 
 async def _change_router(changes: list[WorkerChange], routers: RouterClient, key: str) -> list[str]:
-    """Change one list in the plan's order, neighbours of one kind at once.
+    """Change one list in the plan's order. Consecutive changes of one kind run at the same time.
 
-    What comes after additions is done once they show: it may take away the last engine of a side.
+    Changes after additions wait until the additions show, because they may remove the last engine of a side.
     """
     unsettled: list[str] = []
     for action, some in itertools.groupby(changes, key=lambda change: change.action):
@@ -109,7 +115,7 @@ async def _change_router(changes: list[WorkerChange], routers: RouterClient, key
 
 
 async def _change(change: WorkerChange, routers: RouterClient, key: str) -> str | None:
-    """Make one change; why it does not show yet, if it does not."""
+    """Make one change. Return why it does not show yet, or nothing if it shows."""
     what = f"{change.router}: {change.action} {change.role} {change.url}"
     try:
         if change.action is WorkerAction.REMOVE:

@@ -1,4 +1,4 @@
-"""Tells engines of peers that have ended, as often as it takes, and remembers what was told."""
+"""Sends fences to engines: proofs that a peer has ended. Repeats them as needed and remembers which were sent."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +18,13 @@ from .status.chain import find
 from .status.holds import HOLDS_PROVABLE
 
 AGAIN = timedelta(seconds=15)
-"""A fence that was given shows at the next look, or when the last connections have ended at the holder's end. One that
-has not helped is given again after this time, then after twice as long each time.
+"""Time after which a fence that had no effect is sent again. It doubles with each try.
+
+The effect of a fence shows at the next sample, or when the holder's last connections to the peer have closed.
 """
 AT_LATEST = timedelta(minutes=10)
 PATIENCE = timedelta(seconds=30)
-"""How long a hold must have been without hope of proof before it is told: pods are met one after the other."""
+"""How long a hold must have been without possible proof before it is reported. Pods are not observed all at once."""
 
 Whom = tuple[str, int, str]
 """UID of the holder's pod, rank, incarnation of the peer."""
@@ -34,7 +35,7 @@ Looks = Mapping[str, Mapping[int, RankSample]]
 
 
 class Fencer:
-    """Decides by `plan_fences` from what the sampler and the kubelets say: once every second, for all pools at once."""
+    """Decides with `plan_fences` from samples and kubelet reports, once a second for all pools."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class Fencer:
         self._pools: dict[Key, _Pool] = {}
 
     def look(self, pools: Mapping[Key, ObservedPool]) -> list[Key]:
-        """Decide anew; returns the pools of which some pod is to be told something, or people are."""
+        """Decide again; return the pools that need a fence sent or a new status."""
         looks = self._sampler.looks()
         self._pools = {key: self._decide(key, pool, looks) for key, pool in pools.items()}
         self._forget(looks)
@@ -59,9 +60,9 @@ class Fencer:
         ]
 
     def take(self, key: Key, pool: ObservedPool) -> Fencing:
-        """What was decided of a pool: whom to tell now, and which holds have been without hope for a while.
+        """Return the decisions on a pool: fences to send now, and holds without possible proof.
 
-        The caller does the one and shows the other.
+        The caller sends the fences and shows the holds in the status.
         """
         mine = self._pools.get(key)
         if mine is None or mine.uid != pool.pool.metadata.uid:
@@ -70,7 +71,7 @@ class Fencer:
         return Fencing(tuple(filter(self._due, mine.fences)), mine.lasting)
 
     async def give(self, fences: Sequence[Fence]) -> tuple[Event, ...]:
-        """Tell them all; the events that say what came of it."""
+        """Send all fences; return the events that describe the results."""
         told = await asyncio.gather(*(self._engines.fence(fence) for fence in fences))
         for one in told:
             self._count(one.outcome)
@@ -84,7 +85,7 @@ class Fencer:
         before, uid, now = self._pools.get(key), pool.pool.metadata.uid, self._now()
         if before is None or before.uid != uid:
             before = None
-        # What the status says already, an operator before this one has waited for.
+        # Holds that the status already shows have waited under the previous operator.
         fresh = now if before is not None or not _told(pool) else now - PATIENCE
         since = {_hold(one): fresh for one in fencing.unproven}
         if before is not None:
@@ -97,7 +98,7 @@ class Fencer:
         return given is None or self._now() - given.at >= given.wait
 
     def _forget(self, looks: Looks) -> None:
-        """What was given, and is held no more."""
+        """Forget fences for memory that is no longer held."""
         held = {
             (uid, rank, hold.incarnation)
             for uid, ranks in looks.items()
@@ -110,24 +111,24 @@ class Fencer:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A fence that was given, or tried to be."""
+    """A fence that was sent, or that failed to be sent."""
 
     at: datetime
     wait: timedelta
-    """Until it is given again, if it has not helped."""
+    """Time until it is sent again, if it has had no effect."""
 
 
 @dataclass(slots=True)
 class _Pool:
-    """What was decided of one pool."""
+    """Decisions on one pool."""
 
     uid: str
     fences: tuple[Fence, ...]
     since: Mapping[Hold, datetime]
-    """When each hold without hope was first seen."""
+    """When each hold without possible proof was first seen."""
     lasting: tuple[Unproven, ...]
     shown: tuple[Unproven, ...]
-    """What of it the status says."""
+    """The part of it that the status shows."""
 
 
 def _pods(pool: ObservedPool) -> list[ObservedPod]:
@@ -135,7 +136,7 @@ def _pods(pool: ObservedPool) -> list[ObservedPod]:
 
 
 def _told(pool: ObservedPool) -> bool:
-    """Whether the pool's status says of holds that they are without hope."""
+    """Whether the pool's status already reports holds without possible proof."""
     condition = find(pool.pool.status.conditions, HOLDS_PROVABLE)
     return condition is not None and condition.status is ConditionStatus.FALSE
 
@@ -152,8 +153,10 @@ def _event(told: Told) -> Event | None:
     fence = told.fence
     what = f"{fence.pod} rank {fence.rank}: process {fence.incarnation[:8]} of {fence.peer} has ended"
     if told.outcome == "given":
-        message = f"{what} (container {fence.container_id}), what is held for it may be used again"
+        message = f"{what} (container {fence.container_id}), the memory held for it may be reused"
         return Event(EventType.NORMAL, Reason.FENCED_PEER, message)
     if told.outcome == "refused":
-        return Event(EventType.WARNING, Reason.FENCE_REFUSED, f"{what}, but that is refused: {told.words}")
+        return Event(
+            EventType.WARNING, Reason.FENCE_REFUSED, f"{what}, but the connector refused the fence: {told.words}"
+        )
     return None

@@ -1,6 +1,6 @@
-"""Keeps judging every pool from what was sampled, and says which objects need a reconcile because a judgement changed.
+"""Judges every pool from its samples, and requests a reconcile where a judgement changed.
 
-No call of the API is made here: pods are as the last reconcile saw them, queues as the sampler sees them now.
+It makes no API calls. Pods are as the last reconcile saw them. Queues are as the sampler sees them now.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ ASK_AGAIN_AT_LATEST = timedelta(seconds=30)
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What the last reconcile of a pool was based on."""
+    """The inputs of a pool's last reconcile."""
 
     news: tuple[tuple[int, str, tuple[str, ...]], ...]
-    """Verdicts, as far as a change of them is to be shown at once."""
+    """Verdicts whose change the status must show at once."""
     detail: tuple[object, ...]
     """Verdicts and lengths, which change while requests come and go."""
     at: datetime
 
 
 class Judge:
-    """Owns what is remembered of ranks (tracks) and the last observation of each pool; both only to judge from."""
+    """Holds the tracks of all ranks and the last observation of each pool. Both serve only judgement."""
 
     def __init__(self, bindings: Bindings, now: Callable[[], datetime], enqueue: Callable[[Key], object]) -> None:
         self._bindings = bindings
@@ -47,26 +47,26 @@ class Judge:
         self._shown: dict[Key, _Shown] = {}
         self._diagnoses: dict[Key, tuple[Diagnosis, ...]] = {}
         self._asked: dict[Key, tuple[datetime, timedelta]] = {}
-        """When a reconcile was asked for, and after what time to ask again; gone when one has come to its end."""
+        """When a reconcile was requested, and after what time to request it again. Removed when a reconcile ends."""
         self.words_due: Callable[[Mapping[Key, ObservedPool]], Collection[Key]] = lambda _: ()
-        """Of which of the pools something is to be told about lost peers."""
+        """The pools for which fences or reports about lost peers are due."""
 
     def on_samples(self, target: Target, samples: Sequence[RankSample]) -> None:
-        """Take in a look at all ranks of one pod."""
+        """Take in one sample of all ranks of one pod."""
         key = Key(POOL_KIND_OF_ROLE[target.role], target.namespace, target.pool)
         tracks = self._tracks.setdefault(key, {})
         before = tracks.get(target.pod_uid, {})
         tracks[target.pod_uid] = {sample.rank: follow(before.get(sample.rank), sample) for sample in samples}
 
     def observed(self, key: Key, pool: ObservedPool) -> None:
-        """The pool is like this now."""
+        """Store the observation of the pool."""
         self._pools[key] = pool
         there = {i.pod.uid for i in pool.instances if i.pod is not None}
         for uid in self._tracks.get(key, {}).keys() - there:
             del self._tracks[key][uid]
 
     def gone(self, key: Key) -> None:
-        """There is no such pool any more."""
+        """Forget a pool that was deleted."""
         self._pools.pop(key, None)
         self._tracks.pop(key, None)
         self._shown.pop(key, None)
@@ -74,7 +74,7 @@ class Judge:
         self._diagnoses.pop(key, None)
 
     def judge(self, key: Key) -> tuple[Diagnosis, ...]:
-        """The judgement on each instance of a pool, given the pools that services bind to it."""
+        """Return the judgement on each instance of a pool, given the pools that services bind to it."""
         pool = self._pools.get(key)
         if pool is None:
             return ()
@@ -82,7 +82,7 @@ class Judge:
         return diagnose(self._subjects(key), others, stuck_after_s=pool.stuck_after_s, now=self._now())
 
     def shown(self, key: Key, diagnoses: tuple[Diagnosis, ...]) -> None:
-        """These diagnoses are what the pool's status now says."""
+        """Remember that the pool's status shows these diagnoses."""
         self._diagnoses[key] = diagnoses
         self._asked.pop(key, None)
         self._shown[key] = _Shown(_news(diagnoses), _detail(diagnoses), self._now())
@@ -94,14 +94,14 @@ class Judge:
             self.tick()
 
     def tick(self) -> None:
-        """Ask for a reconcile of every pool (and its services) whose status does not say what is so now."""
+        """Request a reconcile of every pool whose status is out of date, and of its services."""
         for key in self.words_due(self._pools):
             self._ask(key)
         for key in list(self._pools):
             diagnoses = self.judge(key)
             shown = self._shown.get(key)
             if shown is None:
-                continue  # its first reconcile is still under way
+                continue  # its first reconcile has not ended yet
             changed = shown.news != _news(diagnoses)
             stale = self._now() - shown.at >= REFRESH and shown.detail != _detail(diagnoses)
             self._diagnoses[key] = diagnoses
@@ -110,9 +110,10 @@ class Judge:
                     self._enqueue(service)
 
     def _ask(self, key: Key) -> bool:
-        """Ask for a reconcile of a pool, unless one was asked for and none has come to its end since; whether it was.
+        """Request a reconcile of a pool; return whether it was requested.
 
-        Then it is asked for again after a while that doubles: an API server that fails all is not to be asked more.
+        Nothing is requested while an earlier request has not led to a completed reconcile. It is repeated after a delay
+        that doubles, because an API server that fails every call must not get more of them.
         """
         now, (at, wait) = self._now(), self._asked.get(key, (None, ASK_AGAIN / 2))
         if at is not None and now - at < wait:
@@ -122,7 +123,7 @@ class Judge:
         return True
 
     def verdicts(self) -> Mapping[tuple[str, str, str, str], str]:
-        """Verdict by (namespace, pool, role, instance): for metrics."""
+        """Return the verdict by (namespace, pool, role, instance), for metrics."""
         return {
             (key.namespace, d.subject.pool, str(d.subject.role), str(d.subject.index)): str(d.verdict)
             for key, diagnoses in self._diagnoses.items()
@@ -130,7 +131,7 @@ class Judge:
         }
 
     def queues(self) -> Iterator[QueueReading]:
-        """The hand-off queues as last seen: for metrics. A rank that did not answer last time has none."""
+        """Return the hand-off queues as last seen, for metrics. Ranks without a last answer have none."""
         for labels, latest in self._ranks():
             if latest.connector is not None:
                 for name, queue in latest.connector.queues.items():
@@ -140,13 +141,13 @@ class Judge:
                     yield QueueReading((*labels, name), reqs, None, None)
 
     def holds(self) -> Iterator[HoldReading]:
-        """What ranks keep back, as last seen: for metrics. A rank that did not answer last time has none."""
+        """Return the memory that ranks hold, as last seen, for metrics. Ranks without a last answer have none."""
         for labels, latest in self._ranks():
             if (connector := latest.connector) is not None:
                 yield HoldReading(labels, connector.held_bytes, connector.held_oldest_s or 0.0)
 
     def _ranks(self) -> Iterator[tuple[tuple[str, str, str, str, str], RankSample]]:
-        """The last look at every rank of all pools that says something about now, with its labels."""
+        """Return the last sample of every rank of all pools, with its labels, if it is still current."""
         for key in self._pools:
             for subject in self._subjects(key):
                 where = (key.namespace, subject.pool, str(subject.role), str(subject.index))

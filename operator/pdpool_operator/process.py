@@ -1,4 +1,4 @@
-"""One operator process: take part in the election, and while leading, run the controller."""
+"""One operator process: take part in the leader election and, while leading, run the controller."""
 
 import asyncio
 import logging
@@ -42,8 +42,10 @@ from .runtime.stopping import Signals, unless
 
 LEASE = "pdpool-operator"
 WORKERS = 16
-"""A reconcile mostly waits: for routers and engines of a node that is gone, until the deadline of each request. So many
-may do so at a time before others have to wait for them.
+"""Number of concurrent reconciles.
+
+A reconcile mostly waits. For routers and engines of a lost node it waits until the deadline of each request. This many
+may do so before other objects have to wait.
 """
 RESYNC_S = 600.0
 NOT_SERVED_AGAIN_S = 3.0
@@ -58,13 +60,13 @@ def _now() -> datetime:
 
 
 def _stop_at_once(why: str) -> None:
-    """Another operator may be writing from now on: not one more instruction of ours may run."""
+    """Exit at once: another operator may be writing from now on, so no further code of this one may run."""
     log.critical("no longer the leader: %s; stopping at once", why)
     os._exit(1)
 
 
 class Operator:
-    """The parts of one operator process, wired up. Must be made inside the event loop."""
+    """The parts of one operator process, wired up. Create it inside the event loop."""
 
     def __init__(self, config: Config, clients: "Clients") -> None:
         self.config = config
@@ -127,23 +129,25 @@ class Operator:
         self.listed = asyncio.Event()
 
     def state(self) -> str | None:
-        """What this process is: `leader` once it watches and has listed all, `standby` while another one leads."""
+        """Return the state of this process: `leader` once it watches and has listed all, `standby` while another one
+        leads.
+        """
         if self.watching.is_set() and self.listed.is_set():
             return "leader"
         record = self.elector.view.record
         return "standby" if record is not None and record.holder not in {"", self.config.identity} else None
 
     def health(self) -> web.Application:
-        """The HTTP endpoints."""
+        """Return the application of the HTTP endpoints."""
         return health.application(self.metrics.registry, stalled_s=self.queue.stalled_s, state=self.state)
 
     async def lead(self, stop: asyncio.Event) -> None:
-        """Work as the leader until `stop`; raises what ended a part of it otherwise."""
+        """Work as the leader until `stop` is set. If a part ends before that, raise its error."""
         holding = asyncio.create_task(self.elector.hold(), name="lease")
         if not await unless(stop, self._wait_for_kinds()):
             await self._give_up([holding], [])
             return
-        # kopf cancels at its end whatever was started after it: our own parts come first.
+        # At its end, kopf cancels all tasks that were started after it, so our own parts start first.
         workers = [asyncio.create_task(self._work(), name=f"worker {i}") for i in range(WORKERS)]
         ours = [holding, *workers, *(asyncio.create_task(part, name=name) for name, part in self._parts())]
         kopf_stop = asyncio.Event()
@@ -163,12 +167,13 @@ class Operator:
         kopf_stop.set()
         await asyncio.wait([kopf], timeout=STOP_WITHIN_S)
         for task in done - {stopping}:
-            raise RuntimeError(f"{task.get_name()} ended by itself") from task.exception()
+            raise RuntimeError(f"{task.get_name()} ended unexpectedly") from task.exception()
 
     async def _give_up(self, ours: Sequence[asyncio.Task[None]], workers: Sequence[asyncio.Task[None]]) -> None:
-        """End what may write, and give the Lease back once it has ended.
+        """End all parts that may write, then release the Lease.
 
-        Workers finish what they have in hand: a write that was cut off here may still be carried out over there.
+        Workers finish their current reconcile, because the API server may still carry out a write whose connection is
+        cut here.
         """
         self.queue.close()
         if workers:
@@ -194,7 +199,7 @@ class Operator:
         await asyncio.gather(self._recall(), self._resync())
 
     async def _recall(self) -> None:
-        """Take in what kubelets have said while nobody listened, as far back as the API server remembers."""
+        """Read what kubelets reported while no operator was leading, as far back as the API server remembers."""
         marks = list(self.elector.inherited)
         while marks:
             try:
@@ -203,25 +208,25 @@ class Operator:
                     *(self.api.history(PODS, one, names.SELECT_MADE, marks[0]) for one in where)
                 )
             except UnavailableError as error:
-                log.warning("what became of pods cannot be read, again soon: %s", error)
+                log.warning("cannot read the history of pods, retrying soon: %s", error)
                 await asyncio.sleep(NOT_SERVED_AGAIN_S)
             except ApiError as error:
-                log.warning("what became of pods before is not known: %s", error)
+                log.warning("the history of pods is not available: %s", error)
                 del marks[0]
             else:
                 said = sum(self.lives.note(pod) for some in states for pod in some)
-                log.info("read what became of pods before: %d ends of containers", said)
+                log.info("read the history of pods: %d ended containers", said)
                 return
 
     async def _resync(self) -> None:
-        """Look at everything now and then: makes good what a watch has missed."""
+        """Queue all objects at intervals. This finds what a watch has missed."""
         while True:
             try:
                 async for key in self._keys():
                     self.queue.add(key)
                 self.listed.set()
             except ApiError as error:
-                log.warning("resync failed, again soon: %s", error)
+                log.warning("resync failed, retrying soon: %s", error)
                 await asyncio.sleep(NOT_SERVED_AGAIN_S)
                 continue
             await asyncio.sleep(RESYNC_S * random.uniform(0.9, 1.1))  # noqa: S311 - spreads load, guards nothing
@@ -233,13 +238,13 @@ class Operator:
                     yield Key(resource.kind, body["metadata"]["namespace"], body["metadata"]["name"])
 
     async def _wait_for_kinds(self) -> None:
-        """kopf would look once for kinds that are not served yet, and then never again."""
+        """Wait until the kinds are served. kopf looks for them only once."""
         while True:
             try:
                 async for _ in self._keys():
                     pass
             except ApiError as error:
-                log.warning("cannot list pools and services, again soon: %s", error)
+                log.warning("cannot list pools and services, retrying soon: %s", error)
                 await asyncio.sleep(NOT_SERVED_AGAIN_S)
                 continue
             return
@@ -264,8 +269,10 @@ class Operator:
 
 
 class Clients:
-    """The connections of one process: to the API server (the Lease has its own), and to pods, where those that change
-    something do not wait for those that look: pods of a lost node hold up each look until its deadline.
+    """The connections of one process: to the API server and to pods. The Lease has its own.
+
+    Requests that change a pod have their own connections. Samples of a lost node's pods occupy theirs until the
+    deadline.
     """
 
     api: Any

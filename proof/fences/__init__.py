@@ -1,1 +1,1 @@
-"""`make fences`: experiments that count bytes which land after a proof of quiet would have been claimed."""
+"""`make fences`: experiments that count bytes which land after the proof that no write is under way."""

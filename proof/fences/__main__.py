@@ -1,4 +1,4 @@
-"""Count bytes that land after a proof of quiet would have been claimed, and print the table."""
+"""Count bytes that land after the proof that no write is under way, and print the table."""
 
 import sys
 import tempfile
@@ -30,7 +30,7 @@ class Row:
     def __str__(self) -> str:
         late, worst = sum(count > 0 for count in self.late), max(self.late, default=0)
         return (
-            f"| {self.plane.engine} | {self.plane.transport} | {self.event.name} | {len(self.late)} | {late} "
+            f"| {self.plane.backend} | {self.plane.transport} | {self.event.name} | {len(self.late)} | {late} "
             f"| {worst} | {self.verdict} |"
         )
 
@@ -46,22 +46,24 @@ def run(plane: Plane, event: Event, repetitions: int, log: int) -> Row:
 
 @click.command(help=__doc__)
 @click.option("--repetitions", type=click.IntRange(1), default=REPETITIONS, show_default=True)
-@click.option("--engine", "engines", multiple=True, help="Only these engines.")
-def main(repetitions: int, engines: tuple[str, ...]) -> None:
+@click.option("--backend", "backends", multiple=True, help="Only these transfer backends.")
+def main(repetitions: int, backends: tuple[str, ...]) -> None:
     """Print rows as they come."""
-    click.echo("| engine | transport | event | repetitions | with late bytes | most late bytes | verdict |")
+    click.echo("| backend | transport | event | repetitions | with late bytes | most late bytes | verdict |")
     click.echo("|---|---|---|---|---|---|---|")
     with tempfile.NamedTemporaryFile(prefix="pdpool-fences-", suffix=".log", delete=False) as log:
         for plane in PLANES:
             for event in EVENTS:
-                if engines and plane.engine not in engines:
+                if backends and plane.backend not in backends:
                     continue
-                if f"{plane.engine}/{plane.transport}" not in event.planes:
+                if f"{plane.backend}/{plane.transport}" not in event.planes:
                     continue
                 try:
                     click.echo(str(run(plane, event, repetitions, log.fileno())))
                 except ExperimentError as error:
-                    click.echo(f"fences failed: {plane.engine} over {plane.transport}, {event.name}: {error}", err=True)
+                    click.echo(
+                        f"fences failed: {plane.backend} over {plane.transport}, {event.name}: {error}", err=True
+                    )
                     click.echo(f"what the processes logged: {log.name}", err=True)
                     sys.exit(1)
 

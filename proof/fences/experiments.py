@@ -1,4 +1,4 @@
-"""One experiment for each event: what is done, and the moment at which proof would be claimed."""
+"""One experiment for each event: what is done, and the moment from which late bytes are counted."""
 
 import signal
 import time
@@ -10,7 +10,7 @@ from pdpool_connector.transport.sockets import other_ends
 from proof.fences.peers import Pair, until
 
 WATCH_S: Final = 0.5
-"""Late bytes were seen within milliseconds, or as long as somebody writes."""
+"""Late bytes were seen within milliseconds, or as long as a process writes."""
 
 
 class Event(NamedTuple):
@@ -75,6 +75,6 @@ EVENTS: Final = (
     Event("writer exited, target's threads delayed", _exit_while_target_is_busy),
     Event("writer exited, its connections ended here", _exit_and_connections_ended),
     Event("target deregistered its memory", _deregistered, NETWORKED),
-    Event("target closed its engine", _closed),
+    Event("target closed its backend", _closed),
     Event("writer stopped, silent, resumed", _stopped),
 )

@@ -41,7 +41,7 @@ class Peer:
         )
         self.pid = self.process.pid
 
-    def tell(self, command: str, **arguments: object) -> None:
+    def send(self, command: str, **arguments: object) -> None:
         """Give an order."""
         assert self.process.stdin is not None
         self.process.stdin.write(msgspec.json.encode({"command": command, **arguments}) + b"\n")
@@ -64,7 +64,7 @@ class Peer:
 
     def call(self, command: str, **arguments: object) -> dict[str, str]:
         """Order and answer."""
-        self.tell(command, **arguments)
+        self.send(command, **arguments)
         return self.answer()
 
     def signal(self, number: signal.Signals) -> None:
@@ -117,7 +117,7 @@ def writing(plane: Plane, size: str, log: int) -> Iterator[Pair]:
     arena: MappedArena | None = None
     try:
         for peer, is_target in ((writer, False), (target, True)):
-            peer.tell("open", backend=plane.engine, name=peer.name, size=size, target=is_target)
+            peer.send("open", backend=plane.backend, name=peer.name, size=size, target=is_target)
         writer.answer()
         opened: dict[str, Any] = target.answer()
         arena = MappedArena(msgspec.json.decode(opened["location"], type=ArenaLocation))
@@ -134,8 +134,8 @@ def writing(plane: Plane, size: str, log: int) -> Iterator[Pair]:
             arena.close()
 
 
-def until(check: Any, what: str) -> None:  # noqa: ANN401 - any call that tells true from false
-    """Wait for something. Raises ExperimentError when it does not come."""
+def until(check: Any, what: str) -> None:  # noqa: ANN401 - any call without arguments
+    """Wait until a check holds. Raises ExperimentError when it does not in time."""
     deadline = time.monotonic() + ANSWER_S
     while not check():
         if time.monotonic() > deadline:

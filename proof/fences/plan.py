@@ -34,9 +34,9 @@ def geometry(size: str) -> Geometry:
 
 @dataclass(frozen=True)
 class Plane:
-    """Engine and transport."""
+    """Transfer backend and transport."""
 
-    engine: str
+    backend: str
     transport: str
     environment: Mapping[str, str] = field(default_factory=dict)
 

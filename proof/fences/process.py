@@ -62,7 +62,7 @@ class Side:
                     return {"failure": handle.failure}
 
     def deregister(self) -> dict[str, str]:
-        """Tear the registration down and leave the rest of the backend as it is, where an backend can do that."""
+        """Tear the registration down and leave the rest of the backend as it is, where a backend can do that."""
         match self._backend:
             case NixlBackend() as nixl:
                 nixl._agent.deregister(nixl._registered)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import click
 
 TARGETS = {
-    "frames": "every frame of the control channel, in every version",
+    "frames": "every frame of the control channel",
     "memory": "a peer's description of its memory",
     "json": "bootstrap registry and admin endpoint",
     "tokens": "tokens of operator and ranks",
@@ -22,10 +22,8 @@ TARGETS = {
     "descriptors": "a peer's descriptor, at every engine",
     "door": "the answer at Mooncake's door",
     "state": "what `pdpool connector top` reads",
-    "prefill": "prefill's machine, WRITE",
-    "decode": "decode's machine, WRITE",
-    "prefill_read": "prefill's machine, READ",
-    "decode_read": "decode's machine, READ",
+    "prefill": "prefill's machine",
+    "decode": "decode's machine",
 }
 LEAST_INPUTS = 1_000_000
 """So many inputs in ten minutes or more; less time is asked for less."""

@@ -1,6 +1,6 @@
 """Everything that reads what a stranger sent: it may refuse with its own error, and do nothing else."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,9 +20,7 @@ from pdpool_connector.transport import bootstrap, registry
 from pdpool_connector.transport.http import Asked
 
 from proof.fuzz.allowance import Allowance
-
-Fuzzed = Callable[[bytes], None]
-A, B = "a" * 32, "b" * 32
+from proof.fuzz.samples import A, Fuzzed, sample_frames
 
 
 def frames() -> tuple[Fuzzed, Sequence[bytes]]:
@@ -125,38 +123,3 @@ class _Nobody:
         """Nothing to purge."""
         del older_than_s, message
         return 0
-
-
-def sample_frames() -> list[f.Frame]:
-    """One frame of each kind and a batch, as real connectors send them, in every version."""
-    return [frame for version in range(f.VERSION_MIN, f.VERSION_MAX + 1) for frame in _sample_frames(version)]
-
-
-def _sample_frames(version: int) -> list[f.Frame]:
-    attempt = f.AttemptId(A, 1)
-    head = {"version": version, "sender": A, "attempt": attempt, "room": 7, "sibling": 0}
-    opened = f.Open(
-        **head,  # type: ignore[arg-type]
-        request_id="r",
-        pages=bytes(range(16)),
-        prefix_pages=0,
-        aux_slot=3,
-        deadline_s=30.0,
-        state=b"\1\0\0\0",
-    )
-    told = {"cause": "aborted", "message": "client left"}
-    plain: list[f.Frame] = [
-        f.Hello(version=version, oldest_version=1, sender=A, address="h:1", memory=b"m", state=version > 3),
-        f.HelloOk(version=version, sender=B, memory=b"m"),
-        f.HelloRefused(version=version, sender=B, reason="no", retry=True),
-        f.Goodbye(version=version, sender=A, reason="bye"),
-        opened,
-        f.Expect(**head, request_id="r", deadline_s=30.0),  # type: ignore[arg-type]
-        *(kind(**head) for kind in (f.Accepted, f.Sending, f.Ack, f.Query)),  # type: ignore[arg-type]
-        *(kind(**head, **told) for kind in (f.Failed, f.Drained)),  # type: ignore[arg-type]
-        f.Computed(**head, sequence=0, start=0, pages=bytes(8), last=True, aux_slot=1, state=b""),  # type: ignore[arg-type]
-        f.Fetching(**head, taken=1),  # type: ignore[arg-type]
-        f.Done(**head, bytes_moved=4096),  # type: ignore[arg-type]
-        f.Abort(**head, **told, request_id="r"),  # type: ignore[arg-type]
-    ]
-    return [*plain, *f.batches([opened, f.Query(**head)])]  # type: ignore[arg-type]

@@ -1,38 +1,39 @@
-"""What is signed and what is stored: tokens of the admin endpoint and of ranks, and records of flights."""
+"""Signed and stored documents: tokens of the admin endpoint and of ranks, and records of the flight recorder."""
 
 import contextlib
 import itertools
 from collections.abc import Sequence
-from typing import get_args
 
 import jwt
 import msgspec
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pdpool_connector.flight.record import Header, Record, RecordError, Step, decode_record, encode_record
-from pdpool_connector.flight.replay import MACHINES, Direction, replay
+from pdpool_connector.flight.replay import replay
+from pdpool_connector.protocol.decode import DecodeMachine
 from pdpool_connector.protocol.events import (
     AbortTransfer,
     Event,
     Linked,
+    OfferPages,
     OpenAttempt,
     PeerReady,
     Received,
     Writer,
 )
-from pdpool_connector.protocol.frames import AttemptFrame
+from pdpool_connector.protocol.frames import VERSION_MAX, AttemptFrame
 from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.transport.curve import CurveKey
 from pdpool_connector.transport.tokens import (
+    RegistrationVerifier,
     TokenError,
     TokenVerifier,
-    check_registration,
     sign_operation,
     sign_registration,
 )
 
 from proof.fuzz.allowance import Allowance
-from proof.fuzz.decoders import A, B, Fuzzed, sample_frames
+from proof.fuzz.samples import A, B, Fuzzed, sample_frames
 
 NOW = 1_700_000_000.0
 POD = "pod-7"
@@ -41,7 +42,7 @@ MOST_STEPS = 64
 
 
 def tokens() -> tuple[Fuzzed, Sequence[bytes]]:
-    """Headers as they come, and, behind a first byte that is odd, claims of any kind that the right key has signed."""
+    """Raw headers, and, behind an odd first byte, any claims that the right key has signed."""
     allowance = Allowance()
     private = Ed25519PrivateKey.from_private_bytes(bytes(32))
     pem = private.private_bytes(
@@ -53,6 +54,7 @@ def tokens() -> tuple[Fuzzed, Sequence[bytes]]:
     clock = itertools.count(int(NOW))
     gate = TokenVerifier(public.decode(), POD, clock=lambda: float(next(clock)))
     key = CurveKey(b"p" * 40, b"s" * 40)
+    registrations = RegistrationVerifier([key], clock=lambda: NOW)
     signer = jwt.PyJWS()
 
     def fuzz(data: bytes) -> None:
@@ -70,13 +72,13 @@ def tokens() -> tuple[Fuzzed, Sequence[bytes]]:
                 assert said["op"] == OPERATION, f"{who} was let in by {data!r}"
                 assert POD in said["aud"], f"{who} was let in by {data!r}"
             with contextlib.suppress(TokenError):
-                check_registration([key], header, b"{}", NOW)
+                registrations.check(header, b"{}")
 
     claims = {"aud": POD, "op": OPERATION, "sub": "operator", "jti": "1", "iat": int(NOW), "exp": int(NOW) + 60}
     honest = sign_operation(pem, POD, OPERATION, "operator", "2", NOW).encode()
     return fuzz, [
         b"\0" + honest,
-        b"\0" + sign_registration(key, b"{}", NOW).encode(),
+        b"\0" + sign_registration(key, b"{}", "3", NOW).encode(),
         b"\1" + msgspec.json.encode(claims),
         b"\1" + msgspec.json.encode({**claims, "aud": [POD, "pod-8"], "exp": 1e300}),
     ]
@@ -100,24 +102,26 @@ def flight() -> tuple[Fuzzed, Sequence[bytes]]:
                 return
 
     frames = [frame for frame in sample_frames() if isinstance(frame, AttemptFrame)]
-    records = [_record(direction, frame) for direction in get_args(Direction) for frame in frames]
-    return fuzz, [encode_record(record) for record in records]
+    return fuzz, [encode_record(_record(frame)) for frame in frames]
 
 
-def _record(direction: Direction, frame: AttemptFrame) -> Record:
-    """An attempt that decode gives up, as it was told and answered; short, for the fuzzer's inputs are."""
-    machine = MACHINES["decode", direction](A, Timeouts())
-    params = OpenAttempt(1, "p:1", 7, 0, "r", bytes(16), 0, 3, 30.0)
-    said = Received(msgspec.structs.replace(frame, sender=B))
-    events: list[Event] = [params, PeerReady(B, 2), Linked("p:1", (Writer(B),)), said, AbortTransfer(1, "given up")]
+def _record(frame: AttemptFrame) -> Record:
+    """An attempt that decode gives up; short, because the fuzzer's inputs are."""
+    machine = DecodeMachine(A, Timeouts())
+    events: list[Event] = [
+        OpenAttempt(1, "p:1", 7, "r", 30.0),
+        PeerReady(B, VERSION_MAX),
+        Linked("p:1", (Writer(B),)),
+        OfferPages(1, bytes(16), 0, 3),
+        Received(msgspec.structs.replace(frame, sender=B)),
+        AbortTransfer(1, "given up"),
+    ]
     steps = [Step(float(at), event, machine.handle(event, float(at))) for at, event in enumerate(events)]
     header = Header(
         role="decode",
-        direction=direction,
         rank=0,
         incarnation=A,
         room=7,
-        sibling=0,
         request_id="r",
         handle=1,
         cause="aborted",
@@ -126,6 +130,6 @@ def _record(direction: Direction, frame: AttemptFrame) -> Record:
         missing=0,
         wall=NOW,
         at=1.0,
-        timing=Timeouts(),
+        timeouts=Timeouts(),
     )
     return Record(header, tuple(steps))

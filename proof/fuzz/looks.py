@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from proof.fuzz.allowance import Allowance
-from proof.fuzz.decoders import A, B, Fuzzed
+from proof.fuzz.samples import A, B, Fuzzed
 
 ADDRESS = "h:1"
 

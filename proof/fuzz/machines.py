@@ -1,4 +1,4 @@
-"""The machines, driven by whatever an input says: frames that decode, events of the engine, and time."""
+"""The machines, driven by fuzzed input: frames that decode, events of the engine, and time."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,20 +6,17 @@ from typing import Any
 import msgspec
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.decode import DecodeMachine
-from pdpool_connector.protocol.decode_read import DecodeReadMachine
 from pdpool_connector.protocol.events import (
     AbortTransfer,
     Drain,
     Event,
-    ExpectAttempt,
     Fenced,
     Linked,
+    OfferPages,
     OpenAttempt,
     OpenRequest,
     PeerLost,
     PeerReady,
-    Read,
-    ReadEnded,
     Received,
     Report,
     SendPages,
@@ -33,23 +30,22 @@ from pdpool_connector.protocol.events import (
     WriteResult,
 )
 from pdpool_connector.protocol.prefill import PrefillMachine
-from pdpool_connector.protocol.prefill_read import PrefillReadMachine
 from pdpool_connector.protocol.status import Cause, TransferStatus
 from pdpool_connector.protocol.timeouts import Timeouts
 
-from proof.fuzz.decoders import A, B, Fuzzed, sample_frames
+from proof.fuzz.samples import A, B, Fuzzed, sample_frames
 
-AnyMachine = PrefillMachine | PrefillReadMachine | DecodeMachine | DecodeReadMachine
+AnyMachine = PrefillMachine | DecodeMachine
 ME = "c" * 32
 PEERS = (A, B)
-TIMING = Timeouts(max_attempts=6, max_tombstones=8, expected_within_s=4.0)
+TIMEOUTS = Timeouts(max_attempts=6, max_tombstones=8)
 MOST_EVENTS = 64
 IDS = 16
 """Pages, rows and items of each side."""
 
 
 class Bytes:
-    """Numbers out of an input, 0 when it is at its end."""
+    """Numbers from an input, 0 after its end."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -64,13 +60,17 @@ class Bytes:
         return self._data[self._at - 1] % limit if self._at <= len(self._data) else 0
 
     def take(self, count: int) -> bytes:
-        """So many bytes as they are."""
+        """The next bytes as they are."""
         self._at += count
         return self._data[self._at - count : self._at]
 
     def ids(self) -> bytes:
         """A few ids within memory."""
         return b"".join(self.below(IDS).to_bytes(4, "little") for _ in range(self.below(4)))
+
+    def prompt(self) -> bytes:
+        """A prompt's digest, or none."""
+        return (b"", b"one", b"two")[self.below(3)]
 
 
 def frame_of(data: Bytes) -> f.AttemptFrame | None:
@@ -90,7 +90,6 @@ def _changed(data: Bytes) -> f.AttemptFrame:
         "sender": PEERS[data.below(2)],
         "attempt": f.AttemptId((A, B, ME)[data.below(3)], data.below(6)),
         "room": data.below(3),
-        "sibling": data.below(2),
     }
     for name, value in FIELDS:
         if name in sample.__struct_fields__:
@@ -101,25 +100,23 @@ def _changed(data: Bytes) -> f.AttemptFrame:
 SAMPLES = sample_frames()
 FIELDS: Sequence[tuple[str, Callable[[Bytes], Any]]] = (
     ("request_id", lambda data: f"r{data.below(3)}"),
+    ("prompt", Bytes.prompt),
     ("pages", Bytes.ids),
-    ("state", Bytes.ids),
+    ("state", lambda data: tuple(data.ids() for _ in range(data.below(3)))),
     ("prefix_pages", lambda data: data.below(4)),
     ("aux_slot", lambda data: data.below(4) - 1),
     ("deadline_s", lambda data: float(data.below(60))),
-    ("part", lambda data: data.below(3)),
-    ("parts", lambda data: data.below(3) + 1),
+    ("rank_index", lambda data: data.below(3)),
+    ("rank_count", lambda data: data.below(3) + 1),
     ("bytes_moved", lambda data: data.below(256)),
-    ("version", lambda data: f.VERSION_MIN + data.below(f.VERSION_MAX)),
-    ("sequence", lambda data: data.below(4)),
-    ("start", lambda data: data.below(4)),
-    ("last", lambda data: bool(data.below(2))),
-    ("taken", lambda data: data.below(4)),
-    ("cause", lambda data: ("aborted", "timed_out", "no such cause")[data.below(3)]),
+    ("offered", lambda data: bool(data.below(2))),
+    ("settled", lambda data: bool(data.below(2))),
+    ("cause", lambda data: ("", "aborted", "timed_out", "no such cause")[data.below(4)]),
 )
 
 
 class Watched:
-    """One machine of either side and direction, and what must hold whatever it is told."""
+    """One machine of either side, and what must hold for every input."""
 
     def __init__(self, machine: AnyMachine) -> None:
         self.machine = machine
@@ -127,7 +124,7 @@ class Watched:
         self.statuses: dict[int, TransferStatus] = {}
         self.handles = 0
         self.offered: dict[f.AttemptId, list[bytes]] = {}
-        self.moving: list[Write | Read] = []
+        self.writes: list[Write] = []
 
     def play(self, data: Bytes) -> None:
         """Take events from the input until it ends."""
@@ -143,21 +140,21 @@ class Watched:
         kind = data.below(20)
         if kind < 10:
             frame = frame_of(data)
-            if isinstance(frame, f.Open):
+            if isinstance(frame, f.Offer):
                 self.offered.setdefault(frame.attempt, []).append(frame.pages)
             return Received(frame) if frame is not None else None
         peer = PEERS[data.below(2)]
         common: list[Callable[[], Event]] = [
-            lambda: PeerReady(peer, 1 + data.below(2)),
+            lambda: PeerReady(peer, f.VERSION_MAX),
             lambda: PeerLost(peer, "fuzzed"),
             lambda: Fenced(peer, "fuzzed"),
             lambda: AbortTransfer(data.below(8), "fuzzed"),
             lambda: self.tick(data),
-            lambda: self.moved(data) or Tick(),
+            lambda: self.ended(data) or Tick(),
             lambda: (Drain, Shutdown)[data.below(2)]() if data.below(8) == 0 else Tick(),
         ]
-        prefill = isinstance(self.machine, PrefillMachine | PrefillReadMachine)
-        own = [self.request, self.send] if prefill else [self.attempt, self.link, self.expect]
+        prefill = isinstance(self.machine, PrefillMachine)
+        own = [self.request, self.send] if prefill else [self.attempt, self.link, self.offer]
         choices = [*common, *(lambda make=make: make(data) for make in own)]
         return choices[(kind - 10) % len(choices)]()
 
@@ -167,34 +164,29 @@ class Watched:
 
     def request(self, data: Bytes) -> Event:
         self.handles += 1
-        where = (data.below(3), data.below(2), f"r{data.below(3)}")
-        return OpenRequest(self.handles, *where, 1.0 + data.below(30), refused="fuzzed" if data.below(8) == 1 else "")
+        return OpenRequest(self.handles, data.below(3), f"r{data.below(3)}", 1.0 + data.below(30), data.prompt())
 
     def send(self, data: Bytes) -> Event:
         last = bool(data.below(2))
         aux = data.below(IDS) if last and data.below(2) else None
-        return SendPages(data.below(8), data.ids(), data.below(4), last, aux, data.ids() if last else b"")
+        state = tuple(data.ids() for _ in range(data.below(3))) if last else ()
+        return SendPages(data.below(8), data.ids(), data.below(4), last, aux, state)
 
     def attempt(self, data: Bytes) -> Event:
         self.handles += 1
-        pages, state = data.ids(), data.ids()
-        self.offered[f.AttemptId(ME, self.handles)] = [pages]
-        params = {"prefill": f"p{data.below(2)}", "room": data.below(3), "sibling": data.below(2), "state": state}
-        return OpenAttempt(
-            handle=self.handles,
-            request_id=f"r{data.below(3)}",
-            pages=pages,
-            prefix_pages=data.below(4),
-            aux_slot=data.below(IDS),
-            deadline_s=1.0 + data.below(30),
-            refused="fuzzed" if data.below(8) == 1 else "",
-            **params,  # type: ignore[arg-type]
-        )
+        where = (f"p{data.below(2)}", data.below(3), f"r{data.below(3)}")
+        return OpenAttempt(self.handles, *where, 1.0 + data.below(30), data.prompt())
 
-    def expect(self, data: Bytes) -> Event:
-        self.handles += 1
-        where = (f"p{data.below(2)}", data.below(3), data.below(2), f"r{data.below(3)}")
-        return ExpectAttempt(self.handles, *where, 1.0 + data.below(30))
+    def offer(self, data: Bytes) -> Event:
+        """Memory for an attempt; the engine offers once, and only for an attempt that it has opened."""
+        handle = 1 + data.below(max(self.handles, 1))
+        attempt = f.AttemptId(ME, handle)
+        if not self.handles or attempt in self.offered:
+            return Tick()
+        pages = data.ids()
+        self.offered[attempt] = [pages]
+        aux = data.below(IDS) if data.below(2) else None
+        return OfferPages(handle, pages, data.below(4), aux, tuple(data.ids() for _ in range(data.below(3))))
 
     def link(self, data: Bytes) -> Event:
         prefill = f"p{data.below(2)}"
@@ -206,28 +198,26 @@ class Watched:
         writers = PEERS[: 1 + data.below(2)]
         return Linked(prefill, tuple(Writer(one, writes_aux=one is writers[-1]) for one in writers))
 
-    def moved(self, data: Bytes) -> Event | None:
-        if not self.moving:
+    def ended(self, data: Bytes) -> Event | None:
+        if not self.writes:
             return None
-        move = self.moving.pop(data.below(len(self.moving)))
+        write = self.writes.pop(data.below(len(self.writes)))
         result = tuple(WriteResult)[data.below(len(WriteResult))]
-        if isinstance(move, Write):
-            return WriteEnded(move.attempt, move.write, result, data.below(256))
-        return ReadEnded(move.attempt, move.read, result, data.below(256))
+        return WriteEnded(write.attempt, write.write, result, data.below(256))
 
     def do(self, event: Event) -> None:
-        if isinstance(event, Fenced):  # its moves are over, and need not be answered
-            self.moving = [move for move in self.moving if move.peer != event.peer]
+        if isinstance(event, Fenced):  # its writes are over, and need no answer
+            self.writes = [write for write in self.writes if write.peer != event.peer]
         for effect in self.machine.handle(event, self.now):
             if isinstance(effect, Report):
                 self.check_report(effect)
                 self.check_untouched(effect)
-            elif isinstance(effect, Write | Read):
-                self.check_move(effect)
-                self.moving.append(effect)
-        most = TIMING.max_tombstones + 4 * TIMING.max_attempts + len(self.statuses)
+            elif isinstance(effect, Write):
+                self.check_write(effect)
+                self.writes.append(effect)
+        most = TIMEOUTS.max_tombstones + 4 * TIMEOUTS.max_attempts + len(self.statuses)
         assert self.machine.rows <= most, f"{self.machine.rows} rows"
-        assert self.machine.tombstones <= TIMING.max_tombstones, f"{self.machine.tombstones} tombstones"
+        assert self.machine.tombstones <= TIMEOUTS.max_tombstones, f"{self.machine.tombstones} tombstones"
 
     def check_report(self, report: Report) -> None:
         before, now = self.statuses.get(report.handle), report.status
@@ -237,17 +227,17 @@ class Watched:
         self.statuses[report.handle] = now
 
     def check_untouched(self, report: Report) -> None:
-        """Memory is given back when no move of ours uses it any more."""
-        for move in self.moving if report.status.releasable else ():
-            assert move.attempt not in report.attempts, f"{report} gives back what {move} uses"
+        """Memory is given back when no write of ours uses it any more."""
+        for write in self.writes if report.status.releasable else ():
+            assert write.attempt not in report.attempts, f"{report} gives back what {write} uses"
 
-    def check_move(self, move: Write | Read) -> None:
+    def check_write(self, write: Write) -> None:
         """Nothing is written outside what was offered for this attempt."""
-        assert len(move.source) == len(move.target)
-        offers = self.offered.get(move.attempt, [])
-        wanted = _ids(move.target)
-        assert any(wanted <= _ids(pages) for pages in offers), f"{move} writes what was never offered: {offers}"
-        assert len(move.state[0]) == len(move.state[1])
+        assert len(write.source) == len(write.target)
+        offers = self.offered.get(write.attempt, [])
+        wanted = _ids(write.target)
+        assert any(wanted <= _ids(pages) for pages in offers), f"{write} writes what was never offered: {offers}"
+        assert all(len(ours) == len(theirs) for ours, theirs in write.state)
 
 
 def _ids(pages: bytes) -> set[bytes]:
@@ -256,7 +246,7 @@ def _ids(pages: bytes) -> set[bytes]:
 
 def _machine(kind: Callable[[str, Timeouts], AnyMachine]) -> tuple[Fuzzed, Sequence[bytes]]:
     def fuzz(data: bytes) -> None:
-        Watched(kind(ME, TIMING)).play(Bytes(data))
+        Watched(kind(ME, TIMEOUTS)).play(Bytes(data))
 
     # Peers become ready, are linked, and requests come; what follows is for the fuzzer to find.
     ready = bytes([10, 0, 1, 10, 1, 1])
@@ -264,20 +254,10 @@ def _machine(kind: Callable[[str, Timeouts], AnyMachine]) -> tuple[Fuzzed, Seque
 
 
 def prefill() -> tuple[Fuzzed, Sequence[bytes]]:
-    """Prefill in WRITE."""
+    """Prefill's machine."""
     return _machine(PrefillMachine)
 
 
 def decode() -> tuple[Fuzzed, Sequence[bytes]]:
-    """Decode in WRITE."""
+    """Decode's machine."""
     return _machine(DecodeMachine)
-
-
-def prefill_read() -> tuple[Fuzzed, Sequence[bytes]]:
-    """Prefill in READ."""
-    return _machine(PrefillReadMachine)
-
-
-def decode_read() -> tuple[Fuzzed, Sequence[bytes]]:
-    """Decode in READ."""
-    return _machine(DecodeReadMachine)

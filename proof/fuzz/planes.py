@@ -21,9 +21,9 @@ from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, 
 from pdpool_connector.layout.plan import Chunk
 
 from proof.fuzz.allowance import Allowance
-from proof.fuzz.decoders import A, B, Fuzzed
 from proof.fuzz.machines import Bytes
 from proof.fuzz.natives import HOST, LINE, Described, Native, standing_in
+from proof.fuzz.samples import A, B, Fuzzed
 
 PAGES, PAGE_BYTES = 4, 64
 ME = "c" * 32

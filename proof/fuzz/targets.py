@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from proof.fuzz import decoders, documents, looks, machines, planes
-from proof.fuzz.decoders import Fuzzed
+from proof.fuzz.samples import Fuzzed
 
 _MAKE: Mapping[str, Callable[[], tuple[Fuzzed, Sequence[bytes]]]] = MappingProxyType(
     {
@@ -18,8 +18,6 @@ _MAKE: Mapping[str, Callable[[], tuple[Fuzzed, Sequence[bytes]]]] = MappingProxy
         "state": looks.state,
         "prefill": machines.prefill,
         "decode": machines.decode,
-        "prefill_read": machines.prefill_read,
-        "decode_read": machines.decode_read,
     }
 )
 

@@ -1,4 +1,4 @@
-"""Try each hazard of the catalogue on real processes and data planes; the last line counts what was found."""
+"""Try each hazard of the catalogue on real processes and transfer backends; the last line counts the verdicts."""
 
 import os
 import secrets
@@ -30,7 +30,7 @@ assert sorted(CATALOGUE) == list(range(1, HAZARDS + 1)), (
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of one hazard on one data plane."""
+    """The verdict on one hazard on one data plane."""
 
     verdict: str
     """absent, present, or not applicable."""
@@ -39,7 +39,7 @@ class Finding:
 
 
 def judge(hazard: Hazard, stage: Stage) -> Finding:
-    """Play one scenario."""
+    """Run one scenario."""
     begun = time.monotonic()
     try:
         with stage.act(hazard.number):
@@ -54,17 +54,17 @@ def judge(hazard: Hazard, stage: Stage) -> Finding:
 @click.command(help=__doc__)
 @click.option("--plane", "planes", type=click.Choice(tuple(PLANES)), multiple=True, help="Only these data planes.")
 @click.option("--only", type=click.IntRange(1, HAZARDS), multiple=True, help="Only these hazards, by number.")
-@click.option("--seed", type=int, help="Draw the points of aborts and stops as a run has that printed it.")
+@click.option("--seed", type=int, help="Draw the points of aborts and stops as in the run that printed this seed.")
 def main(planes: tuple[str, ...], only: tuple[int, ...], seed: int | None) -> None:
     """Print a table and the count."""
     seed = secrets.randbelow(1 << 32) if seed is None else seed
     wanted = sorted(only) or sorted(CATALOGUE)
     verdicts: dict[int, set[str]] = {number: set() for number in wanted}
     log = tempfile.NamedTemporaryFile(prefix="pdpool-hazards-", suffix=".log", delete=False)  # noqa: SIM115
-    # What the processes and libraries log would stand between the rows.
+    # Logs of the processes and libraries would mix with the rows.
     os.dup2(log.fileno(), 2)
     click.echo(f"what the processes log: {log.name}; the same points of aborts and stops again: --seed {seed}")
-    click.echo("| hazard | what goes wrong in SGLang | data plane | here | seconds | observed |")
+    click.echo("| hazard | what goes wrong in such systems | data plane | here | seconds | observed |")
     click.echo("|---|---|---|---|---|---|")
     for plane in planes or tuple(PLANES):
         stage = Stage(plane, seed)

@@ -1,76 +1,26 @@
-"""H37: names of which one is the beginning of another, where they are matched: rooms and request ids."""
+"""H37: request ids of which one is the beginning of another."""
 
-import json
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import httpx2 as httpx
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from pdpool_connector.transport.tokens import sign_operation
 from pdpool_reference.demo.launch import Child, Children
 
 from proof.hazards.engines import ANSWER_S, NEW_TOKENS, freeze, generate, soon
 from proof.hazards.stage import Stage, hazard
 from tests.integration.asking import load_of, web
 
-SIGNER = Ed25519PrivateKey.generate()
-PRIVATE = SIGNER.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-PUBLIC = SIGNER.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
-
-@hazard(37, "an abort hits every request whose id begins like it")
+@hazard(37, "an abort ends every request whose id begins with the given one")
 def abort_by_prefix(stage: Stage) -> str:
-    prefill, decode = (stage.extra(role, operator_key=PUBLIC) for role in ("prefill", "decode"))
-    prefill.pages[:] = stage.prefill.pages
-    rooms = [_by_room(stage, prefill, decode, at) for at in (prefill, decode)]
     rids = _by_rid(stage)
     return (
-        f"POST /v1/abort of rooms {rooms[0]} at prefill and {rooms[1]} at decode left those with 0, 01 behind alone; "
-        f"/abort_request of {rids[0]} at a decode engine and {rids[1]} at a prefill engine left the others alone, too: "
-        f"{NEW_TOKENS} tokens each"
+        f"/abort_request of {rids[0]} at a decode engine and {rids[1]} at a prefill engine left those with 0, 01 "
+        f"behind alone: {NEW_TOKENS} tokens each"
     )
 
 
-# --- Rooms, at the connector's admin endpoint ---
-
-
-def _by_room(stage: Stage, prefill: Any, decode: Any, at: Any) -> int:  # noqa: ANN401 - the tests' driver is not typed
-    """Give one of three rooms up at a side; the two others are handed over. The room."""
-    room = stage.room()
-    rooms = {stage.name(): room * factor + rest for factor, rest in ((1, 0), (10, 0), (100, 1))}
-    for index, (name, number) in enumerate(rooms.items()):
-        prefill.open(name, number)
-        decode.open(name, number, prefill=prefill.bootstrap, pages=[8 + index], aux_slot=index)
-        prefill.until(name, "ready")
-    named, *others = rooms
-    _abort_room(at, room)
-    assert at.until(named, "ended")["message"] == "given up by hazards"
-    for side in (prefill, decode):
-        side.until(named, "releasable")
-        for name in others:
-            status = side.status(name)
-            assert status["cause"] is None, f"room {rooms[name]} ended with room {room}: {status}"
-    for index, name in enumerate(others, 1):
-        prefill.send(name, [index])
-        decode.until(name, "done")
-        assert (decode.pages[:, 8 + index] == prefill.pages[:, index]).all(), "the hand-off brought other bytes"
-    return room
-
-
-def _abort_room(side: Any, room: int) -> None:  # noqa: ANN401 - as above
-    token = sign_operation(PRIVATE, "pod", "abort", "hazards", f"abort of {room}", time.time())
-    body, headers = json.dumps({"room": room}), {"Authorization": token}
-    answer = web.post(f"http://{side.admin}/v1/abort", content=body, headers=headers, timeout=ANSWER_S)
-    assert answer.status_code == 200, answer.text
-
-
-# --- Request ids, at engines ---
-
-
 def _by_rid(stage: Stage) -> list[str]:
-    """The ids that were aborted at a decode and at a prefill engine, while the other one stood still."""
+    """The ids that were aborted at a decode and at a prefill engine, while the scheduler of the other was frozen."""
     with stage.surroundings(), ThreadPoolExecutor(6) as pool, Children() as children:
         begun = [
             children.begin_engine(mode, model_path="tiny", backend=stage.backend, extra=["--enable-faults"])

@@ -1,4 +1,4 @@
-"""What scenarios ask of reference engines: a request, a scheduler that stands still, something that is so soon."""
+"""What scenarios ask of reference engines: a request, a frozen scheduler, a condition that holds soon."""
 
 from collections.abc import Callable
 from typing import Final
@@ -23,11 +23,11 @@ def generate(engine: Child, fields: dict[str, object]) -> httpx.Response:
 
 
 def freeze(engine: Child, *, frozen: bool) -> None:
-    """Let an engine's scheduler stand still, or go on; it was started with --enable-faults."""
+    """Freeze an engine's scheduler, or let it go on; the engine was started with --enable-faults."""
     answer = web.post(engine.url + "/faults", json={"freeze_scheduler": frozen}, timeout=ANSWER_S)
     assert answer.status_code == 200, answer.text
 
 
 def soon(what: str, holds: Callable[[], bool]) -> None:
-    """Wait until it is so."""
+    """Wait until it holds."""
     wait_for(what, lambda: None if holds() else "not yet", deadline_s=SOON_S, interval_s=0.02)

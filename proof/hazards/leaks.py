@@ -4,28 +4,28 @@ import json
 import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
-from pdpool_reference.demo.launch import free_port
-
-from proof.hazards.stage import CANARY, DRAIN_S, Stage, free_port_from, hazard
+from proof.hazards.stage import CANARY, QUIESCE_S, Stage, hazard
 from tests.integration.cable import Cable, ask
-from tests.integration.handoffs import fail_a_write, meet
+from tests.integration.handoffs import fail_a_write, offer, open_both
+from tests.integration.ports import KeptPort
 
 FORGOTTEN_S = 20.0
 """Longer than any end is remembered here."""
 BOUNDED = frozenset({"_backend._backend._parked", "_backend._backend._named"})
-"""What NIXL and Mooncake know of lost peers on purpose, of the last 64 and 4096."""
+"""What NIXL and Mooncake remember of lost peers on purpose, of the last 64 and 4096."""
 
 
-@hazard(25, "clear and completion race, and bring a room back")
+@hazard(25, "an abort and a completion race, and bring an ended room back")
 def clear_races(stage: Stage) -> str:
     ends: dict[str, int] = {}
     draw = stage.random
     for turn in range(60):
         page, source = turn % 8, turn % 30
         stage.decode.pages[:, page] = CANARY
-        name, _ = stage.meet(room=77, pages=[page], aux_slot=turn % 4)
+        name, _ = stage.open_both(room=77, pages=[page])
         stage.prefill.send(name, [source])
         # The point at which the abort meets the hand-off, of which most take less than a millisecond.
         time.sleep(draw.uniform(0, draw.choice((0.0005, 0.005))))
@@ -42,11 +42,11 @@ def clear_races(stage: Stage) -> str:
     return f"60 aborts at random points of hand-offs in one room: no end changed, no false success; decode saw {ends}"
 
 
-@hazard(26, "aborted requests leave rows that fail the next of their room")
+@hazard(26, "aborted requests leave rows that fail the next request of their room")
 def aborts_leak(stage: Stage) -> str:
     draw = stage.random
     for turn in range(60):
-        name, _ = stage.meet(room=78 + turn % 3, pages=range(8), aux_slot=turn % 4)
+        name, _ = stage.open_both(room=78 + turn % 3, pages=range(8))
         if sent := draw.choice((None, 0, *range(8))):
             stage.prefill.send(name, range(sent), last=False)
         elif sent == 0:
@@ -62,7 +62,7 @@ def aborts_leak(stage: Stage) -> str:
     return "60 aborts by prefill at random points in three rooms left 0 rows; the rooms served on"
 
 
-@hazard(27, "the failure of a former request turns a later success into failure")
+@hazard(27, "the failure of an old request turns a later success into a failure")
 def failure_survives(stage: Stage) -> str:
     room, other = 81, stage.extra("prefill")
     other.pages[:] = 9
@@ -70,67 +70,65 @@ def failure_survives(stage: Stage) -> str:
         fragile = stage.fragile_decode()
         failed, again = stage.name(), stage.name()
         said = fail_a_write(stage.prefill, fragile, room=room, name=failed)
-        told_alike(failed, said, stage.prefill, fragile)
+        check_alike(failed, said, stage.prefill, fragile)
         stage.serve(room=room)
-        other.open(again, room)
-        fragile.open(again, room, prefill=other.bootstrap, pages=[3], aux_slot=1)
+        open_both(other, fragile, room, name=again, pages=[3])
         other.send(again, [1])
         for side in (other, fragile):
             assert side.until(again, "done")["cause"] is None
         assert (fragile.pages[:, 3] == 9).all()
-        told_alike(failed, said, stage.prefill, fragile)
-        lay_to_rest(stage, fragile, failed)
+        check_alike(failed, said, stage.prefill, fragile)
+        end_hold(stage, fragile, failed)
     return f"{said!r}: two transfers failed in one room that both sides then served in; each was as it was"
 
 
-def told_alike(name: str, said: str, prefill: Any, decode: Any) -> None:  # noqa: ANN401 - the tests' driver is not typed
-    """Both sides know what the engine said; what it may still touch has been released by neither."""
+def check_alike(name: str, said: str, prefill: Any, decode: Any) -> None:  # noqa: ANN401 - the tests' driver is not typed
+    """Both sides have the message of the transfer backend; neither has released what it may still touch."""
     for side in (prefill, decode):
         status = side.until(name, "ended")
         assert (status["cause"], status["message"]) == ("transfer_failed", said), status
-        assert not status["releasable"], "the engine had not said that nothing is under way any more"
+        assert not status["releasable"], "the backend had not said that its writes are over"
 
 
-def lay_to_rest(stage: Stage, decode: Any, name: str) -> None:  # noqa: ANN401 - as above
+def end_hold(stage: Stage, decode: Any, name: str) -> None:  # noqa: ANN401 - as above
     """The end of a decode is the proof for which prefill holds the pages of a failed write."""
     decode.kill()
     stage.prefill.call("fence", incarnation=decode.incarnation)
     assert stage.prefill.until(name, "releasable")["cause"] == "transfer_failed"
 
 
-@hazard(28, "a hold is keyed by room, and its release hits the room's next request")
+@hazard(28, "a hold belongs to a room, and its release hits the next request of the room")
 def hold_by_room(stage: Stage) -> str:
     prefill, decode = stage.prefill, stage.decode
     first, room = stage.write_on_its_way(pages=[8, 3])
     decode.abort(first)
     decode.settle(lambda stats: stats["holds"] == 1)
-    second, _ = stage.meet(room=room, pages=[20], aux_slot=6)
+    second, _ = stage.open_both(room=room, pages=[20])
     prefill.until(second, "ready")
     decode.abort(second)
     decode.until(second, "releasable")
     assert not decode.status(first)["releasable"], "the hold of the first ended with the second"
-    third, _ = stage.meet(room=room, pages=[21], aux_slot=7)
+    third, _ = stage.open_both(room=room, pages=[21])
     prefill.until(third, "ready")
     prefill.call("release_writes")
     decode.until(first, "releasable")
-    assert decode.status(third)["phase"] == "waiting", "the release of the first ended the third"
+    assert decode.status(third)["phase"] == "transferring", "the release of the first ended the third"
     prefill.send(third, [5])
     decode.until(third, "done")
     assert stage.same([5], [21])
     return "hold, abort and success of three attempts in one room did not touch each other"
 
 
-@hazard(29, "tables that grow with every restarted peer")
+@hazard(29, "tables grow with every peer that restarts")
 def peers_leak(stage: Stage) -> str:
     sizes, tables = [], []
     for _ in range(4):
         fleeting = stage.extra("decode")
         name, room = stage.name(), stage.room()
-        stage.prefill.open(name, room)
-        fleeting.open(name, room, prefill=stage.prefill.bootstrap, pages=[1], aux_slot=1)
+        open_both(stage.prefill, fleeting, room, name=name, pages=[1])
         stage.prefill.send(name, [1])
         fleeting.until(name, "done")
-        # Figures are half a second old at most: before it was counted in, it would seem to be gone.
+        # Statistics may be half a second old: before the peer shows there, it would seem to be gone.
         stage.prefill.settle(lambda stats, who=fleeting.incarnation: who in _incarnations(stats))
         fleeting.kill()
         stats = stage.prefill.settle(
@@ -142,7 +140,7 @@ def peers_leak(stage: Stage) -> str:
     assert all(later <= first for later, first in zip(sizes[-1], sizes[1], strict=True)), sizes
     deadline = time.monotonic() + FORGOTTEN_S
     while grown := {name: size for name, size in tables[-1].items() if size > tables[0].get(name, 0)}:
-        # What the return of a lost peer would need is kept for `verdict_s`.
+        # What the return of a lost peer would need is kept for `result_s`.
         assert time.monotonic() < deadline, f"grown by three decodes that are gone: {grown}"
         time.sleep(0.2)
         tables.append(_tables(stage))
@@ -150,10 +148,10 @@ def peers_leak(stage: Stage) -> str:
 
 
 def _tables(stage: Stage) -> dict[str, int]:
-    """Sizes of all that is in the connector, and of what it tells over HTTP, by name."""
-    told = ask(stage.prefill.admin, "/v1/state")
-    lists = {f"/v1/state {name}": len(rows) for name, rows in told.items() if isinstance(rows, list | dict)}
-    counts = {f"/v1/state {name}": int(told[name]) for name in ("holds", "expected", "tombstones")}
+    """Sizes of all that is in the connector, and of what it shows over HTTP, by name."""
+    shown = ask(stage.prefill.admin, "/v1/state")
+    lists = {f"/v1/state {name}": len(rows) for name, rows in shown.items() if isinstance(rows, list | dict)}
+    counts = {f"/v1/state {name}": int(shown[name]) for name in ("holds", "tombstones")}
     tables = stage.prefill.call("tables")
     return {name: size for name, size in {**tables, **lists, **counts}.items() if name not in BOUNDED}
 
@@ -162,76 +160,75 @@ def _incarnations(stats: dict[str, Any]) -> set[str]:
     return {peer["incarnation"] for peer in stats["peers"]}
 
 
-@hazard(30, "a registry that counts registrations, not ranks")
+@hazard(30, "a registry counts registrations, not ranks")
 def registry(stage: Stage) -> str:
-    port = free_port()
     shape = {"layers": [2], "heads": 2, "tp": 2}
-    stage.extra("prefill", bootstrap_port=port, shape=shape, rank=0)
+    bootstrap = stage.extra("prefill", shape=shape, rank=0).bootstrap
     time.sleep(0.5)  # it renews its lease meanwhile
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/pdpool/v1/bootstrap", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{bootstrap}/pdpool/v1/bootstrap", timeout=5) as answer:
             raise AssertionError(f"complete with one rank of two: {answer.read()!r}")
     except urllib.error.HTTPError as refusal:
-        said = json.loads(refusal.read())
+        with refusal:
+            said = json.loads(refusal.read())
     assert said["missing"] == [1], said
-    second = stage.extra("prefill", registry=f"127.0.0.1:{port}", shape=shape, rank=1)
+    second = stage.extra("prefill", registry=bootstrap, shape=shape, rank=1)
     deadline = time.monotonic() + 30
-    while (info := _ranks(port)) is None:
+    while (info := _ranks(bootstrap)) is None:
         assert time.monotonic() < deadline, "never complete with both ranks"
         time.sleep(0.05)
     assert info[1] == second.incarnation
     second.kill()
-    again = stage.extra("prefill", registry=f"127.0.0.1:{port}", shape=shape, rank=1)
-    while (info := _ranks(port)) is None or info[1] != again.incarnation:
+    again = stage.extra("prefill", registry=bootstrap, shape=shape, rank=1)
+    while (info := _ranks(bootstrap)) is None or info[1] != again.incarnation:
         assert time.monotonic() < deadline + 30, "the restarted rank did not take its former place"
         time.sleep(0.05)
     return f"refused with missing={said['missing']}; complete with both; a restarted rank took its own place"
 
 
-def _ranks(port: int) -> list[str] | None:
+def _ranks(bootstrap: str) -> list[str] | None:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/pdpool/v1/bootstrap", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{bootstrap}/pdpool/v1/bootstrap", timeout=5) as answer:
             return [rank["incarnation"] for rank in json.loads(answer.read())["ranks"]]
-    except urllib.error.HTTPError:
+    except urllib.error.HTTPError as error:
+        error.close()
         return None
 
 
 @hazard(31, "a restarted process is taken for its predecessor")
 def no_incarnation(stage: Stage) -> str:
-    ports = {"control_port": free_port(), "bootstrap_port": free_port()}
-    former = stage.extra("prefill", **ports)
-    name, room = stage.name(), stage.room()
-    former.open(name, room)
-    stage.decode.open(name, room, prefill=former.bootstrap, pages=[8], aux_slot=1)
-    former.until(name, "ready")
-    former.kill()
-    latter = stage.extra("prefill", **ports)
+    with closing(KeptPort()) as control, closing(KeptPort()) as bootstrap:
+        ports = {"control_port": control.number, "bootstrap_port": bootstrap.number}
+        former = stage.extra("prefill", **ports)
+        name, room = stage.name(), stage.room()
+        open_both(former, stage.decode, room, name=name, pages=[8])
+        former.until(name, "ready")
+        former.kill()
+        latter = stage.extra("prefill", **ports)
     latter.pages[:] = 9
     status = stage.decode.until(name, "ended")
     assert (status["cause"], status["releasable"]) == ("peer_lost", False), status
     again = stage.name()
-    latter.open(again, room)
-    stage.decode.open(again, room, prefill=latter.bootstrap, pages=[9], aux_slot=2)
+    open_both(latter, stage.decode, room, name=again, pages=[9])
     latter.send(again, [1])
     stage.decode.until(again, "done")
     assert (stage.decode.pages[:, 9] == 9).all()
-    stage.stays_held(stage.decode, name, for_s=2 * DRAIN_S)
+    stage.stays_held(stage.decode, name, for_s=2 * QUIESCE_S)
     stage.decode.call("fence", incarnation=former.incarnation)
     stage.decode.until(name, "releasable")
     return "the successor at the same ports was served in the same room; only a fence freed the predecessor's pages"
 
 
-@hazard(32, "the failure of an address takes those with it that begin like it")
+@hazard(32, "the failure of an address ends others that begin with the same characters")
 def by_prefix(stage: Stage) -> str:
-    low = free_port_from(4100)
-    high = free_port_from(low * 10)
-    short, long = (stage.extra("prefill", bootstrap_port=port) for port in (low, high))
+    with ExitStack() as stack:
+        low = _kept_from(stack, range(4100, 6500))
+        high = _kept_from(stack, range(10 * low.number, 10 * low.number + 10))
+        short, long = (stage.extra("prefill", bootstrap_port=port.number) for port in (low, high))
     long.pages[:] = 9
     names = {side: stage.name() for side in (short, long)}
     for index, (side, name) in enumerate(names.items()):
-        room = stage.room()
-        side.open(name, room)
-        stage.decode.open(name, room, prefill=side.bootstrap, pages=[index], aux_slot=index)
+        open_both(side, stage.decode, stage.room(), name=name, pages=[index])
         side.until(name, "ready")
     short.kill()
     assert stage.decode.until(names[short], "ended")["cause"] == "peer_lost"
@@ -239,7 +236,15 @@ def by_prefix(stage: Stage) -> str:
     stage.decode.until(names[long], "done")
     stage.decode.call("fence", incarnation=short.incarnation)
     stage.decode.until(names[short], "releasable")
-    return f"prefill at port {low} died, the one at {high} served on"
+    return f"prefill at port {low.number} died, the one at {high.number} served on"
+
+
+def _kept_from(stack: ExitStack, numbers: range) -> KeptPort:
+    """The first of these ports that is free, kept until the stack closes."""
+    for number in numbers:
+        with suppress(OSError):
+            return stack.enter_context(closing(KeptPort(number)))
+    raise AssertionError(f"none of the ports {numbers} is free")
 
 
 @hazard(33, "one failed transfer bans the whole peer")
@@ -247,21 +252,21 @@ def ban(stage: Stage) -> str:
     prefill, fragile = stage.prefill, stage.fragile_decode()
     failed, again, room = stage.name(), stage.name(), stage.room()
     said = fail_a_write(prefill, fragile, room=room, name=failed)
-    told_alike(failed, said, prefill, fragile)
+    check_alike(failed, said, prefill, fragile)
     begun = time.monotonic()
-    meet(prefill, fragile, room, name=again, pages=[3])
+    open_both(prefill, fragile, room, name=again, pages=[3])
     prefill.send(again, [1])
     for side in (prefill, fragile):
         status = side.until(again, "ended")
         assert status["phase"] == "done", f"after {said!r} the next to the same peer ended as {status['message']!r}"
     seconds = time.monotonic() - begun
     assert (fragile.pages[:, 3] == prefill.pages[:, 1]).all()
-    told_alike(failed, said, prefill, fragile)
-    lay_to_rest(stage, fragile, failed)
+    check_alike(failed, said, prefill, fragile)
+    end_hold(stage, fragile, failed)
     return f"{said!r}; the next hand-off with the same peer took {seconds * 1000:.0f} ms"
 
 
-@hazard(34, "a socket is closed under another thread that sends")
+@hazard(34, "a socket is closed while another thread sends on it")
 def socket_closed(stage: Stage) -> str:
     wire = Cable(stage.prefill)
     try:
@@ -272,7 +277,7 @@ def socket_closed(stage: Stage) -> str:
                 name, room = stage.name(), stage.room()
                 names.append(name)
                 stage.prefill.open(name, room)
-                fresh.open(name, room, prefill=wire.bootstrap, pages=[page], aux_slot=page % 16)
+                offer(fresh, wire.bootstrap, room, name=name, pages=[page])
                 if step == turn % 5:
                     stage.prefill.until(name, "ready")  # so that there is a connection to cut
                     wire.cut()

@@ -6,20 +6,20 @@ from functools import partial
 from typing import Any
 
 from dev.shell import wait_for
-from proof.hazards.sigterm import told_to_end
+from proof.hazards.sigterm import end_engines
 from proof.hazards.stage import Stage, hazard
 from tests.integration.cable import ask
+from tests.integration.handoffs import open_both
 
 CLOSE_S = 5.0
-"""What `close` gives to what is under way; of what it may add, a peer that is frozen brings nothing about."""
+"""What `close` gives to hand-offs under way; a frozen peer must not add to it."""
 
 
-@hazard(35, "memory is given up while a worker still writes")
+@hazard(35, "memory is deregistered while a worker still writes")
 def teardown_under_write(stage: Stage) -> str:
     leaving = stage.extra("prefill")
     name, room = stage.name(), stage.room()
-    leaving.open(name, room)
-    stage.decode.open(name, room, prefill=leaving.bootstrap, pages=[8], aux_slot=1)
+    open_both(leaving, stage.decode, room, name=name, pages=[8])
     leaving.until(name, "ready")
     leaving.call("hold_writes")
     leaving.send(name, [1])
@@ -36,13 +36,12 @@ def teardown_under_write(stage: Stage) -> str:
     return f"close returned after {closed['seconds']:.1f} s with the write in flight; decode held its page"
 
 
-@hazard(36, "shutdown takes new work and hangs; health stays green")
+@hazard(36, "a process that shuts down takes new work, or hangs, and looks healthy")
 def shutdown(stage: Stage) -> str:
     leaving = stage.extra("prefill")
     leaving.pages[:] = 9
     name, room = stage.name(), stage.room()
-    leaving.open(name, room)
-    stage.decode.open(name, room, prefill=leaving.bootstrap, pages=[8], aux_slot=1)
+    open_both(leaving, stage.decode, room, name=name, pages=[8])
     leaving.until(name, "ready")
     assert not ask(leaving.admin, "/v1/state")["draining"]
     leaving.call("drain")
@@ -50,24 +49,23 @@ def shutdown(stage: Stage) -> str:
     leaving.open(late, stage.room())
     assert leaving.until(late, "ended")["cause"] == "refused"
     assert not leaving.settle(lambda stats: stats["draining"])["drained"]
-    assert ask(leaving.admin, "/v1/state")["draining"], "a side that takes no work does not say so"
+    assert ask(leaving.admin, "/v1/state")["draining"], "a side that takes no work does not show it"
     leaving.send(name, [1])
     stage.decode.until(name, "done")
     leaving.settle(lambda stats: stats["drained"])
     idle = _close(leaving)
-    busy, told = _beside_frozen(stage), told_to_end(stage)
+    busy, ended = _beside_frozen(stage), end_engines(stage)
     return (
-        f"new work was refused, and the state said so; close took {idle:.1f} s, beside a frozen peer {busy:.1f} s; "
-        f"after SIGTERM engines refused work, let their hand-off end and exited with 0, within {told:.1f} s"
+        f"new work was refused, and the state showed it; close took {idle:.1f} s, beside a frozen peer {busy:.1f} s; "
+        f"after SIGTERM engines refused work, let their hand-off end and exited with 0, within {ended:.1f} s"
     )
 
 
 def _beside_frozen(stage: Stage) -> float:
-    """Seconds that `close` takes while a decode answers nothing, neither words nor writes."""
+    """Seconds that `close` takes while a decode is frozen."""
     leaving, frozen = stage.extra("prefill"), stage.extra("decode")
     name, room = stage.name(), stage.room()
-    leaving.open(name, room)
-    frozen.open(name, room, prefill=leaving.bootstrap, pages=[8], aux_slot=1)
+    open_both(leaving, frozen, room, name=name, pages=[8])
     leaving.until(name, "ready")
     frozen.signal(signal.SIGSTOP)
     leaving.send(name, [1])
@@ -76,11 +74,11 @@ def _beside_frozen(stage: Stage) -> float:
 
 
 def _close(side: Any) -> float:  # noqa: ANN401 - the tests' driver is not typed
-    """Close a connector; nothing of it may answer afterwards. Seconds that it took."""
+    """Close a connector; none of its addresses may answer afterwards. Seconds that it took."""
     seconds = side.call("close", answer_s=60)["seconds"]
     assert seconds < CLOSE_S + 2.0, f"close took {seconds:.1f} s"
     for address in (side.admin, side.bootstrap, side.control):
-        # zmq closes a socket in a thread of its own, soon after it was told to.
+        # zmq closes a socket in a thread of its own, soon after the call.
         what = f"{address} of a connector that was closed answers no more"
         wait_for(what, partial(_answering, address), deadline_s=5.0, interval_s=0.05)
     return float(seconds)

@@ -1,4 +1,4 @@
-"""H24: frames that are lost, and the memory that a hand-off has reserved when they are."""
+"""H24: frames that are lost, and the staging memory that a hand-off has reserved at that moment."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +11,9 @@ from pdpool_connector.layout.staging import SLOT_BYTES
 from pdpool_connector.protocol import frames as f
 
 from proof.hazards.stage import CANARY, Stage, hazard
-from tests.integration.instances import Instance, meet, shape
+from tests.integration import instances
+from tests.integration.handoffs import TIMEOUTS, offer, open_both
+from tests.integration.instances import Instance, shape
 
 KINDS: Final = frozenset(kind.__name__ for kind in get_args(f.SingleFrame))
 TURNS: Final = 20
@@ -24,10 +26,10 @@ Trial = Callable[[Stage, str], None]
 
 @hazard(24, "one lost message stalls a hand-off for ever, or keeps a slot of staging memory")
 def lost_message(stage: Stage) -> str:
-    tried = [kind for trials in (TRIALS, *BY_BACKEND.values()) for kind in trials]
+    tried = [*TRIALS, *GREETINGS]
     assert sorted(tried) == sorted(KINDS), f"not tried, or unknown: {KINDS.symmetric_difference(tried)}"
     slowest = 0.0
-    trials = {**TRIALS, **BY_BACKEND[stage.backend]}
+    trials = {**TRIALS, **(GREETINGS if stage.backend == "nixl" else {})}
     for kind, trial in trials.items():
         begun = time.monotonic()
         trial(stage, kind)
@@ -37,41 +39,33 @@ def lost_message(stage: Stage) -> str:
 
 @contextmanager
 def _losing(side: Any, kind: str) -> Iterator[None]:  # noqa: ANN401 - the tests' driver is not typed
-    """Inside, a side's frames of a kind are lost; ends when one was."""
+    """Inside, a side's frames of a kind are lost; it ends when one was."""
     before = _lost(side, kind)
-    side.call("faults", delays={kind: None})
+    side.lose(kind)
     try:
         yield
         side.settle(lambda stats: stats["lost"].get(kind, 0) > before)
     finally:
-        side.call("faults", delays={})
+        side.lose()
 
 
 def _lost(side: Any, kind: str) -> int:  # noqa: ANN401 - as above
     return int(side.stats()["lost"].get(kind, 0))
 
 
-# --- A plain pair: every kind of frame ---
-
-
-def _on_the_way(sender: str, **options: object) -> Trial:
-    """A hand-off in two sends, between processes with these options if there are any."""
+def _on_the_way(sender: str) -> Trial:
+    """A hand-off in two sends, for which decode offers memory after the first."""
 
     def trial(stage: Stage, kind: str) -> None:
         prefill, decode = stage.prefill, stage.decode
-        if options:
-            prefill, decode = (stage.extra(role, **options) for role in ("prefill", "decode"))
-            prefill.pages[:] = stage.prefill.pages
         name, room = stage.name(), stage.room()
         decode.pages[:, [8, 3]] = CANARY
-        if kind == "Fetching":
-            decode.call("hold_writes")  # and reads: it is said when prefill tells again what is still to be read
         with _losing(prefill if sender == "prefill" else decode, kind):
             prefill.open(name, room)
-            decode.open(name, room, prefill=prefill.bootstrap, pages=[8, 3], aux_slot=5)
+            decode.open(name, room, prefill=prefill.bootstrap)
             prefill.send(name, [1], last=False)
+            decode.offer(name, [8, 3])
             prefill.send(name, [2], start=1)
-        decode.call("release_writes")
         for side in (decode, prefill):
             side.until(name, "done")
         assert (decode.pages[:, [8, 3]] == prefill.pages[:, [1, 2]]).all(), f"wrong bytes when {kind} was lost"
@@ -80,7 +74,7 @@ def _on_the_way(sender: str, **options: object) -> Trial:
 
 
 def _query(stage: Stage, kind: str) -> None:
-    name, _ = stage.meet()
+    name, _ = stage.open_both()
     with _losing(stage.decode, kind):
         stage.prefill.until(name, "ready")
     stage.prefill.send(name, [1, 2])
@@ -88,7 +82,7 @@ def _query(stage: Stage, kind: str) -> None:
 
 
 def _abort(stage: Stage, kind: str) -> None:
-    name, _ = stage.meet()
+    name, _ = stage.open_both()
     stage.prefill.until(name, "ready")
     with _losing(stage.decode, kind):
         stage.decode.abort(name)
@@ -96,7 +90,9 @@ def _abort(stage: Stage, kind: str) -> None:
     stage.decode.until(name, "releasable")
 
 
-def _failed(stage: Stage, kind: str) -> None:
+def _ended(stage: Stage, kind: str) -> None:
+    """The result is lost when a hand-off is done, when it fails during a write, and when it fails without one."""
+    _on_the_way("prefill")(stage, kind)
     name, _ = stage.write_on_its_way()
     with _losing(stage.prefill, kind):
         stage.prefill.abort(name)
@@ -105,33 +101,20 @@ def _failed(stage: Stage, kind: str) -> None:
     stage.prefill.call("release_writes")
     for side in (stage.prefill, stage.decode):
         side.until(name, "releasable")
-
-
-def _drained(stage: Stage, kind: str) -> None:
-    name, _ = stage.meet()
+    name, _ = stage.open_both()
     stage.prefill.until(name, "ready")
     with _losing(stage.prefill, kind):
         stage.prefill.abort(name)
     assert stage.decode.until(name, "releasable")["cause"] == "peer_aborted"
 
 
-def _expect(stage: Stage, kind: str) -> None:
-    name, room = stage.name(), stage.room()
-    with _losing(stage.decode, kind):
-        stage.decode.call("expect", name=name, room=room, prefill=stage.prefill.bootstrap)
-    stage.prefill.settle(lambda stats: stats["expected"] == 1)
-    stage.meet(name=name, room=room)
-    stage.prefill.send(name, [1, 2])
-    stage.decode.until(name, "done")
-
-
 def _greeting(sender: str) -> Trial:
     def trial(stage: Stage, kind: str) -> None:
-        fresh = stage.extra("decode", hello_s=HELLO_S)
+        fresh = stage.extra("decode", timeouts={**TIMEOUTS, "hello_s": HELLO_S})
         name, room = stage.name(), stage.room()
         stage.prefill.open(name, room)
         with _losing(stage.prefill if sender == "prefill" else fresh, kind):
-            fresh.open(name, room, prefill=stage.prefill.bootstrap, pages=[8], aux_slot=5)
+            offer(fresh, stage.prefill, room, name=name, pages=[8])
         stage.prefill.send(name, [1])
         fresh.until(name, "done")
 
@@ -139,21 +122,20 @@ def _greeting(sender: str) -> Trial:
 
 
 def _refusal(stage: Stage, kind: str) -> None:
-    stranger = stage.extra("decode", hello_s=HELLO_S, model="another")
+    stranger = stage.extra("decode", timeouts={**TIMEOUTS, "hello_s": HELLO_S}, model="another")
     name = stage.name()
     with _losing(stage.prefill, kind):
-        stranger.open(name, stage.room(), prefill=stage.prefill.bootstrap, pages=[8], aux_slot=5)
+        offer(stranger, stage.prefill, stage.room(), name=name, pages=[8])
     status = stranger.until(name, "releasable")
-    assert "model" in status["message"], f"why it was refused did not come: {status}"
+    assert "model" in status["message"], f"the reason of the refusal did not come: {status}"
 
 
 def _goodbye(stage: Stage, kind: str) -> None:
     leaving = stage.extra("prefill")
     name, room = stage.name(), stage.room()
-    leaving.open(name, room)
-    stage.decode.open(name, room, prefill=leaving.bootstrap, pages=[8], aux_slot=5)
+    open_both(leaving, stage.decode, room, name=name, pages=[8])
     leaving.until(name, "ready")
-    leaving.call("faults", delays={kind: None})
+    leaving.lose(kind)
     leaving.call("close")
     assert _lost(leaving, kind), f"no {kind} was lost"
     stage.decode.until(name, "ended")
@@ -165,33 +147,21 @@ def _goodbye(stage: Stage, kind: str) -> None:
 
 TRIALS: Final[Mapping[str, Trial]] = {
     "Open": _on_the_way("decode"),
+    "Offer": _on_the_way("decode"),
     "Accepted": _on_the_way("prefill"),
-    "Sending": _on_the_way("prefill"),
-    "Done": _on_the_way("prefill"),
+    "Ended": _ended,
     "Ack": _on_the_way("decode"),
     "Query": _query,
     "Abort": _abort,
-    "Failed": _failed,
-    "Drained": _drained,
-    "Expect": _expect,
 }
-"""How a kind of frame comes to be said; `Batch` only carries others."""
-BY_BACKEND: Final[Mapping[str, Mapping[str, Trial]]] = {
-    "nixl": {
-        "Hello": _greeting("decode"),
-        "HelloOk": _greeting("prefill"),
-        "HelloRefused": _refusal,
-        "Goodbye": _goodbye,
-    },
-    "mooncake": {
-        "Computed": _on_the_way("prefill", direction="read"),
-        "Fetching": _on_the_way("decode", direction="read"),
-    },
+"""How a frame of each kind is sent; `Batch` only carries others."""
+GREETINGS: Final[Mapping[str, Trial]] = {
+    "Hello": _greeting("decode"),
+    "HelloOk": _greeting("prefill"),
+    "HelloRefused": _refusal,
+    "Goodbye": _goodbye,
 }
-"""What takes processes of its own is tried on one data plane; NIXL refuses to read over TCP."""
-
-
-# --- Unlike layouts: what is sent is gathered in staging memory first ---
+"""These need processes of their own, and are the same on each data plane: NIXL tries them."""
 
 
 def _staged(stage: Stage) -> str:
@@ -204,19 +174,19 @@ def _staged(stage: Stage) -> str:
     _abort_with_the_slot_taken(stage, prefill, decode, whole)
     ends = [_interfere(stage, prefill, decode, whole) for _ in range(TURNS)]
     _slot_is_back(sender)
-    assert set(ends) == {"done", "given up"}, f"the aborts came all too early or too late: {ends}"
+    assert set(ends) == {"done", "aborted"}, f"the aborts came all too early or too late: {ends}"
     assert any(side.stats()["lost"] for side in (sender, *decode.ranks)), "no frame was lost: this shows nothing"
     _kill_with_the_slot_taken(stage, prefill, decode, whole)
     staged, done = sender.stats()["staged_writes"], ends.count("done")
     assert staged, "nothing was staged: this shows nothing"
-    return f"{done} of {TURNS} staged hand-offs were done, the others given up, and the only slot was back ({staged=})"
+    return f"{done} of {TURNS} staged hand-offs were done, the others aborted, and the only slot was back ({staged=})"
 
 
 def _open(stage: Stage, prefill: Instance, decode: Instance) -> str:
     name = stage.name()
     for side in decode.ranks:
         side.pages[:] = CANARY
-    meet(prefill, decode, stage.room(), name, TARGET)
+    instances.open_both(prefill, decode, stage.room(), name, TARGET)
     return name
 
 
@@ -233,8 +203,8 @@ def _serve(stage: Stage, prefill: Instance, decode: Instance, whole: np.ndarray)
 
 
 def _check(decode: Instance, whole: np.ndarray, ranks: Sequence[int] = (0, 1)) -> None:
-    for side, part in ((decode.ranks[rank], decode.parts[rank]) for rank in ranks):
-        wanted = whole[part.first_layer : part.layer_end, :, :PAGES, :, part.first_head : part.head_end]
+    for side, shard in ((decode.ranks[rank], decode.shards[rank]) for rank in ranks):
+        wanted = whole[shard.first_layer : shard.layer_end, :, :PAGES, :, shard.first_head : shard.head_end]
         assert np.array_equal(side.cells[:, :, TARGET], wanted), "a staged hand-off brought other bytes"
 
 
@@ -269,15 +239,15 @@ def _abort_with_the_slot_taken(stage: Stage, prefill: Instance, decode: Instance
 
 
 def _interfere(stage: Stage, prefill: Instance, decode: Instance, whole: np.ndarray) -> str:
-    """A hand-off in pieces; frames of some kind are lost for a while, and somebody may give up. How it ended."""
+    """A hand-off in pieces; frames of some kind are lost for a while, and one side may abort. How it ended."""
     draw = stage.random
     (sender,) = prefill.ranks
     loser, kind = draw.choice(
-        [(sender, kind) for kind in ("Accepted", "Sending", "Done", "Failed", "Drained")]
-        + [(side, kind) for side in decode.ranks for kind in ("Open", "Abort", "Ack", "Query")]
+        [(sender, kind) for kind in ("Accepted", "Ended")]
+        + [(side, kind) for side in decode.ranks for kind in ("Open", "Offer", "Abort", "Ack", "Query")]
     )
     quits = draw.choice((None, sender, *decode.ranks))
-    loser.call("faults", delays={kind: None})
+    loser.lose(kind)
     name = _open(stage, prefill, decode)
     cuts = [0, *sorted(draw.sample(range(1, PAGES), 2)), PAGES]
     for start, stop in pairwise(cuts):
@@ -287,19 +257,19 @@ def _interfere(stage: Stage, prefill: Instance, decode: Instance, whole: np.ndar
             quits.abort(name)
     if quits is not None:
         quits.abort(name)
-    loser.call("faults", delays={})
+    loser.lose()
     here, there = (instance.until(name, "releasable") for instance in (prefill, decode))
     ends = {status["phase"] for status in (*here, *there)}
     _slot_is_back(sender)
     _check(decode, whole, [rank for rank, status in enumerate(there) if status["phase"] == "done"])
     if ends == {"done"}:
         return "done"
-    assert quits is not None, f"nobody gave up, and it ended as {ends}"
-    return "given up"
+    assert quits is not None, f"no side aborted, and it ended as {ends}"
+    return "aborted"
 
 
 def _kill_with_the_slot_taken(stage: Stage, prefill: Instance, decode: Instance, whole: np.ndarray) -> None:
-    """A rank of decode dies; what may still be read for it comes back when it is fenced."""
+    """A rank of decode dies; the slot that may still be read for it comes back when it is fenced."""
     (sender,) = prefill.ranks
     name = _take_the_slot(stage, prefill, decode)
     gone = decode.kill(0)

@@ -13,7 +13,7 @@ from proof.hazards.stage import CANARY, Stage, hazard
 from tests.integration.instances import Instance, shape
 
 SHAPES: Final = {"nixl": ("PP 2", shape([2, 1])), "mooncake": ("TP 2", shape([3], tp=2))}
-"""By backend. Tensor ranks share no peer that could tell one what has failed on the other; stages do, for aux rows."""
+"""By backend. Tensor ranks share no peer through which one could learn of the other's failure; stages do."""
 ENDED_S: Final = 30.0
 
 
@@ -36,7 +36,7 @@ class _Request(NamedTuple):
 
 
 class Queues:
-    """What the engine of each rank has in its queue, in its own order, and what it does about verdicts.
+    """What the engine of each rank has in its queue, in its own order, and how it follows what the ranks agree on.
 
     The collective by which engines exchange their views is this process.
     """
@@ -45,7 +45,7 @@ class Queues:
         self._instance = instance
         self._of: list[list[_Request]] = [[] for _ in instance.ranks]
         self.over: dict[str, RankStatus] = {}
-        """The verdicts by which requests have ended."""
+        """How requests have ended."""
 
     @property
     def waiting(self) -> list[list[str]]:
@@ -53,39 +53,39 @@ class Queues:
         return [[one.name for one in queue] for queue in self._of] if any(self._of) else []
 
     def open(self, rank: int, one: _Request, prefill: Instance | None = None) -> None:
-        """The engine of one rank has got to a request; `prefill` is who serves it, for a decode."""
+        """The engine of one rank has a request; `prefill` is the instance that serves it, for a decode."""
         where = {"prefill": prefill.bootstrap, "pages": [one.target], "aux_slot": one.number} if prefill else {}
         self._instance.ranks[rank].open(one.name, one.room, **where)
         self._of[rank].append(one)
 
     def look(self) -> Mapping[Key, RankStatus]:
-        """What the ranks make of their queues now."""
+        """What the ranks agree on now."""
         views = [
-            {Key(one.room, 0, one.name): msgspec.convert(side.status(one.name), TransferStatus) for one in queue}
+            {Key(one.room, one.name): msgspec.convert(side.status(one.name), TransferStatus) for one in queue}
             for side, queue in zip(self._instance.ranks, self._of, strict=True)
         ]
         return agree(views)
 
     def turn(self) -> None:
-        """Do as the verdicts say: abort on each rank what has failed, take out of each queue what is over."""
-        verdicts = self.look()
+        """Follow the agreement: abort on each rank what has failed, take out of each queue what is over."""
+        agreed = self.look()
         for side, queue in zip(self._instance.ranks, self._of, strict=True):
             for one in list(queue):
-                verdict = verdicts[Key(one.room, 0, one.name)]
-                if verdict.phase is Phase.FAILED:
-                    self.over.setdefault(one.name, verdict)
+                status = agreed[Key(one.room, one.name)]
+                if status.phase is Phase.FAILED:
+                    self.over.setdefault(one.name, status)
                     side.abort(one.name)
-                if verdict.releasable:
-                    self.over.setdefault(one.name, verdict)
+                if status.releasable:
+                    self.over.setdefault(one.name, status)
                     queue.remove(one)
 
 
-@hazard(23, "ranks agree by position in their queues, and mix requests up")
+@hazard(23, "ranks agree by position in their queues and mix requests up")
 def by_position(stage: Stage) -> str:
     called, ranks = SHAPES[stage.backend]
     _diverge(stage, stage.instance("prefill", ranks), stage.instance("decode", ranks))
     return (
-        f"{called}, queues in unlike orders and one empty at first: what one rank gave up, or failed at, ended so on "
+        f"{called}, queues in unlike orders and one empty at first: what one rank aborted, or failed, ended so on "
         "both, by key; the others brought their bytes; the queues of all four ranks are empty"
     )
 
@@ -105,9 +105,9 @@ def _diverge(stage: Stage, prefill: Instance, decode: Instance) -> None:
             queues.turn()
     ends = {aborted: (1, Cause.ABORTED, Cause.PEER_ABORTED), broken: (0, *[Cause.TRANSFER_FAILED] * 2)}
     for one in requests:
-        root, told = sending.over[one.name], receiving.over[one.name]
+        root, learned = sending.over[one.name], receiving.over[one.name]
         wanted = ends.get(one, (None, None, None))
-        assert (root.rank, root.cause, told.cause) == wanted, f"{root} and {told} are not {wanted}"
+        assert (root.rank, root.cause, learned.cause) == wanted, f"{root} and {learned} are not {wanted}"
         if one not in ends:
             _check(decode, whole, one)
     for instance in (prefill, decode):
@@ -115,14 +115,15 @@ def _diverge(stage: Stage, prefill: Instance, decode: Instance) -> None:
 
 
 def _open_in_unlike_orders(prefill: Instance, decode: Instance, requests: list[_Request]) -> tuple[Queues, Queues]:
-    """All requests on all ranks; while one rank has none, nothing may be said of those of the other."""
+    """Open all requests on all ranks; while one rank has none, no request of the other may end."""
     sending, receiving = Queues(prefill), Queues(decode)
     for one in requests:
         sending.open(0, one)
         receiving.open(0, one, prefill)
     for queues in (sending, receiving):
-        for verdict in queues.look().values():
-            assert (verdict.phase, verdict.absent) == (Phase.WAITING, (1,)), f"one rank has nothing yet: {verdict}"
+        for status in queues.look().values():
+            assert status.phase in (Phase.WAITING, Phase.TRANSFERRING), status
+            assert status.absent == (1,), f"one rank has nothing yet: {status}"
     for one in reversed(requests):
         sending.open(1, one)
     for one in requests[2:] + requests[:2]:
@@ -135,7 +136,7 @@ def _open_in_unlike_orders(prefill: Instance, decode: Instance, requests: list[_
 def _fail_on_one_rank_each(
     prefill: Instance, decode: Instance, requests: list[_Request], aborted: _Request, broken: _Request
 ) -> None:
-    """All are sent, but one rank gives one up, and the other's data plane fails another."""
+    """Send all, but one rank aborts one, and a write of another fails on the other rank."""
     prefill.ranks[1].abort(aborted.name)
     prefill.ranks[0].call("break_writes", pages=[broken.source])
     prefill.send(broken.name, [broken.source])
@@ -151,6 +152,6 @@ def _fail_on_one_rank_each(
 
 
 def _check(decode: Instance, whole: np.ndarray, one: _Request) -> None:
-    for side, part in zip(decode.ranks, decode.parts, strict=True):
-        wanted = whole[part.first_layer : part.layer_end, :, one.source, :, part.first_head : part.head_end]
+    for side, shard in zip(decode.ranks, decode.shards, strict=True):
+        wanted = whole[shard.first_layer : shard.layer_end, :, one.source, :, shard.first_head : shard.head_end]
         assert np.array_equal(side.cells[:, :, one.target], wanted), f"{one} brought other bytes"

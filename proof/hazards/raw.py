@@ -1,4 +1,4 @@
-"""A decode that speaks the protocol and obeys none of its rules."""
+"""A decode that uses the protocol's frames and keeps none of its rules."""
 
 import secrets
 from typing import Any, Self
@@ -11,17 +11,18 @@ from pdpool_connector.layout.memory import RemoteMemory, encode_remote
 from pdpool_connector.protocol import frames as f
 
 from proof.hazards.stage import CANARY, Stage
+from tests.integration.shards import kv_fields
 
 ANSWER_MS = 15_000
 
 
 class RawDecode:
-    """Pairs with the standing prefill by a real engine in this process, and then says whatever it is told to."""
+    """Pairs with the standing prefill over a real transfer backend in this process, and then sends any frame."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self.incarnation = secrets.token_hex(16)
-        facts = stage.prefill.facts["part"]
+        shard = stage.prefill.shard
         regions, pages, item = stage.prefill.pages.shape
         rows, row_bytes = stage.prefill.aux.shape
         self._backend = open_backend(stage.backend, self.incarnation, target=True)
@@ -35,7 +36,7 @@ class RawDecode:
             head_dim=4,
             dtype="float32",
             model="m",
-            **facts,
+            **kv_fields(shard),
         )
         self._numbers = iter(range(1, 1 << 30))
         self._context = zmq.Context()
@@ -53,7 +54,7 @@ class RawDecode:
             memory=encode_remote(remote),
         )
         self._socket.send(f.encode(hello))
-        answer = self._hear()
+        answer = self._receive()
         assert isinstance(answer, f.HelloOk), answer
         return self
 
@@ -63,58 +64,53 @@ class RawDecode:
         self._context.term()
         self._backend.close()
 
-    def say(self, kind: Any, decode: str, room: int, *, sender: str = "", **fields: object) -> None:  # noqa: ANN401
+    def send(self, kind: Any, decode: str, room: int, *, sender: str = "", **fields: object) -> None:  # noqa: ANN401
         """Send a frame about attempt 1 of `decode`, in the name of `sender` (our own by default)."""
         frame = kind(
             version=f.VERSION_MAX,
             sender=sender or self.incarnation,
             attempt=f.AttemptId(decode, 1),
             room=room,
-            sibling=0,
             **fields,
         )
         self._socket.send(f.encode(frame))
 
-    def open(self, request_id: str, room: int, pages: list[int], aux_slot: int) -> f.AnyFrame:
-        """Offer pages; the frame that ends the attempt."""
-        offer = f.Open(
-            version=f.VERSION_MAX,
-            sender=self.incarnation,
-            attempt=f.AttemptId(self.incarnation, next(self._numbers)),
-            room=room,
-            sibling=0,
-            request_id=request_id,
-            pages=np.array(pages, "<i4").tobytes(),
-            prefix_pages=0,
-            aux_slot=aux_slot,
-            deadline_s=10.0,
-        )
-        self._socket.send(f.encode(offer))
-        while not isinstance(answer := self._hear(), f.Done | f.Drained):
+    def open(self, request_id: str, room: int, pages: list[int], aux_slot: int) -> f.Ended:
+        """Open an attempt and offer pages for it; the settled frame that ends it."""
+        attempt = f.AttemptId(self.incarnation, next(self._numbers))
+        header: dict[str, Any] = {
+            "version": f.VERSION_MAX,
+            "sender": self.incarnation,
+            "attempt": attempt,
+            "room": room,
+        }
+        ids = np.array(pages, "<i4").tobytes()
+        self._socket.send(f.encode(f.Open(**header, request_id=request_id, deadline_s=10.0)))
+        self._socket.send(f.encode(f.Offer(**header, pages=ids, prefix_pages=0, aux_slot=aux_slot)))
+        while not (isinstance(answer := self._receive(), f.Ended) and answer.attempt == attempt and answer.settled):
             pass
-        acknowledged = f.Ack(
-            version=answer.version, sender=self.incarnation, attempt=offer.attempt, room=room, sibling=0
-        )
-        self._socket.send(f.encode(acknowledged))
+        self._socket.send(f.encode(f.Ack(**header)))
         return answer
 
     def intact(self) -> bool:
         """Whether no byte of our memory has changed."""
         return bool((self._view == CANARY).all())
 
-    def _hear(self) -> f.AnyFrame:
+    def _receive(self) -> f.AnyFrame:
         assert self._socket.poll(ANSWER_MS), "prefill does not answer"
         return f.decode(self._socket.recv())
 
 
 def refused_by_api(stage: Stage) -> int:
-    """Calls with indices outside the memory: each must be refused before anything is sent. How many were tried."""
-    calls = 0
+    """Offers with indices outside the memory: each must be refused before anything is sent. How many were tried."""
+    calls, name = 0, stage.name()
+    stage.decode.open(name, stage.room(), prefill=stage.prefill.bootstrap)
     for pages, aux_slot in (([10**6], 0), ([-1], 0), ([1], 10**6), ([1], -1)):
-        where = {"prefill": stage.prefill.bootstrap, "pages": pages, "aux_slot": aux_slot}
         try:
-            stage.decode.open(stage.name(), stage.room(), **where)
+            stage.decode.offer(name, pages, aux_slot=aux_slot)
         except AssertionError as error:
             calls += "ValueError" in str(error)
-    assert calls == 4, f"open() took {4 - calls} of 4 calls with indices outside the memory"
+    stage.decode.abort(name)
+    stage.decode.until(name, "releasable")
+    assert calls == 4, f"offer() took {4 - calls} of 4 calls with indices outside the memory"
     return calls

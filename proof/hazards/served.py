@@ -1,38 +1,39 @@
-"""H7: destinations of which one has its part, and hears or is asked again, while the other has not."""
+"""H7: two destinations, of which one is complete while the other is not."""
 
 from typing import Any
 
 import numpy as np
 
 from proof.hazards.stage import CANARY, Stage, hazard
+from tests.integration.handoffs import offer
 from tests.integration.instances import Instance, shape
 
 REPEATS = 3
 """How often a frame is seen again before anything is concluded from that."""
 
 
-@hazard(7, "a destination that was served is written again")
+@hazard(7, "a destination that is complete is written again")
 def written_twice(stage: Stage) -> str:
     _asked_again(stage)
     _beside_another(stage)
     return (
-        "repeated frames caused no second write; PP 2 to TP 2: words of one writer, repeated, stood for no other "
-        "writer; a decode rank that was served stood for no other rank, and was not written again for it"
+        "repeated frames caused no second write; PP 2 to TP 2: repeated results of one writer counted for no other "
+        "writer; a decode rank that was complete counted for no other rank, and was not written again"
     )
 
 
 def _asked_again(stage: Stage) -> None:
-    """One destination, to which prefill's answers are lost."""
+    """One destination; the answers of prefill are lost."""
     prefill, decode = stage.prefill, stage.decode
-    prefill.call("faults", delays={"Accepted": None, "Done": None})
-    name, _ = stage.meet()
+    prefill.lose("Accepted", "Ended")
+    name, _ = stage.open_both()
     prefill.send(name, [1, 2])
-    prefill.settle(lambda stats: stats["drops"].get("filtered", 0) >= 4)
+    prefill.settle(lambda stats: stats["lost"].get("Ended", 0) >= REPEATS)
     assert stage.same([1, 2], [8, 3])
     decode.pages[:, [8, 3]] = CANARY
-    lost = prefill.stats()["lost"]["Done"]
-    prefill.settle(lambda stats: stats["lost"]["Done"] >= lost + REPEATS)
-    prefill.call("faults", delays={})
+    lost = prefill.stats()["lost"]["Ended"]
+    prefill.settle(lambda stats: stats["lost"]["Ended"] >= lost + REPEATS)
+    prefill.lose()
     status = decode.until(name, "done")
     assert stage.blank([8, 3]), "a repeated frame made prefill write again"
     assert status["bytes_moved"] == 2 * decode.pages.shape[0] * decode.pages.shape[2] + decode.aux.shape[1]
@@ -51,44 +52,44 @@ def _beside_another(stage: Stage) -> None:
     decode.ranks[0].pages[:] = CANARY
     _count_destinations(prefill, decode, name, room)
     _check(decode, 1, whole)
-    assert (decode.ranks[0].pages == CANARY).all(), "a rank that had been served was written again"
+    assert (decode.ranks[0].pages == CANARY).all(), "a complete rank was written again"
     for instance in (prefill, decode):
         instance.settle_empty()
 
 
 def _count_writers(prefill: Instance, decode: Instance, name: str, room: int) -> None:
-    """The first rank gets the first stage's part, and is told so again and again; then the second stage's."""
+    """The first rank gets the first stage's pages and repeated results of it; then the second stage's."""
     served = decode.ranks[0]
-    served.call("faults", delays={"Ack": None})
+    served.lose("Ack")
     prefill.ranks[1].call("hold_writes")
     prefill.open(name, room)
-    served.open(name, room, prefill=prefill.bootstrap, pages=[8], aux_slot=1)
+    offer(served, prefill.bootstrap, room, name=name, pages=[8])
     prefill.send(name, [1])
     prefill.ranks[1].settle(lambda stats: stats["held_writes"] >= 1)
     served.settle(lambda stats: stats["lost"].get("Ack", 0) >= REPEATS)
-    _open_still(served, name, "with the part of one of its two writers")
+    _open_still(served, name, "with the pages of one of its two writers")
     prefill.ranks[1].call("release_writes")
     served.until(name, "done")
 
 
 def _count_destinations(prefill: Instance, decode: Instance, name: str, room: int) -> None:
-    """The first rank has all and does not acknowledge it; then the second one comes, and gets one stage's part late."""
+    """The first rank is complete and does not acknowledge it; then the second one opens, and one stage is late."""
     served, late = decode.ranks
     lost = served.stats()["lost"]["Ack"]
     served.settle(lambda stats: stats["lost"]["Ack"] >= lost + REPEATS)
     for side in prefill.ranks:
         _open_still(side, name, "before its second destination was there")
     prefill.ranks[0].call("hold_writes")
-    late.open(name, room, prefill=prefill.bootstrap, pages=[8], aux_slot=1)
+    offer(late, prefill.bootstrap, room, name=name, pages=[8])
     prefill.ranks[0].settle(lambda stats: stats["held_writes"] >= 1)
     prefill.ranks[1].until(name, "done")
     for side in (prefill.ranks[0], late):
         _open_still(side, name, "with a write to the second destination on its way")
     for instance in (prefill, decode):
-        verdict = instance.verdict(name, room)
-        assert not verdict.releasable, f"the ranks of {instance.role} agree: {verdict}"
+        agreed = instance.agreed(name, room)
+        assert not agreed.releasable, f"the ranks of {instance.role} agree: {agreed}"
     prefill.ranks[0].call("release_writes")
-    served.call("faults", delays={})
+    served.lose()
     for instance in (prefill, decode):
         instance.until(name, "done")
 
@@ -101,6 +102,6 @@ def _open_still(side: Any, name: str, when: str) -> None:  # noqa: ANN401 - the 
 
 
 def _check(decode: Instance, rank: int, whole: np.ndarray) -> None:
-    side, part = decode.ranks[rank], decode.parts[rank]
-    wanted = whole[part.first_layer : part.layer_end, :, 1, :, part.first_head : part.head_end]
+    side, shard = decode.ranks[rank], decode.shards[rank]
+    wanted = whole[shard.first_layer : shard.layer_end, :, 1, :, shard.first_head : shard.head_end]
     assert np.array_equal(side.cells[:, :, 8], wanted), f"rank {rank} is done with other bytes"

@@ -13,11 +13,11 @@ from proof.hazards.stage import Stage
 from tests.integration.asking import get_json, load_of
 
 
-def told_to_end(stage: Stage) -> float:
+def end_engines(stage: Stage) -> float:
     """Seconds from the signal to the exit of both engines.
 
-    Decode stands still when it comes, so that the hand-off is under way: both take no new work and say so, and end only
-    when it is over and its client has all tokens.
+    Decode's scheduler is frozen when the signal comes, so that the hand-off is under way. Both engines refuse new work
+    and show that, and exit only when the hand-off is over and its client has all tokens.
     """
     with stage.surroundings(), ThreadPoolExecutor(2) as pool, Children() as children:
         pair = [
@@ -30,7 +30,7 @@ def told_to_end(stage: Stage) -> float:
         freeze(decode, frozen=True)
         answers = [pool.submit(generate, engine, room) for engine in pair]
         soon("prefill waits for the frozen decode", lambda: _queued(prefill) == 1)
-        soon("prefill knows that decode will come", lambda: _state(prefill)["expected"] == 1)
+        soon("prefill has decode's half", lambda: _halves(prefill) == 1)
         begun = time.monotonic()
         for engine in pair:
             engine.process.send_signal(signal.SIGTERM)
@@ -56,9 +56,10 @@ def _queued(engine: Child) -> int:
     return queued
 
 
-def _state(engine: Child) -> dict[str, object]:
-    state: dict[str, object] = get_json(f"http://{engine.addresses['admin']}/v1/state")
-    return state
+def _halves(engine: Child) -> int:
+    """How many attempts the decodes have opened at a prefill."""
+    peers: list[dict[str, int]] = get_json(f"http://{engine.addresses['admin']}/v1/state")["peers"]
+    return sum(peer["attempts"] for peer in peers)
 
 
 def _has_health(engine: Child, status: int) -> bool:

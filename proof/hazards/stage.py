@@ -1,10 +1,8 @@
-"""Where scenarios play: processes with a connector each, and the memory of both that the parent looks into."""
+"""Where scenarios run: processes with a connector each, and the memory of both that the parent looks into."""
 
-import contextlib
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,23 +12,15 @@ from typing import Any, Final
 
 import numpy as np
 
+from tests.integration import handoffs
 from tests.integration.connector_peer import Side
-from tests.integration.handoffs import HALF_REGISTERED
+from tests.integration.handoffs import HALF_REGISTERED, TIMEOUTS
 from tests.integration.instances import Instance
 
 CANARY: Final = 0xC5
 SEED: Final = 1
-DRAIN_S: Final = 1.0
-"""After this a clock would give back what a proof must."""
-TIMING: Final = {
-    "drain_s": DRAIN_S,
-    "retry_first_s": 0.05,
-    "retry_max_s": 0.5,
-    "query_s": 0.5,
-    "verdict_s": 10.0,
-    "acked_s": 0.5,
-    "expect_s": 0.5,
-}
+QUIESCE_S: Final = 1.0
+"""After this a clock would release what only a proof may."""
 PLANES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "nixl-tcp": ("nixl", {"UCX_TLS": "tcp"}),
     "mooncake": ("mooncake", {}),
@@ -39,7 +29,7 @@ PLANES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 
 
 class NotApplicableError(Exception):
-    """There is nothing in the connector that this hazard could befall; says why."""
+    """The connector has nothing that this hazard could happen to; the message says why."""
 
 
 Scenario = Callable[["Stage"], str]
@@ -47,7 +37,7 @@ Scenario = Callable[["Stage"], str]
 
 @dataclass(frozen=True)
 class Hazard:
-    """One entry of the catalogue: its number, what goes wrong in SGLang, and how to try it here."""
+    """One entry of the catalogue: its number, what goes wrong in such systems, and how to try it here."""
 
     number: int
     name: str
@@ -58,7 +48,7 @@ CATALOGUE: Final[dict[int, Hazard]] = {}
 
 
 def hazard(number: int, name: str) -> Callable[[Scenario], Scenario]:
-    """Enter a scenario into the catalogue; it returns what was observed, and an AssertionError means: present."""
+    """Add a scenario to the catalogue. It returns what was observed; an AssertionError means that it is present."""
 
     def enter(scenario: Scenario) -> Scenario:
         assert number not in CATALOGUE, f"H{number} is there twice"
@@ -108,12 +98,12 @@ class Stage:
     def instance(self, role: str, ranks: dict[str, Any], **options: object) -> Any:  # noqa: ANN401 - as above
         """An instance of several ranks for this scenario only, each a process."""
         with self.surroundings():
-            made = Instance(role, self.backend, ranks, **{"timing": TIMING, **options})
+            made = Instance(role, self.backend, ranks, **{"timeouts": TIMEOUTS, **options})
         self._extra += made.ranks
         return made
 
     def restart(self, instance: Instance, rank: int) -> None:
-        """Start a rank anew that was killed."""
+        """Start a killed rank again."""
         with self.surroundings():
             instance.restart(rank)
         self._extra.append(instance.ranks[rank])
@@ -123,34 +113,30 @@ class Stage:
         return self.extra("decode", **HALF_REGISTERED)
 
     def room(self) -> int:
-        """One that nobody has used."""
+        """A room that is unused."""
         return next(self._rooms)
 
     def name(self) -> str:
-        """A request id that nobody has used."""
+        """A request id that is unused."""
         return f"q{next(self._names)}"
 
-    def meet(
-        self, *, name: str = "", room: int | None = None, pages: object = (8, 3), aux_slot: int = 5, **more: object
-    ) -> tuple[str, int]:
-        """Open both halves on the standing pair; name and room, new ones unless given."""
+    def open_both(self, *, name: str = "", room: int | None = None, **more: object) -> tuple[str, int]:
+        """Open both halves on the standing pair; name and room, new ones unless given. `more`: see `offer`."""
         name, room = name or self.name(), self.room() if room is None else room
-        self.prefill.open(name, room)
-        pages = list(pages)  # type: ignore[call-overload]
-        self.decode.open(name, room, prefill=self.prefill.bootstrap, pages=pages, aux_slot=aux_slot, **more)
+        handoffs.open_both(self.prefill, self.decode, room, name=name, **more)
         return name, room
 
     def write_on_its_way(self, **how: object) -> tuple[str, int]:
         """A hand-off of two pages whose write is submitted at prefill and not begun; name and room."""
         self.prefill.call("hold_writes")
-        name, room = self.meet(**how)  # type: ignore[arg-type]
+        name, room = self.open_both(**how)  # type: ignore[arg-type]
         self.prefill.send(name, [1, 2])
         self.held()
         return name, room
 
     def serve(self, *, room: int | None = None, source: int = 40, target: int = 50) -> None:
         """One whole hand-off on the standing pair, which must bring the right bytes."""
-        name, _ = self.meet(room=room, pages=[target])
+        name, _ = self.open_both(room=room, pages=[target])
         self.prefill.send(name, [source])
         assert self.decode.until(name, "done")["cause"] is None
         assert self.same([source], [target]), "the hand-off brought other bytes"
@@ -160,13 +146,13 @@ class Stage:
         return bool((self.decode.pages[:, target] == self.prefill.pages[:, source]).all())
 
     def stays_held(self, side: Any, *names: str, for_s: float) -> None:  # noqa: ANN401 - the tests' driver is not typed
-        """See that nothing gives back what these hand-offs hold at `side` for so long."""
+        """Check that nothing releases what these hand-offs hold at `side` for so long."""
         time.sleep(for_s)
         for name in names:
             assert not side.status(name)["releasable"], f"{name} was released with a write in flight"
 
     def blank(self, pages: object) -> bool:
-        """Whether nobody has written into these pages of decode's."""
+        """Whether these pages of decode's are as they were."""
         return bool((self.decode.pages[:, pages] == CANARY).all())
 
     def held(self, count: int = 1) -> None:
@@ -205,11 +191,11 @@ class Stage:
 
     def _make(self, role: str, **options: object) -> Side:
         with self.surroundings():
-            return Side(role, self.backend, **{"timing": TIMING, "request_deadline_s": 60.0, **options})
+            return Side(role, self.backend, **{"timeouts": TIMEOUTS, "request_deadline_s": 60.0, **options})
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
-        """The environment that the data plane wants of a process that is started within."""
+        """The environment that the data plane needs in a process that is started within."""
         before = dict(os.environ)
         os.environ.update(self._environment)
         try:
@@ -225,11 +211,3 @@ def _end(side: Any) -> None:  # noqa: ANN401 - the tests' driver is not typed
         side.process.kill() if side.process.stdin is None else side.end()
     else:
         side.end()
-
-
-def free_port_from(low: int) -> int:
-    """The first port from `low` on that is free now."""
-    for port in range(low, 65536):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError(f"no port from {low} on is free")

@@ -1,4 +1,4 @@
-"""H12-H22: what hangs, for one hand-off or for a process."""
+"""H12-H22: hand-offs or whole processes that hang."""
 
 import math
 import secrets
@@ -6,27 +6,28 @@ import signal
 import socket
 import threading
 import time
+from contextlib import closing
 from typing import Any
 
 import msgspec
 import zmq
 from pdpool_connector.protocol import frames as f
-from pdpool_reference.demo.launch import free_port
 
 from proof.hazards.stage import Stage, hazard
 from tests.integration.cable import Cable
+from tests.integration.handoffs import TIMEOUTS, offer, open_both
+from tests.integration.ports import KeptPort
 
 FROZEN_S = 2.0
-"""How long a peer is frozen while others are served: so long a turn would be that waits for it."""
+"""How long a peer is frozen while others are served: a turn that waits for it takes as long."""
 
 
-@hazard(12, "a transfer worker dies for ever")
+@hazard(12, "a transfer worker dies and is never replaced")
 def worker_dies(stage: Stage) -> str:
     prefill = stage.prefill
     doomed = stage.extra("decode")
     name, room = stage.name(), stage.room()
-    prefill.open(name, room)
-    doomed.open(name, room, prefill=prefill.bootstrap, pages=[8, 3], aux_slot=5)
+    open_both(prefill, doomed, room, name=name)
     prefill.until(name, "ready")
     prefill.call("hold_writes")
     prefill.send(name, [1, 2])
@@ -39,17 +40,16 @@ def worker_dies(stage: Stage) -> str:
     stage.serve()
     late = stage.extra("decode")
     name, room = stage.name(), stage.room()
-    prefill.open(name, room)
-    late.open(name, room, prefill=prefill.bootstrap, pages=[8], aux_slot=5)
+    open_both(prefill, late, room, name=name, pages=[8])
     prefill.send(name, [1])
     late.until(name, "done")
     return "a decode killed under a write cost its own hand-off; old and new peers were served"
 
 
 def garbage(control: str) -> int:
-    """Everything that killed a thread in SGLang, and more, sent to a control port; how many messages."""
+    """Send all messages that are known to kill a thread elsewhere, and more, to a control port; how many."""
     host, port = control.rsplit(":", 1)
-    header = {"version": 1, "sender": "0" * 32, "attempt": f.AttemptId("0" * 32, 1), "room": 7, "sibling": 0}
+    header = {"version": 1, "sender": "0" * 32, "attempt": f.AttemptId("0" * 32, 1), "room": 7}
     query = f.encode(f.Query(**header))  # type: ignore[arg-type]
     hello = msgspec.msgpack.encode(["Hello", 1, "0" * 32, 1, "x", b"\xff" * 100, []])
     messages = [
@@ -78,9 +78,9 @@ def _dropped(stats: dict[str, Any]) -> int:
     return sum(stats["drops"].values())
 
 
-@hazard(13, "one message kills prefill's control thread")
+@hazard(13, "one malformed message kills the control thread of prefill")
 def prefill_control(stage: Stage) -> str:
-    name, _ = stage.meet()
+    name, _ = stage.open_both()
     stage.prefill.until(name, "ready")
     dropped = _dropped(stage.prefill.stats())
     count = garbage(stage.prefill.control)
@@ -91,7 +91,7 @@ def prefill_control(stage: Stage) -> str:
     return f"{count} malformed messages were counted and dropped; the hand-off under way went on"
 
 
-@hazard(14, "one message kills decode's status thread")
+@hazard(14, "one malformed message kills the status thread of decode")
 def decode_status(stage: Stage) -> str:
     dropped = _dropped(stage.decode.stats())
     count = garbage(stage.decode.control)
@@ -100,15 +100,15 @@ def decode_status(stage: Stage) -> str:
     wire = Impostor(stage)
     try:
         name, room = stage.name(), stage.room()
-        stage.decode.open(name, room, prefill=wire.cable.bootstrap, pages=[8, 3], aux_slot=5, deadline_s=4.0)
+        offer(stage.decode, wire.cable.bootstrap, room, name=name, deadline_s=4.0)
         assert stage.decode.until(name, "ended")["cause"] in ("timed_out", "peer_lost")
         stage.decode.until(name, "releasable")
-        assert wire.greeted, "the impostor was not spoken to"
+        assert wire.greeted, "the impostor got no message"
         stage.decode.settle(lambda stats: stats["drops"].get("malformed", 0) > malformed)
     finally:
         wire.close()
     stage.serve()
-    return f"{count} malformed messages and a prefill that answers with garbage cost nobody but who asked it"
+    return f"{count} malformed messages and a prefill that answers with garbage ended only the hand-off with it"
 
 
 class Impostor:
@@ -149,12 +149,11 @@ def detector_dies(stage: Stage) -> str:
     for _ in range(2):
         doomed = stage.extra("prefill")
         lost, room = stage.name(), stage.room()
-        doomed.open(lost, room)
-        decode.open(lost, room, prefill=doomed.bootstrap, pages=[8], aux_slot=1)
+        open_both(doomed, decode, room, name=lost, pages=[8])
         doomed.until(lost, "ready")
         ending = [stage.name() for _ in range(20)]
         for page, name in enumerate(ending, start=9):
-            decode.open(name, stage.room(), prefill=doomed.bootstrap, pages=[page], aux_slot=2)
+            offer(decode, doomed, stage.room(), name=name, pages=[page])
         doomed.kill()
         killed = time.monotonic()
         aborted = 0
@@ -175,24 +174,24 @@ def detector_dies(stage: Stage) -> str:
     return f"two prefills killed one after the other: noticed after {took[0]} ended meanwhile, and {took[1]}"
 
 
-@hazard(16, "status is sent once, into sockets that may lead nowhere")
+@hazard(16, "a status is sent once, into a socket that may be connected to nothing")
 def status_lost(stage: Stage) -> str:
-    port = free_port()
     name, room = stage.name(), stage.room()
-    stage.decode.open(name, room, prefill=f"127.0.0.1:{port}", pages=[8], aux_slot=1)
-    time.sleep(0.3)  # so that the first connection is refused
-    late = stage.extra("prefill", bootstrap_port=port)
+    with closing(KeptPort()) as port:
+        offer(stage.decode, port.address, room, name=name, pages=[8])
+        stage.decode.settle(lambda stats: any(link["failure"] for link in stats["links"]))
+        late = stage.extra("prefill", bootstrap_port=port.number)
     late.pages[:] = 9
     late.open(name, room)
-    late.call("faults", delays={"Done": None})
+    late.lose("Ended")
     late.send(name, [1])
-    late.settle(lambda stats: stats["drops"].get("filtered", 0) >= 3)
-    late.call("faults", delays={})
+    late.settle(lambda stats: stats["lost"].get("Ended", 0) >= 3)
+    late.lose()
     stage.decode.until(name, "done")
     assert (stage.decode.pages[:, 8] == 9).all()
     late.settle(lambda stats: stats["rows"] == 0)
     _found_behind_a_closed_port(stage, late)
-    return "a prefill that came up late was found, and at a late control port; a status lost three times was said again"
+    return "a prefill that started late was found, also at a late control port; a result lost three times was repeated"
 
 
 def _found_behind_a_closed_port(stage: Stage, prefill: Any) -> None:  # noqa: ANN401 - the tests' driver is not typed
@@ -202,7 +201,7 @@ def _found_behind_a_closed_port(stage: Stage, prefill: Any) -> None:  # noqa: AN
         wire.plugged = False
         fresh, name, room = stage.extra("decode"), stage.name(), stage.room()
         prefill.open(name, room)
-        fresh.open(name, room, prefill=wire.bootstrap, pages=[8], aux_slot=1)
+        offer(fresh, wire.bootstrap, room, name=name, pages=[8])
         deadline = time.monotonic() + 30
         while wire.refused < 2:
             assert time.monotonic() < deadline, "decode did not try the control port again"
@@ -215,9 +214,9 @@ def _found_behind_a_closed_port(stage: Stage, prefill: Any) -> None:  # noqa: AN
         wire.close()
 
 
-@hazard(17, "prefill's abort is not told to decode")
+@hazard(17, "decode never learns that prefill has aborted")
 def abort_not_told(stage: Stage) -> str:
-    name, _ = stage.meet()
+    name, _ = stage.open_both()
     stage.prefill.until(name, "ready")
     begun = time.monotonic()
     stage.prefill.abort(name)
@@ -225,11 +224,11 @@ def abort_not_told(stage: Stage) -> str:
     return f"decode knew and had its pages back after {(time.monotonic() - begun) * 1000:.0f} ms"
 
 
-@hazard(18, "an abort that overtakes its request is lost")
+@hazard(18, "an abort that arrives before its request is lost")
 def abort_first(stage: Stage) -> str:
     name, room = stage.name(), stage.room()
-    stage.decode.open(name, room, prefill=stage.prefill.bootstrap, pages=[8], aux_slot=1)
-    stage.decode.settle(lambda stats: stats["attempts"]["accepted"]["reqs"] == 1)
+    offer(stage.decode, stage.prefill, room, name=name, pages=[8])
+    stage.prefill.settle(lambda stats: stats["attempts"]["parked"]["reqs"] == 1)
     stage.decode.abort(name)
     stage.decode.until(name, "releasable")
     stage.prefill.open(name, room)
@@ -237,40 +236,40 @@ def abort_first(stage: Stage) -> str:
     return "the request learned of the abort when it came"
 
 
-@hazard(19, "late metadata brings a concluded room back")
+@hazard(19, "metadata that arrives late brings an ended room back")
 def late_metadata(stage: Stage) -> str:
     name, room = stage.name(), stage.room()
     stage.prefill.open(name, room)
     stage.prefill.abort(name)
     stage.prefill.until(name, "releasable")
-    stage.decode.open(name, room, prefill=stage.prefill.bootstrap, pages=[8], aux_slot=1)
+    offer(stage.decode, stage.prefill, room, name=name, pages=[8])
     assert stage.decode.until(name, "releasable")["cause"] == "peer_aborted"
     assert stage.prefill.stats()["attempts"]["parked"]["reqs"] == 0
     stage.serve(room=room)
-    return "late metadata got the verdict; the room then served another request"
+    return "the late half got the result; the room then served another request"
 
 
-@hazard(20, "success waits for ever for an aux row; room 0 can never end")
+@hazard(20, "a hand-off waits for ever for its aux row, and one in room 0 always does")
 def aux_gate(stage: Stage) -> str:
-    name, room = stage.meet(room=0, pages=[8], aux_slot=5)
+    name, room = stage.open_both(room=0, pages=[8])
     assert room == 0
     stage.prefill.send(name, [1], aux_slot=4)
     for side in (stage.prefill, stage.decode):
         side.until(name, "done")
     assert (stage.decode.aux[5] == stage.prefill.aux[4]).all(), "done before the aux row was there"
-    stage.prefill.call("faults", delays={"Done": None})
-    name, _ = stage.meet(pages=[9], deadline_s=4.0)
+    stage.prefill.lose("Ended")
+    name, _ = stage.open_both(pages=[9], deadline_s=4.0)
     stage.prefill.send(name, [1])
     begun = time.monotonic()
     status = stage.decode.until(name, "ended")
-    stage.prefill.call("faults", delays={})
+    stage.prefill.lose()
     stage.decode.until(name, "releasable")
     seconds = time.monotonic() - begun
     assert status["cause"] == "timed_out", status
     return f"room 0 ended with its aux row in place; without news a hand-off ended as timed_out after {seconds:.1f} s"
 
 
-@hazard(21, "states without a deadline")
+@hazard(21, "a state has no deadline")
 def no_deadline(stage: Stage) -> str:
     prefill, decode, short = stage.prefill, stage.decode, 1.0
     ends = []
@@ -279,33 +278,33 @@ def no_deadline(stage: Stage) -> str:
     prefill.send(unclaimed, [1])
     ends.append(prefill.until(unclaimed, "releasable")["cause"])
     alone = stage.name()
-    decode.open(alone, stage.room(), prefill=prefill.bootstrap, pages=[8], aux_slot=1, deadline_s=short)
+    decode.open(alone, stage.room(), prefill=prefill.bootstrap, deadline_s=short)
     ends.append(decode.until(alone, "releasable")["cause"])
     silent, room = stage.name(), stage.room()
     prefill.open(silent, room, deadline_s=short)
-    decode.open(silent, room, prefill=prefill.bootstrap, pages=[8], aux_slot=1, deadline_s=short)
+    offer(decode, prefill, room, name=silent, pages=[8], deadline_s=short)
     ends += [side.until(silent, "releasable")["cause"] for side in (prefill, decode)]
-    nowhere = stage.extra("decode", connect_deadline_s=1.0)
-    nowhere.open("nowhere", 1, prefill=f"127.0.0.1:{free_port()}", pages=[8], aux_slot=1)
-    ends.append(nowhere.until("nowhere", "releasable")["cause"])
+    nowhere = stage.extra("decode", timeouts={**TIMEOUTS, "connect_s": 1.0})
+    with closing(KeptPort()) as port:
+        offer(nowhere, port.address, 1, name="nowhere")
+        ends.append(nowhere.until("nowhere", "releasable")["cause"])
     assert set(ends) <= {"timed_out", "peer_lost"}, ends
     return f"unclaimed, unanswered, unsent and unreachable hand-offs ended as {ends}"
 
 
-@hazard(22, "one dead peer stalls the others")
+@hazard(22, "one dead peer delays the hand-offs of all others")
 def head_of_line(stage: Stage) -> str:
     prefill = stage.prefill
     frozen = stage.extra("decode")
-    names = {stage.name(): (list(range(40)), 5), stage.name(): ([50], 6)}
-    for name, (pages, slot) in names.items():
+    names = {stage.name(): list(range(40)), stage.name(): [50]}
+    for name, pages in names.items():
         room = stage.room()
-        prefill.open(name, room)
-        frozen.open(name, room, prefill=prefill.bootstrap, pages=pages, aux_slot=slot)
+        open_both(prefill, frozen, room, name=name, pages=pages)
         prefill.until(name, "ready")
     stage.serve()
     alone, lag_alone = _twenty(stage)
     frozen.signal(signal.SIGSTOP)
-    for name, (pages, _) in names.items():
+    for name, pages in names.items():
         prefill.send(name, pages)
     beside, lag = _twenty(stage)
     for name in names:
@@ -326,7 +325,7 @@ def head_of_line(stage: Stage) -> str:
 def _twenty(stage: Stage) -> tuple[float, float]:
     """Seconds for so many hand-offs to a living peer, and prefill's longest turn, while it does so for `FROZEN_S`.
 
-    Of all rounds the fastest counts: a frozen peer that stalls others does so in each, other work on the machine in
+    Of all rounds the fastest counts: a frozen peer that delays others does so in each, other work on the machine in
     some.
     """
     ends = time.monotonic() + FROZEN_S

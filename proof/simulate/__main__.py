@@ -1,4 +1,4 @@
-"""Explore, play at random, and put faults back: the last line says `simulate ok` only if nothing was broken."""
+"""Search small worlds, run random ones, and put faults back: the last line says `simulate ok` if nothing broke."""
 
 import sys
 import time
@@ -11,45 +11,38 @@ import click
 
 from proof.simulate import jobs, verdict
 from tests.simulation.explore import SCENARIOS
-from tests.simulation.kinds import MACHINES, Direction
-from tests.simulation.mutants import MUTANTS, NOT_APPLICABLE
+from tests.simulation.machine_mutants import MUTANTS, NOT_APPLICABLE
+from tests.simulation.random_world import FAULTS
 from tests.simulation.wiring import WIRING
 
 Result = TypeVar("Result")
 TELL_S = 10.0
+RUNS_OF_A_SEED = 50
 
 
 @click.command(help=__doc__)
-@click.option("--seeds", default=500, show_default=True, help="Random runs in each direction.")
-@click.option("--first", default=0, show_default=True, help="The first run's seed.")
-@click.option("--seed", type=int, help="Play this seed only, show what happened, and stop.")
-@click.option("--direction", type=click.Choice(list(MACHINES)), default="write", help="In which that seed is played.")
+@click.option("--runs", default=1500, show_default=True, help="Random runs.")
+@click.option("--first", default=0, show_default=True, help="The seed of the first runs; each seed has a few.")
+@click.option("--seed", type=int, help="Play this seed only, show the shortest run that breaks something, and stop.")
 @click.option(
     "--cpu-seconds",
-    default=160.0,
+    default=200.0,
     show_default=True,
     help="CPU time of the exhaustive search; each scenario takes more where it has not come to its least depth.",
 )
-@click.option("--mutant-seeds", default=1000, show_default=True, help="Runs within which a mutant must be caught.")
-@click.option("--wiring/--no-wiring", default=True, help="Run tests on real processes against a broken runtime.")
+@click.option("--mutant-runs", default=1000, show_default=True, help="Runs within which a mutant must be caught.")
+@click.option("--wiring/--no-wiring", default=True, help="Run tests on real connectors against a broken runtime.")
 @click.option("--workers", default=2, show_default=True, help="Processes.")
 def main(
-    seeds: int,
-    first: int,
-    seed: int | None,
-    direction: Direction,
-    cpu_seconds: float,
-    mutant_seeds: int,
-    wiring: bool,
-    workers: int,
+    runs: int, first: int, seed: int | None, cpu_seconds: float, mutant_runs: int, wiring: bool, workers: int
 ) -> None:
     if seed is not None:
-        sys.exit(play_one(direction, seed))
+        sys.exit(play_one(seed))
     begun = time.monotonic()
     with ProcessPoolExecutor(workers) as pool:
         explored = explore(pool, cpu_seconds)
-        played = play(pool, first, seeds)
-        mutants = [jobs.Mutant(*row) for row in catch(pool, mutant_seeds)]
+        played = play(pool, first, runs)
+        mutants = catch(pool, mutant_runs)
     if wiring:
         # One at a time: they run processes and clocks of their own.
         with ProcessPoolExecutor(1) as pool:
@@ -72,13 +65,11 @@ def main(
     sys.exit(0 if ok else 1)
 
 
-def play_one(direction: Direction, seed: int) -> int:
-    """Show one seed: all its steps, and when it breaks something, the fewest that do."""
-    schedule, what = jobs.one(direction, seed)
-    for step in schedule:
-        click.echo(f"  {step}")
-    click.echo(what or f"seed {seed} breaks nothing")
-    return 1 if what else 0
+def play_one(seed: int) -> int:
+    """Show what the runs of one seed break."""
+    played = jobs.play(seed, RUNS_OF_A_SEED)
+    click.echo("\n".join(played.violations) or f"seed {seed} breaks nothing in {played.runs} runs")
+    return 1 if played.violations else 0
 
 
 def explore(pool: ProcessPoolExecutor, cpu_seconds: float) -> list[jobs.Explored]:
@@ -92,25 +83,25 @@ def explore(pool: ProcessPoolExecutor, cpu_seconds: float) -> list[jobs.Explored
     return found
 
 
-def play(pool: ProcessPoolExecutor, first: int, seeds: int) -> jobs.Played:
-    click.echo("\nRandom, WRITE and READ: up to 4 prefill and 4 decode ranks")
-    starts = range(first, first + seeds, 10)
-    pieces = [(direction, at, min(10, first + seeds - at)) for direction in MACHINES for at in starts]
+def play(pool: ProcessPoolExecutor, first: int, runs: int) -> jobs.Played:
+    click.echo("\nRandom: up to 3 prefill and 3 decode ranks")
+    seeds = range(first, first + -(-runs // RUNS_OF_A_SEED))
     total = jobs.Played()
-    for one in run(pool, jobs.play, pieces, "runs of ten"):
+    for one in run(pool, jobs.play, [(seed, RUNS_OF_A_SEED) for seed in seeds], "seeds"):
         total.add(one)
-    click.echo(f"  {total.runs} runs, {total.requests} requests, {total.done} halves of decode handed over")
-    show("  faults", total.happened, jobs.FAULTS)
+    done = total.happened["d done"]
+    click.echo(f"  {total.runs} runs, {total.happened['requests']} requests, {done} halves of decode handed over")
+    show("  faults", total.happened, FAULTS)
     show("  ends", total.happened, [kind for kind in total.happened if " " in kind])
     return total
 
 
-def catch(pool: ProcessPoolExecutor, most: int) -> Iterator[tuple[str, str, str, str]]:
+def catch(pool: ProcessPoolExecutor, most: int) -> list[jobs.Mutant]:
     click.echo(f"\nMutants of the machines, each to be caught within {most} runs or by the search")
     rows = {one.name: one for one in run(pool, jobs.catch, [(name, most) for name in MUTANTS], "mutants")}
-    for name, fault in MUTANTS.items():
+    for name in MUTANTS:
         table_row(rows[name])
-        yield name, fault.hazard, rows[name].how, rows[name].what
+    return [rows[name] for name in MUTANTS]
 
 
 def break_wiring(pool: ProcessPoolExecutor) -> list[jobs.Mutant]:
@@ -118,7 +109,7 @@ def break_wiring(pool: ProcessPoolExecutor) -> list[jobs.Mutant]:
     sound = next(iter(run(pool, jobs.wiring_without_fault, [()], "run without a fault")))
     if sound:
         click.echo(f"  these tests fail without a mutant, so they prove nothing: {sound}")
-        return [jobs.Mutant(fault.name, fault.hazard, "", sound) for fault in WIRING.values()]
+        return [jobs.Mutant(mutant.name, mutant.hazard, "", sound) for mutant in WIRING.values()]
     rows = list(run(pool, jobs.break_wiring, [(name,) for name in WIRING], "mutants"))
     for row in rows:
         table_row(row)

@@ -1,45 +1,23 @@
 """What a worker process of `make simulate` does; plain data in, plain data out."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from tests.simulation import random_world
+from tests.simulation.common import Machines, ViolationError
 from tests.simulation.explore import SCENARIOS, Explorer
-from tests.simulation.faults import faulty_machines
-from tests.simulation.kinds import Direction, Machines
-from tests.simulation.memory import ViolationError
-from tests.simulation.mutants import MUTANTS
-from tests.simulation.player import Player, explain
-from tests.simulation.wiring import WIRING, NotTriedError, caught_by, outcome_of
+from tests.simulation.machine_mutants import MUTANTS
+from tests.simulation.mutants import NotTriedError, faulty_machines
+from tests.simulation.scene import Scenario
+from tests.simulation.wiring import WIRING, caught_by, outcome_of
 
-FAULTS = (
-    "lose",
-    "double",
-    "linger",
-    "forge",
-    "cut",
-    "lost",
-    "refuse",
-    "crash",
-    "shut_down",
-    "drain",
-    "freeze",
-    "fence",
-    "abort",
-    "ask_again",
-    "lose_post",
-    "decline",
-    "transfer_failed",
-    "transfer_unsettled",
-    "land_late",
-)
-"""What happens in the random world that is a fault, or that engines do unasked; see `World` for what each of it is.
-`land_late` counts units that land when their mover was told that it is over, or is dead."""
-EASY_SEEDS = 200
-"""Runs that catch most mutants; what is left is first searched for in the small worlds, then played on with."""
+EASY_RUNS = 250
+"""Random runs that catch most mutants; the small worlds are searched for the others, then more runs follow."""
 DEPTH_S = 180.0
 """CPU time within which each scenario must come to its least depth, about fifty times of what that takes."""
-SEARCH_S = 2.0, 6.0
+SEARCH_S = 1.0, 8.0
 """CPU time of each small world, at first and when nothing else has caught the mutant."""
 
 
@@ -58,25 +36,21 @@ class Explored:
 
     @property
     def deep_enough(self) -> bool:
-        """It came to the depth that it promises."""
+        """Whether it came to the depth that it promises."""
         return self.complete or self.depth >= self.least_depth
 
 
 @dataclass
 class Played:
-    """Random runs."""
+    """Random runs. `happened`: how often each fault, and each end of a half, occurred."""
 
     runs: int = 0
-    requests: int = 0
-    done: int = 0
     happened: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
 
     def add(self, other: "Played") -> None:
         """Take another's runs in."""
         self.runs += other.runs
-        self.requests += other.requests
-        self.done += other.done
         self.happened += other.happened
         self.violations += other.violations
 
@@ -92,7 +66,7 @@ class Mutant:
 
     @property
     def caught(self) -> bool:
-        """Somebody noticed."""
+        """Whether the simulation or a test noticed it."""
         return bool(self.how)
 
 
@@ -116,64 +90,46 @@ def explore(number: int, cpu_s: float) -> Explored:
     )
 
 
-def play(direction: Direction, first: int, count: int) -> Played:
-    """Play a few seeds."""
-    played = Played()
-    for seed in range(first, first + count):
-        player = Player(seed, direction)
-        try:
-            player.run()
-        except ViolationError as error:
-            played.violations.append(
-                f"{explain(player, str(error))}\n(python -m proof.simulate --direction {direction} --seed {seed})"
-            )
-        played.runs += 1
-        played.requests += len(player.world.asks)
-        played.done += player.world.done
-        played.happened += player.world.happened
-    return played
-
-
-def one(direction: Direction, seed: int) -> tuple[list[str], str]:
-    """The steps of one seed, and what it breaks."""
-    player = Player(seed, direction)
+def play(seed: int, runs: int) -> Played:
+    """Random runs from one seed."""
     try:
-        player.run()
+        happened = random_world.play(seed, runs)
     except ViolationError as error:
-        return [str(step) for step in player.schedule], str(explain(player, str(error)))
-    return [str(step) for step in player.schedule], ""
+        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        return Played(violations=[f"{said}\n(python -m proof.simulate --seed {seed})"])
+    return Played(happened.pop("runs"), happened)
 
 
 def catch(name: str, most: int) -> Mutant:
-    """Play with a fault and search the small worlds, by turns, until something breaks."""
-    fault = MUTANTS[name]
-    machines = faulty_machines(fault)
-    easy = min(EASY_SEEDS, most)
-    tries = (
-        partial(play_faulty, range(easy)),
-        partial(search_faulty, SEARCH_S[0]),
-        partial(play_faulty, range(easy, most)),
-        partial(search_faulty, SEARCH_S[1]),
+    """Run random worlds with a fault and search the small worlds, by turns, until something breaks."""
+    mutant = MUTANTS[name]
+    machines = faulty_machines(mutant)
+    easy = min(EASY_RUNS, most)
+    tries: tuple[Callable[[Machines], tuple[str, str] | None], ...] = (
+        partial(search_faulty, SCENARIOS[:1], SEARCH_S[0]),
+        partial(play_faulty, 0, easy),
+        partial(search_faulty, SCENARIOS, SEARCH_S[0]),
+        partial(play_faulty, 1, max(most - easy, 1)),
+        partial(search_faulty, SCENARIOS, SEARCH_S[1]),
     )
     for one in tries:
-        if how := one(fault.direction, machines):
-            return Mutant(name, fault.hazard, *how)
-    return Mutant(name, fault.hazard, "", f"survived {most} runs and the search")
+        if how := one(machines):
+            return Mutant(name, mutant.hazard, *how)
+    return Mutant(name, mutant.hazard, "", f"survived {most} runs and the search")
 
 
-def play_faulty(seeds: range, direction: Direction, machines: Machines) -> tuple[str, str] | None:
-    """Which seed breaks what, None if none does."""
-    for seed in seeds:
-        try:
-            Player(seed, direction, machines).run()
-        except ViolationError as error:
-            return f"seed {seed}", str(error)
+def play_faulty(seed: int, runs: int, machines: Machines) -> tuple[str, str] | None:
+    """How, and what, random runs break; None if nothing."""
+    try:
+        random_world.play(seed, runs, machines, shorten=False)
+    except ViolationError as error:
+        return f"seed {seed}", str(error)
     return None
 
 
-def search_faulty(each_s: float, direction: Direction, machines: Machines) -> tuple[str, str] | None:
-    """What is broken in some small world, which is searched for so long; None if nothing is."""
-    for scenario in (one for one in SCENARIOS if one.direction == direction):
+def search_faulty(scenarios: Sequence[Scenario], each_s: float, machines: Machines) -> tuple[str, str] | None:
+    """What is broken in some small world, each of which is searched for so long; None if nothing is."""
+    for scenario in scenarios:
         try:
             Explorer(scenario, machines).run(each_s)
         except ViolationError as error:
@@ -182,22 +138,22 @@ def search_faulty(each_s: float, direction: Direction, machines: Machines) -> tu
 
 
 def wiring_without_fault() -> str:
-    """All tests that the wiring's mutants are held against, on the code as it is; "" when they pass."""
-    for tests in {tuple(fault.tests): fault.tests for fault in WIRING.values()}.values():
+    """All tests that must fail for a mutant of the wiring, on the code as it is; "" when they pass."""
+    for tests in dict.fromkeys(mutant.tests for mutant in WIRING.values()):
         try:
-            failed: str = outcome_of(tests)
+            failed = outcome_of(tests)
         except NotTriedError as error:
             return str(error)
         if failed:
-            return failed
+            return str(failed)
     return ""
 
 
 def break_wiring(name: str) -> Mutant:
-    """Run a mutant of the runtime against its tests."""
-    fault = WIRING[name]
+    """Run the tests of a mutant of the wiring against it."""
+    mutant = WIRING[name]
     try:
-        failed = caught_by(fault)
+        failed = caught_by(mutant)
     except NotTriedError as error:
-        return Mutant(name, fault.hazard, "", str(error))
-    return Mutant(name, fault.hazard, "test" if failed else "", failed or "no test failed for it")
+        return Mutant(name, mutant.hazard, "", str(error))
+    return Mutant(name, mutant.hazard, "test" if failed else "", failed or "no test failed for it")

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from proof.simulate.jobs import FAULTS, Explored, Mutant, Played
+from proof.simulate.jobs import Explored, Mutant, Played
+from tests.simulation.random_world import FAULTS
 
 
 def violations(explored: Sequence[Explored], played: Played) -> list[str]:

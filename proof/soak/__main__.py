@@ -1,4 +1,4 @@
-"""Aborted hand-offs in great number over real data planes; the last line tells what was out of place."""
+"""Aborted hand-offs in great number over real transfer backends; the last line counts what was out of place."""
 
 import math
 import sys
@@ -16,11 +16,11 @@ SHARES = {"nixl-cma": 70_000, "nixl-tcp": 32_000, "mooncake": 20_500}
 """Aborted hand-offs by data plane: together at least 100 000 over NIXL, and 20 000 over Mooncake."""
 PROGRESS_S = 5.0
 LATE_SHARE = 0.01
-"""At least so many aborts must meet a write under way, whose bytes come afterwards: without them nothing is proved."""
+"""Share of aborts during a write, whose bytes come afterwards: with fewer nothing is proved."""
 SEED = 20_261_122
 
 
-def tell(plane: Plane, aborts: int, begun: float, totals: Iterable[Total]) -> None:
+def show(plane: Plane, aborts: int, begun: float, totals: Iterable[Total]) -> None:
     """Print where a round stands, at its start and every few seconds, until it is over."""
     printed = -math.inf
     for total in totals:
@@ -39,9 +39,9 @@ def soak(plane: Plane, aborts: int, seed: int, fleet: Fleet) -> tuple[Total, int
     begun = time.monotonic()
     before: list[Usage] = []
     if aborts >= 10 * WARM_UP:
-        tell(plane, aborts, begun, fleet.round(WARM_UP))
+        show(plane, aborts, begun, fleet.round(WARM_UP))
         before = fleet.usages()
-    tell(plane, aborts, begun, fleet.round(max(aborts - fleet.total().aborted, 1)))
+    show(plane, aborts, begun, fleet.round(max(aborts - fleet.total().aborted, 1)))
     total, seconds = fleet.total(), time.monotonic() - begun
     fds, rss, tables = grown(before or fleet.usages(), fleet.usages())
     leaked = total.rows + sum(tables.values()) + max(fds - GROWN_FDS, 0)
@@ -60,9 +60,9 @@ def soak(plane: Plane, aborts: int, seed: int, fleet: Fleet) -> tuple[Total, int
 
 
 def check_power(total: Total) -> None:
-    """Raise SoakError where hand-offs ended as none may, or too few as they must; of a short run's few, none need."""
+    """Raise SoakError where a hand-off ended as none may, or where a long run had too few aborts during a write."""
     if others := total.outcomes.keys() - {*ABORTS, "done"}:
-        raise SoakError(f"hand-offs that nobody gave up ended as {', '.join(sorted(others))}")
+        raise SoakError(f"hand-offs that no side aborted ended as {', '.join(sorted(others))}")
     long = total.aborted >= 10 * WARM_UP
     wanted = int(total.aborted * LATE_SHARE) if long else 0
     if total.late < wanted:
@@ -77,7 +77,7 @@ def check_power(total: Total) -> None:
     type=click.IntRange(1),
     help="Aborted hand-offs for each data plane.  [default: 102 000 over NIXL, 20 500 over Mooncake]",
 )
-@click.option("--engine", "names", type=click.Choice(tuple(PLANES)), multiple=True, help="Only these data planes.")
+@click.option("--plane", "names", type=click.Choice(tuple(PLANES)), multiple=True, help="Only these data planes.")
 @click.option("--seed", type=int, default=SEED, show_default=True)
 @click.option("--decode-module", default="proof.soak.decode", hidden=True)
 def main(aborts: int | None, names: tuple[str, ...], seed: int, decode_module: str) -> None:

@@ -1,4 +1,4 @@
-"""A decode process of the soak, which stands in for the router and the clients, too: it invents requests and aborts."""
+"""A decode process of the soak, which also plays the router and the clients: it makes requests and aborts."""
 
 import random
 import time
@@ -13,12 +13,13 @@ from pdpool_connector.protocol.status import Phase, TransferStatus
 from pdpool_connector.runtime.transfer import DecodeTransfer
 
 from proof.soak.pool import Lease, Pool
-from proof.soak.process import REPORT_S, Process, Report, Wish, rows, started
+from proof.soak.process import REPORT_S, Process, Report, Request, rows, started
 
 ROOMS = 48
-"""Few for each pair of processes: a room is used again as soon as both sides have said that its last hand-off ended,
-whether or not it still drains."""
-SIBLINGS = 2
+"""Few for each pair of processes: a room is used again as soon as both sides have reported its last end, whether or not
+that hand-off still quiesces."""
+IN_ROOM = 2
+"""Hand-offs at a time in one room, of different prompts."""
 SIZES = (1, 2, 8, 24, 48, 96)
 SIZE_WEIGHTS = (3, 2, 3, 4, 4, 2)
 TURN_S = 0.0005
@@ -27,7 +28,7 @@ WATCH_S = 1.0
 
 @dataclass(slots=True)
 class Plan:
-    """How decode will give a hand-off up: so many seconds after `moment`.
+    """How decode will abort a hand-off: so many seconds after `moment`.
 
     The moment is a phase, "open" (at once), or "landing" (the first page is there, others are on their way).
     """
@@ -38,14 +39,22 @@ class Plan:
 
 @dataclass(slots=True)
 class Live:
-    """One hand-off under way. `landed`: pages that had arrived when it was given up."""
+    """One hand-off under way, which takes its memory at `offer_at`. `landed`: pages that were there at the abort."""
 
-    lease: Lease
+    request: Request
+    prefix: int
     transfer: DecodeTransfer
     plan: Plan | None
+    offer_at: float
+    lease: Lease | None = None
     abort_at: float | None = None
     landed: int | None = None
     ended: bool = False
+
+    @property
+    def wanted(self) -> int:
+        """Pages that decode does not hold already."""
+        return self.request.pages - self.prefix
 
 
 class DecodeSide:
@@ -63,18 +72,18 @@ class DecodeSide:
             socket.connect(address)
             self._orders.append(socket)
         self._free_keys = [
-            (prefill, order.side << 16 | room, sibling)
+            (prefill, order.side << 16 | room)
             for prefill in range(len(order.prefills))
             for room in range(ROOMS)
-            for sibling in range(SIBLINGS)
+            for _ in range(IN_ROOM)
         ]
         self._serials = count(1)
         self._live: list[Live] = []
         self._open_halves: dict[int, int] = {}
-        self._keys: dict[int, tuple[int, int, int]] = {}
+        self._keys: dict[int, tuple[int, int]] = {}
         self._outcomes: Counter[str] = Counter()
         self._late = 0
-        process.tell({})
+        process.send({})
 
     def run(self) -> None:
         """Rounds of work; each ends when nothing is left of it."""
@@ -88,7 +97,7 @@ class DecodeSide:
         report_at = watch_at = 0.0
         while not (stopping := self._process.has_order()) or self._live:
             now = time.monotonic()
-            self._hear_prefills()
+            self._receive_ends()
             while not stopping and len(self._live) < self._process.order.window and self._begin():
                 pass
             self._live = [live for live in self._live if self._advance(live, now)]
@@ -96,7 +105,7 @@ class DecodeSide:
                 self._watch()
                 watch_at = now + WATCH_S
             if now >= report_at:
-                self._process.tell(self._report())
+                self._process.send(self._report())
                 report_at = now + REPORT_S
             self._changed.wait(TURN_S)
             self._changed.clear()
@@ -117,38 +126,31 @@ class DecodeSide:
         pick = self._random
         pages = pick.choices(SIZES, SIZE_WEIGHTS)[0]
         prefix = pick.choice((0, 0, 0, pages // 4, pages // 2, pages))
-        if not self._free_keys or not self._pool.room_for(pages - prefix):
+        waiting = [live.wanted for live in self._live if live.lease is None]
+        if not self._free_keys or not self._pool.room_for(pages - prefix + sum(waiting), rows=1 + len(waiting)):
             return False
         # The room that was freed last comes first.
-        key = prefill, room, sibling = self._free_keys.pop()
+        key = prefill, room = self._free_keys.pop()
         owner = (self._process.order.side << 24) | next(self._serials)
-        params = self._wish(room, sibling, owner, pages)
-        lease = self._pool.take(owner, prefix, pages - prefix)
+        request = self._request(room, owner, pages)
         prefill_first = pick.random() < 0.5
         if prefill_first:
-            self._orders[prefill].send(msgspec.msgpack.encode(params))
-        transfer = self._connector.open(
-            self._process.order.prefills[prefill][0],
-            room,
-            f"r{owner}",
-            pages=lease.pages,
-            aux_slot=lease.slot,
-            prefix_pages=prefix,
-            sibling=sibling,
-        )
+            self._orders[prefill].send(msgspec.msgpack.encode(request))
+        address = self._process.order.prefills[prefill][0]
+        transfer = self._connector.open(address, room, request.id, prompt=request.prompt)
         if not prefill_first:
-            self._orders[prefill].send(msgspec.msgpack.encode(params))
+            self._orders[prefill].send(msgspec.msgpack.encode(request))
         self._keys[owner], self._open_halves[owner] = key, 2
-        self._live.append(Live(lease, transfer, self._plan(params)))
+        offer_at = time.monotonic() + pick.choice((0.0, 0.0, 0.003, 0.02))
+        self._live.append(Live(request, prefix, transfer, self._plan(request), offer_at))
         return True
 
-    def _wish(self, room: int, sibling: int, owner: int, pages: int) -> Wish:
+    def _request(self, room: int, owner: int, pages: int) -> Request:
         pick = self._random
         sends = pick.randint(1, min(pages, 4))
         abort_after = pick.randint(0, sends) if pick.random() < 0.35 else None
-        return Wish(
+        return Request(
             room=room,
-            sibling=sibling,
             owner=owner,
             pages=pages,
             delay_s=pick.choice((0.0, 0.0, 0.0, 0.003, 0.02)),
@@ -158,9 +160,9 @@ class DecodeSide:
             abort_s=pick.choice((0.0, pick.expovariate(1000))),
         )
 
-    def _plan(self, params: Wish) -> Plan | None:
+    def _plan(self, request: Request) -> Plan | None:
         pick = self._random
-        if pick.random() < (0.1 if params.abort_after is None else 0.5):
+        if pick.random() < (0.1 if request.abort_after is None else 0.5):
             return None
         moment = pick.choice(("open", "landing", "landing", Phase.TRANSFERRING.value, Phase.DONE.value))
         delay_s = 0.0 if moment == "landing" else pick.choice((0.0, pick.expovariate(1000), pick.uniform(0, 0.02)))
@@ -174,37 +176,47 @@ class DecodeSide:
         if live.abort_at is not None and now >= live.abort_at:
             live.abort_at = None
             live.transfer.abort()
-            live.landed = self._pool.landed(live.lease)
+            live.landed = self._landed(live)
+        elif live.lease is None and now >= live.offer_at and not status.ended:
+            self._offer(live)
         if not status.ended:
             return True
         if not live.ended:
             live.ended = True
             self._outcomes[status.cause or "done"] += 1
-            self._half_ended(live.lease.owner)
+            self._half_ended(live.request.owner)
         if not status.releasable:
             return True
-        if status.cause is not None and live.landed is not None and self._pool.landed(live.lease) > live.landed:
-            self._late += 1
-        self._pool.check(live.lease, complete=status.cause is None)
-        self._pool.give_back(live.lease)
+        if live.lease is not None:
+            if status.cause is not None and live.landed is not None and self._landed(live) > live.landed:
+                self._late += 1
+            self._pool.check(live.lease, complete=status.cause is None)
+            self._pool.give_back(live.lease)
         return False
+
+    def _offer(self, live: Live) -> None:
+        live.lease = self._pool.take(live.request.owner, live.prefix, live.wanted)
+        live.transfer.offer(live.lease.pages, aux_slot=live.lease.slot, prefix_pages=live.prefix)
+
+    def _landed(self, live: Live) -> int:
+        return 0 if live.lease is None else self._pool.landed(live.lease)
 
     def _has_come(self, moment: str, live: Live, status: TransferStatus) -> bool:
         match moment:
             case "open":
                 return True
             case "landing":
-                return self._pool.landed(live.lease) > 0
+                return self._landed(live) > 0
             case _:
                 return status.phase.value == moment
 
-    def _hear_prefills(self) -> None:
+    def _receive_ends(self) -> None:
         for socket in self._orders:
             while socket.poll(0):
                 self._half_ended(msgspec.msgpack.decode(socket.recv(), type=int))
 
     def _half_ended(self, owner: int) -> None:
-        """One side has told its client: once both have, the room is free."""
+        """One side has answered its client: once both have, the room is free."""
         self._open_halves[owner] -= 1
         if not self._open_halves[owner]:
             del self._open_halves[owner]
@@ -214,7 +226,8 @@ class DecodeSide:
         """Look at all pages, free and owned, at a moment like any other."""
         self._pool.check_free()
         for live in self._live:
-            self._pool.check(live.lease, complete=False)
+            if live.lease is not None:
+                self._pool.check(live.lease, complete=False)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ WARM_UP = 400
 """Aborts before the run, whose end is what usage is compared with; runs shorter than 10 times this go without."""
 READY_S = 60.0
 SILENCE_S = 30.0
-"""Every process reports each second: one that says nothing for so long hangs."""
+"""Every process reports each second: one that is silent for so long hangs."""
 EXIT_S = 20.0
 ABORTS = ("aborted", "peer_aborted")
 GROWN_FDS = 8
@@ -55,7 +55,7 @@ PLANES = {
 
 
 class SoakError(Exception):
-    """A process ended, hung or said something that cannot be understood."""
+    """A process has ended, or it hangs, or a run has failed."""
 
 
 class Worker:
@@ -72,7 +72,7 @@ class Worker:
             env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(("connector", "."))},
         )
         self._buffer = b""
-        self.heard_at = time.monotonic()
+        self.reported_at = time.monotonic()
         self.report: Report | None = None
 
     @property
@@ -92,7 +92,7 @@ class Worker:
         piece = os.read(self.pipe, 1 << 20)
         if not piece:
             raise SoakError(f"{self.module} (process {self.process.pid}) ended with {self.process.wait(EXIT_S)}")
-        self.heard_at = time.monotonic()
+        self.reported_at = time.monotonic()
         *lines, self._buffer = (self._buffer + piece).split(b"\n")
         yield from lines
 
@@ -103,7 +103,7 @@ class Worker:
             while selector.select(within_s):
                 for line in self.lines():
                     return line
-        raise SoakError(f"{self.module} (process {self.process.pid}) said nothing for {within_s} s")
+        raise SoakError(f"{self.module} (process {self.process.pid}) sent nothing for {within_s} s")
 
     def end(self) -> None:
         """Let it close its connector and exit; kill it if it does not."""
@@ -134,7 +134,7 @@ class Total:
 
     @property
     def aborted(self) -> int:
-        """Hand-offs that one of the sides gave up."""
+        """Hand-offs that one of the sides aborted."""
         return sum(self.outcomes[cause] for cause in ABORTS)
 
 
@@ -193,7 +193,7 @@ class Fleet:
         for worker in self._workers:
             worker.order(b"go")
             worker.report = None
-            worker.heard_at = time.monotonic()
+            worker.reported_at = time.monotonic()
         wanted: int | None = None
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
@@ -243,9 +243,9 @@ class Fleet:
             for line in key.data.lines():
                 key.data.report = msgspec.json.decode(line, type=Report)
         for worker in self._workers:
-            silent = time.monotonic() - worker.heard_at
+            silent = time.monotonic() - worker.reported_at
             if silent > SILENCE_S and (worker.report is None or worker.report.usage is None):
-                raise SoakError(f"{worker.module} (process {worker.process.pid}) said nothing for {silent:.0f} s")
+                raise SoakError(f"{worker.module} (process {worker.process.pid}) sent nothing for {silent:.0f} s")
 
 
 def grown(before: list[Usage], after: list[Usage]) -> tuple[int, int, dict[str, int]]:

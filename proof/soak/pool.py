@@ -1,4 +1,4 @@
-"""Pages and aux rows of one process under test: handed out last in, first out, and watched while nobody has them."""
+"""Pages and aux rows of one process under test: handed out last in, first out, and watched while they are free."""
 
 from dataclasses import dataclass, field
 
@@ -35,7 +35,7 @@ class Lease:
 
 
 class Pool:
-    """The memory of one process. `stale_bytes` counts every byte that was found where nobody may have put it."""
+    """The memory of one process. `stale_bytes` counts every byte that was found where no write may put it."""
 
     def __init__(self, side: int, seed: int) -> None:
         size = REGIONS * PAGES * ITEM_BYTES
@@ -62,12 +62,12 @@ class Pool:
         self.stale_bytes = 0
         self.pages_reused = 0
 
-    def room_for(self, pages: int) -> bool:
-        """Whether `take` would succeed."""
-        return len(self._free) >= pages and bool(self._free_slots)
+    def room_for(self, pages: int, rows: int = 1) -> bool:
+        """Whether so many pages and aux rows are free."""
+        return len(self._free) >= pages and len(self._free_slots) >= rows
 
     def take(self, owner: int, first: int, count: int) -> Lease:
-        """Hand out the pages that were given back last, after a look whether somebody wrote into them meanwhile."""
+        """Hand out the pages that were given back last, after a check that they are as they were left."""
         pages = np.array([self._free.pop() for _ in range(count)], np.int32)
         lease = Lease(owner, first, pages, self._free_slots.pop())
         self._check_blank(pages, [lease.slot])
@@ -98,7 +98,7 @@ class Pool:
         self._free_slots.append(lease.slot)
 
     def check_free(self) -> None:
-        """Look at everything that nobody has."""
+        """Check all that is free."""
         self._check_blank(np.array(self._free, np.int32), self._free_slots)
 
     def _check_blank(self, pages: NDArray[np.int32], slots: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""A prefill process of the soak: does what params say, with a scheduler's means (post, poll, never block)."""
+"""A prefill process of the soak: does what requests say, as a scheduler does (post, poll, never block)."""
 
 import time
 from collections import Counter, deque
@@ -11,7 +11,7 @@ from pdpool_connector import PrefillConnector
 from pdpool_connector.runtime.transfer import PrefillTransfer
 
 from proof.soak.pool import Lease, Pool
-from proof.soak.process import REPORT_S, Process, Report, Wish, rows, started
+from proof.soak.process import REPORT_S, Process, Report, Request, rows, started
 
 TURN_S = 0.0005
 
@@ -20,7 +20,7 @@ TURN_S = 0.0005
 class Live:
     """One request under way."""
 
-    params: Wish
+    request: Request
     lease: Lease
     transfer: PrefillTransfer
     sent: int = 0
@@ -39,13 +39,13 @@ class PrefillSide:
         self._context = zmq.Context()
         self._orders = self._context.socket(zmq.ROUTER)
         port = self._orders.bind_to_random_port("tcp://127.0.0.1")
-        self._decoder = msgspec.msgpack.Decoder(Wish)
-        self._late: list[tuple[float, Wish]] = []
-        self._queue: deque[Wish] = deque()
+        self._decoder = msgspec.msgpack.Decoder(Request)
+        self._late: list[tuple[float, Request]] = []
+        self._queue: deque[Request] = deque()
         self._routes: dict[int, bytes] = {}
         self._live: list[Live] = []
         self._outcomes: Counter[str] = Counter()
-        process.tell({"bootstrap": self._connector.bootstrap_address, "orders": f"tcp://127.0.0.1:{port}"})
+        process.send({"bootstrap": self._connector.bootstrap_address, "orders": f"tcp://127.0.0.1:{port}"})
 
     def run(self) -> None:
         """Rounds of work; each ends when nothing is left of it."""
@@ -64,7 +64,7 @@ class PrefillSide:
             self._live = [live for live in self._live if self._advance(live, now)]
             if now >= report_at:
                 self._pool.check_free()
-                self._process.tell(self._report())
+                self._process.send(self._report())
                 report_at = now + REPORT_S
             self._changed.wait(TURN_S)
             self._changed.clear()
@@ -82,26 +82,26 @@ class PrefillSide:
     def _receive(self, now: float) -> None:
         while self._orders.poll(0):
             route, body = self._orders.recv_multipart()
-            params = self._decoder.decode(body)
-            self._routes[params.owner] = route
-            self._late.append((now + params.delay_s, params))
-        self._queue.extend(params for due, params in self._late if due <= now)
-        self._late = [(due, params) for due, params in self._late if due > now]
+            request = self._decoder.decode(body)
+            self._routes[request.owner] = route
+            self._late.append((now + request.delay_s, request))
+        self._queue.extend(request for due, request in self._late if due <= now)
+        self._late = [(due, request) for due, request in self._late if due > now]
 
     def _admit(self, now: float) -> None:
         while self._queue and self._pool.room_for(self._queue[0].pages):
-            params = self._queue.popleft()
-            transfer = self._connector.open(params.room, f"r{params.owner}", sibling=params.sibling)
-            lease = self._pool.take(params.owner, 0, params.pages)
+            request = self._queue.popleft()
+            transfer = self._connector.open(request.room, request.id, prompt=request.prompt)
+            lease = self._pool.take(request.owner, 0, request.pages)
             self._pool.fill(lease)
-            live = Live(params, lease, transfer, next_at=now)
-            if params.abort_after == 0:
-                live.abort_at = now + params.abort_s
+            live = Live(request, lease, transfer, next_at=now)
+            if request.abort_after == 0:
+                live.abort_at = now + request.abort_s
             self._live.append(live)
 
     def _advance(self, live: Live, now: float) -> bool:
         """One turn for one request; False when it is over and its pages are free."""
-        status, params = live.transfer.status, live.params
+        status, request = live.transfer.status, live.request
         if live.abort_at is not None and now >= live.abort_at:
             live.abort_at = None
             live.transfer.abort()
@@ -109,26 +109,26 @@ class PrefillSide:
             if not live.ended:
                 live.ended = True
                 self._outcomes[status.cause or "done"] += 1
-                # The client has its answer from this side, too: the router may use the room again.
-                self._orders.send_multipart([self._routes.pop(params.owner), msgspec.msgpack.encode(params.owner)])
+                # The client has the answer of this side too: the router may use the room again.
+                self._orders.send_multipart([self._routes.pop(request.owner), msgspec.msgpack.encode(request.owner)])
             if not status.releasable:
                 return True
             self._pool.check(live.lease, complete=True)
             self._pool.give_back(live.lease)
             return False
-        if live.sent < params.sends and now >= live.next_at:
+        if live.sent < request.sends and now >= live.next_at:
             self._send(live)
-            live.next_at = now + params.gap_s
-            if live.sent == params.abort_after:
-                live.abort_at = now + params.abort_s
+            live.next_at = now + request.gap_s
+            if live.sent == request.abort_after:
+                live.abort_at = now + request.abort_s
         return True
 
     def _send(self, live: Live) -> None:
-        params, pages = live.params, live.lease.pages
-        bounds = np.linspace(0, len(pages), params.sends + 1).astype(int)
+        request, pages = live.request, live.lease.pages
+        bounds = np.linspace(0, len(pages), request.sends + 1).astype(int)
         start, stop = int(bounds[live.sent]), int(bounds[live.sent + 1])
         live.sent += 1
-        last = live.sent == params.sends
+        last = live.sent == request.sends
         live.transfer.send(pages[start:stop], start=start, last=last, aux_slot=live.lease.slot if last else None)
 
 

@@ -1,4 +1,4 @@
-"""What the processes of both sides share: set-up, orders and reports by lines of JSON, what they leave behind."""
+"""What the processes of both sides share: set-up, orders and reports as lines of JSON, what they leave behind."""
 
 import os
 import select
@@ -11,13 +11,14 @@ from typing import Literal, TypeVar
 
 import msgspec
 from pdpool_connector import ConnectorConfig, DecodeConnector, PrefillConnector
+from pdpool_connector.protocol.frames import PROMPT_BYTES
 from pdpool_connector.protocol.timeouts import Timeouts
 
 from dev import inside
 from proof.soak.pool import Pool
 
-TIMING = Timeouts(
-    drain_s=2.0, meet_s=15.0, retry_first_s=0.05, retry_max_s=0.5, query_s=1.0, verdict_s=15.0, acked_s=2.0
+TIMEOUTS = Timeouts(
+    quiesce_s=2.0, match_s=15.0, retry_first_s=0.05, retry_max_s=0.5, query_s=1.0, result_s=15.0, acked_s=2.0
 )
 """Shorter than by default, so that what is remembered of ended attempts has gone soon after the last of them.
 
@@ -26,7 +27,7 @@ that is seconds. With 3 s here the queue once outlived it, and nothing but timeo
 REQUEST_DEADLINE_S = 20.0
 QUIESCE_S = 20.0
 """Everything has ended and been forgotten by then, or is a leak."""
-WATCH_S = TIMING.verdict_s + 1.0
+WATCH_S = TIMEOUTS.result_s + 1.0
 """How long after the last hand-off pages are still watched for late bytes; whatever is remembered goes meanwhile."""
 REPORT_S = 1.0
 
@@ -46,22 +47,31 @@ class Order(msgspec.Struct, frozen=True):
     """Decode only: bootstrap address and order socket of every prefill."""
 
 
-class Wish(msgspec.Struct, frozen=True, array_like=True):
-    """What decode, in the router's place, tells prefill of a request: what to compute, and how to fail."""
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """What decode, in the router's place, sends to prefill: what to compute, and how to fail."""
 
     room: int
-    sibling: int
     owner: int
     pages: int
     delay_s: float
-    """Until prefill's engine hears of it."""
+    """Until prefill's engine has it."""
     sends: int
     gap_s: float
     """Between sends."""
     abort_after: int | None
-    """Prefill gives it up after so many sends (0: at once); None: it does not."""
+    """Prefill aborts it after so many sends (0: at once); None: it does not."""
     abort_s: float
     """and so many seconds."""
+
+    @property
+    def id(self) -> str:
+        """The request id at both engines."""
+        return f"r{self.owner}"
+
+    @property
+    def prompt(self) -> bytes:
+        """The digest of its prompt: no two requests have the same, because their pages differ."""
+        return self.owner.to_bytes(PROMPT_BYTES)
 
 
 class Usage(msgspec.Struct):
@@ -73,7 +83,7 @@ class Usage(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """What a process tells of itself; totals since it began."""
+    """What a process reports of itself; totals since it began."""
 
     side: int
     outcomes: dict[str, int]
@@ -95,7 +105,7 @@ def configuration(order: Order) -> ConnectorConfig:
         backend=order.backend,
         request_deadline_s=REQUEST_DEADLINE_S,
         allowed_networks=("127.0.0.0/8",),
-        timing=TIMING,
+        timeouts=TIMEOUTS,
     )
 
 
@@ -105,35 +115,8 @@ def usage(connector: PrefillConnector | DecodeConnector) -> Usage:
     return Usage(
         fds=len(list(Path("/proc/self/fd").iterdir())),
         rss_kib=int(fields["RssAnon"].split()[0]),
-        tables=tables(connector),
+        tables=inside.tables(connector),
     )
-
-
-def tables(root: object) -> dict[str, int]:
-    """Entries of every container that can be reached from `root` through objects of this project, by path.
-
-    Generic on purpose: a table that somebody adds tomorrow is counted, too.
-    """
-    found: dict[str, int] = {}
-    seen: set[int] = set()
-    work: list[tuple[str, object]] = [("", root)]
-    while work:
-        path, item = work.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, dict | list | set) or type(item).__name__ in ("deque", "Counter"):
-            found[path] = found.get(path, 0) + len(item)  # type: ignore[arg-type]
-            values = list(item.values()) if isinstance(item, dict) else list(item)  # type: ignore[call-overload]
-            work += [(f"{path}[]", value) for value in values]
-        elif type(item).__module__.startswith("pdpool_connector."):
-            names = [*getattr(item, "__dict__", ()), *_slots(type(item))]
-            work += [(f"{path}.{name}", getattr(item, name, None)) for name in names]
-    return found
-
-
-def _slots(kind: type) -> list[str]:
-    return [slot for base in kind.__mro__ for slot in getattr(base, "__slots__", ()) if isinstance(slot, str)]
 
 
 class Process:
@@ -145,12 +128,12 @@ class Process:
         os.dup2(2, 1)
         self.order = msgspec.json.decode(self._line(), type=Order)
 
-    def tell(self, message: object) -> None:
+    def send(self, message: object) -> None:
         """Write one line."""
         os.write(self._out, msgspec.json.encode(message) + b"\n")
 
     def has_order(self) -> bool:
-        """Whether the parent has said something more (or has gone)."""
+        """Whether the parent has sent another line (or has gone)."""
         return bool(select.select([sys.stdin], [], [], 0)[0])
 
     def next_order(self) -> str:
@@ -165,11 +148,11 @@ class Process:
         deadline, until = time.monotonic() + QUIESCE_S, time.monotonic() + WATCH_S
         while time.monotonic() < deadline and (rows(connector) or time.monotonic() < until):
             pool.check_free()
-            self.tell(report())
+            self.send(report())
             time.sleep(REPORT_S / 2)  # the pace of the watch
         final = report()
         final.usage = usage(connector)
-        self.tell(final)
+        self.send(final)
 
     @staticmethod
     def _line() -> str:
@@ -181,7 +164,7 @@ class Process:
 
 def rows(connector: PrefillConnector | DecodeConnector) -> int:
     """What the connector keeps of hand-offs: machine, transfers, holds."""
-    return inside.rows(connector) + len(connector._transfers) + connector.stats().holds
+    return inside.rows(connector) + inside.kept(connector) + connector.stats().holds
 
 
 def started(make: Callable[..., AnyConnector], order: Order, pool: Pool) -> tuple[AnyConnector, threading.Event]:

@@ -16,7 +16,7 @@ Render = Callable[..., "Rendered"]
 
 
 class Strict(yaml.SafeLoader):
-    """Refuses what PyYAML lets pass and Kubernetes does not: a key that stands twice in one map."""
+    """Rejects a duplicate key in a map, which Kubernetes rejects and PyYAML accepts."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
@@ -26,7 +26,7 @@ class Strict(yaml.SafeLoader):
 
 
 class Rendered:
-    """What `helm template` printed: objects by kind and name, or its error."""
+    """Output of `helm template`: objects by kind and name, or its error."""
 
     def __init__(self, result: subprocess.CompletedProcess[str]) -> None:
         self.failed = result.returncode != 0

@@ -1,4 +1,4 @@
-"""The series that the rules and their scenarios speak of are those that operator and connectors export, with labels."""
+"""The series that rules and scenarios name are exported by operator and connectors, with these labels."""
 
 import re
 
@@ -25,7 +25,8 @@ def exported() -> dict[str, set[str]]:
         waiting_keys=lambda: 0,
     )
     operator = _series(metrics.registry)
-    # Prometheus' discovery says which pod a connector is in, and where the operator is, unless its series name a pool.
+    # Prometheus' discovery adds the pod of a connector and the namespace of the operator, unless the series names a
+    # pool.
     found = _of_a_connector() | {"pdpool_leader": operator["pdpool_leader"]}
     return operator | {name: labels | {"namespace", "pod"} for name, labels in found.items()}
 
@@ -81,7 +82,7 @@ def test_scenarios_feed_series_that_the_operator_exports() -> None:
         for test in yaml.safe_load(path.read_text())["tests"]:
             for series in test["input_series"]:
                 name, _, labels = series["series"].partition("{")
-                # Prometheus adds `pod`; the rest is exported.
+                # Prometheus adds `pod`. The exporter adds the rest.
                 assert set(re.findall(r"(\w+)=", labels)) - {"pod"} == known[name] - {"pod"}, series
 
 

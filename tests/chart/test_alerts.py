@@ -1,4 +1,4 @@
-"""The alert rules as the chart renders them, under promtool; and each clause of them broken in turn."""
+"""The alert rules as the chart renders them, under promtool. Each clause of them is also broken in turn."""
 
 import subprocess
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_alerts_fire_when_they_should_and_only_then(promtool: Path, tmp_path: Pa
 
 
 MUTATIONS = {
-    "progress is not asked for": (STUCK, ") == 0", ") >= 0"),
+    "progress is ignored": (STUCK, ") == 0", ") >= 0"),
     "unknown progress counts as none": (STUCK, "and\n", "unless\n", ") == 0", ") > 0"),
     "an empty queue counts": (STUCK, ") > 0", ") >= 0"),
     "requests that have just come count": (STUCK, "min_over_time", "max_over_time"),
@@ -52,12 +52,12 @@ MUTATIONS = {
     "instances are mixed": (STUCK, "pool, instance, rank)", "pool, rank)"),
     "it fires at once": (STUCK, "for: 3m", "for: 0s"),
     "it fires late": (STUCK, "for: 3m", "for: 5m"),
-    "it pages nobody": (STUCK, "severity: critical", "severity: info"),
+    "it is not critical": (STUCK, "severity: critical", "severity: info"),
     "it does not say where": (STUCK, "Prefill pool {{ $labels.namespace }}/{{ $labels.pool }}", "A pool"),
     "any verdict counts as stuck": (INSTANCE, '{verdict="Stuck"}', ""),
     "one that is blocked counts as stuck": (INSTANCE, 'verdict="Stuck"', 'verdict=~"Stuck|Blocked"'),
-    "a stuck instance is told at once": (INSTANCE, "for: 1m", "for: 0s"),
-    "a stuck instance is told late": (INSTANCE, "for: 1m", "for: 2m"),
+    "a stuck instance fires at once": (INSTANCE, "for: 1m", "for: 0s"),
+    "a stuck instance fires late": (INSTANCE, "for: 1m", "for: 2m"),
     "stuck instances of a pool are one": (
         INSTANCE,
         'role, instance) (pdpool_instance_verdict{verdict="Stuck"}',
@@ -78,20 +78,20 @@ MUTATIONS = {
         'pdpool_instance_verdict{verdict="Stuck"}',
         'max_over_time(pdpool_instance_verdict{verdict="Stuck"}[15s])',
     ),
-    "a stuck instance pages nobody": (INSTANCE, "severity: critical", "severity: info"),
+    "a stuck instance is not critical": (INSTANCE, "severity: critical", "severity: info"),
     "a standby counts as a leader": (BLIND, '"} == 1)', '"})'),
     "another release's leader counts": (BLIND, 'pdpool_leader{namespace="pdpool-system"}', "pdpool_leader"),
     "a hand-over is an outage": (BLIND, "for: 5m", "for: 1m"),
-    "an outage is never told": (BLIND, "for: 5m", "for: 30m"),
+    "an outage never fires": (BLIND, "for: 5m", "for: 30m"),
     "any verdict counts as unknown": (BLIND, '{verdict="Unknown"}', ""),
-    "unknown is told too early": (BLIND, "for: 10m", "for: 5m"),
+    "unknown fires too early": (BLIND, "for: 10m", "for: 5m"),
     "sums that agree count as corruption": (MEMORY, '{outcome="mismatched"}', ""),
-    "corruption is never told": (MEMORY, '{outcome="mismatched"}) > 0', '{outcome="mismatched"}) > 5'),
-    "corruption is told of the first rank only": (MEMORY, '{outcome="mismatched"}', '{outcome="mismatched", rank="0"}'),
-    "corruption pages nobody": (MEMORY, "severity: critical", "severity: info"),
+    "corruption never fires": (MEMORY, '{outcome="mismatched"}) > 0', '{outcome="mismatched"}) > 5'),
+    "corruption fires for the first rank only": (MEMORY, '{outcome="mismatched"}', '{outcome="mismatched", rank="0"}'),
+    "corruption is not critical": (MEMORY, "severity: critical", "severity: info"),
     "holds that come and go count as one": (MEMORY, "[10m])) == 0", "[10m])) >= 0"),
-    "a hold is told too early": (MEMORY, "for: 10m", "for: 5m"),
-    "a hold is never told": (
+    "a hold fires too early": (MEMORY, "for: 10m", "for: 5m"),
+    "a hold never fires": (
         MEMORY,
         "pdpool_held_oldest_seconds) > 0",
         "pdpool_held_oldest_seconds) > 6000",

@@ -1,4 +1,4 @@
-"""Values that the documentation names exist, have the defaults that it tells, and may be set as it says."""
+"""Values that the documentation names exist, have the documented defaults, and accept the documented settings."""
 
 import json
 import re
@@ -20,7 +20,7 @@ SET = re.compile(r"--set(?:-string)? ([\w.]+)=([^\s`]+)")
 
 
 def named(text: str) -> dict[str, str]:
-    """Values that a document names, with what it sets them to ("" where it does not)."""
+    """Return the values that a document names, with the settings it shows ("" if none)."""
     found = dict(SET.findall(text))
     for path, value in QUOTED.findall(text):
         if path.split(".")[0] in VALUES and ("." in path or value):

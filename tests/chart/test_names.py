@@ -1,4 +1,4 @@
-"""Names that YAML would read as numbers, truths or nothing, and names that Kubernetes takes for some kinds only."""
+"""Names that YAML would parse as numbers, booleans or null, and names that Kubernetes accepts only for some kinds."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ MAPS = {"labels", "matchLabels", "annotations", "selector"}
 
 
 def strings(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Paths and values of everything in an object that Kubernetes wants to be a string."""
+    """Yield paths and values of every field of an object that Kubernetes requires to be a string."""
     if isinstance(node, list):
         for index, child in enumerate(node):
             yield from strings(child, f"{path}[{index}]")
@@ -65,6 +65,9 @@ def test_names_that_no_service_may_have_are_refused(render: Render) -> None:
     ):
         refused = render(values, release=release)
         assert refused.failed
-        assert f"{name} is no name of a Service: it must begin with a letter; name the release so" in refused.error
+        assert (
+            f"{name} cannot be the name of a Service: it must begin with a letter; use such a release name"
+            in refused.error
+        )
         assert "set fullnameOverride" in refused.error
         assert not render(values | {"fullnameOverride": "pd"}, release=release).failed

@@ -1,4 +1,4 @@
-"""The local cluster's Prometheus: its discovery, and that its scrape jobs keep what they should."""
+"""The local cluster's Prometheus: its discovery, and the targets that its scrape jobs keep."""
 
 import json
 import re
@@ -92,7 +92,7 @@ def test_operator_s_own_labels_win_where_its_series_name_pools_and_the_others_sa
 
 
 class Prometheus:
-    """Counts what is posted to it, by path; answers with `status`."""
+    """Counts POST requests by path, and answers with `status`."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -196,7 +196,7 @@ def test_a_real_prometheus_takes_changed_windows_when_it_is_told(
     def loaded(windows: dict[str, str]) -> str | None:
         text = render({"rules": {"windows": windows}}).one("ConfigMap", "pdpool-rules")["data"]["pdpool.rules.yaml"]
         (rules / "pdpool.rules.yaml").write_text(text)
-        wait_for("Prometheus to be told", lambda: told(reloader), deadline_s=60)
+        wait_for("Prometheus to be reloaded", lambda: told(reloader), deadline_s=60)
         with urllib.request.urlopen(f"{url}/api/v1/rules", timeout=60) as answer:
             return not_loaded(json.load(answer)["data"]["groups"], text)
 

@@ -1,4 +1,4 @@
-"""What the chart grants."""
+"""The permissions that the chart grants."""
 
 from typing import Any
 

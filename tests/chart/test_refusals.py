@@ -1,4 +1,4 @@
-"""Values that the schema refuses, with the words a user sees."""
+"""Values that the schema refuses, with the messages that a user sees."""
 
 import json
 from typing import Any
@@ -137,7 +137,7 @@ def test_values_of_a_parent_chart_pass(render: Render) -> None:
 
 
 def keys(node: dict[str, Any], path: str = "") -> set[str]:
-    """Paths of all keys of a schema's objects with fixed properties."""
+    """Yield the paths of all keys of a schema's objects with fixed properties."""
     found = set()
     for name, child in node.get("properties", {}).items():
         found |= {f"{path}{name}"} | keys(child, f"{path}{name}.")
@@ -145,7 +145,7 @@ def keys(node: dict[str, Any], path: str = "") -> set[str]:
 
 
 def paths(values: dict[str, Any], known: set[str], path: str = "") -> set[str]:
-    """Paths of all keys of the values, down to where the schema leaves them free."""
+    """Yield the paths of all keys of the values, as deep as the schema fixes them."""
     found = set()
     for name, value in values.items():
         here = f"{path}{name}"
@@ -155,9 +155,9 @@ def paths(values: dict[str, Any], known: set[str], path: str = "") -> set[str]:
     return found
 
 
-# Keys that versions before this one did not have: `helm upgrade --reuse-values` comes without them.
+# Keys that earlier versions did not have: `helm upgrade --reuse-values` omits them.
 ADDED = {"networkPolicy.ranks", "rules.windows.memoryHeld", "rules.windows.instanceStuck"}
-# Parts of what Kubernetes defines, each of which may be left away.
+# Optional parts of Kubernetes' own types.
 PARTS = {"operator.resources.requests", "operator.resources.limits"}
 PARTS |= {"networkPolicy.prometheus.namespaceSelector.matchLabels"}
 
@@ -177,7 +177,7 @@ def values() -> dict[str, Any]:
 
 
 def requirements(node: dict[str, Any], path: str = "") -> set[str]:
-    """Paths of all keys that a schema requires."""
+    """Yield the paths of all keys that a schema requires."""
     found = {f"{path}{name}" for name in node.get("required", [])}
     for name, child in node.get("properties", {}).items():
         found |= requirements(child, f"{path}{name}.")
@@ -214,7 +214,7 @@ def test_null_is_refused_with_the_key_s_name(render: Render, unset: dict[str, An
 def test_null_where_the_default_is_empty_is_the_default(
     render: Render, schema: dict[str, Any], values: dict[str, Any]
 ) -> None:
-    # A seed of ones own, for the chart's is another at each rendering.
+    # A fixed seed, because the chart generates a new one at each rendering.
     seed = {"seed": {"existingSecret": "mine"}}
     unset: dict[str, Any] = {}
     for path in keys(schema) - requirements(schema) - PARTS - {"seed.existingSecret", "global"}:

@@ -194,7 +194,7 @@ def test_watched_namespaces_that_network_policies_would_leave_open_are_refused(r
     refused = render(watched | {"networkPolicy": {"engineNamespaces": ["other"]}})
     assert refused.failed
     assert (
-        "networkPolicy.engineNamespaces: lacks llm of watchNamespaces, whose engines anybody could reach"
+        "networkPolicy.engineNamespaces: lacks llm of watchNamespaces, so any pod could reach its engines"
         in refused.error
     )
     assert "add it, or leave engineNamespaces empty" in refused.error
@@ -288,7 +288,7 @@ def test_there_is_a_helm_test_only_for_a_named_router(render: Render, default: R
 
 
 class StandInRouter(BaseHTTPRequestHandler):
-    """Answers as a router does: a list of one model, and `completion` for it."""
+    """Answers like a router: a list of one model, and `completion` for it."""
 
     completion: tuple[int, dict[str, Any]]
 

@@ -1,4 +1,4 @@
-"""What the tests on the cluster share: its CRDs, and one installation of the chart for the tests of the whole stack."""
+"""Shared fixtures of the cluster tests: the CRDs, and one installation of the chart for tests of the whole stack."""
 
 import contextlib
 import fcntl
@@ -24,14 +24,14 @@ from tests.cluster.stack_traffic import PROMPTS, generate
 
 LAST = "test_chart_rights.py"
 TURN_S = 1800
-"""Longest wait for others to end: as long as all tests of the whole stack, or of operators, take on a slow machine."""
+"""Longest wait for other tests, in seconds: all tests of the whole stack, or of operators, on a slow machine."""
 ESTABLISHED = (
     "jsonpath={range .items[*]}{.metadata.name} x{.status.conditions[?(@.type=='Established')].status}{'\\n'}{end}"
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of the whole stack last; last of them what looks back at all of them."""
+    """Run the tests of the whole stack last, and the one that reviews all of them at the very end."""
 
     def place(item: pytest.Item) -> int:
         stack = "stack" in getattr(item, "fixturenames", ())
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Say how the cluster is when a test of the stack fails."""
+    """Add the state of the cluster to the report when a test of the stack fails."""
     report = yield
     stack = getattr(item, "funcargs", {}).get("stack")
     if report.when == "call" and report.failed and isinstance(stack, Stack):
@@ -52,10 +52,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _turn(how: int, deadline_s: float) -> Iterator[IO[str]]:
-    """The lock by which tests share the cluster, or have it alone.
+    """Hold the lock by which tests share the cluster or use it alone.
 
     Raises:
-        TimeoutError: others hold it.
+        TimeoutError: other tests hold it.
     """
     path = cache_dir() / "cluster-tests.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def _taken(lock: IO[str], how: int) -> bool:
 
 @pytest.fixture(scope="module")
 def crds() -> Iterator[None]:
-    """The kinds, for operators that no chart installed; the last that needs those that tests made removes them."""
+    """The CRDs, for operators without a chart. The last user removes them if tests created them."""
     kubectl = binary("kubectl")
     with _turn(fcntl.LOCK_SH, TURN_S) as turn:
         with exclusively(cache_dir() / "cluster-tests-crds.lock", "making the CRDs"):
@@ -92,14 +92,14 @@ def crds() -> Iterator[None]:
 
 
 def _not_established(kubectl: Path) -> str | None:
-    """Which CRDs are not served yet; `kubectl wait` fails at one that has no conditions yet."""
+    """Return which CRDs are not served yet. `kubectl wait` fails for a CRD that has no conditions yet."""
     serving = run(kubectl, "get", "crd", *CRDS, "-o", ESTABLISHED)
     return ", ".join(name for name, status in map(str.split, serving.splitlines()) if status != "xTrue") or None
 
 
 @pytest.fixture(scope="session")
 def stack(pytestconfig: pytest.Config) -> Iterator[Stack]:
-    """The chart, freshly installed, and an empty namespace for pools; nothing of it is left in the end."""
+    """The freshly installed chart, and an empty namespace for pools. Both are removed at the end."""
     state = state_at(None)
     status = bringup.status(state)
     if status is None or Path(os.environ["KUBECONFIG"]) != state.kubeconfig:
@@ -133,7 +133,7 @@ def _say(config: pytest.Config, text: str) -> None:
 
 @pytest.fixture(scope="session")
 def expected() -> dict[tuple[int, ...], tuple[int, ...]]:
-    """What one engine that does both phases answers to the prompts of the traffic."""
+    """Answers of one engine that does both phases, for the prompts of the traffic."""
     with Children() as children:
         url = children.engine("unified", model_path="tiny").url
         return {prompt: generate(url, prompt) for prompt in PROMPTS}
@@ -141,6 +141,6 @@ def expected() -> dict[tuple[int, ...], tuple[int, ...]]:
 
 @pytest.fixture
 def serving(stack: Stack) -> Stack:
-    """The stack with one prefill engine, two decode engines and one router, all Ready and at rest."""
+    """The stack with one prefill engine, two decode engines and one router, all Ready and idle."""
     stack.serve()
     return stack

@@ -1,4 +1,4 @@
-"""A test's own hands in the cluster: to make, change and remove things, and to wait for what others make of them."""
+"""Helpers of a test in the cluster: create, change and remove objects, and wait for the reaction."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 
 async def eventually(what: Callable[[], Awaitable[Any]], *, within_s: float = 90.0, every_s: float = 0.1) -> Any:
-    """What `what` returns as soon as it is true; fails with its last value or error when it never is."""
+    """Return the value of `what` once it is true. If it never is, fail with its last value or error."""
     last: Any = None
     try:
         async with asyncio.timeout(within_s):
@@ -33,7 +33,7 @@ async def eventually(what: Callable[[], Awaitable[Any]], *, within_s: float = 90
 
 
 async def at_rest(read: Callable[[], Awaitable[float]], *, every_s: float, within_s: float) -> float:
-    """A number, once two looks, `every_s` apart, see the same."""
+    """Return a number once two readings, `every_s` apart, are equal."""
     last = float("nan")
 
     async def same() -> bool:
@@ -47,7 +47,7 @@ async def at_rest(read: Callable[[], Awaitable[float]], *, every_s: float, withi
 
 
 class Admin(Api):
-    """The test's own hands in the cluster."""
+    """Direct access of the test to the cluster."""
 
     async def drop(self, resource: Resource, namespace: str | None, name: str, **options: Any) -> None:
         with contextlib.suppress(NotFoundError):

@@ -1,4 +1,4 @@
-"""Take away what the tests' cluster need not hold: a demo, and what test sessions left that were killed."""
+"""Removes what the tests' cluster must not contain: a demo, and leftovers of killed test sessions."""
 
 import json
 from collections.abc import Callable
@@ -16,10 +16,10 @@ HELD_BACK = 'jsonpath={range .items[?(@.metadata.finalizers)]}{.metadata.name}{"
 
 
 def make_room(stack: Stack, say: Callable[[str], None]) -> None:
-    """Remove the demo, or what killed sessions left; refuse to touch what somebody else installed.
+    """Remove the demo, or leftovers of killed sessions. Refuse to touch other installations.
 
     Raises:
-        AssertionError: it names what has to go first.
+        AssertionError: it names what must be removed first.
     """
     screen = Screen()
     if stack.kubectl("get", "namespaces", "-l", demo.OURS, "-o", "name"):
@@ -29,19 +29,22 @@ def make_room(stack: Stack, say: Callable[[str], None]) -> None:
         say("removing the release that a killed test session left")
         remove(stack)
     if benches := stack.kubectl("get", "namespaces", "-l", BENCH, "-o", "name").split():
-        # Those of tests that have just ended are on their way out already.
+        # Objects of tests that have just ended are already being deleted.
         remove_benches(*benches)
     releases = json.loads(stack.helm("list", "--all-namespaces", "--all", "--output", "json"))
     foreign = [f"{one['namespace']}/{one['name']}" for one in releases if one["chart"].startswith("pdpool-")]
-    assert not foreign, f"pdpool is installed as {foreign}: uninstall it, for two operators would serve the same pools"
+    assert not foreign, (
+        f"pdpool is installed as {foreign}: uninstall it, because two operators would serve the same pools"
+    )
     objects = _objects(stack)
-    assert not objects, f"these would go with the CRDs, which the tests remove: delete them yourself\n{objects}"
+    assert not objects, f"the tests remove the CRDs, which deletes these objects: delete them yourself\n{objects}"
 
 
 def remove(stack: Stack) -> None:
-    """Remove the release of the stack's tests and all that belongs to it."""
+    """Remove the release of the stack's tests and all its objects."""
     if _objects(stack):
-        # Before their namespaces, whose controller looks again only after the longest grace period of a pod.
+        # Pods are deleted before their namespaces, whose controller checks again only after the longest grace period of
+        # a pod.
         for name in stack.kubectl("get", "namespaces", "-l", OURS, "-o", "name").split():
             where = name.removeprefix("namespace/")
             stack.kubectl("delete", KINDS, "--all", "-n", where, "--wait=false")
@@ -49,14 +52,14 @@ def remove(stack: Stack) -> None:
             def left(where: str = where) -> str | None:
                 return stack.kubectl("get", "pods,statefulsets", "-n", where, "-l", MADE, "-o", "name").strip() or None
 
-            wait_for(f"the pods in {where} to be gone", left, deadline_s=120)
+            wait_for(f"the pods in {where} to be deleted", left, deadline_s=120)
     stack.uninstall()
     stack.kubectl("delete", "namespaces", "-l", OURS, "--timeout=120s", timeout_s=130)
     stack.kubectl("delete", "crd", *CRDS, "--ignore-not-found", "--timeout=120s", timeout_s=130)
 
 
 def remove_benches(*namespaces: str) -> None:
-    """Remove `namespace/NAME` of operators' tests, with pods that a finalizer holds back; they run on no node."""
+    """Remove `namespace/NAME` of operators' tests, with pods that a finalizer holds. These pods run on no node."""
     kubectl = binary("kubectl")
     for where in (name.removeprefix("namespace/") for name in namespaces):
         for pod in run(kubectl, "get", "pods", "-n", where, "-o", HELD_BACK).split():

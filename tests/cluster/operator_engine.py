@@ -10,7 +10,7 @@ from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT
 
 @dataclass
 class Engine:
-    """A stand-in for an engine pod's processes: enough of HTTP for samplers and routers, under the test's control."""
+    """A stand-in for an engine pod's processes: enough HTTP for samplers and routers, controlled by the test."""
 
     ip: str
     pod_uid: str
@@ -18,7 +18,7 @@ class Engine:
     running: int = 0
     queues: dict[str, int] = field(default_factory=dict)
     held_for: dict[int, dict[str, str]] = field(default_factory=dict)
-    """By rank: UID of the pod of each process for which it holds memory, by incarnation."""
+    """By rank: UID of the pod of each process for which the rank holds memory, by incarnation."""
     runners: list[web.AppRunner] = field(default_factory=list)
 
     async def start(self) -> "Engine":

@@ -1,7 +1,9 @@
-"""What the operator's cluster tests stand on: a namespace each, the operator as a local process under the rights that
-the chart gives it, and the tests in the place of the kubelet, so that pods come and go when a test says so.
+"""Base of the operator's cluster tests.
 
-Pods name a scheduler that does not exist; a test marks them Running at a loopback address, where it may serve an
+Each test has a namespace. The operator is a local process with the permissions that the chart grants. The test takes
+the place of the kubelet, so it decides when pods start and end.
+
+Pods name a scheduler that does not exist. A test marks them Running at a loopback address, where it may serve an
 engine.
 """
 
@@ -29,12 +31,12 @@ ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
 BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 
 BENCH = "pdpool.dev/operator-tests"
-"""Label of the namespaces that these tests made; an operator in one serves no other."""
+"""Label of the namespaces that these tests created. An operator in one of them serves no other."""
 NOBODY = "pdpool-tests-no-such-scheduler"
 
 
 def _addresses() -> Iterator[str]:
-    """Loopback addresses that no other process of tests uses: of networks that this one has taken."""
+    """Yield loopback addresses that no other test process uses, from networks that this process has taken."""
     for network in range(os.getpid(), os.getpid() + 256):
         mark = socket.socket()
         try:
@@ -50,11 +52,13 @@ ADDRESSES = _addresses()
 
 
 async def _leases(admin: Admin) -> dict[str, str]:
-    """Version of each Lease that an operator holds, by namespace; without those of tests, which keep to their own."""
+    """Return the version of each Lease that an operator holds, by namespace. Leases of tests are left out: their
+    operators serve only their own namespace.
+    """
     before = await admin.all(NAMESPACES, None, BENCH)
     leases = await admin.all(LEASES, None)
     after = await admin.all(NAMESPACES, None, BENCH)
-    tests = {one["metadata"]["name"] for one in before + after}  # other tests begin and end meanwhile
+    tests = {one["metadata"]["name"] for one in before + after}  # other tests start and end meanwhile
     return {
         lease["metadata"]["namespace"]: lease["metadata"]["resourceVersion"]
         for lease in leases
@@ -65,7 +69,7 @@ async def _leases(admin: Admin) -> dict[str, str]:
 
 
 async def _alone(admin: Admin, before: dict[str, str]) -> None:
-    """Fail if an operator of somebody else leads: it may serve all namespaces, and write on ours."""
+    """Fail if a foreign operator leads: it may serve all namespaces and write on the tests' objects."""
     strangers = [ns for ns, version in (await _leases(admin)).items() if before.get(ns) != version]
     assert not strangers, f"an operator leads in {strangers} and may write on the tests' objects: uninstall it"
 
@@ -82,7 +86,7 @@ class Bench:
         self.processes: list[asyncio.subprocess.Process] = []
 
     async def set_up(self) -> None:
-        """The namespace, with an account that has exactly the rights that the chart gives the operator."""
+        """Create the namespace, with an account that has exactly the permissions of the operator in the chart."""
         ns = self.namespace
         await self.admin.make(NAMESPACES, {"metadata": {"name": ns, "labels": {BENCH: ""}}})
         await self.admin.make(ACCOUNTS, {"metadata": {"name": "operator", "namespace": ns}})
@@ -137,7 +141,7 @@ class Bench:
         await self.admin.drop(NAMESPACES, None, self.namespace)
 
     def operator(self, **env: str) -> Operator:
-        """An operator for this namespace, not started yet."""
+        """Return an operator for this namespace, not started yet."""
         number, ip = len(self.operators), next(ADDRESSES)
         settings = {
             "PATH": os.environ["PATH"],
@@ -155,7 +159,7 @@ class Bench:
         return operator
 
     async def pool(self, kind: str, name: str = "chat", **spec: Any) -> Object:
-        """Make a pool whose pods no scheduler takes."""
+        """Create a pool whose pods no scheduler takes."""
         template = spec.pop("template", {"spec": {"schedulerName": NOBODY}})
         body = {"metadata": {"name": name, "namespace": self.namespace}, "spec": {"template": template, **spec}}
         return await self.admin.make(POOLS[kind], body)
@@ -169,7 +173,7 @@ class Bench:
         return await self.admin.get(resource, self.namespace, name)
 
     async def condition(self, kind: str, type_: str, name: str = "chat") -> Object:
-        """A condition that belongs to the newest spec; empty if there is none of that type."""
+        """Return a condition for the newest spec. Empty if there is none of that type."""
         body = await self.see(POOLS[kind], name)
         assert body is not None
         told = (c for c in body.get("status", {}).get("conditions", []) if c["type"] == type_)
@@ -187,7 +191,7 @@ class Bench:
         return result
 
     async def pod(self, name: str, but_not: str = "") -> Object:
-        """The pod of that name, as soon as there is one (with another uid than `but_not`)."""
+        """Return the pod of that name once it exists (with another uid than `but_not`)."""
 
         async def check() -> Object | None:
             pod = await self.see(PODS, name)
@@ -197,11 +201,11 @@ class Bench:
         return result
 
     async def run_pod(self, name: str, *, engine: bool = True, ready: bool = True, but_not: str = "") -> str:
-        """Be the kubelet: the pod runs at an address of its own, with a stand-in engine there."""
+        """Act as the kubelet: run the pod at an address of its own, with a stand-in engine there."""
         return await self._run(await self.pod(name, but_not), engine=engine, ready=ready)
 
     async def _run(self, pod: Object, *, engine: bool = True, ready: bool = True) -> str:
-        """Raises ApiError when that very pod is not there any more."""
+        """Run the pod. Raises ApiError if that very pod is gone."""
         name, uid, ip = pod["metadata"]["name"], pod["metadata"]["uid"], next(ADDRESSES)
         if engine:
             if name in self.engines:
@@ -212,11 +216,11 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def kubelet(self) -> AsyncIterator[None]:
-        """Run every pod of an engine that appears, at once, with a stand-in engine."""
+        """Act as the kubelet: run every new engine pod at once, with a stand-in engine."""
 
         async def keep_running() -> None:
             while True:
-                with contextlib.suppress(ApiError):  # a pod that went meanwhile, or a call that failed: look again
+                with contextlib.suppress(ApiError):  # a pod that was deleted meanwhile, or a failed call: try again
                     for pod in await self.admin.all(PODS, self.namespace, "pdpool.dev/instance"):
                         if "podIP" not in pod["status"] and "deletionTimestamp" not in pod["metadata"]:
                             await self._run(pod)
@@ -241,7 +245,7 @@ class Bench:
         await self.admin.edit(PODS, self.namespace, name, {"metadata": meta, "status": status}, "status")
 
     async def end_container(self, name: str) -> None:
-        """Be the kubelet: the engine container of a pod that is to go has ended."""
+        """Act as the kubelet: report that the engine container of a terminating pod has ended."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         ended = {"containerID": f"containerd://{name}", "exitCode": 0, "startedAt": stamp, "finishedAt": stamp}
         container = {"name": "engine", "state": {"terminated": ended}, "ready": False, "restartCount": 0}
@@ -252,7 +256,7 @@ class Bench:
 
 @contextlib.asynccontextmanager
 async def bench(folder: Path) -> AsyncIterator[Bench]:
-    """A namespace for one test, gone afterwards with all processes."""
+    """A namespace for one test. It is removed afterwards, with all processes."""
     client = await connect()
     try:
         one = Bench(Admin(client), folder)

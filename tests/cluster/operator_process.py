@@ -1,4 +1,4 @@
-"""The operator as a process of a test: started, stopped, killed, and asked for what it exports."""
+"""The operator as a process of a test: started, stopped, killed, and queried for its metrics."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from tests.cluster.hands import at_rest, eventually
 
 ROOT = Path(__file__).parents[2]
 ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL")
-"""Before a command: it does not outlive a test session that is killed."""
+"""Prefix of a command: it ends with a test session that is killed."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Operator:
             return await answer.text()
 
     async def calls(self) -> dict[tuple[str, str], float]:
-        """Calls of the API so far, by (verb, resource)."""
+        """Return the number of API calls so far, by (verb, resource)."""
         counts: dict[tuple[str, str], float] = {}
         for line in (await self.get("/metrics")).splitlines():
             if line.startswith("pdpool_api_calls_total{"):
@@ -59,12 +59,12 @@ class Operator:
         return counts
 
     async def reconciles(self) -> float:
-        """Reconciles so far."""
+        """Return the number of reconciles so far."""
         lines = (await self.get("/metrics")).splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("pdpool_reconcile_total{"))
 
     async def quiet_reconciles(self) -> float:
-        """Reconciles so far, once two looks, 2 s apart, see no further one."""
+        """Return the number of reconciles once two readings, 2 s apart, are equal."""
         return await at_rest(self.reconciles, every_s=2.0, within_s=60)
 
     def send(self, number: int) -> None:
@@ -72,7 +72,7 @@ class Operator:
         self.process.send_signal(number)
 
     async def stop(self, number: int = signal.SIGTERM, within_s: float = 30.0) -> float:
-        """End it; seconds it took."""
+        """Stop the operator. Return the seconds it took."""
         assert self.process is not None
         started = time.monotonic()
         if self.process.returncode is None:

@@ -1,5 +1,7 @@
-"""What the tests of the whole stack stand on: the chart's release with the real images, and one service of the tiny
-model in a namespace of its own, on the local cluster, where pods and Services are reached directly.
+"""Base of the tests of the whole stack: the chart's release with the real images, on the local cluster.
+
+It also has one service of the tiny model in its own namespace. Pods and Services of the local cluster are reachable
+directly.
 """
 
 import itertools
@@ -24,7 +26,7 @@ CHART = CHECKOUT / "charts" / "pdpool"
 RELEASE, OPERATOR = "pdpool", "pdpool-operator"
 SYSTEM, POOLS = "stack-system", "stack-pools"
 OURS = "pdpool.dev/stack-tests"
-"""Label of the namespaces that these tests made, and may therefore remove."""
+"""Label of the namespaces that these tests created, and may therefore remove."""
 KINDS = "prefillpools,decodepools,disaggregatedservices"
 CRDS = tuple(f"{kind}.pdpool.dev" for kind in KINDS.split(","))
 POOL_KINDS = ("PrefillPool", "DecodePool")
@@ -36,7 +38,7 @@ PATHS = {
     "dpool": ("apis/pdpool.dev/v1alpha1", "decodepools"),
     "pdsvc": ("apis/pdpool.dev/v1alpha1", "disaggregatedservices"),
 }
-"""Where the API server has what tests look at many times a second."""
+"""API paths of the kinds that tests read many times a second."""
 DRAIN_S = 20
 ADMIN_PORT, HTTP_PORT, ROUTER_PORT = 9400, 30000, 8000
 MADE = "app.kubernetes.io/managed-by=pdpool"
@@ -46,30 +48,33 @@ Object = dict[str, Any]
 
 
 def pool(kind: str, replicas: int, name: str = "chat", **spec: Any) -> Object:
-    """A pool of the tiny model."""
+    """Return a pool of the tiny model."""
     spec = {"replicas": replicas, "model": {"path": "tiny"}, **spec}
     return {"apiVersion": "pdpool.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
 def service(name: str = "chat", **spec: Any) -> Object:
-    """A service over the pools `chat`."""
+    """Return a service over the pools `chat`."""
     refs = {side: {"poolRef": {"name": "chat"}} for side in ("prefill", "decode")}
     body = {"apiVersion": "pdpool.dev/v1alpha1", "kind": "DisaggregatedService", "metadata": {"name": name}}
     return body | {"spec": refs | spec}
 
 
 def namespace(name: str) -> Object:
-    """A namespace of these tests, under the restricted profile."""
+    """Return a namespace of these tests, under the restricted profile."""
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}}
 
 
 def now() -> str:
-    """The time as the audit log writes it."""
+    """Return the time in the format of the audit log."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def ask(url: str, body: Object | None = None, *, method: str = "", key: str = "", timeout_s: float = 60.0) -> Any:
-    """One HTTP request; the decoded answer. Raises urllib.error.HTTPError for 4xx and 5xx, OSError for silence."""
+    """Send one HTTP request and return the decoded answer.
+
+    Raises urllib.error.HTTPError for 4xx and 5xx, OSError if there is no answer.
+    """
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, headers, method=method or None)
@@ -79,7 +84,7 @@ def ask(url: str, body: Object | None = None, *, method: str = "", key: str = ""
 
 
 def refused_with(url: str, body: Object | None = None, *, method: str = "", key: str = "") -> int:
-    """The status with which a request is refused; 200 if it is not."""
+    """Return the status with which a request is refused; 200 if it is not."""
     try:
         ask(url, body, method=method, key=key)
     except urllib.error.HTTPError as error:
@@ -88,16 +93,16 @@ def refused_with(url: str, body: Object | None = None, *, method: str = "", key:
 
 
 def condition(body: Object, type_: str) -> Object:
-    """One condition of an object; empty if it has none of that type."""
+    """Return one condition of an object. Empty if it has none of that type."""
     found = (c for c in body.get("status", {}).get("conditions", []) if c["type"] == type_)
     return next(found, {})
 
 
 class Stack:
-    """The release, and hands in the cluster."""
+    """The release, and access to the cluster."""
 
     def __init__(self, cluster: Object) -> None:
-        """Take what `python -m dev.cluster status --json` says of the cluster."""
+        """Store the result of `python -m dev.cluster status --json`."""
         self.audit_log = Path(cluster["audit_log"])
         self.nodes = {node["name"]: node["containerd"] for node in cluster["nodes"]}
         """containerd's socket of each node."""
@@ -105,7 +110,7 @@ class Stack:
         self._api: ApiClient = new_client_from_config()
         self.began = now()
         self.uninstalls: list[tuple[str, str]] = []
-        """When `helm uninstall` ran, from and until."""
+        """Start and end of each `helm uninstall`."""
 
     # ------------------------------------------------------------------ tools
 
@@ -122,7 +127,7 @@ class Stack:
         return json.loads(self.kubectl("get", kind, *arguments, "-n", within, "-o", "json"))
 
     def look(self, kind: str, name: str = "", *, labels: str = "", within: str = POOLS) -> Any:
-        """What `get` returns, of a kind in `PATHS`: from the API server itself, for each kubectl costs a process.
+        """Return the same as `get`, for a kind in `PATHS`, directly from the API server. Each kubectl costs a process.
 
         Raises:
             CommandError: the API server answers with an error.
@@ -154,7 +159,7 @@ class Stack:
         deadline_s: float = 120.0,
         **wanted: str,
     ) -> Object:
-        """Wait until a condition has these fields and belongs to the newest spec; returns it."""
+        """Wait until a condition has these fields and belongs to the newest spec. Return it."""
         found: Object = {}
 
         def unmet() -> str | None:
@@ -187,7 +192,7 @@ class Stack:
         self.uninstalls.append((began, now()))
 
     def scale_operator(self, replicas: int) -> None:
-        """Take the operator away, or bring it back; returns when that is so."""
+        """Scale the operator, and return when it has that number of pods."""
         self.kubectl("scale", f"deployment/{OPERATOR}", "-n", SYSTEM, f"--replicas={replicas}")
         if replicas:
             self.kubectl("rollout", "status", f"deployment/{OPERATOR}", "-n", SYSTEM, "--timeout=60s", timeout_s=70)
@@ -204,7 +209,7 @@ class Stack:
     # ------------------------------------------------------------------ the service
 
     def serve(self, *, prefill: int = 1, decode: int = 2, routers: int = 1) -> None:
-        """The service with so many pods, Ready and at rest."""
+        """Give the service these numbers of pods, Ready and idle."""
         pools = [
             pool(kind, n, drainTimeoutSeconds=DRAIN_S) for kind, n in zip(POOL_KINDS, (prefill, decode), strict=True)
         ]
@@ -212,28 +217,28 @@ class Stack:
         self.settle()
 
     def settle(self, deadline_s: float = 150.0) -> None:
-        """Wait until both pools and the service are Ready and nothing is under way."""
+        """Wait until both pools and the service are Ready and nothing is in progress."""
         for kind in ("ppool", "dpool", "pdsvc"):
             self.until(kind, "Ready", deadline_s=deadline_s, status="True")
             self.until(kind, "Progressing", deadline_s=deadline_s, status="False")
 
     def pods(self, *roles: str, within: str = POOLS) -> list[Object]:
-        """The pods of these roles that do not terminate, by name."""
+        """Return the pods of these roles that do not terminate, by name."""
         found = self.look("pod", labels=f"{MADE},pdpool.dev/role in ({','.join(roles)})", within=within)["items"]
         living = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
         return sorted(living, key=lambda pod: pod["metadata"]["name"])
 
     def uids(self) -> dict[str, str]:
-        """UID of each pod that the operator made."""
+        """Return the UID of each pod that the operator created."""
         return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods("prefill", "decode", "router")}
 
     def engine_urls(self) -> set[str]:
-        """URLs of the engines that are Ready."""
+        """Return the URLs of the engines that are Ready."""
         ready = [pod for pod in self.pods("prefill", "decode") if condition(pod, "Ready").get("status") == "True"]
         return {f"http://{pod['status']['podIP']}:{HTTP_PORT}" for pod in ready}
 
     def router_url(self) -> str:
-        """Base URL of the router's Service."""
+        """Return the base URL of the router's Service."""
         return f"http://{self.get('service', 'chat-router')['spec']['clusterIP']}:{ROUTER_PORT}"
 
     def router_key(self) -> str:
@@ -241,12 +246,12 @@ class Stack:
         return self.kubectl("get", "secret", "chat-router-key", "-n", POOLS, template)
 
     def lists(self, key: str) -> dict[str, set[str]]:
-        """URLs in the worker list of each router pod that is Ready, by pod."""
+        """Return the URLs in the worker list of each router pod that is Ready, by pod."""
         ready = [pod for pod in self.pods("router") if condition(pod, "Ready").get("status") == "True"]
         return {pod["metadata"]["name"]: listed(pod["status"]["podIP"], key) for pod in ready}
 
     def until_listed(self, routers: int, deadline_s: float = 90.0) -> None:
-        """Wait until so many routers hold exactly the engines that are Ready."""
+        """Wait until this number of routers lists exactly the engines that are Ready."""
         key = self.router_key()
 
         def unmet() -> str | None:
@@ -257,11 +262,11 @@ class Stack:
         wait_for(f"{routers} routers to list the engines that are Ready", unmet, deadline_s=deadline_s)
 
     def queues_left(self) -> str | None:
-        """What engines still have in their queues, in words; None when all are empty."""
+        """Return the requests left in the engines' queues, as text; None if all queues are empty."""
         return self._left(held=False)
 
     def work_left(self) -> str | None:
-        """What engines still have in their queues or hold, in words; None when all is empty."""
+        """Return the requests left in the engines' queues and their holds, as text; None if there are none."""
         return self._left(held=True)
 
     def _left(self, *, held: bool) -> str | None:
@@ -281,7 +286,7 @@ class Stack:
     # ------------------------------------------------------------------ after a failure
 
     def report(self) -> str:
-        """What a person would look at first."""
+        """Return the output of the first commands that a person would run."""
         conditions = (
             "-o=jsonpath={range .items[*]}{.metadata.namespace}/{.kind}/{.metadata.name}{'\\n'}"
             "{range .status.conditions[*]}  {.type}={.status} {.reason}: {.message}{'\\n'}{end}{end}"
@@ -303,20 +308,20 @@ class Stack:
 
 
 def listed(router_ip: str, key: str) -> set[str]:
-    """URLs in the worker list of one router."""
+    """Return the URLs in the worker list of one router."""
     return {worker["url"] for worker in ask(f"http://{router_ip}:{ROUTER_PORT}/workers", key=key)["workers"]}
 
 
 def audit_lines(log: Path) -> Iterator[str]:
-    """The audit log as far as it is written: the last line may be half there."""
-    # A log that grew too long goes on under the same name, and has its old part beside it.
+    """Yield the complete lines of the audit log. Its last line may be incomplete."""
+    # A log that has grown too long continues under the same name. Its old part is beside it.
     for file in sorted(log.parent.glob(f"{log.stem}*{log.suffix}")):
         with file.open() as lines:
             yield from itertools.takewhile(lambda line: line.endswith("\n"), lines)
 
 
 def audited(stack: Stack) -> Iterator[Object]:
-    """What the release's operator asked of the API server in this session, request by request."""
+    """Yield the API requests of the release's operator in this session."""
     user = f"system:serviceaccount:{SYSTEM}:{OPERATOR}"
     for line in audit_lines(stack.audit_log):
         if user in line:

@@ -1,4 +1,4 @@
-"""Requests without a pause, each answer compared with what one engine that does both phases says."""
+"""Continuous requests. Each answer is compared with that of one engine that does both phases."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ from tests.cluster.stack import ask
 
 NEW_TOKENS = 6
 PROMPTS = tuple(tuple(range(3, 3 + length)) for length in (1, 5, 16, 17, 33, 64))
-"""Token ids: below, at and above the ends of pages of 16."""
+"""Numbers of token ids: below, at and above the ends of pages of 16."""
 WORKERS = 3
 PAUSE_S = 0.05
 LONGEST_S = 280.0
@@ -20,7 +20,7 @@ ANSWER_S = 60.0
 
 
 def generate(url: str, prompt: tuple[int, ...], timeout_s: float = ANSWER_S) -> tuple[int, ...]:
-    """Greedy tokens after a prompt."""
+    """Return greedy tokens after a prompt."""
     sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
     body = {"input_ids": list(prompt), "sampling_params": sampling}
     return tuple(ask(f"{url}/generate", body, timeout_s=timeout_s)["output_ids"])
@@ -28,14 +28,14 @@ def generate(url: str, prompt: tuple[int, ...], timeout_s: float = ANSWER_S) -> 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one request ended; without an error it was answered with the right tokens."""
+    """Result of one request. Without an error it was answered with the right tokens."""
 
     seconds: float
     error: str = ""
 
 
 class Traffic:
-    """Asks while the block runs. `expected`: prompt -> tokens; a client leaves after `patience_s`."""
+    """Sends requests while the block runs. `expected` maps prompt to tokens. A client gives up after `patience_s`."""
 
     def __init__(
         self, url: str, expected: dict[tuple[int, ...], tuple[int, ...]], *, patience_s: float = ANSWER_S
@@ -50,11 +50,11 @@ class Traffic:
 
     @property
     def errors(self) -> list[str]:
-        """What went wrong, so far."""
+        """Errors so far."""
         return [outcome.error for outcome in self.outcomes if outcome.error]
 
     def more(self, answers: int = 30) -> None:
-        """Wait until so many more requests are answered rightly."""
+        """Wait until this number of further requests has right answers."""
 
         def right() -> int:
             return sum(not outcome.error for outcome in self.outcomes)
@@ -86,7 +86,7 @@ class Traffic:
         for thread in self._threads:
             thread.join(ANSWER_S + 10)
         assert not any(thread.is_alive() for thread in self._threads), "a request neither ended nor timed out"
-        assert time.monotonic() < self._until, f"the traffic ended by itself after {LONGEST_S:.0f} s"
+        assert time.monotonic() < self._until, f"the traffic reached its time limit after {LONGEST_S:.0f} s"
 
     def _run(self, number: int) -> None:
         prompts = list(self._expected)

@@ -1,4 +1,4 @@
-"""Pods and processes are killed; the service recovers, and the routers' lists follow."""
+"""Pods and processes are killed. The service recovers, and the routers' lists follow."""
 
 import contextlib
 import os
@@ -24,8 +24,11 @@ pytestmark = [
 ]
 
 PATIENCE_S = 10.0
-"""A request that loses one of its two engines at once may wait at the other, which cannot know, and the router waits
-for both: until the client leaves, or the engines' own deadline of 300 s is over."""
+"""Longest wait of a client, in seconds.
+
+A request that loses one of its two engines may wait at the other, which cannot know of the loss. The router waits for
+both, until the client leaves or the engines' own deadline of 300 s is over.
+"""
 
 
 def pod_named(stack: Stack, name: str) -> dict:
@@ -33,7 +36,7 @@ def pod_named(stack: Stack, name: str) -> dict:
 
 
 def process_of(stack: Stack, pod: dict) -> int:
-    """PID on this machine of the container's first process."""
+    """Return the PID on this machine of the container's first process."""
     (status,) = pod["status"]["containerStatuses"]
     container = status["containerID"].removeprefix("containerd://")
     tasks = [line.split() for line in stack.ctr(pod["spec"]["nodeName"], "tasks", "ls").splitlines()]
@@ -45,7 +48,7 @@ def url_of(pod: dict) -> str:
 
 
 def recovered(stack: Stack, traffic: Traffic) -> None:
-    """Everything is Ready and listed again, and requests succeed."""
+    """Wait until everything is Ready and listed again, and requests succeed."""
     stack.settle()
     stack.until_listed(1)
     traffic.more()
@@ -54,13 +57,15 @@ def recovered(stack: Stack, traffic: Traffic) -> None:
 
 
 def free_again(stack: Stack) -> None:
-    """All queues are empty and nothing is held: the operator has vouched for the end of whoever was killed."""
+    """Wait until all queues are empty and nothing is held: the operator has proved the end of the killed processes."""
     wait_for("all queues to be empty and nothing held", stack.work_left, deadline_s=60)
 
 
 def empty_again(stack: Stack) -> None:
-    """All queues are empty. What a pod that was deleted by force may still write to stays held, for nobody saw it end;
-    that ends with the decode engines, whose drain would wait for it in later tests.
+    """Wait until all queues are empty.
+
+    Memory stays held if a force-deleted pod may still write to it, because no kubelet reported its end. The hold ends
+    with the decode engines, whose drain would wait for it in later tests.
     """
     wait_for("all queues to be empty", stack.queues_left, deadline_s=90)
     if stack.work_left():
@@ -72,7 +77,7 @@ def empty_again(stack: Stack) -> None:
 
 
 def succeeded(stack: Stack, *former: dict) -> None:
-    """Other pods stand in the place of these, and are Ready."""
+    """Wait until other pods have replaced these, and are Ready."""
     uids = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in former}
 
     def missing() -> str | None:
@@ -93,7 +98,7 @@ def test_after_an_engines_process_was_killed_its_list_entry_goes_and_comes_back(
     with Traffic(serving.router_url(), expected, patience_s=PATIENCE_S) as traffic:
         os.kill(process_of(serving, pod), signal.SIGKILL)
         if "decode" in name:
-            # The only prefill engine stays listed: routers judge its health themselves.
+            # The only prefill engine stays listed, because routers check its health themselves.
             wait_for(
                 f"{url} to leave the router's list",
                 lambda: f"it lists {url}" if url in listed(router["status"]["podIP"], key) else None,
@@ -113,8 +118,10 @@ def test_after_an_engines_process_was_killed_its_list_entry_goes_and_comes_back(
 
 @pytest.fixture
 def held_for(serving: Stack) -> Iterator[Callable[[], str]]:
-    """Have decode engines hold memory for the prefill engine: stopped, with requests that it has taken on. Calling it
-    returns the incarnation for which they do, once the process or the pod of that engine was ended.
+    """Make decode engines hold memory for the prefill engine, which is stopped with accepted requests.
+
+    End the process or the pod of that engine, then call the result. It returns the incarnation for which memory is
+    held.
     """
     pod = pod_named(serving, "chat-prefill-0-0")
     process = process_of(serving, pod)
@@ -122,7 +129,7 @@ def held_for(serving: Stack) -> Iterator[Callable[[], str]]:
     serving.until_listed(1)
     url = serving.router_url()
     wait_for("decode engines to know it", lambda: not_paired(serving, url, incarnation), deadline_s=30)
-    handle = os.pidfd_open(process)  # its number may be another's in the end
+    handle = os.pidfd_open(process)  # the process number may belong to another process at the end
     send(process, signal.SIGSTOP)
     told: list[str] = []
     clients = [threading.Thread(target=ask_in_vain, args=(url, prompt, told)) for prompt in PROMPTS[:3]]
@@ -131,7 +138,7 @@ def held_for(serving: Stack) -> Iterator[Callable[[], str]]:
 
     def not_offered() -> str | None:
         attempts = attempts_at_decode(serving)
-        return None if attempts >= len(clients) else f"{attempts} hand-offs are under way, and clients were told {told}"
+        return None if attempts >= len(clients) else f"{attempts} hand-offs are under way, and clients got {told}"
 
     try:
         wait_for("decode engines to have offered memory", not_offered, deadline_s=30)
@@ -139,7 +146,7 @@ def held_for(serving: Stack) -> Iterator[Callable[[], str]]:
         def held() -> str:
             def not_held() -> str | None:
                 holds = held_at_decode(serving)
-                # Once it is told, it has been held, and may have been freed between two looks.
+                # An event about the process shows that memory was held. It may have been released between two readings.
                 return None if incarnation in holds or told_of(serving, incarnation) else f"held for {holds}"
 
             wait_for("decode engines to hold memory", not_held, deadline_s=60, interval_s=0.05)
@@ -155,7 +162,9 @@ def held_for(serving: Stack) -> Iterator[Callable[[], str]]:
 
 
 def not_paired(stack: Stack, url: str, incarnation: str) -> str | None:
-    """Ask for an answer; which decode engines have had none with this prefill engine, and would offer it nothing."""
+    """Request an answer. Return which decode engines have not paired with this prefill engine, and so offer it no
+    memory.
+    """
     generate(url, PROMPTS[0])
     known = {pod["metadata"]["name"]: state_of(pod)["peers"] for pod in stack.pods("decode")}
     names = [name for name, peers in known.items() if incarnation not in {peer["incarnation"] for peer in peers}]
@@ -182,14 +191,14 @@ def held_at_decode(stack: Stack) -> set[str]:
 
 
 def told_of(stack: Stack, incarnation: str) -> set[str]:
-    """Kinds of objects whose events say that this process was fenced."""
+    """Return the kinds of objects whose events say that this process was fenced."""
     events = stack.look("event")["items"]
     told = [event for event in events if event.get("reason") == "FencedPeer" and incarnation[:8] in event["note"]]
     return {event["regarding"]["kind"] for event in told}
 
 
 def fenced(stack: Stack, incarnation: str) -> None:
-    """Nothing is held, and the decode pool's events say why: the operator tells it after it has done it."""
+    """Wait until nothing is held and the decode pool's events say why. The event follows the fence."""
 
     def left() -> str | None:
         return ", ".join(held_at_decode(stack)) or None
@@ -218,7 +227,7 @@ def test_what_is_held_for_an_engine_whose_pod_was_deleted_is_freed_by_what_the_k
 
 
 def test_an_engine_without_the_keys_of_its_namespace_gets_nothing(serving: Stack):
-    """An impostor in the pods' network, which knows every address and speaks the protocol, with a key of its own."""
+    """The impostor is in the pods' network, knows every address and speaks the protocol, with a key of its own."""
     (prefill,) = serving.pods("prefill")
     for secured in (False, True):
         before = state_of(prefill)["drops"]
@@ -269,7 +278,7 @@ def test_a_router_that_starts_while_the_operator_is_away_serves_at_once(serving:
         key, engines = serving.router_key(), serving.engine_urls()
 
         def lacking() -> str | None:
-            # It is Ready with one engine of each side, and still asks others for their names.
+            # It is Ready with one engine of each side, and still registers others.
             return ", ".join(engines ^ listed(address, key)) or None
 
         wait_for("the new router to list the engines from its file", lacking, deadline_s=30)

@@ -1,4 +1,4 @@
-"""Bad input: what the API server refuses and how it says so, and what the operator says of what only it can judge."""
+"""Bad input: what the API server rejects and with which message, and what the operator reports of the rest."""
 
 import copy
 import json
@@ -20,11 +20,12 @@ pytestmark = [
 
 BAD = "stack-bad"
 LOOK_S = 20.0
-"""Time over which the operator's looks at an object are counted."""
+"""Time in seconds over which the operator's reads of an object are counted."""
 MOST_LOOKS = 10
-"""At the backed-off pace of retries and of the kubelet's own changes of a pod; without a pause it would be hundreds."""
+"""Limit for the backed-off rate of retries and of the kubelet's changes of a pod. Without back-off, there are hundreds.
+"""
 
-# Path below spec, bad value, words that say what would be right.
+# Path below spec, bad value, part of the message that says what would be right.
 POOL_FIELDS = [
     ("replicas", -1, "greater than or equal to 0"),
     ("replicas", 257, "less than or equal to 256"),
@@ -80,7 +81,7 @@ def good(kind: str) -> Object:
 
 
 def with_value(body: Object, path: str, value: object) -> Object:
-    """The object with the field below spec set, or removed if the value is None."""
+    """Return the object with the field below spec set, or removed if the value is None."""
     body = copy.deepcopy(body)
     *parents, last = path.split(".")
     place = body["spec"]
@@ -94,7 +95,7 @@ def with_value(body: Object, path: str, value: object) -> Object:
 
 
 def refusal(stack: Stack, body: Object) -> str:
-    """What the API server says against the object; empty if it takes it. Nothing is stored."""
+    """Return the API server's refusal of the object, empty if it accepts it. Nothing is stored."""
     flags = ("--dry-run=server", "--validate=strict", "-f", "-")
     try:
         stack.kubectl("create", "-n", POOLS, *flags, stdin=json.dumps(body))
@@ -104,7 +105,7 @@ def refusal(stack: Stack, body: Object) -> str:
 
 
 def fields(schema: Object, path: str = "") -> Iterator[str]:
-    """Every typed field of a schema, by its path."""
+    """Yield every typed field of a schema, by its path."""
     for name, below in schema.get("properties", {}).items():
         yield f"{path}{name}"
         yield from fields(below, f"{path}{name}.")
@@ -155,7 +156,7 @@ def test_a_misspelt_field_is_refused(stack: Stack, kind):
 
 @pytest.fixture
 def bad(serving: Stack) -> Iterator[Stack]:
-    """A namespace for objects that cannot come up, beside a service that serves."""
+    """A namespace for objects that cannot become Ready, beside a working service."""
     serving.apply(namespace(BAD))
     try:
         yield serving
@@ -186,7 +187,7 @@ def test_what_cannot_come_up_says_why_in_a_condition_and_is_not_tried_without_a_
         service("lonely"),
         within=BAD,
     )
-    # The API server's own words, and the merge's, both with the path of the field.
+    # The messages of the API server and of the merge, both with the path of the field.
     told = bad.until("dpool", "Ready", name="template", within=BAD, status="False", reason="TemplateInvalid")
     assert "spec.template.spec.containers[0].resources.limits[cpu]" in told["message"]
     assert "must be greater than or equal to 0" in told["message"]
@@ -201,7 +202,7 @@ def test_what_cannot_come_up_says_why_in_a_condition_and_is_not_tried_without_a_
     assert "PrefillPool chat and DecodePool chat" in told["message"]
 
     began = now()
-    time.sleep(LOOK_S)  # the time over which looks are counted
+    time.sleep(LOOK_S)  # the time over which reads are counted
     looks: Counter[tuple[str, str]] = Counter()
     for event in audited(bad):
         reference = event.get("objectRef", {})
@@ -209,9 +210,9 @@ def test_what_cannot_come_up_says_why_in_a_condition_and_is_not_tried_without_a_
             one = (reference.get("resource", ""), reference.get("name", ""))
             looks[one] += event["verb"] == "get" and reference.get("apiGroup") == "pdpool.dev"
     assert max(looks.values()) <= MOST_LOOKS, looks
-    assert looks.total() > 0, "the operator does not look again: it would not notice what is mended"
+    assert looks.total() > 0, "the operator does not retry: it would not notice a fix"
 
-    # Mended, it comes up.
+    # After the fix, it becomes Ready.
     bad.apply(pool("DecodePool", 1, "template"), within=BAD)
     bad.kubectl("create", "secret", "generic", "no-such-secret", "-n", BAD, "--from-literal=A=b")
     for name in ("template", "secret"):

@@ -1,4 +1,4 @@
-"""Whoever deletes pools and services gets rid of all that was made for them, whether the operator runs or not."""
+"""Deleting pools and services removes all their objects, whether the operator runs or not."""
 
 import os
 
@@ -14,13 +14,13 @@ pytestmark = [
 ]
 
 OTHERS = {
-    "configmap/kube-root-ca.crt",  # Kubernetes puts it into every namespace, as the next
+    "configmap/kube-root-ca.crt",  # Kubernetes creates it in every namespace, and also the next one
     "serviceaccount/default",
 }
 
 
 def everything(stack: Stack) -> set[str]:
-    """All objects in the pools' namespace but events, whatever their kind."""
+    """Return all objects in the pools' namespace except events, of every kind."""
     kinds = stack.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
     kinds = [kind for kind in kinds if not kind.startswith("events") and not kind.endswith("metrics.k8s.io")]
     return set(stack.kubectl("get", ",".join(kinds), "-n", POOLS, "-o", "name").split()) - OTHERS

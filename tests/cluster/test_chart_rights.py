@@ -1,4 +1,4 @@
-"""Least rights, from what the API server saw of the operator while all other tests of the stack ran."""
+"""Least permissions, from the API server's log of the operator during all other tests of the stack."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ Right = tuple[str, str, str]
 
 
 def granted(stack: Stack) -> set[Right]:
-    """What the roles that the chart installed grant to the operator."""
+    """Return the permissions in the operator's roles, as the chart installed them."""
     roles = stack.get("role", f"{OPERATOR}-own", within=SYSTEM), stack.get("clusterrole", OPERATOR)
     return {
         (group, resource, verb)
@@ -31,10 +31,10 @@ def granted(stack: Stack) -> set[Right]:
 
 
 def rights(event: Object) -> set[Right]:
-    """What one request needed."""
+    """Return the permissions that one request needed."""
     reference = event["objectRef"]
     resource = "/".join(filter(None, (reference["resource"], reference.get("subresource"))))
-    # Server-side apply of an object that is not there needs the right to create as well.
+    # Server-side apply of an object that does not exist also needs the permission to create.
     verbs = {event["verb"]} | (
         {"create"} if event["verb"] == "patch" and event["responseStatus"]["code"] == 201 else set()
     )
@@ -43,7 +43,7 @@ def rights(event: Object) -> set[Right]:
 
 @pytest.fixture
 def whole(request: pytest.FixtureRequest) -> None:
-    """Only after all tests of the stack can be said what is never used."""
+    """Skip unless all tests of the stack ran: only then is an unused permission known."""
     files = set(Path(__file__).parent.glob("test_chart_*.py"))
     ran = {item.path for item in request.session.items}
     narrowed = request.config.getoption("keyword") or any("::" in arg for arg in request.config.args)
@@ -53,7 +53,7 @@ def whole(request: pytest.FixtureRequest) -> None:
 
 def test_the_operator_was_refused_nothing(stack: Stack):
     def while_uninstalled(event: Object) -> bool:
-        # Helm takes the rights away while the operator is still ending.
+        # Helm removes the permissions while the operator is still ending.
         return any(began <= event["requestReceivedTimestamp"] <= ended for began, ended in stack.uninstalls)
 
     refused = [

@@ -1,4 +1,4 @@
-"""Two routers, and engines that come and go under traffic: no request notices."""
+"""Two routers, and engines that start and end under traffic. No request fails."""
 
 import os
 import secrets
@@ -22,7 +22,7 @@ LOOK_S = 0.1
 
 
 class Witness:
-    """Watches engines and router lists while the block runs, and notes what must not be."""
+    """Watches engines and router lists while the block runs, and records violations."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
@@ -32,9 +32,9 @@ class Witness:
         self._failure: list[Exception] = []
         self.looks = 0
         self.listed_while_leaving: set[str] = set()
-        """Pods that were seen to terminate while a router still listed them."""
+        """Pods that terminated while a router still listed them."""
         self.most_away: dict[str, int] = {"prefill": 0, "decode": 0}
-        """Most engines of a role that were not Ready, or terminated, at one moment."""
+        """Largest number of engines of a role that were not Ready, or terminated, at the same time."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -56,7 +56,7 @@ class Witness:
             self._failure.append(error)
 
     def _look(self) -> None:
-        # Pods first: whoever terminates then must be out of the lists already.
+        # Pods are read first: a pod that terminates then must already be out of the lists.
         pods = self._stack.look("pod", labels=MADE)["items"]
         lists = [
             listed(pod["status"]["podIP"], self._key)

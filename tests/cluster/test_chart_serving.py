@@ -1,6 +1,4 @@
-"""The installed chart serves: the model's own tokens over the hand-off, `helm test`, and nothing that gives secrets
-away.
-"""
+"""The installed chart serves: the right tokens over the hand-off, `helm test`, and no leak of secrets."""
 
 import base64
 import json
@@ -66,7 +64,7 @@ def test_logs_events_and_status_tell_neither_keys_nor_prompts(serving: Stack):
     url = serving.router_url()
     body = {"model": "tiny", "prompt": marker, "max_tokens": 2, "temperature": 0}
     ask(f"{url}/v1/completions", body)
-    # What is refused is as secret as what is answered.
+    # A refused request is as secret as an answered one.
     assert refused_with(f"{url}/v1/completions", body | {"max_tokens": -1}) in (400, 422)
     seed = serving.get("secret", f"{RELEASE}-seed", within=SYSTEM)["data"]["seed"]
     hidden = (serving.router_key(), seed, base64.b64decode(seed).decode("latin-1"), marker)

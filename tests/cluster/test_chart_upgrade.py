@@ -1,4 +1,4 @@
-"""The chart is upgraded, uninstalled and installed again under traffic; what serves goes on serving."""
+"""The chart is upgraded, uninstalled and installed again under traffic. Running pods keep serving."""
 
 import json
 import os
@@ -25,7 +25,7 @@ IMAGES = ("operator", "engine", "router")
 
 @pytest.fixture
 def next_tag(serving: Stack) -> Iterator[str]:
-    """A second tag of the images, on both nodes: to the operator a new version."""
+    """A second tag of the images on both nodes. The operator sees it as a new version."""
     names = {f"localhost/pdpool-{image}:dev": f"localhost/pdpool-{image}:next" for image in IMAGES}
     for node in serving.nodes:
         for old, new in names.items():
@@ -109,7 +109,7 @@ def test_an_uninstall_leaves_crds_and_pools_serving_and_the_next_installation_ta
         assert serving.kubectl("get", "crd", *CRDS, "-o", "name").split()
         traffic.more()
         serving.install()
-        # Ready is older than the new operator: what it writes for a newer generation shows that it has taken over.
+        # Ready is older than the new operator. A status for a newer generation shows that the new operator leads.
         serving.patch("pdsvc", {"stuckAfterSeconds": 31})
         serving.settle()
         traffic.more()

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 Pods = tuple[str, list[dict]]
 ACCOUNT = "echo"
 
-# Answers every request with the name of the pod and the address of whoever asks.
+# Answers every request with the name of the pod and the address of the client.
 SERVER = """
 import http.server, os
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -49,13 +49,13 @@ def state() -> State:
 def pods(state: State) -> Iterator[Pods]:
     """A namespace that enforces the restricted profile, with one server on each node and a Service over both."""
     clock = Clock("test")
-    # Any image with Python in it.
+    # Any image with Python works.
     build("prometheus", clock)
     load("prometheus", state, clock)
     namespace = f"cluster-tool-{uuid.uuid4().hex[:8]}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     things = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}]
-    # An account of their own: a namespace gets its default one some time after it was made.
+    # An account of its own: a new namespace gets its default account only after some time.
     account = {"name": ACCOUNT, "namespace": namespace}
     things.append({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
     things += [_pod(namespace, node.name, IMAGES["prometheus"].tag) for node in NODES]
@@ -164,7 +164,7 @@ def test_a_pod_reaches_the_api_server_through_its_service(state: State, pods: Po
 
 def test_nothing_of_a_pod_leaves_the_machine(state: State, pods: Pods) -> None:
     namespace, found = pods
-    # TEST-NET-3: documentation addresses that no one answers on; the packet must not get that far.
+    # TEST-NET-3: documentation addresses without hosts. The packet must not leave the machine.
     script = (
         "import socket; s = socket.socket(); s.settimeout(1)\n"
         "try: s.connect(('203.0.113.1', 80)); print('connected')\n"
@@ -202,7 +202,7 @@ def test_scheduler_hands_out_the_accelerators_of_simulated_nodes(
     state: State, pods: Pods, two_simulated_nodes: None
 ) -> None:
     namespace, _ = pods
-    # Each takes all eight accelerators of a node: two fit, the third has to wait.
+    # Each takes all eight accelerators of a node. Two fit, the third must wait.
     things = [_accelerated_pod(namespace, f"accelerated-{number}") for number in range(3)]
     kubectl(state, "apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": things}))
 
@@ -243,5 +243,7 @@ def _up(*arguments: str) -> str:
 
 
 def _process_ids(state: State) -> dict[str, int | None]:
-    """Of supervisord and its programs alone: those run others for a moment, as the proxy does iptables."""
+    """Return the ids of supervisord and its programs only. Programs run short-lived children, as the proxy does
+    iptables.
+    """
     return {"supervisord": supervise.process_id(state), **supervise.process_ids(state)}

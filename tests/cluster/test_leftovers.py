@@ -1,4 +1,4 @@
-"""A session that was killed blocks none that comes after it."""
+"""A killed session does not block later sessions."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def test_what_a_killed_test_of_an_operator_left_is_removed_with_a_pod_that_a_fin
     kubectl = binary("kubectl")
     name = f"op-{secrets.token_hex(4)}"
     held = {"name": "held", "namespace": name, "finalizers": ["pdpool.dev/test"]}
-    # An account of its own: a namespace gets its default one some time after it was made.
+    # An account of its own: a new namespace gets its default account only after some time.
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "held", "namespace": name}}
     containers = [{"name": "engine", "image": "none"}]
     spec = {"schedulerName": NOBODY, "serviceAccountName": "held", "containers": containers}

@@ -1,4 +1,4 @@
-"""What the operator tells engines of lost peers, across its own restarts, against a real API server."""
+"""Fences that the operator sends for lost peers, across its own restarts, against a real API server."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ async def here(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 async def serve_both_sides(here: Bench) -> str:
-    """A prefill, and a decode of two ranks; returns the UID of the prefill's pod."""
+    """Start a prefill engine, and a decode engine of two ranks. Return the UID of the prefill's pod."""
     await here.pool("PrefillPool")
     await here.pool("DecodePool")
     await here.run_pod(PEER)
@@ -46,7 +46,7 @@ async def serve_both_sides(here: Bench) -> str:
 
 
 async def lose(here: Bench, uid: str) -> None:
-    """The prefill's process is gone, and each rank of the decode holds memory for one of its ranks."""
+    """The prefill's process is gone, and each rank of the decode engine holds memory for one of its ranks."""
     await here.engines[PEER].stop()
     here.engines[HOLDER].held_for = {rank: {incarnation: uid} for rank, incarnation in enumerate(DEAD)}
 
@@ -61,7 +61,7 @@ async def test_what_ended_in_order_while_no_operator_ran_is_proved_by_the_next_o
     operator = await here.operator().start()
     uid = await serve_both_sides(here)
     await operator.stop(how)
-    # A finalizer keeps the object while a kubelet ends its containers: that of these pods is the test itself.
+    # A finalizer keeps the object while a kubelet ends its containers. For these pods, the test is the kubelet.
     await here.admin.edit(PODS, here.namespace, PEER, {"metadata": {"finalizers": ["pdpool.dev/test"]}})
     await here.admin.drop(PODS, here.namespace, PEER)
     await here.end_container(PEER)

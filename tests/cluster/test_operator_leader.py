@@ -40,18 +40,18 @@ async def holder(here: Bench) -> str:
 
 
 async def writes(operator) -> float:
-    """Writes that an operator has sent, its Lease aside."""
+    """Return the number of writes that an operator has sent, except to its Lease."""
     return sum(n for (verb, what), n in (await operator.calls()).items() if verb in WRITES and what != "leases")
 
 
 async def writes_at_rest(operator) -> float:
-    """Its writes, once it has held none back: numbers alone that changed are written within `REFRESH`."""
+    """Return its writes once none is delayed: changes of numbers alone are written within `REFRESH`."""
     await operator.quiet_reconciles()
     return await at_rest(partial(writes, operator), every_s=REFRESH.total_seconds() + 2, within_s=150)
 
 
 async def made(here: Bench) -> dict[str, str]:
-    """What exists, by name, with the hash of what was rendered."""
+    """Return the existing objects by name, with the hash of what was rendered."""
     return {
         f"{kind.kind}/{obj['metadata']['name']}": obj["metadata"]["annotations"]["pdpool.dev/build-hash"]
         for kind in (STATEFUL_SETS, SERVICES, DISRUPTION_BUDGETS)
@@ -74,12 +74,12 @@ async def test_of_two_operators_started_together_only_the_leader_writes_and_the_
     assert await writes(leader) > 0
     assert await writes(standby) == 0
     assert (await standby.calls()).keys() <= {("get", "leases"), ("create", "leases"), ("update", "leases")}
-    await leader.quiet_reconciles()  # a write that had to be cut off would keep it from giving the lease back
+    await leader.quiet_reconciles()  # a write that is cut off would keep it from releasing the lease
     led = await holder(here)
     took = await leader.stop(signal.SIGTERM)
     assert took < 10, f"SIGTERM took {took:.1f} s"
     assert leader.process.returncode == 0
-    assert await holder(here) != led, "the lease is to be given back, and not to run out"
+    assert await holder(here) != led, "the lease must be released, not expire"
     await standby.until("leader")
     await here.admin.drop(STATEFUL_SETS, here.namespace, "chat-prefill-1")
     await eventually(lambda: here.see(STATEFUL_SETS, "chat-prefill-1"))
@@ -160,7 +160,7 @@ async def test_operators_that_are_killed_at_random_while_pools_change_leave_what
         for _ in range(2):
             for _ in range(4):
                 await rng.choice((scale, change, make_anew))(rng.choice(names))
-                await asyncio.sleep(rng.random())  # the moments at which changes meet the operator
+                await asyncio.sleep(rng.random())  # the times at which changes meet the operator
             await operator.stop(signal.SIGKILL)
             operator = await here.operator().start()
         for name in names:
@@ -176,7 +176,7 @@ async def test_operators_that_are_killed_at_random_while_pools_change_leave_what
 
 
 async def updated(here: Bench, count: int) -> bool:
-    """Whether so many pods run the new spec."""
+    """Whether this number of pods runs the new spec."""
     pods = await here.admin.all(PODS, here.namespace)
     return sum("--served-model-name=another" in pod["spec"]["containers"][0]["args"] for pod in pods) >= count
 

@@ -1,4 +1,4 @@
-"""The operator against a real API server: what it makes of pools, and how it says what is wrong with them."""
+"""The operator against a real API server: what it creates for pools, and how it reports problems."""
 
 import asyncio
 import os
@@ -206,7 +206,7 @@ async def test_a_pool_that_is_deleted_and_made_anew_at_once_waits_for_what_was_t
     async with here.kubelet():
         await here.pool("PrefillPool", replicas=2)
         await here.until("PrefillPool", "Ready", status="True")
-        # As a pod that drains keeps it; foreground deletion waits for it.
+        # As a draining pod keeps it: foreground deletion waits for the pod.
         await here.admin.edit(
             PODS, here.namespace, "chat-prefill-0-0", {"metadata": {"finalizers": ["pdpool.dev/test"]}}
         )

@@ -1,4 +1,4 @@
-"""Rotation against real routers: who is in their lists, what takes an engine out, and that it is out before it ends."""
+"""Rotation against real routers: which engines they list, and that an engine leaves the lists before it ends."""
 
 import asyncio
 import base64
@@ -41,14 +41,15 @@ pytestmark = [
 @pytest.fixture
 async def here(tmp_path: Path) -> AsyncIterator[Bench]:
     async with bench(tmp_path) as one:
-        # The Deployment's own router pods (they request resources) are kept away: the tests run routers themselves.
+        # The Deployment's own router pods cannot be scheduled (they request resources). The tests run routers
+        # themselves.
         quota = {"hard": {"pods": "0"}, "scopes": ["NotBestEffort"]}
         await one.admin.make(QUOTAS, {"metadata": {"name": "no-routers", "namespace": one.namespace}, "spec": quota})
         yield one
 
 
 class Routers:
-    """Real routers in the place of the Deployment's pods."""
+    """Real routers in place of the Deployment's pods."""
 
     def __init__(self, here: Bench, http: aiohttp.ClientSession) -> None:
         self.here = here
@@ -60,7 +61,7 @@ class Routers:
         return base64.b64decode(secret["data"]["key"]).decode()
 
     async def start(self, name: str) -> str:
-        """A router pod as the Deployment would make it, with the image's entry point running at its address."""
+        """Start a router pod as the Deployment would make it, with the image's entry point at its address."""
         labels = {
             "app.kubernetes.io/managed-by": "pdpool",
             "app.kubernetes.io/part-of": "chat",
@@ -95,7 +96,7 @@ class Routers:
             raise AssertionError(str(silence)) from silence
 
     async def until(self, name: str, *engines: str, within_s: float = 90.0) -> float:
-        """Wait until this router lists exactly these pods' engines; returns the seconds."""
+        """Wait until this router lists exactly these pods' engines. Return the seconds."""
         started = time.monotonic()
         wanted = {f"http://{self.here.engines[engine].ip}:30000" for engine in engines}
 
@@ -145,7 +146,7 @@ async def test_every_router_gets_the_ready_engines_and_loses_them_before_anythin
     for name in routers.ips:
         await routers.until(name, P0, P1, D0)
 
-    # Terminating, held back by a finalizer as a long drain would hold it.
+    # Terminating, and kept by a finalizer as by a long drain.
     await here.admin.edit(PODS, here.namespace, P1, {"metadata": {"finalizers": ["pdpool.dev/test"]}})
     await here.admin.drop(PODS, here.namespace, P1)
     for name in routers.ips:
@@ -177,7 +178,7 @@ async def test_what_others_change_in_a_router_is_put_right(here, routers):
     key, ip = await routers.key(), routers.ips["router-a"]
     first = (await routers.listed("router-a"))[0]
     assert await routers.client.remove(ip, key, first.id)
-    # The service is looked at every minute; an event about any of its objects makes it at once.
+    # The service is reconciled every minute. An event about any of its objects triggers a reconcile at once.
     await here.admin.edit(SERVICES_PD, here.namespace, "chat", {"metadata": {"labels": {"look": "again"}}})
     await routers.until("router-a", P0, P1, D0)
 
@@ -190,7 +191,7 @@ async def test_an_address_that_changes_sides_changes_its_role(here, routers):
     url = f"http://{here.engines[D0].ip}:30000"
 
     async def made_a_prefill() -> bool:
-        """Once more where the operator, which looks again after its own changes, was faster."""
+        """Edit again if the operator, which reconciles after its own changes, was faster."""
         try:
             for worker in await routers.listed("router-a"):
                 if worker.url == url:
@@ -300,13 +301,15 @@ async def test_a_rollout_restart_of_a_stateful_set_restarts_no_pod_and_stays(her
 
 
 async def engines(here: Bench) -> dict[str, str]:
-    """UID of each of the two pods of the prefill pool, once there are two."""
+    """Return the UID of each of the two pods of the prefill pool, once both exist."""
     pods = await here.admin.all(PODS, here.namespace, "pdpool.dev/role=prefill")
     return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods} if len(pods) == 2 else {}
 
 
 def told(obj: dict) -> tuple:
-    """What an edit may have changed; of the worker list, which goes with the engines, whether it is the edit's."""
+    """Return the parts that an edit may have changed. Of the worker list, which follows the engines, only the edit
+    counts.
+    """
     spec = obj.get("spec", {})
     containers = spec.get("template", {}).get("spec", {}).get("containers", [{}])
     return (

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from tests.integration.connector_peer import Side
-from tests.integration.handoffs import TIMING
+from tests.integration.handoffs import TIMEOUTS
 from tests.integration.instances import Instance
 
 
@@ -20,7 +20,7 @@ def sides():
     made: list[Side] = []
 
     def make(role: str, backend: str = "local", **options) -> Side:
-        side = Side(role, backend, **{"timing": TIMING, "request_deadline_s": 60.0, **options})
+        side = Side(role, backend, **{"timeouts": TIMEOUTS, "request_deadline_s": 60.0, **options})
         made.append(side)
         return side
 

@@ -1,11 +1,10 @@
-"""One connector in a process of its own: obeys one JSON command a line on stdin, answers one on stdout.
+"""One connector in a process of its own: obeys one JSON command a line on stdin, and answers each with one line.
 
-Its process is held by `Side`, in the tests. Tests look into both arenas themselves, so no answer of a process under
-test is believed about bytes.
+`Side` is the parent's end of such a process. Tests look into the memory of both sides themselves: what a process under
+test says about bytes proves nothing.
 """
 
 import contextlib
-import gc
 import json
 import logging
 import os
@@ -15,50 +14,111 @@ import sys
 import threading
 import time
 from collections import Counter
-from concurrent.futures import Future
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 
 import msgspec
 import numpy as np
-from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory, PrefillConnector
+from pdpool_connector import (
+    Cause,
+    ConnectorConfig,
+    DecodeConnector,
+    HostArena,
+    KVMemory,
+    PrefillConnector,
+    StatePool,
+)
+from pdpool_connector.backends import open_backend
 from pdpool_connector.backends.base import BackendError, Poll, prompt_submit
 from pdpool_connector.layout import pool
 from pdpool_connector.layout.arena import ArenaLocation, MappedArena
-from pdpool_connector.layout.memory import StatePool
 from pdpool_connector.layout.pairing import ModelShard
-from pdpool_connector.layout.process import this_process
 from pdpool_connector.protocol.fence import ConnectionsEnded, ContainerTerminated
 from pdpool_connector.protocol.timeouts import Timeouts
-from pdpool_connector.runtime import connector as connector_module
-from pdpool_connector.runtime import instance_connection as link_module
-from pdpool_connector.runtime import peer_table as decodes_module
-from pdpool_connector.runtime import rank_connection as link_rank_module
+from pdpool_connector.runtime.parts import new_identity
 from pdpool_connector.transport.tokens import TokenVerifier
 
 from dev import inside
 from dev.processes import send
-from tests.integration import long_step, older, tables
+from tests.integration import long_step
 from tests.integration.forked import Forked
-from tests.integration.parts import parts_of
 from tests.integration.real_failures import end_connections, register_half
+from tests.integration.shards import kv_fields, shards_of
 from tests.state_kinds import Kind
 
 ANSWER_S = 60.0
 START_S = 90.0  # a process that loads NIXL or Mooncake beside much other work
-LAYERS, HEADS, PAGES, AUX_ROWS, AUX_BYTES = 2, 2, 64, 16, 64
+LAYERS, HEADS, PAGES, AUX_ROWS, AUX_BYTES = 2, 2, 64, 64, 64
 TOKENS = 16
 HEAD_BYTES = 4 * 4  # head_dim, float32
 STATE_ITEMS = 8
 
 
+def first_row(pages: list[int]) -> int:
+    """The aux row of a hand-off into these pages."""
+    return pages[0] if pages else 0
+
+
+class Plan:
+    """Where everything lies in the arena of one rank; the same in the process and in the test.
+
+    `state`: for each state pool by name, the fields of the `Kind`s that every layer has.
+    """
+
+    def __init__(self, shard: ModelShard, aux: list[int], state: dict[str, list]) -> None:
+        self.shard, self.aux = shard, aux
+        self.page_bytes = TOKENS * shard.kv_heads * HEAD_BYTES
+        self.kinds = {name: [Kind(*fields) for fields in kinds] * shard.layers for name, kinds in state.items()}
+        self._sizes = [
+            *[(self.page_bytes, PAGES)] * (2 * shard.layers),
+            *[(item, AUX_ROWS) for item in aux],
+            *[(kind.item_bytes(shard.state_ranks), STATE_ITEMS) for kinds in self.kinds.values() for kind in kinds],
+        ]
+        self._starts = list(accumulate((item * items for item, items in self._sizes), initial=0))
+        self.nbytes = self._starts[-1]
+
+    def memory(self, arena: HostArena, model: str) -> KVMemory:
+        """The registered view of the arena."""
+        regions = [arena.region(start, *size) for start, size in zip(self._starts, self._sizes, strict=False)]
+        kv = 2 * self.shard.layers
+        rest = iter(regions[kv + len(self.aux) :])
+        return KVMemory(
+            kv=tuple(regions[:kv]),
+            aux=tuple(regions[kv : kv + len(self.aux)]),
+            page_tokens=TOKENS,
+            head_dim=4,
+            dtype="float32",
+            model=model,
+            state=tuple(
+                StatePool(
+                    name,
+                    rank=self.shard.state_rank,
+                    ranks=self.shard.state_ranks,
+                    regions=tuple(next(rest) for _ in kinds),
+                    cuts=tuple(kind.cut(self.shard.state_ranks) for kind in kinds),
+                    layers=tuple(
+                        self.shard.first_layer + index // (len(kinds) // self.shard.layers)
+                        for index in range(len(kinds))
+                    ),
+                )
+                for name, kinds in self.kinds.items()
+            ),
+            **kv_fields(self.shard),
+        )
+
+    def arrays(self, view: np.ndarray) -> list[np.ndarray]:
+        """Each region as an array, uint8 (items, bytes)."""
+        bounds = zip(pairwise(self._starts), self._sizes, strict=True)
+        return [view[start:stop].reshape(items, item) for (start, stop), (item, items) in bounds]
+
+
 class Side:
     """A process with one connector. Every answer has a deadline; `signal` is real.
 
-    `pages` (region, page, byte) and `cells` (layer, K or V, page, token, head, byte) look into its memory, `part` says
-    which part of the model that is. `state`: (item, byte) of each region of state, where the option `state` gave the
-    fields of the `Kind`s that every layer has.
+    `pages` (region, page, byte) and `cells` (layer, K or V, page, token, head, byte) look into its memory, `shard` says
+    which part of the model that is. `aux`: rows of the first aux region; `aux_regions`: of each. `state`: for each
+    state pool by name, its regions (item, byte).
     """
 
     def __init__(self, role: str, backend: str, **options) -> None:
@@ -76,31 +136,29 @@ class Side:
         self.bootstrap: str = facts["bootstrap"]
         self.control: str = facts["control"]
         self.admin: str = facts["admin"]
+        self.shard = msgspec.convert(facts["shard"], ModelShard)
         self._arena = MappedArena(msgspec.json.decode(facts["location"], type=ArenaLocation))
-        self.part = msgspec.convert(facts["part"], ModelShard)
-        page_bytes = TOKENS * self.part.kv_heads * HEAD_BYTES
-        pages = 2 * self.part.layers * PAGES * page_bytes
-        self.pages = self._arena.view[:pages].reshape(2 * self.part.layers, PAGES, page_bytes)
-        self.cells = self.pages.reshape(self.part.layers, 2, PAGES, TOKENS, self.part.kv_heads, HEAD_BYTES)
-        aux_bytes = options.get("aux_bytes", AUX_BYTES)
-        self.aux = self._arena.view[pages : pages + AUX_ROWS * aux_bytes].reshape(AUX_ROWS, aux_bytes)
-        kinds = [Kind(*fields) for fields in options.get("state", ())] * self.part.layers
-        bounds = list(accumulate((STATE_ITEMS * one.item_bytes(self.part.state_ranks) for one in kinds), initial=0))
-        rest = self._arena.view[pages + AUX_ROWS * aux_bytes :]
-        self.state = [rest[start:stop].reshape(STATE_ITEMS, -1) for start, stop in pairwise(bounds)]
+        plan = Plan(self.shard, options.get("aux", [AUX_BYTES]), options.get("state", {}))
+        kv = 2 * self.shard.layers
+        arrays = plan.arrays(self._arena.view)
+        pages = kv * PAGES * plan.page_bytes
+        self.pages = self._arena.view[:pages].reshape(kv, PAGES, plan.page_bytes)
+        self.cells = self.pages.reshape(self.shard.layers, 2, PAGES, TOKENS, self.shard.kv_heads, HEAD_BYTES)
+        self.aux_regions = arrays[kv : kv + len(plan.aux)]
+        self.aux = self.aux_regions[0]
+        rest = iter(arrays[kv + len(plan.aux) :])
+        self.state = {name: [next(rest) for _ in kinds] for name, kinds in plan.kinds.items()}
 
     def call(self, command: str, *, answer_s: float = ANSWER_S, **arguments):
         self.post(command, **arguments)
         return self.answer(answer_s)
 
     def post(self, command: str, **arguments) -> None:
-        """Let it do something and do not wait; its `answer` is to be taken before the next command."""
-        assert self.process.stdin is not None
+        """Send a command and do not wait; take its `answer` before the next command."""
         self.process.stdin.write(json.dumps({"command": command, **arguments}).encode() + b"\n")
         self.process.stdin.flush()
 
     def answer(self, answer_s: float = ANSWER_S):
-        assert self.process.stdout is not None
         deadline = time.monotonic() + answer_s
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
@@ -117,14 +175,20 @@ class Side:
         return answer
 
     def open(self, name: str, room: int, **arguments) -> None:
+        """Open a hand-off under a name of the test's. With `pages`, decode offers its memory at once."""
         self.call("open", name=name, room=room, **arguments)
+
+    def offer(self, name: str, pages, *, aux_slot: int | None = None, **more) -> None:
+        """The aux row has the number of the first page unless another is given: no two hand-offs may have the same."""
+        pages = list(pages)
+        self.call("offer", name=name, pages=pages, aux_slot=first_row(pages) if aux_slot is None else aux_slot, **more)
 
     def send(self, name: str, pages, *, start: int = 0, last: bool = True, aux_slot: int | None = 0, **more) -> None:
         aux_slot = aux_slot if last else None
         self.call("send", name=name, pages=list(pages), start=start, last=last, aux_slot=aux_slot, **more)
 
-    def abort(self, name: str) -> None:
-        self.call("abort", name=name)
+    def abort(self, name: str, **more) -> None:
+        self.call("abort", name=name, **more)
 
     def status(self, name: str) -> dict:
         return self.call("status", name=name)
@@ -146,6 +210,10 @@ class Side:
             time.sleep(0.05)
         return stats
 
+    def lose(self, *kinds: str) -> None:
+        """Drop all frames of these kinds from now on; none of them, to end that."""
+        self.call("faults", delays=dict.fromkeys(kinds))
+
     def signal(self, number: signal.Signals) -> None:
         send(self.process.pid, number)
 
@@ -155,10 +223,8 @@ class Side:
 
     def end(self) -> int:
         """Close the connector and let the process exit by itself; kill it if it does not."""
-        self.pages = self.cells = self.aux = self.state = None
+        self.pages = self.cells = self.aux = self.aux_regions = self.state = None
         self._arena.close()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
@@ -171,10 +237,10 @@ class Side:
 
 
 class _Gate:
-    """An engine whose writes can be held back after they were submitted: then they land late, as real ones may."""
+    """A transfer backend whose writes can be held back after they were submitted: then they land late."""
 
-    def __init__(self, engine) -> None:
-        self._backend = engine
+    def __init__(self, backend) -> None:
+        self._backend = backend
         self.open = threading.Event()
         self.open.set()
         self.held = 0
@@ -183,7 +249,7 @@ class _Gate:
         self.swapped = None
         self.staged = 0
         self.failures: list[str] = []
-        """What the engine itself said of each transfer that it began and that failed."""
+        """What the backend itself said of each transfer that it began and that failed."""
         self.failing: set[int] = set()
 
     def __getattr__(self, name):
@@ -194,14 +260,14 @@ class _Gate:
             chunk = replace(chunk, local_pages=np.full_like(chunk.local_pages, self.swapped))
         self.staged += chunk.staged is not None
         if not self.failing.isdisjoint(chunk.local_pages.tolist()):
-            raise BackendError("the data plane fails, as it was told to")
+            raise BackendError("the test lets this write fail")
         if self.open.is_set():
             return self._backend.submit(peer, chunk)
         self.held += 1
         return _Late(self.held, peer, chunk)
 
     def submit_at_once(self, *chunk):
-        """As the engine's, where it has one, while nothing is held back."""
+        """As the backend's, where it has one, while nothing is held back."""
         at_once = prompt_submit(self._backend)
         free = self.open.is_set() and self.swapped is None and not self.failing
         return at_once(*chunk) if at_once is not None and free else None
@@ -228,54 +294,28 @@ class _Late:
         self.number, self.peer, self.chunk, self.inner, self.failure = number, peer, chunk, None, ""
 
 
-class _Connector:
-    """What the process holds."""
+class _Commands:
+    """What the process holds, and a method for each command."""
+
+    def __init__(self, answer) -> None:
+        self._answer = answer
 
     def start(self, role, backend, options):
-        instance = parts_of(**options.pop("shape", {"layers": [LAYERS], "heads": HEADS}))
-        part = instance[options.get("rank", 0)]
-        page_bytes = TOKENS * part.kv_heads * HEAD_BYTES
-        size = 2 * part.layers * PAGES * page_bytes
-        aux_bytes = options.pop("aux_bytes", AUX_BYTES)
-        kinds = [Kind(*fields) for fields in options.pop("state", ())]
-        items = [kind.item_bytes(part.state_ranks) for kind in kinds] * part.layers
-        starts = list(accumulate((STATE_ITEMS * count for count in items), initial=size + AUX_ROWS * aux_bytes))
-        self.arena = HostArena(starts[-1])
-        if kinds:
-            mamba = StatePool(
-                "mamba",
-                tuple(self.arena.region(*at, STATE_ITEMS) for at in zip(starts, items, strict=False)),
-                layers=tuple(part.first_layer + index // len(kinds) for index in range(len(items))),
-                cuts=tuple(kind.cut(part.state_ranks) for kind in kinds) * part.layers,
-                rank=part.state_rank,
-                ranks=part.state_ranks,
-            )
-        memory = KVMemory(
-            kv=tuple(self.arena.region(i * PAGES * page_bytes, page_bytes, PAGES) for i in range(2 * part.layers)),
-            aux=(self.arena.region(size, aux_bytes, AUX_ROWS),),
-            page_tokens=TOKENS,
-            head_dim=4,
-            dtype="float32",
-            model=options.pop("model", "m"),
-            state=(mamba,) if kinds else (),
-            **part.geometry,
-        )
+        instance = shards_of(**options.pop("shape", {"layers": [LAYERS], "heads": HEADS}))
+        plan = Plan(instance[options.get("rank", 0)], options.pop("aux", [AUX_BYTES]), options.pop("state", {}))
+        self.arena = HostArena(plan.nbytes)
+        memory = plan.memory(self.arena, options.pop("model", "m"))
         self.changed = threading.Event()
         self.delays: dict[str, float | None] = {}
         self.losing: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
-        self.said: Counter[str] = Counter()
-        if version := options.pop("speaks", None):
-            older.speak(version, self.said)
         self.transfers = {}
         host = options.pop("host", "127.0.0.1")
         if options.pop("half_registered", False):
-            register_half(PAGES * page_bytes)
+            register_half(PAGES * plan.page_bytes)
         pool.MAX_CHUNK_BYTES = options.pop("chunk_bytes", pool.MAX_CHUNK_BYTES)
         logging.basicConfig(level=options.pop("log", "WARNING"))
         flight_dir = options.pop("flight_dir", None)
-        link_module.GRACE_S = decodes_module.GRACE_S = options.pop("grace_s", link_module.GRACE_S)
-        link_rank_module.HELLO_S = options.pop("hello_s", link_rank_module.HELLO_S)
         elsewhere = options.pop("elsewhere", True)
         operator_key = options.pop("operator_key", None)
         config = ConnectorConfig(
@@ -284,29 +324,28 @@ class _Connector:
             admin_port=0,
             admin_gate=None if operator_key is None else TokenVerifier(operator_key, "pod"),
             backend=backend,
-            timing=Timeouts(**options.pop("timing", {})),
+            timeouts=Timeouts(**options.pop("timeouts", {})),
             frame_filter=self._delay,
             allowed_networks=tuple(options.pop("networks", ["127.0.0.0/8", "::1/128"])),
             instance=instance,
             **options,
         )
+        identity = new_identity("")
         if elsewhere:
-            # As in a pod of its own, where the kernel tells nobody of its end: tests see holds, and fence by hand.
-            connector_module.this_process = lambda pod_uid: msgspec.structs.replace(
-                this_process(pod_uid), pid_namespace="pid:[1]"
-            )
+            # As in a pod of its own, whose end the kernel does not show: tests see holds, and fence by hand.
+            process = msgspec.structs.replace(identity.process, pid_namespace="pid:[1]")
+            identity = identity._replace(process=process)
+        self.gate = _Gate(open_backend(backend, identity.incarnation, target=role == "decode", host=host))
         make = PrefillConnector if role == "prefill" else DecodeConnector
-        self.connector = make(config, memory, self.changed.set)
-        self.gate = self.connector._backend = _Gate(self.connector._backend)
-        if role == "decode":
-            self.connector._reads._backend = self.gate
+        self.connector = make(config, memory, self.changed.set, backend=self.gate, identity=identity)
+        signal.signal(signal.SIGUSR1, lambda *_: self.gate.open.set())
         self.connector.start()
         return {
             "incarnation": self.connector.incarnation,
             "bootstrap": self.connector.bootstrap_address if role == "prefill" else "",
             "control": self.connector.control_address,
             "admin": self.connector.admin_address,
-            "part": msgspec.to_builtins(part),
+            "shard": msgspec.to_builtins(plan.shard),
             "location": msgspec.json.encode(self.arena.location()).decode(),
         }
 
@@ -320,26 +359,21 @@ class _Connector:
             self.lost[kind] += 1
         return delay
 
-    def expect(self, name, room, prefill):
-        self.connector.expect(prefill, room, name)
+    def open(self, name, room, prefill=None, rid=None, prompt="", deadline_s=None, **memory):
+        where = (room, name if rid is None else rid)
+        more = {"prompt": prompt.encode(), "deadline_s": deadline_s}
+        at_decode = prefill is not None
+        self.transfers[name] = self.connector.open(*((prefill, *where) if at_decode else where), **more)
+        if memory:
+            self.offer(name, **memory)
         return {}
 
-    def open(self, name, room, **arguments):
-        for ids in arguments.keys() & {"pages", "state"}:
-            arguments[ids] = np.array(arguments[ids], np.int32)
-        if "prompt" in arguments:
-            arguments["prompt"] = arguments["prompt"].encode()
-        opener = self.connector.open
-        if "prefill" in arguments:
-            transfer = opener(arguments.pop("prefill"), room, arguments.pop("rid", name), **arguments)
-        else:
-            transfer = opener(room, arguments.pop("rid", name), **arguments)
-        self.transfers[name] = transfer
+    def offer(self, name, **memory):
+        self.transfers[name].offer(**memory)
         return {}
 
-    def send(self, name, pages, start, last, aux_slot, state=None):
-        state = None if state is None else np.array(state, np.int32)
-        self.transfers[name].send(np.array(pages, np.int32), start=start, last=last, aux_slot=aux_slot, state=state)
+    def send(self, name, **what):
+        self.transfers[name].send(**what)
         return {}
 
     def many(self, calls):
@@ -349,20 +383,17 @@ class _Connector:
         return {}
 
     def forget(self, within_s):
-        """Wait until all hand-offs have ended and are releasable; how many of each cause, "" for those done."""
+        """Wait until all hand-offs are releasable; how many of each cause there were, "" for those done."""
         causes: Counter[str] = Counter()
         deadline = time.monotonic() + within_s
         for name, transfer in list(self.transfers.items()):
-            while not transfer.status.releasable:
-                assert time.monotonic() < deadline, f"{name} is {transfer.status}"
-                self.changed.wait(0.1)
-                self.changed.clear()
-            causes[transfer.status.cause or ""] += 1
+            status = transfer.wait_released(max(deadline - time.monotonic(), 0))
+            causes[status.cause or ""] += 1
             del self.transfers[name]
         return dict(causes)
 
-    def abort(self, name):
-        self.transfers[name].abort("test")
+    def abort(self, name, cause="aborted"):
+        self.transfers[name].abort("test", Cause(cause))
         return {}
 
     def drain(self):
@@ -380,54 +411,46 @@ class _Connector:
         return msgspec.to_builtins(self.transfers[name].status)
 
     def until(self, name, what, within_s):
-        deadline = time.monotonic() + within_s
-        while not (met := self._met(self.transfers[name].status, what)) and time.monotonic() < deadline:
-            self.changed.wait(min(0.5, max(deadline - time.monotonic(), 0)))
-            self.changed.clear()
+        transfer = self.transfers[name]
+        waits = {"ended": transfer.wait, "releasable": transfer.wait_released}
+        try:
+            waits.get(what, lambda timeout_s: self._wait_for_phase(transfer, what, timeout_s))(within_s)
+            met = True
+        except TimeoutError:
+            met = False
         return {"met": met, "at": time.monotonic(), **self.status(name)}
 
-    def _met(self, status, what):
-        match what:
-            case "ended":
-                return status.ended
-            case "releasable":
-                return status.releasable
-            case phase:
-                return status.phase.value == phase
+    def _wait_for_phase(self, transfer, phase, timeout_s):
+        deadline = time.monotonic() + timeout_s
+        while transfer.status.phase.value != phase:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError
+            self.changed.wait(min(0.5, left))
+            self.changed.clear()
 
     def stats(self):
-        staging = self.connector._staging
-        return msgspec.to_builtins(self.connector.stats()) | {
+        stats = self.connector.stats()
+        return msgspec.to_builtins(stats) | {
             "rows": inside.rows(self.connector),
-            "drops": self.connector._drops.counts(),
-            "kept": len(self.connector._transfers),
+            "kept": inside.kept(self.connector),
+            "free_slots": inside.free_slots(self.connector),
+            "drained": stats.drained,
             "rss": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE"),
             "held_writes": self.gate.held,
             "staged_writes": self.gate.staged,
-            "free_slots": len(staging._free) if staging is not None else 0,
-            "lost": dict(self.lost),
-            "said": dict(self.said),
             "failed_writes": self.gate.failures,
-            "drained": self.connector.stats().drained,
+            "lost": dict(self.lost),
             "fds": len(list(Path("/proc/self/fd").iterdir())),
             "threads": threading.active_count(),
         }
 
     def tables(self):
-        """Sizes of all there is in the connector; what is garbage already is collected first."""
-        gc.collect()
-        answer: Future[dict[str, int]] = Future()
-        self.connector._reactor.post(lambda: answer.set_result(tables.sizes(self.connector)))
-        return answer.result(ANSWER_S)
+        return inside.tables(self.connector)
 
-    def faults(self, delays):
-        """Frames by name: seconds of delay, or None to drop them."""
-        self.delays = delays
-        return {}
-
-    def lose(self, kind, count):
-        """So many of the next frames of a kind are lost, and what follows is not: `close` needs no other command."""
-        self.losing[kind] = count
+    def faults(self, delays, count=None):
+        """Frames by kind: seconds of delay, or None to drop them; `count`: drop only so many of each kind."""
+        self.delays = {} if count else delays
+        self.losing = Counter(dict.fromkeys(delays, count)) if count else Counter()
         return {}
 
     def hold_writes(self):
@@ -436,9 +459,12 @@ class _Connector:
         self.gate.open.clear()
         return {}
 
-    def release_write(self, number):
-        """Only this one of those that are held back, the first is 1."""
-        self.gate.freed.add(number)
+    def release_writes(self, number=None):
+        """All that are held back, or the one with this number; the first is 1. SIGUSR1 releases all of them."""
+        if number is None:
+            self.gate.open.set()
+        else:
+            self.gate.freed.add(number)
         return {}
 
     def cut_data_plane(self, but):
@@ -446,38 +472,19 @@ class _Connector:
         return {"ended": end_connections(set(but))}
 
     def break_writes(self, pages):
-        """Our data plane takes nothing from these pages of prefill's."""
+        """Writes that take anything from these pages of prefill's fail."""
         self.gate.failing = set(pages)
         return {}
 
     def corrupt_writes(self, page):
-        """Whatever is submitted from now on, this page of ours is another's when the data plane reads it."""
+        """Every write from now on takes the bytes of this page."""
         self.gate.swapped = page
         return {}
 
     def step(self, within_s):
-        """A long forward step on this thread: says that it begins, and answers when the next order ends it.
-
-        SIGUSR1 lets held writes go on meanwhile, as `release_writes` does.
-        """
-        self.heed_release()
-        say({"stepping": True})
+        """A long forward step on this thread: answers when it begins, and once more when the next command ends it."""
+        self._answer({"stepping": True})
         return long_step.compute(within_s)
-
-    def release_writes(self):
-        self.gate.open.set()
-        return {}
-
-    def heed_release(self):
-        """From here on SIGUSR1 does what `release_writes` does, whatever this thread is at."""
-        signal.signal(signal.SIGUSR1, lambda *_: self.gate.open.set())
-        return {}
-
-    def load(self, prefill, rooms):
-        """Open many at once: half-way work for a close under load."""
-        for room in range(rooms):
-            self.open(f"load{room}", room, pages=[], prefill=prefill, aux_slot=0)
-        return {}
 
     def close(self, timeout_s=5.0):
         begun = time.monotonic()
@@ -490,19 +497,23 @@ class _Connector:
         }
 
 
-def say(answer) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
-
-
 def main() -> None:
-    side = _Connector()
+    # Libraries print to stdout: the answers have a descriptor of their own.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+
+    def answer(document) -> None:
+        answers.write(json.dumps(document).encode() + b"\n")
+        answers.flush()
+
+    commands = _Commands(answer)
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = getattr(side, request.pop("command"))(**request)
+            answered = getattr(commands, request.pop("command"))(**request)
         except Exception as error:  # noqa: BLE001 - every fault is the test's to judge
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        say(answer)
-    side.gate.open.set()
-    side.connector.close()
+            answered = {"error": f"{type(error).__name__}: {error}"}
+        answer(answered)
+    commands.gate.open.set()
+    commands.connector.close()
+    answers.close()

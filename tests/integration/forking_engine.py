@@ -1,7 +1,7 @@
 """An engine that forks helpers, one before its connector is started and one after its first hand-off.
 
-Its arguments are its role, its data plane and, for decode, prefill's bootstrap address. It says how every helper and
-every hand-off ended.
+Its arguments are its role, its transfer backend and, for decode, prefill's bootstrap address. It prints how every
+helper and every hand-off ended.
 """
 
 import gc
@@ -42,23 +42,16 @@ def forked() -> bool:
 
 def refused_calls(connector: PrefillConnector | DecodeConnector, transfer: PrefillTransfer | DecodeTransfer) -> None:
     """What a helper may try, with what it has inherited."""
-    if isinstance(connector, PrefillConnector):
-        calls = [partial(connector.open, 0, "again"), partial(connector.refuse, 0, "again", "no")]
-    else:
-        whose, pages = ("127.0.0.1:1", 0, "again"), np.arange(PAGES, dtype=np.int32)
-        calls = [partial(connector.open, *whose, pages=pages, aux_slot=0), partial(connector.refuse, *whose, "no")]
-        calls.append(partial(connector.expect, *whose))
-    for call in (connector.start, *calls):
+    request = (0, "again") if isinstance(connector, PrefillConnector) else ("127.0.0.1:1", 0, "again")
+    for call in (connector.start, partial(connector.open, *request)):
         try:
             call()
         except RuntimeError as error:
             if "after the fork" in str(error):
                 continue
         sys.exit(f"{call} was not refused")
-    transfer.abort()
+    transfer.abort("no")
     connector.drain()
-    if connector.abort_room(0, "no") or connector.purge(0.0, "no"):
-        sys.exit("hand-offs of the parent's are said to be given up")
 
 
 def main(role: str, backend: str, prefill: str = "") -> None:
@@ -91,7 +84,8 @@ def main(role: str, backend: str, prefill: str = "") -> None:
                 transfer = connector.open(room, f"r{room}")
                 transfer.send(pages, start=0, last=True, aux_slot=0)
             else:
-                transfer = connector.open(prefill, room, f"r{room}", pages=pages, aux_slot=0)
+                transfer = connector.open(prefill, room, f"r{room}")
+                transfer.offer(pages, aux_slot=0)
             while not transfer.status.releasable:
                 changed.wait(0.1)
                 changed.clear()

@@ -6,15 +6,15 @@ import msgspec
 import numpy as np
 from pdpool_connector import Key, RankStatus, TransferStatus, agree
 from pdpool_connector.layout.pairing import pair
-from pdpool_reference.demo.launch import free_port
 
-from tests.integration.connector_peer import HEAD_BYTES, PAGES, TOKENS, Side
-from tests.integration.handoffs import TIMING
-from tests.integration.parts import parts_of
+from tests.integration.connector_peer import HEAD_BYTES, PAGES, TOKENS, Side, first_row
+from tests.integration.handoffs import TIMEOUTS, settle_empty
+from tests.integration.ports import KeptPort
+from tests.integration.shards import shards_of
 
 HEADS = 4
 SOURCE, TARGET = [1, 2, 33], [8, 3, 60]
-AUX_FROM, AUX_TO = 4, 5
+AUX_FROM, AUX_TO = 4, TARGET[0]
 
 
 def shape(layers, heads=HEADS, tp=1, cp=1) -> dict:
@@ -26,24 +26,24 @@ class Instance:
 
     def __init__(self, role: str, backend: str, ranks: dict, **options) -> None:
         self.role, self.backend = role, backend
-        self.parts = parts_of(**ranks)
-        base = {"timing": TIMING, "request_deadline_s": 60.0, "checksum_rate": 1.0}
+        self.shards = shards_of(**ranks)
+        base = {"timeouts": TIMEOUTS, "request_deadline_s": 60.0, "checksum_rate": 1.0}
         self.options = {**base, "shape": ranks, **options}
-        self.port = free_port()
+        self._port = KeptPort()
         self.ended: list[Side] = []
-        with ThreadPoolExecutor(len(self.parts)) as pool:
-            self.ranks = list(pool.map(self.start, range(len(self.parts))))
+        with ThreadPoolExecutor(len(self.shards)) as pool:
+            self.ranks = list(pool.map(self.start, range(len(self.shards))))
 
     def start(self, rank: int) -> Side:
         options = self.options | {"rank": rank}
         if self.role == "prefill":
-            where = {"bootstrap_port": self.port} if rank == 0 else {"registry": self.bootstrap}
+            where = {"bootstrap_port": self._port.number} if rank == 0 else {"registry": self.bootstrap}
             options |= where
         return Side(self.role, self.backend, **options)
 
     @property
     def bootstrap(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return self._port.address
 
     def kill(self, rank: int) -> Side:
         killed = self.ranks[rank]
@@ -52,20 +52,20 @@ class Instance:
         return killed
 
     def restart(self, rank: int) -> None:
-        """Start it anew; it has taken its former self's place at the registry then."""
+        """Start a killed rank again; the registry knows its successor when this returns."""
         self.ranks[rank] = self.start(rank)
         if self.role == "prefill" and rank > 0:
             self.ranks[rank].settle(lambda stats: [link["state"] for link in stats["links"]] == ["registered"])
 
     def fill(self, seed: int) -> np.ndarray:
-        """The same model's cache in all ranks, each its part; replicas hold the same. Returns the whole of it."""
+        """Fill all ranks with one model's cache, each its shard, and return the whole of it. Replicas hold the same."""
         random = np.random.default_rng(seed)
-        total = self.parts[0]
+        total = self.shards[0]
         whole = random.integers(
             1, 256, (total.total_layers, 2, PAGES, TOKENS, total.total_heads, HEAD_BYTES), dtype=np.uint8
         )
-        for side, part in zip(self.ranks, self.parts, strict=True):
-            side.cells[:] = _held(whole, part)
+        for side, shard in zip(self.ranks, self.shards, strict=True):
+            side.cells[:] = _held(whole, shard)
             side.aux[:] = random.integers(1, 256, side.aux.shape, dtype=np.uint8)
         return whole
 
@@ -84,36 +84,37 @@ class Instance:
     def until(self, name: str, what: str, within_s: float = 30.0) -> list[dict]:
         return [side.until(name, what, within_s) for side in self.ranks]
 
-    def verdict(self, name: str, room: int) -> RankStatus:
+    def agreed(self, name: str, room: int) -> RankStatus:
         """What the ranks' engines would agree on; the test is their collective."""
-        key = Key(room, 0, name)
+        key = Key(room, name)
         return agree([{key: msgspec.convert(side.status(name), TransferStatus)} for side in self.ranks])[key]
 
     def settle(self, check) -> list[dict]:
         return [side.settle(check) for side in self.ranks]
 
     def settle_empty(self) -> None:
-        for stats in self.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == 0):
-            assert stats["faults"] == 0
-            assert not any(queue["reqs"] for queue in stats["queues"].values())
+        settle_empty(*self.ranks)
 
     def end(self) -> list[int]:
+        self._port.close()
         return [side.end() for side in [*self.ranks, *self.ended]]
 
 
-def _held(whole: np.ndarray, part) -> np.ndarray:
-    return whole[part.first_layer : part.layer_end, :, :, :, part.first_head : part.head_end]
+def _held(whole: np.ndarray, shard) -> np.ndarray:
+    return whole[shard.first_layer : shard.layer_end, :, :, :, shard.first_head : shard.head_end]
 
 
-def meet(prefill: Instance, decode: Instance, room: int, name: str = "r", pages=TARGET, **more) -> None:
+def open_both(prefill: Instance, decode: Instance, room: int, name: str = "r", pages=TARGET, **more) -> None:
+    """Open both halves of one hand-off on all ranks; `more` is what decode offers."""
     prefill.open(name, room)
-    decode.open(name, room, prefill=prefill.bootstrap, pages=list(pages), aux_slot=AUX_TO, **more)
+    pages = list(pages)
+    decode.open(name, room, prefill=prefill.bootstrap, pages=pages, aux_slot=first_row(pages), **more)
 
 
 def hand_over(prefill: Instance, decode: Instance, room: int, name: str, seed: int = 1) -> np.ndarray:
     """One hand-off from all ranks to all ranks, in two sends; returns the model's cache that was handed over."""
     whole = prefill.fill(seed)
-    meet(prefill, decode, room, name)
+    open_both(prefill, decode, room, name)
     prefill.send(name, SOURCE[:2], last=False)
     prefill.send(name, SOURCE[2:], start=2, aux_slot=AUX_FROM)
     decode.until(name, "done")
@@ -122,10 +123,10 @@ def hand_over(prefill: Instance, decode: Instance, room: int, name: str, seed: i
 
 
 def check_bytes(prefill: Instance, decode: Instance, whole: np.ndarray) -> None:
-    """Every cell of every decode rank's pages is right, its aux row is of the rank that owes it, no other moved."""
-    for side, part, writers in zip(decode.ranks, decode.parts, pair(prefill.parts, decode.parts), strict=True):
+    """Each decode rank has its cells, an aux row of the prefill rank that owes it, and no other byte has changed."""
+    for side, shard, writers in zip(decode.ranks, decode.shards, pair(prefill.shards, decode.shards), strict=True):
         expected = np.zeros_like(side.cells)
-        expected[:, :, TARGET] = _held(whole, part)[:, :, SOURCE]
+        expected[:, :, TARGET] = _held(whole, shard)[:, :, SOURCE]
         assert np.array_equal(side.cells, expected)
         (aux,) = [writer.rank for writer in writers if writer.aux]
         rows = np.zeros_like(side.aux)

@@ -1,4 +1,4 @@
-"""A forward step that takes the thread of a scheduler, and most of the interpreter's lock, until its next order."""
+"""A forward step that takes the thread of a scheduler, and most of the interpreter's lock, until its next command."""
 
 import select
 import sys
@@ -8,11 +8,11 @@ LOOK_EVERY = 20_000
 
 
 def compute(within_s: float) -> dict[str, float | bool]:
-    """Work in pure Python until there is a line at stdin; when that was, and whether it came in time."""
+    """Work in pure Python until stdin has a line. `at`: when that was; `ended`: whether it came in time."""
     deadline = time.monotonic() + within_s
-    told, total = False, 0
-    while not told and time.monotonic() < deadline:
+    ended, total = False, 0
+    while not ended and time.monotonic() < deadline:
         for number in range(LOOK_EVERY):
             total += number
-        told = bool(select.select([sys.stdin], [], [], 0)[0])
-    return {"told": told, "at": time.monotonic()}
+        ended = bool(select.select([sys.stdin], [], [], 0)[0])
+    return {"ended": ended, "at": time.monotonic()}

@@ -48,7 +48,8 @@ def main(role: str, backend: str, prefill: str = "") -> None:
                 live[at] = connector.open(room, f"r{room}")
                 live[at].send(pages[0], start=0, last=True, aux_slot=0)
             else:
-                live[at] = connector.open(prefill, room, f"r{room}", pages=pages[at], aux_slot=at)
+                live[at] = connector.open(prefill, room, f"r{room}")
+                live[at].offer(pages[at], aux_slot=at)
         free = [at for at, transfer in live.items() if transfer.status.releasable]
         if not busy and connector.stats().bytes_moved_total:
             busy = True

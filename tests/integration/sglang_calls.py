@@ -1,10 +1,9 @@
 """What SGLang 0.5.23's schedulers were seen to call on sender and receiver of the KV transfer, in that order.
 
-Recorded from real ones (a tiny model, pages of 16 tokens). `P` is prefill's scheduler, `D` decode's, `*` what happens
-in between: a message that has reached prefill. A row names the call, its arguments and what it returned (for a metric:
-pages moved).
-`poll` stands where its result changed, with how often it was asked until it changed again; a receiver's that spans its
-metadata stands after it. What calls made themselves is left out.
+Recorded from real schedulers (a tiny model, pages of 16 tokens). `P` is prefill's scheduler, `D` decode's, `*` what
+happens in between: a message that has reached prefill. A row names the call, its arguments and what it returned (for a
+metric: pages moved). `poll` stands where its result changed, with the number of calls until it changed again. A
+receiver's poll that spans its metadata stands after it. Calls made by other calls are left out.
 """
 
 from typing import Any, NamedTuple

@@ -1,4 +1,7 @@
-"""The calls of SGLang 0.5.23's scheduler on its KV sender and receiver, mapped onto our connectors one to one."""
+"""The calls of SGLang 0.5.23's scheduler on its KV sender and receiver, mapped onto our connectors one to one.
+
+SGLang counts a prefix that decode holds in tokens, and the connector counts it in pages.
+"""
 
 import numpy as np
 from pdpool_connector import DecodeConnector, DecodeTransfer, Phase, PrefillConnector, PrefillTransfer
@@ -12,8 +15,8 @@ _SENDER = {
     Phase.DONE: SUCCESS,
     Phase.FAILED: FAILED,
 }
-_RECEIVER = _SENDER | dict.fromkeys((Phase.WAITING, Phase.READY, Phase.TRANSFERRING), WAITING_FOR_INPUT)
-"""A receiver never says that it transfers."""
+_RECEIVER = _SENDER | {Phase.TRANSFERRING: WAITING_FOR_INPUT}
+"""A receiver never shows that it transfers."""
 CLEARED = "the engine let go of it"
 
 
@@ -33,7 +36,7 @@ class Sender:
         return _SENDER[self.transfer.status.phase]
 
     def pop_decode_prefix_len(self) -> int:
-        return self.transfer.status.prefix_pages
+        return self.transfer.status.prefix_pages * self._page_tokens
 
     def init(self, num_kv_indices: int, aux_index: int) -> None:
         self.pages, self.aux_slot = num_kv_indices, aux_index
@@ -44,7 +47,7 @@ class Sender:
     def should_send_kv_chunk(self, num_pages: int, last_chunk: bool) -> bool:
         return bool(num_pages) or last_chunk
 
-    def send(self, kv_indices: np.ndarray, state_indices: list | None, num_kv_tokens: int) -> None:
+    def send(self, kv_indices: np.ndarray | list[int], state_indices: list | None, num_kv_tokens: int) -> None:
         last = state_indices is not None
         full = len(kv_indices) * self._page_tokens
         assert full - self._page_tokens < num_kv_tokens <= full, "whole pages are sent, the last may not be full"
@@ -63,63 +66,47 @@ class Sender:
         return self.transfer.status.bytes_moved
 
     def clear(self) -> None:
-        """Let go of it. What has ended is in no table; what has not is given up, or it would live to its deadline."""
+        """Let go of it. One that has ended is in no table; another is aborted, or it would live to its deadline."""
         if not self.transfer.status.ended:
             self.transfer.abort(CLEARED)
 
 
 class Receiver:
-    """Decode's side of a request."""
+    """Decode's side of a request; SGLang makes it when the request arrives, before it has memory for it."""
 
     def __init__(self, connector: DecodeConnector, prefill: str, room: int) -> None:
-        self._connector, self._where = connector, (prefill, room, f"room-{room}")
-        self._initialised = self._refused = False
-        self.transfer: DecodeTransfer | None = None
-        connector.expect(*self._where)
+        self.transfer: DecodeTransfer = connector.open(prefill, room, f"room-{room}")
+        self._page_tokens = connector.memory.page_tokens
+        self._initialised = False
 
     def init(self, prefill_dp_rank: int) -> None:
-        """Nothing of ours to do: the connector finds the ranks itself, and without blocking."""
+        """The connector finds the ranks itself, and without blocking."""
         del prefill_dp_rank
         self._initialised = True
 
     def poll(self) -> int:
-        if self._refused:
-            return FAILED
-        if self.transfer is None:
-            return WAITING_FOR_INPUT if self._initialised else BOOTSTRAPPING
+        if self.transfer.status.phase is Phase.WAITING and self._initialised:
+            return WAITING_FOR_INPUT
         return _RECEIVER[self.transfer.status.phase]
 
     def send_metadata(
-        self, kv_indices: np.ndarray, aux_index: int, state_indices: list[int], decode_prefix_len: int
+        self, kv_indices: np.ndarray | list[int], aux_index: int, state_indices: list[int], decode_prefix_len: int
     ) -> None:
-        self.transfer = self._connector.open(
-            *self._where,
-            pages=kv_indices,
-            aux_slot=aux_index,
-            state=np.array(state_indices, np.int32) if state_indices else None,
-            prefix_pages=decode_prefix_len,
-        )
+        assert decode_prefix_len % self._page_tokens == 0, "decode holds whole pages of a prefix"
+        assert not state_indices, "the recorded model has no state"
+        self.transfer.offer(kv_indices, aux_slot=aux_index, prefix_pages=decode_prefix_len // self._page_tokens)
 
     def abort(self) -> None:
-        self._give_up("the client left")
-
-    def _give_up(self, why: str) -> None:
-        if self.transfer is not None:
-            self.transfer.abort(why)
-        elif not self._refused:
-            self._refused = True
-            self._connector.refuse(*self._where, why)
+        self.transfer.abort("the client left")
 
     def failure_exception(self) -> None:
-        assert self.transfer is not None
         self.clear()
         raise TransferError(f"{self.transfer.status.cause}: {self.transfer.status.message}")
 
     def is_abort_release_safe(self) -> bool:
-        assert self.transfer is not None
         return self.transfer.status.releasable
 
     def clear(self) -> None:
-        """Let go of it: what has not ended is given up, and what was only announced is taken back."""
-        if self.transfer is None or not self.transfer.status.ended:
-            self._give_up(CLEARED)
+        """Let go of it, as the sender does."""
+        if not self.transfer.status.ended:
+            self.transfer.abort(CLEARED)

@@ -1,4 +1,4 @@
-"""Real data planes whose calls fail or time out for real under a connector: who is told what, and what is held."""
+"""Transfer backends whose calls really fail or time out: what each side learns, and what it holds."""
 
 import re
 import signal
@@ -9,11 +9,19 @@ import numpy as np
 import pytest
 
 from tests.integration.connector_peer import Side
-from tests.integration.handoffs import HALF_REGISTERED, end_data_connections, fail_a_write, fill, meet
+from tests.integration.handoffs import (
+    HALF_REGISTERED,
+    end_data_connections,
+    fail_a_write,
+    fill,
+    offer,
+    open_both,
+    settle_empty,
+)
 from tests.integration.instances import shape
 from tests.integration.real_failures import REASONS
 
-TOLD_S = 2.0
+LEARNS_S = 2.0
 STAGING_BYTES = 64 << 20
 MOONCAKE_GIVES_UP_S = 3
 PAGES = list(range(8, 40))
@@ -26,33 +34,32 @@ def backend(request, monkeypatch) -> str:
 
 
 def check_root_cause(said: str, failed_at: float, *sides: Side) -> None:
-    """Each side was told in time what the engine had said, says it again, and keeps what may still be touched."""
+    """Each side learns in time what the backend said, and keeps what may still be touched."""
     for side in sides:
         status = side.until("r", "ended")
-        assert status["at"] - failed_at < TOLD_S
+        assert status["at"] - failed_at < LEARNS_S
         for asked in (status, side.status("r")):
             assert (asked["cause"], asked["message"]) == ("transfer_failed", said)
-            assert not asked["releasable"], "the engine had not said that nothing is under way any more"
+            assert not asked["releasable"], "the backend had not said that its writes are over"
         side.settle(lambda stats: stats["causes"].get("transfer_failed") == 1)
 
 
 def fence_and_check_empty(prefill: Side, *decodes: Side, names: Iterable[str] = ("r",)) -> None:
-    """Here it is known that nothing comes any more. Then nothing is left, in the adapter's tables neither."""
+    """Fence each side from the other: then nothing is left of the hand-offs."""
     for decode in decodes:
         decode.call("fence", incarnation=prefill.incarnation)
         prefill.call("fence", incarnation=decode.incarnation)
     for side in (prefill, *decodes):
         for name in names:
             side.until(name, "releasable")
-        stats = side.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == 0)
-        assert stats["faults"] == 0
+        settle_empty(side)
 
 
-def test_a_transfer_that_fails_ends_its_hand_off_by_its_root_cause_and_that_of_no_other_peer(sides, backend) -> None:
+def test_failed_write_fails_only_its_own_hand_off(sides, backend) -> None:
     prefill, fragile = sides("prefill", backend), sides("decode", backend, **HALF_REGISTERED)
     other = sides("decode", backend)
     fill(prefill, 1)
-    meet(prefill, other, 8, name="beside")
+    open_both(prefill, other, 8, name="beside")
     prefill.until("beside", "ready")
     said = fail_a_write(prefill, fragile, room=7)
     check_root_cause(said, time.monotonic(), prefill, fragile)
@@ -60,17 +67,17 @@ def test_a_transfer_that_fails_ends_its_hand_off_by_its_root_cause_and_that_of_n
     other.until("beside", "done")
     assert (other.pages[:, [8, 3]] == prefill.pages[:, [1, 2]]).all()
     fence_and_check_empty(prefill, fragile)
-    other.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == 0)
+    settle_empty(other)
 
 
-def test_rooms_of_the_same_peer_go_on_after_a_transfer_that_failed(sides, backend) -> None:
+def test_peer_serves_other_rooms_after_failed_write(sides, backend) -> None:
     prefill, fragile = sides("prefill", backend), sides("decode", backend, **HALF_REGISTERED)
     fill(prefill, 1)
-    meet(prefill, fragile, 8, name="before", pages=[4])
+    open_both(prefill, fragile, 8, name="before", pages=[4])
     prefill.until("before", "ready")
     fail_a_write(prefill, fragile, room=7)
     prefill.send("before", [1])
-    meet(prefill, fragile, 9, name="after", pages=[5])
+    open_both(prefill, fragile, 9, name="after", pages=[5])
     prefill.send("after", [2])
     for name in ("before", "after"):
         status = fragile.until(name, "ended")
@@ -83,9 +90,7 @@ def test_rooms_of_the_same_peer_go_on_after_a_transfer_that_failed(sides, backen
 @pytest.mark.parametrize(
     ("backend", "staging"), [("nixl", True), ("nixl", False), ("mooncake", True)], indirect=["backend"]
 )
-def test_a_transfer_of_gathered_or_scattered_heads_that_fails_is_told_to_all_ranks(
-    instances, backend, staging: bool
-) -> None:
+def test_failed_write_between_unlike_ranks_reaches_all(instances, backend, staging: bool) -> None:
     (prefill,) = instances("prefill", backend, shape([2]), staging_bytes=STAGING_BYTES * staging).ranks
     decode = instances("decode", backend, shape([2], tp=2), **HALF_REGISTERED).ranks
     fill(prefill, 1)
@@ -96,9 +101,7 @@ def test_a_transfer_of_gathered_or_scattered_heads_that_fails_is_told_to_all_ran
 
 
 @pytest.mark.parametrize("staging", [True, False])
-def test_rooms_whose_engine_calls_fail_at_once_are_each_told_and_cleaned_up(
-    instances, backend: str, staging: bool
-) -> None:
+def test_rooms_that_fail_together_are_all_cleaned_up(instances, backend: str, staging: bool) -> None:
     """Staging: heads are gathered for two ranks. Without it, whole pages go to one."""
     (prefill,) = instances("prefill", backend, shape([2]), staging_bytes=STAGING_BYTES * staging).ranks
     decodes = instances("decode", backend, shape([2], tp=1 + staging), **HALF_REGISTERED).ranks
@@ -107,7 +110,7 @@ def test_rooms_whose_engine_calls_fail_at_once_are_each_told_and_cleaned_up(
     for room, (name, pages) in enumerate(rooms.items()):
         prefill.open(name, room)
         for decode in decodes:
-            decode.open(name, room, prefill=prefill.bootstrap, pages=pages, aux_slot=room)
+            offer(decode, prefill, room, name=name, pages=pages)
     for name in rooms:
         prefill.until(name, "ready")
     prefill.call("hold_writes")
@@ -124,19 +127,19 @@ def test_rooms_whose_engine_calls_fail_at_once_are_each_told_and_cleaned_up(
             assert status["cause"] == "transfer_failed"
             assert re.search(REASONS[backend], status["message"]), status
         # What had not begun when the first failed may be over by then: nothing of it is under way.
-        assert not side.status("r0")["releasable"], "the engine had not said that nothing is under way any more"
+        assert not side.status("r0")["releasable"], "the backend had not said that its writes are over"
         side.settle(lambda stats: stats["causes"] == {"transfer_failed": len(rooms)})
     assert (prefill.stats()["staged_writes"] > 0) is staging
     fence_and_check_empty(prefill, *decodes, names=rooms)
 
 
-def test_pages_of_an_aborted_write_that_mooncake_gave_up_are_held_while_its_bytes_land(sides, monkeypatch) -> None:
+def test_write_given_up_by_mooncake_holds_pages(sides, monkeypatch) -> None:
     """Mooncake says that a transfer to a stopped process has failed; all of it lands when the process goes on."""
     for name in ("MC_TCP_PROGRESS_TIMEOUT_SEC", "MC_TCP_STATUS_TIMEOUT_SEC"):
         monkeypatch.setenv(name, str(MOONCAKE_GIVES_UP_S))
     prefill, decode = sides("prefill", "mooncake"), sides("decode", "mooncake")
     fill(prefill, 1)
-    meet(prefill, decode, 7, pages=PAGES)
+    open_both(prefill, decode, 7, pages=PAGES)
     prefill.until("r", "ready")
     prefill.call("hold_writes")
     prefill.send("r", PAGES)
@@ -151,7 +154,7 @@ def test_pages_of_an_aborted_write_that_mooncake_gave_up_are_held_while_its_byte
     held_while_it_lands(prefill, decode)
     for side in (prefill, decode):
         side.settle(lambda stats: stats["holds"] == 1)
-        assert not side.status("r")["releasable"], "Mooncake's word that it failed was taken for the end of its bytes"
+        assert not side.status("r")["releasable"], "Mooncake's failure was taken for the end of its bytes"
     prefill.kill()
     decode.call("fence", incarnation=prefill.incarnation, connections=False)
     decode.until("r", "releasable")
@@ -161,7 +164,7 @@ def test_pages_of_an_aborted_write_that_mooncake_gave_up_are_held_while_its_byte
 
 
 def held_while_it_lands(prefill: Side, decode: Side, within_s: float = 30.0) -> None:
-    """Look on until all of a late write is in place."""
+    """Wait until all of a late write is in place; the pages stay held meanwhile."""
     deadline = time.monotonic() + within_s
     while not np.array_equal(decode.pages[:, PAGES], prefill.pages[:, PAGES]):
         assert time.monotonic() < deadline, "the late bytes did not all come"

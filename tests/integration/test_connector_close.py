@@ -1,97 +1,76 @@
-"""`close` while the peer does not hear at first: it is told again, and what it answers is waited for."""
+"""`close` while frames to the peer get lost: they are repeated, and the answer is waited for."""
 
 import signal
 
 import pytest
 
 from tests.integration.connector_peer import Side
-from tests.integration.handoffs import TIMING, fill
+from tests.integration.handoffs import TIMEOUTS, fill, open_both
 
 AGREED_S = 15.0
-"""Within this a side that is closed has been heard and answered, though its first word was lost."""
+"""Within this the two sides agree, though the first frame was lost."""
 CLOSE_S = 4 * AGREED_S
 """Half of it is for hand-offs; so it does not end because it gives up."""
-PATIENT = {**TIMING, "drain_s": CLOSE_S}
+PATIENT = {**TIMEOUTS, "quiesce_s": CLOSE_S}
 
 
-def met(sides, direction: str) -> tuple[Side, Side]:
-    """A hand-off "r" to which prefill has a page to give, and another that it has not computed."""
-    prefill, decode = (sides(role, direction=direction, timing=PATIENT) for role in ("prefill", "decode"))
+@pytest.fixture
+def pair(sides) -> tuple[Side, Side]:
+    """A hand-off "r" whose memory decode has offered."""
+    prefill, decode = (sides(role, timeouts=PATIENT) for role in ("prefill", "decode"))
     fill(prefill, 1)
-    prefill.open("r", 7)
-    decode.open("r", 7, prefill=prefill.bootstrap, pages=[8, 3], aux_slot=5)
+    open_both(prefill, decode, 7)
     prefill.until("r", "ready")
     return prefill, decode
 
 
-def close_unheard(side: Side, word: str) -> None:
-    """Let it close; the first frame `word` that it says is lost. Its `answer` is still to be taken."""
-    side.call("lose", kind=word, count=1)
+def close_and_lose(side: Side, kind: str) -> None:
+    """Let it close; its first frame of a kind is lost. Take its `answer` later."""
+    side.call("faults", delays={kind: None}, count=1)
     side.post("close", timeout_s=CLOSE_S)
 
 
-def is_told(side: Side, role: str) -> dict:
-    """The half of `side` ends by what the other one said of it, not by its goodbye."""
+def ends_as_lost(side: Side, closing: str) -> dict:
+    """The half of `side` ends by the result of the other one, not by its goodbye."""
     status = side.until("r", "ended", within_s=AGREED_S)
-    assert (status["cause"], status["message"]) == ("peer_lost", f"{role} is shutting down")
+    assert (status["cause"], status["message"]) == ("peer_lost", f"{closing} is shutting down")
     return status
 
 
-def has_closed(side: Side, word: str) -> None:
-    """It waited for the answer, and with it no page of its is left back."""
+def check_closed(side: Side, kind: str) -> None:
+    """It waited for the answer, which gave its pages back."""
     closed = side.answer()
-    assert closed["lost"] == {word: 1}
+    assert closed["lost"] == {kind: 1}
     assert closed["seconds"] < AGREED_S
     half = closed["halves"]["r"]
     assert (half["cause"], half["releasable"]) == ("shutdown", True)
 
 
-@pytest.mark.parametrize(
-    ("direction", "role", "word"),
-    [("write", "decode", "Abort"), ("read", "prefill", "Abort")],
-    ids=["decode", "prefill that is read from"],
-)
-def test_who_closes_repeats_what_was_lost_until_the_other_has_answered(sides, direction, role, word) -> None:
-    """Only the answer gives the pages of the one that closes back."""
-    prefill, decode = met(sides, direction)
-    if direction == "read":
-        prefill.send("r", [1], last=False)
-        decode.until("r", "transferring")
-    closing, other = (decode, prefill) if role == "decode" else (prefill, decode)
-    close_unheard(closing, word)
-    assert other.until("r", "releasable", within_s=AGREED_S)
-    is_told(other, role)
-    has_closed(closing, word)
+def test_decode_closes_after_repeating_lost_abort(pair) -> None:
+    prefill, decode = pair
+    close_and_lose(decode, "Abort")
+    ends_as_lost(prefill, "decode")
+    check_closed(decode, "Abort")
 
 
-@pytest.mark.parametrize(
-    ("direction", "role"), [("write", "prefill"), ("read", "decode")], ids=["prefill", "decode that reads"]
-)
-def test_who_closes_while_it_moves_bytes_says_so_again_and_stays_until_they_have_ended(sides, direction, role) -> None:
-    """Only its last word gives the pages of the other back."""
-    prefill, decode = met(sides, direction)
-    closing, other = (decode, prefill) if role == "decode" else (prefill, decode)
-    closing.call("heed_release")
-    closing.call("hold_writes")
+def test_prefill_closes_after_its_write_has_ended(pair) -> None:
+    """Only the settled result gives decode's pages back."""
+    prefill, decode = pair
+    prefill.call("hold_writes")
     prefill.send("r", [1], last=False)
-    closing.settle(lambda stats: stats["held_writes"] == 1)
-    close_unheard(closing, "Failed")
+    prefill.settle(lambda stats: stats["held_writes"] == 1)
+    close_and_lose(prefill, "Ended")
     try:
-        assert not is_told(other, role)["releasable"]
+        assert not ends_as_lost(decode, "prefill")["releasable"]
     finally:
-        closing.signal(signal.SIGUSR1)
-    assert other.until("r", "releasable", within_s=AGREED_S)
-    is_told(other, role)
-    has_closed(closing, "Failed")
+        prefill.signal(signal.SIGUSR1)  # the write goes on
+    assert decode.until("r", "releasable", within_s=AGREED_S)
+    check_closed(prefill, "Ended")
 
 
-@pytest.mark.parametrize(
-    ("direction", "role"), [("write", "prefill"), ("read", "decode")], ids=["prefill", "decode that reads"]
-)
-def test_who_closes_with_nothing_under_way_repeats_its_only_word_until_it_is_heard(sides, direction, role) -> None:
-    prefill, decode = met(sides, direction)
-    closing, other = (decode, prefill) if role == "decode" else (prefill, decode)
-    close_unheard(closing, "Drained")
-    assert other.until("r", "releasable", within_s=AGREED_S)
-    is_told(other, role)
-    has_closed(closing, "Drained")
+def test_prefill_closes_after_repeating_lost_result(pair) -> None:
+    prefill, decode = pair
+    close_and_lose(prefill, "Ended")
+    assert decode.until("r", "releasable", within_s=AGREED_S)
+    ends_as_lost(decode, "prefill")
+    check_closed(prefill, "Ended")

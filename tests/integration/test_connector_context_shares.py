@@ -1,4 +1,4 @@
-"""Context parallel ranks of which each has the cache of some tokens only: of whole pages, or some of every page."""
+"""Context parallel ranks that each hold the cache of some tokens: of whole pages, or of some tokens of every page."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from pdpool_connector import Cause, Key, Phase, TransferStatus, agree
 
 from tests.integration.connector_peer import HEAD_BYTES, TOKENS
 from tests.integration.connector_peer import PAGES as ALL_PAGES
-from tests.integration.instances import AUX_FROM, AUX_TO, HEADS, SOURCE, TARGET, Instance, meet, shape
+from tests.integration.instances import AUX_FROM, HEADS, SOURCE, TARGET, Instance, open_both, shape
 
 TWO = shape([3], tp=2)
 PAGES = [8, 3, 60, 21]
@@ -26,7 +26,7 @@ def open_shares(ring: list[Instance], decode: Instance) -> None:
     for number, (prefill, share) in enumerate(zip(ring, SHARES, strict=True)):
         prefill.open("r", 7)
         into = [PAGES[at] for at in share]
-        decode.open(f"share {number}", 7, rid="r", prefill=prefill.bootstrap, pages=into, aux_slot=AUX_TO)
+        decode.open(f"share {number}", 7, rid="r", prefill=prefill.bootstrap, pages=into, aux_slot=into[0])
 
 
 def send(ring: list[Instance], number: int) -> None:
@@ -34,36 +34,36 @@ def send(ring: list[Instance], number: int) -> None:
     ring[number].send("r", SOURCES[number], aux_slot=AUX_FROM if number == 0 else None)
 
 
-def verdict(decode: Instance):
-    """Of all shares on all ranks of decode."""
+def agreed(decode: Instance):
+    """What all ranks of decode agree on over all shares."""
     names = [f"share {number}" for number in range(len(SHARES))]
     shown = [convert(side.status(name), TransferStatus) for side in decode.ranks for name in names]
-    return agree([{Key(7, 0, "r"): status} for status in shown])[Key(7, 0, "r")]
+    return agree([{Key(7, "r"): status} for status in shown])[Key(7, "r")]
 
 
 @pytest.mark.parametrize("ours", [shape([3]), shape([1, 2], tp=2)], ids=["TP 1", "PP 2 x TP 2"])
-def test_shares_arrive_each_in_its_own_pages_and_the_request_is_done_with_the_last(instances, ring, ours) -> None:
+def test_request_is_done_with_its_last_share(instances, ring, ours) -> None:
     decode = instances("decode", "local", ours)
     wholes = [prefill.fill(seed) for seed, prefill in enumerate(ring)]
     open_shares(ring, decode)
     send(ring, 0)
     decode.until("share 0", "done")
     ring[0].until("r", "done")
-    assert verdict(decode).phase in (Phase.WAITING, Phase.TRANSFERRING)
+    assert agreed(decode).phase is Phase.TRANSFERRING
     send(ring, 1)
     decode.until("share 1", "done")
-    assert (verdict(decode).phase, verdict(decode).releasable) == (Phase.DONE, True)
-    for side, part in zip(decode.ranks, decode.parts, strict=True):
+    assert (agreed(decode).phase, agreed(decode).releasable) == (Phase.DONE, True)
+    for side, shard in zip(decode.ranks, decode.shards, strict=True):
         expected = np.zeros_like(side.cells)
         for share, sources, whole in zip(SHARES, SOURCES, wholes, strict=True):
-            held = whole[part.first_layer : part.layer_end, :, :, :, part.first_head : part.head_end]
+            held = whole[shard.first_layer : shard.layer_end, :, :, :, shard.first_head : shard.head_end]
             expected[:, :, [PAGES[at] for at in share]] = held[:, :, sources]
         assert np.array_equal(side.cells, expected)
     for instance in (*ring, decode):
         instance.settle_empty()
 
 
-def test_one_share_that_fails_fails_the_request_whose_pages_wait_for_all_of_them(instances, ring) -> None:
+def test_failed_share_fails_the_whole_request(instances, ring) -> None:
     decode = instances("decode", "local", shape([3], tp=2))
     open_shares(ring, decode)
     ring[0].until("r", "ready")
@@ -73,30 +73,30 @@ def test_one_share_that_fails_fails_the_request_whose_pages_wait_for_all_of_them
     ring[0].settle(lambda stats: stats["held_writes"] == 1)
     ring[1].abort("r")
     decode.until("share 1", "releasable")
-    assert (verdict(decode).phase, verdict(decode).cause) == (Phase.FAILED, Cause.PEER_ABORTED)
+    assert (agreed(decode).phase, agreed(decode).cause) == (Phase.FAILED, Cause.PEER_ABORTED)
     decode.abort("share 0")
     ring[0].until("r", "ended")
-    assert not verdict(decode).releasable
+    assert not agreed(decode).releasable
     for side in ring[0].ranks:
         side.call("release_writes")
     decode.until("share 0", "releasable")
-    assert verdict(decode).releasable
+    assert agreed(decode).releasable
     for instance in (*ring, decode):
         instance.settle_empty()
 
 
 @pytest.mark.parametrize(("share", "why"), [("front", "prefill sends pages up to 2, the last"), ("back", "at page 2")])
-def test_a_replica_that_sends_only_some_of_the_pages_ends_the_hand_off(instances, share: str, why: str) -> None:
+def test_replica_that_sends_too_little_fails_hand_off(instances, share: str, why: str) -> None:
     prefill = instances("prefill", "local", shape([3], cp=2))
     decode = instances("decode", "local", shape([3], tp=2))
-    meet(prefill, decode, 7, pages=PAGES)
+    open_both(prefill, decode, 7, pages=PAGES)
     prefill.until("r", "ready")
     whole, part = prefill.ranks if share == "back" else reversed(prefill.ranks)
     part.send("r", [1, 2], start=2 if share == "back" else 0, aux_slot=AUX_FROM)
     assert part.until("r", "releasable")["cause"] == "invalid"
     whole.send("r", [1, 2, 3, 4], aux_slot=AUX_FROM)
     decode.ranks[prefill.ranks.index(part)].until("r", "releasable")
-    failed = decode.verdict("r", 7)
+    failed = decode.agreed("r", 7)
     assert (failed.phase, failed.cause) == (Phase.FAILED, Cause.INVALID)
     assert why in failed.message
     decode.abort("r")
@@ -107,19 +107,17 @@ def test_a_replica_that_sends_only_some_of_the_pages_ends_the_hand_off(instances
 
 @pytest.mark.parametrize("backend", ["local", "nixl"])
 @pytest.mark.parametrize(("heads", "replicas"), [(HEADS, 1), (1, 2)], ids=["heads to TP 1", "a latent to TP 2"])
-def test_tokens_dealt_out_in_turn_are_put_together_where_the_turns_are_declared_as_heads(
-    instances, heads: int, replicas: int, backend: str
-) -> None:
+def test_interleaved_tokens_declared_as_heads_arrive(instances, heads: int, replicas: int, backend: str) -> None:
     cp, tp = 2, 2
     prefill = instances("prefill", backend, shape([3], cp * heads, tp=cp * tp))
     decode = instances("decode", backend, shape([3], cp * heads, cp=replicas))
     tokens = (3, 2, ALL_PAGES, cp * TOKENS, heads, HEAD_BYTES)  # of a page of decode's
     whole = np.random.default_rng(1).integers(1, 256, tokens, dtype=np.uint8)
-    for rank, (side, part) in enumerate(zip(prefill.ranks, prefill.parts, strict=True)):
+    for rank, (side, shard) in enumerate(zip(prefill.ranks, prefill.shards, strict=True)):
         turn = rank // tp
-        first = part.first_head - turn * heads
-        side.cells[:] = whole[:, :, :, turn::cp, first : first + part.kv_heads]
-    meet(prefill, decode, 7)
+        first = shard.first_head - turn * heads
+        side.cells[:] = whole[:, :, :, turn::cp, first : first + shard.kv_heads]
+    open_both(prefill, decode, 7)
     prefill.send("r", SOURCE, aux_slot=AUX_FROM)
     decode.until("r", "done")
     prefill.until("r", "done")

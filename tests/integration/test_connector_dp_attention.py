@@ -1,23 +1,23 @@
-"""Ranks of DP attention: instances of their own, which share neither requests nor ends, whatever the room's number."""
+"""Ranks of DP attention are instances of their own: they share no request and no end, even in rooms of one number."""
 
 import numpy as np
 import pytest
 
-from tests.integration.handoffs import TIMING
+from tests.integration.handoffs import TIMEOUTS
 from tests.integration.instances import AUX_FROM, Instance, shape
 
 TWO = shape([3], tp=2)
-PATIENT = TIMING | {"verdict_s": 120.0}
-"""An end that nobody acknowledges is not forgotten within any wait of these tests."""
-FORGETFUL = TIMING | {"verdict_s": 1.0}
-"""It is, soon, where there is nobody who could."""
+PATIENT = TIMEOUTS | {"result_s": 120.0}
+"""A result that decode does not acknowledge outlives these tests."""
+FORGETFUL = TIMEOUTS | {"result_s": 1.0}
+"""It is forgotten soon where no decode is left to acknowledge it."""
 NAMES = ["zero", "one"]
 FROM = [1, 2, 33]
 INTO = [[8, 3, 60], [20, 21, 22]]
 
 
-def dp_ranks(instances, role: str, backend: str = "local", timing=PATIENT, **options) -> list[Instance]:
-    return [instances(role, backend, TWO, timing=timing, **options) for _ in NAMES]
+def dp_ranks(instances, role: str, backend: str = "local", timeouts=PATIENT, **options) -> list[Instance]:
+    return [instances(role, backend, TWO, timeouts=timeouts, **options) for _ in NAMES]
 
 
 def open_both(prefill: list[Instance], decode: Instance) -> None:
@@ -28,8 +28,8 @@ def open_both(prefill: list[Instance], decode: Instance) -> None:
         decode.open(name, 7, rid="r", prefill=there, pages=INTO[number], aux_slot=number)
 
 
-def all_heard(instance: Instance) -> None:
-    """Its hand-offs have ended, and who was to hear of it has acknowledged."""
+def until_forgotten(instance: Instance) -> None:
+    """Its hand-offs have ended, and decode has acknowledged that."""
     instance.settle(lambda stats: stats["rows"] == 0)
 
 
@@ -38,18 +38,16 @@ def untouched(decode: Instance, number: int) -> bool:
 
 
 def landed(decode: Instance, number: int, whole: np.ndarray) -> bool:
-    held = [whole[:, :, FROM, :, part.first_head : part.head_end] for part in decode.parts]
+    held = [whole[:, :, FROM, :, shard.first_head : shard.head_end] for shard in decode.shards]
     return all(
         np.array_equal(side.cells[:, :, INTO[number]], there) for side, there in zip(decode.ranks, held, strict=True)
     )
 
 
-@pytest.mark.parametrize(("backend", "direction"), [("local", "write"), ("local", "read"), ("nixl", "write")])
-def test_of_two_dp_ranks_with_one_room_number_each_hands_off_its_own_request(
-    instances, backend: str, direction: str
-) -> None:
-    prefill = dp_ranks(instances, "prefill", backend, direction=direction)
-    decode = instances("decode", backend, shape([3]), direction=direction)
+@pytest.mark.parametrize("backend", ["local", "nixl"])
+def test_dp_ranks_serve_one_room_number_apart(instances, backend: str) -> None:
+    prefill = dp_ranks(instances, "prefill", backend)
+    decode = instances("decode", backend, shape([3]))
     wholes = [one.fill(seed) for seed, one in enumerate(prefill)]
     open_both(prefill, decode)
     for one in prefill:
@@ -57,8 +55,8 @@ def test_of_two_dp_ranks_with_one_room_number_each_hands_off_its_own_request(
     prefill[1].send("r", FROM, aux_slot=AUX_FROM)
     decode.until("one", "done")
     prefill[1].until("r", "done")
-    all_heard(prefill[1])
-    (waiting,) = decode.until("zero", "waiting")
+    until_forgotten(prefill[1])
+    (waiting,) = decode.until("zero", "transferring")
     assert not waiting["releasable"]
     assert untouched(decode, 0)
     assert [side.status("r")["phase"] for side in prefill[0].ranks] == ["ready", "ready"]
@@ -71,7 +69,7 @@ def test_of_two_dp_ranks_with_one_room_number_each_hands_off_its_own_request(
 
 
 @pytest.mark.parametrize("by", ["prefill", "decode"])
-def test_an_abort_of_one_dp_ranks_request_ends_nothing_of_the_other_in_that_room(instances, by: str) -> None:
+def test_abort_at_one_dp_rank_leaves_the_other(instances, by: str) -> None:
     prefill, decode = dp_ranks(instances, "prefill"), instances("decode", "local", TWO)
     whole = prefill[0].fill(1)
     open_both(prefill, decode)
@@ -83,9 +81,9 @@ def test_an_abort_of_one_dp_ranks_request_ends_nothing_of_the_other_in_that_room
         decode.abort("one")
     prefill[1].until("r", "releasable")
     decode.until("one", "releasable")
-    all_heard(prefill[1])
+    until_forgotten(prefill[1])
     assert [side.status("r")["phase"] for side in prefill[0].ranks] == ["ready", "ready"]
-    assert {side.status("zero")["phase"] for side in decode.ranks} == {"waiting"}
+    assert {side.status("zero")["phase"] for side in decode.ranks} == {"transferring"}
     prefill[0].send("r", FROM, aux_slot=AUX_FROM)
     decode.until("zero", "done")
     prefill[0].until("r", "done")
@@ -95,8 +93,8 @@ def test_an_abort_of_one_dp_ranks_request_ends_nothing_of_the_other_in_that_room
         instance.settle_empty()
 
 
-@pytest.mark.parametrize("end", ["done", "drained"])
-def test_the_last_word_of_one_dp_rank_gives_back_no_page_that_the_other_still_writes(instances, end: str) -> None:
+@pytest.mark.parametrize("end", ["done", "aborted"])
+def test_end_of_one_dp_rank_releases_its_pages(instances, end: str) -> None:
     prefill, decode = dp_ranks(instances, "prefill"), instances("decode", "local", TWO)
     whole = prefill[0].fill(1)
     for side in prefill[0].ranks:
@@ -113,22 +111,22 @@ def test_the_last_word_of_one_dp_rank_gives_back_no_page_that_the_other_still_wr
     else:
         prefill[1].abort("r")
     decode.until("one", "releasable")
-    all_heard(prefill[1])
+    until_forgotten(prefill[1])
     for side in (*decode.ranks, *prefill[0].ranks):
         side.settle(lambda stats: stats["holds"] == 1)
     assert not any(side.status("zero")["releasable"] for side in decode.ranks)
     assert not any(side.status("r")["releasable"] for side in prefill[0].ranks)
-    assert untouched(decode, 0), "they have yet to write"
+    assert untouched(decode, 0), "the writes are still to come"
     for side in prefill[0].ranks:
         side.call("release_writes")
     decode.until("zero", "releasable")
     prefill[0].until("r", "releasable")
-    assert landed(decode, 0, whole), "late, and before the word"
+    assert landed(decode, 0, whole), "released before the late write had landed"
     for instance in (*prefill, decode):
         instance.settle_empty()
 
 
-def test_dp_ranks_serve_rooms_side_by_side_and_keep_nothing(instances) -> None:
+def test_dp_ranks_serve_rooms_side_by_side(instances) -> None:
     prefill, decode = dp_ranks(instances, "prefill"), dp_ranks(instances, "decode")
     wholes = [one.fill(seed) for seed, one in enumerate(prefill)]
     rooms = {room: (room % 2, room // 2 % 2) for room in range(8)}
@@ -141,11 +139,11 @@ def test_dp_ranks_serve_rooms_side_by_side_and_keep_nothing(instances) -> None:
         prefill[there].until(f"r{room}", "done")
         decode[here].until(f"r{room}", "done")
     for number, one in enumerate(decode):
-        for side, part in zip(one.ranks, one.parts, strict=True):
+        for side, shard in zip(one.ranks, one.shards, strict=True):
             expected = np.zeros_like(side.cells)
             for room, (there, here) in rooms.items():
                 if here == number:
-                    held = wholes[there][:, :, room + 1, :, part.first_head : part.head_end]
+                    held = wholes[there][:, :, room + 1, :, shard.first_head : shard.head_end]
                     expected[:, :, 2 * room] = held
             assert np.array_equal(side.cells, expected)
     for instance in (*prefill, *decode):
@@ -154,8 +152,8 @@ def test_dp_ranks_serve_rooms_side_by_side_and_keep_nothing(instances) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "closed"])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_a_dp_rank_that_ends_fails_its_own_requests_alone(instances, role: str, how: str) -> None:
-    prefill, decode = (dp_ranks(instances, side, timing=FORGETFUL) for side in ("prefill", "decode"))
+def test_end_of_dp_rank_fails_only_its_requests(instances, role: str, how: str) -> None:
+    prefill, decode = (dp_ranks(instances, side, timeouts=FORGETFUL) for side in ("prefill", "decode"))
     whole = prefill[0].fill(1)
     pairs = {"kept": (0, 0), "cross": (0, 1) if role == "prefill" else (1, 0), "lost": (1, 1)}
     for room, (name, (there, here)) in enumerate(pairs.items()):
@@ -185,13 +183,11 @@ def test_a_dp_rank_that_ends_fails_its_own_requests_alone(instances, role: str, 
             instance.settle_empty()
 
 
-def test_a_request_opened_at_another_dp_rank_than_its_own_moves_nothing_and_both_halves_end(
-    instances,
-) -> None:
-    prefill = dp_ranks(instances, "prefill", timing=FORGETFUL | {"meet_s": 2.0})
+def test_request_at_wrong_dp_rank_times_out(instances) -> None:
+    prefill = dp_ranks(instances, "prefill", timeouts=FORGETFUL | {"match_s": 2.0})
     decode = instances("decode", "local", TWO)
     prefill[0].fill(1)
-    prefill[0].open("r", 7, deadline_s=2.0)
+    prefill[0].open("r", 7)
     prefill[0].send("r", FROM, aux_slot=AUX_FROM)
     decode.open("r", 7, prefill=prefill[1].bootstrap, pages=INTO[0], aux_slot=0, deadline_s=120.0)
     for status in (*decode.until("r", "releasable"), *prefill[0].until("r", "releasable")):

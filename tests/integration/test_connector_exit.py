@@ -25,7 +25,7 @@ def engine(*arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("backend", TRIES)
-def test_engines_that_fail_at_the_same_moment_end_by_their_exception(backend: str) -> None:
+def test_engines_failing_together_end_by_their_exception(backend: str) -> None:
     for _ in range(TRIES[backend]):
         with (
             engine("prefill", backend) as prefill,

@@ -22,7 +22,7 @@ def engine(*arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("backend", ["nixl", "mooncake", "local"])
-def test_forked_helpers_that_run_the_engines_close_or_collect_its_connector_leave_it_alone(backend: str) -> None:
+def test_forked_helpers_leave_the_connector_alone(backend: str) -> None:
     with engine("prefill", backend) as prefill:
         for line in iter(prefill.stdout.readline, ""):
             if ":" in line:

@@ -1,8 +1,8 @@
-"""Two real processes, real zmq, real data planes: what arrives, and what an abort leaves behind."""
+"""Two real processes, real zmq, real transfer backends: what arrives, and what an abort leaves behind."""
 
+import contextlib
 import socket
 import time
-import urllib.error
 import urllib.request
 
 import numpy as np
@@ -10,21 +10,21 @@ import pytest
 import zmq
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.runtime.worker import IN_FLIGHT
-from pdpool_reference.demo.launch import free_port
 
 from tests.integration.cable import ask
 from tests.integration.connector_peer import PAGES, Side
-from tests.integration.handoffs import TIMING, fill, meet
+from tests.integration.handoffs import TIMEOUTS, fill, hold_a_write, offer, open_both, settle_empty
+from tests.integration.ports import KeptPort
 
 
 @pytest.fixture(scope="module")
 def standing():
-    """One pair for each backend that tests share which leave it as they found it; starting a process takes seconds."""
+    """One pair for each backend, shared by the tests that leave it as they found it: a start takes seconds."""
     pairs: dict[str, tuple[Side, Side]] = {}
 
     def get(backend: str) -> tuple[Side, Side]:
         if backend not in pairs:
-            options = {"timing": TIMING, "request_deadline_s": 60.0}
+            options = {"timeouts": TIMEOUTS, "request_deadline_s": 60.0}
             pairs[backend] = (Side("prefill", backend, **options), Side("decode", backend, **options))
         return pairs[backend]
 
@@ -48,14 +48,12 @@ def _clean(prefill: Side, decode: Side):
     decode.pages[:] = decode.aux[:] = 0
     fill(prefill, 1)
     yield prefill, decode
-    for side in (prefill, decode):
-        side.settle(lambda stats: stats["rows"] == stats["kept"] == stats["holds"] == 0)
-        assert side.stats()["faults"] == 0
+    settle_empty(prefill, decode)
 
 
-def test_pages_and_aux_row_arrive_where_they_belong_and_nowhere_else(pair) -> None:
+def test_pages_and_aux_row_arrive_nowhere_else(pair) -> None:
     prefill, decode = pair
-    meet(prefill, decode, 7, pages=(8, 3, 60))
+    open_both(prefill, decode, 7, pages=(8, 3, 60), aux_slot=5)
     prefill.send("r", [1, 2], last=False)
     prefill.send("r", [33], start=2, aux_slot=4)
     assert decode.until("r", "done")["bytes_moved"] == 3 * 4 * 512 + 64
@@ -67,47 +65,23 @@ def test_pages_and_aux_row_arrive_where_they_belong_and_nowhere_else(pair) -> No
     assert not np.delete(decode.aux, 5, axis=0).any()
 
 
-def test_decode_may_come_long_before_or_after_the_request(pair) -> None:
+def test_either_half_may_come_first(pair) -> None:
     prefill, decode = pair
-    decode.open("early", 1, prefill=prefill.bootstrap, pages=[1], aux_slot=1)
-    decode.settle(lambda stats: stats["attempts"]["accepted"]["reqs"] == 1)
+    offer(decode, prefill, 1, name="early", pages=[1], aux_slot=1)
+    prefill.settle(lambda stats: stats["attempts"]["parked"]["reqs"] == 1)
     prefill.open("early", 1)
     prefill.send("early", [10])
     decode.until("early", "done")
     prefill.open("late", 2)
     prefill.send("late", [11], aux_slot=2)
-    decode.open("late", 2, prefill=prefill.bootstrap, pages=[2], aux_slot=2)
+    offer(decode, prefill, 2, name="late", pages=[2], aux_slot=2)
     decode.until("late", "done")
     assert (decode.pages[:, [1, 2]] == prefill.pages[:, [10, 11]]).all()
 
 
-def test_siblings_that_share_a_room_get_their_own_data(pair) -> None:
+def test_prefix_held_by_decode_is_not_sent(pair) -> None:
     prefill, decode = pair
-    for sibling in range(4):
-        prefill.open(f"s{sibling}", 9, sibling=sibling)
-        prefill.send(f"s{sibling}", [20 + sibling], aux_slot=sibling)
-    for sibling in (2, 0, 3, 1):
-        arguments = {"pages": [40 + sibling], "aux_slot": sibling, "sibling": sibling}
-        decode.open(f"s{sibling}", 9, prefill=prefill.bootstrap, **arguments)
-    for sibling in range(4):
-        decode.until(f"s{sibling}", "done")
-    assert (decode.pages[:, 40:44] == prefill.pages[:, 20:24]).all()
-
-
-def test_a_room_that_is_used_again_gets_its_own_data(pair) -> None:
-    prefill, decode = pair
-    for turn in range(5):
-        name, target = f"t{turn}", 10 + turn
-        meet(prefill, decode, 7, name=name, pages=[target])
-        prefill.send(name, [30 + turn])
-        decode.until(name, "done")
-        prefill.until(name, "done")
-    assert (decode.pages[:, 10:15] == prefill.pages[:, 30:35]).all()
-
-
-def test_a_prefix_that_decode_holds_is_not_sent(pair) -> None:
-    prefill, decode = pair
-    meet(prefill, decode, 7, pages=[6], prefix_pages=2)
+    open_both(prefill, decode, 7, pages=[6], prefix_pages=2)
     assert prefill.until("r", "ready")["prefix_pages"] == 2
     prefill.send("r", [1, 2, 3])
     decode.until("r", "done")
@@ -115,30 +89,21 @@ def test_a_prefix_that_decode_holds_is_not_sent(pair) -> None:
     assert np.count_nonzero(decode.pages.any(axis=(0, 2))) == 1
 
 
-@pytest.mark.parametrize("moment", ["before", "ready", "writing", "after"])
+@pytest.mark.parametrize("moment", ["ready", "writing", "after"])
 @pytest.mark.parametrize("who", ["prefill", "decode"])
-def test_an_abort_ends_both_sides_and_releases_pages_only_when_quiet(pair, who: str, moment: str) -> None:
+def test_abort_releases_pages_once_writes_have_ended(pair, who: str, moment: str) -> None:
     prefill, decode = pair
     aborter, other = (prefill, decode) if who == "prefill" else (decode, prefill)
-    if moment == "before":
-        first = {"prefill": lambda: prefill.open("r", 7), "decode": lambda: _offer(decode, prefill)}
-        second = {"prefill": lambda: _offer(decode, prefill), "decode": lambda: prefill.open("r", 7)}
-        first[who]()
-        aborter.abort("r")
-        second[who]()
+    if moment == "writing":
+        hold_a_write(prefill, decode)
     else:
-        meet(prefill, decode, 7)
+        open_both(prefill, decode, 7)
         prefill.until("r", "ready")
-        if moment != "ready":
-            if moment == "writing":
-                prefill.call("hold_writes")
-            prefill.send("r", [1, 2])
-        if moment == "after":
-            decode.until("r", "done")
-            prefill.until("r", "done")
-        if moment == "writing":
-            prefill.settle(lambda stats: stats["held_writes"] == 1)
-        aborter.abort("r")
+    if moment == "after":
+        prefill.send("r", [1, 2])
+        decode.until("r", "done")
+        prefill.until("r", "done")
+    aborter.abort("r")
     if moment == "after":
         assert prefill.status("r")["phase"] == decode.status("r")["phase"] == "done"
         return
@@ -152,23 +117,16 @@ def test_an_abort_ends_both_sides_and_releases_pages_only_when_quiet(pair, who: 
         prefill.call("release_writes")
     for side in (prefill, decode):
         side.until("r", "releasable")
-        side.settle(lambda stats: stats["rows"] == stats["holds"] == stats["kept"] == 0)
 
 
-def filtered(side: Side) -> int:
-    return side.stats()["drops"].get("filtered", 0)
+def losses(side: Side, kind: str) -> int:
+    """How many frames of a kind were dropped on purpose."""
+    return side.stats()["lost"].get(kind, 0)
 
 
-def _offer(decode: Side, prefill: Side) -> None:
-    decode.open("r", 7, prefill=prefill.bootstrap, pages=[8, 3], aux_slot=5)
-
-
-def test_a_write_that_lands_after_an_abort_finds_its_pages_still_held(local_pair) -> None:
+def test_late_write_finds_its_pages_held(local_pair) -> None:
     prefill, decode = local_pair
-    meet(prefill, decode, 7)
-    prefill.call("hold_writes")
-    prefill.send("r", [1, 2])
-    prefill.settle(lambda stats: stats["held_writes"] == 1)
+    hold_a_write(prefill, decode)
     decode.abort("r")
     decode.until("r", "ended")
     deadline = time.monotonic() + 30
@@ -176,14 +134,14 @@ def test_a_write_that_lands_after_an_abort_finds_its_pages_still_held(local_pair
     while not decode.pages[:, 8].any() and time.monotonic() < deadline:
         if decode.status("r")["releasable"]:
             break
-    assert decode.pages[:, 8].any(), "the late bytes came after the pages were called releasable"
+    assert decode.pages[:, 8].any(), "the pages were releasable before the late bytes came"
     decode.until("r", "releasable")
 
 
-def test_an_abort_stops_the_writer_between_chunks(sides, backend) -> None:
+def test_abort_stops_the_writer_between_chunks(sides, backend) -> None:
     prefill, decode = sides("prefill", backend, chunk_bytes=4 * 512), sides("decode", backend)
     fill(prefill, 1)
-    meet(prefill, decode, 7, pages=range(40))
+    open_both(prefill, decode, 7, pages=range(40))
     prefill.until("r", "ready")
     prefill.call("hold_writes")
     prefill.send("r", range(40), aux_slot=None)
@@ -195,7 +153,7 @@ def test_an_abort_stops_the_writer_between_chunks(sides, backend) -> None:
     assert 0 < np.count_nonzero(decode.pages.any(axis=(0, 2))) < 40, "chunks went on after the abort"
 
 
-def test_without_a_decode_a_request_ends_at_its_deadline(local_pair) -> None:
+def test_request_without_decode_ends_at_deadline(local_pair) -> None:
     prefill, _ = local_pair
     prefill.open("r", 7, deadline_s=0.5)
     prefill.send("r", [1])
@@ -203,94 +161,93 @@ def test_without_a_decode_a_request_ends_at_its_deadline(local_pair) -> None:
     assert prefill.status("r")["releasable"]
 
 
-def test_without_a_request_an_attempt_ends_at_its_deadline(local_pair) -> None:
+def test_attempt_without_request_ends_at_deadline(local_pair) -> None:
     prefill, decode = local_pair
-    decode.open("r", 7, prefill=prefill.bootstrap, pages=[1], aux_slot=0, deadline_s=0.5)
+    offer(decode, prefill, 7, deadline_s=0.5)
     assert decode.until("r", "ended", within_s=10)["cause"] == "timed_out"
     decode.until("r", "releasable", within_s=10)
 
 
-def test_an_unreachable_prefill_fails_what_waits_for_it(sides) -> None:
-    decode = sides("decode", connect_deadline_s=1.0)
-    decode.open("r", 7, prefill=f"127.0.0.1:{free_port()}", pages=[1], aux_slot=0)
-    status = decode.until("r", "ended")
+def test_unreachable_prefill_fails_what_waits_for_it(sides) -> None:
+    decode = sides("decode", timeouts={**TIMEOUTS, "connect_s": 1.0})
+    with contextlib.closing(KeptPort()) as unused:
+        offer(decode, unused.address, 7)
+        status = decode.until("r", "ended")
     assert (status["cause"], status["releasable"]) == ("peer_lost", True)
     assert "cannot be reached" in status["message"]
 
 
-def test_a_bootstrap_host_outside_the_allowed_networks_is_not_contacted(sides) -> None:
+def test_bootstrap_host_outside_allowed_networks_is_refused(sides) -> None:
     decode = sides("decode", networks=["127.0.0.2/32"])
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.5)
-        decode.open("r", 7, prefill=f"127.0.0.1:{listener.getsockname()[1]}", pages=[1], aux_slot=0)
+        offer(decode, f"127.0.0.1:{listener.getsockname()[1]}", 7)
         status = decode.until("r", "ended")
         assert (status["cause"], "allowed networks" in status["message"]) == ("refused", True)
         with pytest.raises(TimeoutError):
             listener.accept()
 
 
-def test_memories_that_do_not_fit_are_refused_with_field_and_values(sides, backend) -> None:
+def test_unlike_models_are_refused_with_both_values(sides, backend) -> None:
     prefill, decode = sides("prefill", backend), sides("decode", backend, model="another")
-    decode.open("r", 7, prefill=prefill.bootstrap, pages=[1], aux_slot=0)
+    offer(decode, prefill, 7)
     status = decode.until("r", "ended")
     assert status["cause"] == "invalid"
     assert "model is 'm' here and 'another' at the peer" in status["message"]
 
 
-@pytest.mark.parametrize("lost", ["Open", "Accepted", "Done", "Ack"])
-def test_a_lost_frame_costs_time_and_nothing_else(local_pair, lost: str) -> None:
+@pytest.mark.parametrize("lost", ["Open", "Offer", "Accepted", "Ended", "Ack"])
+def test_lost_frame_is_repeated(local_pair, lost: str) -> None:
     prefill, decode = local_pair
-    side = decode if lost in ("Open", "Ack") else prefill
-    before = filtered(side)
-    side.call("faults", delays={lost: None})
-    meet(prefill, decode, 7)
+    side = decode if lost in ("Open", "Offer", "Ack") else prefill
+    before = losses(side, lost)
+    side.lose(lost)
+    open_both(prefill, decode, 7)
     prefill.send("r", [1, 2])
-    side.settle(lambda _: filtered(side) > before)
-    side.call("faults", delays={})
+    side.settle(lambda _: losses(side, lost) > before)
+    side.lose()
     decode.until("r", "done")
     prefill.until("r", "done")
     assert (decode.pages[:, [8, 3]] == prefill.pages[:, [1, 2]]).all()
-    for one in (prefill, decode):
-        one.settle(lambda stats: stats["rows"] == 0)
 
 
 @pytest.mark.parametrize("lost", ["Hello", "HelloOk"])
-def test_a_lost_greeting_is_repeated(sides, lost: str) -> None:
+def test_lost_greeting_is_repeated(sides, lost: str) -> None:
     prefill, decode = sides("prefill"), sides("decode")
     side = decode if lost == "Hello" else prefill
-    side.call("faults", delays={lost: None})
+    side.lose(lost)
     fill(prefill, 1)
-    meet(prefill, decode, 7)
+    open_both(prefill, decode, 7)
     prefill.send("r", [1, 2])
-    side.settle(lambda stats: stats["drops"].get("filtered", 0) >= 1)
-    side.call("faults", delays={})
+    side.settle(lambda stats: stats["lost"].get(lost, 0) >= 1)
+    side.lose()
     decode.until("r", "done")
 
 
-@pytest.mark.parametrize("lost", ["Abort", "Drained"])
-def test_a_lost_abort_or_answer_is_repeated(local_pair, lost: str) -> None:
+@pytest.mark.parametrize("lost", ["Abort", "Ended"])
+def test_lost_abort_or_its_answer_is_repeated(local_pair, lost: str) -> None:
     prefill, decode = local_pair
     side = decode if lost == "Abort" else prefill
-    meet(prefill, decode, 7)
+    open_both(prefill, decode, 7)
     prefill.until("r", "ready")
-    before = filtered(side)
-    side.call("faults", delays={lost: None})
+    before = losses(side, lost)
+    side.lose(lost)
     decode.abort("r")
-    side.settle(lambda _: filtered(side) > before + 2)
+    side.settle(lambda _: losses(side, lost) > before + 2)
     assert not decode.status("r")["releasable"]
-    side.call("faults", delays={})
+    side.lose()
     decode.until("r", "releasable")
     assert prefill.until("r", "ended")["cause"] == "peer_aborted"
 
 
-def test_frames_that_come_late_change_nothing(local_pair) -> None:
+def test_late_frames_change_nothing(local_pair) -> None:
     prefill, decode = local_pair
-    decode.call("faults", delays={"Open": 0.7, "Ack": 0.7})
-    meet(prefill, decode, 7, name="old", pages=[8])
+    decode.call("faults", delays={"Open": 0.7, "Offer": 0.7, "Ack": 0.7})
+    open_both(prefill, decode, 7, name="old", pages=[8])
     prefill.send("old", [1])
     decode.until("old", "done")
-    decode.call("faults", delays={})
-    meet(prefill, decode, 7, name="new", pages=[9])
+    decode.lose()
+    open_both(prefill, decode, 7, name="new", pages=[9])
     prefill.until("new", "ready")
     time.sleep(1.0)
     assert prefill.status("new")["phase"] == "ready"
@@ -299,14 +256,14 @@ def test_frames_that_come_late_change_nothing(local_pair) -> None:
     assert (decode.pages[:, [8, 9]] == prefill.pages[:, [1, 2]]).all()
 
 
-def test_garbage_on_the_control_port_is_counted_and_stops_nobody(local_pair) -> None:
+def test_garbage_on_control_port_is_counted(local_pair) -> None:
     prefill, decode = local_pair
-    meet(prefill, decode, 7)
+    open_both(prefill, decode, 7)
     prefill.until("r", "ready")
     before = prefill.stats()["drops"]
     noise = np.random.default_rng(9)
-    valid = f.encode(f.Query(version=1, sender="0" * 32, attempt=f.AttemptId("0" * 32, 1), room=7, sibling=0))
-    future = f.encode(f.Query(version=99, sender="0" * 32, attempt=f.AttemptId("0" * 32, 1), room=7, sibling=0))
+    header = {"sender": "0" * 32, "attempt": f.AttemptId("0" * 32, 1), "room": 7}
+    valid, future = (f.encode(f.Query(version=version, **header)) for version in (1, 99))
     messages = [[noise.bytes(100)], [b""], [valid], [future], [valid, valid], [b"\0" * (f.MAX_FRAME_BYTES + 1)]]
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 1000
@@ -325,13 +282,13 @@ def test_garbage_on_the_control_port_is_counted_and_stops_nobody(local_pair) -> 
     decode.until("r", "done")
 
 
-def test_an_impostor_who_knows_every_name_ends_nothing(sides) -> None:
+def test_impostor_with_every_name_ends_nothing(sides) -> None:
     prefill, decode = sides("prefill"), sides("decode")
     fill(prefill, 1)
-    meet(prefill, decode, 7)
+    open_both(prefill, decode, 7)
     prefill.until("r", "ready")
     header = {"version": 1, "sender": decode.incarnation, "attempt": f.AttemptId(decode.incarnation, 1), "room": 7}
-    abort = f.Abort(**header, sibling=0, request_id="r", cause="aborted", message="I am decode")
+    abort = f.Abort(**header, request_id="r", cause="aborted", message="I am decode")
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 1000
         dealer.connect(f"tcp://{prefill.control}")
@@ -341,10 +298,11 @@ def test_an_impostor_who_knows_every_name_ends_nothing(sides) -> None:
     decode.until("r", "done")
 
 
-def test_close_under_load_returns_and_tells_the_peer(sides, backend) -> None:
+def test_close_under_load_ends_the_peers_halves(sides, backend) -> None:
     prefill, decode = sides("prefill", backend), sides("decode", backend)
-    decode.call("load", prefill=prefill.bootstrap, rooms=500)
-    decode.settle(lambda stats: stats["attempts"]["accepted"]["reqs"] == 500)
+    where = {"prefill": prefill.bootstrap}
+    decode.call("many", calls=[("open", {"name": f"load{room}", "room": room, **where}) for room in range(500)])
+    prefill.settle(lambda stats: stats["attempts"]["parked"]["reqs"] == 500)
     closed = prefill.call("close")
     assert closed["seconds"] < 5.0
     assert closed["threads"] == 1
@@ -356,10 +314,10 @@ def test_close_under_load_returns_and_tells_the_peer(sides, backend) -> None:
     assert closed["threads"] == 1
 
 
-def test_a_draining_side_finishes_what_it_has_and_refuses_the_rest(sides) -> None:
+def test_draining_side_refuses_only_new_work(sides) -> None:
     prefill, decode = sides("prefill"), sides("decode")
     fill(prefill, 1)
-    meet(prefill, decode, 7)
+    open_both(prefill, decode, 7)
     prefill.until("r", "ready")
     prefill.call("drain")
     prefill.open("new", 8)
@@ -370,29 +328,31 @@ def test_a_draining_side_finishes_what_it_has_and_refuses_the_rest(sides) -> Non
     prefill.settle(lambda stats: stats["drained"])
 
 
-def test_state_and_metrics_are_served_over_http(local_pair) -> None:
+def test_http_serves_state_and_metrics(local_pair) -> None:
     prefill, decode = local_pair
-    meet(prefill, decode, 7)
+    open_both(prefill, decode, 7)
     prefill.until("r", "ready")
     prefill.settle(lambda stats: stats["attempts"]["ready"]["reqs"] == 1)
-    decode.settle(lambda stats: stats["attempts"]["accepted"]["reqs"] == 1)
+    decode.settle(lambda stats: stats["attempts"]["offered"]["reqs"] == 1)
     state = ask(prefill.admin, "/v1/state")
     assert state["role"] == "prefill"
     assert state["incarnation"] == prefill.incarnation
     assert state["queues"]["prefill_bootstrap"]["reqs"] == 1
     assert state["queues"]["prefill_bootstrap"]["oldest_s"] > 0
     assert state["peers"][0]["incarnation"] == decode.incarnation
-    assert (state["peers"][0]["attempts"], state["peers"][0]["waiting"]) == (1, 1)
+    assert state["peers"][0]["attempts"] == 1
+    (peer,) = ask(decode.admin, "/v1/state")["peers"]
+    assert (peer["attempts"], peer["waiting"]) == (1, 1)
     with urllib.request.urlopen(f"http://{decode.admin}/metrics", timeout=30) as answer:
         text = answer.read().decode()
-    assert 'pdpool_connector_attempts{rank="0",state="accepted"} 1.0' in text
+    assert 'pdpool_connector_attempts{rank="0",state="offered"} 1.0' in text
     decode.abort("r")
 
 
-def test_it_works_over_ipv6(sides, backend) -> None:
+def test_hand_off_works_over_ipv6(sides, backend) -> None:
     prefill, decode = sides("prefill", backend, host="::1"), sides("decode", backend, host="::1")
     fill(prefill, 1)
     assert prefill.bootstrap.startswith("[::1]:")
-    meet(prefill, decode, 7)
+    open_both(prefill, decode, 7)
     prefill.send("r", [1, 2])
     decode.until("r", "done")

@@ -21,27 +21,21 @@ from pdpool_connector.transport.http import HttpServer, Page
 from rich.console import Console
 
 from tests.integration.connector_peer import Side
-
-TIMING = {"drain_s": 0.5, "retry_first_s": 0.05, "query_s": 0.5}
+from tests.integration.handoffs import TIMEOUTS, hold_a_write, offer
 
 
 @pytest.fixture(scope="module")
 def pair():
-    """A prefill and a decode with one hand-off that waits and one that is held for a writer that cannot be heard."""
-    prefill, decode = Side("prefill", "local", timing=TIMING), Side("decode", "local", timing=TIMING)
-    prefill.open("held", 8)
-    decode.open("held", 8, prefill=prefill.bootstrap, pages=[4], aux_slot=1)
-    prefill.until("held", "ready")
-    prefill.call("hold_writes")
-    prefill.send("held", [1])
-    prefill.settle(lambda stats: stats["held_writes"] == 1)
+    """A prefill and a decode with one hand-off that waits and one that is held for a write that does not end."""
+    prefill, decode = Side("prefill", "local", timeouts=TIMEOUTS), Side("decode", "local", timeouts=TIMEOUTS)
+    hold_a_write(prefill, decode, 8, name="held", pages=[4, 6])
     decode.abort("held")
     decode.settle(lambda stats: stats["holds"] == 1)
-    decode.open("waits", 9, prefill=prefill.bootstrap, pages=[5], aux_slot=2)
-    decode.settle(lambda stats: stats["attempts"]["accepted"]["reqs"] == 1)
+    offer(decode, prefill, 9, name="waits", pages=[5])
+    decode.settle(lambda stats: stats["attempts"]["offered"]["reqs"] == 1)
     # The endpoint shows what was so a moment ago.
     deadline = time.monotonic() + 30
-    while not any("accepted" in line for line in top("--once", decode.admin).output.splitlines()):
+    while not any("offered" in line for line in top("--once", decode.admin).output.splitlines()):
         assert time.monotonic() < deadline, "the endpoint does not show the request that waits"
     yield prefill, decode
     prefill.call("release_writes")
@@ -52,7 +46,7 @@ def top(*arguments: str):
     return CliRunner().invoke(main, ["connector", "top", *arguments], env={"COLUMNS": "140"})
 
 
-def test_once_prints_queues_holds_and_peers_of_all_and_exits(pair) -> None:
+def test_once_prints_one_look_and_exits(pair) -> None:
     prefill, decode = pair
     result = top("--once", prefill.admin, decode.admin)
     assert result.exit_code == 0, result.output
@@ -63,8 +57,8 @@ def test_once_prints_queues_holds_and_peers_of_all_and_exits(pair) -> None:
         assert len(found) == 1, (words, result.output)
         return found[0]
 
-    assert "1, 2.1 kB" in line(decode.admin, "decode 0")
-    assert " 1 " in line(decode.admin, "accepted")
+    assert "1, 4.2 kB" in line(decode.admin, "decode 0")
+    assert " 1 " in line(decode.admin, "offered")
     assert " 1 " in line(decode.admin, "failed: aborted")
     assert prefill.control in line(decode.admin, prefill.incarnation[:8])
     assert decode.control in line(prefill.admin, decode.incarnation[:8])
@@ -78,13 +72,13 @@ def printed(looks: list[Look], columns: int) -> list[list[str]]:
     return [line.split()[:3] for line in console.export_text().splitlines() if "127.0.0.1:" in line]
 
 
-def test_a_terminal_of_80_columns_is_wide_enough(pair) -> None:
+def test_80_columns_are_wide_enough(pair) -> None:
     looks = asyncio.run(look_at_all([side.admin for side in pair]))
     assert all(look.state is not None for look in looks)
     assert printed(looks, 80) == printed(looks, 140)
 
 
-def test_rates_are_shown_of_two_looks_within_80_columns() -> None:
+def test_two_looks_show_rates_within_80_columns() -> None:
     before = Look("10.201.123.234:9400", 10.0, state())
     now = Look("10.201.123.234:9400", 12.0, state(outcomes={"done": 30, "failed": 1, "aborted": 4}))
     console = Console(width=80, record=True, file=io.StringIO())
@@ -94,7 +88,7 @@ def test_rates_are_shown_of_two_looks_within_80_columns() -> None:
     assert ["connector", "done/s", "failed/s", "aborted/s", "moved/s"] in rows
 
 
-def test_an_address_that_cannot_be_reached_is_named_and_the_others_are_shown(pair) -> None:
+def test_unreachable_address_is_named_beside_the_others(pair) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         nobody = f"127.0.0.1:{unused.getsockname()[1]}"
@@ -105,7 +99,7 @@ def test_an_address_that_cannot_be_reached_is_named_and_the_others_are_shown(pai
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b"\xff\xfe"])
-def test_what_is_no_connector_is_said_to_be_none(body) -> None:
+def test_other_endpoint_is_named_as_none_of_ours(body) -> None:
     server = HttpServer("127.0.0.1")
     port = server.serve(0, {"/v1/state": Page("application/json", lambda: body)})
     try:
@@ -116,7 +110,7 @@ def test_what_is_no_connector_is_said_to_be_none(body) -> None:
     assert "not the admin endpoint of a connector" in result.output
 
 
-def test_a_silent_address_is_given_up() -> None:
+def test_silent_address_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         begun = time.monotonic()
         result = top("--once", f"127.0.0.1:{silent.getsockname()[1]}")
@@ -125,7 +119,7 @@ def test_a_silent_address_is_given_up() -> None:
     assert time.monotonic() - begun < 30
 
 
-def test_help_says_how_to_reach_a_pod_and_a_bad_address_what_is_right() -> None:
+def test_help_and_errors_say_how_to_connect() -> None:
     assert "kubectl port-forward -n NAMESPACE pod/POD 9400:9400" in top("--help").output
     result = top("--once", "127.0.0.1")
     assert result.exit_code == 2
@@ -134,15 +128,15 @@ def test_help_says_how_to_reach_a_pod_and_a_bad_address_what_is_right() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
-    [(("--interval", "nan"), "nan is no number of seconds"), ((), "and this is none: give --once for one look")],
+    [(("--interval", "nan"), "nan is no number of seconds"), ((), "and this is no terminal: give --once for one look")],
 )
-def test_what_could_show_nothing_is_refused(arguments, why) -> None:
+def test_useless_arguments_are_refused(arguments, why) -> None:
     result = top(*arguments, "127.0.0.1:1")
     assert result.exit_code == 2
     assert why in result.output
 
 
-def test_it_goes_on_in_a_terminal_until_it_is_interrupted(pair) -> None:
+def test_terminal_shows_looks_until_interrupted(pair) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "pdpool_connector.cli", "connector", "top", "--interval", "0.2", pair[1].admin]
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "140", "LINES": "40"}
@@ -204,7 +198,7 @@ def state(**changes: object) -> State:
     return State(**(values | changes))
 
 
-def test_rates_are_between_two_looks_at_one_process_only() -> None:
+def test_rates_need_two_looks_at_one_process() -> None:
     first = Look("a:1", 10.0, state())
     then = Look("a:1", 12.0, state(outcomes={"done": 30, "failed": 1, "aborted": 4}, bytes_moved_total=5000))
     assert rates(first, then) == {"done": 10.0, "failed": 0.0, "aborted": 2.0, "bytes": 2000.0}

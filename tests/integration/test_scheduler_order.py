@@ -1,12 +1,11 @@
-"""A scheduler's calls in exactly the order recorded from SGLang 0.5.23, and the same hand-off in an asyncio program."""
+"""A scheduler's calls in exactly the order recorded from SGLang 0.5.23."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from pdpool_connector import DecodeConnector, Phase, PrefillConnector
+from pdpool_connector import DecodeConnector, PrefillConnector
 from pdpool_connector.protocol.timeouts import Timeouts
 
 from dev import inside
@@ -32,14 +31,10 @@ from tests.integration.sglang_order import (
 from tests.integration.small_side import Side, until
 
 
-def ids(*pages: int) -> np.ndarray:
-    return np.array(pages, np.int32)
-
-
 @pytest.fixture
 def pair():
-    timing = Timeouts(verdict_s=1.0, acked_s=0.5)  # ends are remembered for so long
-    prefill, decode = (Side(kind, pages=128, timing=timing) for kind in (PrefillConnector, DecodeConnector))
+    timeouts = Timeouts(result_s=1.0, acked_s=0.5)  # ends are remembered for so long
+    prefill, decode = (Side(kind, pages=128, timeouts=timeouts) for kind in (PrefillConnector, DecodeConnector))
     noise = np.random.default_rng(3)
     prefill.cache[:] = noise.integers(1, 256, prefill.cache.shape, dtype=np.uint8)
     prefill.aux[:] = noise.integers(1, 256, prefill.aux.shape, dtype=np.uint8)
@@ -54,7 +49,7 @@ def receiver(pair):
 
 
 def polled(side: Sender | Receiver, code: int) -> list[int]:
-    """Poll as a scheduler does, in every turn of its loop, until it says `code`; what it said, without repetitions."""
+    """Poll as a scheduler does, in every turn of its loop, until `code` comes; the results, without repetitions."""
     said = [side.poll()]
     deadline = time.monotonic() + 20
     while said[-1] != code:
@@ -65,20 +60,17 @@ def polled(side: Sender | Receiver, code: int) -> list[int]:
 
 
 def until_bare(*sides: Side) -> None:
-    """No table of a connector, nor of ours, has anything of any hand-off, a remembered end included."""
+    """No table has anything of any hand-off, a remembered end included."""
     for side in sides:
         connector = side.connector
         until(lambda connector=connector: inside.rows(connector) == 0)
         until(lambda connector=connector: not any(queue.reqs for queue in connector.stats().attempts.values()))
         stats = connector.stats()
-        assert (stats.expected, stats.holds, stats.faults, len(connector._transfers)) == (0, 0, 0, 0)
-    offered = sides[-1].connector._offered
-    assert not offered._wishes
-    assert not any(offered._taken.values())
+        assert (stats.holds, stats.faults, inside.kept(connector)) == (0, 0, 0)
 
 
 class Replay:
-    """Makes the calls of a record on our connectors, and holds what they return against what was recorded."""
+    """Makes the calls of a record on our connectors, and compares what they return with what was recorded."""
 
     def __init__(self, pair: tuple[Side, Side]) -> None:
         self._prefill, self._decode = pair
@@ -116,7 +108,7 @@ class Replay:
     def _call(self, call: Call):
         arguments = dict(call.arguments)
         if (pages := arguments.get("kv_indices")) is not None:
-            arguments["kv_indices"] = ids(*pages)
+            arguments["kv_indices"] = list(pages)
             (self.sources if call.side == "P" else self.targets).extend(pages)
         self.aux_slot = arguments.get("aux_index", self.aux_slot)
         return getattr(self._objects[call.side], call.name)(**arguments)
@@ -137,7 +129,7 @@ class Replay:
 @pytest.mark.parametrize(
     "records", [[SHORT], [LONG], [LONG_HIT], [LONG, LONG_HIT]], ids=["short", "long", "hit", "long_then_hit"]
 )
-def test_recorded_calls_carry_the_cache_over_and_leave_nothing(pair, records):
+def test_recorded_calls_hand_the_cache_over(pair, records):
     prefill, decode = pair
     for calls in records:
         decode.cache[:] = decode.aux[:] = 0
@@ -151,46 +143,48 @@ def test_recorded_calls_carry_the_cache_over_and_leave_nothing(pair, records):
 
 
 @pytest.mark.parametrize("calls", [ABORT_IN_DECODE, ABORT_IN_PREFILL], ids=["decode", "prefill"])
-def test_recorded_calls_of_an_abort_leave_nothing_and_the_room_serves_the_next_request(pair, receiver, calls):
+def test_recorded_abort_frees_the_room(pair, receiver, calls):
     prefill, decode = pair
     Replay(pair).run(calls)
     until_bare(prefill, decode)
     room = calls[0].arguments["room"]
     taker, sender = receiver(room), Sender(prefill.connector, room)
     taker.init(prefill_dp_rank=0)
-    taker.send_metadata(ids(80), aux_index=4, state_indices=[], decode_prefix_len=0)
+    taker.send_metadata([80], aux_index=4, state_indices=[], decode_prefix_len=0)
     assert polled(sender, WAITING_FOR_INPUT) in ([BOOTSTRAPPING, WAITING_FOR_INPUT], [WAITING_FOR_INPUT])
     sender.init(num_kv_indices=1, aux_index=4)
-    sender.send(ids(3), state_indices=[], num_kv_tokens=16)
+    sender.send([3], state_indices=[], num_kv_tokens=16)
     assert FAILED not in polled(sender, SUCCESS) + polled(taker, SUCCESS)
     assert (decode.cache[:, 80] == prefill.cache[:, 3]).all()
     until_bare(prefill, decode)
 
 
-def test_prefix_that_decode_holds_is_told_and_not_sent_again(pair, receiver):
+def test_prefix_held_by_decode_is_counted_in_tokens(pair, receiver):
+    """SGLang gives 144 tokens for the nine pages that its radix cache has."""
     prefill, decode = pair
-    decode.cache[:, 10:16] = 5
+    decode.cache[:, 10:19] = 5
     taker = receiver(99)
     taker.init(prefill_dp_rank=0)
-    taker.send_metadata(ids(20, 21), aux_index=0, state_indices=[], decode_prefix_len=6)
+    taker.send_metadata([20, 21], aux_index=0, state_indices=[], decode_prefix_len=144)
     sender = Sender(prefill.connector, 99)
     polled(sender, WAITING_FOR_INPUT)
-    assert sender.pop_decode_prefix_len() == 6
-    sender.init(num_kv_indices=8, aux_index=0)
-    sender.send(ids(*range(7)), state_indices=None, num_kv_tokens=7 * 16)
-    sender.send(ids(7), state_indices=[], num_kv_tokens=1)
+    assert sender.pop_decode_prefix_len() == 144
+    assert sender.transfer.status.prefix_pages == 9
+    sender.init(num_kv_indices=11, aux_index=0)
+    sender.send(list(range(10)), state_indices=None, num_kv_tokens=10 * 16)
+    sender.send([10], state_indices=[], num_kv_tokens=1)
     polled(sender, SUCCESS)
     assert sender.get_transfer_metric() == 2 * prefill.memory.page_bytes + prefill.memory.aux_bytes
     polled(taker, SUCCESS)
-    assert (decode.cache[:, 20:22] == prefill.cache[:, 6:8]).all()
-    assert (decode.cache[:, 10:16] == 5).all()
+    assert (decode.cache[:, 20:22] == prefill.cache[:, 9:11]).all()
+    assert (decode.cache[:, 10:19] == 5).all()
 
 
-def test_decode_aborts_when_prefill_has_its_request(pair, receiver):
+def test_abort_at_decode_fails_the_sender(pair, receiver):
     prefill, decode = pair
     taker = receiver(7998)
     taker.init(prefill_dp_rank=0)
-    taker.send_metadata(ids(80, 81, 82), aux_index=4, state_indices=[], decode_prefix_len=0)
+    taker.send_metadata([80, 81, 82], aux_index=4, state_indices=[], decode_prefix_len=0)
     sender = Sender(prefill.connector, 7998)
     polled(sender, WAITING_FOR_INPUT)
     taker.abort()
@@ -208,21 +202,20 @@ def test_decode_aborts_when_prefill_has_its_request(pair, receiver):
 
 
 @pytest.mark.parametrize("who", ["sender", "receiver"])
-@pytest.mark.parametrize("moment", ["made", "announced", "met", "half sent", "ended"])
-def test_clear_lets_go_of_its_own_request_at_any_time_and_as_often_as_one_likes(pair, receiver, moment, who):
+@pytest.mark.parametrize("moment", ["made", "matched", "half sent", "ended"])
+def test_clear_ends_only_its_own_request(pair, receiver, moment, who):
     prefill, decode = pair
     other_sender, other_taker = Sender(prefill.connector, 2), receiver(2)
     sender, taker = Sender(prefill.connector, 1), receiver(1)
     if moment != "made":
         taker.init(prefill_dp_rank=0)
-    if moment in ("met", "half sent", "ended"):
-        taker.send_metadata(ids(40, 41), aux_index=1, state_indices=[], decode_prefix_len=0)
+        taker.send_metadata([40, 41], aux_index=1, state_indices=[], decode_prefix_len=0)
         polled(sender, WAITING_FOR_INPUT)
         sender.init(num_kv_indices=2, aux_index=1)
     if moment in ("half sent", "ended"):
-        sender.send(ids(3), state_indices=None, num_kv_tokens=16)
+        sender.send([3], state_indices=None, num_kv_tokens=16)
     if moment == "ended":
-        sender.send(ids(4), state_indices=[], num_kv_tokens=16)
+        sender.send([4], state_indices=[], num_kv_tokens=16)
         polled(sender, SUCCESS)
         polled(taker, SUCCESS)
     first, second = (sender, taker) if who == "sender" else (taker, sender)
@@ -230,17 +223,15 @@ def test_clear_lets_go_of_its_own_request_at_any_time_and_as_often_as_one_likes(
         first.clear()
     if moment != "ended":
         polled(first, FAILED)
-        if who == "sender" and taker.transfer is None:  # decode has not heard of it yet
-            taker.send_metadata(ids(40, 41), aux_index=1, state_indices=[], decode_prefix_len=0)
         polled(second, FAILED)
-        with pytest.raises(TransferError, match=f"peer_aborted: {CLEARED}|refused: {CLEARED}"):
+        with pytest.raises(TransferError, match=f"peer_aborted: {CLEARED}"):
             second.failure_exception()
     for _ in range(2):
         second.clear()
-    other_taker.send_metadata(ids(50), aux_index=2, state_indices=[], decode_prefix_len=0)
+    other_taker.send_metadata([50], aux_index=2, state_indices=[], decode_prefix_len=0)
     polled(other_sender, WAITING_FOR_INPUT)
     other_sender.init(num_kv_indices=1, aux_index=2)
-    other_sender.send(ids(5), state_indices=[], num_kv_tokens=16)
+    other_sender.send([5], state_indices=[], num_kv_tokens=16)
     polled(other_sender, SUCCESS)
     polled(other_taker, SUCCESS)
     assert (decode.cache[:, 50] == prefill.cache[:, 5]).all()
@@ -249,26 +240,3 @@ def test_clear_lets_go_of_its_own_request_at_any_time_and_as_often_as_one_likes(
     assert sender.get_transfer_metric() in moved
     assert sender.poll() == taker.poll() == (SUCCESS if moment == "ended" else FAILED)
     until_bare(prefill, decode)
-
-
-async def test_an_asyncio_program_waits_for_the_end_and_for_the_pages(pair):
-    prefill, decode = pair
-    sent = prefill.connector.open(1, "a")
-    got = decode.connector.open(prefill.connector.bootstrap_address, 1, "a", pages=ids(4), aux_slot=0)
-    sent.send(ids(1), start=0, last=True)
-    async with asyncio.timeout(20):
-        statuses = await asyncio.gather(sent.wait_ended(), got.wait_ended(), sent.wait_released(), got.wait_released())
-    assert {status.phase for status in statuses} == {Phase.DONE}
-    assert (decode.cache[:, 4] == prefill.cache[:, 1]).all()
-    assert (await got.wait_ended()).phase is Phase.DONE, "asked again it answers at once"
-
-
-async def test_a_wait_that_is_cancelled_gives_nothing_up(pair):
-    prefill, _ = pair
-    sent = prefill.connector.open(1, "a")
-    waiting = asyncio.create_task(sent.wait_ended())
-    await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert sent.status.phase is Phase.WAITING

@@ -1,223 +1,169 @@
-"""Once faults stop, everything must come to an end by itself; what has to be proved first, is held until it is."""
+"""The end of a random run: faults stop, everything must end by itself, and what is held must have a reason."""
 
-from collections import deque
+from collections import Counter
+from collections.abc import Iterator
 
-from pdpool_connector.protocol.events import WriteResult
-from pdpool_connector.protocol.machine import MAX_FENCED
 from pdpool_connector.protocol.status import Cause, Phase
 
-from tests.simulation.ground import TIMING, check
-from tests.simulation.hosts import DEADLINE_S
-from tests.simulation.memory import Half
-from tests.simulation.processes import Process
-from tests.simulation.world import LATE_S, World
+from tests.simulation.common import require
+from tests.simulation.parts import Ask, Half, Process
+from tests.simulation.snapshot import containers
+from tests.simulation.world import DEADLINE_S, TIMEOUTS, World
 
-SETTLE_S = DEADLINE_S + TIMING.drain_s + 5
-FORGET_S = 3 * (TIMING.verdict_s + TIMING.acked_s)
+SETTLE_S = DEADLINE_S + TIMEOUTS.quiesce_s + 5
+FORGET_S = 3 * (TIMEOUTS.result_s + TIMEOUTS.acked_s)
+MOST_ACTIONS = 20_000
+FULL = "remembers as many"
+"""Part of the message of a hand-off that was refused because the table of ended ones is full."""
 
 
-def finish(world: World) -> None:
-    """Let the faults stop, judge what is held, fence the dead, and judge what is left. Raises ViolationError."""
+def finish(world: World, *, calm: bool) -> None:
+    """Let faults stop, judge holds, fence the dead, and judge what is left. Raises ViolationError."""
     heal(world)
     play_on(world, SETTLE_S)
-    call_again(world)
     judge_holds(world)
-    world.vouch()
-    for incarnation in list(world.everyone):
-        world.fence(incarnation)
+    for source, target in world.unsettled:
+        # Only the end of one of its two processes proves that an unsettled write is over.
+        if source.alive and target.alive:
+            world.crash((source, target)[len(world.trace) % 2].slot)
+    world.unsettled.clear()
+    for process in list(world.everyone.values()):
+        if not process.alive and not process.fenced:
+            world.fence(process)
     heal(world)
-    play_on(world, SETTLE_S)
-    play_on(world, FORGET_S)
+    play_on(world, SETTLE_S + FORGET_S)
     judge_end(world)
-    if world.arrive_late():
+    if calm:
+        judge_calm(world)
+    if world.late:
         epilogue(world)
 
 
-def call_again(world: World) -> None:
-    """Decodes that have given up saying how long ago something ended in READ have a next hand-off with that prefill."""
-    for process, half in living_halves(world):
-        forgotten = half.ended and not half.releasable and world.now > half.over + TIMING.verdict_s
-        if world.direction == "read" and process.role == "prefill" and forgotten:
-            for rank in range(world.shape[world.asks[half.tag].decode]):
-                decode = world.processes[f"{world.asks[half.tag].decode}.{rank}"]
-                if not world.is_linked(decode, process.instance):
-                    decode.wants.add(process.instance)
-    play_on(world, 1.0)
+def heal(world: World) -> None:
+    """Frozen processes go on, cuts end, and each side learns of the connections that the other has lost."""
+    world.cuts.clear()
+    for process in world.processes.values():
+        process.frozen = False
+    for here, there in world.unnoticed():
+        world.lose_peer(here, there)
+    for decode, prefill in world.connections():
+        if (decode, prefill) in world.linked - world.greeted:
+            world.lose_peer(decode, prefill)
+
+
+def play_on(world: World, seconds: float) -> None:
+    """Everything that can happen without a fault happens, until nothing does for so long."""
+    end, actions = world.now + seconds, 0
+    while True:
+        while (action := next(world.progress(), None)) is not None:
+            world.take(action)
+            actions += 1
+            require(actions < MOST_ACTIONS, f"it does not come to rest: {world.trace[-12:]}")
+        if world.now >= end:
+            return
+        due = [when for p in world.processes.values() if (when := p.machine.next_deadline) is not None]
+        world.wait(max(min([end, *due]) - world.now, 0.0))
 
 
 def epilogue(world: World) -> None:
-    """Frames of long ago arrive, and harm nobody: every room starts clean and gets its own data."""
-    rooms = sorted({(ask.prefill, ask.decode, ask.room, ask.sibling) for ask in world.asks.values()})
-    fresh = 1 + max(world.asks)
-    for tag, (prefill, decode, room, sibling) in enumerate(rooms, fresh):
-        ranks = [world.processes[f"{i}.{rank}"] for i in (prefill, decode) for rank in range(world.shape[i])]
+    """Frames of long ago arrive and harm nothing: each room takes new requests, and they get their own data."""
+    world.letters += [letter for letter in world.late if letter.target.alive]
+    world.late.clear()
+    places = sorted({(ask.prefill, ask.decode, ask.room) for ask in world.asks})
+    fresh = 1000
+    for number, (prefill, decode, room) in enumerate(places, fresh):
+        ranks = [*world.ranks_of(prefill), *world.ranks_of(decode)]
         if not any(process.machine.draining for process in ranks):
-            world.ask(tag, prefill, decode, room, sibling, 1, 0, 1, f"r{tag}")
-            for process in ranks:
-                if process.role == "prefill":
-                    world.post(tag, process.slot)
+            world.ask(Ask(number, prefill, decode, room, number, 0))
     play_on(world, SETTLE_S)
-    halves = [(process, half) for process, half in living_halves(world) if half.tag >= fresh]
-    # Late frames are remembered like others, and so many rooms at once can be more than there is room for.
-    full = {half.tag for _, half in halves if half.last is not None and "remembers as many" in half.last.message}
-    for process, half in halves:
-        done = half.last is not None and half.last.phase is Phase.DONE
-        check(done or half.tag in full, f"what came late has harmed {half} on {process.slot}")
+    for process, half in halves(world):
+        if half.ask.tag >= fresh:
+            ok = half.status.phase is Phase.DONE or FULL in half.status.message
+            require(ok, f"a late frame has harmed {half} on {process.slot}")
     play_on(world, FORGET_S)
     judge_end(world)
 
 
-def heal(world: World) -> None:
-    """The frozen go on, cuts are mended, and whoever lost a peer learns it."""
-    for slot in world.processes:
-        world.thaw(slot)
-    world.network.cuts.clear()
-    for slot, peer in world.unnoticed():
-        world.lost(slot, peer)
-    for decode, prefill in sorted(world.linked - world.greeted):
-        world.lost(world.everyone[decode].slot, prefill)
-
-
-def play_on(world: World, seconds: float) -> None:
-    """Everything that can happen without a fault happens, round by round, until nothing does for so long."""
-    end = world.now + seconds
-    while world.now < end:
-        if not turn(world):
-            before = world.now
-            world.wait_for_due()
-            if world.now == before:
-                world.wait(0.25)
-
-
-def turn(world: World) -> bool:
-    """One round; False when there was nothing to do but wait."""
-    busy = [world.post(*key) for key in list(world.to_post)]
-    for process in world.processes.values():
-        if process.role == "prefill":
-            halves = [half for half in process.halves.values() if not half.ended and not half.closed]
-            busy += [world.send(half.tag, process.slot, len(half.pages)) for half in halves]
-    for slot, prefill in world.wanted():
-        while world.greet(slot, prefill):
-            busy.append(True)
-        busy.append(world.link(slot, prefill))
-    busy += [world.deliver(letter.name) for letter in list(world.network.letters)]
-    for flight in list(world.flights):
-        if flight.stopped and flight.left:
-            busy.append(world.settle(flight.name, WriteResult.STOPPED))
-        while world.land(flight.name):
-            busy.append(True)
-        busy.append(world.settle(flight.name, WriteResult.FAILED if flight.severed else WriteResult.LANDED))
-    return any(busy)
-
-
 def judge_holds(world: World) -> None:
-    """What is still held is held because of a process that nobody has proved quiet, and for nothing else."""
-    unproved = {process.incarnation for process in world.everyone.values() if not process.alive}
-    unproved |= {side.incarnation for pair in world.unsettled for side in pair}
-    for process, half in living_halves(world):
-        if not half.ended or half.releasable:
-            continue
-        ask = world.asks[half.tag]
-        other = ask.decode if process.role == "prefill" else ask.prefill
-        reasons = {p.incarnation for p in world.everyone.values() if p.instance == other} & unproved
-        check(bool(reasons), f"memory is held for no reason that lives: {half}")
+    """What is held is held because of a process that is not proved dead, or of an unsettled write, and nothing else."""
+    unproved = {process for process in world.everyone.values() if not process.alive and not process.fenced}
+    unproved |= {process for pair in world.unsettled for process in pair}
+    for _, half in halves(world):
+        reasons = {p for p in unproved if p.instance in (half.ask.prefill, half.ask.decode)}
+        require(
+            not half.status.ended or half.status.releasable or bool(reasons),
+            "memory is held for no reason that lives",
+            half,
+        )
 
 
 def judge_end(world: World) -> None:
-    """Nothing is left behind, and both sides tell the same story."""
-    check(not world.to_post, f"requests were never taken in: {sorted(world.to_post)}")
-    for process, half in living_halves(world):
-        check(half.releasable, f"memory was never released: {half}")
+    """Nothing is left behind, and the two sides agree."""
+    require(not world.to_post, f"requests were never taken: {world.to_post}")
+    for process, half in halves(world):
+        require(half.status.releasable, "memory was never released", half)
         judge_agreement(world, process, half)
+    alive = {process.incarnation for process in world.processes.values()}
     for process in world.processes.values():
-        owned = any(owner for pool in process.pools for owner in pool.owner)
-        check(not owned, f"memory of {process.slot} is left with an owner")
-        check(process.machine.rows == 0, f"{process.machine.rows} rows are left on {process.slot}")
-        judge_tables(world, process)
-
-
-def judge_tables(world: World, process: Process) -> None:
-    """No table holds anything, but of peers that live: what they speak, and how far their attempts are forgotten."""
-    machine, alive = process.machine, {other.incarnation for other in world.processes.values()}
-    check(machine.next_deadline is None, f"a deadline is left on {process.slot}")
-    for label in machine.census.labels:
-        check(machine.census.count(label) == 0, f"queue {label} of {process.slot} is not empty")
-    graves = getattr(machine, "_graves", None)
-    tables = vars(machine) | (
-        {f"graves.{name}": table for name, table in vars(graves).items()} if graves is not None else {}
-    )
-    for name, table in tables.items():
-        if not isinstance(table, dict | set | list | deque) or name == "fired" or name.startswith("_on_"):
-            continue
-        if name == "_fenced":
-            check(len(table) <= MAX_FENCED, f"{process.slot} remembers {len(table)} fenced processes")
-            continue
-        if name in ("_versions", "_behind", "graves._floor"):
-            strangers = set(table) - alive
-        elif name == "_links":
-            assert isinstance(table, dict)
-            strangers = {writer.incarnation for writers in table.values() for writer in writers} - alive
-        else:
-            strangers = set(map(str, table))
-        check(not strangers, f"{name} of {process.slot} still holds {sorted(strangers)}")
+        machine = process.machine
+        require(not process.owner, f"memory of {process.slot} is left with an owner")
+        require(machine.rows == 0, f"{machine.rows} rows are left on {process.slot}")
+        require(machine.tombstones == 0, f"{machine.tombstones} tombstones are left on {process.slot}")
+        require(machine.next_deadline is None, f"a deadline is left on {process.slot}")
+        for label in machine.queues.labels:
+            require(machine.queues.count(label) == 0, f"queue {label} of {process.slot} is not empty")
+        for name, table in containers(machine):
+            names = {writer.incarnation for row in table.values() for writer in row} if name == "_links" else table
+            strangers = [str(key) for key in names if str(key) not in alive and name != "_fenced"]
+            require(not strangers, f"{name} of {process.slot} still holds {strangers}")
 
 
 def judge_agreement(world: World, process: Process, half: Half) -> None:
-    """Success of all ranks that move is success on the other side; an abort that one was told of, somebody has said.
-
-    It is the side that does not move which hears of success, so that it never believes in more than there was.
-    """
-    halves = [(p, other) for p in world.everyone.values() for other in p.halves.values()]
-    assert half.last is not None
-    mine = [other for p, other in halves if p.role == process.role and other.tag == half.tag]
-    told, mover = ("decode", "prefill") if world.direction == "write" else ("prefill", "decode")
-    if process.role == told and all(other.last and other.last.phase is Phase.DONE for other in mine):
-        same = [(p, other) for p, other in halves if p.role == mover and other.request == half.request]
-        agree = any(not p.alive or (other.last and other.last.phase is Phase.DONE) for p, other in same)
-        check(agree, f"sides disagree: {half}; {[str(other) for _, other in same]}")
-    if half.last.cause is Cause.ABORTED:
-        check(half.aborted, f"nobody aborted it: {half}")
-    if half.last.cause is Cause.SUPERSEDED and process.role == "decode" and world.shape[process.instance] == 1:
-        # Ranks of one decode number their attempts each for itself, so theirs have no order among each other.
-        newer = [other for other in process.halves.values() if other.request == half.request]
-        check(any(other.handle > half.handle for other in newer), f"no newer attempt supersedes {half}")
-    if half.last.cause is Cause.PEER_ABORTED:
-        aborted = [other for _, other in halves if other.aborted and may_be_one(world, other, half)]
-        check(bool(aborted), f"told of an abort that nobody said: {half}")
+    """Success at decode is success at prefill, and a cause that names an engine's act has such an act."""
+    one = [(p, other) for p, other in everyones(world) if may_be_one(other, half)]
+    status = half.status
+    done = [p.slot for p, other in one if p.side == "d" and other.ask.tag == half.ask.tag and _done(other)]
+    if len(set(done)) == world.shape[half.ask.decode]:
+        wrote = any(p.side == "p" and (_done(other) or not p.alive) for p, other in one)
+        require(wrote, f"all decode ranks have it, and prefill has not sent it: {half}; {[str(o) for _, o in one]}")
+    if status.cause is Cause.ABORTED:
+        require(half.aborted, "no engine has aborted it", half)
+    if status.cause is Cause.PEER_ABORTED:
+        require(any(other.aborted for _, other in one), "no engine has aborted it", half)
 
 
-def may_be_one(world: World, one: Half, other: Half) -> bool:
-    """Whether the two may be taken for halves of one request."""
-    if world.prompts:
-        return one.request == other.request
-    return world.asks[one.tag].place == world.asks[other.tag].place
+def _done(half: Half) -> bool:
+    return half.status.phase is Phase.DONE
+
+
+def may_be_one(one: Half, other: Half) -> bool:
+    """Whether the two may be halves of one hand-off."""
+    a, b = one.ask, other.ask
+    return (a.prefill, a.decode, a.room, a.prompt) == (b.prefill, b.decode, b.room, b.prompt)
 
 
 def judge_calm(world: World) -> None:
-    """Where nothing goes wrong, all is handed over but what was aborted or had no room, and none waits long."""
-    halves = [(process, half) for process in world.everyone.values() for half in process.halves.values()]
-    refused = {half.request for _, half in halves if half.last and half.last.cause is Cause.REFUSED}
-    aborted = {half.request for _, half in halves if half.aborted}
-    full = "prefill remembers as many" if world.direction == "write" else "remembers as many"
-    # Without prompts, a half whose counterpart was lost stays in its place, where the next request may be taken for it.
-    lost = {ask.place for ask in world.asks.values() if ask.request in world.lost_asks and not world.prompts}
-    for process, half in halves:
-        assert half.last is not None
-        if half.last.phase is Phase.DONE or world.asks[half.tag].place in lost:
+    """Where nothing goes wrong, everything is handed over, except what an engine gave up, or had no room for."""
+    given_up = Counter(half.ask for _, half in everyones(world) if half.aborted or half.status.cause is Cause.REFUSED)
+    for process, half in everyones(world):
+        if half.status.phase is Phase.DONE:
             continue
-        if half.request in world.lost_asks:
-            soon = half.over <= half.posted + TIMING.meet_s + LATE_S
-            check(soon or process.role == "prefill", f"decode was not told that prefill has no request: {half}")
-        elif half.request in refused:
-            said = [other.last.message for _, other in halves if other.request == half.request and other.last]
-            told = half.last.cause is not Cause.TIMED_OUT or any(full in why for why in said)
-            check(told, f"{process.role} was not told that the other side refused: {half}")
-        else:
-            check(half.request in aborted, f"it failed, though nothing went wrong: {half}")
-            heard = half.last.cause in (Cause.ABORTED, Cause.PEER_ABORTED)
-            check(heard, f"an abort was not heard of: {half}")
+        group = [ask for ask in world.asks if (ask.room, ask.prompt) == (half.ask.room, half.ask.prompt)]
+        if any(ask.tag in world.lost_asks for ask in group):
+            soon = half.over <= half.opened + TIMEOUTS.match_s + 1.0
+            require(soon, f"{process.slot} waited long for a request that was lost", half)
+            continue
+        require(any(given_up[ask] for ask in group), "it failed, though nothing went wrong", half)
+        timed_out = half.status.cause is Cause.TIMED_OUT
+        messages = [other.status.message for _, other in everyones(world) if other.ask in group]
+        require(not timed_out or any(FULL in m for m in messages), f"{process.slot} was not informed", half)
 
 
-def living_halves(world: World) -> list[tuple[Process, Half]]:
+def halves(world: World) -> Iterator[tuple[Process, Half]]:
     """Halves of the processes that run now."""
-    return [(process, half) for process in world.processes.values() for half in process.halves.values()]
+    return ((process, half) for process in world.processes.values() for half in process.halves.values())
+
+
+def everyones(world: World) -> Iterator[tuple[Process, Half]]:
+    """Halves of all processes that ever were."""
+    return ((process, half) for process in world.everyone.values() for half in process.halves.values())

@@ -6,18 +6,16 @@ from pdpool_connector.protocol.events import Effect, Event
 from pdpool_connector.protocol.states import TransitionError
 from pdpool_connector.protocol.timeouts import Timeouts
 
-from tests.simulation.kinds import AnyDecode, AnyPrefill
-from tests.simulation.memory import ViolationError
+from tests.simulation.common import Machines, ViolationError
 from tests.simulation.snapshot import copied, form
 
-TIMING = Timeouts(
-    meet_s=4.0,
-    drain_s=2.0,
+TIMEOUTS = Timeouts(
+    match_s=3.0,
+    quiesce_s=2.0,
     retry_first_s=1.0,
     retry_max_s=1.0,
     query_s=2.0,
-    expect_s=2.0,
-    verdict_s=3.0,
+    result_s=3.0,
     acked_s=2.0,
     max_attempts=8,
 )
@@ -26,7 +24,7 @@ TIMING = Timeouts(
 class Numbered:
     """Machines by number: equal numbers behave alike, and what an event does to one is worked out once."""
 
-    def __init__(self, classes: tuple[type[AnyPrefill], type[AnyDecode]]) -> None:
+    def __init__(self, classes: Machines) -> None:
         self._classes = classes
         self._known: dict[object, int] = {}
         self._machines: list[Any] = []
@@ -36,8 +34,8 @@ class Numbered:
         return len(self._machines)
 
     def fresh(self, rank: int, life: int, *, decode: bool) -> int:
-        """A machine that has just begun."""
-        return self._number(self._classes[decode](name(rank, life), TIMING))
+        """A machine that has just started."""
+        return self._number(self._classes[decode](name(rank, life), TIMEOUTS))
 
     def due(self, number: int) -> float | None:
         """Seconds of its own clock until its next deadline."""
@@ -46,7 +44,7 @@ class Numbered:
         return None if when is None else max(when - machine._now, 0.0)
 
     def get(self, number: int) -> Any:
-        """The machine, to be looked at only."""
+        """The machine; do not change it."""
         return self._machines[number]
 
     def move(self, number: int, event: Event, after: float = 0.0) -> tuple[int, tuple[Effect, ...]]:

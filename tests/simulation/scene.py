@@ -1,4 +1,4 @@
-"""Where a small world stands: plain data that is cheap to copy and to compare."""
+"""Where a small world is: plain data that is cheap to copy and to compare."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -6,16 +6,14 @@ from typing import NamedTuple
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.status import Cause, Phase
 
-from tests.simulation.kinds import Direction
-
 
 class Scenario(NamedTuple):
-    """`pages` of each request, sent one by one, in one room. `memory`: pages of each rank. The rest are budgets.
+    """`pages` of each request, sent one by one, all requests in one room. `memory`: pages of each rank.
 
-    `announced`: decode may say that it has a request before it opens it. `timely`: no time passes until faults stop,
-    and then no request of decode's may come to its deadline: whatever ended it is to be told. `prefill`, `decode`: how
-    many ranks there are; every one of the one side serves every one of the other. `least_depth`: so many steps are
-    searched however slow the machine, or `make simulate` fails.
+    `aborts`, `breaks`, `crashes`, `errors`: budgets. `prefill`, `decode`: ranks; every rank of one side serves every
+    rank of the other. `same`: all requests have the same prompt (n > 1). `named`: both halves have the same request id.
+    `timely`: no time passes until faults stop, and then no request of decode may reach its deadline. Prefill must send
+    it the cause of its end. `least_depth`: so many steps are searched, or `make simulate` fails.
     """
 
     name: str
@@ -27,8 +25,8 @@ class Scenario(NamedTuple):
     errors: int = 0
     prefill: int = 1
     decode: int = 1
-    direction: Direction = "write"
-    announced: bool = False
+    same: bool = False
+    named: bool = False
     timely: bool = False
     least_depth: int = 0
 
@@ -37,15 +35,19 @@ class Scenario(NamedTuple):
         """Of both sides; prefill's have the lower numbers."""
         return self.prefill + self.decode
 
+    def prompt(self, request: int) -> int:
+        """Which prompt a request has; it stands for the content of its pages."""
+        return 0 if self.same else request
+
     def __str__(self) -> str:
-        return f"{self.direction.upper()} {self.prefill}x{self.decode}, {self.name}"
+        return f"{self.prefill}x{self.decode}, {self.name}"
 
 
 class Flight(NamedTuple):
-    """One transfer: `request` is whose memory the mover uses, `lives` those of its two processes.
+    """One write: `request` is the prefill half whose pages it reads, `lives` are those of its two processes.
 
-    `prefill` and `decode` are ranks. `left`: units that have not landed, as prefill's page, decode's page, and which
-    of the request's pages it is. `severed`: what has not landed never will.
+    `prefill` and `decode` are ranks. `left`: pages that have not landed, as prefill's page, decode's page, and which of
+    the request's pages it is. `reported`: the writer has its result, and bytes are still on their way.
     """
 
     attempt: f.AttemptId
@@ -57,38 +59,45 @@ class Flight(NamedTuple):
     left: tuple[tuple[int, int, int], ...]
     stopped: bool = False
     reported: bool = False
-    severed: bool = False
     moved: int = 0
-    astray: bool = False
+
+    @property
+    def ends(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Rank and life of prefill and of decode."""
+        return (self.prefill, self.lives[0]), (self.decode, self.lives[1])
 
 
 class Half(NamedTuple):
-    """One side of a request, as the engine of one rank sees it."""
+    """One side of a request, as the engine of one rank sees it.
+
+    `offered`: the engine of decode has given it memory. `exposed`: that memory was sent to a peer.
+    """
 
     phase: Phase | None = None
     cause: Cause | None = None
     releasable: bool = False
     pages: tuple[int, ...] = ()
     sent: int = 0
-    announced: bool = False
+    offered: bool = False
+    exposed: bool = False
 
     @property
     def ended(self) -> bool:
-        """Its engine was told that it is over."""
+        """Its engine knows that it is over."""
         return self.phase in (Phase.DONE, Phase.FAILED)
 
 
 Landed = tuple[int, int] | None
-"""Request and page; None is garbage."""
+"""Prompt and page; None is garbage."""
 
 
 @dataclass(slots=True)
 class State:
-    """Where the world stands. `key` is all of it; `budget` counts what may still go wrong.
+    """Where the world is. `key` is all of it; `budget` counts what may still go wrong.
 
-    By rank: `machines`, `lives`, `halves`, `owner` of each page. `up`: by prefill rank and decode rank, whether each of
-    them holds the other for paired. `wants`: by decode rank. `content`: by decode rank and page, what each prefill rank
-    has put there, or what was read from it.
+    By rank: `machines`, `lives`, `halves`, `owner` of each page. `up`: by link, whether prefill and whether decode
+    holds the other for paired. `wants`: by decode rank. `content`: by decode rank and page, what each prefill rank has
+    written there. `soup`: frames that may be delivered at any time; `mail`: those that were sent last, in order.
     """
 
     machines: list[int]

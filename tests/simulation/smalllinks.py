@@ -1,4 +1,4 @@
-"""How the ranks of a small world find and lose each other, and are proved dead."""
+"""How the ranks of a small world connect, lose each other, and are proved dead."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -8,8 +8,7 @@ from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import Event, Fenced, Linked, PeerLost, PeerReady, Unreachable, Writer
 from pdpool_connector.protocol.status import Cause
 
-from tests.simulation.ground import check
-from tests.simulation.kinds import Machines
+from tests.simulation.common import Machines, require
 from tests.simulation.numbered import Numbered, name
 from tests.simulation.scene import Scenario, State
 
@@ -23,22 +22,21 @@ class SmallLinks(ABC):
 
     def __init__(self, scenario: Scenario, classes: Machines) -> None:
         self.scenario = scenario
-        self.machines = Numbered(classes[scenario.direction])
+        self.machines = Numbered(classes)
         self.prefills = range(scenario.prefill)
         self.decodes = range(scenario.prefill, scenario.ranks)
-        self.movers = self.prefills if scenario.direction == "write" else self.decodes
         self.links = [(prefill, decode) for prefill in self.prefills for decode in self.decodes]
 
     @abstractmethod
     def do(self, state: State, rank: int, event: Event, after: float = 0.0) -> None:
-        """Have a machine take an event in, and do what it says."""
+        """Give an event to a machine, and carry out its effects."""
 
     @abstractmethod
     def sever(self, state: State, rank: int, life: int) -> None:
-        """What a dead process moved, and what is moved to or from it, ends."""
+        """A dead process writes no more, and nothing is written to it."""
 
     def label(self, rank: int) -> str:
-        """What a rank is called."""
+        """Short name of a rank."""
         return f"p{rank}" if rank in self.prefills else f"d{rank - self.scenario.prefill}"
 
     def links_of(self, rank: int) -> list[int]:
@@ -52,7 +50,7 @@ class SmallLinks(ABC):
     # --- What can happen ---
 
     def _pairing(self, state: State, *, again: bool) -> Iterator[Action]:
-        """`again`: hellos come again, though they were answered."""
+        """`again`: hellos are repeated, though they were answered."""
         for decode in self.decodes:
             if self._wanted(state, decode):
                 answered = [self._answered(state, link) for link in self.links_of(decode)]
@@ -101,7 +99,7 @@ class SmallLinks(ABC):
         return [peer for peer in self.machines.get(state.machines[here])._versions if peer.startswith(stem)]
 
     def changed(self, state: State, link: int, *, at_prefill: bool) -> bool:
-        """The process with which it is paired is not there any more."""
+        """The process with which it is paired no longer exists."""
         there = self.links[link][at_prefill]
         return name(there, state.lives[there]) not in self.known(state, link, at_prefill=at_prefill)
 
@@ -112,10 +110,10 @@ class SmallLinks(ABC):
         state.up[link] = (True, state.up[link][1])
         before = state.halves[prefill][:]
         self.do(state, prefill, PeerReady(name(decode, state.lives[decode]), f.VERSION_MAX))
-        check(state.halves[prefill] == before, f"a greeting of {self.label(decode)} changed a hand-off")
+        require(state.halves[prefill] == before, f"a greeting of {self.label(decode)} changed a hand-off")
 
     def _link(self, state: State, decode: int) -> None:
-        """Decode is paired with all; what was there before at an address is lost."""
+        """Decode is paired with all ranks; the processes that were at their addresses before are lost."""
         links = self.links_of(decode)
         writers = [name(self.links[link][0], state.lives[self.links[link][0]]) for link in links]
         for link in links:
@@ -125,19 +123,19 @@ class SmallLinks(ABC):
         state.wants[decode - self.scenario.prefill] = False
         for writer in writers:
             self.do(state, decode, PeerReady(writer, f.VERSION_MAX))
-        part, parts = decode - self.scenario.prefill, self.scenario.decode
+        index, count = decode - self.scenario.prefill, self.scenario.decode
         last = writers[-1]
-        self.do(state, decode, Linked("p", tuple(Writer(one, part, parts, one == last) for one in writers)))
+        self.do(state, decode, Linked("p", tuple(Writer(one, index, count, one == last) for one in writers)))
 
     def lose(self, state: State, link: int, *, at_prefill: bool) -> None:
-        """A side learns that the connection to whom it knew has ended."""
+        """One side learns that its connection to the peer it knew has ended."""
         here = self.links[link][not at_prefill]
         at = state.up[link]
         state.up[link] = (False, at[1]) if at_prefill else (at[0], False)
         for peer in self.known(state, link, at_prefill=at_prefill):
             self.do(state, here, PeerLost(peer, "explored"))
             if at_prefill:
-                # Prefill hears a peer on one connection only: what it had sent on that comes no more.
+                # Prefill has one connection to a peer: frames that were sent on it arrive no more.
                 state.soup = frozenset(
                     n for n in state.soup if (self.frames[n][0], self.frames[n][2].sender) != (here, peer)
                 )
@@ -152,7 +150,7 @@ class SmallLinks(ABC):
         self.do(state, decode, Unreachable("p", Cause.PEER_LOST, "explored"))
 
     def _fence(self, state: State, rank: int, life: int) -> None:
-        """Its bytes have stopped, and then all of the other side are told."""
+        """Its bytes have stopped; then all ranks of the other side get the proof."""
         state.fenced |= {(rank, life)}
         self.sever(state, rank, life)
         for other in self.decodes if rank in self.prefills else self.prefills:

@@ -9,32 +9,27 @@ from pdpool_connector.protocol.events import (
     AbortTransfer,
     Connect,
     Event,
-    ExpectAttempt,
+    OfferPages,
     OpenAttempt,
     OpenRequest,
-    Read,
     Received,
     Report,
     Send,
     SendPages,
-    StopReading,
     StopWriting,
     Tick,
     Write,
 )
 from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
 
-from tests.simulation.kinds import MACHINES, Machines
-from tests.simulation.memory import pack
+from tests.simulation.common import MACHINES, Machines, pack, require
 from tests.simulation.numbered import life_of, rank_of
 from tests.simulation.scene import Half, Scenario, State
 from tests.simulation.smalllinks import Action
-from tests.simulation.smallplanes import SmallPlanes, require
+from tests.simulation.smallplanes import SmallPlanes
 
 DEADLINE_S = 4.0
 ROOM = 7
-ANNOUNCED = 100
-"""Above the numbers of attempts."""
 
 
 class SmallWorld(SmallPlanes):
@@ -83,10 +78,8 @@ class SmallWorld(SmallPlanes):
                 if self._may_post(state, rank, request):
                     yield f"post {self.label(rank)} r{request}", partial(self._post, rank=rank, request=request)
             for rank in self.decodes:
-                half = state.halves[rank][request]
-                if self.scenario.announced and again and half.phase is None and not half.announced:
-                    what = f"announce {self.label(rank)} r{request}"
-                    yield what, partial(self._announce, rank=rank, request=request)
+                if self._may_offer(state, rank, request):
+                    yield f"offer {self.label(rank)} r{request}", partial(self._offer, rank=rank, request=request)
             for rank in self.prefills:
                 half = state.halves[rank][request]
                 if half.phase and not half.releasable and half.sent < pages:
@@ -116,7 +109,7 @@ class SmallWorld(SmallPlanes):
         about = f"{self.label(rank_of(content.attempt.decode))}/{content.attempt.number}"
         return f"{source}>{self.label(rank)} {life} {type(content).__name__} {about}"
 
-    # --- Machines and what they say ---
+    # --- Machines and their effects ---
 
     def do(self, state: State, rank: int, event: Event, after: float = 0.0) -> None:
         state.machines[rank], effects = self.machines.move(state.machines[rank], event, after)
@@ -124,21 +117,25 @@ class SmallWorld(SmallPlanes):
             match effect:
                 case Send(peer, frame):
                     assert isinstance(frame, f.AttemptFrame)
-                    self._mail(state, peer, frame)
+                    self._mail(state, rank, peer, frame)
                 case Report(handle, status):
                     self._report(state, rank, handle - 1, status)
-                case Write() | Read():
-                    self._fly(state, rank, effect)
-                case StopWriting() | StopReading():
-                    self._stop(state, rank, effect)
+                case Write():
+                    self.fly(state, rank, effect)
+                case StopWriting():
+                    self.stop(state, rank, effect)
                 case Connect():
                     state.wants[rank - self.scenario.prefill] = True
-        self._check_stopped(state, rank)
+        self.check_stopped(state, rank)
 
-    def _mail(self, state: State, peer: str, frame: f.AttemptFrame) -> None:
-        if isinstance(frame, f.Open | f.Expect):
-            # What is left of the attempt's life would tell equal offers apart; how long a frame travelled is unknown.
+    def _mail(self, state: State, rank: int, peer: str, frame: f.AttemptFrame) -> None:
+        if isinstance(frame, f.Open):
+            # What is left of the attempt's life would make equal frames differ; how long one travels is open.
             frame = msgspec.structs.replace(frame, deadline_s=DEADLINE_S)
+        if isinstance(frame, f.Offer):
+            half = state.halves[rank][frame.attempt.number - 1]
+            require(half.offered and not half.ended, f"r{frame.attempt.number - 1} is offered without memory")
+            state.halves[rank][frame.attempt.number - 1] = half._replace(exposed=True)
         key = (rank_of(peer), life_of(peer), frame)
         if key not in self._frame_numbers:
             self._frame_numbers[key] = len(self.frames)
@@ -154,10 +151,12 @@ class SmallWorld(SmallPlanes):
             require(same and status.releasable >= half.releasable, f"{who} changed its end")
         if status.phase is Phase.DONE and rank in self.decodes:
             found = [state.content[rank - self.scenario.prefill][page] for page in half.pages]
-            wanted = [((request, at),) * self.scenario.prefill for at in range(len(found))]
-            require(found == wanted, f"false success: {who} holds {found}")
+            wanted = [((self.scenario.prompt(request), at),) * self.scenario.prefill for at in range(len(found))]
+            require(half.exposed and found == wanted, f"false success: {who} holds {found}")
+        if status.ended and rank in self.decodes:
+            require(status.releasable or half.exposed, f"{who} is kept, and no peer was sent its memory")
         if status.releasable and not half.releasable:
-            self._check_untouched(state, rank, request)
+            self.check_untouched(state, rank, request)
             state.owner[rank] = [-1 if owner == request else owner for owner in state.owner[rank]]
         state.halves[rank][request] = half._replace(
             phase=status.phase, cause=status.cause, releasable=status.releasable
@@ -165,27 +164,40 @@ class SmallWorld(SmallPlanes):
 
     # --- Engines ---
 
-    def _may_post(self, state: State, rank: int, request: int) -> bool:
-        """A room is used again at once, for another prompt, when there is memory."""
-        if state.halves[rank][request].phase is not None:
-            return False
+    def _has_memory(self, state: State, rank: int, request: int) -> bool:
         return state.owner[rank].count(-1) >= self.scenario.pages[request]
 
-    def _post(self, state: State, rank: int, request: int) -> None:
+    def _take(self, state: State, rank: int, request: int) -> tuple[int, ...]:
         free = [page for page, owner in enumerate(state.owner[rank]) if owner < 0][: self.scenario.pages[request]]
         for page in free:
             state.owner[rank][page] = request
-        state.halves[rank][request] = Half(phase=Phase.WAITING, pages=tuple(free))
-        rid, prompt = f"{self.label(rank)[0]} makes up {request}", f"r{request}".encode()
-        if rank in self.prefills:
-            self.do(state, rank, OpenRequest(request + 1, ROOM, 0, rid, DEADLINE_S, prompt))
-        else:
-            self.do(state, rank, OpenAttempt(request + 1, "p", ROOM, 0, rid, pack(free), 0, 0, DEADLINE_S, b"", prompt))
+        return tuple(free)
 
-    def _announce(self, state: State, rank: int, request: int) -> None:
-        state.halves[rank][request] = Half(announced=True)
-        rid, prompt = f"d makes up {request}", f"r{request}".encode()
-        self.do(state, rank, ExpectAttempt(ANNOUNCED + request, "p", ROOM, 0, rid, DEADLINE_S, prompt))
+    def _may_post(self, state: State, rank: int, request: int) -> bool:
+        """A prefill engine takes a request when it has memory to compute it, a decode engine at once."""
+        if state.halves[rank][request].phase is not None:
+            return False
+        return rank in self.decodes or self._has_memory(state, rank, request)
+
+    def _post(self, state: State, rank: int, request: int) -> None:
+        prompt = f"p{self.scenario.prompt(request)}".encode()
+        rid = f"r{request}" if self.scenario.named else f"{self.label(rank)[0]} makes up {request}"
+        if rank in self.prefills:
+            state.halves[rank][request] = Half(phase=Phase.WAITING, pages=self._take(state, rank, request))
+            self.do(state, rank, OpenRequest(request + 1, ROOM, rid, DEADLINE_S, prompt))
+        else:
+            state.halves[rank][request] = Half(phase=Phase.WAITING)
+            self.do(state, rank, OpenAttempt(request + 1, "p", ROOM, rid, DEADLINE_S, prompt))
+
+    def _may_offer(self, state: State, rank: int, request: int) -> bool:
+        half = state.halves[rank][request]
+        waits = half.phase is not None and not half.ended and not half.offered
+        return waits and self._has_memory(state, rank, request)
+
+    def _offer(self, state: State, rank: int, request: int) -> None:
+        pages = self._take(state, rank, request)
+        state.halves[rank][request] = state.halves[rank][request]._replace(pages=pages, offered=True)
+        self.do(state, rank, OfferPages(request + 1, pack(pages)))
 
     def _send(self, state: State, rank: int, request: int) -> None:
         half = state.halves[rank][request]

@@ -1,7 +1,7 @@
-"""Copies a machine, and says in one hashable value what state it is in, however it came there.
+"""Copies a machine, and describes its state in one hashable value.
 
-Two machines with equal forms behave alike from then on: times count from the machine's own clock, objects are numbered
-in the order in which they are met, and what only counts (the census) or dispatches (tables of handlers) is left out.
+Two machines with equal forms behave alike from then on. Times count from the machine's own clock. Objects are numbered
+in the order in which they are found. Attributes that only count are left out.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from itertools import count
-from types import CellType, FunctionType, MethodType
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -20,46 +20,41 @@ from pdpool_connector.protocol.timers import Timers
 
 TIMES = frozenset({"deadline", "expires", "_expiry"})
 """Attributes that hold readings of the machine's clock, alone or first in a pair."""
-UNSEEN = frozenset({"census", "fired", "_effects", "_now", "timing", "incarnation"})
+UNSEEN = frozenset({"queues", "fired", "_effects", "_now", "timeouts", "incarnation", "_serials", "serial"})
 
 
 def copied(machine: Any) -> Any:
-    """A machine in the same state that shares nothing with it that can change."""
-    return _copy(machine, {})
+    """A machine in the same state that shares nothing with the first that can change. Faster than `deepcopy`."""
+    return _copied(machine, {})
 
 
-def _copy(value: Any, done: dict[int, Any]) -> Any:
+def _copied(value: Any, done: dict[int, Any]) -> Any:
     kind: Any = type(value)
     if _is_plain(kind):
         return value
     if id(value) in done:
         return done[id(value)]
     new: Any
-    if issubclass(kind, dict):
+    if issubclass(kind, tuple):
+        return tuple.__new__(kind, [_copied(item, done) for item in value])
+    if kind is count:
+        new = done[id(value)] = copy(value)
+    elif issubclass(kind, dict):
         new = done[id(value)] = kind()
         for key, item in value.items():
-            new[_copy(key, done)] = _copy(item, done)
-    elif kind is set or kind is list or kind is deque:
+            new[_copied(key, done)] = _copied(item, done)
+    elif issubclass(kind, set | list | deque):
         new = done[id(value)] = kind()
-        (new.update if kind is set else new.extend)([_copy(item, done) for item in value])
-    elif issubclass(kind, tuple):
-        new = tuple.__new__(kind, [_copy(item, done) for item in value])
-    elif kind is count:
-        new = count(int(repr(value)[len("count(") : -1]))
-    elif kind is MethodType:
-        new = MethodType(value.__func__, _copy(value.__self__, done))
-    elif kind is FunctionType:
-        cells = tuple(CellType(_copy(cell.cell_contents, done)) for cell in value.__closure__ or ())
-        new = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
+        (new.update if kind is set else new.extend)([_copied(item, done) for item in value])
     else:
         new = done[id(value)] = copy(value) if isinstance(value, msgspec.Struct) else object.__new__(kind)
         for name, item in _attributes(value):
-            setattr(new, name, _copy(item, done))
+            setattr(new, name, _copied(item, done))
     return new
 
 
 def form(machine: Any) -> Hashable:
-    """Equal for machines that cannot be told apart by what they do."""
+    """Equal for machines that behave alike from now on."""
     return _form(machine, machine._now, {})
 
 
@@ -75,23 +70,23 @@ def _form(value: Any, now: float, seen: dict[int, int]) -> Hashable:
         return tuple(_form(item, now, seen) for item in value)
     if kind is count:
         return repr(value)
-    if kind is MethodType or kind is FunctionType:
-        return None
     if id(value) in seen:
         return ("seen", seen[id(value)])
     seen[id(value)] = len(seen)
-    if kind.__name__ == Timers.__name__:  # a machine with a fault in it has a copy of the class
+    if kind.__name__ == Timers.__name__:  # a mutant has a copy of the class
         due = sorted((when, serial, key) for key, (when, serial) in value._entries.items())
         return tuple((round(when - now, 6), _form(key, now, seen)) for when, _, key in due)
     return tuple(
         _since(item, now, seen) if name in TIMES else _form(item, now, seen)
         for name, item in _attributes(value)
-        if name not in UNSEEN and not name.startswith("_on_")
+        if name not in UNSEEN
     )
 
 
 def _since(value: Any, now: float, seen: dict[int, int]) -> Hashable:
     """Seconds left; what is over is over, however long ago."""
+    if value is None:
+        return None
     if isinstance(value, float | int):
         return max(round(value - now, 6), 0.0)
     return tuple((max(round(when - now, 6), 0.0), _form(key, now, seen)) for when, key in value)
@@ -107,7 +102,7 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
 def _is_plain(kind: Hashable) -> bool:
     """True for types whose values never change."""
     assert isinstance(kind, type)
-    if kind in (int, str, float, bool, bytes, type(None), AttemptId) or issubclass(kind, Enum | type):
+    if kind in (int, str, float, bool, bytes, type(None), AttemptId, MappingProxyType) or issubclass(kind, Enum | type):
         return True
     if issubclass(kind, msgspec.Struct):
         frozen, names = kind.__struct_config__.frozen, set(kind.__struct_fields__)
@@ -123,3 +118,25 @@ def _is_plain(kind: Hashable) -> bool:
 def _slots(kind: Hashable) -> tuple[str, ...]:
     assert isinstance(kind, type)
     return tuple(name for base in kind.__mro__ for name in getattr(base, "__slots__", ()))
+
+
+def containers(machine: Any) -> list[tuple[str, Any]]:
+    """Every table that the machine or a part of it holds, by its attribute's name."""
+    found: list[tuple[str, Any]] = []
+    seen: set[int] = set()
+
+    def look(value: Any) -> None:
+        kind: Any = type(value)
+        if id(value) in seen or _is_plain(kind):
+            return
+        seen.add(id(value))
+        for name, item in _attributes(value) if hasattr(value, "__dict__") or _slots(kind) else ():
+            if name in UNSEEN or isinstance(item, Timers):
+                continue
+            if isinstance(item, dict | set | list | deque):
+                found.append((name, item))
+            else:
+                look(item)
+
+    look(machine)
+    return found

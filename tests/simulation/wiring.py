@@ -1,55 +1,73 @@
-"""Mutants of the runtime: a copy of the checkout with one line changed, against the tests that must notice."""
+"""Mutants of the runtime's wiring: a copy of the checkout with one fault in it, and the tests that must notice it."""
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
-from typing import NamedTuple
+
+from tests.simulation.mutants import Mutant, NotTriedError, mutated
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "connector/pdpool_connector"
 COPIED = ("connector", "tests", "pyproject.toml")
 LINKED = ("operator", "dev", "proof", "docs", "examples", "charts", "crds")
-"""Looked at by tests, and never changed."""
+"""Read by tests, and never changed."""
 ONE_RUN_S = 240.0
 
 
-class WiringFault(NamedTuple):
-    """See wiring.toml for the fields."""
-
-    name: str
-    hazard: str
-    why: str
-    file: str
-    line: str
-    fault: str
-    tests: list[str]
-    sign: str
-
-
+_UNIT = "tests/unit"
+_ROWS = (
+    ("the worker submits after stop", "H2", "a stopped job goes on to its next chunk",
+     "runtime/worker.py", "PeerWorker._next", "job.stopped", "False",
+     "runtime/test_worker.py", "test_stop_submits_no_chunk_and_waits"),
+    ("an error of poll is settled", "H4", "a backend call that fails is taken for the end of its bytes",
+     "runtime/worker.py", "PeerWorker._conclude", "outcome is Poll.FAILED_UNSETTLED", "False",
+     "runtime/test_worker_staging.py", "test_a_slot_is_kept_with_the_attempt_only_while_it_may_still_be_read"),
+    ("close does not wait for the worker", "H35", "the worker ends while its chunks are in flight",
+     "runtime/worker.py", "PeerWorker._work", "self._closing and not self._jobs and not self._flights",
+     "self._closing",
+     "runtime/test_worker.py", "test_close_waits_for_chunks_in_flight"),
+    ("the loop waits for a worker", "H22", "a small write behind a large one to a frozen peer stops the loop",
+     "runtime/worker.py", "PeerWorker.write_now", "self._hands.acquire(blocking=False)", "self._hands.acquire()",
+     "runtime/test_worker_small.py", "test_a_small_move_behind_a_large_one_does_not_hold_up_who_brings_it"),
+    ("staging slots are never given back", "H24", "staging has no room left, though nothing is under way",
+     "runtime/worker.py", "PeerWorker._unstage", "chunk.staged.release()", "None",
+     "runtime/test_worker_staging.py", "test_pages_are_gathered_and_their_slot_is_given_back_when_the_chunk_has_settled"),
+    ("a proof needs no look at connections", "H9", "a peer is fenced while its connections to us still stand",
+     "runtime/remote_fencer.py", "RemoteFencer._suffices",
+     "bool(addresses) and not leading_to(addresses, table & self._frozen.get(peer, table))", "True",
+     "runtime/test_remote_fencer.py", "test_a_peer_whose_connections_have_not_ended_here_is_fenced_when_they_have"),
+    ("any connection may send as a peer", "H11", "a frame is not compared with the connection that it comes by",
+     "runtime/peer_table.py", "PeerTable.speaker", "peer.route != route and route not in peer.routes", "False",
+     "runtime/test_peer_table.py", "test_a_connection_speaks_for_one_process_at_a_time"),
+    ("deadlines are never armed", "H21", "the machine's next deadline gets no timer",
+     "runtime/connector.py", "Connector._after_turn", 'self._reactor.at("machine", due, self._on_deadline)', "None",
+     "runtime/test_attached.py", "test_deadline_releases"),
+    ("closed sockets have their turn", "H34", "a socket that was closed in the same turn is read, and the loop ends",
+     "runtime/reactor.py", "Reactor._read", "(reader := self._readers.get(number)) is None",
+     "(reader := self._readers[number]) is None",
+     "runtime/test_reactor.py", "test_what_another_call_of_the_same_turn_has_closed_is_not_served"),
+    ("drops are not counted", "H13", "a dropped frame leaves no trace",
+     "transport/drops.py", "Drops.note", "self._counts[reason] += 1", "",
+     "transport/test_drops.py", "test_everything_is_counted_and_little_is_logged"),
+    ("a malformed frame raises", "H14", "a malformed frame ends the turn of the loop that reads it",
+     "transport/control.py", "_checked", "MalformedFrameError", "KeyError",
+     "transport/test_control.py", "test_malformed_message_is_dropped"),
+    ("any bootstrap host is contacted", "H30", "a host outside the allowed networks is contacted",
+     "transport/address.py", "pick_allowed", "is_allowed(ip, networks)", "True",
+     "transport/test_bootstrap.py", "test_only_allowed_networks_are_resolved"),
+)  # fmt: skip
 WIRING = {
-    row["name"]: WiringFault(**row)
-    for row in tomllib.loads(Path(__file__).with_name("wiring.toml").read_text())["mutant"]
+    name: Mutant(name, hazard, why, file, function, old, new, (f"{_UNIT}/{test}", "-k", sign), sign)
+    for name, hazard, why, file, function, old, new, test, sign in _ROWS
 }
 
 
-class NotTriedError(Exception):
-    """The mutant could not be tried: the line is not there, or its tests do not even run."""
-
-
-def mutated(fault: WiringFault) -> str:
-    """The file with the fault in it. Raises NotTriedError when the line is not there exactly once."""
-    source = (ROOT / PACKAGE / fault.file).read_text()
-    if source.count(fault.line) != 1:
-        raise NotTriedError(f"{fault.name}: {source.count(fault.line)} places in {fault.file} read {fault.line!r}")
-    return source.replace(fault.line, fault.fault)
-
-
-def outcome_of(tests: list[str], fault: WiringFault | None = None) -> str:
+def outcome_of(tests: tuple[str, ...], mutant: Mutant | None = None) -> str:
     """Run tests on a copy, with a fault or without. Returns the line that names what failed, "" when all passed.
 
     Raises NotTriedError when nothing ran.
@@ -62,8 +80,8 @@ def outcome_of(tests: list[str], fault: WiringFault | None = None) -> str:
             shutil.copytree(source, copy / name, ignore=ignored) if source.is_dir() else shutil.copy(source, copy)
         for name in LINKED:
             (copy / name).symlink_to(ROOT / name)
-        if fault is not None:
-            (copy / PACKAGE / fault.file).write_text(mutated(fault))
+        if mutant is not None:
+            (copy / PACKAGE / mutant.file).write_text(ast.unparse(mutated(mutant)))
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *tests]
         env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
         ran = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, timeout=ONE_RUN_S, check=False)
@@ -77,7 +95,7 @@ def outcome_of(tests: list[str], fault: WiringFault | None = None) -> str:
     return failed.group()
 
 
-def caught_by(fault: WiringFault) -> str | None:
+def caught_by(mutant: Mutant) -> str | None:
     """What failed because of the fault; None when it survived, or something else failed than must."""
-    failed = outcome_of(fault.tests, fault)
-    return failed if fault.sign in failed else None
+    failed = outcome_of(mutant.tests, mutant)
+    return failed if mutant.sign in failed else None

@@ -1,4 +1,4 @@
-"""Ask a router for one completion: `completion_test.py URL SECONDS`; exit 1 with the server's words if none comes."""
+"""Request one completion from a router: `completion_test.py URL SECONDS`. On failure, print the answer and exit 1."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ router, seconds = sys.argv[1], float(sys.argv[2])
 question = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
 
 
-def call(path: str, body: dict[str, Any] | None = None) -> Any:  # noqa: ANN401 -- whatever the server says
+def call(path: str, body: dict[str, Any] | None = None) -> Any:  # noqa: ANN401 -- the server's JSON
     """Send one request (POST where there is a body) and return the decoded answer."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(router + path, data, {"Content-Type": "application/json"})  # noqa: S310
@@ -28,4 +28,4 @@ except (OSError, LookupError, ValueError) as error:
     sys.exit(f"{router}: {error!r}")
 if not text.strip():
     sys.exit(f"{router}: model {model} answered an empty text: {answer}")
-print(f"{router}: model {model} answered {text!r}")  # noqa: T201 -- the pod's log is how `helm test --logs` tells it
+print(f"{router}: model {model} answered {text!r}")  # noqa: T201 -- `helm test --logs` shows the pod's log

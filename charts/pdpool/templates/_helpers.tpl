@@ -3,7 +3,7 @@
 {{- $release := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) | replace "." "-" -}}
 {{- $full := default $release .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
 {{- if not (regexMatch "^[a-z]" $full) -}}
-{{- fail (printf "%s is no name of a Service: it must begin with a letter; name the release so, such as %s, or set fullnameOverride" $full .Chart.Name) -}}
+{{- fail (printf "%s cannot be the name of a Service: it must begin with a letter; use such a release name, for example %s, or set fullnameOverride" $full .Chart.Name) -}}
 {{- end -}}
 {{ $full }}
 {{- end -}}
@@ -24,7 +24,7 @@
 {{- include "pdpool.labelsAnd" (list . "" dict) -}}
 {{- end -}}
 
-{{/* Labels of an object, as YAML: list of the root context, and the key and the labels of the value that adds to commonLabels. */}}
+{{/* Labels of an object, as YAML. Argument: list of the root context, and key and labels of the value that adds to commonLabels. */}}
 {{- define "pdpool.labelsAnd" -}}
 {{- $root := index . 0 -}}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
@@ -39,7 +39,7 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 {{- end }}
 {{- end -}}
 
-{{/* Refuses labels that would stand twice, or that let roles and pools take an object for theirs: list of a value's key and its labels. */}}
+{{/* Refuses labels that would be duplicates, or that would match selectors of roles and pools. Argument: list of a value's key and its labels. */}}
 {{- define "pdpool.checkLabels" -}}
 {{- $own := list "helm.sh/chart" -}}
 {{- range list "name" "instance" "version" "component" "managed-by" -}}
@@ -62,7 +62,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
-{{/* Image of one component: list of the root context and the component's key in .Values.image. */}}
+{{/* Image of one component. Argument: list of the root context and the component's key in .Values.image. */}}
 {{- define "pdpool.image" -}}
 {{- $root := index . 0 -}}
 {{- $image := $root.Values.image -}}
@@ -73,7 +73,7 @@ app.kubernetes.io/component: operator
 {{ default (printf "%s-seed" (include "pdpool.fullname" .)) .Values.seed.existingSecret }}
 {{- end -}}
 
-{{/* The seed, base64: the cluster's where there is one. Remembered, because Secret and checksum must see the same random bytes. */}}
+{{/* The seed, base64: that of the cluster if it exists. It is cached, because Secret and checksum need the same random bytes. */}}
 {{- define "pdpool.seed" -}}
 {{- if not (hasKey .Values "_seed") -}}
 {{- $found := lookup "v1" "Secret" .Release.Namespace (include "pdpool.seedSecret" .) -}}
@@ -83,10 +83,10 @@ app.kubernetes.io/component: operator
 {{ get .Values "_seed" }}
 {{- end -}}
 
-{{/* Milliseconds of a Prometheus duration, whose form the schema has checked. */}}
+{{/* Milliseconds of a Prometheus duration. The schema has checked its form. */}}
 {{- define "pdpool.milliseconds" -}}
 {{- $total := 0 -}}
-{{- /* Without leading zeros, for int64 reads 010 as eight. */ -}}
+{{- /* Without leading zeros, because int64 reads 010 as eight. */ -}}
 {{- range $unit, $length := dict "d" 86400000 "h" 3600000 "m" 60000 "s" 1000 "ms" 1 -}}
 {{- $count := regexFind (printf "[0-9]+%s([0-9]|$)" $unit) $ | regexFind "^[0-9]+" | regexFind "[1-9][0-9]*" -}}
 {{- $total = add $total (mul $length (int64 $count)) -}}
@@ -94,8 +94,8 @@ app.kubernetes.io/component: operator
 {{ $total }}
 {{- end -}}
 
-{{/* Refuses windows with which the alert on a stuck queue could not fire, or would fire on one that moves. 300 s is the default of the
-engines' request deadline. */}}
+{{/* Refuses windows with which the alert on a stuck queue could not fire, or would fire for a moving queue. 300 s is the
+engines' default request deadline. */}}
 {{- define "pdpool.checkWindows" -}}
 {{- $window := .Values.rules.windows.noProgress -}}
 {{- $stuck := .Values.rules.windows.bootstrapQueueStuck -}}
@@ -110,7 +110,7 @@ engines' request deadline. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* The rule file with namespace and windows filled in. `helm upgrade --reuse-values` knows no window that this version adds. */}}
+{{/* The rule file with namespace and windows filled in. With `helm upgrade --reuse-values`, new windows have no value. */}}
 {{- define "pdpool.rules" -}}
 {{- include "pdpool.checkWindows" . -}}
 {{- $text := regexReplaceAllLiteral "^#.*\n" (.Files.Get "files/rules/pdpool.rules.yaml") "" | trim -}}
@@ -131,7 +131,7 @@ engines' request deadline. */}}
 {{- $namespaces := .Values.networkPolicy.engineNamespaces | default .Values.watchNamespaces -}}
 {{- range .Values.watchNamespaces -}}
 {{- if not (has . $namespaces) -}}
-{{- fail (printf "networkPolicy.engineNamespaces: lacks %s of watchNamespaces, whose engines anybody could reach; add it, or leave engineNamespaces empty" .) -}}
+{{- fail (printf "networkPolicy.engineNamespaces: lacks %s of watchNamespaces, so any pod could reach its engines; add it, or leave engineNamespaces empty" .) -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $namespaces -}}

@@ -72,7 +72,7 @@ class ConnectorConfig:
 
     Args:
         advertise_host: Address at which peers reach this process.
-        control_port: TCP port of the control channel. Peers know our successor by it (docs/fences.md). 0: any free one.
+        control_port: TCP port of the control channel. Peers know our successor by it (docs/holds.md). 0: any free one.
         admin_port: TCP port of the admin endpoint. 0: any free one; None: no admin endpoint.
         bootstrap_port: Prefill: TCP port of the bootstrap registry. 0: any free one.
         backend: Name of the transfer backend. Both sides must use the same.

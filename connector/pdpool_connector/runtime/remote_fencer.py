@@ -1,7 +1,7 @@
 """Completes an external proof that a peer is dead: only we can see that our TCP connections to it have closed.
 
 Peers of other hosts cannot be watched from here. The operator reports that their containers have ended. Over TCP that
-is no proof until everything that they had sent was read (docs/fences.md).
+is no proof until everything that they had sent was read (docs/holds.md).
 """
 
 import asyncio
@@ -99,7 +99,7 @@ class RemoteFencer:
     async def before_pairing(self, newcomers: Mapping[str, str]) -> None:
         """Note which connections there are before processes that listen where former ones did make theirs.
 
-        newcomers: control address by incarnation. Without this the connections of a process could not be told from
+        newcomers: control address by incarnation. Without this the connections of a process look the same as
         those of its successor in the same pod.
         """
         taken = set(newcomers.values())

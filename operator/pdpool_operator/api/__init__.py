@@ -1,3 +1,1 @@
-"""The API `pdpool.dev/v1alpha1`: typed objects, the names and labels of everything derived from them, reasons, and the
-CRDs made from all this.
-"""
+"""The API `pdpool.dev/v1alpha1`: typed objects, names and labels of derived objects, reasons, generated CRDs."""

@@ -1,5 +1,6 @@
-"""What the models of all kinds share: naming on the wire, metadata, conditions, and parsing that names the faulty
-field.
+"""Shared parts of the models of all kinds: field names on the wire, metadata, conditions, and parsing.
+
+A parse error names the faulty field.
 """
 
 from datetime import UTC, datetime
@@ -21,18 +22,19 @@ from .names import MAX_NAME_LENGTH, NAME_PATTERN
 
 
 class SpecInvalid(ValueError):  # noqa: N818 -- named as the reason that it becomes
-    """An object that does not fit its model: an older or newer CRD let it through."""
+    """An object does not fit its model. An older or newer CRD accepted it."""
 
 
 class Model(BaseModel):
-    """Base of everything read from or written to the API server: immutable, camelCase on the wire, unknown fields
-    ignored.
+    """Base of every object that is read from or written to the API server.
+
+    Models are immutable, use camelCase on the wire, and ignore unknown fields.
     """
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready dict with the names of the wire; absent values are left out."""
+        """Return a JSON-ready dict with the wire names. Absent values are left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
@@ -43,12 +45,12 @@ def _whole_seconds_utc(value: datetime) -> datetime:
 
 
 def format_time(value: datetime) -> str:
-    """A moment as Kubernetes writes it: RFC 3339, UTC, whole seconds."""
+    """Format a time as Kubernetes writes it: RFC 3339, UTC, whole seconds."""
     return _whole_seconds_utc(value).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 Time = Annotated[datetime, AfterValidator(_whole_seconds_utc), PlainSerializer(format_time, return_type=str)]
-"""A moment with the precision that the Kubernetes API has: whole seconds, UTC."""
+"""A time with the precision of the Kubernetes API: whole seconds, UTC."""
 
 
 class Metadata(Model):
@@ -73,19 +75,23 @@ class ConditionStatus(StrEnum):
 class Condition(Model):
     """One aspect of an object's state, in the shape of `metav1.Condition`."""
 
-    type: str = Field(max_length=64, description="The aspect: Ready, Progressing, QueuesHealthy, …")
+    type: str = Field(
+        max_length=64, description="The aspect that this condition describes: Ready, Progressing, QueuesHealthy, …"
+    )
     status: ConditionStatus = Field(description="True, False or Unknown.")
-    reason: str = Field(max_length=64, description="Why, as one word. The same words label events, logs and metrics.")
-    message: str = Field(default="", max_length=4096, description="Why, in a sentence.")
+    reason: str = Field(max_length=64, description="Reason in one word. Events, logs and metrics use the same words.")
+    message: str = Field(default="", max_length=4096, description="Explanation for people.")
     last_transition_time: Time = Field(description="When the status last changed.")
     observed_generation: int = Field(
-        default=0, ge=0, description="The metadata.generation that this was computed from."
+        default=0, ge=0, description="The metadata.generation from which this condition was computed."
     )
 
 
 def tolerant(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:  # noqa: ANN401 -- pydantic's signature
-    """Read a status, or nothing of it: what another version of the operator left there must not keep this one from
-    working, and is about to be written anew.
+    """Read a status; return an empty one if it does not fit the model.
+
+    Another version of the operator may have written it. Such a status must not block this operator, which is about to
+    replace it.
     """
     try:
         return handler(value)
@@ -94,7 +100,7 @@ def tolerant(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:  # noqa:
 
 
 def cel_rule(rule: str, message: str) -> dict[str, Any]:
-    """JSON-schema extra that carries one CEL rule on a string; the message is shown with the value."""
+    """JSON-schema extra that carries one CEL rule on a string. The error message shows the value."""
     expression = f'"{message}, not \'" + self + "\'"'
     return {"x-kubernetes-validations": [{"rule": rule, "message": message, "messageExpression": expression}]}
 
@@ -115,7 +121,7 @@ class LocalReference(Model):
 
 
 class Resource(Model):
-    """Base of the three kinds: parse with `parse`, which raises `SpecInvalid` and names every faulty field."""
+    """Base of the three kinds. Parse with `parse`, which raises `SpecInvalid` and names every faulty field."""
 
     metadata: Metadata
 
@@ -124,7 +130,7 @@ class Resource(Model):
         """Read an object as the API server returned it.
 
         Raises:
-            SpecInvalid: a field is missing or out of bounds; the message names each with its value.
+            SpecInvalid: a field is missing or out of bounds. The message names each such field with its value.
         """
         try:
             return cls.model_validate(body)

@@ -66,7 +66,7 @@ SERVICE_COLUMNS = [
 
 
 def crd(kind: type[Resource], *, name: str, plural: str, short: str, columns: list[dict[str, Any]]) -> dict[str, Any]:
-    """The CustomResourceDefinition of one kind."""
+    """Return the CustomResourceDefinition of one kind."""
     subresources: dict[str, Any] = {"status": {}}
     if issubclass(kind, Pool):
         subresources["scale"] = {
@@ -118,8 +118,8 @@ def _schema(kind: type[Resource]) -> dict[str, Any]:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": {**spec, "description": "What is wanted."},
-            "status": {**status, "description": "What was seen last; written by the operator."},
+            "spec": {**spec, "description": "The desired state."},
+            "status": {**status, "description": "The last observed state. The operator writes it."},
         },
     }
     if "required" in spec:
@@ -130,7 +130,7 @@ def _schema(kind: type[Resource]) -> dict[str, Any]:
 
 
 def crds() -> dict[str, dict[str, Any]]:
-    """All CustomResourceDefinitions, by file name."""
+    """Return all CustomResourceDefinitions, by file name."""
     definitions = (
         crd(PrefillPool, name=PrefillPool.kind, plural=PrefillPool.plural, short="ppool", columns=POOL_COLUMNS),
         crd(DecodePool, name=DecodePool.kind, plural=DecodePool.plural, short="dpool", columns=POOL_COLUMNS),
@@ -146,14 +146,14 @@ def crds() -> dict[str, dict[str, Any]]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes every value where it is used: the API server would take anchors, but people would stumble over them."""
+    """Writes each value in full. The API server accepts YAML anchors, but people misread them."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ANN401, ARG002 -- the signature is the base class's
         return True
 
 
 def render(definition: dict[str, Any]) -> str:
-    """YAML text of a CustomResourceDefinition, as committed."""
+    """Return a CustomResourceDefinition as YAML text, as it is committed."""
     return HEADER + yaml.dump(definition, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)
 
 

@@ -1,8 +1,9 @@
-"""The three kinds as typed models. Field descriptions are the documentation that `kubectl explain` prints; the CRDs are
-generated from here.
+"""The three kinds as typed models. The CRDs are generated from them.
 
-Never change a default within one API version: the API server stores defaults with the object, and the spec hash leaves
-out values that equal the default, so that a field added later restarts nothing.
+`kubectl explain` prints the field descriptions.
+
+Never change a default within one API version. The API server stores defaults with the object, and the spec hash leaves
+out values that equal the default. That is why a field that is added later restarts no pod.
 """
 
 from enum import StrEnum
@@ -19,11 +20,11 @@ MAX_RANK_QUEUES = 64
 BY_TYPE: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
 DEFAULT_MODEL_PATH = "/models/smollm2"
 TINY_MODEL = "tiny"
-"""Path that means a small random model."""
+"""Path that selects a small random model."""
 
 
 class EngineType(StrEnum):
-    """Which inference engine runs in the pods."""
+    """Inference engine that runs in the pods."""
 
     REFERENCE = "Reference"
 
@@ -41,21 +42,21 @@ class EngineSpec(Model):
     type: EngineType = Field(
         default=EngineType.REFERENCE,
         description=(
-            "Engine that runs in the container `engine`; it decides flags, ports and metric names. Reference is "
+            "Engine that runs in the container `engine`. It decides flags, ports and metric names. Reference is "
             "pdpool's own small CPU engine."
         ),
     )
 
 
 class ModelSpec(Model):
-    """The model that is served."""
+    """The model that the pool serves."""
 
     path: str = Field(
         default=DEFAULT_MODEL_PATH,
         min_length=1,
         max_length=512,
         description=(
-            "Directory of the model inside the container, an absolute path; `tiny` is a small random model for tests."
+            "Absolute path of the model's directory inside the container. `tiny` is a small random model for tests."
         ),
         json_schema_extra=cel_rule(
             rf"self == '{TINY_MODEL}' || "
@@ -69,7 +70,7 @@ class ModelSpec(Model):
         min_length=1,
         max_length=128,
         description=(
-            "Name of the model in the OpenAI API. Absent: the last part of path. Both pools of a service must serve "
+            "Name of the model in the OpenAI API. Default: the last part of path. Both pools of a service must serve "
             "the same name."
         ),
         json_schema_extra=cel_rule(
@@ -86,20 +87,20 @@ class ModelSpec(Model):
 
 
 class TransferSpec(Model):
-    """How KV cache is handed from prefill to decode."""
+    """How prefill hands KV cache to decode."""
 
     backend: TransferBackend = Field(
         default=TransferBackend.NIXL,
         description=(
-            "NIXL moves the cache over the network (RDMA where there is some). Local copies it between processes that "
-            "share a host, a PID namespace and a seccomp profile with process_vm_writev: for tests. Both pools of a "
-            "service must say the same."
+            "NIXL moves the cache over the network, by RDMA where the network has it. Local is for tests: it copies "
+            "between processes that share a host, a PID namespace and a seccomp profile with process_vm_writev. Both "
+            "pools of a service must have the same value."
         ),
     )
 
 
 class PoolSpec(Model):
-    """What the user wants of a pool; both kinds of pool have the same fields."""
+    """Desired state of a pool. Both kinds of pool have the same fields."""
 
     replicas: int = Field(
         default=1,
@@ -117,15 +118,15 @@ class PoolSpec(Model):
         ge=0,
         le=3600,
         description=(
-            "How long an instance that is to be replaced or removed may finish its requests, in seconds. The "
-            "engine's pods get a termination grace period derived from it."
+            "Seconds that an instance has to finish its requests before it is replaced or removed. The termination "
+            "grace period of the engine's pods is derived from it."
         ),
     )
     template: dict[str, Any] = Field(
         default_factory=dict,
         description=(
-            "An ordinary pod template, merged into the one that pdpool makes: containers, env, volumes and ports "
-            "by name, args appended, probes replaced whole. The engine's container is named `engine`; its image is "
+            "An ordinary pod template. pdpool merges it into its own: containers, env, volumes and ports by name; args "
+            "are appended; probes are replaced whole. The engine's container is named `engine`. Its image is "
             "optional for the Reference engine."
         ),
         json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True},
@@ -143,9 +144,9 @@ class RankQueue(Model):
 
 
 class InstanceStatus(Model):
-    """One engine instance as last seen."""
+    """One engine instance as last observed."""
 
-    index: int = Field(ge=0, le=MAX_INSTANCES - 1, description="Number of the instance in the pool.")
+    index: int = Field(ge=0, le=MAX_INSTANCES - 1, description="Index of the instance in the pool.")
     ready: bool = Field(description="The pod is Ready: the engine can serve.")
     updated: bool = Field(description="The pod was made from the current spec.")
     pod: str | None = Field(default=None, max_length=63, description="Name of the pod, if there is one.")
@@ -153,18 +154,20 @@ class InstanceStatus(Model):
         default=None, max_length=64, description="UID of the pod, if there is one."
     )
     verdict: str = Field(
-        default="Unknown", max_length=32, description="What its queues say: Idle, Flowing, Saturated, Blocked, Stuck, …"
+        default="Unknown",
+        max_length=32,
+        description="Verdict on its queues: Idle, Flowing, Saturated, Blocked, Stuck, …",
     )
     message: str = Field(default="", max_length=1024, description="The evidence for the verdict.")
     queues: tuple[RankQueue, ...] = Field(
         default=(),
         max_length=MAX_RANK_QUEUES,
-        description="Queue lengths at the last sample; absent means unknown, not zero.",
+        description="Queue lengths at the last sample. An absent queue is unknown, not empty.",
     )
 
 
 class PoolStatus(Model):
-    """What the operator saw of a pool."""
+    """Observed state of a pool."""
 
     observed_generation: int = Field(
         default=0, ge=0, description="The metadata.generation that this status belongs to."
@@ -180,8 +183,8 @@ class PoolStatus(Model):
     oldest_waiting_since: Time | None = Field(
         default=None,
         description=(
-            "Since when the oldest request has waited in a hand-off queue; absent while none waits for "
-            "stuckAfterSeconds, and where none is known."
+            "When the oldest request in a hand-off queue began to wait. Absent while no request has waited for "
+            "stuckAfterSeconds, and while the age is unknown."
         ),
     )
     instances: tuple[InstanceStatus, ...] = Field(
@@ -232,14 +235,14 @@ class RouterSpec(Model):
     """The router in front of both pools."""
 
     enabled: bool = Field(
-        default=True, description="Run a router. Turn off where a gateway of your own picks the engines."
+        default=True, description="Run a router. Turn it off if your own gateway selects the engines."
     )
     replicas: int = Field(default=1, ge=1, le=16, description="Number of router pods.")
     port: int = Field(default=8000, ge=1, le=65535, description="Port of the router's Service.")
 
 
 class DisaggregatedServiceSpec(Model):
-    """Which pools work together, and how they are reached."""
+    """Which pools work together, and how clients reach them."""
 
     prefill: PoolBinding = Field(description="The side that reads prompts: a PrefillPool.")
     decode: PoolBinding = Field(description="The side that produces tokens: a DecodePool.")
@@ -248,15 +251,12 @@ class DisaggregatedServiceSpec(Model):
         default=30,
         ge=5,
         le=3600,
-        description=(
-            "How long requests may wait in a hand-off queue with nothing moving in it before it counts as stuck, in "
-            "seconds."
-        ),
+        description=("Seconds after which a hand-off queue counts as stuck, if requests wait in it and nothing moves."),
     )
 
 
 class DisaggregatedServiceStatus(Model):
-    """What the operator saw of a service."""
+    """Observed state of a service."""
 
     observed_generation: int = Field(
         default=0, ge=0, description="The metadata.generation that this status belongs to."
@@ -274,8 +274,8 @@ class DisaggregatedServiceStatus(Model):
     oldest_waiting_since: Time | None = Field(
         default=None,
         description=(
-            "Since when the oldest request on either side has waited; absent while none waits for stuckAfterSeconds, "
-            "and where none is known."
+            "When the oldest waiting request on either side began to wait. Absent while no request has waited for "
+            "stuckAfterSeconds, and while the age is unknown."
         ),
     )
     conditions: tuple[Condition, ...] = Field(

@@ -1,8 +1,7 @@
-"""Names, labels, annotations and ports of everything the operator makes: one function or constant each, used by
-builders, observers and tests.
+"""Names, labels, annotations and ports of everything that the operator creates.
 
-Derived names cannot collide: every one ends in a role, or in a role and an instance number, and so can be read back in
-one way only.
+Builders, observers and tests take each name from one function or constant here. Derived names cannot collide. Each one
+ends in a role, or in a role and an instance number, so it can be parsed in only one way.
 """
 
 from enum import StrEnum
@@ -15,11 +14,11 @@ API_VERSION: Final = f"{GROUP}/{VERSION}"
 FIELD_MANAGER: Final = "pdpool"
 STATUS_FIELD_MANAGER: Final = "pdpool-status"
 
-# DNS labels end at 63 characters. The longest thing appended is "-prefill-255" plus "-0" for the pod and a controller
-# revision hash of 11 ("-" and ten characters) in a pod label: 40 + 12 + 11 = 63.
+# DNS labels have at most 63 characters. The longest suffix is "-prefill-255" plus "-0" for the pod, plus a controller
+# revision hash of 11 characters in a pod label. So 40 + 12 + 11 = 63.
 MAX_NAME_LENGTH: Final = 40
 NAME_PATTERN: Final = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
-"""Of the names of pools and services: Services are named after them."""
+"""Pattern of the names of pools and services. Kubernetes Services are named after them."""
 
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_PART_OF: Final = "app.kubernetes.io/part-of"
@@ -29,29 +28,31 @@ LABEL_SERVICE: Final = f"{GROUP}/service"
 LABEL_INSTANCE: Final = f"{GROUP}/instance"
 MANAGED_BY: Final = "pdpool"
 SELECT_MADE: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
-"""Selector of all that the operator makes, pods of its workloads included."""
+"""Selector of everything that the operator creates, including the pods of its workloads."""
 
 ANNOTATION_SPEC_HASH: Final = f"{GROUP}/spec-hash"
-"""On workloads and pods: hash of the user's spec that they were made from, without the number of replicas."""
+"""On workloads and pods: hash of the user's spec from which they were built, without the number of replicas."""
 ANNOTATION_BUILD_HASH: Final = f"{GROUP}/build-hash"
-"""On everything made: hash of what the builder rendered (of a workload: of its pod template)."""
+"""On every created object: hash of what the builder rendered. For a workload it covers the pod template."""
 ANNOTATION_DRAIN_STARTED: Final = f"{GROUP}/drain-started"
-"""On an instance's StatefulSet: RFC 3339 time since which it is being taken out of service."""
+"""On an instance's StatefulSet: RFC 3339 time at which its drain began."""
 ANNOTATION_DRAIN_REASON: Final = f"{GROUP}/drain-reason"
-"""On an instance's StatefulSet: why it drains, a `DrainReason`."""
+"""On an instance's StatefulSet: reason of the drain, a `DrainReason`."""
 
 ANNOTATION_CONTROL_KEYS: Final = f"{GROUP}/control-keys"
-"""On engine pods: whether they have keys for the control channel, a `ControlKeys`; absent: none."""
+"""On engine pods: whether they have keys for the control channel, a `ControlKeys`. Absent means none."""
 
 ANNOTATION_KEYS_HASH: Final = f"{GROUP}/keys-hash"
-"""On a pool's Service: hash of the Secret with its engines' keys, which was applied before and cannot be read."""
+"""On a pool's Service: hash of the Secret with its engines' keys. The Secret is applied before the Service, and the
+operator cannot read it.
+"""
 
 ANNOTATION_HISTORY_FROM: Final = f"{GROUP}/history-from"
-"""On the operator's Lease: resourceVersion from which a successor is to read what became of pods."""
+"""On the operator's Lease: resourceVersion from which the next leader reads the history of pods."""
 
 ANNOTATION_RESTARTED_AT: Final = f"{GROUP}/restarted-at"
-"""Set by users on a pool or service, to any new value: replace its pods one by one, and adopt what a newer operator
-builds.
+"""Set by users on a pool or service, to any new value. The operator then replaces its pods one by one, and adopts what
+a newer operator builds.
 """
 
 ENGINE_CONTAINER: Final = "engine"
@@ -76,7 +77,7 @@ OPERATOR_KEY_KEY: Final = "operator.pem"
 
 
 class Role(StrEnum):
-    """What a pod does. Value of the label `pdpool.dev/role`."""
+    """Role of a pod. Value of the label `pdpool.dev/role`."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -84,7 +85,7 @@ class Role(StrEnum):
 
 
 def pool_workload(pool: str, role: Role) -> str:
-    """Name that the pool's headless Service and PodDisruptionBudget share: `chat-prefill`."""
+    """Name of the pool's headless Service and PodDisruptionBudget: `chat-prefill`."""
     return f"{pool}-{role}"
 
 
@@ -99,7 +100,7 @@ def instance(pool: str, role: Role, index: int) -> str:
 
 
 def router(service: str) -> str:
-    """Name that the router's Deployment, Service, PodDisruptionBudget and ConfigMap share: `chat-router`."""
+    """Name of the router's Deployment, Service, PodDisruptionBudget and ConfigMap: `chat-router`."""
     return f"{service}-router"
 
 
@@ -119,7 +120,7 @@ def engine_selector(role: Role) -> dict[str, str]:
 
 
 def pool_labels(pool: str, role: Role) -> dict[str, str]:
-    """Labels of everything made for a pool."""
+    """Labels of every object of a pool."""
     return {LABEL_MANAGED_BY: MANAGED_BY, LABEL_PART_OF: pool, **pool_selector(pool, role)}
 
 
@@ -134,22 +135,22 @@ def router_selector(service: str) -> dict[str, str]:
 
 
 def router_labels(service: str) -> dict[str, str]:
-    """Labels of everything made for a service's router."""
+    """Labels of every object of a service's router."""
     return {LABEL_MANAGED_BY: MANAGED_BY, LABEL_PART_OF: service, **router_selector(service)}
 
 
 def selector_string(labels: dict[str, str]) -> str:
-    """Labels as a selector in the form of query parameters and of `status.selector`."""
+    """Labels as a selector, in the form of query parameters and of `status.selector`."""
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
 def engine_url(pod_ip: str) -> str:
-    """URL under which routers and the operator reach an engine; IPv6 addresses get their brackets."""
+    """URL under which routers and the operator reach an engine. IPv6 addresses are put in brackets."""
     return f"http://{_bracketed(pod_ip)}:{ENGINE_HTTP_PORT}"
 
 
 def admin_url(pod_ip: str, rank: int = 0) -> str:
-    """URL of the admin endpoint of the connector of one rank."""
+    """URL of the admin endpoint of one rank's connector."""
     return f"http://{_bracketed(pod_ip)}:{ADMIN_PORT + rank}"
 
 

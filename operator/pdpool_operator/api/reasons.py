@@ -1,14 +1,12 @@
-"""The one vocabulary of reasons: condition reasons, event reasons, the log field `reason` and the metric label `reason`
-all come from here.
-"""
+"""The vocabulary of reasons, used by conditions, events, the log field `reason` and the metric label `reason`."""
 
 from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why something is as it is. CamelCase, as Kubernetes wants of condition and event reasons."""
+    """Reason of a condition or event. CamelCase, as Kubernetes requires."""
 
-    # What the user wrote cannot be realised; nothing changes until it is edited.
+    # The user's spec cannot be realised. Nothing changes until the user edits it.
     SPEC_INVALID = "SpecInvalid"
     TEMPLATE_INVALID = "TemplateInvalid"
     NAME_CONFLICT = "NameConflict"
@@ -26,7 +24,7 @@ class Reason(StrEnum):
     CRASH_LOOP = "CrashLoop"
     POD_LINGERS = "PodLingers"
 
-    # On the way.
+    # In progress.
     NO_PODS = "NoPods"
     STARTING = "Starting"
     ENGINES_NOT_READY = "EnginesNotReady"
@@ -39,7 +37,7 @@ class Reason(StrEnum):
     DRAINING = "Draining"
     DELETING = "Deleting"
 
-    # Good.
+    # Healthy.
     READY = "Ready"
     COMPLETE = "Complete"
     UPDATE_AVAILABLE = "UpdateAvailable"
@@ -54,11 +52,11 @@ class Reason(StrEnum):
     QUEUES_STUCK = "QueuesStuck"
     QUEUES_UNKNOWN = "QueuesUnknown"
 
-    # Memory that engines hold back for peers that are lost.
+    # Memory that engines hold for lost peers.
     NOTHING_UNPROVEN = "NothingUnproven"
     PEER_UNPROVEN = "PeerUnproven"
 
-    # Events only: something was done or seen.
+    # For events only: actions and observations.
     FENCED_PEER = "FencedPeer"
     FENCE_REFUSED = "FenceRefused"
     INSTANCE_CREATED = "InstanceCreated"

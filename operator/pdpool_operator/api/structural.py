@@ -1,7 +1,7 @@
-"""Turn pydantic's JSON schema into a structural schema that the API server accepts and keeps whole.
+"""Turn pydantic's JSON schema into a structural schema that the API server accepts unchanged.
 
-The API server refuses references, unions with null and types inside `anyOf`, and it drops `const` and `examples` with
-no more than a warning header. Whatever this converter cannot translate faithfully it refuses, so that nothing is lost
+The API server rejects references, unions with null and types inside `anyOf`. It drops `const` and `examples` with only
+a warning header. This converter raises an error for each construct that it cannot translate, so nothing is lost
 silently.
 """
 
@@ -28,19 +28,19 @@ TRANSLATED = ("$ref", "$defs", "title", "anyOf", "properties", "required", "item
 
 
 class NotStructuralError(ValueError):
-    """A model uses something that has no faithful structural schema, or lacks a bound."""
+    """A model uses a construct without an exact structural schema, or lacks a bound."""
 
 
 def to_structural(schema: dict[str, Any], *, written_by_users: bool = True) -> dict[str, Any]:
-    """Structural schema of a model.
+    """Return the structural schema of a model.
 
     Args:
-        schema: what `model_json_schema(by_alias=True)` returned.
-        written_by_users: then integers must have both bounds, and defaults are kept; in a status a default would claim
-            something that nobody saw.
+        schema: result of `model_json_schema(by_alias=True)`.
+        written_by_users: if true, integers must have both bounds, and defaults are kept. In a status, a default would
+            state something that was never observed.
 
     Raises:
-        NotStructuralError: with the path of the construct.
+        NotStructuralError: the message has the path of the construct.
     """
     return _Converter(schema.get("$defs", {}), written_by_users).convert(schema, "")
 
@@ -72,14 +72,15 @@ class _Converter:
 
     def _property(self, name: str, child: dict[str, Any], path: str) -> dict[str, Any]:
         result = self.convert(child, f"{path}.{name}")
-        # The API server fills in defaults of an absent object only when the object itself has a default.
+        # The API server fills in defaults of an absent object only if the object itself has a default.
         if "default" not in result and _fills_itself(result):
             result["default"] = {}
         return result
 
     def _resolve(self, node: dict[str, Any], path: str) -> dict[str, Any]:
-        """Inline a reference, and drop null from `T | None`: "not required" says the same. What stands beside it
-        wins.
+        """Inline a reference, and drop null from `T | None`, which "not required" already covers.
+
+        Keys beside the reference take precedence.
         """
         if "$ref" in node:
             target = self._definitions[node["$ref"].removeprefix("#/$defs/")]

@@ -1,3 +1,4 @@
-"""Builders: from a user's object to the Kubernetes objects that realise it. Dicts out, no I/O, no decisions about time
-or order.
+"""Builders: turn a user's object into the Kubernetes objects that realise it.
+
+They return dicts, do no I/O, and make no decisions about time or order.
 """

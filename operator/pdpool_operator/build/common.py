@@ -1,4 +1,4 @@
-"""What all builders share: metadata with owner, the restricted security profile, and hashes."""
+"""Shared parts of all builders: metadata with owner, the restricted security profile, and hashes."""
 
 import hashlib
 import json
@@ -12,21 +12,21 @@ USER_ID = 65532
 """User and group of all containers: `nonroot`, as in distroless images."""
 
 TERMINATION_MARGIN_S = 30
-"""Beyond the drain: time for the process to end after SIGTERM and for the kubelet's own bookkeeping."""
+"""Added to the drain timeout. It leaves time for the process to exit after SIGTERM and for the kubelet's bookkeeping.
+"""
 
 
 def content_hash(content: object) -> str:
-    """Hash of JSON-like content that does not depend on the order of keys; 16 hex digits."""
+    """Return 16 hex digits: a hash of JSON-like content that does not depend on the order of keys."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def spec_hash(owner: Resource, spec: Model, *, without: frozenset[str]) -> str:
-    """Hash of what the user wants of the pods.
+    """Return a hash of the part of the user's spec that shapes the pods.
 
-    Values that equal their default are left out: a field that a newer API version adds then changes no hash, and
-    restarts nothing. The annotation `pdpool.dev/restarted-at` counts, so that users can ask for new pods without
-    another change.
+    Values that equal their default are left out. So a field that a newer API version adds changes no hash and restarts
+    no pod. The annotation `pdpool.dev/restarted-at` counts, so users can request new pods without another change.
     """
     wanted = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=set(without))
     restarted_at = owner.metadata.annotations.get(names.ANNOTATION_RESTARTED_AT)
@@ -36,7 +36,7 @@ def spec_hash(owner: Resource, spec: Model, *, without: frozenset[str]) -> str:
 def metadata(
     owner: Resource, kind: str, name: str, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Metadata of an object that the owner controls and that is garbage-collected with it."""
+    """Metadata of an object that its owner controls. Kubernetes deletes the object with its owner."""
     result: dict[str, Any] = {
         "name": name,
         "namespace": owner.metadata.namespace,
@@ -57,7 +57,7 @@ def metadata(
 
 
 def with_build_hash(obj: dict[str, Any]) -> dict[str, Any]:
-    """The object with the hash of its own content as an annotation."""
+    """Return the object with the hash of its own content as an annotation."""
     annotations = {**obj["metadata"].get("annotations", {}), names.ANNOTATION_BUILD_HASH: content_hash(obj)}
     return {**obj, "metadata": {**obj["metadata"], "annotations": annotations}}
 
@@ -74,7 +74,7 @@ def pod_security_context() -> dict[str, Any]:
 
 
 def container_security_context() -> dict[str, Any]:
-    """Container-level part of the `restricted` profile, and a root file system that cannot be written."""
+    """Container-level part of the `restricted` profile, with a read-only root file system."""
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -95,7 +95,7 @@ def http_probe(path: str, port: str, *, period_s: int, timeout_s: int, failures:
 def disruption_budget(
     owner: Resource, kind: str, name: str, labels: Mapping[str, str], selector: Mapping[str, str]
 ) -> dict[str, Any]:
-    """PodDisruptionBudget: one pod at a time, and a pod that is not ready never blocks the drain of its node."""
+    """PodDisruptionBudget: one pod at a time. A pod that is not ready never blocks the drain of its node."""
     return with_build_hash(
         {
             "apiVersion": "policy/v1",

@@ -14,7 +14,7 @@ AGENT_COMMAND = ("python", "-m", "pdpool_connector.agent")
 
 STARTUP_PERIOD_S = 2
 STARTUP_FAILURES = 300
-"""Together ten minutes for an engine to load its model before the kubelet restarts it."""
+"""Together ten minutes for an engine to load its model. After that, the kubelet restarts it."""
 
 KEYS_MODE = 0o440
 
@@ -37,7 +37,7 @@ OWNED_FLAGS = frozenset(
         "--pod-uid",
     }
 )
-"""Flags that follow from typed fields or from fixed ports, and that a template may therefore not set."""
+"""Flags that follow from typed fields or from fixed ports. A template must not set them."""
 
 
 def engine_template(pool: Pool, index: int, settings: BuildSettings) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _template(pool: Pool, index: int, control_keys: ControlKeys) -> dict[str, An
 def _engine_container(pool: Pool, index: int, control_keys: ControlKeys) -> dict[str, Any]:
     return {
         "name": names.ENGINE_CONTAINER,
-        # So that the pool's status says why an engine does not start. Engines write nothing of prompts or keys.
+        # The pool's status then shows why an engine does not start. Engines write no prompts or keys there.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "command": list(REFERENCE_COMMAND),
         "args": [*_args(pool), *_key_args(control_keys)],
@@ -99,8 +99,8 @@ def _engine_container(pool: Pool, index: int, control_keys: ControlKeys) -> dict
             "/health", "http", period_s=STARTUP_PERIOD_S, timeout_s=3, failures=STARTUP_FAILURES
         ),
         "readinessProbe": http_probe("/health", "http", period_s=2, timeout_s=3, failures=3),
-        # Of the HTTP side alone, for the router waits without a limit for a process that answers nothing at all. A
-        # scheduler loop that hangs is the operator's to judge: it may go on, and readiness takes it out of service.
+        # This probe checks only the HTTP side, because the router waits without limit for a process that never answers.
+        # A hanging scheduler loop is judged by the operator: it may recover, and readiness takes it out of service.
         "livenessProbe": {
             **http_probe("/model_info", "http", period_s=10, timeout_s=5, failures=12),
             "terminationGracePeriodSeconds": 5,
@@ -142,8 +142,8 @@ def _args(pool: Pool) -> list[str]:
         "--admin-socket": names.ADMIN_SOCKET,
         # Not an owned flag: a template may name another directory, on a volume that outlives the pod.
         "--flight-dir": names.FLIGHT_DIRECTORY,
-        # The preStop hook has waited already. What is left is failed and told to peers while the kubelet still waits,
-        # which after a hook that took the whole grace period are 2 s.
+        # The preStop hook has already waited. The engine fails the remaining requests and notifies peers before the
+        # kubelet kills it. If the hook used the whole grace period, 2 s are left for that.
         "--shutdown-grace": "0",
     }
     if pool.role is Role.PREFILL:
@@ -173,7 +173,7 @@ def _environment(pool: Pool, index: int) -> list[dict[str, Any]]:
 
 
 def container_ports(role: Role) -> list[dict[str, Any]]:
-    """Ports of the container `engine`; their names are those of the headless Service too."""
+    """Ports of the container `engine`. The headless Service uses the same names."""
     ports = {"http": names.ENGINE_HTTP_PORT}
     if role is Role.PREFILL:
         ports["bootstrap"] = names.BOOTSTRAP_PORT

@@ -13,12 +13,14 @@ PODS_PER_INSTANCE = 1
 
 
 def pool_spec_hash(pool: Pool) -> str:
-    """Hash that the pods of the pool carry when they were made from its current spec."""
+    """Hash that the pool's pods carry if they were built from its current spec."""
     return spec_hash(pool, pool.spec, without=frozenset({"replicas"}))
 
 
 def instance_stateful_set(pool: Pool, index: int, settings: BuildSettings) -> dict[str, Any]:
-    """StatefulSet of one instance. `OnDelete`: which instance is replaced, and when, is the operator's decision.
+    """StatefulSet of one instance.
+
+    Its update strategy is `OnDelete`: the operator decides which instance is replaced, and when.
 
     Raises:
         TemplateInvalid: the user's template cannot be merged.
@@ -49,9 +51,10 @@ def instance_stateful_set(pool: Pool, index: int, settings: BuildSettings) -> di
 
 
 def headless_service(pool: Pool, keys: dict[str, Any]) -> dict[str, Any]:
-    """Service that gives the pods their DNS names. Addresses appear before readiness: peers pair while they start.
+    """Service that gives the pods their DNS names.
 
-    It says by its annotations which `keys`, the Secret, were applied before it.
+    Addresses are published before readiness, because peers pair while they start. An annotation holds the hash of
+    `keys`, the Secret that was applied before this Service.
     """
     applied = {names.ANNOTATION_KEYS_HASH: keys["metadata"]["annotations"][names.ANNOTATION_BUILD_HASH]}
     name = names.pool_workload(pool.metadata.name, pool.role)
@@ -100,6 +103,6 @@ def engine_keys_secret(pool: Pool, settings: BuildSettings) -> dict[str, Any]:
 
 
 def pool_objects(pool: Pool, settings: BuildSettings) -> tuple[dict[str, Any], ...]:
-    """The objects of a pool that are not instances."""
+    """Return the pool's objects except its instances."""
     keys = engine_keys_secret(pool, settings)
     return keys, headless_service(pool, keys), pool_disruption_budget(pool)

@@ -20,16 +20,17 @@ from .common import (
 from .settings import BuildSettings
 
 PRE_STOP_SLEEP_S = 5
-"""After a pod begins to terminate, proxies still send it new connections until they have learned of it."""
+"""After a pod begins to terminate, proxies send it new connections for this long, until their configuration is updated.
+"""
 
 STREAMS_MAY_FINISH_S = 180
-"""How long the router itself lets running streams finish after SIGTERM, its `--shutdown-grace-period-secs`."""
+"""Time that the router gives running streams to finish after SIGTERM: its `--shutdown-grace-period-secs`."""
 
 GRACE_PERIOD_S = PRE_STOP_SLEEP_S + STREAMS_MAY_FINISH_S + 5
 
 
 def workers_json(prefill_ips: Iterable[str], decode_ips: Iterable[str]) -> str:
-    """Worker list from which a router starts. Sorted, so that equal lists are equal texts."""
+    """Worker list from which a router starts. It is sorted, so equal lists give equal texts."""
     workers = {
         "prefill": [
             {"url": names.engine_url(ip), "bootstrap_port": names.BOOTSTRAP_PORT} for ip in sorted(set(prefill_ips))
@@ -40,12 +41,14 @@ def workers_json(prefill_ips: Iterable[str], decode_ips: Iterable[str]) -> str:
 
 
 def router_spec_hash(service: DisaggregatedService) -> str:
-    """Hash that the router pods carry when they were made from the current spec."""
+    """Hash that the router pods carry if they were built from the current spec."""
     return spec_hash(service, service.spec.router, without=frozenset({"replicas", "enabled", "port"}))
 
 
 def router_deployment(service: DisaggregatedService, settings: BuildSettings) -> dict[str, Any]:
-    """Deployment of the router. It starts from the worker list in the ConfigMap and needs no access to Kubernetes."""
+    """Deployment of the router. The router reads its first worker list from the ConfigMap and needs no Kubernetes
+    access.
+    """
     template = _template(service, settings)
     hashes = {
         names.ANNOTATION_SPEC_HASH: router_spec_hash(service),
@@ -102,7 +105,7 @@ def _container(service: str, image: str) -> dict[str, Any]:
         ],
         "startupProbe": http_probe("/liveness", "http", period_s=1, timeout_s=2, failures=120),
         "livenessProbe": http_probe("/liveness", "http", period_s=10, timeout_s=5, failures=6),
-        # 503 until the router knows a healthy engine of each role: then, and only then, can it serve.
+        # The router returns 503 until it knows a healthy engine of each role. Only then can it serve.
         "readinessProbe": http_probe("/readiness", "http", period_s=2, timeout_s=2, failures=2),
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SLEEP_S}}},
         "resources": {"requests": {"cpu": "50m", "memory": "160Mi"}, "limits": {"memory": "512Mi"}},
@@ -154,7 +157,7 @@ def router_key_secret(service: DisaggregatedService, key: str) -> dict[str, Any]
 
 
 def worker_list_config_map(service: DisaggregatedService, workers: str) -> dict[str, Any]:
-    """ConfigMap from which a router that starts takes its worker list; `workers` is what `workers_json` made."""
+    """ConfigMap with the worker list of a starting router. `workers` is the result of `workers_json`."""
     name = service.metadata.name
     return with_build_hash(
         {

@@ -1,4 +1,4 @@
-"""What the builders need beside the user's object."""
+"""Inputs of the builders besides the user's object."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +9,7 @@ class ControlKeys(StrEnum):
 
     REQUIRED = "required"
     OPTIONAL = "optional"
-    """Decode: with keys, and reaching prefills without them too."""
+    """For decode engines: they have keys, and also connect to prefill engines without keys."""
     NONE = "none"
 
 
@@ -18,10 +18,10 @@ class BuildSettings:
     """Images from the operator's environment (`PDPOOL_ENGINE_IMAGE`, `PDPOOL_ROUTER_IMAGE`), and keys."""
 
     engine_image: str
-    """Image of engines of type Reference whose template names none."""
+    """Image for engines of type Reference whose template names none."""
     router_image: str
     curve_keys: str = ""
-    """Keys of the control channel of engines in the namespace: the file that they read."""
+    """The key file of the control channel that engines of the namespace read."""
     operator_key: str = ""
-    """Public half of the key with which the operator signs what it asks of engines, PEM."""
+    """Public key in PEM, which verifies the requests that the operator signs for engines."""
     control_keys: ControlKeys = ControlKeys.REQUIRED

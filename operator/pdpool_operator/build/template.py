@@ -1,20 +1,21 @@
 """Merge the user's pod template into the one that pdpool renders.
 
-Rules, by field:
+Rules by field:
 
-- `metadata.labels`, `metadata.annotations`: added. Keys of `pdpool.dev/` and labels that pdpool sets are refused. -
-`spec.containers`: by name. `engine` is merged as below, others are taken as they are. `spec.initContainers`: likewise.
-- `spec.volumes`: by name, the user's replaces ours. `securityContext`: key by key, the user's wins. -
-`spec.terminationGracePeriodSeconds`: refused, it follows from `spec.drainTimeoutSeconds`. - every other field of
-`spec`: the user's.
+- `metadata.labels`, `metadata.annotations`: added. Keys of `pdpool.dev/` and labels that pdpool sets are refused.
+- `spec.containers` and `spec.initContainers`: by name. `engine` is merged as below, others are taken as they are.
+- `spec.volumes`: by name. The user's replaces ours.
+- `securityContext`: key by key. The user's value wins.
+- `spec.terminationGracePeriodSeconds`: refused. It is derived from `spec.drainTimeoutSeconds`.
+- every other field of `spec`: the user's.
 
-and within the container `engine`:
+Rules within the container `engine`:
 
-- `args`: the user's after ours; a flag that pdpool sets from a typed field is refused.
-- `env`: by name, the user's wins; names that begin with `PDPOOL_` are refused.
-- `ports`: by name; a port of ours with another number is refused.
-- `volumeMounts`: by mount path, the user's wins.
-- `lifecycle`: key by key; `preStop` is refused, it is how an engine drains.
+- `args`: the user's follow ours. A flag that pdpool sets from a typed field is refused.
+- `env`: by name; the user's wins. Names that begin with `PDPOOL_` are refused.
+- `ports`: by name. A port of ours with another number is refused.
+- `volumeMounts`: by mount path; the user's wins.
+- `lifecycle`: key by key. `preStop` is refused, because the engine drains by it.
 - probes, resources, image, command and every other field: the user's, whole.
 """
 
@@ -38,7 +39,7 @@ class TemplateInvalid(ValueError):  # noqa: N818 -- named as the reason that it 
 
 
 def merge_template(ours: dict[str, Any], user: dict[str, Any], *, owned_flags: frozenset[str]) -> dict[str, Any]:
-    """Pod template that is ours with the user's merged in.
+    """Merge the user's pod template into pdpool's.
 
     Args:
         ours: a pod template whose first container is `engine`.
@@ -46,7 +47,7 @@ def merge_template(ours: dict[str, Any], user: dict[str, Any], *, owned_flags: f
         owned_flags: command-line flags of the engine that typed fields set.
 
     Raises:
-        TemplateInvalid: for the first fault found.
+        TemplateInvalid: for the first error found.
     """
     _only(user, ("metadata", "spec"), ROOT)
     user_meta = _mapping(user.get("metadata"), f"{ROOT}.metadata")
@@ -80,7 +81,7 @@ def _merge_spec(ours: dict[str, Any], user: dict[str, Any], owned_flags: frozens
         raise TemplateInvalid(
             f"{path}.terminationGracePeriodSeconds",
             user["terminationGracePeriodSeconds"],
-            "it follows from spec.drainTimeoutSeconds; set that instead",
+            "it is derived from spec.drainTimeoutSeconds; set that instead",
         )
     containers = _named(user.get("containers"), f"{path}.containers")
     engine, *others = ours["containers"]
@@ -134,7 +135,7 @@ def _refuse_own_environment(entry: dict[str, Any], _ours: dict[str, Any] | None,
 
 
 def _merge_ports(ours: list[dict[str, Any]], user: object, path: str) -> list[Any]:
-    """Ports merged by name; the user's may be without one, as Kubernetes allows."""
+    """Merge ports by name. The user's ports may lack a name, as Kubernetes allows."""
     theirs = _list(user, path)
     nameless = [entry for entry in theirs if isinstance(entry, dict) and "name" not in entry]
     named = [entry for entry in theirs if entry not in nameless]
@@ -152,7 +153,10 @@ Check = Callable[[dict[str, Any], dict[str, Any] | None, str], None]
 
 
 def _by_key(ours: list[dict[str, Any]], user: object, key: str, path: str, check: Check | None = None) -> list[Any]:
-    """Lists of objects merged by one of their fields: the user's entry replaces ours in its place, new ones follow."""
+    """Merge lists of objects by one of their fields.
+
+    The user's entry replaces ours in its place. New entries follow.
+    """
     theirs = _named(user, path, key)
     mine = {entry[key]: entry for entry in ours}
     if check is not None:
@@ -162,7 +166,7 @@ def _by_key(ours: list[dict[str, Any]], user: object, key: str, path: str, check
 
 
 def _named(value: object, path: str, key: str = "name") -> dict[str, dict[str, Any]]:
-    """A list of objects, indexed by their key."""
+    """Index a list of objects by their key."""
     result: dict[str, dict[str, Any]] = {}
     for index, entry in enumerate(_list(value, path)):
         place = f"{path}[{index}]"
@@ -208,7 +212,10 @@ def _only(value: dict[str, Any], allowed: tuple[str, ...], path: str) -> None:
 
 
 def _shown(value: object) -> str:
-    """The value as an error message may show it: scalars, shortened. Structures may hold what nobody wants in a log."""
+    """Return the value in a form that is safe for an error message.
+
+    Scalars are shortened. Structures may hold private data, so only their size is shown.
+    """
     if isinstance(value, dict | list):
         return f"<{'object' if isinstance(value, dict) else 'list'} of {len(value)}>"
     text = repr(value) if isinstance(value, str) else str(value)

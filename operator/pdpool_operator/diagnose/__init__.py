@@ -1,1 +1,1 @@
-"""Diagnosis: from the history of queue samples to a verdict with its evidence, and whose fault it is. Pure."""
+"""Diagnosis: from the history of queue samples to a verdict, its evidence and the side at fault. Pure."""

@@ -12,33 +12,35 @@ from .track import RankTrack
 
 
 class Verdict(StrEnum):
-    """What the queues of an instance say."""
+    """Verdict on the queues of an instance."""
 
     IDLE = "Idle"
-    """Nothing waits, nothing runs."""
+    """No request waits or runs."""
     FLOWING = "Flowing"
-    """Something is there, and moves, or has not waited long."""
+    """The instance has requests. They move, or have not waited long."""
     STARTING = "Starting"
     DRAINING = "Draining"
     SATURATED = "Saturated"
-    """Requests wait long, and the queue moves: more instances would help, a restart would not."""
+    """Requests wait long, but the queue moves. More instances would help; a restart would not."""
     UNKNOWN = "Unknown"
-    """It cannot be seen, and Kubernetes does not know better."""
+    """The instance does not answer, and Kubernetes reports no reason."""
     GONE = "Gone"
-    """Kubernetes says that it is dead."""
+    """Kubernetes reports that the pod has ended."""
     BLOCKED = "Blocked"
-    """Waits for the other side, which is named."""
+    """The instance waits for the other side. The message names the instance at fault."""
     STUCK = "Stuck"
-    """Nothing moves, and it is at fault itself."""
+    """Nothing moves, and the instance itself is at fault."""
 
     @property
     def severity(self) -> int:
-        """Rank among the verdicts; the most severe of an instance's ranks, or of a pool's instances, stands for all."""
+        """Rank of the verdict. The most severe verdict of ranks stands for their instance, and that of instances for
+        their pool.
+        """
         return _SEVERITY[self]
 
     @property
     def well(self) -> bool:
-        """Whether nothing is to be done: Idle and Flowing take turns all the time while requests come and go."""
+        """Whether no action is needed. Idle and Flowing alternate all the time while requests come and go."""
         return self in {Verdict.IDLE, Verdict.FLOWING}
 
 
@@ -47,16 +49,16 @@ _SEVERITY = {verdict: rank for rank, verdict in enumerate(Verdict)}
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One instance to be judged."""
+    """One instance to judge."""
 
     pool: str
     role: Role
     index: int
     pod: ObservedPod | None
     leaving: bool
-    """It drains or is being deleted."""
+    """The instance drains or is being deleted."""
     tracks: tuple[RankTrack, ...]
-    """Of the ranks of the present pod, by rank; none when it was never looked at."""
+    """Tracks of the present pod's ranks, by rank. Empty if the pod was never sampled."""
 
     @property
     def name(self) -> str:
@@ -65,7 +67,10 @@ class Subject:
 
     @property
     def came_up(self) -> bool:
-        """Its pod could serve once: one that never could has taken no request, and nobody waits for it."""
+        """Whether its pod was able to serve at some time.
+
+        A pod that was never able to serve has taken no request, so no other instance waits for it.
+        """
         if self.pod is None:
             return False
         return self.pod.ready or self.pod.was_ready or any(track.incarnation for track in self.tracks)
@@ -78,7 +83,7 @@ class Finding:
     verdict: Verdict
     message: str
     blames: tuple[str, ...] = ()
-    """Names of the instances of the other side that are at fault, when `Blocked`; empty when none can be named."""
+    """Names of the other side's instances at fault if `Blocked`. Empty if none can be named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +95,10 @@ class Diagnosis:
     message: str
     blames: tuple[str, ...] = ()
     waiting_since: datetime | None = None
-    """Since when its oldest request has waited in a hand-off queue, once that is stuckAfterSeconds; else `None`."""
+    """When the oldest request in a hand-off queue began to wait, if at least stuckAfterSeconds ago. Otherwise `None`.
+    """
 
 
 def worst(diagnoses: Iterable[Diagnosis]) -> Diagnosis | None:
-    """The most severe, the lowest index among equals; `None` of none."""
+    """Return the most severe diagnosis, with the lowest index among equals; `None` if there are none."""
     return max(diagnoses, key=lambda d: (d.verdict.severity, -d.subject.index), default=None)

@@ -1,4 +1,4 @@
-"""The judgement on the instances of a prefill pool and a decode pool that work together."""
+"""Judges the instances of a prefill pool and a decode pool that work together."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -10,7 +10,7 @@ from .track import RankTrack
 
 
 def subjects(observed: ObservedPool, tracks: Mapping[str, Mapping[int, RankTrack]]) -> tuple[Subject, ...]:
-    """The instances of a pool as they are judged. `tracks` are by UID of the pod, then by rank."""
+    """Return the instances of a pool as subjects. `tracks` are by UID of the pod, then by rank."""
     pool = observed.pool
     return tuple(
         Subject(
@@ -32,10 +32,10 @@ def diagnose(
     """Judge each instance of one side, given the other side.
 
     Args:
-        own: instances of one pool, or of several of one role.
-        others: instances of the other role that they work with; empty when no service binds the pool.
+        own: instances of one pool, or of several pools of one role.
+        others: instances of the other role that work with them. Empty if no service binds the pool.
         stuck_after_s: how long requests may wait without any movement.
-        now: by the clock that stamped the samples.
+        now: time of the clock that stamped the samples.
     """
     stuck_after = timedelta(seconds=stuck_after_s)
     overdue = any(is_overdue(track, now, stuck_after) for s in (*own, *others) for track in s.tracks)
@@ -57,10 +57,10 @@ def _diagnose(subject: Subject, around: Surroundings) -> Diagnosis:
 
 
 def _from_kubernetes(subject: Subject) -> Finding | None:
-    """What Kubernetes or our own intent says outranks what the queues say."""
+    """Return what Kubernetes or the operator's own intent says. It outranks the queues."""
     who, pod = f"{subject.role} {subject.name}", subject.pod
     if subject.leaving or (pod is not None and pod.terminating):
-        return Finding(Verdict.DRAINING, f"{who} is on its way out")
+        return Finding(Verdict.DRAINING, f"{who} is being removed")
     if pod is None:
         return Finding(Verdict.STARTING, f"{who} has no pod yet")
     if pod.phase in {"Succeeded", "Failed"}:
@@ -73,7 +73,7 @@ def _from_kubernetes(subject: Subject) -> Finding | None:
 
 
 def _from_ranks(subject: Subject, around: Surroundings) -> Finding:
-    shared = subject.tracks[0].latest.engine  # ranks that share a scheduler are counted at the first of them
+    shared = subject.tracks[0].latest.engine  # ranks that share a scheduler are counted at the first one
     findings = [(track.latest.rank, judge_rank(track, around, shared)) for track in subject.tracks]
     rank, finding = max(findings, key=lambda found: (found[1].verdict.severity, -found[0]))
     if finding.verdict is Verdict.IDLE and subject.pod is not None and not subject.pod.ready:

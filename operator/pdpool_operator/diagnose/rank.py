@@ -1,22 +1,27 @@
-"""The judgement on one rank. Evidence of its own comes first, then what it waits for on the other side.
+"""Judges one rank: first by its own evidence, then by the engines on the other side.
 
 With  still(q)   = time since anything moved in the queue q, and
-      oldest(q)  = age of its oldest request as the connector tells it:
+      oldest(q)  = age of its oldest request, as the connector reports it:
 
-    overdue(q)  <=>  q is not empty and oldest(q) >= stuckAfter     (still(q), where the connector tells no age)
+    overdue(q)  <=>  q is not empty and oldest(q) >= stuckAfter     (still(q), if the connector reports no age)
+
     stalled(q)  <=>  overdue(q) and still(q) >= stuckAfter
 
     overdue and not stalled                       Saturated, or Blocked if an engine of the other side is silent;
-                                                  Unknown, if nothing moved for as long as we have looked
+                                                  Unknown, if nothing has moved since the first sample
+
     stalled, and own engine loop silent           Stuck
     stalled, and an engine it waits for silent    Blocked by that one
+
     stalled, and the other side busy, unseen,
         or silent until less than stuckAfter ago  Blocked
-    stalled for memory, and requests run          Saturated; Unknown, if the engine does not tell what runs
-    stalled, and the other side fine              Stuck
 
-An engine is *silent* when its connector answers but its scheduler loop has not run for stuckAfter; for half of that,
-once requests on the other side are overdue. No answer at all is no evidence: such an engine is `Unknown`.
+    stalled for memory, and requests run          Saturated; Unknown, if the engine does not report running requests
+    stalled, and the other side healthy           Stuck
+
+An engine is *silent* when its connector answers but its scheduler loop has not run for stuckAfter. Half of stuckAfter
+is enough once requests on the other side are overdue. A connector that does not answer is no evidence: such an engine
+is `Unknown`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,15 +35,15 @@ from .model import Finding, Subject, Verdict
 from .track import RankTrack
 
 STALE_S = 15.0
-"""A look that is older than this says nothing about now: five missed looks at the sampler's usual interval."""
+"""A sample that is older than this is out of date: five missed samples at the sampler's usual interval."""
 
 AGE_WORTH_SAYING = timedelta(seconds=1)
 
 WAITS_FOR_OTHER_SIDE = {"prefill_bootstrap": Role.DECODE, "decode_transfer": Role.PREFILL}
-"""Queues whose head can be moved by the other side only."""
+"""Queues whose first request only the other side can move."""
 
 NEEDS_OTHER_SIDE = frozenset({*WAITS_FOR_OTHER_SIDE, "prefill_inflight"})
-"""Queues that stand still while the other side does: our write ends when its process takes it."""
+"""Queues that do not move while the other side is frozen: our write completes when the peer process handles it."""
 
 PURPOSE = {
     "prefill_bootstrap": "for bootstrap",
@@ -50,20 +55,21 @@ PURPOSE = {
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the judgement needs beside the rank itself. What follows from the other side is the same for every rank, and
-    found once.
+    """Inputs of the judgement besides the rank itself.
+
+    Properties of the other side are the same for every rank and are computed once.
     """
 
     others: Sequence[Subject]
     """Instances of the other side."""
     stuck_after: timedelta
     silent_after: timedelta
-    """`stuck_after`, or half of it once requests are overdue somewhere."""
+    """`stuck_after`, or half of it once requests are overdue anywhere."""
     now: datetime
 
     @cached_property
     def silent(self) -> Mapping[str, timedelta]:
-        """For how long the engines that are silent have been so, by name of the instance."""
+        """How long each silent engine has been silent, by name of the instance."""
         return {s.name: silence for s in self.others if (silence := _silence(s, self)) is not None}
 
     @cached_property
@@ -73,29 +79,29 @@ class Surroundings:
 
     @cached_property
     def unseen(self) -> tuple[str, ...]:
-        """Those of them that do not answer."""
+        """Candidates that do not answer."""
         return tuple(s.name for s in self.candidates if not _answers(s, self))
 
     @cached_property
     def resumed(self) -> tuple[str, ...]:
-        """Those that run again since a moment."""
+        """Candidates whose engine loop has resumed recently."""
         return tuple(s.name for s in self.candidates if any(_has_just_resumed(track, self) for track in s.tracks))
 
     @cached_property
     def busy(self) -> tuple[str, ...]:
-        """Those that have requests which wait long for themselves."""
+        """Candidates with overdue requests that wait for the candidate itself."""
         return tuple(s.name for s in self.candidates if any(_is_busy(track, self) for track in s.tracks))
 
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """One queue with requests in it."""
+    """One queue that has requests."""
 
     name: str
     queue: QueueSample
     still: timedelta
     begun: bool
-    """That nothing moves was seen to begin."""
+    """The start of the stillness was observed."""
     oldest: timedelta | None
 
     def overdue(self, limit: timedelta) -> bool:
@@ -113,9 +119,9 @@ class _Wait:
 
 
 def judge_rank(track: RankTrack, around: Surroundings, shared: EngineSample | None) -> Finding:
-    """Verdict on one rank, without what Kubernetes says about its pod.
+    """Return the verdict on one rank, without what Kubernetes reports about its pod.
 
-    `shared`: what the scheduler says that counts the requests of ranks without a count of their own.
+    `shared` is the sample of the scheduler that counts the requests of ranks without a count of their own.
     """
     connector = current_connector(track, around.now)
     if connector is None:
@@ -125,7 +131,7 @@ def judge_rank(track: RankTrack, around: Surroundings, shared: EngineSample | No
     waits = list(_waits(track, connector, around.now))
     overdue = [wait for wait in waits if wait.overdue(around.stuck_after)]
     if silence is not None:
-        own = f"engine loop silent for {_seconds(silence)} while its connector answers"
+        own = f"engine loop has not run for {_seconds(silence)} while its connector answers"
         return Finding(Verdict.STUCK, "; ".join([own, *(str(wait) for wait in waits)]))
     if overdue:
         findings = [_judge_overdue(wait, track, around, shared) for wait in overdue]
@@ -134,19 +140,19 @@ def judge_rank(track: RankTrack, around: Surroundings, shared: EngineSample | No
 
 
 def current_connector(track: RankTrack, now: datetime) -> ConnectorSample | None:
-    """The connector's answer at the last look, unless that look is too old to count."""
+    """Return the connector's last answer, or None if it is out of date."""
     return track.latest.connector if is_current(track, now) else None
 
 
 def is_current(track: RankTrack, now: datetime) -> bool:
-    """Whether the last look says something about now."""
+    """Whether the last sample is recent enough."""
     return now - track.latest.at <= timedelta(seconds=STALE_S)
 
 
 def silent_for(track: RankTrack, now: datetime, limit: timedelta) -> timedelta | None:
-    """For how long the engine's loop has been silent while its connector answers.
+    """Return how long the engine's loop has not run while its connector answers.
 
-    `None` if for less than the limit, or if the engine does not report it.
+    `None` if less than the limit, or if the engine does not report it.
     """
     connector = current_connector(track, now)
     if connector is None:
@@ -162,14 +168,14 @@ def is_overdue(track: RankTrack, now: datetime, limit: timedelta) -> bool:
 
 
 def oldest_waiting_since(track: RankTrack, now: datetime) -> datetime | None:
-    """Since when the rank's oldest request has waited in a hand-off queue."""
+    """Return when the rank's oldest request in a hand-off queue began to wait."""
     connector = current_connector(track, now)
     ages = [q.oldest_s for q in connector.queues.values() if q.reqs and q.oldest_s is not None] if connector else []
     return track.latest.at - timedelta(seconds=max(ages)) if ages else None
 
 
 def _waits(track: RankTrack, connector: ConnectorSample, now: datetime) -> Iterator[_Wait]:
-    """Queues with requests whose progress can be judged: one without a counter shows a level only."""
+    """Queues with requests whose progress can be judged. A queue without a counter shows only its length."""
     for name, queue in sorted(connector.queues.items()):
         if queue.reqs > 0 and queue.moved_total is not None:
             oldest = None if queue.oldest_s is None else timedelta(seconds=queue.oldest_s)
@@ -205,27 +211,28 @@ def _judge_overdue(wait: _Wait, track: RankTrack, around: Surroundings, shared: 
 def _judge_moving(wait: _Wait) -> Finding:
     if wait.begun:
         return Finding(Verdict.SATURATED, f"{wait}; the queue moves")
-    return Finding(Verdict.UNKNOWN, f"{wait}; not watched for long enough to say whether the queue moves")
+    return Finding(Verdict.UNKNOWN, f"{wait}; not observed for long enough to see whether the queue moves")
 
 
 def _judge_wait_for_others(wait: _Wait, around: Surroundings) -> Finding:
-    """Of a queue that only the other side can move, when all engines there run, or none is there."""
+    """Judge a queue that only the other side can move. No engine there is silent."""
     role = WAITS_FOR_OTHER_SIDE[wait.name]
     if not around.candidates:
         return Finding(Verdict.BLOCKED, f"{_stands_still(wait)}; there is no {role} engine")
     if around.busy:
-        return _blocked(wait, around.busy, "has requests that wait as long")
+        return _blocked(wait, around.busy, "also has overdue requests")
     return Finding(Verdict.STUCK, f"{_stands_still(wait)}, though every {role} engine runs")
 
 
 def _judge_wait_for_memory(wait: _Wait, track: RankTrack, shared: EngineSample | None) -> Finding | None:
-    """Of memory that running requests may hold. That the loop turns is known here, so an engine that does not answer is
-    slow rather than hung.
+    """Judge a queue that waits for memory, which running requests may hold.
+
+    The loop is known to run here. So an engine that does not answer is slow, not hung.
     """
     why = track.latest.engine_error
     engine = shared if track.latest.engine is None and not why else track.latest.engine
     if engine is None:
-        return Finding(Verdict.UNKNOWN, f"{_stands_still(wait)}; its engine does not tell what runs ({why})")
+        return Finding(Verdict.UNKNOWN, f"{_stands_still(wait)}; its engine does not report running requests ({why})")
     if engine.running > 0:
         return Finding(Verdict.SATURATED, f"{wait} that {engine.running} running requests hold")
     return None
@@ -233,18 +240,18 @@ def _judge_wait_for_memory(wait: _Wait, track: RankTrack, shared: EngineSample |
 
 def _blocked_by_silence(wait: _Wait, around: Surroundings) -> Finding:
     shown = ", ".join(
-        f"{name} engine loop silent for {_seconds(silence)} while its connector answers"
+        f"{name} engine loop has not run for {_seconds(silence)} while its connector answers"
         for name, silence in around.silent.items()
     )
     return Finding(Verdict.BLOCKED, f"{wait}; {shown}", tuple(around.silent))
 
 
 def _blocked_by_absence(wait: _Wait, around: Surroundings) -> Finding | None:
-    """Blocked by engines of the other side that do not answer, or did not until a moment ago."""
+    """Blocked by engines of the other side that do not answer, or that resumed recently."""
     if around.unseen:
-        return _blocked(wait, around.unseen, "cannot be asked")
+        return _blocked(wait, around.unseen, "did not answer")
     if around.resumed:
-        return _blocked(wait, around.resumed, "runs again since a moment")
+        return _blocked(wait, around.resumed, "resumed recently")
     return None
 
 
@@ -266,8 +273,9 @@ def _has_just_resumed(track: RankTrack, around: Surroundings) -> bool:
 
 
 def _is_busy(track: RankTrack, around: Surroundings) -> bool:
-    """Whether requests wait long for the engine itself. Those that wait for our side do not count: two that wait for
-    each other are both stuck.
+    """Whether overdue requests wait for the engine itself.
+
+    Requests that wait for our side do not count. Two engines that wait for each other are both stuck.
     """
     connector = current_connector(track, around.now)
     waits = _waits(track, connector, around.now) if connector is not None else ()

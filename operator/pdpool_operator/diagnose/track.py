@@ -1,11 +1,11 @@
-"""What must be remembered of a rank's samples to judge progress: constant size, however long the history.
+"""State that is kept of a rank's samples to judge progress. Its size is constant, however long the history.
 
-A queue is *still* since the last look at which it was empty, had another `moved_total` than before, or belonged to
-another incarnation. Looks that got no answer change nothing: the next answer shows by its counter whether something
+A queue is *still* since the last sample at which it was empty, had another `moved_total` than before, or belonged to
+another incarnation. Samples without an answer change nothing. The counter in the next answer shows whether something
 moved meanwhile.
 
-An engine's loop is seen to *resume* when it runs after it had not for `GAP_S` or longer: whoever waited for it is not
-at fault before it has had time to catch up.
+An engine's loop *resumes* when it runs after a gap of `GAP_S` or longer. An engine that waited for it needs time to
+catch up, and is not at fault until then.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from datetime import datetime
 from ..observe.model import ConnectorSample, RankSample
 
 GAP_S = 5.0
-"""Seconds of silence of an engine's loop that no ordinary step explains."""
+"""Seconds without a run of the engine's loop that no ordinary step explains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,26 +25,26 @@ class QueueTrack:
     moved_total: int | None
     still_since: datetime
     begun: bool
-    """The stillness was seen to begin. Otherwise it is as old as our looking, and may be older."""
+    """The start of the stillness was observed. Otherwise it began with the first sample, or earlier."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankTrack:
-    """Everything remembered of one rank of one pod."""
+    """State that is kept of one rank of one pod."""
 
     latest: RankSample
-    """The last look, answered or not."""
+    """The last sample, answered or not."""
     incarnation: str = ""
-    """Of the last answer of the connector; empty when it never answered."""
+    """From the connector's last answer. Empty if it never answered."""
     queues: Mapping[str, QueueTrack] = field(default_factory=dict)
     beat_age_s: float = 0.0
-    """Of the last answer of the connector; 0 for an engine that does not report it."""
+    """From the connector's last answer. 0 for an engine that does not report it."""
     resumed_at: datetime | None = None
-    """The look at which the engine's loop was last seen to run again after a gap."""
+    """Time of the sample at which the engine's loop last resumed after a gap."""
 
 
 def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
-    """The track after one more look. A look at another pod begins anew."""
+    """Return the track after one more sample. A sample of another pod starts a new track."""
     if track is None or track.latest.pod_uid != sample.pod_uid:
         track = RankTrack(sample)
     if sample.connector is None:

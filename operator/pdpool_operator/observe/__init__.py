@@ -1,3 +1,1 @@
-"""Observation: what the cluster and the engines say, read with every absence kept as an absence. I/O, but no
-decisions.
-"""
+"""Observation: reads the state of cluster and engines, and keeps unknown values unknown. I/O, but no decisions."""

@@ -1,6 +1,7 @@
-"""What the cluster says now about a pool or a service: always read from the API server, never from an informer's cache.
+"""Reads the current state of a pool or service, always from the API server and never from an informer's cache.
 
-kopf misses deletions that happen while its watch is down; a reconcile that lists is right whatever woke it.
+kopf misses deletions that happen while its watch is down. A reconcile lists the objects itself, so it does not
+depend on the event that started it.
 """
 
 import asyncio
@@ -39,11 +40,11 @@ SERVICES_PD = Resource(names.GROUP, names.VERSION, DisaggregatedService.plural, 
 POOL_RESOURCES = {PrefillPool: PREFILL_POOLS, DecodePool: DECODE_POOLS}
 
 EVENTS_AFTER = timedelta(seconds=3)
-"""Age of a pod that is not Ready (or of an instance without one) from which events are asked why."""
+"""Age from which events are read for a pod that is not Ready, or for an instance without a pod."""
 MAX_EVENT_LOOKUPS = 8
 SECRET_MISSED_AFTER = timedelta(seconds=10)
 SECRET_TRUST = timedelta(minutes=10)
-"""The operator cannot read Secrets: for so long it believes that what it applied is still there."""
+"""Time for which an applied Secret is assumed to exist. The operator cannot read Secrets."""
 
 
 class Cluster:
@@ -76,7 +77,7 @@ class Cluster:
         self._secrets.pop(f"{namespace}/{name}", None)
 
     async def pool(self, pool: Pool) -> ObservedPool:
-        """The pool with its instances, and with what the routers of its services list."""
+        """Return the pool with its instances, and with the worker lists of its services' routers."""
         services = await self._services_of(pool)
         listed, routers = await asyncio.gather(
             self._pool(pool), asyncio.gather(*(self._service_routers(meta) for meta, _ in services))
@@ -85,10 +86,10 @@ class Cluster:
         return _with_routers(replace(listed, stuck_after_s=stuck_after), [r for some in routers for r in some])
 
     async def service(self, service: DisaggregatedService) -> ObservedService:
-        """The service with both pools, its router's objects, and the list of each router replica.
+        """Return the service with both pools, its router's objects, and the worker list of each router replica.
 
         Raises:
-            SpecInvalid: one of the pools does not fit its model; the message names it.
+            SpecInvalid: one of the pools does not fit its model. The message names the pool.
         """
         namespace, router = service.metadata.namespace, names.router(service.metadata.name)
         prefill, decode, routers = await asyncio.gather(
@@ -122,16 +123,19 @@ class Cluster:
         try:
             return await self._pool(kind.parse(body))
         except SpecInvalid as invalid:
-            # Not the same as no pool: what runs of it must stay in rotation.
+            # This is not the same as no pool: its running engines must stay in rotation.
             raise SpecInvalid(f"{kind.kind} {name}: {invalid}") from invalid
 
     async def _services_of(self, pool: Pool) -> list[tuple[Metadata, DisaggregatedService | None]]:
-        """The services that bind a pool, and those that cannot be read: their routers may list its engines as well."""
+        """Return the services that bind a pool, and the services that do not fit their model.
+
+        The routers of the latter may list its engines as well.
+        """
         found: list[tuple[Metadata, DisaggregatedService | None]] = []
         async for body in self._api.list(SERVICES_PD, pool.metadata.namespace):
             try:
                 service = DisaggregatedService.parse(body)
-            except SpecInvalid:  # its own status says so
+            except SpecInvalid:  # its own status reports it
                 found.append((Metadata.model_validate(body["metadata"]), None))
                 continue
             if _binds(service, pool):
@@ -172,12 +176,12 @@ class Cluster:
         )
 
     async def _stateful_sets(self, pool: Pool) -> list[tuple[int, Object]]:
-        """Those that carry the pool's labels, and those that stand under a name that the pool wants."""
+        """Return StatefulSets that carry the pool's labels, and those that occupy a name that the pool needs."""
         namespace, name, role = pool.metadata.namespace, pool.metadata.name, pool.role
         wanted = {names.instance(name, role, index): index for index in range(pool.spec.replicas)}
         selector = names.selector_string(names.pool_selector(name, role))
         ours = {sts["metadata"]["name"]: sts for sts in await self._list(STATEFUL_SETS, namespace, selector)}
-        if wanted.keys() - ours.keys():  # about to be made: somebody else's may stand there
+        if wanted.keys() - ours.keys():  # to be created: a foreign object may have that name
             everything = await self._list(STATEFUL_SETS, namespace)
             ours |= {sts["metadata"]["name"]: sts for sts in everything if sts["metadata"]["name"] in wanted}
         found = []
@@ -208,7 +212,10 @@ class Cluster:
         )
 
     def _drain_started(self, sts: Object) -> datetime | None:
-        """None also for a moment to come, by a clock ahead of ours: the drain would be given up too late, or never."""
+        """Return None also for a time in the future, written by a clock ahead of ours.
+
+        With such a time the drain would be given up too late, or never.
+        """
         started = parse.moment(parse.annotation(sts, names.ANNOTATION_DRAIN_STARTED))
         return None if started is not None and started > self._now() else started
 
@@ -224,7 +231,9 @@ class Cluster:
     async def _with_events(
         self, namespace: str, instances: list[ObservedInstance], bodies: dict[str, Object]
     ) -> list[ObservedInstance]:
-        """Ask the events why, for pods that are not Ready and instances without one; for few, and not at once."""
+        """Read events for pods that are not Ready and for instances without a pod. Only a few are read, and not at
+        once.
+        """
         lookups = 0
         result = []
         for instance in instances:
@@ -259,13 +268,13 @@ class Cluster:
             return ObservedRouter(pod, None, str(error))
 
     def _lacks_volume(self, instance: ObservedInstance) -> bool:
-        """Whether a container has waited for long enough that a Secret may be missing."""
+        """Whether a container has waited so long that a Secret may be missing."""
         pod = instance.pod
         waits = pod is not None and pod.waiting_reason == "ContainerCreating"
         return waits and pod is not None and self._now() - pod.created_at > SECRET_MISSED_AFTER
 
     def _secret(self, service: DisaggregatedService, routers: Iterable[ObservedRouter]) -> ObservedObject | None:
-        """The Secret as we applied it for this very service, while there is no reason to doubt that it is there."""
+        """Return the Secret as applied for this very service, while it can be assumed to exist."""
         where = f"{service.metadata.namespace}/{names.router_secret(service.metadata.name)}"
         at, secret = self._secrets.get(where, (None, None))
         doubt = any(router.pod.waiting_reason == "CreateContainerConfigError" for router in routers)
@@ -284,7 +293,7 @@ class Cluster:
 
 
 def _has_keys(pod: Object) -> bool:
-    """Whether an engine pod was made with keys for the control channel."""
+    """Whether an engine pod was built with keys for the control channel."""
     return parse.annotation(pod, names.ANNOTATION_CONTROL_KEYS) not in {"", ControlKeys.NONE}
 
 
@@ -294,21 +303,21 @@ def _binds(service: DisaggregatedService, pool: Pool) -> bool:
 
 
 def _index(sts: Object, pool: str, role: names.Role) -> int | None:
-    """The instance's number if the object is named as we name instances."""
+    """Return the instance's number if the object's name follows our scheme."""
     number = sts["metadata"]["name"].removeprefix(names.instance(pool, role, 0).removesuffix("0"))
     return int(number) if number.isdecimal() else None
 
 
 def _age(pod: Object) -> tuple[bool, str]:
-    """Of several pods of one instance the one that is not going away comes last, else the newest."""
+    """Sort key for several pods of one instance: the pod that is not terminating comes last, else the newest."""
     return "deletionTimestamp" not in pod["metadata"], pod["metadata"]["creationTimestamp"]
 
 
 def _with_routers(pool: ObservedPool, routers: Iterable[ObservedRouter]) -> ObservedPool:
-    """Say of each instance which routers list it.
+    """Add to each instance which routers list it.
 
-    A router that ends takes requests until its SIGTERM, and answers until then. After that it lets streams finish, for
-    minutes, and is not waited for.
+    A terminating router accepts requests until it receives SIGTERM, and answers until then. After that it only finishes
+    streams, which takes minutes. The operator does not wait for that.
     """
     running = [r for r in routers if r.pod.phase == "Running"]
     lists = [(r.pod.name, r.workers) for r in running if not r.pod.terminating or r.workers is not None]

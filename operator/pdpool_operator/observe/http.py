@@ -1,7 +1,7 @@
 """One bounded HTTP request to a pod.
 
-What a pod answers is not trusted: no redirect is followed, no proxy asked, nothing decompressed, and a body is read up
-to a limit. Every failure becomes an `Unanswered` with a short reason, because for us they are all the same: unknown.
+Answers of pods are not trusted. No redirect is followed, no proxy is used, nothing is decompressed, and a body is read
+up to a limit. Every failure becomes an `Unanswered` with a short reason, because every failure means unknown.
 """
 
 import errno
@@ -11,27 +11,27 @@ import aiohttp
 from pydantic import ValidationError
 
 BODY_LIMIT = 1 << 20
-"""Bytes of an answer that are read; a longer one counts as no answer."""
+"""Limit in bytes. A longer answer counts as no answer."""
 
 
-class Unanswered(Exception):  # noqa: N818 - not an error of ours: the state of somebody else
-    """There is no usable answer; the text says why in a few words: `timeout`, `refused`, `http 503`, `invalid: …`."""
+class Unanswered(Exception):  # noqa: N818 - not an error of ours but the state of the pod
+    """There is no usable answer. The text gives the reason: `timeout`, `refused`, `http 503`, `invalid: …`."""
 
     @property
     def outcome(self) -> str:
-        """The first word, from a small fixed set: a metric label."""
+        """The first word of the reason, from a small fixed set: a metric label."""
         return str(self).split(":", 1)[0].split(" ", 1)[0]
 
 
 def invalid(error: ValidationError) -> str:
-    """The reason for an Unanswered: the first field that is not as it should be, without its value."""
+    """Return an Unanswered that names the first invalid field, without its value."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"invalid: {where}: {first['msg']}"[:200]
 
 
 def session(connections: int) -> aiohttp.ClientSession:
-    """A session for talking to pods with at most `connections` at once."""
+    """Return a session for requests to pods, with at most `connections` at once."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=connections, limit_per_host=4),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -51,7 +51,11 @@ async def request(
     headers: dict[str, str] | None = None,
     json: Any = None,  # noqa: ANN401 - any JSON
 ) -> tuple[int, bytes]:
-    """Status and body; raises Unanswered if there is none within `timeout_s`, connecting included."""
+    """Return status and body.
+
+    Raises:
+        Unanswered: there is no answer within `timeout_s`, connecting included.
+    """
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with http.request(
@@ -69,5 +73,5 @@ async def request(
         raise Unanswered("refused" if error.errno == errno.ECONNREFUSED else "unreachable") from error
     except (aiohttp.ClientError, OSError) as error:
         raise Unanswered(f"disconnected: {type(error).__name__}") from error
-    except ValueError as error:  # a URL that is none
+    except ValueError as error:  # not a valid URL
         raise Unanswered(f"invalid: {error}") from error

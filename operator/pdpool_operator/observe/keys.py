@@ -1,4 +1,4 @@
-"""Which object to look at when some object changed."""
+"""Maps a changed object to the objects that need a reconcile."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,15 +22,15 @@ class Key:
 
 @dataclass
 class Bindings:
-    """Which services bind which pools, so that news of a pool reaches its services.
+    """Which services bind which pools, so that a change of a pool also reconciles its services.
 
-    A hint only: reconciles and events of services keep it; one that is missing is found by the resync.
+    This is only a hint. Reconciles and events of services keep it up to date. The resync adds missing entries.
     """
 
     _pools: dict[Key, frozenset[Key]] = field(default_factory=dict)
 
     def bind(self, service: Key, prefill: str, decode: str) -> bool:
-        """The service has these pools; True if that is news."""
+        """Store the pools of the service; return True if they differ from before."""
         pools = frozenset(
             {Key(PrefillPool.kind, service.namespace, prefill), Key(DecodePool.kind, service.namespace, decode)}
         )
@@ -39,20 +39,20 @@ class Bindings:
         return news
 
     def drop(self, service: Key) -> None:
-        """The service is gone."""
+        """Remove a service that was deleted."""
         self._pools.pop(service, None)
 
     def pools(self, service: Key) -> frozenset[Key]:
-        """The pools of a service."""
+        """Return the pools of a service."""
         return self._pools.get(service, frozenset())
 
     def services(self, pool: Key) -> list[Key]:
-        """The services that bind a pool."""
+        """Return the services that bind a pool."""
         return [service for service, pools in self._pools.items() if pool in pools]
 
 
 def keys_of(body: Mapping[str, Any], bindings: Bindings) -> Iterable[Key]:
-    """Which objects to look at when this one changed."""
+    """Return the objects that need a reconcile when this one has changed."""
     meta, labels = body["metadata"], body["metadata"].get("labels") or {}
     namespace = meta["namespace"]
     if body.get("kind") == DisaggregatedService.kind:

@@ -1,7 +1,7 @@
-"""Remembers what the kubelet said of containers that have ended, also of pods that are gone from the API by now.
+"""Remembers the kubelet's reports of ended containers, also for pods that are deleted by now.
 
-A pod that ends in order is seen with its containers terminated before its object goes; whoever looks only at what is
-there now would miss that. What was said once stays true, so remembering it is safe, and forgetting it costs patience.
+A pod that ends in order shows terminated containers before its object is deleted. A reader of only the present objects
+would miss that. A report stays true for ever, so remembering it is safe. A forgotten report only delays release.
 """
 
 from collections import OrderedDict
@@ -15,14 +15,14 @@ REMEMBERED = 4096
 
 
 class Lives:
-    """By UID of the pod; the oldest are forgotten first."""
+    """By UID of the pod. The oldest are forgotten first."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._remembered = remembered
         self._lives: OrderedDict[str, PodLife] = OrderedDict()
 
     def note(self, pod: Mapping[str, Any]) -> bool:
-        """Take in a pod as it is now or was last; whether that says something new."""
+        """Take in a pod's present or last state; return whether it adds something new."""
         life, uid = parse.pod_life(pod), pod["metadata"]["uid"]
         known = self._lives.get(uid)
         if life is None or life == known or (known is not None and known.over):
@@ -34,5 +34,5 @@ class Lives:
         return True
 
     def of(self, pod_uid: str) -> PodLife | None:
-        """What is known of a pod."""
+        """Return what is known of a pod."""
         return self._lives.get(pod_uid)

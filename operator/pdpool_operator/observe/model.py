@@ -1,5 +1,6 @@
-"""What was observed, as plain frozen data: the input of diagnosis, planning and status. What could not be seen is
-`None`, never zero.
+"""Observations as plain frozen data: the input of diagnosis, planning and status.
+
+A value that was not observed is `None`, never zero.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from ..api.models import DisaggregatedService, Pool
 from ..api.names import Role
 
 CRASH_LOOP = "CrashLoopBackOff"
-"""Kubernetes' word for a container that waits to be started again."""
+"""Kubernetes' reason for a container that waits for a restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,39 +21,42 @@ class QueueSample:
 
     reqs: int
     oldest_s: float | None
-    """Age of the oldest request in seconds; `None` when the queue is empty or its source does not say."""
+    """Age of the oldest request in seconds. `None` if the queue is empty or its source does not report it."""
     moved_total: int | None
-    """Requests that went on from the queue since the incarnation began, without those that ended in it; `None` when its
-    source does not say.
+    """Requests that moved on from the queue since the incarnation began, without those that ended in it.
+
+    `None` if the source does not report it.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class HoldSample:
-    """A process of the other side that may still touch memory, which a connector therefore keeps back."""
+    """A process of the other side that may still access memory. The connector holds that memory back."""
 
     incarnation: str
     pod_uid: str
-    """Of that process, as it said itself when they were paired; empty if it did not say."""
+    """UID of that process's pod, as the process reported it at pairing. Empty if it did not."""
     container: str
-    """One run of one container, as that process knows it; another text for each run. Empty if it did not say."""
+    """One run of one container, as that process reported it. Each run has another text. Empty if it did not report one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class PodLife:
-    """What the kubelet has said of the runs of a pod's engine container that have ended."""
+    """The kubelet's reports of ended runs of a pod's engine container."""
 
     name: str
     container_id: str
-    """Of the run that ended last."""
+    """Container id of the run that ended last."""
     over: bool
-    """There will be no other run in this pod."""
+    """No other run will start in this pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectorSample:
-    """Answer of the admin endpoint of one rank's connector, `GET :9400+rank/v1/state`. It answers also while the
-    engine's loop is frozen.
+    """Answer of the admin endpoint of one rank's connector, `GET :9400+rank/v1/state`.
+
+    The endpoint answers also while the engine's loop is frozen.
     """
 
     incarnation: str
@@ -60,17 +64,17 @@ class ConnectorSample:
     """Seconds since the engine's scheduler loop last ran; `None` when the engine does not report that."""
     queues: Mapping[str, QueueSample]
     ranks: int = 1
-    """How many the instance has, this one among them."""
+    """Number of the instance's ranks, including this one."""
     holds: int = 0
-    """Hand-offs whose memory is kept back until their writers are proved quiet."""
+    """Hand-offs whose memory is held until their writers are proved to have stopped."""
     held_bytes: int = 0
     held_oldest_s: float | None = None
-    """Age of the oldest hold in seconds; `None` when nothing is held."""
+    """Age of the oldest hold in seconds. `None` if nothing is held."""
     held_for: tuple[HoldSample, ...] = ()
     pod_uid: str = ""
-    """As the connector itself says it."""
+    """As the connector itself reports it."""
     container: str = ""
-    """The run of the container that it is in, as in `HoldSample`."""
+    """Run of the container in which the process lives, as in `HoldSample`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,26 +84,28 @@ class EngineSample:
     running: int
     waiting: int
     queues: Mapping[str, int]
-    """Lengths of the hand-off queues, by the same names as the connector's."""
+    """Lengths of the hand-off queues, under the same names as the connector's."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSample:
-    """One look at one rank. Each of the two sources is known or `None`, with the reason beside it."""
+    """One sample of one rank. Each of the two sources is known, or `None` with a reason."""
 
     rank: int
     pod_uid: str
     at: datetime
-    """When the answer arrived, by the operator's clock."""
+    """Time of the answer, by the operator's clock."""
     asked_at: datetime
-    """When it was asked."""
+    """Time of the request."""
     connector: ConnectorSample | None
     engine: EngineSample | None
     connector_error: str = ""
-    """Why `connector` is None: `timeout`, `refused`, `http 503`, …"""
+    """Reason why `connector` is None: `timeout`, `refused`, `http 503`, …"""
     engine_error: str = ""
-    """Why `engine` is None; empty when the engine answered and counts the requests of this rank at another one, as for
-    the ranks that share a scheduler.
+    """Reason why `engine` is None.
+
+    Empty if the engine answered and counts the requests of this rank at another one, as for ranks that share a
+    scheduler.
     """
 
 
@@ -116,37 +122,35 @@ class ObservedPod:
     """The pod's Ready condition is True."""
     terminating: bool
     spec_hash: str
-    """Annotations of the pod, empty when absent."""
+    """Annotations of the pod. Empty if absent."""
     build_hash: str
     created_at: datetime
     node: str = ""
     was_ready: bool = False
-    """It is not Ready, and has been: before a restart of its containers, or of this operator, as well."""
+    """The pod is not Ready but was before. A restart of its containers or of this operator does not change that."""
     gone_by: datetime | None = None
-    """When a pod that terminates was to be gone: its grace period is over then. `None` while it is to stay."""
+    """When the grace period of a terminating pod is over. `None` if the pod does not terminate."""
     restarts: int = 0
     """Restarts of all containers together."""
     waiting_container: str = ""
-    """The first container that keeps ending, or else that waits, init containers first."""
+    """The first container that keeps ending, or else the first that waits. Init containers come first."""
     waiting_reason: str = ""
-    """What it waits for: ImagePullBackOff, CreateContainerConfigError, CrashLoopBackOff, …"""
+    """Reason of its wait: ImagePullBackOff, CreateContainerConfigError, CrashLoopBackOff, …"""
     waiting_message: str = ""
     last_end: str = ""
-    """How the last run of that container ended, in one line; empty if it had none."""
+    """How the last run of that container ended, in one line. Empty if there was none."""
     unschedulable: str = ""
     """Message of the condition PodScheduled while it is False."""
     warnings: tuple[str, ...] = ()
-    """Messages of the newest Warning events about a pod that is not Ready, newest first, at most five (FailedMount,
-    …).
-    """
+    """Messages of Warning events about a pod that is not Ready (FailedMount, …): newest first, at most five."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldOwners:
-    """Who set which fields of an object, as `managedFields` says (fieldsV1); those of the status aside."""
+    """Managers that set fields of an object, from `managedFields` (fieldsV1). Status fields are left out."""
 
     ours: Mapping[str, Any] = field(default_factory=dict)
-    """What we have applied, less what others have changed since."""
+    """Fields that the operator has applied, without those that others have changed since."""
     others: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -158,7 +162,7 @@ class ObservedInstance:
     name: str
     uid: str
     controller_uid: str
-    """UID of the controlling owner reference, empty when there is none."""
+    """UID of the controlling owner reference. Empty if there is none."""
     deleting: bool
     spec_hash: str
     build_hash: str
@@ -166,24 +170,22 @@ class ObservedInstance:
     """`spec.replicas` of the StatefulSet."""
     drain_started: datetime | None
     drain_reason: str
-    """Value of the annotation, empty when absent."""
+    """Value of the annotation. Empty if absent."""
     pod: ObservedPod | None
     create_error: str = ""
     """Message of the newest FailedCreate event of the StatefulSet while it has no pod."""
     listed_by: tuple[str, ...] | None = ()
-    """Names of the router pods whose worker list holds this instance's URL; `None` when some router could not be
-    asked.
-    """
+    """Names of the router pods whose worker list has this instance's URL. `None` if a router did not answer."""
     ranks: Mapping[int, RankSample] = field(default_factory=dict)
-    """Newest sample of each rank of the present pod; a rank that is absent was never seen."""
+    """Newest sample of each rank of the present pod. A rank that was never sampled is absent."""
     controller: str = ""
-    """The controlling owner as `kind/name`, empty when there is none."""
+    """The controlling owner as `kind/name`. Empty if there is none."""
     owners: FieldOwners = FieldOwners()
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedObject:
-    """An object that we make and that is not an instance: Service, PodDisruptionBudget, ConfigMap, Secret,
+    """An object that the operator creates other than an instance: Service, PodDisruptionBudget, ConfigMap, Secret,
     Deployment.
     """
 
@@ -199,17 +201,17 @@ class ObservedObject:
 
 @dataclass(frozen=True, slots=True)
 class ObservedPool:
-    """Everything that bears on one pool."""
+    """All observations about one pool."""
 
     pool: Pool
     instances: tuple[ObservedInstance, ...]
     """All StatefulSets that carry the pool's labels or one of its names, by index."""
     objects: tuple[ObservedObject, ...]
-    """Service and PodDisruptionBudget by the pool's names, whoever owns them."""
+    """Service and PodDisruptionBudget with the pool's names, regardless of their owner."""
     stuck_after_s: float = 30.0
     """From the service that binds the pool, else the default."""
     others_have_keys: bool = True
-    """Every engine pod of the other role in the namespace was made with keys for the control channel."""
+    """Every engine pod of the other role in the namespace was built with keys for the control channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +230,7 @@ class ObservedRouter:
 
     pod: ObservedPod
     workers: tuple[RouterWorker, ...] | None
-    """`None`: it could not be asked."""
+    """`None` if the router did not answer."""
     error: str = ""
 
 
@@ -256,17 +258,19 @@ class ObservedDeployment:
 
 @dataclass(frozen=True, slots=True)
 class ObservedService:
-    """Everything that bears on one `DisaggregatedService`."""
+    """All observations about one `DisaggregatedService`."""
 
     service: DisaggregatedService
     prefill: ObservedPool | None
-    """`None`: there is no such pool."""
+    """`None` if there is no such pool."""
     decode: ObservedPool | None
     deployment: ObservedDeployment | None
     objects: tuple[ObservedObject, ...]
-    """Service, PodDisruptionBudget, ConfigMap and Secret by the router's names. Of Secrets, which the operator may
-    write but not read, the runtime reports those that it applied itself since the last resync.
+    """Service, PodDisruptionBudget, ConfigMap and Secret with the router's names.
+
+    The operator may write Secrets but not read them. The runtime reports those that it has applied since the last
+    resync.
     """
     routers: tuple[ObservedRouter, ...]
     workers_json: str | None = None
-    """Content of the ConfigMap's `workers.json`; `None` when there is no ConfigMap."""
+    """Content of the ConfigMap's `workers.json`. `None` if there is no ConfigMap."""

@@ -1,4 +1,4 @@
-"""Objects as the API server returns them -> what `observe.model` calls them. Pure."""
+"""Turns objects as the API server returns them into the types of `observe.model`. Pure."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -14,7 +14,9 @@ MAX_LAST_WORDS = 256
 
 
 def moment(text: str | None) -> datetime | None:
-    """A Kubernetes time stamp (seconds or microseconds), or None. Annotations may hold anything."""
+    """Parse a Kubernetes time stamp (seconds or microseconds). Return None for other text: annotations may hold
+    anything.
+    """
     try:
         return datetime.fromisoformat(text or "").astimezone(UTC)
     except (ValueError, OverflowError):
@@ -22,12 +24,12 @@ def moment(text: str | None) -> datetime | None:
 
 
 def controller_uid(obj: Object) -> str:
-    """UID of the controlling owner reference, empty if there is none."""
+    """Return the UID of the controlling owner reference, or an empty text."""
     return str(_controller(obj).get("uid", ""))
 
 
 def controller(obj: Object) -> str:
-    """The controlling owner as `kind/name`, empty if there is none."""
+    """Return the controlling owner as `kind/name`, or an empty text."""
     owner = _controller(obj)
     return f"{owner['kind']}/{owner['name']}" if owner else ""
 
@@ -37,23 +39,23 @@ def _controller(obj: Object) -> Object:
 
 
 def annotation(obj: Object, key: str) -> str:
-    """Value of an annotation, empty if absent."""
+    """Return the value of an annotation, or an empty text."""
     return str((obj["metadata"].get("annotations") or {}).get(key, ""))
 
 
 def label(obj: Object, key: str) -> str:
-    """Value of a label, empty if absent."""
+    """Return the value of a label, or an empty text."""
     return str((obj["metadata"].get("labels") or {}).get(key, ""))
 
 
 def condition(obj: Object, type_: str) -> Mapping[str, Any]:
-    """A condition of the status, empty if absent."""
+    """Return a condition of the status, or an empty dict."""
     conditions = (obj.get("status") or {}).get("conditions") or ()
     return next((c for c in conditions if c.get("type") == type_), {})
 
 
 def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
-    """A pod."""
+    """Parse a pod."""
     meta, status, spec = pod["metadata"], pod.get("status") or {}, pod.get("spec") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     looping: Object | None = next((c for c in containers if _keeps_ending(c)), None)
@@ -84,10 +86,10 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
 
 
 def _was_ready(pod: Object) -> bool:
-    """Whether a pod that is not Ready has been so.
+    """Whether a pod that is not Ready was Ready before.
 
-    The kubelet stamps the condition, which is False then, just before it notes startTime (kubelet/status,
-    updateStatusInternal). A later change can only be from True.
+    The kubelet stamps the condition as False just before it sets startTime (kubelet/status, updateStatusInternal). A
+    later transition can only be from True.
     """
     ready = condition(pod, "Ready")
     changed, taken_up = moment(ready.get("lastTransitionTime")), moment(_status(pod).get("startTime"))
@@ -97,14 +99,14 @@ def _was_ready(pod: Object) -> bool:
 
 
 def _keeps_ending(container: Object) -> bool:
-    """Whether it is to be started once more after it failed again; between two waits it shows as terminated."""
+    """Whether the container failed again and will be restarted. Between two waits it shows as terminated."""
     state = container.get("state") or {}
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     return waiting.get("reason") == CRASH_LOOP or bool(ended.get("exitCode") and container.get("restartCount"))
 
 
 def _last_end(container: Object) -> str:
-    """How a container's last run ended, with the last line that it wrote then: `exit code 1: no such model`."""
+    """Return how a container's last run ended, with its last line of output: `exit code 1: no such model`."""
     states = (container.get(key) or {} for key in ("state", "lastState"))
     ended: Object | None = next((state["terminated"] for state in states if state.get("terminated") is not None), None)
     if ended is None:
@@ -117,11 +119,12 @@ def _last_end(container: Object) -> str:
 
 
 def pod_life(pod: Object) -> PodLife | None:
-    """What the kubelet has said of ended runs of the engine container; None if it has said nothing of the kind.
+    """Return the kubelet's reports of ended runs of the engine container, or None if there are none.
 
-    Only a status with the container's id counts: the kubelet alone writes it. A pod that is gone, forced away, or
-    called lost by the node controller says nothing, for its processes may go on. Nor does that a pod is to go: a
-    kubelet that is cut off does not know of it, and starts the container again whose end it had told before.
+    Only a status with the container's id counts, because only the kubelet writes it. A pod that is deleted,
+    force-deleted, or marked lost by the node controller is no proof: its processes may still run. A deletion time stamp
+    is no proof either. A kubelet that is cut off does not see it, and may restart a container whose end it has
+    reported.
     """
     engine: Object = next(
         (c for c in _status(pod).get("containerStatuses") or () if c.get("name") == names.ENGINE_CONTAINER), {}
@@ -135,9 +138,10 @@ def pod_life(pod: Object) -> PodLife | None:
 
 
 def _ended_for_good(pod: Object) -> bool:
-    """Whether the kubelet has given the pod its last phase, which it does when no container runs or will run any more:
-    kubelet/status, mergePodStatus (since 1.24), for deleted pods too (since 1.27). The garbage collector of pods gives
-    that phase to pods whose Node object is gone, and says so.
+    """Whether the kubelet has set the pod's final phase, which it does when no container runs or will run any more.
+
+    See kubelet/status, mergePodStatus (since 1.24); for deleted pods too (since 1.27). The pod garbage collector also
+    sets that phase, on pods whose Node object is gone. It marks them, and they do not count.
     """
     collected = condition(pod, "DisruptionTarget").get("reason") == "DeletionByPodGC"
     return _status(pod).get("phase") in {"Succeeded", "Failed"} and not collected
@@ -148,7 +152,7 @@ def _status(pod: Object) -> Object:
 
 
 def observed_object(obj: Object) -> ObservedObject:
-    """Anything that we make and that is not an instance."""
+    """Parse an object that we create other than an instance."""
     meta = obj["metadata"]
     return ObservedObject(
         kind=obj["kind"],
@@ -162,7 +166,7 @@ def observed_object(obj: Object) -> ObservedObject:
 
 
 def field_owners(obj: Object) -> FieldOwners:
-    """Who set which fields of an object that we apply."""
+    """Return the managers that set the fields which we apply."""
     ours: Object = {}
     others: list[Object] = []
     for entry in obj["metadata"].get("managedFields") or ():
@@ -177,7 +181,10 @@ def field_owners(obj: Object) -> FieldOwners:
 
 
 def applied_keys(service: Object, name: str) -> ObservedObject | None:
-    """The Secret `name` as it was applied before this Service of a pool was, which says so; None if it does not."""
+    """Return the Secret `name` as it was applied before this Service of a pool.
+
+    The Service's annotation records it. Return None without that annotation.
+    """
     applied = annotation(service, names.ANNOTATION_KEYS_HASH)
     if not applied:
         return None
@@ -185,7 +192,7 @@ def applied_keys(service: Object, name: str) -> ObservedObject | None:
 
 
 def observed_deployment(obj: Object) -> ObservedDeployment:
-    """The router's Deployment."""
+    """Parse the router's Deployment."""
     meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     failure = condition(obj, "ReplicaFailure")
     return ObservedDeployment(
@@ -206,7 +213,7 @@ def observed_deployment(obj: Object) -> ObservedDeployment:
 
 
 def warnings(events: Iterable[Object], reason: str | None = None) -> tuple[str, ...]:
-    """Messages of Warning events (with this reason, if given), newest first, each once, at most MAX_WARNINGS."""
+    """Return messages of Warning events (with this reason, if given): newest first, each once, at most MAX_WARNINGS."""
     told = [e for e in events if e.get("type") == "Warning" and (reason is None or e.get("reason") == reason)]
     told.sort(key=_last_seen, reverse=True)
     notes = dict.fromkeys(str(event.get("note", "")) for event in told)

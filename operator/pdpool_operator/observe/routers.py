@@ -1,7 +1,7 @@
 """Reads and changes the worker lists of router replicas (sglang-router in PD mode).
 
-Each replica keeps a list of its own, so each is asked by its pod address. Changes are asynchronous there (202): they
-count once the list, read back, shows them.
+Each replica has its own list, so each is addressed by its pod address. Changes are asynchronous (202). A change counts
+once the list that is read back shows it.
 """
 
 import asyncio
@@ -21,8 +21,9 @@ from .model import RouterWorker
 
 TIMEOUT_S = 2.0
 POLL_S = (0.0, 0.01, 0.03, 0.1, 0.25, 0.5, 1.0)
-"""Pauses before the list is read back. A removal shows within 5 ms; an addition once the router has asked the engine
-for its health, model and server information."""
+"""Pauses before the list is read back. A removal shows within 5 ms. An addition shows once the router has requested the
+engine's health, model and server information.
+"""
 
 
 class _Worker(BaseModel):
@@ -49,10 +50,10 @@ def router_key(master: bytes, namespace: str, name: str, uid: str) -> str:
 
 
 class RouterClient:
-    """Talks to the control endpoints of router replicas.
+    """Client for the control endpoints of router replicas.
 
-    `write_budget` is asked before every change, as for those in the API server: one who has lost the Lease while it
-    stood still would change lists by what it saw before.
+    `write_budget` is called before every change, as for the API server. A process that lost the Lease while it was
+    frozen would otherwise change lists by an outdated state.
     """
 
     def __init__(
@@ -67,14 +68,16 @@ class RouterClient:
         self._write_budget = write_budget
 
     async def workers(self, ip: str, key: str) -> tuple[RouterWorker, ...]:
-        """The worker list of one replica; raises Unanswered."""
+        """Return the worker list of one replica; raises Unanswered."""
         status, body = await self._request("GET", ip, "/workers", key)
         if status != 200:
             raise Unanswered(f"http {status}")
         return parse_workers(body)
 
     async def add(self, ip: str, key: str, url: str, role: Role, bootstrap_port: int | None) -> bool:
-        """Ask a replica to take in an engine; True once it is listed, False if that takes longer (it still tries)."""
+        """Add an engine at a replica. Return True once it is listed, False if that takes longer (the replica keeps
+        trying).
+        """
         worker: dict[str, str | int] = {"url": url, "worker_type": str(role)}
         if bootstrap_port is not None:
             worker["bootstrap_port"] = bootstrap_port
@@ -84,7 +87,7 @@ class RouterClient:
         return await self._settled(ip, key, lambda workers: any(w.url == url and w.role == role for w in workers))
 
     async def remove(self, ip: str, key: str, worker_id: str) -> bool:
-        """Ask a replica to send nothing more to a worker; True once it is not listed any more."""
+        """Remove a worker at a replica, so that it gets no more requests. Return True once it is unlisted."""
         status, body = await self._request("DELETE", ip, f"/workers/{worker_id}", key)
         if status not in (200, 202, 204, 404):
             raise Unanswered(f"http {status}: {body[:200].decode(errors='replace')}")
@@ -108,9 +111,9 @@ class RouterClient:
 
 
 def parse_workers(body: bytes) -> tuple[RouterWorker, ...]:
-    """Read the answer of `GET /workers`; raises Unanswered if it is not one.
+    """Parse the answer of `GET /workers`; raises Unanswered if it is invalid.
 
-    A worker of a type that has no place in PD mode is given the role `router`, which matches no engine: it is to go.
+    A worker of a type that PD mode does not use gets the role `router`. It matches no engine, so it is removed.
     """
     try:
         listed = _Workers.model_validate_json(body).workers

@@ -1,8 +1,9 @@
-"""Looks at the hand-off queues of every engine rank, steadily and gently.
+"""Samples the hand-off queues of every engine rank at regular intervals and low load.
 
-Of each rank two sources are asked: the connector (it answers also while the engine's scheduler is frozen) and the
-engine's scheduler. Heavy scraping has starved engines, therefore: one look per pod at a time, a bound on all together,
-jitter, and a deadline after which the answer is *unknown*. The newest look at each rank is kept.
+Each rank has two sources: the connector, which answers also while the engine's scheduler is frozen, and the engine's
+scheduler. Heavy scraping has starved engines. Therefore the sampler takes one sample per pod at a time, limits all
+requests together, and adds jitter. A source that misses its deadline is *unknown*. The newest sample of each rank is
+kept.
 """
 
 import asyncio
@@ -23,19 +24,19 @@ INTERVAL_S = 3.0
 JITTER = 0.2
 TIMEOUT_S = 2.0
 CONCURRENCY = 64
-"""Requests under way at a time, to all pods together."""
+"""Concurrent requests, to all pods together."""
 MAX_RANKS = 256
-"""Ranks of one pod; whoever claims more is not believed, for each is a request at every look."""
+"""Limit of ranks per pod. A larger claim is rejected, because each rank costs a request per sample."""
 
 MAX_COUNT = (1 << 63) - 1
-"""What the Kubernetes API takes for an integer. Beyond it one engine could make status and metrics of all fail."""
+"""Largest integer of the Kubernetes API. With a larger one, one engine could make status and metrics of all fail."""
 MAX_SECONDS = 1e9
-"""A generation; moments are computed from ages, and must exist."""
+"""About 30 years. Times are computed from ages and must be representable."""
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Name = Annotated[str, Field(max_length=64, pattern="^[A-Za-z0-9._-]*$")]
-"""It ends in messages and as a metric's label."""
+"""The text becomes part of messages and a metric label."""
 
 
 class _Answer(BaseModel):
@@ -83,7 +84,7 @@ _SUFFIX = "_queue_reqs"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One engine pod to look at. `pool` is its pool's name."""
+    """One engine pod to sample. `pool` is its pool's name."""
 
     namespace: str
     pool: str
@@ -95,7 +96,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What happened when one source was asked: for the count of samples."""
+    """Result of a request to one source, for the count of samples."""
 
     role: Role
     source: str
@@ -103,10 +104,10 @@ class Look:
 
 
 class Sampler:
-    """Owns the list of engine pods to look at and what was seen.
+    """Holds the list of engine pods to sample, and the newest samples.
 
-    Reconciles say which pods there are (`watch`); what is forgotten there is forgotten here. `on_look` hears of every
-    source asked, `on_samples` of every pod that was looked at, with a sample per rank.
+    Reconciles set the list with `watch`. A pod that is no longer in it is forgotten. `on_look` is called for every
+    request to a source, `on_samples` for every sampled pod with one sample per rank.
     """
 
     def __init__(
@@ -139,9 +140,9 @@ class Sampler:
         self._changed = asyncio.Event()
 
     async def watch(self, namespace: str, pool: str, role: Role, targets: Iterable[Target]) -> None:
-        """From now on these are the pods of the pool; others of it are forgotten with all that was seen of them.
+        """Replace the pool's pods by `targets`. Pods that are not in it are forgotten, with their samples.
 
-        New ones are looked at before this returns, so that an operator that just started does not call them unknown.
+        New pods are sampled before this returns, so that an operator that just started does not report them as unknown.
         """
         wanted = {target.pod_uid: target for target in targets}
         for uid, target in list(self._targets.items()):
@@ -154,20 +155,20 @@ class Sampler:
             self._looking.add(uid)
             self._looked[uid] = asyncio.Event()
         self._changed.set()
-        # Somebody else's reconcile may be taking the first look just now.
+        # Another reconcile may be taking the first sample of a pod now.
         under_way = [self._looked[uid].wait() for uid in wanted if uid not in new]
         await asyncio.gather(*(self._look(target) for target in new.values()), *under_way)
 
     def looks(self) -> Mapping[str, Mapping[int, RankSample]]:
-        """The newest look at each rank, by UID of the pod: of all pods that are looked at."""
+        """Return the newest sample of each rank of all sampled pods, by UID of the pod."""
         return {uid: self.newest(uid) for uid in self._targets}
 
     def newest(self, pod_uid: str) -> Mapping[int, RankSample]:
-        """The newest look at each rank of a pod; a rank never looked at is absent."""
+        """Return the newest sample of each rank of a pod. A rank that was never sampled is absent."""
         return self._newest.get(pod_uid, {})
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Take samples for ever."""
         async with asyncio.TaskGroup() as looks:
             while True:
                 now = self._clock()
@@ -193,14 +194,14 @@ class Sampler:
             if looked := self._looked.get(target.pod_uid):
                 looked.set()
         if self._targets.get(target.pod_uid) != target:
-            return  # it vanished while we looked
+            return  # the pod was removed meanwhile
         self._newest[target.pod_uid] = {sample.rank: sample for sample in samples}
         self._on_samples(target, samples)
 
     async def sample(self, target: Target) -> list[RankSample]:
-        """One look at each rank of one pod; never raises for what the pod does.
+        """Sample each rank of one pod once. Never raises for an error of the pod.
 
-        How many ranks there are is what its connectors say, now or at the last look.
+        The connectors report how many ranks there are, now or at the last sample.
         """
         asked_at = self._now()
         known = max(1, len(self.newest(target.pod_uid)))
@@ -246,7 +247,7 @@ class Sampler:
         return samples, ""
 
     async def _get(self, url: str) -> bytes:
-        async with self._slots:  # before the deadline begins: that others hang is no silence of this one
+        async with self._slots:  # before the deadline begins: other pods that hang must not count against this one
             status, body = await request(self._http, "GET", url, timeout_s=self._timeout_s)
         if status != 200:
             raise Unanswered(f"http {status}")
@@ -269,14 +270,14 @@ def _is_queue(name: str, role: Role) -> bool:
 
 
 def _why_no_engine(rank: int, engines: Mapping[int, EngineSample], error: str) -> str:
-    """Ranks that share a scheduler are counted together, at the first of them."""
+    """Ranks that share a scheduler are counted together, at the first one."""
     if rank in engines or error:
         return error
     return "" if 0 in engines else "invalid: rank not listed"
 
 
 def parse_state(body: bytes) -> ConnectorSample:
-    """Read the answer of a connector's `/v1/state`; raises Unanswered if it is not one."""
+    """Parse the answer of a connector's `/v1/state`; raises Unanswered if it is invalid."""
     try:
         state = _State.model_validate_json(body)
     except ValidationError as error:
@@ -296,9 +297,9 @@ def parse_state(body: bytes) -> ConnectorSample:
 
 
 def parse_loads(body: bytes, role: Role) -> dict[int, EngineSample]:
-    """Read the answer of an engine's `/v1/loads`, by rank; raises Unanswered if it is not one.
+    """Parse the answer of an engine's `/v1/loads`, by rank; raises Unanswered if it is invalid.
 
-    Only queues of the engine's own role are taken: SGLang names those of the other role too, always 0.
+    Only queues of the engine's own role are read. SGLang also lists those of the other role, always 0.
     """
     try:
         loads = _Loads.model_validate_json(body).loads

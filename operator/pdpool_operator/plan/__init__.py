@@ -1,3 +1,3 @@
-"""Planners: from what is observed and what is wanted to the next safe actions. Pure: a plan is data, the runtime
-carries it out.
+"""Planners: from the observed and the desired state to the next safe actions. Pure: a plan is data, the runtime carries
+it out.
 """

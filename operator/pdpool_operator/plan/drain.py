@@ -1,14 +1,15 @@
-"""When is an instance drained? Pure predicates over what was observed of it.
+"""Decides when an instance is drained. Pure predicates over its observed state.
 
-An instance is *drained* when nothing can come to it any more and nothing of what came is left:
+An instance is *drained* when no new work can reach it and no old work is left:
 
     drained  <=>  no router lists it
-             and  every rank has answered what was asked after  drain_started + SETTLE_S
-             and  running = waiting = 0, every hand-off queue = 0, holds = 0  on every rank
+             and  every rank has answered a request sent after  drain_started + SETTLE_S
+             and  running = waiting = queues = holds = 0  on every rank
 
-It is given up at  drain_started + drainTimeoutSeconds,  whatever is left then. What cannot be seen counts as left: an
-answer that did not come is not a zero. The pod's preStop hook, which begins a drain of its own, then has no more than
-`GIVEN_UP_GRACE_S`; the kubelet leaves the engine 2 s after it, in which it fails what is left and tells its peers.
+The drain is given up at  drain_started + drainTimeoutSeconds,  even if work is left. Unknown values count as work left:
+a missing answer is not a zero. The pod's preStop hook begins a drain of its own, which then has at most
+`GIVEN_UP_GRACE_S`. The kubelet gives the engine 2 s more. In that time the engine fails the rest and notifies its
+peers.
 """
 
 from collections.abc import Iterator
@@ -17,16 +18,16 @@ from datetime import datetime, timedelta
 from ..observe.model import ObservedInstance, RankSample
 
 SETTLE_S = 2.0
-"""A router that was told to forget an engine may still be about to send it a request that it had assigned before."""
+"""Time for requests in flight: a router that has removed an engine may still send it a request assigned before."""
 GIVEN_UP_GRACE_S = 5
-"""Termination grace of a pod whose drain was given up."""
+"""Termination grace period of a pod whose drain was given up."""
 
 
 def has_work_to_lose(instance: ObservedInstance) -> bool:
     """Whether replacing the instance right now could cut a request.
 
-    A pod that is Ready may be serving even if it cannot be asked. One that is not Ready counts for what it is known to
-    hold, and while a router is known to list it, which may still send it requests.
+    A pod that is Ready may be serving even if it does not answer. A pod that is not Ready counts if it is known to hold
+    work. It also counts if a router is known to list it, because that router may still send it requests.
     """
     pod = instance.pod
     if pod is None or pod.terminating or pod.phase in {"Succeeded", "Failed"}:
@@ -35,20 +36,20 @@ def has_work_to_lose(instance: ObservedInstance) -> bool:
 
 
 def work_left(instance: ObservedInstance, drain_started: datetime) -> tuple[str, ...]:
-    """What an instance that drains still waits for, in words; empty when it is drained."""
+    """Return what a draining instance still waits for, as text. Empty if it is drained."""
     if not has_work_to_lose(instance):
         return ()
     return tuple(_left(instance, drain_started + timedelta(seconds=SETTLE_S)))
 
 
 def deadline(drain_started: datetime, timeout_s: int) -> datetime:
-    """When an instance that drains is given up."""
+    """Return when the drain of an instance is given up."""
     return drain_started + timedelta(seconds=timeout_s)
 
 
 def _left(instance: ObservedInstance, settled: datetime) -> Iterator[str]:
     if instance.listed_by is None:
-        yield "a router cannot be asked whether it still lists it"
+        yield "a router did not return its worker list"
     elif instance.listed_by:
         yield f"in the worker list of {', '.join(instance.listed_by)}"
     if not instance.ranks:
@@ -59,11 +60,11 @@ def _left(instance: ObservedInstance, settled: datetime) -> Iterator[str]:
         elif known := list(_known_work(rank)):
             yield f"rank {number} has {', '.join(known)}"
         elif rank.asked_at < settled:
-            yield f"rank {number} has not been asked since it left the rotation"
+            yield f"rank {number} has not been sampled since it left the rotation"
 
 
 def _known_work(rank: RankSample) -> tuple[str, ...]:
-    """Work that a rank is known to have, in words."""
+    """Return the known work of a rank, as text."""
     work: dict[str, int] = {}
     if rank.engine is not None:
         work |= {"running": rank.engine.running, "waiting": rank.engine.waiting}

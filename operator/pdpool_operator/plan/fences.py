@@ -1,15 +1,16 @@
-"""Whose end can be vouched for: which engines are told that a peer for which they hold memory runs no more.
+"""Decides which fences to send: proofs that a peer has ended, for the engines that hold memory for it.
 
-An engine holds memory for a process P that told, when they were paired, its pod U and its run of a container C. Let h
-be the time at which the engine said so. P has ended if the kubelet has said
+An engine holds memory for a process P. At pairing, P reported its pod U and its run of a container C. Let h be the time
+at which the engine reported the hold. P has ended if the kubelet has reported
 
-    that the engine container of U is terminated, and will not be started again in U;     or
-    that a run of it is terminated, and a look at U that began after h met another run than C
+    that the engine container of U is terminated, and will not be started again in U;
 
-for a pod has one run of a container at a time: the one that answers after h is not C, so C ended before it. (The
-second half is needed, because the kubelet's word reaches us late: by then P itself may be the next run.)
+    or that a run of it is terminated, and a sample of U that began after h found another run than C
 
-Silence, NotReady, a pod object that is gone, deletion by force: none of these ends a process.
+A pod has one run of a container at a time. The run that answers after h is not C, so C ended before it. The second half
+is needed because the kubelet's report arrives late: by then P itself may be the next run.
+
+Silence, NotReady, a deleted pod object, force deletion: none of these ends a process.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,10 +23,10 @@ from .model import Fence
 
 @dataclass(frozen=True, slots=True)
 class Unproven:
-    """An engine holds memory for a process that is gone from the cluster, without anybody having seen it end."""
+    """An engine holds memory for a process that has left the cluster, and no kubelet has reported its end."""
 
     holder: str
-    """Name of the pod that holds."""
+    """Name of the pod that holds the memory."""
     rank: int
     hold: HoldSample
     why: str
@@ -33,7 +34,7 @@ class Unproven:
 
 @dataclass(frozen=True, slots=True)
 class Fencing:
-    """Fences to give now, and holds for which there will be no proof."""
+    """Fences to send now, and holds that cannot be proved."""
 
     fences: tuple[Fence, ...] = ()
     unproven: tuple[Unproven, ...] = ()
@@ -44,12 +45,12 @@ def plan_fences(
     looks: Mapping[str, Mapping[int, RankSample]],
     lives: Callable[[str], PodLife | None],
 ) -> Fencing:
-    """What to tell these pods, each of their ranks for itself.
+    """Decide which fences to send to these pods, for each of their ranks separately.
 
     Args:
-        holders: pods whose memory is at stake.
-        looks: the newest look at each rank of every pod that is there, by UID; a pod that is not in it is gone.
-        lives: what the kubelet has said of ended containers of the pod with this UID.
+        holders: pods that may hold memory.
+        looks: the newest sample of each rank of every existing pod, by UID. A pod that is not in it is gone.
+        lives: returns the kubelet's reports of ended containers of the pod with this UID.
     """
     fences: list[Fence] = []
     unproven: list[Unproven] = []
@@ -78,7 +79,7 @@ def _holds(
 ) -> Iterator[tuple[ObservedPod, int, RankSample, HoldSample]]:
     for holder in holders:
         for rank, sample in sorted(looks.get(holder.uid, {}).items()):
-            # An address may have passed on to another pod since.
+            # The address may belong to another pod by now.
             if holder.ip is not None and sample.connector is not None and sample.connector.pod_uid == holder.uid:
                 for hold in sample.connector.held_for:
                     yield holder, rank, sample, hold
@@ -105,9 +106,9 @@ def _is_another_run(hold: HoldSample, said_at: datetime, look: RankSample) -> bo
 
 
 def _hopeless(hold: HoldSample, looks: Mapping[str, Mapping[int, RankSample]]) -> str:
-    """Why no proof is to be expected; empty while it is."""
+    """Return why no proof is possible. Empty while proof is possible."""
     if not hold.pod_uid:
-        return "it did not say in which pod it runs"
+        return "it did not report its pod"
     if hold.pod_uid not in looks:
-        return "no pool has its pod any more, and nobody saw its container end"
+        return "its pod is gone from all pools, and no kubelet reported the end of its container"
     return ""

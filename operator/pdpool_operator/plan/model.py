@@ -1,6 +1,4 @@
-"""A plan as data. The runtime carries out its parts in the order of the fields: verify, apply, patch, delete, workers,
-then events.
-"""
+"""A plan as data. The runtime carries out its fields in order: verify, apply, patch, delete, workers, events."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +9,7 @@ from ..api.reasons import Reason
 
 
 class DrainReason(StrEnum):
-    """Why an instance is taken out of service. Value of the annotation `pdpool.dev/drain-reason`."""
+    """Reason for a drain. Value of the annotation `pdpool.dev/drain-reason`."""
 
     SCALE_DOWN = "ScaleDown"
     UPDATE = "Update"
@@ -26,7 +24,7 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something to tell the user, about the object that is reconciled."""
+    """An event for the user, about the reconciled object."""
 
     type: EventType
     reason: Reason
@@ -35,7 +33,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why nothing can be planned or applied: becomes the reason and message of `Ready=False`."""
+    """An error that blocks planning or applying. It becomes the reason and message of `Ready=False`."""
 
     reason: Reason
     message: str
@@ -43,7 +41,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the plan is in the middle of: becomes the reason and message of `Progressing=True`."""
+    """The current activity of the plan. It becomes the reason and message of `Progressing=True`."""
 
     reason: Reason
     message: str
@@ -51,7 +49,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A JSON merge patch. It carries `metadata.uid`, so that it cannot hit a successor of the same name."""
+    """A JSON merge patch. It carries `metadata.uid`, so that it cannot change a later object of the same name."""
 
     kind: str
     name: str
@@ -60,17 +58,17 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete one object, with a UID precondition; dependents go in the background."""
+    """Delete one object, with a UID precondition. Dependents are deleted in the background."""
 
     kind: str
     name: str
     uid: str
     grace_period_s: int | None = None
-    """`None`: what the object says itself."""
+    """`None` means the grace period of the object itself."""
 
 
 class WorkerAction(StrEnum):
-    """What to do with an entry of a router's worker list."""
+    """Action on an entry of a router's worker list."""
 
     ADD = "add"
     REMOVE = "remove"
@@ -78,8 +76,10 @@ class WorkerAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerChange:
-    """One change of one router replica's worker list. Changes of one router are made in order, each kind awaited before
-    the next; what follows additions is left undone while they do not show.
+    """One change of one router replica's worker list.
+
+    Changes of one router are made in order, and each kind is awaited before the next. Changes after additions wait
+    until the additions show.
     """
 
     router: str
@@ -90,12 +90,12 @@ class WorkerChange:
     role: Role
     bootstrap_port: int | None = None
     worker_id: str = ""
-    """The router's id of the entry, for removals."""
+    """The router's id of the entry. For removals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Tell one rank of an engine that a process runs no more, so that it may use again what it holds for it."""
+    """Send one rank of an engine the proof that a process has ended, so that it may reuse the memory held for it."""
 
     pod: str
     pod_uid: str
@@ -104,37 +104,37 @@ class Fence:
     incarnation: str
     """The process that has ended."""
     peer: str
-    """Name of its pod."""
+    """Name of the ended process's pod."""
     peer_uid: str
     container_id: str
-    """The run of a container by whose end it is proved."""
+    """The run of a container whose end is the proof."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The next safe actions. Empty on the goal state."""
+    """The next safe actions. Empty if the goal is reached."""
 
     verify: tuple[dict[str, Any], ...] = ()
-    """Objects whose server-side dry-run apply must succeed before anything else of the plan is done; a refusal becomes
+    """Objects whose server-side dry-run apply must succeed before the rest of the plan. A refusal becomes
     TemplateInvalid.
     """
     apply: tuple[dict[str, Any], ...] = ()
-    """Objects for server-side apply, whole."""
+    """Complete objects for server-side apply."""
     patch: tuple[Patch, ...] = ()
     delete: tuple[Delete, ...] = ()
     put_back: tuple[Patch, ...] = ()
-    """Instead of `patch` and `delete` when something is refused: who was taken out of service for them serves again."""
+    """Replaces `patch` and `delete` if an object is refused: drained instances return to service."""
     workers: tuple[WorkerChange, ...] = ()
     events: tuple[Event, ...] = ()
     faults: tuple[Fault, ...] = ()
     progress: Progress | None = None
-    """`None`: nothing is left to do."""
+    """`None` means that nothing is left to do."""
     update_available: tuple[str, ...] = ()
-    """Workloads made from the current spec by another version of the builders. They are left alone."""
+    """Workloads that another version of the builders made from the current spec. They are left unchanged."""
     requeue_after_s: float | None = None
-    """Look again after this time even if nothing changes in the cluster."""
+    """Reconcile again after this time even if nothing changes in the cluster."""
 
     @property
     def acts(self) -> bool:
-        """Whether carrying it out changes anything."""
+        """Whether the plan changes anything."""
         return bool(self.apply or self.patch or self.delete or self.workers)

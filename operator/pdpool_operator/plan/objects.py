@@ -1,4 +1,4 @@
-"""Rules for the objects beside the workloads: whose they are, and when they are applied."""
+"""Rules for the objects beside the workloads: ownership, and when they are applied."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,12 +12,12 @@ from ..observe.model import FieldOwners, ObservedObject
 from .model import Fault, Plan, Progress
 
 TAKEN_POLL_S = 10.0
-"""How often to look while a name is taken: nobody announces to us when an object goes that is not ours."""
+"""How often to check while a name is taken. No event announces the deletion of an object that is not ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """An object that stands under a name of ours."""
+    """An existing object under one of our names."""
 
     kind: str
     name: str
@@ -27,17 +27,17 @@ class Standing:
 
 
 def blocked(owner: Pool | DisaggregatedService, standing: Iterable[Standing]) -> Plan | None:
-    """What there is to do while names of ours are taken: nothing, but to say by whom; None when none is.
+    """Return a plan that does nothing but report the conflict while names of ours are taken; None if none is.
 
-    What belonged to an earlier object of the owner's name is on its way out, and waited for. Anything else is a fault
-    that people have to mend.
+    An object of an earlier owner with the same name is being deleted, so the plan waits for that. Any other object is
+    an error that the user must fix.
     """
     others = [one for one in standing if one.controller_uid != owner.metadata.uid]
     former = f"{owner.kind}/{owner.metadata.name}"
     foreign = [one for one in others if one.controller != former]
     if foreign:
         faults = (
-            f"{one.kind} {one.name} exists and belongs to somebody else; rename one of the two, or delete it"
+            f"{one.kind} {one.name} exists and belongs to another owner; rename or delete one of the two"
             for one in foreign
         )
         return Plan(
@@ -46,7 +46,7 @@ def blocked(owner: Pool | DisaggregatedService, standing: Iterable[Standing]) ->
     if others:
         what = ", ".join(f"{one.kind} {one.name}" for one in others[:5])
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
-        message = f"Waiting for {what}{more} of an earlier {owner.kind} {owner.metadata.name} to be gone"
+        message = f"Waiting for {what}{more} of an earlier {owner.kind} {owner.metadata.name} to be deleted"
         return Plan(progress=Progress(Reason.STARTING, message), requeue_after_s=TAKEN_POLL_S)
     return None
 
@@ -54,7 +54,7 @@ def blocked(owner: Pool | DisaggregatedService, standing: Iterable[Standing]) ->
 def missing_or_changed(
     wanted: Iterable[dict[str, Any]], present: Iterable[ObservedObject]
 ) -> tuple[dict[str, Any], ...]:
-    """The wanted objects that do not exist as the builder makes them now, or in which somebody has changed that."""
+    """Return the desired objects that are missing, built differently, or edited by others."""
     found = {(one.kind, one.name): one for one in present}
 
     def stands(obj: dict[str, Any]) -> bool:
@@ -67,15 +67,16 @@ def missing_or_changed(
 
 
 def edited(obj: Mapping[str, Any], owners: FieldOwners) -> bool:
-    """Whether somebody else has set a field that we set in `obj`, which takes it from us; applying takes it back.
+    """Whether another manager has set a field that we set in `obj`, which takes it from us.
 
-    Fields that we do not set are not ours to judge, nor are those that nobody has: an older API server drops some.
+    Applying takes the field back. Fields that we do not set do not count. Fields without an owner do not count either:
+    an older API server drops some.
     """
     return any(_overridden(obj, owners.ours, theirs) for theirs in owners.others)
 
 
 def _overridden(value: object, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """`ours`, `theirs`: the fields below `value` that are owned, by fieldsV1's names."""
+    """Compare field owners below `value`. `ours` and `theirs` are the owned fields, under fieldsV1 names."""
     return any(
         name in theirs and (name not in ours or _overridden(below, ours[name], theirs[name]))
         for name, below in _named(value, theirs)
@@ -83,7 +84,7 @@ def _overridden(value: object, ours: Mapping[str, Any], theirs: Mapping[str, Any
 
 
 def _named(value: object, fields: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """What is below `value`, by fieldsV1's names: `f:KEY` in a map, `k:{KEYS}` in a list whose items have keys."""
+    """Items below `value` by fieldsV1 names: `f:KEY` in a map, `k:{KEYS}` in a list whose items have keys."""
     if isinstance(value, Mapping):
         yield from ((f"f:{key}", below) for key, below in value.items())
     elif isinstance(value, list | tuple):

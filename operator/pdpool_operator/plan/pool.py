@@ -1,33 +1,36 @@
-"""The next safe actions for one pool.
+"""Plans the next safe actions for one pool.
 
 Let n = spec.replicas and H = the hash of the user's spec without replicas. An instance i (one StatefulSet) is
 
     surplus     i >= n
-    outdated    its pod was made from another spec than H, or its StatefulSet was and there is no pod
+    outdated    its pod was built from another spec than H (without a pod: its StatefulSet)
+
     available   its pod is Ready, does not terminate, and the instance does not drain
 
-Goal: exactly the instances 0..n-1 exist, none is outdated, none drains. Each call takes the steps below that apply; the
-state between calls is in the cluster alone (two annotations on the StatefulSet), so that an operator that is killed
-anywhere goes on where it was.
+Goal: exactly the instances 0..n-1 exist, none is outdated, none drains. Each call takes all steps below that apply. The
+state between calls is only in the cluster: two annotations on the StatefulSet. An operator that is killed at any point
+continues from there.
 
-1. Create every missing instance, and whatever else of the pool's objects is missing or was built otherwise.
-2. Keep StatefulSets in line where that disturbs no pod: a template whose pod is already of H, an edit by somebody
-   else of what this operator made, a changed `replicas`.
-3. Cancel drains that have lost their reason.
-4. Go on with drains: when the instance is drained, or its time is over, remove it (surplus) or replace it (outdated:
-   apply the new template, then delete the pod by its UID).
-5. If nothing drains, begin with one: the highest surplus instance, else the highest outdated one. Those with no work to
-   lose need no drain and go first, then those that are not available anyway.
+1. Create every missing instance. Create or update the pool's other objects that are missing or built differently.
+2. Update StatefulSets where that disturbs no pod. Causes are a template whose pod is already of H, a changed
+   `replicas`, or an edit by another manager of what this operator built.
+3. Cancel drains whose reason no longer holds.
+4. Continue drains. When an instance is drained, or its time is over, remove it (surplus) or replace it (outdated).
+   To replace means: apply the new template, then delete the pod by its UID.
+5. If nothing drains, begin one drain: of the highest surplus instance, else of the highest outdated one. Instances
+   without work to lose need no drain and go first, then those that are not available.
 
-Step 5 takes an outdated instance only while no other instance is on its way (an instance of H that is not available:
-just replaced, just created, or failing). So a serving one is taken only if all others are available, at most one
-instance at a time is unavailable because of us, and a spec that does not come up stops at the first instance.
+Step 5 takes an outdated instance only while every instance of H is available. An instance of H that is not available
+was just replaced, was just created, or fails. This rule has three effects. A serving instance is taken only if all
+others are available. At most one instance at a time is unavailable because of the operator. A spec that does not start
+stops at the first instance.
 
-While the template is invalid, a name is taken, or the API server refuses an object, nothing is taken out of service,
-and wanted instances that drain are put back: the fault may stay for long. Their drain begins anew when it is mended.
+Nothing is taken out of service while the template is invalid, a name is taken, or the API server refuses an object.
+Desired instances that drain return to service, because the error may last long. Their drain starts again when the error
+is fixed.
 
 A change of what the builders render under an unchanged H (another operator version) is no step: see `UpdateAvailable`.
-Failed pods are Kubernetes' business, as long as the StatefulSet exists.
+Kubernetes restarts failed pods, as long as the StatefulSet exists.
 """
 
 from dataclasses import dataclass, replace
@@ -48,14 +51,14 @@ from .model import Delete, DrainReason, Event, EventType, Fault, Patch, Plan, Pr
 from .objects import Standing, blocked, edited, missing_or_changed
 
 DRAIN_POLL_S = 1.0
-"""How often a drain is looked at: queues change without an event in the cluster."""
+"""How often a drain is checked: queues change without an event in the cluster."""
 
 HOLD_POLL_S = 10.0
-"""Backstop while waiting for what the cluster announces itself."""
+"""Fallback interval for changes that the cluster announces by events."""
 
 
 def plan_pool(observed: ObservedPool, settings: BuildSettings, now: datetime) -> Plan:
-    """The next actions for the pool; empty on the goal state."""
+    """Return the next actions for the pool. Empty if the goal is reached."""
     pool = observed.pool
     if pool.metadata.deletion_timestamp is not None:
         return Plan()
@@ -80,11 +83,11 @@ def plan_pool(observed: ObservedPool, settings: BuildSettings, now: datetime) ->
 
 
 def control_keys(observed: ObservedPool) -> ControlKeys:
-    """What pods made now are to have, so that they can speak with all that run.
+    """Return which keys new pods get, so that they can connect to all running pods.
 
-    Pods of an operator that gave none have no keys, and keep on running. Decode connects and prefill listens, so
-    decodes get keys first and may reach prefills without; prefills get them when every decode has; decodes that are
-    made after that insist on them.
+    Pods of an operator without keys have none, and keep running. Decode connects and prefill listens. Therefore decode
+    engines get keys first, and may connect to prefill engines without keys. Prefill engines get keys when every decode
+    engine has them. Decode engines that are created after that require keys.
     """
     if observed.others_have_keys:
         return ControlKeys.REQUIRED
@@ -112,7 +115,7 @@ class _Context:
         return made_from != self.spec_hash
 
     def cancelled(self, instance: ObservedInstance) -> bool:
-        """Whether a drain has lost its reason."""
+        """Whether the reason of a drain no longer holds."""
         if instance.drain_started is None or self.surplus(instance):
             return False
         return instance.drain_reason == DrainReason.SCALE_DOWN or not self.outdated(instance)
@@ -123,7 +126,7 @@ class _Context:
 
 
 def available(instance: ObservedInstance) -> bool:
-    """Whether the instance serves: Ready, and not on its way out."""
+    """Whether the instance serves: Ready, and not being removed."""
     pod = instance.pod
     if pod is None or instance.deleting or instance.drain_started is not None:
         return False
@@ -159,7 +162,10 @@ def _align(context: _Context) -> Plan:
 
 
 def _is_edited(context: _Context, instance: ObservedInstance) -> bool:
-    """One that another operator built stays as it is: to put it right would be to update it."""
+    """Whether others have edited what this operator version built.
+
+    A StatefulSet that another version built stays as it is: reverting an edit would update it.
+    """
     wanted = context.wanted[instance.index]
     annotations = wanted["metadata"]["annotations"]
     made = instance.spec_hash, instance.build_hash
@@ -174,14 +180,14 @@ def _cancel(context: _Context) -> Plan:
     return Plan(
         patch=tuple(_annotate(instance, None, None) for instance in cancelled),
         events=tuple(
-            Event(EventType.NORMAL, Reason.DRAIN_CANCELLED, f"{instance.name} is wanted again")
+            Event(EventType.NORMAL, Reason.DRAIN_CANCELLED, f"{instance.name} is needed again")
             for instance in still_old
         ),
     )
 
 
 def _put_back(observed: ObservedPool) -> tuple[Patch, ...]:
-    """Ends the drains of wanted instances: there is nothing to replace them by while something is refused."""
+    """End the drains of desired instances. While an object is refused, nothing can replace them."""
     ours, replicas = observed.pool.metadata.uid, observed.pool.spec.replicas
     return tuple(
         _annotate(instance, None, None)
@@ -237,7 +243,7 @@ def _begin_removal(context: _Context, surplus: list[ObservedInstance]) -> Plan:
 
 
 def _on_its_way(context: _Context) -> list[ObservedInstance]:
-    """Instances of the current spec that are not available yet, or not any more; deleted ones until they are gone."""
+    """Instances of the current spec that are not available, and instances whose deletion has not ended."""
     leaving = [instance for instance in context.observed.instances if instance.deleting]
     return leaving + [
         i for i in context.present if not context.surplus(i) and not context.outdated(i) and not _comes_back(context, i)
@@ -245,14 +251,12 @@ def _on_its_way(context: _Context) -> list[ObservedInstance]:
 
 
 def _comes_back(context: _Context, instance: ObservedInstance) -> bool:
-    """Whether the instance is available, or will be as soon as its drain is cancelled."""
+    """Whether the instance is available, or will be once its drain is cancelled."""
     return available(instance) or (context.cancelled(instance) and available(replace(instance, drain_started=None)))
 
 
 def _idle_first(instance: ObservedInstance) -> tuple[bool, bool, int]:
-    """Order in which instances are taken out: those with nothing to lose, those that serve nobody new, then the
-    rest.
-    """
+    """Order in which instances are taken out: without work to lose first, then those not available, then the rest."""
     return has_work_to_lose(instance), available(instance), -instance.index
 
 
@@ -267,19 +271,21 @@ def _drain(context: _Context, instance: ObservedInstance, reason: DrainReason) -
 
 
 def _remove(context: _Context, instance: ObservedInstance, *, given_up: bool) -> Plan:
-    """Delete a surplus instance. Its pod is garbage-collected, unless its drain was given up."""
+    """Delete a surplus instance. Kubernetes deletes its pod with it, unless the drain was given up."""
     deletions = [Delete("StatefulSet", instance.name, instance.uid)]
     if given_up and instance.pod is not None:
         deletions.append(Delete("Pod", instance.pod.name, instance.pod.uid, GIVEN_UP_GRACE_S))
     return Plan(
         delete=tuple(deletions),
         events=(Event(EventType.NORMAL, Reason.INSTANCE_DELETED, f"Deleted {instance.name}, which is surplus"),),
-        progress=Progress(Reason.SCALING_DOWN, f"Removing {instance.name}; {context.pool.spec.replicas} are wanted"),
+        progress=Progress(
+            Reason.SCALING_DOWN, f"Removing {instance.name}; spec.replicas is {context.pool.spec.replicas}"
+        ),
     )
 
 
 def _replace(context: _Context, instance: ObservedInstance, *, given_up: bool) -> Plan:
-    """Apply the new template, then delete the pod, so that Kubernetes makes it anew."""
+    """Apply the new template, then delete the pod, so that Kubernetes creates it again."""
     apply = () if instance.spec_hash == context.spec_hash else (context.wanted[instance.index],)
     progress = Progress(Reason.UPDATING, f"Replacing {instance.name}")
     pod = instance.pod
@@ -288,19 +294,17 @@ def _replace(context: _Context, instance: ObservedInstance, *, given_up: bool) -
     return Plan(
         apply=apply,
         delete=(Delete("Pod", pod.name, pod.uid, GIVEN_UP_GRACE_S if given_up else None),),
-        events=(
-            Event(EventType.NORMAL, Reason.INSTANCE_REPLACED, f"Replaced {pod.name} to bring in the current spec"),
-        ),
+        events=(Event(EventType.NORMAL, Reason.INSTANCE_REPLACED, f"Replaced {pod.name} to apply the current spec"),),
         progress=progress,
         requeue_after_s=HOLD_POLL_S,
     )
 
 
 def _waiting(context: _Context) -> Progress | None:
-    """What is left to wait for when there is nothing to do."""
+    """Return what the plan waits for when it has no action."""
     leaving = [instance.name for instance in context.observed.instances if instance.deleting]
     if leaving:
-        return Progress(Reason.SCALING_DOWN, f"Waiting for {', '.join(leaving)} to be gone")
+        return Progress(Reason.SCALING_DOWN, f"Waiting for {', '.join(leaving)} to be deleted")
     outdated = [instance for instance in context.present if context.outdated(instance)]
     waiting = [instance.name for instance in context.present if not available(instance)]
     if outdated:
@@ -311,7 +315,7 @@ def _waiting(context: _Context) -> Progress | None:
 
 
 def _built_otherwise(context: _Context) -> tuple[str, ...]:
-    """Instances of the current spec whose pod another version of the builders rendered."""
+    """Return instances of the current spec whose pod another version of the builders rendered."""
     return tuple(
         instance.name
         for instance in context.present
@@ -353,7 +357,7 @@ def _standing(observed: ObservedPool) -> list[Standing]:
 
 
 def _join(plans: list[Plan]) -> Plan:
-    """One plan that does what all do; the first progress, the earliest look."""
+    """Merge plans into one: the first progress, the earliest requeue."""
     requeues = [plan.requeue_after_s for plan in plans if plan.requeue_after_s is not None]
     return Plan(
         verify=tuple(obj for plan in plans for obj in plan.verify),

@@ -1,12 +1,12 @@
-"""Who is in rotation: the worker list that each router replica should have, and the changes that lead to it.
+"""Computes the worker list that each router replica should have, and the changes that lead to it.
 
 Per role, let  serving  be the engines that are Ready, neither drain nor terminate, and have an address. Then
 
     desired = serving                      if there are any
     desired = listed so far and present    otherwise
 
-where *present* engines have a pod with that address that neither drains nor terminates. An outage of readiness alone
-therefore never empties a list: routers check health themselves, and are better judges of a worker than of none at all.
+where *present* engines have a pod with that address that neither drains nor terminates. So an outage of readiness alone
+never empties a list. Routers check health themselves, and a list with unhealthy workers is better than an empty one.
 """
 
 import json
@@ -21,7 +21,7 @@ from .model import WorkerAction, WorkerChange
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Pod addresses of the engines that routers should know."""
+    """Pod addresses of the engines that routers should list."""
 
     prefill: frozenset[str]
     decode: frozenset[str]
@@ -35,16 +35,16 @@ class Rotation:
 
 
 def desired_rotation(observed: ObservedService) -> Rotation:
-    """The rotation that follows from the pods, and where none is Ready, from the list so far."""
+    """Compute the desired rotation from the pods. If none of a role is Ready, the present list counts."""
     listed = _listed_urls(observed.workers_json)
     return Rotation(_addresses(observed.prefill, listed), _addresses(observed.decode, listed))
 
 
 def worker_changes(router: ObservedRouter, rotation: Rotation) -> tuple[WorkerChange, ...]:
-    """Changes for one router whose list is known, in the order in which to make them.
+    """Return the changes for one router whose list is known, in the order in which to make them.
 
-    Removals come first, also because an address that has changed its role can be added only after its old entry is
-    gone; but where they would leave a side without an engine until its next one is registered, they come last.
+    Removals come first, because an address with a changed role can be added only after its old entry is removed.
+    Removals that would leave a side without an engine come last.
     """
     if router.workers is None or router.pod.ip is None:
         return ()
@@ -106,7 +106,7 @@ def _addresses(pool: ObservedPool | None, listed: frozenset[str]) -> frozenset[s
 
 
 def _address(instance: ObservedInstance) -> str | None:
-    """Address of an engine that may be in rotation, Ready or not."""
+    """Return the address of an engine that may be in rotation, Ready or not."""
     pod = instance.pod
     if pod is None or pod.terminating or pod.phase in {"Succeeded", "Failed"}:
         return None
@@ -116,9 +116,7 @@ def _address(instance: ObservedInstance) -> str | None:
 
 
 def _listed_urls(workers_json: str | None) -> frozenset[str]:
-    """URLs of the last written list. One that somebody has made unreadable counts as empty, and is about to be
-    rewritten.
-    """
+    """Return the URLs of the last written list. A list that cannot be parsed counts as empty, and is rewritten soon."""
     try:
         lists = json.loads(workers_json or "{}")
         return frozenset(str(entry["url"]) for role in ("prefill", "decode") for entry in lists.get(role, []))

@@ -1,9 +1,9 @@
-"""The next safe actions for one service: its router's objects, and who is in rotation at each router replica.
+"""Plans the next safe actions for one service: its router's objects, and the rotation at each router replica.
 
-The router's Deployment is applied when it is missing, the user's spec changed, or somebody edited it; a changed number
-of replicas is a patch of that number alone. So a change of what the builders render under an unchanged spec restarts no
-router (see `UpdateAvailable`). The worker lists are level-triggered: desired from the pods, observed from each replica,
-and every change is read back on the next call. See `rotation` for what is desired.
+The router's Deployment is applied when it is missing, when the user's spec has changed, or when others have edited it.
+A changed number of replicas is a patch of that number alone. So a change of what the builders render under an unchanged
+spec restarts no router (see `UpdateAvailable`). The worker lists are level-triggered: the pods give the desired list,
+each replica reports its own, and the next call reads every change back. `rotation` defines the desired list.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ from .objects import Standing, blocked, edited, missing_or_changed
 from .rotation import Rotation, desired_rotation, worker_changes
 
 READ_BACK_S = 1.0
-"""After a change of a worker list: a router carries it out after it has answered."""
+"""Delay after a change of a worker list: a router carries it out after it has answered."""
 
 ASK_AGAIN_S = 2.0
-"""After a router did not tell its list."""
+"""Delay after a router did not return its list."""
 
 
 def plan_service(observed: ObservedService, settings: BuildSettings, router_key: str) -> Plan:
-    """The next actions for the service; empty on the goal state."""
+    """Return the next actions for the service. Empty if the goal is reached."""
     service = observed.service
     if service.metadata.deletion_timestamp is not None:
         return Plan()
@@ -78,7 +78,10 @@ def _deployment(observed: ObservedService, built: dict[str, Any]) -> Plan:
 
 
 def _edited(observed: ObservedService, built: Mapping[str, Any]) -> bool:
-    """One that an earlier operator built stays as it is: to put it right would be to update it."""
+    """Whether others have edited what this operator version built.
+
+    A Deployment that an earlier version built stays as it is: reverting an edit would update it.
+    """
     if observed.deployment is None or _built_otherwise(observed, built):
         return False
     return edited(built, observed.deployment.owners)
@@ -99,17 +102,15 @@ def _with_rotation(plan: Plan, observed: ObservedService, rotation: Rotation) ->
     if changes:
         progress = progress or Progress(Reason.ROUTER_LIST_OUTDATED, f"{len(changes)} changes of worker lists to make")
     elif silent:
-        progress = progress or Progress(
-            Reason.ROUTER_LIST_OUTDATED, f"{', '.join(silent)} cannot be asked for its workers"
-        )
+        progress = progress or Progress(Reason.ROUTER_LIST_OUTDATED, f"No worker list from {', '.join(silent)}")
     requeue = READ_BACK_S if changes else ASK_AGAIN_S if silent else plan.requeue_after_s
     return replace(plan, workers=changes, events=_events(changes), progress=progress, requeue_after_s=requeue)
 
 
 def _events(changes: tuple[WorkerChange, ...]) -> tuple[Event, ...]:
     words = (
-        (WorkerAction.REMOVE, Reason.WORKER_REMOVED, "Taking out of rotation"),
-        (WorkerAction.ADD, Reason.WORKER_ADDED, "Taking into rotation"),
+        (WorkerAction.REMOVE, Reason.WORKER_REMOVED, "Removing from rotation"),
+        (WorkerAction.ADD, Reason.WORKER_ADDED, "Adding to rotation"),
     )
     events: list[Event] = []
     for action, reason, verb in words:
@@ -121,7 +122,10 @@ def _events(changes: tuple[WorkerChange, ...]) -> tuple[Event, ...]:
 
 
 def _remove_router(observed: ObservedService) -> Plan:
-    """Without a router its objects go, those of ours: clients must not meet a router that nobody keeps any more."""
+    """Delete the router's objects that are ours when the router is turned off.
+
+    Clients must not reach a router that the operator no longer manages.
+    """
     uid = observed.service.metadata.uid
     ours = [obj for obj in observed.objects if obj.controller_uid == uid]
     deletions = [Delete(obj.kind, obj.name, obj.uid) for obj in ours]
@@ -131,7 +135,7 @@ def _remove_router(observed: ObservedService) -> Plan:
 
 
 def router_url(service: DisaggregatedService) -> str:
-    """Where clients inside the cluster reach the service's router; empty without one."""
+    """Return the URL at which clients inside the cluster reach the service's router; empty without a router."""
     if not service.spec.router.enabled:
         return ""
     meta = service.metadata

@@ -1,4 +1,4 @@
-"""What the operator runs on: work queue, leader lease, API client, event recorder, metrics and health endpoints.
+"""Infrastructure of the operator: work queue, leader lease, API client, event recorder, metrics and health endpoints.
 
-Nothing here knows what a pool is; decisions live in `plan`, `diagnose` and `status`.
+Nothing here knows what a pool is. `plan`, `diagnose` and `status` make the decisions.
 """

@@ -1,7 +1,7 @@
 """A thin client for the Kubernetes API: plain dicts in and out, a deadline on every call, typed errors.
 
-It stands on `kubernetes.aio`, which knows about credentials, certificates and token rotation. No call is repeated here:
-callers are level-triggered and come back by themselves.
+It uses `kubernetes.aio` for credentials, certificates and token rotation. The client repeats no call, because callers
+are level-triggered and try again by themselves.
 """
 
 import json
@@ -24,11 +24,13 @@ REQUEST_TIMEOUT_S = 10.0
 PAGE_LIMIT = 500
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 HISTORY_S = 5
-"""For so long the API server goes on telling; what it remembers comes at once."""
+"""Seconds for which the API server keeps a history request open. Remembered events arrive at once."""
 
 NOT_OF_THE_SCHEMA = ("failed to create typed patch object", "failed to convert new ")
-"""So begin the messages of the 500 by which the API server refuses an object that server-side apply cannot read: an
-unknown field, a number where a string must be (apimachinery, managedfields/internal/structuredmerge.go).
+"""Prefixes of the messages of a 500 by which the API server rejects an object that server-side apply cannot read.
+
+Such an object has an unknown field, or a number in place of a string (apimachinery,
+managedfields/internal/structuredmerge.go).
 """
 
 Object = dict[str, Any]
@@ -47,11 +49,11 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """`group/version`, or the version alone for the core group."""
+        """Return `group/version`, or the version alone for the core group."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """URL path; without a namespace that of the whole cluster."""
+        """Return the URL path. Without a namespace it is that of the whole cluster."""
         parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
         if namespace is not None:
             parts += ["namespaces", namespace]
@@ -71,7 +73,7 @@ EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
 
 
 class ApiError(Exception):
-    """The API server answered with an error; `message` is in its own words."""
+    """The API server answered with an error. `message` is in its own words."""
 
     def __init__(self, status: int, reason: str, message: str, what: str) -> None:
         super().__init__(f"{what}: {message or reason} ({status})")
@@ -85,27 +87,27 @@ class NotFoundError(ApiError):
 
 
 class ConflictError(ApiError):
-    """409: a precondition failed, or somebody else was faster."""
+    """409: a precondition failed, or another writer was faster."""
 
 
 class GoneError(ApiError):
-    """410: the API server does not remember that far back."""
+    """410: the history of the API server does not reach back that far."""
 
 
 class InvalidError(ApiError):
-    """400 or 422: the object is refused."""
+    """400 or 422: the object is rejected."""
 
 
 class ForbiddenError(ApiError):
-    """401 or 403: not allowed (also by quota and admission policies)."""
+    """401 or 403: not allowed, possibly by quota or an admission policy."""
 
 
 class UnavailableError(ApiError):
-    """The server is busy, unreachable or too slow: the outcome of a write is unknown."""
+    """The server is busy, unreachable or too slow. The outcome of a write is unknown."""
 
 
 class NameConflictError(Exception):
-    """An object that is not ours stands under the name that we need."""
+    """A foreign object exists under a name that we need."""
 
     def __init__(self, kind: str, name: str, owner: str) -> None:
         super().__init__(f"{kind} {name} exists and belongs to {owner}; rename or delete one of the two")
@@ -140,7 +142,11 @@ def _error(status: int, body: bytes, what: str) -> ApiError:
 
 
 def within_budget(write_budget: Callable[[], float], what: str) -> float:
-    """Seconds within which a change that begins now has to end; raises NotLeaderError if it may not begin."""
+    """Return the seconds within which a change that begins now must end.
+
+    Raises:
+        NotLeaderError: the change may not begin.
+    """
     budget = write_budget()
     if budget <= 0:
         raise NotLeaderError(f"{what} was not sent: another operator may be the leader")
@@ -148,7 +154,7 @@ def within_budget(write_budget: Callable[[], float], what: str) -> float:
 
 
 def _parsed(body: bytes, what: str) -> Object:
-    """The object in an answer. What is none comes from something in between, and is no answer."""
+    """Return the object in an answer. Any other content comes from a proxy and counts as no answer."""
     try:
         parsed = json.loads(body)
     except ValueError as error:
@@ -163,10 +169,14 @@ def _always() -> float:
 
 
 class Api:
-    """The calls the operator makes.
+    """The API calls that the operator makes.
 
-    `write_budget` is asked before every write: the seconds within which it has to end, 0 if this process may not write
-    (then NotLeaderError). `on_call` hears of every call: verb, plural, HTTP status (0 if there was none), seconds.
+    Args:
+        client: sends the requests.
+        timeout_s: deadline of each call, in seconds.
+        write_budget: called before every write. Returns the seconds within which the write must end. If it returns 0,
+            the call raises NotLeaderError.
+        on_call: called for every call with verb, plural, HTTP status (0 if there was none) and seconds.
     """
 
     def __init__(
@@ -177,7 +187,7 @@ class Api:
         write_budget: Callable[[], float] = _always,
         on_call: Callable[[str, str, int, float], None] = lambda *_: None,
     ) -> None:
-        self._client: Any = client  # its methods are not annotated
+        self._client: Any = client  # its methods have no annotations
         self._timeout_s = timeout_s
         self._write_budget = write_budget
         self._on_call = on_call
@@ -187,7 +197,7 @@ class Api:
         await self._client.close()
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
-        """The object, or None."""
+        """Return the object, or None."""
         try:
             return await self._call("get", resource, resource.path(namespace, name))
         except NotFoundError:
@@ -202,17 +212,17 @@ class Api:
         *,
         metadata_only: bool = False,
     ) -> AsyncIterator[Object]:
-        """All objects that match the selectors, page by page, as they are now (never from a cache).
+        """Yield all objects that match the selectors, page by page, as they are now (never from a cache).
 
-        Items carry `apiVersion` and `kind`, which the server leaves out in lists. Of pods, metadata alone costs less
-        than half to read.
+        Items carry `apiVersion` and `kind`, which the server leaves out in lists. For pods, reading only metadata costs
+        less than half.
         """
         accept = METADATA_ONLY if metadata_only else "application/json"
         selectors = {"labelSelector": labels, "fieldSelector": fields}
         query = {"limit": str(PAGE_LIMIT)} | {key: value for key, value in selectors.items() if value}
         while True:
             page = await self._call("list", resource, resource.path(namespace), query=query, accept=accept)
-            for item in page["items"] or ():  # null, where metadata is all that is asked for and nothing is there
+            for item in page["items"] or ():  # null if only metadata is requested and no object exists
                 yield item | {"apiVersion": resource.api_version, "kind": resource.kind}
             token = page["metadata"].get("continue")
             if not token:
@@ -220,10 +230,12 @@ class Api:
             query["continue"] = token
 
     async def history(self, resource: Resource, namespace: str | None, labels: str, since: str) -> tuple[Object, ...]:
-        """The states that matching objects have had after the resourceVersion `since`, in order; of deleted ones the
-        last is how they were deleted.
+        """Return the states that matching objects have had after the resourceVersion `since`, in order.
 
-        Raises GoneError: the API server does not remember that far back.
+        The last state of a deleted object is its state at deletion.
+
+        Raises:
+            GoneError: the history of the API server does not reach back that far.
         """
         query = {
             "watch": "1",
@@ -241,10 +253,13 @@ class Api:
         return tuple(event["object"] for event in events)
 
     async def apply(self, resource: Resource, body: Mapping[str, Any], *, dry_run: bool = False) -> Object:
-        """Server-side apply of a child: `body` is our full intent, with the owner reference that makes it ours.
+        """Apply a child object server-side. `body` is our complete intent, with the owner reference that makes it ours.
 
-        An existing object is only touched if its controller is the one in `body` (NameConflictError otherwise); the
-        object's uid goes along as a precondition, so that it cannot be mistaken for one made meanwhile.
+        An existing object is changed only if its controller is the one in `body`. Its uid is a precondition, so that an
+        object of the same name that was created meanwhile stays unchanged.
+
+        Raises:
+            NameConflictError: the existing object has another controller.
         """
         metadata = body["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
@@ -261,9 +276,12 @@ class Api:
         return await self._write("patch", resource, resource.path(namespace, name), intent, query)
 
     async def apply_unread(self, resource: Resource, body: Mapping[str, Any]) -> Object:
-        """Server-side apply of a child that this process may write but not read (a Secret).
+        """Apply a child object server-side that this process may write but not read (a Secret).
 
-        A dry run shows, by its field managers, whether somebody else's object stands there (NameConflictError).
+        A dry run shows the field managers of an existing object.
+
+        Raises:
+            NameConflictError: a foreign object exists under this name.
         """
         metadata = body["metadata"]
         path = resource.path(metadata["namespace"], metadata["name"])
@@ -275,7 +293,7 @@ class Api:
         return await self._write("patch", resource, path, body, query)
 
     async def apply_status(self, resource: Resource, live: Mapping[str, Any], status: Mapping[str, Any]) -> Object:
-        """Write the whole status of the object `live`, which must still be the same one (uid)."""
+        """Write the whole status of the object `live`, if it still has the same uid."""
         meta = live["metadata"]
         body = {
             "apiVersion": resource.api_version,
@@ -289,7 +307,7 @@ class Api:
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str, grace_period_s: int | None = None
     ) -> None:
-        """Delete the object of this uid; nothing happens if it is gone or another one has its name."""
+        """Delete the object of this uid. Nothing happens if it is gone or another object has its name."""
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         if grace_period_s is not None:
             options["gracePeriodSeconds"] = grace_period_s
@@ -306,7 +324,7 @@ class Api:
         return await self._write("create", resource, path, body, {"fieldManager": FIELD_MANAGER})
 
     async def replace(self, resource: Resource, body: Mapping[str, Any]) -> Object:
-        """Replace an object; `metadata.resourceVersion` is the precondition."""
+        """Replace an object. `metadata.resourceVersion` is the precondition."""
         meta = body["metadata"]
         path = resource.path(meta["namespace"], meta["name"])
         return await self._write("update", resource, path, body, {"fieldManager": FIELD_MANAGER})
@@ -386,7 +404,7 @@ class Api:
 
 
 def controller_uid(obj: Mapping[str, Any]) -> str | None:
-    """The uid of the object's controlling owner."""
+    """Return the uid of the object's controlling owner."""
     for owner in obj["metadata"].get("ownerReferences") or ():
         if owner.get("controller"):
             return str(owner["uid"])
@@ -397,11 +415,11 @@ def _owner_in_words(obj: Mapping[str, Any]) -> str:
     for owner in obj["metadata"].get("ownerReferences") or ():
         if owner.get("controller"):
             return f"{owner['kind']} {owner['name']}"
-    return "nobody that pdpool knows"
+    return "an unknown owner"
 
 
 async def connect() -> ApiClient:
-    """A client by the service account in a pod, by KUBECONFIG (or ~/.kube/config) elsewhere."""
+    """Return a client: by the service account in a pod, by KUBECONFIG (or ~/.kube/config) elsewhere."""
     configuration = Configuration()
     if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
         kubeconfig.load_incluster_config(configuration)  # type: ignore[no-untyped-call]

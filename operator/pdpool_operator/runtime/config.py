@@ -1,4 +1,4 @@
-"""What the operator is told by its environment."""
+"""Settings that the operator reads from its environment."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 class ConfigInvalidError(ValueError):
-    """A variable of the environment is missing or wrong; the message names it."""
+    """An environment variable is missing or wrong. The message names it."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,16 @@ class Config:
     """The operator's settings, read once at start."""
 
     namespace: str
-    """The operator's own namespace: its Lease lives there."""
+    """The operator's own namespace, which has its Lease."""
     watch_namespaces: tuple[str, ...]
-    """Namespaces to serve; empty: all."""
+    """Namespaces to serve. Empty means all."""
     engine_image: str
     router_image: str
     seed: bytes
-    """Master key from which the keys of the routers' control endpoints are derived."""
+    """Master key. The keys of the routers' control endpoints are derived from it."""
     log_level: str
     identity: str
-    """Name of this process in the Lease and in events; unique per start."""
+    """Name of this process in the Lease and in events. Each start has a new one."""
     host: str = "0.0.0.0"  # noqa: S104 - kubelet and Prometheus come from outside the pod
     port: int = 8080
 

@@ -1,4 +1,4 @@
-"""What the operator tells connectors through their admin endpoints."""
+"""Requests of the operator to connectors, through their admin endpoints."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,10 @@ TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What came of it: `outcome` is `given`, `refused` (by the connector, in its words) or `unanswered`."""
+    """Result of a fence: `outcome` is `given`, `refused` or `unanswered`.
+
+    `words` are the connector's refusal, or why there was no answer.
+    """
 
     fence: Fence
     outcome: str
@@ -25,9 +28,9 @@ class Told:
 
 
 class Engines:
-    """Asks connectors to change something; each request is signed for its pod alone.
+    """Sends change requests to connectors. Each request is signed for its pod alone.
 
-    `write_budget` is asked before every one, as for those to the API server.
+    `write_budget` is called before every request, as for requests to the API server.
     """
 
     def __init__(
@@ -41,12 +44,12 @@ class Engines:
         self._http, self._signer, self._who, self._write_budget = http, signer, who, write_budget
 
     async def fence(self, fence: Fence) -> Told:
-        """Tell a connector that a process has ended."""
+        """Send a connector the proof that a process has ended."""
         proof = {
             "kind": "container_terminated",
             "pod_uid": fence.peer_uid,
             "container_id": fence.container_id,
-            "seen_by": f"kubelet, told by {self._who}",
+            "seen_by": f"kubelet, reported by {self._who}",
         }
         url = f"{admin_url(fence.ip, fence.rank)}/v1/fence"
         timeout_s = min(TIMEOUT_S, within_budget(self._write_budget, f"POST {url}"))

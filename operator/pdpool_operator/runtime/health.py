@@ -1,4 +1,4 @@
-"""HTTP on one port: `/healthz` (restart me?), `/readyz` (started?) and `/metrics`."""
+"""HTTP on one port: `/healthz` (liveness), `/readyz` (readiness) and `/metrics`."""
 
 from collections.abc import Callable
 
@@ -7,16 +7,17 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 STALL_LIMIT_S = 120.0
-"""A reconcile has a deadline of its own below this: what lasts longer hangs."""
+"""Limit of a reconcile. Each has a shorter deadline of its own, so one that lasts longer hangs."""
 
 
 def application(
     registry: CollectorRegistry, *, stalled_s: Callable[[], float], state: Callable[[], str | None]
 ) -> web.Application:
-    """The endpoints.
+    """Return the application with the endpoints.
 
-    `stalled_s` says for how long the work queue has made no progress, `state` what this process is (`leader` or
-    `standby`), or None while it is neither yet.
+    Args:
+        stalled_s: returns the seconds without progress of the work queue.
+        state: returns `leader` or `standby`, or None while this process is neither yet.
     """
 
     async def healthz(_: web.Request) -> web.Response:

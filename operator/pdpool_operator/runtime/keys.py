@@ -1,7 +1,8 @@
-"""Keys that are derived from the operator's seed, so that none is stored and no Secret is ever read.
+"""Keys that are derived from the operator's seed. None is stored, and no Secret is ever read.
 
-Who holds the seed can sign what changes engines; engines hold the public half. The key of the control channel is one
-for each namespace, whose pods trust each other anyway: whoever may make pods there may mount its Secrets.
+With the seed, the operator signs requests that change engines. Engines have the public key. All pods of a namespace
+share one key of the control channel. They trust each other anyway: a user who may create pods there may mount its
+Secrets.
 """
 
 import hashlib
@@ -18,22 +19,22 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from zmq.utils import z85
 
 TOKEN_LIFE_S: Final = 60
-"""The longest that connectors accept."""
+"""Longest validity that connectors accept."""
 
 
 class Signer:
-    """Signs what the operator asks of connectors: JWT with EdDSA, each for one operation on one pod, once."""
+    """Signs requests to connectors: JWT with EdDSA, valid once, for one operation on one pod."""
 
     def __init__(self, seed: bytes) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(_derive(seed, "admin tokens"))
 
     @property
     def public(self) -> str:
-        """The public half, PEM."""
+        """Return the public key in PEM."""
         return self._key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode("ascii")
 
     def authorization(self, operation: str, pod_uid: str, who: str) -> str:
-        """The header Authorization for one operation on one pod."""
+        """Return the Authorization header for one operation on one pod."""
         now = int(time.time())
         claims = {
             "aud": pod_uid,
@@ -47,7 +48,7 @@ class Signer:
 
 
 def control_keys(seed: bytes, namespace: str) -> str:
-    """The file of keys that engines of a namespace read: a JSON list with one CURVE pair, each half 40 characters."""
+    """Return the key file of a namespace's engines: a JSON list with one CURVE pair, each half 40 characters."""
     secret = z85.encode(_derive(seed, f"control channel/{namespace}"))
     return json.dumps([{"public": zmq.curve_public(secret).decode("ascii"), "secret": secret.decode("ascii")}])
 

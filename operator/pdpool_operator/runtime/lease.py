@@ -1,15 +1,17 @@
 """Leader election over a `coordination.k8s.io/v1` Lease: at most one operator writes at any time.
 
-Whoever holds the Lease renews it every `RETRY_S`. Whoever does not watches the record and takes it over once it has
-not changed for the record's duration *on the watcher's own clock*: times written by others are never compared with
-ours, so clock skew does no harm. A holder that has not renewed for `RENEW_DEADLINE_S`, counted from *before* its last
-renewal was sent, stops writing at once: that is earlier than anybody else may take over. Every write to the Lease
-carries the resourceVersion it is based on, hence of two that try at once one fails.
+The holder of the Lease renews it every `RETRY_S`. Other candidates watch the record. A candidate takes it over once it
+has not changed for the record's duration *on the candidate's own clock*. Times of different clocks are never compared,
+so clock skew does no harm.
 
-The holder also notes in the Lease how far back a successor has to read to know of everything that the holder may not
-have acted on: the resourceVersion that the Lease had `UNACTED_S` before.
+A holder stops writing at once when `RENEW_DEADLINE_S` have passed without a renewal. The time is counted from *before*
+its last renewal was sent. So the holder stops before another candidate may take over. Every write to the Lease carries
+the resourceVersion on which it is based. If two candidates write at the same time, one write fails.
 
-`decide` is a pure function; `Elector` is the loop around it.
+The holder also records in the Lease from where the next leader must read history: the resourceVersion that the Lease
+had `UNACTED_S` before. The holder may not have acted on later events.
+
+`decide` is a pure function. `Elector` is the loop around it.
 """
 
 import asyncio
@@ -28,14 +30,14 @@ RENEW_DEADLINE_S = 10.0
 RETRY_S = 2.0
 """client-go's defaults (tools/leaderelection)."""
 UNACTED_S = 30.0
-"""An engine tells within seconds that it has lost a peer; until it does, nothing can be done about that peer."""
+"""An engine reports a lost peer within seconds. Before that, the operator cannot act on the loss."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Record:
-    """What the Lease object says; `version` is its resourceVersion, by which any change is noticed."""
+    """Content of the Lease object. `version` is its resourceVersion: any change shows in it."""
 
     holder: str
     duration_s: int
@@ -44,14 +46,14 @@ class Record:
     acquired: str = ""
     renewed: str = ""
     history: str = ""
-    """resourceVersion from which a successor is to read; empty: not noted."""
+    """resourceVersion from which the next leader must read. Empty if not recorded."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What one candidate knows: the record as last read, since when it has not changed, and its own last renewal.
+    """Knowledge of one candidate: the last read record, since when it has not changed, and its own last renewal.
 
-    `since` and `renewed_at` are monotonic seconds of this process; `renewed_at` is from *before* the renewal was sent.
+    `since` and `renewed_at` are monotonic seconds of this process. `renewed_at` is from *before* the renewal was sent.
     """
 
     record: Record | None = None
@@ -59,10 +61,10 @@ class View:
     renewed_at: float | None = None
 
     def seen(self, record: Record | None, now: float) -> "View":
-        """The view after reading `record` at `now`.
+        """Return the view after reading `record` at `now`.
 
-        A Lease that somebody deleted is held in our eyes (with no version) until it has run out: whoever held it last
-        may not know yet.
+        A deleted Lease counts as held (with no version) until its duration is over. Its last holder may not know of the
+        deletion yet.
         """
         if record is None and self.record is not None:
             holder = self.record.holder or "an unknown holder"
@@ -78,7 +80,7 @@ class View:
 
 @dataclass(frozen=True)
 class Acquire:
-    """Write ourselves into the Lease as its holder; `transitions` is the count to write."""
+    """Write this process into the Lease as its holder. `transitions` is the count to write."""
 
     transitions: int
 
@@ -90,14 +92,14 @@ class Renew:
 
 @dataclass(frozen=True)
 class Wait:
-    """Somebody else holds it: look again in `seconds`."""
+    """Another process holds the Lease. Look again in `seconds`."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Lost:
-    """We were the leader and are not any more: stop this process."""
+    """This process was the leader and no longer is. It must stop."""
 
     why: str
 
@@ -106,17 +108,17 @@ Action = Acquire | Renew | Wait | Lost
 
 
 def decide(view: View, now: float, me: str) -> Action:
-    """What `me` does at `now`, given what it knows. Pure."""
+    """Return what `me` must do at `now`, given its view. Pure."""
     record = view.record
     if view.renewed_at is not None:
         if not view.leads(now):
             return Lost(f"the lease was not renewed for {now - view.renewed_at:.1f} s")
         if record is None or record.holder == me:
             return Renew()
-        return Lost(f"the lease is held by {record.holder or 'nobody'}")
+        return Lost(f"the lease is held by {record.holder or 'no process'}")
     if record is None:
         return Acquire(transitions=0)
-    if record.holder == me:  # our own write, of which we never saw the answer
+    if record.holder == me:  # our own write, whose answer we never received
         return Acquire(transitions=record.transitions)
     if not record.holder or now - view.since >= record.duration_s:
         return Acquire(transitions=record.transitions + 1)
@@ -124,21 +126,25 @@ def decide(view: View, now: float, me: str) -> Action:
 
 
 class LeaseStore(Protocol):
-    """Where the Lease is kept. Each call has a deadline of its own."""
+    """Storage of the Lease. Each call has a deadline of its own."""
 
     async def read(self) -> Mapping[str, Any] | None:
-        """The Lease object, or None if there is none; raises LeaseUnavailableError."""
+        """Return the Lease object, or None if there is none; raises LeaseUnavailableError."""
 
     async def write(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Replace the Lease if metadata.resourceVersion still holds, create it if `body` has none.
+        """Replace the Lease if metadata.resourceVersion still holds. Create it if `body` has none.
 
-        Returns what is stored. Raises LeaseConflictError if somebody else was faster, LeaseUnavailableError if the
-        outcome is unknown.
+        Returns:
+            The stored object.
+
+        Raises:
+            LeaseConflictError: another process was faster.
+            LeaseUnavailableError: the outcome is unknown.
         """
 
 
 class LeaseConflictError(Exception):
-    """Somebody else wrote the Lease first."""
+    """Another process wrote the Lease first."""
 
 
 class LeaseUnavailableError(Exception):
@@ -147,10 +153,10 @@ class LeaseUnavailableError(Exception):
 
 @dataclass
 class Elector:
-    """Takes part in the election as `me`; owns this process's view of the Lease.
+    """Takes part in the election as `me`, and keeps this process's view of the Lease.
 
-    `on_lost` is called once when leadership is gone and must end the process at once: it must not return control to
-    anything that writes.
+    `on_lost` is called once when leadership is lost. It must end the process at once, and must not return control to
+    code that writes.
     """
 
     store: LeaseStore
@@ -162,20 +168,21 @@ class Elector:
     sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep
     view: View = field(default_factory=View)
     inherited: tuple[str, ...] = ()
-    """resourceVersions from which to read what became of things before this process led: the farthest back first. Empty
-    when nobody led before it.
+    """resourceVersions from which to read the history before this process led, the oldest first.
+
+    Empty if no process led before it.
     """
     _marks: deque[tuple[float, str]] = field(default_factory=deque)
 
     @property
     def leading(self) -> bool:
-        """Whether this process may write now. Cheap: every write path asks."""
+        """Whether this process may write now. Cheap, because every write calls it."""
         return self.view.leads(self.clock())
 
     def write_budget_s(self) -> float:
-        """Seconds within which a write started now has to have ended, 0 if none may start.
+        """Return the seconds within which a write that starts now must end; 0 if none may start.
 
-        A write may outlast the renew deadline, but not the lease: from then on another one may write.
+        A write may outlast the renew deadline, but not the lease: from then on another process may write.
         """
         now = self.clock()
         if self.view.renewed_at is None or not self.view.leads(now):
@@ -183,10 +190,10 @@ class Elector:
         return max(0.0, self.view.renewed_at + LEASE_DURATION_S - 1.0 - now)
 
     async def acquire(self, stop: asyncio.Event) -> bool:
-        """Wait until this process is the leader; False once `stop` is set.
+        """Wait until this process is the leader; return False once `stop` is set.
 
-        No write begins after that. One that is under way is awaited and undone: cut off, it might still make this
-        process the holder, and the next one would have to wait until the Lease runs out.
+        No write begins after that. A write in flight is awaited and undone. If it were cut off, it might still make
+        this process the holder, and the next one would have to wait until the Lease expires.
         """
         while not (stop.is_set() or self.leading):
             await self._step(stop)
@@ -198,7 +205,7 @@ class Elector:
         return self.leading
 
     async def hold(self) -> None:
-        """Renew for ever; returns (after `on_lost`) when leadership is lost."""
+        """Renew for ever. Returns, after `on_lost`, when leadership is lost."""
         lost: Lost | None = None
         while lost is None:
             await self.sleep(RETRY_S)
@@ -212,7 +219,7 @@ class Elector:
         self.on_lost(lost.why)
 
     async def release(self) -> None:
-        """Give the Lease back, so that the next one need not wait for it to run out. Nothing may write any more."""
+        """Release the Lease, so that the next process need not wait for its expiry. No write may follow."""
         record = self.view.record
         if record is None or not self.leading:
             return
@@ -221,12 +228,12 @@ class Elector:
         try:
             await self.store.write(self._body(given_up))
         except (LeaseConflictError, LeaseUnavailableError) as error:
-            log.warning("lease not released, it runs out by itself: %s", error)
+            log.warning("lease not released, it will expire: %s", error)
 
     async def _step(self, stop: asyncio.Event | None = None) -> Lost | None:
         """Read, decide, write once (unless `stop` is set by then).
 
-        Errors leave the view as it is: time alone decides about leadership.
+        Errors leave the view as it is, because only time decides about leadership.
         """
         try:
             self.view = self.view.seen(_parse(await self.store.read()), self.clock())
@@ -285,7 +292,7 @@ class Elector:
 
 
 def _parse(lease: Mapping[str, Any] | None) -> Record | None:
-    """The record in a Lease object; an empty or odd spec is a Lease that nobody holds."""
+    """Parse a Lease object. An empty or incomplete spec is a Lease without a holder."""
     if lease is None:
         return None
     spec = lease.get("spec") or {}

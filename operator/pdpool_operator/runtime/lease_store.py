@@ -7,11 +7,14 @@ from .api import LEASES, Api, ApiError, ConflictError
 from .lease import LeaseConflictError, LeaseUnavailableError
 
 CALL_TIMEOUT_S = 3.0
-"""Of one call: short enough that a renewal can be tried again before the leader must stop."""
+"""Deadline of one call. It is short enough that a renewal can be repeated before the leader must stop."""
 
 
 class ApiLease:
-    """A LeaseStore. Its `api` has no leader guard and connections of its own, so that nothing holds up a renewal."""
+    """A LeaseStore in the API server.
+
+    Its `api` has no leader guard and has its own connections, so that nothing delays a renewal.
+    """
 
     def __init__(self, api: Api, namespace: str, name: str) -> None:
         self._api = api
@@ -19,7 +22,7 @@ class ApiLease:
         self._name = name
 
     async def read(self) -> Mapping[str, Any] | None:
-        """The Lease object, or None; raises LeaseUnavailableError."""
+        """Return the Lease object, or None; raises LeaseUnavailableError."""
         try:
             return await self._api.get(LEASES, self._namespace, self._name)
         except ApiError as error:

@@ -1,4 +1,4 @@
-"""Logs as one JSON object a line, with the object in question as fields."""
+"""Logs as one JSON object per line. The object that a record is about is in its fields."""
 
 import json
 import logging
@@ -6,14 +6,14 @@ import sys
 from datetime import UTC, datetime
 
 FIELDS = ("kind", "namespace", "object", "reason")
-"""Given by `extra=` where they are known."""
+"""Fields that callers pass with `extra=`."""
 
 
 class JsonFormatter(logging.Formatter):
-    """time, level, logger, message; then what is known of the object; then the traceback."""
+    """Formats time, level, logger and message, then the object's fields, then the traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Format one line."""
         entry: dict[str, str] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -31,6 +31,6 @@ def set_up(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # kopf logs whole event bodies below INFO, and each watch it opens at INFO; clients log each request.
+    # kopf logs whole event bodies below INFO, and each watch at INFO. Clients log each request.
     for noisy in ("kopf", "asyncio", "aiohttp.access"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level)))

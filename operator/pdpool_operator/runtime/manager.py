@@ -1,4 +1,4 @@
-"""Workers that take keys from the queue and reconcile them, one key at a time each."""
+"""Workers that take keys from the queue and reconcile them, each one key at a time."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class ObjectKey(Protocol):
-    """What logs and metrics want to know of a key."""
+    """Fields of a key that logs and metrics use."""
 
     @property
     def kind(self) -> str:
@@ -39,17 +39,18 @@ K = TypeVar("K", bound=ObjectKey)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a reconcile came to."""
+    """Result of a reconcile."""
 
     again_s: float | None = None
-    """Look again after so many seconds, whatever happens."""
+    """Reconcile again after so many seconds in any case."""
     failed: bool = False
-    """Something was refused: look again after the back-off, if that is earlier."""
+    """The API server refused something: reconcile again after the back-off, if that is earlier."""
 
 
 async def work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[Result]], metrics: Metrics) -> None:
-    """Reconcile keys until the queue is closed. A fault with one object is logged and tried again later; it never stops
-    the others.
+    """Reconcile keys until the queue is closed.
+
+    An error with one object is logged and retried later. It never stops the others.
     """
     while (key := await queue.get()) is not None:
         started = time.monotonic()
@@ -68,15 +69,15 @@ async def _once(queue: WorkQueue[K], key: K, reconcile: Callable[[K], Awaitable[
             result = await reconcile(key)
     except (ConflictError, NotFoundError) as faster:
         delay = queue.retry(key)
-        log.info("somebody else was faster, looking again in %.1f s: %s", delay, faster, extra=where)
+        log.info("another writer was faster, retrying in %.1f s: %s", delay, faster, extra=where)
         return "conflict"
     except (ApiError, NotLeaderError, TimeoutError) as error:
         delay = queue.retry(key)
-        log.warning("reconcile failed, again in %.1f s: %s", delay, error or "timeout", extra=where)
+        log.warning("reconcile failed, retrying in %.1f s: %s", delay, error or "timeout", extra=where)
         return "error"
     except Exception:
         delay = queue.retry(key)
-        log.exception("reconcile failed, again in %.1f s", delay, extra=where)
+        log.exception("reconcile failed, retrying in %.1f s", delay, extra=where)
         return "error"
     if result.failed:
         queue.retry(key)

@@ -1,7 +1,7 @@
 """The operator's own Prometheus metrics.
 
-What belongs to a thing that may vanish (an instance, a rank, a queue) is not kept in metric objects but computed at
-each scrape from what is known then, so that nothing outlives its thing: absent means unknown, never zero.
+Series of things that may vanish (an instance, a rank, a queue) are not kept in metric objects. Each scrape computes
+them from the present state, so no series outlives its object. Absent means unknown, never zero.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ QUEUE_LABELS = (*RANK_LABELS, "queue")
 
 @dataclass(frozen=True, slots=True)
 class QueueReading:
-    """One hand-off queue of one rank as last seen; what is None is left out."""
+    """Last sample of one hand-off queue of one rank. Fields that are None are left out."""
 
     labels: tuple[str, str, str, str, str, str]
     """Values of QUEUE_LABELS."""
@@ -29,17 +29,17 @@ class QueueReading:
 
 @dataclass(frozen=True, slots=True)
 class HoldReading:
-    """What one rank was last seen to keep back."""
+    """Memory that one rank held at its last sample."""
 
     labels: tuple[str, str, str, str, str]
     """Values of RANK_LABELS."""
     held_bytes: int
     oldest_s: float
-    """Age of the oldest hold; 0: nothing is held."""
+    """Age of the oldest hold in seconds. 0 means that nothing is held."""
 
 
 class _Live(Collector):
-    """Turns what is known now into metric families."""
+    """Turns the present state into metric families."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class _Live(Collector):
         self._waiting_keys = waiting_keys
 
     def collect(self) -> Iterator[Metric]:
-        """One family after the other."""
+        """Yield the metric families one by one."""
         yield from self._of_queues()
         yield from self._of_holds()
         verdict = GaugeMetricFamily(
-            "pdpool_instance_verdict", "1 for the verdict that holds.", labels=(*INSTANCE_LABELS, "verdict")
+            "pdpool_instance_verdict", "1 for the current verdict.", labels=(*INSTANCE_LABELS, "verdict")
         )
         for labels, word in self._verdicts().items():
             verdict.add_metric((*labels, word), 1)
-        leader = GaugeMetricFamily("pdpool_leader", "1 while this process is the one that may write.")
+        leader = GaugeMetricFamily("pdpool_leader", "1 while this process is the leader.")
         leader.add_metric((), float(self._leading()))
         keys = GaugeMetricFamily("pdpool_reconcile_waiting", "Objects that wait for a reconcile.")
         keys.add_metric((), self._waiting_keys())
@@ -79,7 +79,7 @@ class _Live(Collector):
         )
         moved = CounterMetricFamily(
             "pdpool_queue_moved",
-            "Requests that went on from a hand-off queue, as the engine's connector counts them (anew when it starts).",
+            "Requests that moved on from a hand-off queue. The engine's connector counts them from its start.",
             labels=QUEUE_LABELS,
         )
         for reading in self._queues():
@@ -91,9 +91,7 @@ class _Live(Collector):
         yield from (reqs, oldest, moved)
 
     def _of_holds(self) -> Iterator[Metric]:
-        held = GaugeMetricFamily(
-            "pdpool_held_bytes", "Memory that a rank keeps back for lost peers.", labels=RANK_LABELS
-        )
+        held = GaugeMetricFamily("pdpool_held_bytes", "Memory that a rank holds for lost peers.", labels=RANK_LABELS)
         oldest = GaugeMetricFamily(
             "pdpool_held_oldest_seconds", "Age of the oldest hold of a rank; 0: none.", labels=RANK_LABELS
         )
@@ -104,7 +102,7 @@ class _Live(Collector):
 
 
 class Metrics:
-    """All metrics of one operator process, in a registry of their own."""
+    """All metrics of one operator process, in their own registry."""
 
     def __init__(
         self,
@@ -131,11 +129,11 @@ class Metrics:
             registry=self.registry,
         )
         self.samples = Counter(
-            "pdpool_samples", "Looks at engine ranks.", ("role", "source", "outcome"), registry=self.registry
+            "pdpool_samples", "Samples of engine ranks.", ("role", "source", "outcome"), registry=self.registry
         )
         self.fences = Counter(
             "pdpool_fences",
-            "Engines told that a lost peer has ended, by outcome (given, refused, unanswered).",
+            "Fences sent to engines, by outcome (given, refused, unanswered).",
             ("outcome",),
             registry=self.registry,
         )

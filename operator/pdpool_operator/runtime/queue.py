@@ -1,8 +1,11 @@
 """A de-duplicating work queue with the semantics of client-go's rate-limiting queue.
 
-- a key waits at most once, however often it is added;
-- a key is never handed to two workers at once: added while it is being worked on, it runs again afterwards;
-- `add_after` keeps the earliest of the times asked for;
+- A key waits at most once, however often it is added.
+
+- A key is never given to two workers at once. If it is added while a worker has it, it runs again afterwards.
+
+- `add_after` keeps the earliest of the requested times.
+
 - `retry` backs off exponentially per key until `forget`.
 """
 
@@ -21,10 +24,10 @@ BACKOFF_JITTER = 0.2
 
 
 class WorkQueue(Generic[K]):
-    """Keys to work on, each at most once in the queue and at most once in the hands of a worker.
+    """Keys to work on, each at most once in the queue and with at most one worker.
 
-    All methods belong to one event loop's thread. `clock` returns monotonic seconds. At most `limit` distinct keys are
-    held, waiting or delayed; what does not fit is refused, and it is the periodic resync that brings it back.
+    All methods must be called on one event loop's thread. `clock` returns monotonic seconds. The queue holds at most
+    `limit` distinct keys, waiting or delayed. It refuses further keys, and the periodic resync adds them again later.
     """
 
     def __init__(self, clock: Callable[[], float], *, limit: int = 100_000, rng: random.Random | None = None) -> None:
@@ -44,7 +47,7 @@ class WorkQueue(Generic[K]):
         self.refused = 0
 
     def add(self, key: K) -> bool:
-        """Ask for `key` to be worked on as soon as a worker is free; False if the queue is full."""
+        """Queue `key` for the next free worker. Return False if the queue is full."""
         if key in self._dirty:
             return True
         if len(self._dirty) + len(self._due) >= self._limit and key not in self._due:
@@ -56,7 +59,7 @@ class WorkQueue(Generic[K]):
         return True
 
     def add_after(self, key: K, seconds: float) -> bool:
-        """Ask for `key` in `seconds`, or earlier if an earlier time was asked for; False if the queue is full."""
+        """Queue `key` in `seconds`, or earlier if an earlier time was requested. Return False if the queue is full."""
         if seconds <= 0:
             return self.add(key)
         when = self._clock() + seconds
@@ -73,7 +76,7 @@ class WorkQueue(Generic[K]):
         return True
 
     def retry(self, key: K) -> float:
-        """Ask for `key` again after its back-off, which doubles with each call until `forget`; returns the seconds."""
+        """Queue `key` again after its back-off, which doubles with each call until `forget`. Return the seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay = BACKOFF_LIMIT_S if failures > 32 else min(BACKOFF_LIMIT_S, BACKOFF_FIRST_S * 2.0**failures)
@@ -82,20 +85,20 @@ class WorkQueue(Generic[K]):
         return delay
 
     def forget(self, key: K) -> None:
-        """Start the back-off of `key` anew."""
+        """Reset the back-off of `key`."""
         self._failures.pop(key, None)
 
     def close(self) -> None:
-        """Hand out no more keys."""
+        """Give out no more keys."""
         self._closed = True
         self._wake.set()
 
     async def get(self) -> K | None:
-        """Wait for a key and take it: `done` follows exactly once. None when the queue is closed."""
+        """Wait for a key and take it. Call `done` exactly once for it. Return None when the queue is closed."""
         while not self._closed:
             if (key := self.take()) is not None:
                 if self._ready:
-                    self._wake.set()  # one event serves all workers: pass it on
+                    self._wake.set()  # one event serves all workers: wake the next one
                 return key
             self._wake.clear()
             due = self.next_due()
@@ -108,11 +111,11 @@ class WorkQueue(Generic[K]):
         return None
 
     def take(self) -> K | None:
-        """The next key that is ready now, or None."""
+        """Return the next key that is ready now, or None."""
         now = self._clock()
         while self._heap and self._heap[0][0] <= now:
             when, _, key = heapq.heappop(self._heap)
-            if self._due.get(key) == when:  # an earlier time supersedes this entry
+            if self._due.get(key) == when:  # an earlier time replaces this entry
                 del self._due[key]
                 self.add(key)
         if not self._ready:
@@ -124,30 +127,32 @@ class WorkQueue(Generic[K]):
         return key
 
     def done(self, key: K) -> None:
-        """Give `key` back; it is queued again if it was added meanwhile."""
+        """Return `key` to the queue. It is queued again if it was added meanwhile."""
         del self._processing[key]
         self._moved_at = self._clock()
         if key in self._dirty:
             self._push(key)
 
     def next_due(self) -> float | None:
-        """When the earliest delayed key is due, on the queue's clock."""
+        """Return when the earliest delayed key is due, on the queue's clock."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def stalled_s(self) -> float:
-        """Seconds for which a key has been worked on, or keys have waited while none was taken or given back."""
+        """Return the seconds without progress: a key has been with a worker, or keys wait and no worker takes or
+        returns one.
+        """
         since = [*self._processing.values(), *([self._moved_at] if self._ready else [])]
         return self._clock() - min(since) if since else 0.0
 
     def __len__(self) -> int:
-        """Keys that are ready and wait for a worker."""
+        """Return the number of keys that are ready and wait for a worker."""
         return len(self._ready)
 
     @property
     def delayed(self) -> int:
-        """Keys that wait for their time."""
+        """Return the number of keys that wait for their time."""
         return len(self._due)
 
     def _push(self, key: K) -> None:

@@ -1,8 +1,8 @@
-"""Kubernetes events about our objects: one object per (object, reason, message), counted when it happens again.
+"""Kubernetes events about our objects: one event object per (object, reason, message), with a count of repetitions.
 
-The name of an event is a function of what it says, so that a repetition, also by the next operator, finds the first
-one. Messages come from the operator's own sentences about objects; they carry no prompt, key or secret, and are cut to
-the length the API allows.
+The name of an event is derived from its content. So a repetition, also by the next operator, finds the first event.
+Messages are the operator's own sentences about objects. They carry no prompt, key or secret, and are cut to the length
+that the API allows.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Writes events; an event that cannot be written is logged and costs nothing else."""
+    """Writes events. An event that cannot be written is logged and has no other effect."""
 
     def __init__(self, api: Api, instance: str, now: Callable[[], datetime]) -> None:
         self._api = api
@@ -32,7 +32,10 @@ class Recorder:
         self._counts: OrderedDict[str, int] = OrderedDict()
 
     async def emit(self, about: Resource, obj: Mapping[str, Any], type_: str, reason: str, message: str) -> None:
-        """Record that `reason` (with `message`) happened to `obj`; the log has it, too, for longer than an hour."""
+        """Record that `reason` (with `message`) happened to `obj`.
+
+        The event is also logged, because logs last longer than the one hour of events.
+        """
         meta = obj["metadata"]
         where = {"kind": about.kind, "namespace": meta["namespace"], "object": meta["name"]}
         log.info("%s: %s", reason, message, extra=where)

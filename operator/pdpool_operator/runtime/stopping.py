@@ -1,4 +1,4 @@
-"""To end when told to: SIGTERM and SIGINT set an event, and what waits gives way to it."""
+"""Orderly shutdown: SIGTERM and SIGINT set an event, and waiting code ends when it is set."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ class Signals:
         self._stop = stop
 
     def install(self) -> None:
-        """Take the place of whoever handles them."""
+        """Replace the present signal handlers."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on, number)
 
@@ -26,7 +26,7 @@ class Signals:
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
-    """Run `work` to its end, or cancel it once `stop` is set; whether it ended. Raises what it raises."""
+    """Run `work` to its end, or cancel it once `stop` is set. Return whether it ended; raise what it raises."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)

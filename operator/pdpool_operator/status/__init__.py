@@ -1,1 +1,1 @@
-"""Status: conditions, counts and events as functions of what was observed, planned and diagnosed. Pure."""
+"""Status: conditions, counts and events as functions of observation, plan and diagnosis. Pure."""

@@ -1,4 +1,4 @@
-"""Policy chains: a condition as a list of named rules, of which the first that is violated gives reason and message."""
+"""Policy chains: a condition as a list of named rules. The first violated rule gives reason and message."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from ..api.base import Condition, ConditionStatus
 from ..api.reasons import Reason
 
 MAX_MESSAGE = 2048
-"""Below the bound in the CRD: a message that is too long must not keep a status from being written."""
+"""Shorter than the limit in the CRD: a long message must not prevent the write of a status."""
 
 Input = TypeVar("Input")
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A rule that is not met."""
+    """A rule that is violated."""
 
     reason: Reason
     message: str
@@ -27,7 +27,7 @@ Rule = Callable[[Input], Violation | None]
 
 
 def first_violation(chain: Sequence[Rule[Input]], facts: Input) -> Violation | None:
-    """The first rule of the chain that is not met."""
+    """Return the first violation of the chain, or None."""
     for rule in chain:
         violation = rule(facts)
         if violation is not None:
@@ -37,14 +37,14 @@ def first_violation(chain: Sequence[Rule[Input]], facts: Input) -> Violation | N
 
 @dataclass(frozen=True, slots=True)
 class ConditionWriter:
-    """Makes conditions of one object; a condition that keeps its status keeps its time of transition."""
+    """Makes the conditions of one object. A condition that keeps its status keeps its transition time."""
 
     before: tuple[Condition, ...]
     generation: int
     now: datetime
 
     def write(self, kind: str, status: ConditionStatus, reason: Reason, message: str) -> Condition:
-        """The condition as it is now."""
+        """Return the condition with this status, reason and message."""
         earlier = find(self.before, kind)
         unchanged = earlier is not None and earlier.status is status
         return Condition(
@@ -57,17 +57,17 @@ class ConditionWriter:
         )
 
     def judge(self, kind: str, violation: Violation | None, reason: Reason, message: str) -> Condition:
-        """The condition that a chain leads to; reason and message are for the case that no rule is violated."""
+        """Return the condition that results from a chain. Reason and message apply if no rule is violated."""
         if violation is None:
             return self.write(kind, ConditionStatus.TRUE, reason, message)
         return self.write(kind, violation.status, violation.reason, violation.message)
 
 
 def find(conditions: Iterable[Condition], kind: str) -> Condition | None:
-    """The condition of a type."""
+    """Return the condition of a type."""
     return next((condition for condition in conditions if condition.type == kind), None)
 
 
 def shortened(text: str, limit: int) -> str:
-    """The text, cut where it exceeds the limit."""
+    """Return the text, cut where it exceeds the limit."""
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,4 +1,4 @@
-"""Where the specs of the two pools of a service contradict each other, so that no request can pass between them."""
+"""Finds where the specs of a service's two pools contradict each other, so that no request can pass between them."""
 
 from collections.abc import Iterator
 
@@ -6,9 +6,10 @@ from ..api.models import TINY_MODEL, ModelSpec, Pool
 
 
 def contradictions(prefill: Pool, decode: Pool) -> tuple[str, ...]:
-    """Each contradiction in words: the field, and both pools with their values.
+    """Return each contradiction as text: the field, and both pools with their values.
 
-    One model may stand under two paths; the random model `tiny` is certainly another than one with weights.
+    The same model may have different paths in the two pools. But the random model `tiny` never equals a model with
+    weights.
     """
     return tuple(
         f"{field} is {ours} in {_named(prefill)}, but {theirs} in {_named(decode)}"

@@ -1,4 +1,4 @@
-"""The condition HoldsProvable: whether what engines hold back for lost peers can become free."""
+"""The condition HoldsProvable: whether the memory that engines hold for lost peers can be released."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,18 +12,18 @@ SHOWN = 5
 
 
 def holds_provable(writer: ConditionWriter, unproven: Sequence[Unproven]) -> Condition:
-    """False while engines hold memory for processes whose end nobody has seen or will see."""
+    """False while engines hold memory for processes whose end cannot be proved."""
     if not unproven:
-        message = "No engine holds memory for a peer that is gone without proof"
+        message = "No engine holds memory for a lost peer whose end cannot be proved"
         return writer.write(HOLDS_PROVABLE, ConditionStatus.TRUE, Reason.NOTHING_UNPROVEN, message)
     lines = [f"{holder} holds memory for process {_some(names)}: {why}" for (holder, why), names in _grouped(unproven)]
-    advice = "Deletion by force proves nothing. Make sure that the process runs no more, then restart the holder"
+    advice = "Force deletion is no proof. Make sure that the process has ended, then restart the holder"
     message = f"{_more(lines, '; ')}. {advice}"
     return writer.write(HOLDS_PROVABLE, ConditionStatus.FALSE, Reason.PEER_UNPROVEN, message)
 
 
 def _grouped(unproven: Sequence[Unproven]) -> Iterable[tuple[tuple[str, str], list[str]]]:
-    """Names of processes by pod that holds, all ranks together, and why there is no proof."""
+    """Group process names by the pod that holds the memory, over all ranks, and by why there is no proof."""
     groups: dict[tuple[str, str], list[str]] = {}
     for one in unproven:
         groups.setdefault((one.holder, one.why), []).append(one.hold.incarnation[:8])

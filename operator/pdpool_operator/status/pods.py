@@ -1,6 +1,4 @@
-"""Why a pod does not come up, read from what Kubernetes says about it. One function per cause, in the order of a
-chain.
-"""
+"""Finds why a pod does not start, from what Kubernetes reports. One function per cause, in the order of a chain."""
 
 import re
 from collections.abc import Sequence
@@ -29,7 +27,7 @@ _SINGULAR = {
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """A pod that is wanted, or why Kubernetes could not make it."""
+    """A desired pod, or why Kubernetes could not create it."""
 
     owner: str
     """Name of the workload, for messages."""
@@ -45,7 +43,7 @@ def missing_reference(facts: PodFacts) -> Violation | None:
             kind = _kind(match["kind"])
             reason = Reason.MISSING_SECRET if kind == "Secret" else Reason.MISSING_REFERENCE
             return Violation(
-                reason, f"{facts.owner}: {kind} {match['name']} does not exist; create it or mend the template"
+                reason, f"{facts.owner}: {kind} {match['name']} does not exist; create it or fix the template"
             )
     return None
 
@@ -98,14 +96,14 @@ POD_CHAIN: Sequence[Rule[PodFacts]] = (
 
 
 def pod_trouble(pods: Sequence[PodFacts]) -> Violation | None:
-    """What keeps a pod from coming up: the first cause found, and how many others have trouble too."""
+    """Return the first cause that keeps a pod from starting, with the number of other pods that have problems."""
     troubles = [
         trouble for facts in pods if _may_have_trouble(facts) and (trouble := first_violation(POD_CHAIN, facts))
     ]
     if not troubles:
         return None
     first = troubles[0]
-    more = f" ({len(troubles) - 1} more have trouble too)" if len(troubles) > 1 else ""
+    more = f" ({len(troubles) - 1} more have problems)" if len(troubles) > 1 else ""
     return Violation(first.reason, first.message + more)
 
 

@@ -1,4 +1,4 @@
-"""Status of a pool as a function of what was observed, planned and diagnosed."""
+"""Status of a pool as a function of observation, plan and diagnosis."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,21 +22,21 @@ from .queues import oldest_waiting_since, queues_column, queues_healthy
 READY = "Ready"
 MAX_INSTANCE_MESSAGE = 512
 LINGERS_AFTER = timedelta(seconds=60)
-"""Beyond a pod's grace period: what a kubelet that is well needs at most to say that the pod is gone."""
+"""Time after a pod's grace period within which a healthy kubelet reports that the pod is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """What the status of a pool follows from."""
+    """Inputs of a pool's status."""
 
     observed: ObservedPool
     plan: Plan
     diagnoses: tuple[Diagnosis, ...]
     now: datetime
     faults: tuple[Fault, ...] = ()
-    """Of carrying out the plan; those of planning are in the plan."""
+    """Faults of carrying out the plan. Those of planning are in the plan."""
     unproven: tuple[Unproven, ...] = ()
-    """What engines hold without hope of proof."""
+    """Holds of engines without possible proof."""
 
     @property
     def all_faults(self) -> tuple[Fault, ...]:
@@ -45,21 +45,21 @@ class PoolFacts:
 
     @property
     def wanted(self) -> tuple[ObservedInstance, ...]:
-        """Instances that exist and are wanted."""
+        """Desired instances that exist."""
         replicas = self.observed.pool.spec.replicas
         uid = self.observed.pool.metadata.uid
         return tuple(i for i in self.observed.instances if i.index < replicas and i.controller_uid == uid)
 
 
 def being_deleted(facts: PoolFacts) -> Violation | None:
-    """The pool itself is on its way out."""
+    """The pool itself is being deleted."""
     if facts.observed.pool.metadata.deletion_timestamp is not None:
         return Violation(Reason.DELETING, "The pool is being deleted")
     return None
 
 
 def has_fault(facts: PoolFacts) -> Violation | None:
-    """The pool cannot be planned or applied as it is."""
+    """The pool as it is cannot be planned or applied."""
     if not facts.all_faults:
         return None
     return Violation(facts.all_faults[0].reason, "\n".join(fault.message for fault in facts.all_faults))
@@ -71,25 +71,25 @@ def has_pod_trouble(facts: PoolFacts) -> Violation | None:
 
 
 def has_lingering_pod(facts: PoolFacts) -> Violation | None:
-    """A pod was to be gone, and its node does not say that it is: there can be no other pod of its name."""
+    """A pod should have terminated, but its node does not report it. No other pod of its name can start."""
     for instance in facts.wanted:
         pod = instance.pod
         if pod is not None and pod.gone_by is not None and facts.now - pod.gone_by > LINGERS_AFTER:
             message = (
-                f"{pod.name} was to be gone by {format_time(pod.gone_by)}, but node {pod.node} does not say so, and no "
-                f"other pod can take its place. If the node is off for good, taint it "
-                f"node.kubernetes.io/out-of-service; a pod that is deleted by force may go on running"
+                f"{pod.name} should have terminated by {format_time(pod.gone_by)}, but node {pod.node} has not "
+                f"reported it, so no replacement pod can start. If the node is down for good, taint it "
+                f"node.kubernetes.io/out-of-service. A pod that is force-deleted may still run"
             )
             return Violation(Reason.POD_LINGERS, message)
     return None
 
 
 def lacks_instances(facts: PoolFacts) -> Violation | None:
-    """Instances are still to be created."""
+    """Instances are not created yet."""
     missing = facts.observed.pool.spec.replicas - len(facts.wanted)
     if missing > 0:
         reason = Reason.NO_PODS if not facts.wanted else Reason.SCALING_UP
-        return Violation(reason, f"{missing} of {facts.observed.pool.spec.replicas} instances are still to be created")
+        return Violation(reason, f"{missing} of {facts.observed.pool.spec.replicas} instances are not created yet")
     return None
 
 
@@ -104,7 +104,7 @@ def is_updating(facts: PoolFacts) -> Violation | None:
 
 
 def engines_not_ready(facts: PoolFacts) -> Violation | None:
-    """Some engine cannot serve."""
+    """An engine cannot serve."""
     waiting = [instance for instance in facts.wanted if not is_ready(instance)]
     if not waiting:
         return None
@@ -127,7 +127,7 @@ READY_CHAIN: Sequence[Rule[PoolFacts]] = (
 
 
 def pool_status(facts: PoolFacts) -> PoolStatus:
-    """The status to show now. What the earlier status said decides only about times of transition."""
+    """Return the status to show now. The earlier status only affects transition times."""
     pool, before = facts.observed.pool, facts.observed.pool.status
     writer = ConditionWriter(before.conditions, pool.metadata.generation, facts.now)
     spec_hash = pool_spec_hash(pool)
@@ -175,9 +175,7 @@ def _instance_status(instance: ObservedInstance, facts: PoolFacts, spec_hash: st
 
 
 def _queues(instance: ObservedInstance) -> tuple[RankQueue, ...]:
-    """Lengths at the newest look, of the connector where it answered, else of the engine; of neither when neither
-    did.
-    """
+    """Queue lengths at the newest sample: from the connector if it answered, else from the engine, else none."""
     lengths: dict[tuple[int, str], int] = {}
     for rank, sample in instance.ranks.items():
         if sample.engine is not None:

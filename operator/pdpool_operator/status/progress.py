@@ -1,4 +1,4 @@
-"""The condition Progressing: whether the operator is on its way to the goal, and what it waits for."""
+"""The condition Progressing: whether the operator is working towards the goal, and what it waits for."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ class Unready:
     """Names of instances that cannot serve."""
 
     starting: tuple[str, ...]
-    """They were not up before, or are on their way out and back."""
+    """They were never Ready, or are being replaced."""
     fallen: tuple[str, ...]
-    """Their engines were up: to wait for them to start would be to wait for nothing."""
+    """Their engines were Ready before, so waiting for their start would have no end."""
 
 
 def unready(instances: Iterable[ObservedInstance], diagnoses: Sequence[Diagnosis]) -> Unready:
-    """Those of the instances of one pool that cannot serve; `diagnoses` are of that pool."""
+    """Return the instances of one pool that cannot serve. `diagnoses` are of that pool."""
     verdicts = {d.subject.index: d.verdict for d in diagnoses}
     on_the_way = {Verdict.STARTING, Verdict.DRAINING}
     waiting = [(i.name, verdicts.get(i.index, Verdict.STARTING)) for i in instances if not is_ready(i)]
@@ -41,14 +41,14 @@ def unready(instances: Iterable[ObservedInstance], diagnoses: Sequence[Diagnosis
 
 
 def progressing(writer: ConditionWriter, plan: Plan, faults: Sequence[Fault], waits: Unready) -> Condition:
-    """True while the operator is on its way to the goal, with what it is doing."""
+    """True while the operator is working towards the goal, with its current activity."""
     if faults:
         return writer.write(
-            PROGRESSING, ConditionStatus.FALSE, faults[0].reason, "Waits until the fault that Ready tells of is mended"
+            PROGRESSING, ConditionStatus.FALSE, faults[0].reason, "Stopped: fix the error in the Ready condition first"
         )
     progress = plan.progress
     if progress is not None and progress.reason is Reason.STARTING and waits.fallen:
-        fallen = f"{_some(waits.fallen)} came up and cannot serve now; QueuesHealthy has the evidence"
+        fallen = f"{_some(waits.fallen)} can no longer serve; QueuesHealthy has the evidence"
         if not waits.starting:
             return writer.write(PROGRESSING, ConditionStatus.FALSE, Reason.ENGINES_NOT_READY, fallen)
         progress = Progress(Reason.STARTING, f"Waiting for {_some(waits.starting)} to be Ready. {fallen}")
@@ -56,11 +56,11 @@ def progressing(writer: ConditionWriter, plan: Plan, faults: Sequence[Fault], wa
         return writer.write(PROGRESSING, ConditionStatus.TRUE, progress.reason, progress.message)
     if plan.update_available:
         message = (
-            f"{_some(plan.update_available)} run as an earlier operator built them; annotate the object with "
+            f"{_some(plan.update_available)} were built by an earlier operator version; annotate the object with "
             f"{names.ANNOTATION_RESTARTED_AT} to replace them one by one"
         )
         return writer.write(PROGRESSING, ConditionStatus.FALSE, Reason.UPDATE_AVAILABLE, message)
-    return writer.write(PROGRESSING, ConditionStatus.FALSE, Reason.COMPLETE, "Everything is as the spec says")
+    return writer.write(PROGRESSING, ConditionStatus.FALSE, Reason.COMPLETE, "Everything matches the spec")
 
 
 def _some(workloads: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The condition QueuesHealthy, and the queue columns, from diagnoses."""
+"""The condition QueuesHealthy and the queue columns, from diagnoses."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -11,7 +11,7 @@ from .chain import ConditionWriter
 QUEUES_HEALTHY = "QueuesHealthy"
 
 STEADY = timedelta(seconds=2)
-"""Moments of waiting that differ by less are the same moment, computed from two samples."""
+"""Waiting times that differ by less are the same time, computed from two samples."""
 
 _MEANING = {
     Verdict.STUCK: (ConditionStatus.FALSE, Reason.QUEUES_STUCK),
@@ -27,9 +27,9 @@ _MEANING = {
 
 
 def queues_healthy(writer: ConditionWriter, diagnoses: Sequence[Diagnosis]) -> Condition:
-    """False when something is stuck or blocked, Unknown when nothing is known, else True.
+    """False if an instance is stuck or blocked, Unknown if nothing is known, else True.
 
-    Instances on their way in or out do not hide what the others say.
+    Instances that start or drain do not hide the verdicts of the others.
     """
     settled = [d for d in diagnoses if d.verdict not in {Verdict.STARTING, Verdict.DRAINING}]
     top = worst(settled or diagnoses)
@@ -43,7 +43,7 @@ def queues_healthy(writer: ConditionWriter, diagnoses: Sequence[Diagnosis]) -> C
 
 
 def queues_column(diagnoses: Sequence[Diagnosis], *, with_role: bool = False) -> str:
-    """The most severe verdict in a few words: `Idle`, `Blocked (decode)`, `Stuck (instance 1)`."""
+    """Return the most severe verdict in a few words: `Idle`, `Blocked (decode)`, `Stuck (instance 1)`."""
     top = worst(diagnoses)
     if top is None:
         return ""
@@ -56,7 +56,7 @@ def queues_column(diagnoses: Sequence[Diagnosis], *, with_role: bool = False) ->
 
 
 def oldest_waiting_since(diagnoses: Sequence[Diagnosis], before: datetime | None) -> datetime | None:
-    """Since when the oldest request waits; the earlier value where the new one means the same moment."""
+    """Return when the oldest request began to wait. Keep the earlier value if the new one means the same time."""
     since = min((d.waiting_since for d in diagnoses if d.waiting_since is not None), default=None)
     if since is not None and before is not None and abs(since - before) < STEADY:
         return before

@@ -1,4 +1,4 @@
-"""Status of a service as a function of what was observed, planned and diagnosed."""
+"""Status of a service as a function of observation, plan and diagnosis."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ ROUTER_READY = "RouterReady"
 
 @dataclass(frozen=True, slots=True)
 class ServiceFacts:
-    """What the status of a service follows from."""
+    """Inputs of a service's status."""
 
     observed: ObservedService
     plan: Plan
     diagnoses: tuple[Diagnosis, ...]
-    """Of both sides."""
+    """Diagnoses of both sides."""
     faults: tuple[Fault, ...] = ()
-    """Of carrying out the plan; those of planning are in the plan."""
+    """Faults of carrying out the plan. Those of planning are in the plan."""
 
     @property
     def all_faults(self) -> tuple[Fault, ...]:
@@ -39,7 +39,7 @@ class ServiceFacts:
 
     @property
     def sides(self) -> tuple[tuple[str, str, ObservedPool | None], ...]:
-        """Kind and name of each pool that is bound, and the pool."""
+        """Kind and name of each bound pool, and the pool."""
         spec = self.observed.service.spec
         return (
             ("PrefillPool", spec.prefill.pool_ref.name, self.observed.prefill),
@@ -48,14 +48,14 @@ class ServiceFacts:
 
 
 def being_deleted(facts: ServiceFacts) -> Violation | None:
-    """The service itself is on its way out."""
+    """The service itself is being deleted."""
     if facts.observed.service.metadata.deletion_timestamp is not None:
         return Violation(Reason.DELETING, "The service is being deleted")
     return None
 
 
 def has_fault(facts: ServiceFacts) -> Violation | None:
-    """The service cannot be planned or applied as it is."""
+    """The service as it is cannot be planned or applied."""
     if not facts.all_faults:
         return None
     return Violation(facts.all_faults[0].reason, "\n".join(fault.message for fault in facts.all_faults))
@@ -65,13 +65,13 @@ def pool_missing(facts: ServiceFacts) -> Violation | None:
     """A pool that the service names does not exist."""
     missing = [f"{kind} {name}" for kind, name, pool in facts.sides if pool is None]
     if missing:
-        advice = "make it, or name another pool in poolRef"
+        advice = "create it, or name another pool in poolRef"
         return Violation(Reason.POOL_NOT_FOUND, f"{' and '.join(missing)} not found in this namespace; {advice}")
     return None
 
 
 def pools_contradict(facts: ServiceFacts) -> Violation | None:
-    """The pools cannot work together as their specs are."""
+    """The specs of the two pools contradict each other."""
     prefill, decode = facts.observed.prefill, facts.observed.decode
     found = contradictions(prefill.pool, decode.pool) if prefill is not None and decode is not None else ()
     if found:
@@ -91,15 +91,15 @@ def pools_not_ready(facts: ServiceFacts) -> Violation | None:
 
 
 def _cannot_serve(who: str, pool: ObservedPool) -> str:
-    """Why no instance of a pool can serve, for people who look at the service first."""
+    """Return why no instance of a pool can serve, for people who read the service's status first."""
     if pool.pool.spec.replicas == 0:
         return f"{who} is scaled to 0"
     trouble = pod_trouble([PodFacts(i.name, i.pod, i.create_error) for i in pool.instances])
-    return f"No instance of {who} can serve{f': {trouble.message}' if trouble else '; its own conditions say more'}"
+    return f"No instance of {who} can serve{f': {trouble.message}' if trouble else '; see its own conditions'}"
 
 
 def router_not_ready(facts: ServiceFacts) -> Violation | None:
-    """Fewer routers than wanted can serve."""
+    """Fewer routers can serve than the spec demands."""
     return first_violation(ROUTER_CHAIN, facts)
 
 
@@ -111,30 +111,30 @@ def router_pod_trouble(facts: ServiceFacts) -> Violation | None:
 
 
 def router_deployment_missing(facts: ServiceFacts) -> Violation | None:
-    """The Deployment is still to be created, or Kubernetes refuses its pods."""
+    """The Deployment is not created yet, or Kubernetes refuses its pods."""
     deployment = facts.observed.deployment
     if not facts.observed.service.spec.router.enabled:
         return None
     if deployment is None:
-        return Violation(Reason.ROUTER_NOT_READY, "The router's Deployment is still to be created")
+        return Violation(Reason.ROUTER_NOT_READY, "The router's Deployment is not created yet")
     if deployment.failure:
         return Violation(Reason.POD_REJECTED, f"{deployment.name}: {deployment.failure}")
     return None
 
 
 def routers_starting(facts: ServiceFacts) -> Violation | None:
-    """Not all router pods are Ready; a router is, once it knows a healthy engine of each side."""
+    """Not all router pods are Ready. A router becomes Ready when it knows a healthy engine of each side."""
     router, deployment = facts.observed.service.spec.router, facts.observed.deployment
     if not router.enabled or deployment is None or deployment.ready_replicas >= router.replicas:
         return None
-    words = "one is, once it knows a healthy engine of each side"
+    words = "a router becomes Ready when it knows a healthy engine of each side"
     message = f"{deployment.ready_replicas} of {router.replicas} routers are Ready; {words}"
     return Violation(Reason.ROUTER_NOT_READY, message)
 
 
 ROUTER_CHAIN: Sequence[Rule[ServiceFacts]] = (router_deployment_missing, router_pod_trouble, routers_starting)
 BINDING_CHAIN: Sequence[Rule[ServiceFacts]] = (pool_missing, pools_contradict)
-"""What the user has to mend in what the service binds."""
+"""Errors that the user must fix in the pools that the service binds."""
 READY_CHAIN: Sequence[Rule[ServiceFacts]] = (
     being_deleted,
     has_fault,
@@ -145,7 +145,7 @@ READY_CHAIN: Sequence[Rule[ServiceFacts]] = (
 
 
 def service_status(facts: ServiceFacts, now: datetime) -> DisaggregatedServiceStatus:
-    """The status to show now. What the earlier status said decides only about times of transition."""
+    """Return the status to show now. The earlier status only affects transition times."""
     service, before = facts.observed.service, facts.observed.service.status
     writer = ConditionWriter(before.conditions, service.metadata.generation, now)
     deployment = facts.observed.deployment
@@ -176,7 +176,7 @@ def _conditions(facts: ServiceFacts, writer: ConditionWriter) -> tuple[Condition
 
 
 def _keep_routers_waiting(facts: ServiceFacts) -> Unready:
-    """Instances of the sides that have none that can serve: without one, no router becomes Ready."""
+    """Instances of the sides without any instance that can serve. They keep every router from becoming Ready."""
     sides = [
         unready(pool.instances, [d for d in facts.diagnoses if d.subject.role is pool.pool.role])
         for _, _, pool in facts.sides

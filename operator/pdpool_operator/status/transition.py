@@ -1,4 +1,4 @@
-"""What follows from a change of status: whether to write it now, and which events to tell."""
+"""Consequences of a change of status: whether to write it now, and which events to record."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -14,7 +14,7 @@ from .chain import find
 Status = PoolStatus | DisaggregatedServiceStatus
 
 REFRESH = timedelta(seconds=30)
-"""How often a status may be written when only numbers in it changed: live numbers are what metrics are for."""
+"""Minimum interval of writes that change only numbers. Metrics exist for live numbers."""
 
 WELL = {str(verdict) for verdict in Verdict if verdict.well}
 
@@ -29,16 +29,16 @@ _ON_THE_WAY = {
     Reason.POOLS_NOT_READY,
     Reason.ROUTER_NOT_READY,
 }
-"""Reasons of a condition that is not True in the ordinary course of things: no news."""
+"""Reasons of conditions that are not True in normal operation. They cause no event."""
 
 
 def should_write(before: Status, after: Status, written_at: datetime | None, now: datetime) -> bool:
-    """Whether the status is to be written now: at once if it says something new, else at most every 30 seconds.
+    """Whether to write the status now: at once if its content is new, else at most every 30 seconds.
 
     Args:
         before: as the API server has it.
         after: as it is now.
-        written_at: when this operator last wrote it; `None` if it never did.
+        written_at: when this operator last wrote it. `None` if it never did.
         now: by the same clock.
     """
     if _lasting(before) != _lasting(after):
@@ -47,8 +47,9 @@ def should_write(before: Status, after: Status, written_at: datetime | None, now
 
 
 def transition_events(before: Sequence[Condition], after: Sequence[Condition]) -> tuple[Event, ...]:
-    """Events for conditions whose status or reason changed, other than `Progressing`, whose steps tell of
-    themselves.
+    """Return events for conditions whose status or reason changed.
+
+    `Progressing` is left out, because its steps have events of their own.
     """
     return tuple(
         event
@@ -70,7 +71,7 @@ def _event(before: Condition | None, after: Condition) -> Event | None:
 
 
 def _lasting(status: Status) -> dict[str, Any]:
-    """The status without what changes all the time while the state is the same: lengths, ages, and texts with them."""
+    """The status without values that change all the time in one state: lengths, ages, and texts that contain them."""
     content = status.to_dict()
     content.pop("oldestWaitingSince", None)
     content["queues"] = _unless_well(content["queues"])

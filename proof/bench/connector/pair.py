@@ -27,11 +27,12 @@ class Pair:
         max_attempts: int = 16_384,
         warm_up: bool = True,
         options: dict[str, Any] | None = None,
+        counts_frames: bool = False,
     ) -> None:
         self.plane, self.shape = plane, shape
         self.warm = False
         """Whether what is measured now counts."""
-        setup = Setup("prefill", plane, shape, max_attempts, options or {})
+        setup = Setup("prefill", plane, shape, max_attempts, options or {}, counts_frames)
         self.prefill = Process(stack, setup)
         self.decodes = [Process(stack, replace(setup, role="decode")) for _ in range(decodes)]
         self._rooms = count(1)
@@ -44,7 +45,7 @@ class Pair:
         return str(self.prefill.facts["bootstrap"])
 
     def rooms(self, number: int) -> int:
-        """First of `number` rooms that nobody used."""
+        """First of `number` unused rooms."""
         first = next(self._rooms)
         self._rooms = count(first + number)
         return first

@@ -1,4 +1,4 @@
-"""A connector in a process of its own, told over a pipe what to do, as a scheduler in its main thread."""
+"""A connector in a process of its own, which gets calls over a pipe; its main thread is the scheduler."""
 
 from __future__ import annotations
 
@@ -43,10 +43,12 @@ class Setup:
     max_attempts: int = 16_384
     options: dict[str, Any] = field(default_factory=dict)
     """More of the connector's configuration."""
+    counts_frames: bool = False
+    """Whether frames are counted, which costs time."""
 
 
 def serve(pipe: Connection, setup: Setup) -> None:
-    """Life of the process: make a `Side`, and call its methods as told until told None."""
+    """Life of the process: make a `Side`, and call its methods as ordered until the order is None."""
     os.environ.update(setup.plane.env)
     logging.getLogger("pdpool_connector").setLevel(logging.ERROR)
     from .side import Side

@@ -1,4 +1,4 @@
-"""What was measured, and how it is told."""
+"""What was measured, and how it is shown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Results:
     say: Callable[[str], None] = print
 
     def add(self, row: Row) -> None:
-        """Take a row in and tell of it."""
+        """Add a row and print it."""
         self.rows.append(row)
         self.say(f"  {row.plane}: {row.what}: {short(row.value)} {row.unit} {row.spread} {row.note}".rstrip())
 

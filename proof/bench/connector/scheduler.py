@@ -1,4 +1,4 @@
-"""What an engine's scheduler does with a connector, and nothing else: open, poll, send, take note of ends."""
+"""What an engine's scheduler does with a connector, and nothing else: open, offer, poll, send, note ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ Any = TypeVar("Any", PrefillTransfer, DecodeTransfer)
 class Job:
     """Hand-offs of rooms `first` .. `first + count - 1`, each of `pages` pages; at most `window` are open at a time.
 
-    `abort_share`: how many of them decode gives up, `abort_within_s` after they were opened at the latest.
+    `abort_share`: how many of them decode aborts, `abort_within_s` after they were opened at the latest.
+    `offer_after_s`: how long after a request arrives decode has memory for it. 0: at once, and prefill sends when it
+    knows of that. Above 0, prefill sends as soon as its own request arrives.
     """
 
     first: int
@@ -32,9 +34,10 @@ class Job:
     scattered: bool = True
     abort_share: float = 0.0
     abort_within_s: float = 0.0
+    offer_after_s: float = 0.0
 
     def abort_after(self, room: int) -> float | None:
-        """When decode gives `room` up, in seconds after it was opened; the same in every run."""
+        """When decode aborts `room`, in seconds after it was opened; the same in every run."""
         if not self.abort_share:
             return None  # seeding the dice takes 7 us, which would count as time of the hand-off
         dice = random.Random(room)
@@ -49,12 +52,14 @@ class Times:
     ended: float = 0.0
     cpu_s: float = 0.0
     opened: dict[int, float] = field(default_factory=dict)
+    offered: dict[int, float] = field(default_factory=dict)
+    """Decode only: when it offered memory."""
     sent: dict[int, float] = field(default_factory=dict)
     done: dict[int, float] = field(default_factory=dict)
     failed: dict[int, float] = field(default_factory=dict)
     """When a hand-off that had failed became releasable."""
     aborted: dict[int, float] = field(default_factory=dict)
-    """When a hand-off that was being written was given up."""
+    """When a hand-off that was being written was aborted."""
     held_page_s: float = 0.0
     """Pages times seconds from an abort to the release."""
 
@@ -153,7 +158,7 @@ class PrefillLoop(Loop[PrefillTransfer]):
 
     def look(self, room: int, transfer: PrefillTransfer, slot: tuple[int, NDArray[np.int32]]) -> bool:
         """As Loop."""
-        if room not in self.times.sent and transfer.status.phase is Phase.READY:
+        if room not in self.times.sent and (self.job.offer_after_s or transfer.status.phase is Phase.READY):
             self.times.sent[room] = time.monotonic()
             transfer.send(slot[1], start=0, last=True, aux_slot=slot[0])
             return True
@@ -161,7 +166,7 @@ class PrefillLoop(Loop[PrefillTransfer]):
 
 
 class DecodeLoop(Loop[DecodeTransfer]):
-    """Offers pages, waits for them to be filled, gives some requests up."""
+    """Opens requests when they arrive, offers pages, waits for them to be filled, aborts some."""
 
     def __init__(
         self, connector: DecodeConnector, prefill: str, wake: Wake, job: Job, slots: list[NDArray[np.int32]]
@@ -174,10 +179,20 @@ class DecodeLoop(Loop[DecodeTransfer]):
         """As Loop."""
         if (after := self.job.abort_after(room)) is not None:
             self.aborts[room] = time.monotonic() + after
-        return self.connector.open(self.prefill, room, f"request-{room}", pages=slot[1], aux_slot=slot[0])
+        transfer = self.connector.open(self.prefill, room, f"request-{room}")
+        if not self.job.offer_after_s:
+            self._offer(room, transfer, slot)
+        return transfer
+
+    def _offer(self, room: int, transfer: DecodeTransfer, slot: tuple[int, NDArray[np.int32]]) -> None:
+        self.times.offered[room] = time.monotonic()
+        transfer.offer(slot[1], aux_slot=slot[0])
 
     def look(self, room: int, transfer: DecodeTransfer, slot: tuple[int, NDArray[np.int32]]) -> bool:
         """As Loop."""
+        if room not in self.times.offered and time.monotonic() >= self._offer_at(room):
+            self._offer(room, transfer, slot)
+            return True
         if room in self.aborts and time.monotonic() >= self.aborts[room]:
             del self.aborts[room]
             if not transfer.status.ended:
@@ -191,6 +206,10 @@ class DecodeLoop(Loop[DecodeTransfer]):
         return True
 
     def patience(self) -> float:
-        """Until the next abort is due."""
-        due = min(self.aborts.values(), default=None)
+        """Until the next abort or offer is due."""
+        offers = (self._offer_at(room) for room in self.live if room not in self.times.offered)
+        due = min((*self.aborts.values(), *offers), default=None)
         return STALL_S if due is None else max(min(due - time.monotonic(), STALL_S / 2), 0.0)
+
+    def _offer_at(self, room: int) -> float:
+        return self.times.opened[room] + self.job.offer_after_s

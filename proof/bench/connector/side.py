@@ -18,7 +18,7 @@ from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.timeouts import Timeouts
 
 from . import raw, stages
-from .frames import Said, said
+from .frames import Content, content
 from .memory import places
 from .process import Setup
 from .scheduler import DecodeLoop, Job, PrefillLoop, Times, Wake
@@ -40,13 +40,14 @@ class Side:
             self.fill(1)
         self.memory = setup.shape.lay_out(self.arena)
         self.wake = Wake()
-        self.frames: Counter[Said] = Counter()
+        self.frames: Counter[Content] = Counter()
         self.idle: list[tuple[Any, Any]] = []
         config = ConnectorConfig(
             advertise_host="127.0.0.1",
             bind_host="127.0.0.1",
             backend=setup.plane.backend,
-            timing=Timeouts(max_attempts=setup.max_attempts),
+            timeouts=Timeouts(max_attempts=setup.max_attempts),
+            frame_filter=self._note if setup.counts_frames else None,
             **setup.options,
         )
         begun = time.monotonic()
@@ -91,18 +92,16 @@ class Side:
         return raw.measure(self.connector._backend, peer, list(zip(local, target, strict=True)), only)
 
     def count_frames(self) -> None:
-        """Count what is sent from now on."""
+        """Forget what was sent so far."""
+        self.frames.clear()
 
-        def note(frame: Frame) -> float:
-            self.frames[said(frame)] += 1
-            return 0.0
+    def _note(self, frame: Frame) -> float:
+        self.frames[content(frame)] += 1
+        return 0.0
 
-        object.__setattr__(self.connector.config, "frame_filter", note)
-
-    def frames_sent(self) -> Counter[Said]:
-        """What has been sent since `count_frames`, and how often each; counting ends."""
-        object.__setattr__(self.connector.config, "frame_filter", None)
-        return self.frames
+    def frames_sent(self) -> Counter[Content]:
+        """What has been sent since `count_frames`, and how often each. Only with `Setup.counts_frames`."""
+        return Counter(self.frames)
 
     def open_idle(self, first: int, count: int, pages: int, prefill: str = "") -> None:
         """Open hand-offs that nobody sends yet; they stay until `end_idle`. Their pages are the memory's last ones."""
@@ -111,7 +110,8 @@ class Side:
             if self.setup.role == "prefill":
                 transfer = self.connector.open(room, f"idle-{room}")
             else:
-                transfer = self.connector.open(prefill, room, f"idle-{room}", pages=own, aux_slot=0)
+                transfer = self.connector.open(prefill, room, f"idle-{room}")
+                transfer.offer(own, aux_slot=0)
             self.idle.append((transfer, own))
         if self.setup.role == "prefill":
             self._until(lambda status: status.phase is not Phase.WAITING)
@@ -122,7 +122,7 @@ class Side:
             transfer.send(pages, start=0, last=True, aux_slot=0)
 
     def end_idle(self, abort: bool) -> int:
-        """Wait until all of them have ended, given up before or not; how many were done nevertheless."""
+        """Wait until all of them have ended, aborted before or not; how many were done nevertheless."""
         for transfer, _ in self.idle:
             if abort:
                 transfer.abort()

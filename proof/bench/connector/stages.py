@@ -21,8 +21,8 @@ STAGES = (
     "prefill: machine has decided",
     "prefill: worker or owner takes it",
     "prefill: pages have landed",
-    "prefill: Done handed to zmq",
-    "decode: Done read",
+    "prefill: Ended handed to zmq",
+    "decode: Ended read",
     "decode: machine has decided",
     "decode: scheduler woken",
     "decode: scheduler has seen it",
@@ -97,7 +97,7 @@ def _reached(pair: Pair, pages: int, handoffs: int) -> dict[str, list[float]]:
 
 
 def _first(marks: Marks, sent: float, done: float) -> dict[str, float]:
-    """When each stage was reached first; at decode after Done was sent, for the frames before it are others."""
+    """When each stage was reached first; at decode after Ended was sent, for the frames before it are others."""
     found: dict[str, float] = {}
     for when, stage in marks:
         later = STAGES.index(stage)

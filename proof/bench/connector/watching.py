@@ -1,4 +1,4 @@
-"""What it costs to be watched: checksums and flight records, beside a connector that has neither."""
+"""What checksums and flight records cost, beside a connector that has neither."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from .figures import TINY, latencies, paced
 from .memory import Shape
 from .pair import Pair
-from .process import MOONCAKE, NIXL, Plane
+from .process import NIXL, Plane
 from .results import Results, Row, spread
 from .scheduler import Job
 
@@ -33,9 +33,6 @@ def watching(results: Results, stack: ExitStack) -> None:
     }
     _compare(results, stack, NIXL, "one page", TINY, Job(0, 1500, 64, 1), variants)
     _compare(results, stack, NIXL, "64 MiB", MEDIUM, Job(0, 12, 1, 64), variants)
-    reading = {name: {**options, "direction": "read"} for name, options in variants.items() if "flight" not in name}
-    for plane in (NIXL, MOONCAKE):
-        _compare(results, stack, plane, "64 MiB in READ", MEDIUM, Job(0, 12, 1, 64), reading)
 
 
 def _compare(

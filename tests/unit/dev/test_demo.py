@@ -66,8 +66,8 @@ def test_questions_are_32_different_ones_of_many_lengths() -> None:
 @pytest.mark.parametrize(
     ("message", "named"),
     [
-        ("decode chat-decode-1 rank 0: engine loop silent for 12 s while its connector answers", True),
-        ("decode chat-decode-0 rank 0: engine loop silent for 12 s while its connector answers", False),
+        ("decode chat-decode-1 rank 0: engine loop has not run for 12 s while its connector answers", True),
+        ("decode chat-decode-0 rank 0: engine loop has not run for 12 s while its connector answers", False),
         ("Hand-off queues are empty or move", False),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_second_demo_is_refused_with_the_process_of_the_first(tmp_path, monkey
 
 
 class _Pod(BaseHTTPRequestHandler):
-    """Answers with what it was asked."""
+    """Answers each request with its own content."""
 
     def do_GET(self) -> None:
         self.send_response(404 if self.path == "/nothing" else 200)
@@ -114,7 +114,7 @@ class _Pod(BaseHTTPRequestHandler):
 
 
 class _Walled(CurrentContext):
-    """A cluster whose NetworkPolicies are enforced: the API server does not get at pods, a forwarded port does."""
+    """A cluster with enforced NetworkPolicies: the API server cannot reach pods, but a forwarded port can."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -147,7 +147,7 @@ def test_engines_are_asked_past_the_api_server_which_network_policies_keep_out(w
 
 
 class _Cluster:
-    """Counts what is asked of it."""
+    """Counts its requests."""
 
     def __init__(self) -> None:
         self.asked = []

@@ -1,4 +1,4 @@
-"""What a long wait prints."""
+"""Output of a long wait."""
 
 import io
 import threading

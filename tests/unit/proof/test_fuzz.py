@@ -12,7 +12,7 @@ from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
 
 from proof.fuzz.__main__ import MAX_LEN, TARGETS
 from proof.fuzz.allowance import EVERY, FIXED, Allowance
-from proof.fuzz.machines import ME, TIMING, Watched
+from proof.fuzz.machines import ME, TIMEOUTS, Watched
 from proof.fuzz.targets import make
 
 
@@ -25,7 +25,7 @@ def test_seeds_and_noise_break_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_whatever_is_read_or_driven_into_a_machine_breaks_nothing(name: str) -> None:
+def test_spoilt_seeds_break_nothing(name: str) -> None:
     """Bytes as they come are mostly refused at once, so half of the inputs are seeds of which a piece is another."""
     fuzz, seeds = make(name)
     spoilt = st.builds(
@@ -44,7 +44,7 @@ def test_whatever_is_read_or_driven_into_a_machine_breaks_nothing(name: str) -> 
     check()
 
 
-def test_an_input_that_costs_too_much_is_noticed() -> None:
+def test_input_that_costs_too_much_is_noticed() -> None:
     allowance = Allowance()
     for _ in range(EVERY - 1):
         with allowance.for_input(b"x"):
@@ -54,17 +54,17 @@ def test_an_input_that_costs_too_much_is_noticed() -> None:
 
 
 def test_a_write_outside_what_was_offered_is_noticed() -> None:
-    watched = Watched(DecodeMachine(ME, TIMING))
+    watched = Watched(DecodeMachine(ME, TIMEOUTS))
     watched.offered[AttemptId(ME, 1)] = [b"\1\0\0\0"]
-    watched.check_move(Write(AttemptId(ME, 1), 0, "p", b"\7\0\0\0", b"\1\0\0\0", None))
+    watched.check_write(Write(AttemptId(ME, 1), 0, "p", b"\7\0\0\0", b"\1\0\0\0", None))
     with pytest.raises(AssertionError, match="never offered"):
-        watched.check_move(Write(AttemptId(ME, 1), 0, "p", b"\7\0\0\0", b"\2\0\0\0", None))
+        watched.check_write(Write(AttemptId(ME, 1), 0, "p", b"\7\0\0\0", b"\2\0\0\0", None))
 
 
-def test_memory_that_is_given_back_while_a_move_uses_it_is_noticed() -> None:
-    watched = Watched(DecodeMachine(ME, TIMING))
+def test_release_while_a_write_uses_memory_is_noticed() -> None:
+    watched = Watched(DecodeMachine(ME, TIMEOUTS))
     attempt = AttemptId(ME, 1)
-    watched.moving.append(Write(attempt, 0, "p", b"\7\0\0\0", b"\1\0\0\0", None))
+    watched.writes.append(Write(attempt, 0, "p", b"\7\0\0\0", b"\1\0\0\0", None))
     over = TransferStatus(phase=Phase.FAILED, cause=Cause.ABORTED, message="", releasable=True)
     with pytest.raises(AssertionError, match="gives back what"):
         watched.check_untouched(Report(1, over, (attempt,)))

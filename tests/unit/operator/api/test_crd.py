@@ -79,7 +79,7 @@ def test_every_rule_says_which_field_is_wrong(file: str) -> None:
 
 
 def pattern_of(file: str, field: str) -> str:
-    """The regular expression of the rule on a field below spec."""
+    """Return the regular expression of the rule on a field below spec."""
     node = dict(nodes(schema_of(crds()[file])))[f".spec.{field}"]
     (rule,) = node["x-kubernetes-validations"]
     found = re.search(r"self\.matches\('([^']*)'\)", rule["rule"])

@@ -1,4 +1,4 @@
-"""Carrying out a plan: its order, what a refusal keeps from happening, and what it does not."""
+"""Carrying out a plan: its order, which steps a refusal prevents, and which it does not."""
 
 from dataclasses import replace
 from typing import Any
@@ -43,7 +43,7 @@ class Api:
 
 class Routers:
     def __init__(self, done: list[str], *, silent: str = "", slow: str = "") -> None:
-        """`silent` and `slow`: address of a router that does not answer, and of one whose list does not change."""
+        """`silent` is the address of a router that does not answer, `slow` of one whose list does not change."""
         self.done, self.silent, self.slow = done, silent, slow
 
     async def add(self, ip, key, url, role, port):

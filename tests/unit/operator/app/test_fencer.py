@@ -1,4 +1,4 @@
-"""Fences are given once, again when they did not help, and holds without hope are told after a while."""
+"""Fences are sent once, and again if they had no effect. Holds without possible proof are reported after a while."""
 
 import json
 from collections import Counter
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import web
-from pdpool_connector.transport.tokens import Gate
+from pdpool_connector.transport.tokens import TokenVerifier
 from pdpool_operator.api.base import Condition, ConditionStatus
 from pdpool_operator.api.names import ADMIN_PORT, Role
 from pdpool_operator.api.reasons import Reason
@@ -39,7 +39,7 @@ KEY = Key("DecodePool", "llm", "chat")
 
 
 class Samples:
-    """In the place of the sampler: one decode pod of two ranks, of which some hold."""
+    """Stand-in for the sampler: one decode pod of two ranks, some of which hold memory."""
 
     def __init__(self, uid: str) -> None:
         self.uid, self.held, self.asked = uid, {0}, 0
@@ -62,7 +62,7 @@ class Scene:
         assert instance.pod is not None
         self.pool = make_observed(pool, replace(instance, pod=replace(instance.pod, ip=IP)))
         self.samples, self.lives, self.now, self.counts = Samples(instance.pod.uid), Lives(), T0, Counter[str]()
-        self.gate = Gate(Signer(SEED).public, instance.pod.uid)
+        self.gate = TokenVerifier(Signer(SEED).public, instance.pod.uid)
         self.status, self.bodies = 200, {0: [], 1: []}
         self.budget_s = 60.0
         engines = Engines(http, Signer(SEED), "operator x", write_budget=lambda: self.budget_s)
@@ -192,7 +192,7 @@ async def test_a_hold_without_hope_is_told_after_a_while_and_until_it_ends(scene
     assert not scene.due()
     scene.samples.held = {0}
     scene.now += seconds(1)
-    assert not scene.due(), "it began anew"
+    assert not scene.due(), "the wait did not start again"
 
 
 async def test_an_operator_that_begins_goes_on_saying_what_the_status_says(scene):

@@ -1,4 +1,4 @@
-"""What comes before the Lease is given back."""
+"""What ends before the Lease is released."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ KEYS = [Key("PrefillPool", "llm", name) for name in ("in-hand", "waiting")]
 
 
 class Leader:
-    """One worker that writes until it is let go, another key that waits, and a Lease."""
+    """One worker that writes until it is released, another key that waits, and a Lease."""
 
     def __init__(self) -> None:
         self.log: list[str] = []

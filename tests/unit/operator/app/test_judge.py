@@ -1,4 +1,4 @@
-"""Continuous judging: a pool is reconciled when its status no longer says what is so, and not otherwise."""
+"""Continuous judging: a pool is reconciled when its status is out of date, and otherwise not."""
 
 import itertools
 from datetime import UTC, datetime, timedelta
@@ -125,7 +125,7 @@ def test_lengths_that_change_are_shown_every_half_minute_and_not_more_often(worl
 
 
 def test_a_pool_whose_reconciles_fail_is_asked_for_less_and_less_often(world):
-    """As while the API server is overloaded: the back-off of its key would be passed by every second."""
+    """While the API server is overloaded, a request every second would bypass the back-off of the key."""
     asked_at = []
     for second in range(300):
         world.now += timedelta(seconds=1)
@@ -139,11 +139,11 @@ def test_a_pool_whose_reconciles_fail_is_asked_for_less_and_less_often(world):
     world.sample(Role.PREFILL, {"prefill_bootstrap": (0, None, 5)})
     world.asked.clear()
     world.judge.tick()
-    assert PREFILL in world.asked, "news after a success is told at once"
+    assert PREFILL in world.asked, "a change after a success causes a reconcile at once"
 
 
 def test_requests_that_come_and_go_are_no_news(world):
-    """Idle at one look and Flowing at the next: under light traffic, each pool would be written every few seconds."""
+    """Idle at one sample and Flowing at the next: under light traffic, each pool would be written every few seconds."""
     asked = 0
     for second in range(90):
         world.now += timedelta(seconds=1)
@@ -173,7 +173,7 @@ def test_readings_are_of_what_answers_and_vanish_with_the_pool(world):
 
 
 def test_readings_of_a_pod_that_is_no_longer_looked_at_vanish(world):
-    """As of one that has Failed and stays: what it last said is not so any more."""
+    """The last report of a pod that has Failed and stays is out of date."""
     world.now += timedelta(seconds=STALE_S)
     assert len(list(world.judge.queues())) == len(list(world.judge.holds())) == 2
     world.now += timedelta(milliseconds=1)
@@ -183,7 +183,7 @@ def test_readings_of_a_pod_that_is_no_longer_looked_at_vanish(world):
 
 @pytest.mark.parametrize("ends", ["replaced", "gone with its pool"])
 def test_a_pod_that_was_looked_at_by_a_reconcile_that_failed_is_forgotten_when_it_is(world, ends):
-    """The sampler sees new pods in the midst of a reconcile; what came to its end afterwards never told of this one."""
+    """The sampler sees new pods during a reconcile. A reconcile that fails never reports them."""
     look = RankSample(0, "another", world.now, world.now, None, None, "timeout")
     world.judge.on_samples(Target("llm", "chat", Role.PREFILL, 1, "another", "127.0.0.2"), [look])
     world.observe(PREFILL) if ends == "replaced" else world.judge.gone(PREFILL)

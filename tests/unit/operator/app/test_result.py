@@ -1,4 +1,4 @@
-"""When an object is looked at again."""
+"""When an object is reconciled again."""
 
 from typing import Any, cast
 

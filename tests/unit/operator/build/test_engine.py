@@ -1,4 +1,4 @@
-"""What a pod's template and the engine in it say of the same thing."""
+"""Values that a pod's template and the engine in it must agree on."""
 
 from pathlib import PurePosixPath
 

@@ -1,5 +1,6 @@
-"""Every object that the builders make, in full, against committed YAML. Rewrite with `--update-golden` and read the
-diff.
+"""Every object that the builders make, in full, against committed YAML.
+
+Rewrite the files with `--update-golden`, and read the diff.
 """
 
 from pathlib import Path

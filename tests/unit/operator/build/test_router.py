@@ -1,4 +1,4 @@
-"""What the Deployment of a router and the entrypoint of its image say of the same thing."""
+"""Values that the router's Deployment and its image's entrypoint must agree on."""
 
 import runpy
 from pathlib import Path

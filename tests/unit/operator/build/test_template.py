@@ -27,7 +27,7 @@ def engine(**container: Any) -> dict[str, Any]:
             engine(lifecycle={"preStop": {"exec": {}}}),
             "lifecycle.preStop: <object of 1>: pdpool drains the engine there",
         ),
-        ({"spec": {"terminationGracePeriodSeconds": 5}}, "5: it follows from spec.drainTimeoutSeconds"),
+        ({"spec": {"terminationGracePeriodSeconds": 5}}, "5: it is derived from spec.drainTimeoutSeconds"),
         ({"spec": {"containers": "engine"}}, "spec.template.spec.containers: 'engine': must be a list"),
         ({"spec": {"containers": ["engine"]}}, "spec.template.spec.containers[0]: 'engine': must be an object"),
         ({"spec": {"containers": [{"name": "a"}, {"name": "a"}]}}, "containers[1].name: 'a': occurs twice"),

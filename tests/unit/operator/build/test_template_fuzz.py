@@ -1,4 +1,4 @@
-"""Users may write anything into a field without a schema: it is merged, or refused by name, and never a crash."""
+"""Users may write anything into a field without a schema. It is merged or refused by name, and never causes a crash."""
 
 import copy
 import json
@@ -30,7 +30,7 @@ def mostly(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 def likely(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """An object with some of these fields, any of which, or all of it, may now and then be anything."""
+    """An object with some of these fields. Any field, or the whole object, may be of any type."""
     return mostly(st.fixed_dictionaries({}, optional={name: mostly(field) for name, field in fields.items()}))
 
 

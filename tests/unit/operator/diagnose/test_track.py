@@ -67,7 +67,7 @@ def test_a_rank_that_never_answered_has_no_incarnation() -> None:
 @hypothesis_settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.sampled_from("ab"), st.booleans()), max_size=30))
 def test_the_track_agrees_with_the_whole_history(history: list[tuple[int, int, str, bool]]) -> None:
-    """Oracle: the last moment at which, among answered looks, the queue was empty or differed from the one before."""
+    """Oracle: the last answered sample at which the queue was empty or differed from the sample before."""
     samples, answered, total = [], [], 0
     for number, (reqs, moved, incarnation, lost) in enumerate(history):
         total += moved

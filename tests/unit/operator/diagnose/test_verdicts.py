@@ -26,8 +26,9 @@ BOOTSTRAP, INFLIGHT, PREALLOC, TRANSFER = "prefill_bootstrap", "prefill_inflight
 
 
 def subject(role: Role, index: int = 0, *, since: float = 0.0, at: float = 0.0, **sample: Any) -> Subject:
-    """An instance that was looked at twice with the same counters: `since` and `at`, in seconds after T0. Once before,
-    its queues were empty.
+    """An instance with two samples of the same counters, at `since` and `at`, in seconds after T0.
+
+    Before that, its queues were empty.
     """
     name = f"chat-{role}-{index}-0"
     uid = f"uid-of-{name}"
@@ -62,7 +63,7 @@ def test_running_requests_or_short_waits_are_flowing() -> None:
     assert judge(decode(running=4)).verdict is Verdict.FLOWING
     waits = judge(prefill(at=29.9, queues={BOOTSTRAP: (3, 29.9, 5)}), decode(at=29.9), at=29.9)
     assert waits.verdict is Verdict.FLOWING
-    assert waits.waiting_since is None, "what is told of a wait in a status may be half a minute old"
+    assert waits.waiting_since is None, "the wait in a status may be half a minute old"
 
 
 def test_long_waits_in_a_queue_that_moves_are_saturated() -> None:
@@ -73,7 +74,7 @@ def test_long_waits_in_a_queue_that_moves_are_saturated() -> None:
 
 
 def test_a_queue_that_was_not_watched_for_long_is_not_said_to_move() -> None:
-    """As after the operator has started anew: its requests are old, and whether they move is not known yet."""
+    """After a restart of the operator, requests are old, and it is unknown whether they move."""
     for queues in ({BOOTSTRAP: (14, 92.0, 5)}, {INFLIGHT: (14, 92.0, 5)}):
         track = follow_all([make_sample(T0, queues=queues), make_sample(T0 + seconds(29), queues=queues)])
         assert track is not None
@@ -93,11 +94,13 @@ def test_the_story_of_the_frozen_decode_names_it_in_the_words_of_the_design() ->
     assert blocked.blames == ("chat-decode-1",)
     assert blocked.message == (
         "prefill chat-prefill-0 rank 0: 14 requests wait 92 s for bootstrap; "
-        "chat-decode-1 engine loop silent for 88 s while its connector answers"
+        "chat-decode-1 engine loop has not run for 88 s while its connector answers"
     )
     at_fault = judge(frozen, waiting, at=92)
     assert at_fault.verdict is Verdict.STUCK
-    assert at_fault.message == "decode chat-decode-1 rank 0: engine loop silent for 88 s while its connector answers"
+    assert (
+        at_fault.message == "decode chat-decode-1 rank 0: engine loop has not run for 88 s while its connector answers"
+    )
     assert judge(fine, waiting, at=92).verdict is Verdict.IDLE
 
 
@@ -152,7 +155,7 @@ def test_prefill_is_stuck_itself_when_its_own_loop_is_silent() -> None:
     diagnosis = judge(waiting, decode(at=40), at=40)
     assert diagnosis.verdict is Verdict.STUCK
     assert diagnosis.blames == ()
-    assert "engine loop silent for 38 s" in diagnosis.message
+    assert "engine loop has not run for 38 s" in diagnosis.message
     assert "3 requests wait 40 s for bootstrap" in diagnosis.message
 
 
@@ -193,12 +196,12 @@ def test_a_decode_engine_that_cannot_be_asked_is_suspected_and_not_condemned() -
     diagnosis = judge(waiting, decode(0, at=40), unseen, at=40)
     assert diagnosis.verdict is Verdict.BLOCKED
     assert diagnosis.blames == ("chat-decode-1",)
-    assert "chat-decode-1 cannot be asked" in diagnosis.message
+    assert "chat-decode-1 did not answer" in diagnosis.message
     assert judge(unseen, waiting, at=40).verdict is Verdict.UNKNOWN
 
 
 def test_a_decode_that_has_never_come_up_hides_no_stuck_prefill_and_is_not_blamed() -> None:
-    """It has taken no request, so that none waits for it."""
+    """It has taken no request, so no request waits for it."""
     waiting = prefill(at=40, queues={BOOTSTRAP: (3, 40.0, 5)})
     pending = replace(decode(1), pod=make_pod(phase="Pending", ready=False, ip=None), tracks=())
     stuck = judge(waiting, decode(0, at=40), pending, at=40)
@@ -269,7 +272,7 @@ def test_who_holds_the_memory_that_a_decode_waits_for_is_what_its_engine_says_an
     full = decode(at=40, queues={PREALLOC: (5, 40.0, 9)}, running=running)
     diagnosis = judge(full, prefill(at=40), at=40)
     assert diagnosis.verdict is verdict
-    assert ("its engine does not tell what runs (timeout)" in diagnosis.message) == (running is None)
+    assert ("its engine does not report running requests (timeout)" in diagnosis.message) == (running is None)
 
 
 @pytest.mark.parametrize(("running", "verdict"), [(8, Verdict.SATURATED), (None, Verdict.UNKNOWN), (0, Verdict.STUCK)])
@@ -311,8 +314,8 @@ def test_a_transfer_that_stands_still_is_stuck() -> None:
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"connector_error": "timeout"}, "nothing moved for 40 s; chat-decode-1 cannot be asked"),
-        ({"beat_age_s": 39.0}, "chat-decode-1 engine loop silent for 39 s while its connector answers"),
+        ({"connector_error": "timeout"}, "nothing moved for 40 s; chat-decode-1 did not answer"),
+        ({"beat_age_s": 39.0}, "chat-decode-1 engine loop has not run for 39 s while its connector answers"),
     ],
 )
 def test_a_transfer_that_stands_still_as_a_decode_does_is_blocked_by_that_one(other, why) -> None:
@@ -346,7 +349,7 @@ def test_an_old_look_says_nothing_about_now(age_s: float, verdict: Verdict) -> N
 def test_a_silent_beat_of_an_old_look_blames_nobody() -> None:
     waiting = prefill(since=0, at=60, queues={BOOTSTRAP: (3, 60.0, 5)})
     diagnosis = judge(waiting, decode(at=60 - STALE_S - 1, beat_age_s=50.0), at=60)
-    assert "cannot be asked" in diagnosis.message
+    assert "did not answer" in diagnosis.message
 
 
 def test_the_worst_rank_stands_for_the_instance() -> None:

@@ -23,7 +23,7 @@ ENGINE_IP = "10.0.0.9"
 
 
 class OneBadService:
-    """An API server with a prefill instance, and a service from some other version of the API, with a router."""
+    """An API server with a prefill instance, and with a service of another API version that has a router."""
 
     def __init__(self, *, ending: bool = False, drains: str = "") -> None:
         self.ending = {"deletionTimestamp": "2026-11-21T12:03:10Z"} if ending else {}
@@ -99,7 +99,7 @@ async def test_a_router_that_ends_counts_while_it_answers_and_is_not_waited_for_
 
 
 class OneBadPool:
-    """An API server of which only a PrefillPool from some other version of the API is asked."""
+    """An API server with a PrefillPool of another API version."""
 
     async def get(self, resource: Any, namespace: str, name: str) -> dict[str, Any] | None:
         bad = {"metadata": {"name": name, "namespace": namespace, "uid": "p"}, "spec": {"replicas": -1}}

@@ -1,4 +1,4 @@
-"""Which objects are looked at when something changes."""
+"""Which objects are reconciled when one changes."""
 
 import pytest
 from pdpool_operator.api import names

@@ -1,4 +1,4 @@
-"""What counts as the kubelet's word that a container has ended, and how long it is remembered."""
+"""What counts as the kubelet's report that a container has ended, and how long it is remembered."""
 
 from typing import Any
 

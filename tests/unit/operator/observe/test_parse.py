@@ -1,4 +1,4 @@
-"""Objects of the API server, as they come, with what they leave out."""
+"""Objects as the API server returns them, with their missing fields."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""The router client: changes count when they show, answers that are none are unknown, keys belong to one service."""
+"""The router client: changes count when they show, invalid answers are unknown, keys belong to one service."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from tests.serving import pod_address
 
 
 class Router:
-    """A router's control endpoints, whose list changes `lag` reads after it was asked to."""
+    """A router's control endpoints. A change shows in its list `lag` reads after the request."""
 
     def __init__(self) -> None:
         self.ip = pod_address()

@@ -1,4 +1,4 @@
-"""Sampling engines: what answers is taken in exactly; what does not is unknown, with a reason; nothing is overrun."""
+"""Sampling engines: answers are read exactly, missing answers are unknown with a reason, and load is bounded."""
 
 import asyncio
 import contextlib
@@ -66,7 +66,7 @@ LOADS = {
 
 
 class Pod:
-    """A pod that answers on both ports as it is told."""
+    """A pod that answers on both ports as the test sets it."""
 
     def __init__(self, ip: str = "", rank: int = 0) -> None:
         self.ip, self.port = ip or pod_address(), ADMIN_PORT + rank
@@ -126,7 +126,7 @@ def target(pod: Pod, uid: str = "u1") -> Target:
 
 
 class Recording(Sampler):
-    """A sampler, and all that it said it saw."""
+    """A sampler with a record of its callbacks."""
 
     seen: dict[str, list[RankSample]]
 
@@ -238,7 +238,7 @@ async def test_an_answer_that_drips_is_unknown_within_the_deadline(http, serve):
         pytest.param(STATE | {"queues": {"x": {"reqs": 10**400}}}, "invalid", id="more than any metric can hold"),
         pytest.param(STATE | {"held_bytes": 1 << 63}, "invalid", id="more than the API can hold"),
         pytest.param(STATE | {"queues": {'x"}\n': {"reqs": 1}}}, "invalid", id="a name that is none"),
-        pytest.param(STATE | {"incarnation": "all is well.\nTrue"}, "invalid", id="an incarnation that tells tales"),
+        pytest.param(STATE | {"incarnation": "all is well.\nTrue"}, "invalid", id="an incarnation with a line break"),
         pytest.param(STATE | {"ranks": MAX_RANKS + 1}, "invalid", id="too many ranks"),
         pytest.param(STATE | {"queues": {"x": {"reqs": "many"}}}, "invalid", id="wrong type"),
         pytest.param(STATE | {"queues": {str(i): {"reqs": 1} for i in range(17)}}, "invalid", id="too many queues"),

@@ -75,7 +75,7 @@ def hashes(pool: Pool, index: int = 0, settings: BuildSettings = SETTINGS) -> tu
 
 
 def make_instance(pool: Pool, index: int = 0, *, ready: bool = True, **changes: Any) -> ObservedInstance:
-    """An instance of the pool's current spec whose pod is Ready and idle."""
+    """Return an instance of the pool's current spec whose pod is Ready and idle."""
     spec_hash, build_hash = hashes(pool, index)
     name = names.instance(pool.metadata.name, pool.role, index)
     pod = make_pod(
@@ -102,7 +102,7 @@ def make_instance(pool: Pool, index: int = 0, *, ready: bool = True, **changes: 
 
 
 def as_observed(obj: dict[str, Any]) -> ObservedObject:
-    """An object as it is after it was applied."""
+    """Return an object as it is after it was applied."""
     meta = obj["metadata"]
     return ObservedObject(
         kind=obj["kind"],
@@ -132,8 +132,9 @@ def make_sample(
     rank: int = 0,
     connector_error: str = "",
 ) -> RankSample:
-    """A look at a rank: `queues` as name -> (reqs, oldest_s, moved_total); `running=None`: the engine did not
-    answer.
+    """Return a sample of a rank. `queues` maps name to (reqs, oldest_s, moved_total).
+
+    With `running=None` the engine did not answer.
     """
     connector = ConnectorSample(
         incarnation=incarnation,
@@ -154,7 +155,7 @@ def make_sample(
 
 
 def follow_all(samples: Iterable[RankSample]) -> RankTrack | None:
-    """The track after a series of looks, oldest first."""
+    """Return the track after a series of samples, oldest first."""
     track = None
     for sample in samples:
         track = follow(track, sample)

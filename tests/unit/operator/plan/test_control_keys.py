@@ -1,4 +1,4 @@
-"""Pools get keys for their control channel while they run; in whatever order, all that run understand each other."""
+"""Pools get keys for their control channel while they run. In every order, all running engines can connect."""
 
 from dataclasses import dataclass, field
 from itertools import permutations
@@ -15,7 +15,7 @@ K = ControlKeys
 
 @dataclass
 class Pods:
-    """Engine pods by role, with what keys each was made."""
+    """Engine pods by role, with the keys with which each was built."""
 
     of: dict[Role, list[ControlKeys]] = field(default_factory=dict)
 

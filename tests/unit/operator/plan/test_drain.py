@@ -23,7 +23,7 @@ def test_an_idle_engine_that_no_router_lists_is_drained() -> None:
     ("changes", "left"),
     [
         ({"listed_by": ("chat-router-x",)}, "in the worker list of chat-router-x"),
-        ({"listed_by": None}, "a router cannot be asked whether it still lists it"),
+        ({"listed_by": None}, "a router did not return its worker list"),
         ({"ranks": {}}, "no rank has been sampled"),
         ({"ranks": {0: make_sample(LATER, running=2)}}, "rank 0 has 2 running"),
         ({"ranks": {0: make_sample(LATER, holds=1)}}, "rank 0 has 1 held"),
@@ -36,11 +36,11 @@ def test_an_idle_engine_that_no_router_lists_is_drained() -> None:
         ({"ranks": {0: make_sample(LATER), 1: make_sample(LATER, rank=1, running=1)}}, "rank 1 has 1 running"),
         (
             {"ranks": {0: make_sample(LATER - seconds(0.001))}},
-            "rank 0 has not been asked since it left the rotation",
+            "rank 0 has not been sampled since it left the rotation",
         ),
         (
             {"ranks": {0: replace(make_sample(LATER), asked_at=LATER - seconds(0.001))}},
-            "rank 0 has not been asked since it left the rotation",
+            "rank 0 has not been sampled since it left the rotation",
         ),
         (
             {"ranks": {0: make_sample(LATER), 1: make_sample(LATER, rank=1, connector_error="timeout")}},

@@ -1,4 +1,4 @@
-"""What others have changed of our objects is seen in who owns the fields, as the API server keeps it."""
+"""Edits of our objects show in the owners of their fields, as the API server keeps them."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ SERVICE = {
     "spec": {"selector": {"a": "1", "b": "2"}, "ports": [{"name": "http", "port": 8000, "targetPort": "http"}]},
 }
 PORT = 'k:{"port":8000,"protocol":"TCP"}'
-# The API server keeps one owner for a Service's selector as a whole: it is an atomic map.
+# The API server keeps one owner for the whole selector of a Service: it is an atomic map.
 ALL: dict[str, Any] = {
     "f:metadata": {"f:labels": {"f:app": {}}},
     "f:spec": {
@@ -28,7 +28,7 @@ ALL: dict[str, Any] = {
 
 
 def less(fields: dict[str, Any], *path: str) -> dict[str, Any]:
-    """`fields` without what is at `path`."""
+    """Return `fields` without those at `path`."""
     first, *rest = path
     below = {first: less(fields[first], *rest)} if rest else {}
     return {name: value for name, value in fields.items() if name != first} | below
@@ -73,7 +73,7 @@ ENGINE = 'k:{"name":"engine"}'
 
 
 def template(engine: tuple[str, ...] = (), annotations: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Fields of a StatefulSet's template that somebody owns: of its container `engine`, and annotations."""
+    """Return owned fields of a StatefulSet's template: of its container `engine`, and annotations."""
     containers = {ENGINE: {f"f:{name}": {} for name in engine}} if engine else {}
     fields = {
         "f:metadata": {"f:annotations": {f"f:{name}": {} for name in annotations}} if annotations else {},
@@ -84,7 +84,7 @@ def template(engine: tuple[str, ...] = (), annotations: tuple[str, ...] = ()) ->
 
 OURS = ("pdpool.dev/spec-hash", "pdpool.dev/build-hash")
 IMAGE_EDITED = FieldOwners(template(("name",), OURS), (template(("image",)),))
-"""As `kubectl set image` leaves it: the image was ours before."""
+"""State after `kubectl set image`: we owned the image before."""
 ROLLOUT_RESTART = FieldOwners(
     template(("name", "image"), OURS), (template(annotations=("kubectl.kubernetes.io/restartedAt",)),)
 )

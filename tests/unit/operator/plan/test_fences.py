@@ -1,4 +1,4 @@
-"""Who is told that a peer has ended: only what is proved, never what is merely silent or gone."""
+"""Fences are sent only for ends that are proved, never for peers that are merely silent or gone."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -81,13 +81,13 @@ def test_a_pod_that_is_gone_without_a_word_of_the_kubelet_is_no_proof_and_is_tol
         result = fencing(gone=True, life=life)
         assert result.fences == ()
         assert [(one.holder, one.hold.incarnation) for one in result.unproven] == [(HOLDER.name, DEAD)]
-        assert "nobody saw its container end" in result.unproven[0].why
+        assert "no kubelet reported the end of its container" in result.unproven[0].why
 
 
 def test_a_peer_that_did_not_say_where_it_runs_cannot_be_looked_for():
     result = fencing(replace(HOLD, pod_uid=""), life=OVER)
     assert result.fences == ()
-    assert "did not say" in result.unproven[0].why
+    assert "did not report its pod" in result.unproven[0].why
 
 
 def test_a_holder_whose_address_another_pod_has_is_not_told():

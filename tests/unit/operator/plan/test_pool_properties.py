@@ -1,4 +1,4 @@
-"""What holds for every sequence of edits, failures and operator deaths."""
+"""Invariants of every sequence of edits, failures and operator crashes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ def edit(world: World, change: dict[str, Any]) -> None:
 
 
 def crash(world: World, indexes: set[int]) -> None:
-    """The pods of these instances are gone from one moment to the next; Kubernetes makes them anew."""
+    """The pods of these instances vanish at once. Kubernetes creates new ones."""
     for name, sts in world.sets.items():
         if world.index(name) in indexes:
             sts.pod = None
@@ -44,7 +44,7 @@ def crash(world: World, indexes: set[int]) -> None:
 
 
 def step(world: World, killed_after: int | None = None) -> Plan:
-    """One reconcile, perhaps cut short, and a second. Checks what must hold at every step."""
+    """Run one reconcile, perhaps cut short, and a second one. Check what must hold at every step."""
     serving = {sts.pod.uid: sts.pod for sts in world.sets.values() if sts.pod is not None and sts.pod.ready}
     before = world.observe()
     plan = world.plan()
@@ -135,7 +135,7 @@ def test_no_action_is_repeated_without_disturbance(replicas: int, wanted: int) -
 
 
 def _left(world: World) -> int:
-    """Instances that are missing, surplus, or made from another spec."""
+    """Instances that are missing, surplus, or built from another spec."""
     wanted = {f"chat-prefill-{index}" for index in range(world.pool.spec.replicas)}
     flag = f"--model-path={world.pool.spec.model.path}"
     old = [

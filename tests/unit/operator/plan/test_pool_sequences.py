@@ -283,7 +283,7 @@ def test_an_object_of_somebody_else_under_our_name_is_a_conflict_and_nothing_is_
     plan = world.plan()
     assert not plan.acts
     assert [fault.reason for fault in plan.faults] == [Reason.NAME_CONFLICT]
-    assert "Service chat-prefill exists and belongs to somebody else" in plan.faults[0].message
+    assert "Service chat-prefill exists and belongs to another owner" in plan.faults[0].message
 
 
 def test_what_an_earlier_pool_of_the_name_has_left_is_waited_for_and_no_fault() -> None:
@@ -295,7 +295,7 @@ def test_what_an_earlier_pool_of_the_name_has_left_is_waited_for_and_no_fault() 
     assert not plan.acts
     assert not plan.faults
     assert plan.progress is not None
-    assert plan.progress.message == "Waiting for Service chat-prefill of an earlier PrefillPool chat to be gone"
+    assert plan.progress.message == "Waiting for Service chat-prefill of an earlier PrefillPool chat to be deleted"
     for other in ("DecodePool/chat", "PrefillPool/other"):
         world.objects[key] = replace(world.objects[key], controller=other)
         assert [fault.reason for fault in world.plan().faults] == [Reason.NAME_CONFLICT]

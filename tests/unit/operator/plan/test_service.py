@@ -68,7 +68,7 @@ def observe(
     workers: tuple[RouterWorker, ...] | None = (PREFILL_0, DECODE_0, DECODE_1),
     **changes: Any,
 ) -> ObservedService:
-    """A service at its goal, one prefill and two decode engines, but for what is given."""
+    """Return a service at its goal, one prefill and two decode engines, except for the given values."""
     service = service or make_service()
     pools = make_pool(), make_pool(Role.DECODE, replicas=2)
     prefill = (make_instance(pools[0]),) if prefill is None else prefill
@@ -160,7 +160,7 @@ def test_an_address_under_the_wrong_role_is_removed_before_it_is_added() -> None
 
 
 def test_no_side_of_a_list_is_empty_while_one_engine_takes_over_from_another() -> None:
-    """A pool drains its engine as soon as the next one is Ready, which routers may not have heard of yet."""
+    """A pool drains its engine as soon as the next one is Ready, which routers may not know yet."""
     decode = make_pool(Role.DECODE, replicas=2)
     instances = decode_instance(0, spec_hash="earlier", pod=make_pod(ip="10.0.2.1", spec_hash="earlier"))
     plan = plan_pool(make_observed(decode, instances, decode_instance(1)), SETTINGS, T0)

@@ -1,8 +1,7 @@
-"""A small deterministic Kubernetes for planners: StatefulSets under OnDelete, pods that start, serve and end, one
-router.
+"""A small deterministic Kubernetes for planners.
 
-One `tick` is a second. Plans are carried out as the runtime does it, and may be cut after any number of actions, as
-when the operator is killed.
+It has StatefulSets under OnDelete, pods that start, serve and end, and one router. One `tick` is a second. Plans are
+carried out as the runtime does it. They may be cut after any number of actions, as when the operator is killed.
 """
 
 from dataclasses import dataclass, field, replace
@@ -60,9 +59,9 @@ class World:
     sets: dict[str, Sts] = field(default_factory=dict)
     objects: dict[tuple[str, str], ObservedObject] = field(default_factory=dict)
     taken: list[str] = field(default_factory=list)
-    """Names of wanted instances that we ourselves took out of service and that do not serve again yet."""
+    """Names of desired instances that the operator took out of service and that do not serve again yet."""
     trace: list[str] = field(default_factory=list)
-    """Actions carried out, in short words."""
+    """Executed actions, in short words."""
     serial: int = 0
 
     def want(self, **spec: Any) -> None:
@@ -82,7 +81,7 @@ class World:
         return plan_pool(self.observe(), self.settings, T0 + seconds(self.now))
 
     def carry_out(self, plan: Plan, actions: int | None = None) -> None:
-        """Carry out the first so many actions of a plan."""
+        """Carry out the first actions of a plan, as many as given."""
         steps = [*plan.apply, *plan.patch, *plan.delete]
         for step in steps[:actions]:
             if isinstance(step, Patch):
@@ -93,7 +92,7 @@ class World:
                 self._apply(step)
 
     def tick(self) -> None:
-        """A second passes: the StatefulSet controller, kubelets, clients and the router act."""
+        """One second passes: the StatefulSet controller, kubelets, clients and the router act."""
         self.now += 1
         for name, sts in self.sets.items():
             pod = sts.pod
@@ -128,7 +127,7 @@ class World:
         raise AssertionError(f"not settled after {limit} s: {self.plan().progress}; {self.trace[-10:]}")
 
     def fail(self, *names: str) -> None:
-        """These pods become unready, have nothing to do, and have left the router's list."""
+        """These pods become unready, have no work, and have left the router's list."""
         for name in names:
             sts = self.sets[name]
             assert sts.pod is not None
@@ -221,7 +220,7 @@ class World:
 
 
 def settled(replicas: int, *, role: Role = Role.PREFILL, **spec: Any) -> World:
-    """A world whose pool is at its goal, with an empty trace."""
+    """Return a world whose pool is at its goal, with an empty trace."""
     world = World(make_pool(role, replicas=replicas, **{"drainTimeoutSeconds": 20, **spec}))
     world.settle()
     world.trace.clear()

@@ -1,4 +1,4 @@
-"""The API client: whose objects it touches, what it sends, when it may not write, and which errors it tells apart."""
+"""The API client: which objects it changes, what it sends, when it may not write, and which errors it distinguishes."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def child(**meta: Any) -> dict[str, Any]:
 
 
 class Server:
-    """Answers by (method, path); remembers what it was asked."""
+    """Answers by (method, path), and records its requests."""
 
     def __init__(self) -> None:
         self.answers: dict[tuple[str, str], tuple[int, Any]] = {}
@@ -107,7 +107,7 @@ async def test_a_child_of_ours_is_applied_with_force_and_its_uid(server, connect
 @pytest.mark.parametrize(
     "owners",
     [
-        pytest.param([], id="nobody"),
+        pytest.param([], id="no owner"),
         pytest.param([OURS | {"uid": "another"}], id="another controller"),
         pytest.param([OURS | {"controller": False}], id="ours, but not the controller"),
     ],

@@ -1,4 +1,4 @@
-"""What the operator tells over HTTP, in events and logs; how workers treat failures; what it refuses to start with."""
+"""The operator's HTTP endpoints, events and logs. How workers handle failures. Settings that prevent a start."""
 
 import asyncio
 import json
@@ -157,7 +157,7 @@ KEY = Key("PrefillPool", "llm", "chat")
 
 
 async def run_worker(metrics: Metrics, *outcomes: Result | Exception) -> tuple[WorkQueue[Key], int]:
-    """Let a worker meet these outcomes one after the other; the queue afterwards, and how often it was called."""
+    """Run a worker with these outcomes in order. Return the queue afterwards, and the number of calls."""
     queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop().time)
     left = list(outcomes)
     done = asyncio.Event()

@@ -1,10 +1,10 @@
-"""What the operator derives from its seed is what connectors accept."""
+"""Connectors accept what the operator derives from its seed."""
 
 from pathlib import Path
 
 import pytest
 from pdpool_connector.transport.curve import read_keys
-from pdpool_connector.transport.tokens import Gate, TokenError
+from pdpool_connector.transport.tokens import TokenError, TokenVerifier
 from pdpool_operator.runtime.keys import Signer, control_keys
 
 SEED = b"0123456789abcdef0123456789abcdef"
@@ -12,7 +12,7 @@ SEED = b"0123456789abcdef0123456789abcdef"
 
 def test_a_connector_admits_what_the_operator_signed_for_its_pod_and_operation_once():
     signer = Signer(SEED)
-    gate = Gate(signer.public, "uid")
+    gate = TokenVerifier(signer.public, "uid")
     token = signer.authorization("fence", "uid", "operator x")
     assert gate.admit(token, "fence") == "operator x"
     with pytest.raises(TokenError, match="used before"):
@@ -23,7 +23,7 @@ def test_a_connector_admits_what_the_operator_signed_for_its_pod_and_operation_o
 
 
 def test_another_seed_opens_nothing():
-    gate = Gate(Signer(SEED).public, "uid")
+    gate = TokenVerifier(Signer(SEED).public, "uid")
     with pytest.raises(TokenError):
         gate.admit(Signer(SEED[::-1]).authorization("fence", "uid", "operator x"), "fence")
 

@@ -1,4 +1,4 @@
-"""The leader lease: never two leaders, whatever clocks, delays and failures; and soon one when the old one is gone."""
+"""The leader lease: never two leaders, under all clocks, delays and failures. A lost leader is soon replaced."""
 
 import asyncio
 import copy
@@ -34,8 +34,8 @@ MINE = replace(OTHERS, holder="me")
     ("view", "now", "expected"),
     [
         pytest.param(View(), 0.0, Acquire(transitions=0), id="no lease yet"),
-        pytest.param(View(OTHERS, since=10.0), 11.0, Wait(RETRY_S), id="somebody holds it"),
-        pytest.param(View(OTHERS, since=10.0), 24.5, Wait(0.5), id="somebody holds it, nearly run out"),
+        pytest.param(View(OTHERS, since=10.0), 11.0, Wait(RETRY_S), id="held by another"),
+        pytest.param(View(OTHERS, since=10.0), 24.5, Wait(0.5), id="held by another, nearly expired"),
         pytest.param(View(OTHERS, since=10.0), 25.0, Acquire(transitions=4), id="unchanged for its duration"),
         pytest.param(View(replace(OTHERS, holder=""), since=10.0), 10.0, Acquire(transitions=4), id="released"),
         pytest.param(View(MINE, since=10.0), 10.1, Acquire(transitions=3), id="our own write, answer never seen"),
@@ -188,7 +188,7 @@ async def test_a_write_may_not_outlast_the_lease():
     assert leader.write_budget_s() == 0
 
 
-# Each candidate takes one small step at a time; between any two steps anything may happen to the others.
+# Each candidate takes one small step at a time. Between any two steps anything may happen to the others.
 CANDIDATES = 3
 STEP = st.tuples(
     st.integers(0, CANDIDATES - 1),
@@ -198,7 +198,7 @@ STEP = st.tuples(
 
 
 class Candidate:
-    """An elector taken apart: reads and writes are separate steps, the clock runs at its own rate."""
+    """An elector in separate steps: reads and writes are apart, and its clock runs at its own rate."""
 
     def __init__(self, name: str, rate: float) -> None:
         self.name, self.rate, self.life = name, rate, 0
@@ -270,8 +270,8 @@ class World:
             one.restart()
 
     def delete_lease(self, _: Candidate) -> None:
-        # Not claimed: a candidate that never saw the deleted Lease cannot know of its holder, nor can one that slept
-        # while it was deleted, made anew and deleted again.
+        # Not claimed: a candidate that never saw the deleted Lease cannot know its holder. Neither can one that slept
+        # while the Lease was deleted, created and deleted again.
         if all(c.view.record and c.view.record.version for c in self.candidates):
             self.stored, self.deleted_at = None, self.true
 
@@ -295,7 +295,7 @@ async def test_a_successor_learns_how_far_back_it_has_to_read():
     store, clock, lost = Store(), Clock(), []
     first = elector(store, "a", clock, lost)
     await first.acquire(asyncio.Event())
-    assert first.inherited == (), "nobody led before"
+    assert first.inherited == (), "no process led before"
     holding = asyncio.create_task(first.hold())
     seen = {}
     while clock.true < 100:

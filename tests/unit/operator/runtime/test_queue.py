@@ -1,4 +1,4 @@
-"""The work queue: what is asked for gets done, once, never twice at once, never too early."""
+"""The work queue: each requested key is worked on, once, never twice at the same time, never too early."""
 
 import asyncio
 import random
@@ -135,7 +135,7 @@ STEPS = st.lists(
 
 
 class Promises:
-    """A queue with zero workers of its own, and what it owes: every request is served by a later take."""
+    """A queue without workers, and its obligations: a later take serves every request."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -160,7 +160,7 @@ class Promises:
 
     def take(self, _: int = 0) -> bool:
         key = self.queue.take()
-        # A delayed request joins the ready ones when its time has come and somebody looks.
+        # A delayed request becomes ready when its time has come and a worker asks.
         ripe = {key for key, when in self.due.items() if when <= self.clock.now}
         self.asked |= ripe
         for ripe_key in ripe:

@@ -81,7 +81,7 @@ def test_at_the_goal_everything_is_good_and_belongs_to_the_generation() -> None:
 
 def test_memory_that_nobody_can_prove_free_is_a_condition_that_names_holder_and_peer_and_leaves_ready_alone() -> None:
     pool = make_pool()
-    why = "no pool has its pod any more, and nobody saw its container end"
+    why = "its pod is gone from all pools, and no kubelet reported the end of its container"
     lost = [
         Unproven(f"chat-decode-{holder}-0", rank, HoldSample(letter * 32, "gone", "run"), why)
         for holder in range(7)
@@ -90,9 +90,7 @@ def test_memory_that_nobody_can_prove_free_is_a_condition_that_names_holder_and_
     status = status_of(pool, make_instance(pool), unproven=tuple(lost))
     assert outcome(status, "HoldsProvable") == ("False", "PeerUnproven")
     message = condition(status, "HoldsProvable").message
-    assert (
-        message.count("chat-decode-0-0 holds memory for process dddddddd, eeeeeeee, ffffffff: no pool has its pod") == 1
-    )
+    assert message.count("chat-decode-0-0 holds memory for process dddddddd, eeeeeeee, ffffffff: its pod is gone") == 1
     assert "and 2 more" in message
     assert outcome(status) == ("True", "Ready")
     assert outcome(status_of(pool, make_instance(pool)), "HoldsProvable") == ("True", "NothingUnproven")
@@ -108,7 +106,7 @@ def test_a_pod_that_a_dead_node_does_not_let_go_is_told_once_its_time_is_over() 
         status = status_of(pool, make_instance(pool), stuck, at=at)
         assert outcome(status) == ("False", "PodLingers")
         message = condition(status, "Ready").message
-        assert message.startswith("chat-prefill-1-0 was to be gone by 2026-11-21T12:00:00Z, but node node-7")
+        assert message.startswith("chat-prefill-1-0 should have terminated by 2026-11-21T12:00:00Z, but node node-7")
 
 
 def test_a_new_pool_has_no_pods_and_progresses() -> None:
@@ -246,7 +244,7 @@ def test_progress_waits_for_no_start_of_an_instance_that_was_up() -> None:
     found = [diagnosis(0), diagnosis(1, verdict=Verdict.STUCK)]
     status = status_of(pool, make_instance(pool), stuck, diagnoses=found)
     assert outcome(status, "Progressing") == ("False", "EnginesNotReady")
-    assert "chat-prefill-1 came up and cannot serve now" in condition(status, "Progressing").message
+    assert "chat-prefill-1 can no longer serve" in condition(status, "Progressing").message
 
 
 def test_progress_tells_those_that_start_from_those_that_were_up() -> None:
@@ -256,7 +254,7 @@ def test_progress_tells_those_that_start_from_those_that_were_up() -> None:
     status = status_of(pool, *instances, diagnoses=found)
     assert outcome(status, "Progressing") == ("True", "Starting")
     message = condition(status, "Progressing").message
-    assert message.startswith("Waiting for chat-prefill-0 to be Ready. chat-prefill-1 came up and cannot serve now")
+    assert message.startswith("Waiting for chat-prefill-0 to be Ready. chat-prefill-1 can no longer serve")
 
 
 def test_an_update_is_not_ready_before_every_instance_runs_the_new_spec() -> None:

@@ -44,13 +44,13 @@ def test_at_the_goal_requests_can_be_served() -> None:
 
 def test_a_missing_pool_is_named() -> None:
     status = status_of(replace(observe(), decode=None))
-    words = "DecodePool chat not found in this namespace; make it, or name another pool in poolRef"
+    words = "DecodePool chat not found in this namespace; create it, or name another pool in poolRef"
     assert outcome(status) == ("False", "PoolNotFound", words)
     assert status.ready == "1/1 prefill, no decode"
 
 
 def observe_pools(prefill: dict[str, Any], decode: dict[str, Any]) -> ObservedService:
-    """A service at its goal but for what the specs of its pools say."""
+    """Return a service at its goal, except for the given specs of its pools."""
     sides = make_pool(**prefill), make_pool(Role.DECODE, **decode)
     observed = [make_observed(pool, make_instance(pool)) for pool in sides]
     return replace(observe(), prefill=observed[0], decode=observed[1])
@@ -113,7 +113,7 @@ def test_one_engine_of_each_side_is_enough_to_serve() -> None:
     one_down = status_of(observe(decode=(decode_instance(0), unready(decode_instance(1)))))
     all_down = status_of(observe(decode=(unready(decode_instance(0)), unready(decode_instance(1)))))
     assert outcome(one_down)[:2] == ("True", "Ready")
-    words = "No instance of DecodePool chat can serve; its own conditions say more"
+    words = "No instance of DecodePool chat can serve; see its own conditions"
     assert outcome(all_down) == ("False", "PoolsNotReady", words)
 
 
@@ -132,7 +132,7 @@ def test_a_side_that_is_scaled_to_zero_is_told_as_that() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason", "words"),
     [
-        ({"deployment": None}, "RouterNotReady", "still to be created"),
+        ({"deployment": None}, "RouterNotReady", "not created yet"),
         ({"deployment": deployment(make_service(), ready_replicas=0)}, "RouterNotReady", "0 of 1 routers are Ready"),
         ({"deployment": deployment(make_service(), failure="quota")}, "PodRejected", "chat-router: quota"),
         (
@@ -176,7 +176,7 @@ def test_without_a_router_the_service_is_ready_when_its_pools_are() -> None:
 
 def test_queues_of_both_sides_count() -> None:
     subject = Subject("chat", Role.DECODE, 1, None, leaving=False, tracks=())
-    stuck = Diagnosis(subject, Verdict.STUCK, "decode chat-decode-1 rank 0: engine loop silent")
+    stuck = Diagnosis(subject, Verdict.STUCK, "decode chat-decode-1 rank 0: engine loop has not run")
     status = status_of(observe(), (stuck,))
     assert outcome(status, "QueuesHealthy") == ("False", "QueuesStuck", stuck.message)
     assert status.queues == "Stuck (decode 1)"
