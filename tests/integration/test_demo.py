@@ -46,7 +46,7 @@ def hear_ctrl_c():
 @pytest.fixture
 def demo(tmp_path):
     """A demo that has answered and stays. Its process, the URL that it printed, and its children."""
-    # Logs in a directory of its own: those of a demo that has ended are removed by whoever starts the next.
+    # Logs in a directory of its own: the next demo removes those of a demo that has ended.
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         COMMAND, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, preexec_fn=hear_ctrl_c

@@ -1,4 +1,4 @@
-"""What is no proper request, byte by byte over a socket: a 4xx in OpenAI's form each, at once; nobody is harmed."""
+"""Malformed requests, byte by byte over a socket: each gets a 4xx in OpenAI's form at once, and harms no other."""
 
 import gzip
 import json

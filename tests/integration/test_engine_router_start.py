@@ -172,7 +172,7 @@ def test_killed_decode_opens_no_circuit(engines, tmp_path):
         with router(tmp_path, workers, *in_turn) as (_, url, _):
             until(lambda: get_status(url + "/readiness") == 200)
             until(lambda: [worker["is_healthy"] for worker in listed(url)] == [True] * 3)
-            # Not earlier: one that stands still for 20 s says that it is unwell, and gets no requests.
+            # Not earlier: a scheduler frozen for 20 s makes /health answer 503, and then gets no requests.
             web.post(doomed.url + "/faults", json={"freeze_scheduler": True}, timeout=30).raise_for_status()
             for _ in range(26):
                 clients.submit(ask, url, patience=120.0)

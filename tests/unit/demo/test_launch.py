@@ -1,4 +1,4 @@
-"""Ports for processes that are told where to listen, and what is left of a deployment that has ended."""
+"""Free ports for child processes, and what an ended deployment leaves behind."""
 
 import socket
 

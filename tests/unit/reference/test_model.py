@@ -1,4 +1,4 @@
-"""The model computes Llama, and a request's logits have the same bits whatever surrounds it."""
+"""The model computes Llama, and a request's logits have the same bits in any batch."""
 
 import hashlib
 import os
@@ -23,7 +23,7 @@ TOKENS = np.random.default_rng(7).integers(0, CONFIG.vocab, (4, 400), np.int32)
 def fresh_model():
     kv = PagedKV(CONFIG, PAGES)
     for buffer in (*kv.k, *kv.v):
-        buffer[:] = np.nan  # whatever is read without having been written shows
+        buffer[:] = np.nan  # a read of unwritten bytes shows
     return Model(CONFIG, WEIGHTS, kv), kv
 
 

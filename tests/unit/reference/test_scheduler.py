@@ -18,7 +18,7 @@ TOKENIZER = tokenizers.load("tiny")
 
 
 class Bench:
-    """A core with the tiny model, turned by hand, on a clock that stands still unless moved."""
+    """A core with the tiny model. The test runs its turns and sets its clock."""
 
     def __init__(self, pages=64, **limits):
         config, loaded = weights.tiny()
