@@ -13,7 +13,7 @@ def make_cache() -> tuple[HostArena, np.ndarray[tuple[int, ...], np.dtype[np.flo
     """Zeroed float32 [4, 64, 16, 4, 32]: K and V of each layer, page, token, head, element; and where it lies."""
     arena = HostArena(4 * PAGES * PAGE_BYTES + AUX_BYTES)
     kv = tuple(arena.region(index * PAGES * PAGE_BYTES, PAGE_BYTES, PAGES) for index in range(4))
-    aux = arena.region(4 * PAGES * PAGE_BYTES, AUX_BYTES, 1)  # one row of bytes for what goes with a request
+    aux = (arena.region(4 * PAGES * PAGE_BYTES, AUX_BYTES, 1),)  # one row of bytes that goes with each request
     memory = KVMemory(kv=kv, aux=aux, page_tokens=16, layers=2, kv_heads=4, head_dim=32, dtype="float32", model="demo")
     return arena, arena.array(0, (4, PAGES, 16, 4, 32), np.float32), memory
 

@@ -21,7 +21,7 @@ settings.load_profile("pdpool")
 OPERATORS = "tests/cluster/test_operator_"
 """Files whose tests need the cluster, each a namespace of it; the tests of the whole stack wait for their end."""
 
-LONG = ("tests/integration/test_soak.py", "tests/integration/test_engine_faults.py")
+LONG = ("tests/integration/test_soak.py", "tests/integration/test_backend_faults.py")
 """Files that would be the last to end."""
 
 SPLIT = (*LONG, f"{OPERATORS}leader.py")

@@ -59,17 +59,12 @@ class PagedKV:
         self._aux: NDArray[np.int64] = self.arena.array(aux_offset, (AUX_ROWS, _AUX_WORDS), np.int64)
         self.memory = KVMemory(
             kv=tuple(regions),
-            aux=self.arena.region(aux_offset, _AUX_WORDS * 8, AUX_ROWS),
+            aux=(self.arena.region(aux_offset, _AUX_WORDS * 8, AUX_ROWS),),
             page_tokens=PAGE_TOKENS,
-            first_layer=part.first_layer,
-            layers=part.layers,
-            total_layers=config.layers,
-            first_head=part.first_head,
-            kv_heads=part.kv_heads,
-            total_heads=config.kv_heads,
             head_dim=config.head_dim,
             dtype="float32",
             model=config.name,
+            **part.geometry,
         )
 
     @staticmethod

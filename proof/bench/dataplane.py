@@ -25,7 +25,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 from pdpool_connector.backends import open_backend
-from pdpool_connector.backends.base import Op, Poll, TransferBackend
+from pdpool_connector.backends.base import Poll, TransferBackend
 from pdpool_connector.backends.mooncake import MooncakeBackend
 from pdpool_connector.backends.nixl import NixlBackend
 from pdpool_connector.layout.arena import HostArena
@@ -80,7 +80,7 @@ def memory_of(shape: Shape, arena: HostArena) -> KVMemory:
     size = shape.page_bytes * shape.pool
     return KVMemory(
         kv=tuple(arena.region(index * size, shape.page_bytes, shape.pool) for index in range(shape.regions)),
-        aux=arena.region(shape.regions * size, 64, 16),
+        aux=(arena.region(shape.regions * size, 64, 16),),
         page_tokens=16,
         layers=shape.regions // 2,
         kv_heads=1,
@@ -141,7 +141,8 @@ class Side:
         local, remote = self.shape.lists()
         local, remote = self.plan.indices(Chunk(local, remote, ((0, 0),)))
         start = time.perf_counter()
-        transfer = agent.make(Op.WRITE, peer.local, local, peer.remote, remote)
+        lists = peer.lists[0]
+        transfer = agent.make(lists.local, local, lists.remote, remote)
         over = agent.start(transfer)
         while not over:
             over = agent.over(transfer)

@@ -61,7 +61,7 @@ class Side:
         self.staging = Staging(4)
         self.memory = KVMemory(
             kv=tuple(self.arena.region(index * size * pool, size, pool) for index in range(REGIONS)),
-            aux=self.arena.region(REGIONS * size * pool, 64, 16),
+            aux=(self.arena.region(REGIONS * size * pool, 64, 16),),
             page_tokens=shape.page_tokens,
             layers=REGIONS // 2,
             kv_heads=heads,

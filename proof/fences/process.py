@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from pdpool_connector import HostArena, KVMemory
 from pdpool_connector.backends import open_backend
-from pdpool_connector.backends.base import BackendError, Op, Poll
+from pdpool_connector.backends.base import BackendError, Poll
 from pdpool_connector.backends.mooncake import MooncakeBackend
 from pdpool_connector.backends.nixl import NixlBackend
 from pdpool_connector.layout.memory import RemoteMemory, decode_remote, encode_remote
@@ -50,14 +50,14 @@ class Side:
         _answer({})
         pages = np.arange(PAGES, dtype=np.int32)
         chunk = Chunk(pages, pages)
-        handles = deque(self._backend.submit(peer, chunk, Op.WRITE) for _ in range(DEPTH))
+        handles = deque(self._backend.submit(peer, chunk) for _ in range(DEPTH))
         while True:
             handle = handles.popleft()
             match self._backend.poll(handle):
                 case Poll.PENDING:
                     handles.append(handle)
                 case Poll.DONE:
-                    handles.append(self._backend.submit(peer, chunk, Op.WRITE))
+                    handles.append(self._backend.submit(peer, chunk))
                 case _:
                     return {"failure": handle.failure}
 
@@ -82,7 +82,7 @@ def _memory(arena: HostArena, shape: Geometry) -> KVMemory:
     region = PAGES * shape.item_bytes
     return KVMemory(
         kv=tuple(arena.region(index * region, shape.item_bytes, PAGES) for index in range(2 * LAYERS)),
-        aux=arena.region(2 * LAYERS * region, 64, 1),
+        aux=(arena.region(2 * LAYERS * region, 64, 1),),
         page_tokens=16,
         layers=LAYERS,
         kv_heads=1,

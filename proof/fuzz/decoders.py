@@ -10,6 +10,7 @@ from pdpool_connector.layout.memory import (
     Region,
     RemoteMemory,
     StateCut,
+    StatePool,
     decode_remote,
     encode_remote,
 )
@@ -53,17 +54,14 @@ def memory() -> tuple[Fuzzed, Sequence[bytes]]:
     aux, state = Region(1 << 21, 64, 16), Region(1 << 22, 128, 8)
     one = KVMemory(
         kv=kv,
-        aux=aux,
+        aux=(aux,),
         page_tokens=16,
         layers=1,
         kv_heads=2,
         head_dim=4,
         dtype="float32",
         model="m",
-        state=(state,),
-        state_cuts=(StateCut(2, (4, 4)),),
-        state_rank=1,
-        state_ranks=2,
+        state=(StatePool("mamba", (state,), cuts=(StateCut(2, (4, 4)),), rank=1, ranks=2),),
     )
     return fuzz, [encode_remote(RemoteMemory(backend="local", memory=one, descriptor=b"x" * 32))]
 

@@ -143,7 +143,7 @@ def standing_in() -> Iterator[None]:
     made = SimpleNamespace(
         NIXL_SUCCESS=0, NIXL_IN_PROG=1, nixlAgent=Native, nixlAgentConfig=SimpleNamespace, NativeError=NativeError
     )
-    for name in ("NIXL_THREAD_SYNC_STRICT", "DRAM_SEG", "NIXL_INIT_AGENT", "NIXL_WRITE", "NIXL_READ"):
+    for name in ("NIXL_THREAD_SYNC_STRICT", "DRAM_SEG", "VRAM_SEG", "NIXL_INIT_AGENT", "NIXL_WRITE"):
         setattr(made, name, name)
     made.nixlRegDList = made.nixlXferDList = lambda *given: given
     moris = SimpleNamespace(

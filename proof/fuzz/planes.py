@@ -200,7 +200,7 @@ def _door_open() -> Iterator[None]:
 def _memory(arena: HostArena) -> KVMemory:
     k, v, aux = (arena.region(part * PAGES * PAGE_BYTES, PAGE_BYTES, PAGES) for part in range(3))
     shape = {"page_tokens": 1, "layers": 1, "kv_heads": 1, "head_dim": 16}
-    return KVMemory(kv=(k, v), aux=aux, dtype="float32", model="m", **shape)  # type: ignore[arg-type]
+    return KVMemory(kv=(k, v), aux=(aux,), dtype="float32", model="m", **shape)  # type: ignore[arg-type]
 
 
 class _Door:

@@ -30,7 +30,7 @@ class RawDecode:
         self._view[:] = CANARY
         self._memory = KVMemory(
             kv=tuple(self._arena.region(index * pages * item, item, pages) for index in range(regions)),
-            aux=self._arena.region(regions * pages * item, row_bytes, rows),
+            aux=(self._arena.region(regions * pages * item, row_bytes, rows),),
             page_tokens=16,
             head_dim=4,
             dtype="float32",

@@ -42,7 +42,7 @@ class Pool:
         self.arena = HostArena(size + AUX_ROWS * AUX_BYTES)
         self.memory = KVMemory(
             kv=tuple(self.arena.region(i * PAGES * ITEM_BYTES, ITEM_BYTES, PAGES) for i in range(REGIONS)),
-            aux=self.arena.region(size, AUX_BYTES, AUX_ROWS),
+            aux=(self.arena.region(size, AUX_BYTES, AUX_ROWS),),
             page_tokens=16,
             layers=LAYERS,
             kv_heads=1,

@@ -43,7 +43,7 @@ def _of_a_connector() -> dict[str, set[str]]:
     arena = HostArena(3 * 64)
     memory = KVMemory(
         kv=tuple(arena.region(64 * index, 64, 1) for index in range(2)),
-        aux=arena.region(128, 64, 1),
+        aux=(arena.region(128, 64, 1),),
         page_tokens=1,
         layers=1,
         kv_heads=1,

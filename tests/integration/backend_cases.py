@@ -1,4 +1,4 @@
-"""The data planes under test, and what the tests of backends share: pairs of processes, patterns of bytes, waits."""
+"""The transfer backends under test, and what their tests share: pairs of processes, patterns of bytes, waits."""
 
 import signal
 import time
@@ -38,32 +38,29 @@ BAD = {
     "lists differ": ([0, 1], [0], None, "local_pages has 2 ids and remote_pages 1"),
     "local aux slot": ([0], [0], (8, 0), "local aux slot is 8, must be 0..7"),
     "remote aux slot": ([0], [0], (0, -1), "remote aux slot is -1, must be 0..7"),
-}
-TWICE = {
-    "write": ([0, 1], [4, 4], None, "remote_pages has page 4 twice"),
-    "read": ([4, 4], [0, 1], None, "local_pages has page 4 twice"),
+    "target page twice": ([0, 1], [4, 4], None, "remote_pages has page 4 twice"),
 }
 
 
 @dataclass(frozen=True)
 class Plane:
-    """An backend and the environment that makes it use one transport.
+    """A backend and the environment that makes it use one transport.
 
-    lost: what a failure through a lost peer means. Only an backend that copies with its own hands can call it settled.
-    ops: the directions that it moves bytes in.
+    lost: the outcome of a transfer to a peer that is lost. Only a backend that copies itself can call it settled.
+    transport: the name of the transport that the backend reports.
     """
 
     backend: str
     env: dict[str, str] = field(default_factory=dict)
     host: str = "127.0.0.1"
     lost: Poll = Poll.FAILED_UNSETTLED
-    ops: tuple[str, ...] = ("write", "read")
+    transport: str = "tcp"
 
 
 PLANES = {
-    "local": Plane("local", lost=Poll.FAILED_SETTLED),
-    "nixl": Plane("nixl", {"UCX_NET_DEVICES": "lo"}),
-    "nixl-tcp": Plane("nixl", {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}, ops=("write",)),
+    "local": Plane("local", lost=Poll.FAILED_SETTLED, transport="memory"),
+    "nixl": Plane("nixl", {"UCX_NET_DEVICES": "lo"}, transport="cma"),
+    "nixl-tcp": Plane("nixl", {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}),
     "mooncake": Plane("mooncake"),
 }
 OVER_IPV6 = {
@@ -74,22 +71,17 @@ OVER_IPV6 = {
 }
 """Those whose bytes have an address to go to: the others go through memory, whatever the host is called."""
 RECORDED = {
-    "mori-recorded": Plane("mori", {STAND_INS: "1"}),
-    "ascend-recorded": Plane("ascend", {STAND_INS: "1", "MF_CONFIG_STORE_URL": "tcp://127.0.0.1:6650"}),
+    "mori-recorded": Plane("mori", {STAND_INS: "1"}, transport="rdma"),
+    "ascend-recorded": Plane("ascend", {STAND_INS: "1", "MF_CONFIG_STORE_URL": "tcp://127.0.0.1:6650"}, transport=""),
 }
 """Adapters on stand-ins of their packages. How a real transport fails these cannot tell: they are for healthy peers."""
 OVER_TCP = {name: PLANES[name] for name in ("nixl-tcp", "mooncake")}
 
 
 def cross(metafunc, argument, planes):
-    """Run a test that has `argument` on each plane, and one that has `op`, too, in each direction the plane knows."""
-    if argument not in metafunc.fixturenames:
-        return
-    if "op" not in metafunc.fixturenames:
+    """Run a test that has `argument` on each plane."""
+    if argument in metafunc.fixturenames:
         metafunc.parametrize(argument, planes.values(), ids=list(planes), scope="module")
-        return
-    cases = {f"{name}-{op}": (plane, op) for name, plane in planes.items() for op in plane.ops}
-    metafunc.parametrize((argument, "op"), cases.values(), ids=list(cases), scope="module")
 
 
 @contextmanager
@@ -112,11 +104,6 @@ def peers(plane, geometry, *roles, prefixes=(), hosts=()):
                 peer.signal(signal.SIGCONT)
         codes = [peer.end() for peer in opened]
     assert set(codes) <= {0, -signal.SIGKILL}, f"exit codes {codes}: a process crashed"
-
-
-def ends(op, initiator, target):
-    """(the process that bytes come from, the one they go to)."""
-    return (initiator, target) if op == "write" else (target, initiator)
 
 
 def fill(source, sink, seed=0):
@@ -144,21 +131,14 @@ def expected(source, sink, source_pages, sink_pages, aux=None):
         for page, to in zip(source_pages, sink_pages, strict=True):
             put(from_region, page, to_region, to)
     if aux is not None:
-        put(ours.aux, aux[0], theirs.aux, aux[1])
+        put(ours.aux[0], aux[0], theirs.aux[0], aux[1])
     return image
 
 
-def lists(op, source_pages, sink_pages, aux=None, state=None, **others):
-    """The same transfer as the initiator names it: local and remote lists."""
-    local, remote = (source_pages, sink_pages) if op == "write" else (sink_pages, source_pages)
-    if op == "read":
-        aux, state = (aux and aux[::-1]), (state and state[::-1])
-    return {"op": op, "local": list(local), "remote": list(remote), "aux": aux, "state": state, **others}
-
-
-def move(initiator, target, op, source_pages, sink_pages, *more, **others):
-    """Do one transfer and answer how it ended."""
-    handle = initiator.call("submit", peer=target.name, **lists(op, source_pages, sink_pages, *more, **others))
+def move(initiator, target, source_pages, sink_pages, aux=None, state=None, **others):
+    """Do one transfer and return how it ended; state: (source ids, sink ids) of the one pool."""
+    chunk = {"local": list(source_pages), "remote": list(sink_pages), "aux": aux, "state": state}
+    handle = initiator.call("submit", peer=target.name, **chunk, **others)
     assert "error" not in handle, handle
     return initiator.call("poll", handle=handle["handle"], wait_s=80.0)
 

@@ -1,4 +1,4 @@
-"""One side of an backend pair, in a process of its own: obeys one JSON command a line on stdin, answers one on stdout.
+"""One side of a pair of backends, in a process of its own. It reads JSON commands, a line each, and writes answers.
 
 Its process is held by `Peer`, in the tests. The tests look into both arenas themselves, so no answer of a process
 under test is believed about bytes.
@@ -20,12 +20,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from pdpool_connector.backends import open_backend
-from pdpool_connector.backends.base import BackendError, Op, Poll
+from pdpool_connector.backends.base import BackendError, Poll
 from pdpool_connector.backends.mooncake import MooncakeBackend
 from pdpool_connector.backends.nixl import NixlBackend
 from pdpool_connector.layout.arena import ArenaLocation, HostArena, MappedArena
-from pdpool_connector.layout.memory import KVMemory, RemoteMemory, StateCut, decode_remote, encode_remote
-from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.memory import KVMemory, RemoteMemory, StateCut, StatePool, decode_remote, encode_remote
+from pdpool_connector.layout.plan import Chunk, PairPlan, StateItems
+from pdpool_connector.layout.process import this_process
 from pdpool_connector.layout.staging import Staging
 
 from dev.processes import send
@@ -133,13 +134,14 @@ class _Side:
         connect_timeout_s=None,
         state=(),
         state_cuts=(),
-        op="write",
+        state_rank=0,
+        state_ranks=0,
         **fields,
     ):
-        """`page_bytes`: of one region; `state`: item bytes of each state region, which has `pages` items; `state_cuts`:
-        (outer, groups) of each, or None."""
+        """`page_bytes`: of one region; `state`: item bytes of each region of the one pool, which has `pages` items;
+        `state_cuts`: (outer, groups) of each, or None."""
         if connect_timeout_s is None:
-            self.backend = open_backend(backend, name, target=target, op=Op(op), host=host)
+            self.backend = open_backend(backend, name, target=target, host=host)
         elif backend == "nixl":
             self.backend = NixlBackend(name, target=target, connect_timeout_s=connect_timeout_s)
         else:
@@ -149,11 +151,15 @@ class _Side:
         self.arena = HostArena(offsets[-1])
         regions = [self.arena.region(offset, *shape) for offset, shape in zip(offsets, shapes, strict=False)]
         kv_heads = fields.setdefault("kv_heads", 1)
+        pools = ()
+        if state:
+            cuts = tuple(cut and StateCut(cut[0], tuple(cut[1])) for cut in state_cuts)
+            share = {"rank": state_rank, "ranks": state_ranks}
+            pools = (StatePool("mamba", tuple(regions[2 * layers : -1]), cuts=cuts, **share),)
         memory = KVMemory(
             kv=tuple(regions[: 2 * layers]),
-            state=tuple(regions[2 * layers : -1]),
-            state_cuts=tuple(cut and StateCut(cut[0], tuple(cut[1])) for cut in state_cuts),
-            aux=regions[-1],
+            state=pools,
+            aux=(regions[-1],),
             layers=layers,
             head_dim=page_bytes // 64 // kv_heads,
             dtype="float32",
@@ -161,7 +167,7 @@ class _Side:
         )
         self.memory, self.staging, self.plans = memory, Staging(1), {}
         descriptor = self.backend.register(memory, self.staging.region if self.backend.stages else None)
-        remote = RemoteMemory(backend=backend, memory=memory, descriptor=descriptor)
+        remote = RemoteMemory(backend=backend, memory=memory, descriptor=descriptor, process=this_process())
         return {
             "remote": encode_remote(remote).hex(),
             "location": msgspec.json.encode(self.arena.location()).decode(),
@@ -177,19 +183,22 @@ class _Side:
         self.backend.disconnect(peer)
         return {}
 
-    def submit(self, peer, local, remote, aux=None, op="write", state=None, span=None, stage=False):
+    def transport(self, peer):
+        return {"transport": self.backend.transport(peer)}
+
+    def submit(self, peer, local, remote, aux=None, state=None, span=None, stage=False):
         chunk = Chunk(
             np.array(local, np.int32),
             np.array(remote, np.int32),
             (tuple(aux),) if aux else (),
-            tuple(np.array(ids, np.int32) for ids in state) if state else None,
+            (StateItems(0, *(np.array(ids, np.int32) for ids in state)),) if state else (),
             tuple(span) if span else None,
         )
         if stage:
             slot = self.staging.reserve()
             chunk = self.plans[peer].stage(chunk, slot)
             slot.release()  # the test waits for the transfer before it stages the next
-        self.handles.append(self.backend.submit(peer, chunk, Op(op)))
+        self.handles.append(self.backend.submit(peer, chunk))
         return {"handle": len(self.handles) - 1}
 
     def poll(self, handle, wait_s=0.0):
@@ -199,22 +208,22 @@ class _Side:
             pass
         return {"outcome": outcome.value, "failure": self.handles[handle].failure, "at": time.monotonic()}
 
-    def stream(self, peer, local, remote, wait_s, op):
+    def stream(self, peer, local, remote, wait_s):
         """Move the same pages again and again until it fails or `wait_s` have passed."""
         chunk = Chunk(np.array(local, np.int32), np.array(remote, np.int32))
         deadline = time.monotonic() + wait_s
         outcome, count = Poll.DONE, 0
         while outcome in (Poll.DONE, Poll.PENDING) and time.monotonic() < deadline:
             if outcome is Poll.DONE:
-                handle, count = self.backend.submit(peer, chunk, Op(op)), count + 1
+                handle, count = self.backend.submit(peer, chunk), count + 1
             outcome = self.backend.poll(handle)
         return {"outcome": outcome.value, "count": count, "at": time.monotonic(), "failure": handle.failure}
 
-    def repeat(self, peer, local, remote, times, op):
+    def repeat(self, peer, local, remote, times):
         """Move the same pages `times` times, one after the other; the outcomes other than done."""
         failed = []
         for _ in range(times):
-            self.submit(peer, local, remote, op=op)
+            self.submit(peer, local, remote)
             outcome = self.poll(len(self.handles) - 1, 10.0)
             if outcome["outcome"] != "done":
                 failed.append(outcome)
@@ -236,7 +245,7 @@ class _Side:
                 started = time.monotonic()
                 outcome, count = Poll.DONE, 0
                 while outcome is Poll.DONE and count < job["times"]:
-                    handle, count = self.backend.submit(job["peer"], chunk, Op(job["op"])), count + 1
+                    handle, count = self.backend.submit(job["peer"], chunk), count + 1
                     while (outcome := self.backend.poll(handle)) is Poll.PENDING:
                         if time.monotonic() - started > wait_s:
                             break

@@ -23,9 +23,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory, PrefillConnector
-from pdpool_connector.backends.base import BackendError, Op, Poll, prompt_submit
+from pdpool_connector.backends.base import BackendError, Poll, prompt_submit
 from pdpool_connector.layout import pool
 from pdpool_connector.layout.arena import ArenaLocation, MappedArena
+from pdpool_connector.layout.memory import StatePool
 from pdpool_connector.layout.pairing import ModelShard
 from pdpool_connector.layout.process import this_process
 from pdpool_connector.protocol.fence import ConnectionsEnded, ContainerTerminated
@@ -188,16 +189,16 @@ class _Gate:
     def __getattr__(self, name):
         return getattr(self._backend, name)
 
-    def submit(self, peer, chunk, *op):
+    def submit(self, peer, chunk):
         if self.swapped is not None:
             chunk = replace(chunk, local_pages=np.full_like(chunk.local_pages, self.swapped))
         self.staged += chunk.staged is not None
-        if not self.failing.isdisjoint((chunk.remote_pages if Op.READ in op else chunk.local_pages).tolist()):
+        if not self.failing.isdisjoint(chunk.local_pages.tolist()):
             raise BackendError("the data plane fails, as it was told to")
         if self.open.is_set():
-            return self._backend.submit(peer, chunk, *op)
+            return self._backend.submit(peer, chunk)
         self.held += 1
-        return _Late(self.held, peer, chunk, op)
+        return _Late(self.held, peer, chunk)
 
     def submit_at_once(self, *chunk):
         """As the engine's, where it has one, while nothing is held back."""
@@ -211,7 +212,7 @@ class _Gate:
         if handle.inner is None:
             if handle.number not in self.freed and not self.open.wait(0.002):
                 return Poll.PENDING
-            handle.inner = self._backend.submit(handle.peer, handle.chunk, *handle.op)
+            handle.inner = self._backend.submit(handle.peer, handle.chunk)
         outcome = self._note(handle.inner, self._backend.poll(handle.inner))
         handle.failure = handle.inner.failure
         return outcome
@@ -223,8 +224,8 @@ class _Gate:
 
 
 class _Late:
-    def __init__(self, number, peer, chunk, op) -> None:
-        self.number, self.peer, self.chunk, self.op, self.inner, self.failure = number, peer, chunk, op, None, ""
+    def __init__(self, number, peer, chunk) -> None:
+        self.number, self.peer, self.chunk, self.inner, self.failure = number, peer, chunk, None, ""
 
 
 class _Connector:
@@ -240,17 +241,24 @@ class _Connector:
         items = [kind.item_bytes(part.state_ranks) for kind in kinds] * part.layers
         starts = list(accumulate((STATE_ITEMS * count for count in items), initial=size + AUX_ROWS * aux_bytes))
         self.arena = HostArena(starts[-1])
+        if kinds:
+            mamba = StatePool(
+                "mamba",
+                tuple(self.arena.region(*at, STATE_ITEMS) for at in zip(starts, items, strict=False)),
+                layers=tuple(part.first_layer + index // len(kinds) for index in range(len(items))),
+                cuts=tuple(kind.cut(part.state_ranks) for kind in kinds) * part.layers,
+                rank=part.state_rank,
+                ranks=part.state_ranks,
+            )
         memory = KVMemory(
             kv=tuple(self.arena.region(i * PAGES * page_bytes, page_bytes, PAGES) for i in range(2 * part.layers)),
-            aux=self.arena.region(size, aux_bytes, AUX_ROWS),
+            aux=(self.arena.region(size, aux_bytes, AUX_ROWS),),
             page_tokens=TOKENS,
             head_dim=4,
             dtype="float32",
             model=options.pop("model", "m"),
-            state=tuple(self.arena.region(*at, STATE_ITEMS) for at in zip(starts, items, strict=False)),
-            state_cuts=tuple(kind.cut(part.state_ranks) for kind in kinds) * part.layers,
-            state_layers=tuple(part.first_layer + index // len(kinds) for index in range(len(items))),
-            **msgspec.structs.asdict(part),
+            state=(mamba,) if kinds else (),
+            **part.geometry,
         )
         self.changed = threading.Event()
         self.delays: dict[str, float | None] = {}

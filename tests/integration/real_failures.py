@@ -8,10 +8,11 @@ connection is ended under the transfer, as a network does it.
 import contextlib
 import os
 import socket
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 from pdpool_connector.backends.mooncake_session import MooncakeSession
+from pdpool_connector.layout.regions import Block
 
 REASONS = {"nixl": "nixl[A-Za-z]+Error", "mooncake": "Mooncake reports a failed transfer"}
 """What the backend says of such a failure, by backend (a pattern)."""
@@ -21,8 +22,9 @@ def register_half(of_bytes: int) -> None:
     """From now on, Mooncake of this process registers the first half of each block of `of_bytes` bytes."""
     whole = MooncakeSession.register
 
-    def register(session: MooncakeSession, addresses: list[int], lengths: list[int]) -> None:
-        whole(session, addresses, [length // 2 if length == of_bytes else length for length in lengths])
+    def register(session: MooncakeSession, blocks: Sequence[Block]) -> None:
+        halves = [one._replace(nbytes=one.nbytes // 2) if one.nbytes == of_bytes else one for one in blocks]
+        whole(session, halves)
 
     MooncakeSession.register = register
 

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory, PrefillConnector
 from pdpool_connector.layout.pairing import ModelShard, shard_model
@@ -32,12 +31,12 @@ class Side:
         self.arena = HostArena(2 * pages * page + ROWS * ROW)
         self.memory = KVMemory(
             kv=tuple(self.arena.region(first * pages * page, page, pages) for first in range(2)),
-            aux=self.arena.region(2 * pages * page, ROW, ROWS),
+            aux=(self.arena.region(2 * pages * page, ROW, ROWS),),
             page_tokens=16,
             head_dim=4,
             dtype="float32",
             model="m",
-            **msgspec.structs.asdict(part),
+            **part.geometry,
         )
         self.aux = self.arena.array(2 * pages * page, (ROWS, ROW), np.uint8)
         self.cache = self.arena.array(0, (2, pages, page), np.uint8)

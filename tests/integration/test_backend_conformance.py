@@ -1,4 +1,4 @@
-"""What every backend must do with healthy peers, shown on two real processes; a third, this one, looks at the bytes."""
+"""Every backend with healthy peers, on two real processes; a third, this one, compares the bytes."""
 
 import time
 
@@ -7,19 +7,15 @@ import pytest
 
 from tests.integration.backend_cases import (
     BAD,
-    CANARY,
     OVER_IPV6,
     PLANES,
     RECORDED,
     SHAPES,
     SMALL,
-    TWICE,
     carried,
     cross,
-    ends,
     expected,
     fill,
-    lists,
     move,
     peers,
     until,
@@ -43,27 +39,27 @@ def pair(plane):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_bytes_land_exactly_where_they_should(pair, op, shape):
-    source, sink = ends(op, *pair)
+def test_bytes_land_exactly_where_they_should(pair, shape):
+    source, sink = pair
     fill(source, sink)
     untouched = source.arena.view.copy()
     wanted = expected(source, sink, *SHAPES[shape])
-    assert move(*pair, op, *SHAPES[shape])["outcome"] == "done"
+    assert move(*pair, *SHAPES[shape])["outcome"] == "done"
     assert np.array_equal(sink.arena.view, wanted)
     assert np.array_equal(source.arena.view, untouched)
 
 
-@pytest.mark.parametrize("case", [*BAD, "target page twice"])
-def test_bad_indices_are_refused_before_anything_is_moved(pair, op, case):
+@pytest.mark.parametrize("case", BAD)
+def test_bad_indices_are_refused_before_anything_is_moved(pair, case):
     initiator, target = pair
-    source, sink = ends(op, initiator, target)
-    local, remote, aux, message = BAD.get(case) or TWICE[op]
+    source, sink = initiator, target
+    local, remote, aux, message = BAD[case]
     fill(source, sink)
-    answer = initiator.call("submit", peer=target.name, local=local, remote=remote, aux=aux, op=op)
+    answer = initiator.call("submit", peer=target.name, local=local, remote=remote, aux=aux)
     assert answer["error"] == "InvalidChunkError"
     assert message in answer["message"]
     wanted = expected(source, sink, [0], [0])
-    assert move(initiator, target, op, [0], [0])["outcome"] == "done"
+    assert move(initiator, target, [0], [0])["outcome"] == "done"
     assert np.array_equal(sink.arena.view, wanted)
 
 
@@ -73,10 +69,10 @@ def test_an_unknown_peer_is_refused(pair):
     assert initiator.call("disconnect", peer="nobody") == {}
 
 
-def test_a_second_connect_is_refused_and_leaves_the_first_working(pair, op):
+def test_a_second_connect_is_refused_and_leaves_the_first_working(pair):
     initiator, target = pair
     assert initiator.connect(target)["error"] == "BackendError"
-    assert move(initiator, target, op, [1], [1])["outcome"] == "done"
+    assert move(initiator, target, [1], [1])["outcome"] == "done"
 
 
 def test_a_peer_that_is_not_who_it_should_be_is_refused(plane, pair):
@@ -86,7 +82,7 @@ def test_a_peer_that_is_not_who_it_should_be_is_refused(plane, pair):
     answer = initiator.call("connect", peer="somebody else", remote=target.encoded())
     assert answer["error"] in ("IncompatiblePeerError", "PeerUnreachableError")
     assert "somebody else" in answer["message"]
-    assert move(initiator, target, "write", [2], [2])["outcome"] == "done"
+    assert move(initiator, target, [2], [2])["outcome"] == "done"
 
 
 def test_a_peer_of_another_shape_is_refused_with_every_field_named(plane, pair):
@@ -98,46 +94,38 @@ def test_a_peer_of_another_shape_is_refused_with_every_field_named(plane, pair):
         assert "head_dim is 64 here and 128 at the peer" in answer["message"]
         assert "item_bytes of kv region 0 (layer 0) is 4096 here for 1 heads and 8192 at" in answer["message"]
         assert initiator.call("submit", peer=stranger.name, local=[0], remote=[0])["error"] == "UnknownPeerError"
-    assert move(initiator, target, "write", [2], [2])["outcome"] == "done"
+    assert move(initiator, target, [2], [2])["outcome"] == "done"
 
 
-def test_two_peers_are_served_at_the_same_time(plane, op):
+def test_two_peers_are_served_at_the_same_time(plane):
     with peers(plane, SMALL, "i", "A", "B") as (initiator, first, second):
         halves = (range(20), range(20, 40))  # of the initiator's pages: the two transfers share none
         wanted, jobs = [], []
         for target, mine, theirs in zip((first, second), halves, (range(20), range(40, 20, -1)), strict=True):
             assert initiator.connect(target) == {}
             target.arena.view[:] = np.random.default_rng(len(jobs)).integers(0, 256, target.arena.nbytes, np.uint8)
-            jobs.append({"peer": target.name, "times": 200, **lists("write", mine, theirs), "op": op})
-        fill(initiator, second) if op == "write" else initiator.arena.view.fill(CANARY)
+            jobs.append({"peer": target.name, "times": 200, "local": [*mine], "remote": [*theirs]})
+        fill(initiator, second)
         for target, job in zip((first, second), jobs, strict=True):
-            pages = (job["local"], job["remote"]) if op == "write" else (job["remote"], job["local"])
-            wanted.append(expected(*ends(op, initiator, target), *pages))
+            wanted.append(expected(initiator, target, job["local"], job["remote"]))
         assert [outcome for outcome, _ in initiator.call("together", jobs=jobs)] == ["done", "done"]
-        if op == "write":
-            for target, image in zip((first, second), wanted, strict=True):
-                assert np.array_equal(target.arena.view, image)
-        else:
-            for image, pages in zip(wanted, halves, strict=True):
-                assert all(
-                    np.array_equal(page_of(initiator, initiator.arena.view, page), page_of(initiator, image, page))
-                    for page in pages
-                )
+        for target, image in zip((first, second), wanted, strict=True):
+            assert np.array_equal(target.arena.view, image)
 
 
-def page_of(peer, image, page):
-    """Bytes of one page in all layers, in an image of the peer's arena."""
-    starts = [region.address - peer.arena.address + page * region.item_bytes for region in peer.remote.memory.kv]
-    return np.concatenate([image[start : start + 4096] for start in starts])
+def test_a_backend_names_the_transport_of_a_connected_peer(plane, pair):
+    initiator, target = pair
+    assert initiator.call("transport", peer=target.name) == {"transport": plane.transport}
+    assert initiator.call("transport", peer="nobody") == {"transport": ""}
 
 
-def test_a_peer_can_be_disconnected_and_connected_again(pair, op):
+def test_a_peer_can_be_disconnected_and_connected_again(pair):
     initiator, target = pair
     for page in range(3):
         assert initiator.call("disconnect", peer=target.name) == {}
         assert initiator.call("submit", peer=target.name, local=[0], remote=[0])["error"] == "UnknownPeerError"
         assert initiator.connect(target) == {}
-        assert move(initiator, target, op, [page], [page])["outcome"] == "done"
+        assert move(initiator, target, [page], [page])["outcome"] == "done"
 
 
 SPARE = 4
@@ -165,9 +153,9 @@ def comes_down(peer, limit):
     until(lambda: (holdings(peer) <= limit).all(), f"descriptors and threads down to {limit}, from {holdings(peer)},")
 
 
-def test_two_thousand_transfers_leave_memory_and_descriptors_flat(pair, op):
+def test_two_thousand_transfers_leave_memory_and_descriptors_flat(pair):
     initiator, target = pair
-    scattered = {"peer": target.name, "local": [9, 3, 27], "remote": [1, 40, 22], "op": op}
+    scattered = {"peer": target.name, "local": [9, 3, 27], "remote": [1, 40, 22]}
     initiator.call("repeat", **scattered, times=200)
     before = [(holdings(peer), peer.call("usage")["rss_anon_kib"]) for peer in pair]
     assert initiator.call("repeat", **scattered, times=2000, timeout_s=250)["failed"] == []
@@ -185,7 +173,7 @@ def test_close_leaves_no_descriptor_and_no_thread(plane):
             initiator.post_open(plane.backend, name, host=plane.host, target=True, **SMALL)
             initiator.opened()
             assert initiator.connect(target) == {}
-            assert move(initiator, target, "write", [1], [1])["outcome"] == "done"
+            assert move(initiator, target, [1], [1])["outcome"] == "done"
             assert initiator.call("close") == {}
             initiator.arena.close()
             used.append(holdings(initiator))
@@ -196,7 +184,7 @@ def test_close_leaves_no_descriptor_and_no_thread(plane):
 
 def test_an_idle_pair_uses_no_cpu(pair):
     initiator, target = pair
-    move(initiator, target, "write", [0], [0])
+    move(initiator, target, [0], [0])
 
     def spent():
         before = [peer.call("usage")["cpu_s"] for peer in pair]

@@ -108,7 +108,7 @@ class Replay:
                     until(self._objects["D"].is_abort_release_safe)
                 case "get_transfer_metric":
                     memory = self._prefill.memory
-                    moved = call.returned * memory.page_bytes + memory.aux.item_bytes
+                    moved = call.returned * memory.page_bytes + memory.aux_bytes
                     assert self._objects["P"].get_transfer_metric() == moved
                 case _:
                     assert self._call(call) == call.returned, call
@@ -180,7 +180,7 @@ def test_prefix_that_decode_holds_is_told_and_not_sent_again(pair, receiver):
     sender.send(ids(*range(7)), state_indices=None, num_kv_tokens=7 * 16)
     sender.send(ids(7), state_indices=[], num_kv_tokens=1)
     polled(sender, SUCCESS)
-    assert sender.get_transfer_metric() == 2 * prefill.memory.page_bytes + prefill.memory.aux.item_bytes
+    assert sender.get_transfer_metric() == 2 * prefill.memory.page_bytes + prefill.memory.aux_bytes
     polled(taker, SUCCESS)
     assert (decode.cache[:, 20:22] == prefill.cache[:, 6:8]).all()
     assert (decode.cache[:, 10:16] == 5).all()
@@ -244,7 +244,7 @@ def test_clear_lets_go_of_its_own_request_at_any_time_and_as_often_as_one_likes(
     polled(other_sender, SUCCESS)
     polled(other_taker, SUCCESS)
     assert (decode.cache[:, 50] == prefill.cache[:, 5]).all()
-    page, row = prefill.memory.page_bytes, prefill.memory.aux.item_bytes
+    page, row = prefill.memory.page_bytes, prefill.memory.aux_bytes
     moved = {"ended": {2 * page + row}, "half sent": {0, page}}.get(moment, {0})
     assert sender.get_transfer_metric() in moved
     assert sender.poll() == taker.poll() == (SUCCESS if moment == "ended" else FAILED)

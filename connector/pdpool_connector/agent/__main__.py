@@ -19,12 +19,12 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--socket", "path", type=click.Path(path_type=Path), required=True, help="The engine's admin socket.")
+@click.option("--socket", "path", type=click.Path(path_type=Path), required=True, help="The connector's admin socket.")
 @click.option("--deadline", "deadline_s", type=click.FloatRange(0, 86400), required=True, help="Seconds to wait.")
 def drain(path: Path, deadline_s: float) -> None:
     """Have the engine take no new requests, and wait until queues and holds are at zero.
 
-    Exit code 0: drained. 1: not within the deadline. 2: the engine does not answer.
+    Exit code 0: drained. 1: not within the deadline. 2: the connector does not answer.
     """
     sys.exit(asyncio.run(_drain(path, deadline_s)))
 
@@ -39,12 +39,12 @@ async def _drain(path: Path, deadline_s: float) -> int:
             _say(f"not drained within {deadline_s:g} s")
             return LATE
         except aiohttp.ClientError as error:
-            _say(f"the engine behind {path} does not answer: {error}")
+            _say(f"the connector behind {path} does not answer: {error}")
             return UNREACHABLE
 
 
 async def _watch(session: aiohttp.ClientSession) -> int:
-    """Start the drain and print each change. The engine cannot call back: it is asked again and again."""
+    """Start the drain and print each change. The connector cannot call back, so it is polled."""
     shown = None
     state = await _ask(session, "POST")
     while True:
@@ -59,7 +59,7 @@ async def _watch(session: aiohttp.ClientSession) -> int:
 
 
 async def _ask(session: aiohttp.ClientSession, method: str) -> dict[str, Any]:
-    async with session.request(method, "http://engine/drain") as response:
+    async with session.request(method, "http://connector/drain") as response:
         response.raise_for_status()
         state: dict[str, Any] = await response.json()
         return state

@@ -1,6 +1,6 @@
-"""Data planes: what moves pages and aux rows from one process's memory to another's.
+"""Transfer backends: what moves pages, state items and aux rows from one process's memory to another's.
 
-Every backend fulfils `base.TransferBackend`; the runtime knows nothing else of them and gets one from `open_backend`.
+Every backend implements `base.TransferBackend`; the runtime knows nothing else of them. `open_backend` opens one.
 """
 
 from __future__ import annotations
@@ -8,29 +8,32 @@ from __future__ import annotations
 from typing import Final
 
 from .ascend import AscendBackend
-from .base import Op, TransferBackend
+from .base import TransferBackend
 from .local import LocalBackend
 from .mooncake import MooncakeBackend
 from .mori import MoriBackend
 from .nixl import NixlBackend
 
 BACKENDS: Final = ("nixl", "mooncake", "mori", "ascend", "local")
-"""Names of the backends, as configuration and peers give them."""
+"""Names of the backends in configuration and frames."""
 
 
-def open_backend(
-    backend: str, incarnation: str, *, target: bool, op: Op = Op.WRITE, host: str = "127.0.0.1"
-) -> TransferBackend:
-    """The backend named `backend`, one of `BACKENDS`.
+def open_backend(backend: str, incarnation: str, *, target: bool, host: str = "127.0.0.1") -> TransferBackend:
+    """Open a backend by name.
 
-    incarnation: ours, random for each process. target: whether peers write into our memory or read from it. op: what
-    this process will submit; NIXL refuses to READ where that can harm the peer. host: address at which peers reach this
-    process; NIXL finds it out by itself, and `local` needs none.
-    Raises ValueError for an unknown name and BackendUnavailableError when the backend cannot work here.
+    Args:
+        backend: one of `BACKENDS`.
+        incarnation: ours, random for each process.
+        target: whether peers write into our memory (decode).
+        host: address at which peers reach this process; NIXL finds it itself, and `local` needs none.
+
+    Raises:
+        ValueError: the name is unknown.
+        BackendUnavailableError: the backend cannot work here.
     """
     match backend:
         case "nixl":
-            return NixlBackend(incarnation, target=target, op=op)
+            return NixlBackend(incarnation, target=target)
         case "mooncake":
             return MooncakeBackend(incarnation, host=host)
         case "mori":

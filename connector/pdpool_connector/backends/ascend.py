@@ -1,4 +1,4 @@
-"""The data plane of Ascend NPUs, over memfabric_hybrid. Written against version 1.3.0; not yet run on hardware.
+"""The transfer backend of Ascend NPUs, over memfabric_hybrid. Written against version 1.3.0; not yet run on hardware.
 
 Facts from its module, its headers and SGLang's use of it that shape this module:
 
@@ -20,8 +20,9 @@ from typing import Any, Final
 
 import msgspec
 
-from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
+from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.regions import Region
 
 from .base import (
     BackendError,
@@ -29,10 +30,9 @@ from .base import (
     Finished,
     Handle,
     IncompatiblePeerError,
-    Op,
     Poll,
 )
-from .validation import Session, admit, device, meet
+from .validation import Session, admit, plan_pair
 
 STORE_URLS: Final = ("MF_CONFIG_STORE_URL", "ASCEND_MF_STORE_URL")
 """memfabric's own name, and its former one, which SGLang uses."""
@@ -42,7 +42,7 @@ _PROTOCOLS: Final = {"sdma": "SDMA", "device_rdma": "DEVICE_RDMA"}
 
 
 class _Descriptor(msgspec.Struct, frozen=True):
-    """What `register` tells peers: who we are, and the session by which memfabric knows us."""
+    """What peers get from `register`: our incarnation, and the session by which memfabric knows us."""
 
     incarnation: str
     session: Session
@@ -56,10 +56,15 @@ class _Peer:
 
 
 class AscendBackend:
-    """`TransferBackend` over memfabric_hybrid, for memory of the NPU with index PDPOOL_DEVICE (0 by default).
+    """`TransferBackend` over memfabric_hybrid, for memory of one NPU: the one with index PDPOOL_DEVICE, 0 by default.
 
-    target: whether peers write into our memory or read from it. host: address at which peers reach this process.
-    Raises BackendUnavailableError when the package, the store's URL or the NPU is missing.
+    Args:
+        incarnation: ours.
+        target: whether peers write into our memory.
+        host: address at which peers reach this process.
+
+    Raises:
+        BackendUnavailableError: the package, the URL of the store or the NPU is missing.
     """
 
     name = "ascend"
@@ -77,10 +82,11 @@ class AscendBackend:
             raise BackendUnavailableError(f"{PROTOCOL} is {protocol!r}, must be one of {', '.join(_PROTOCOLS)}")
         self._incarnation = incarnation
         self._native: Any = self._module.TransferEngine()
-        role = "Decode" if target else "Prefill"  # memfabric's names for the side that is written to, and the other
+        role = "Decode" if target else "Prefill"  # memfabric's names for the target of writes and the other side
+        self._device = _device()
         kind = getattr(self._module.TransDataOpType, _PROTOCOLS[protocol])
         host = f"[{host}]" if ":" in host else host  # memfabric takes an IPv6 address in brackets only
-        code = self._native.initialize(store, f"{host}:0", role, device(default=0), kind)
+        code = self._native.initialize(store, f"{host}:0", role, self._device, kind)
         if code != 0:
             raise BackendUnavailableError(f"memfabric_hybrid cannot start: {self._reason(code)}")
         self._session = f"{host}:{self._native.get_rpc_port()}"
@@ -93,8 +99,14 @@ class AscendBackend:
         assert staging is None
         if self._closed or self._memory is not None:
             raise BackendError("the backend is closed" if self._closed else "memory is registered already")
-        addresses = [region.address for region in memory.regions]
-        code = self._native.batch_register_memory(addresses, [region.nbytes for region in memory.regions])
+        others = {block.device for block in memory.blocks} - {None, self._device}
+        if others:
+            raise BackendError(
+                f"memory lies on devices {sorted(str(other) for other in others)}, must lie on NPU {self._device}: set "
+                "PDPOOL_DEVICE to the index of the NPU"
+            )
+        addresses = [block.address for block in memory.blocks]
+        code = self._native.batch_register_memory(addresses, [block.nbytes for block in memory.blocks])
         if code != 0:
             raise BackendError(f"memfabric_hybrid cannot register the memory: {self._reason(code)}")
         self._memory = memory
@@ -102,20 +114,21 @@ class AscendBackend:
 
     def connect(self, peer: str, remote: RemoteMemory) -> None:
         """As `TransferBackend.connect`, but moves nothing: see the module's docstring."""
-        plan, descriptor = meet(self.name, self._memory, self._peers, peer, remote, _Descriptor)
+        plan, descriptor = plan_pair(self.name, self._memory, self._peers, peer, remote, _Descriptor)
         if descriptor.incarnation != peer:
             raise IncompatiblePeerError(f"the descriptor is of {descriptor.incarnation!r}, must be of peer {peer!r}")
         self._peers[peer] = _Peer(plan, descriptor.session)
 
-    def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
+    def submit(self, peer: str, chunk: Chunk) -> Handle:
         """As `TransferBackend.submit`; the transfer is over when it returns."""
-        state = admit(self._peers, peer, chunk, op)
+        state = admit(self._peers, peer, chunk)
         runs = state.plan.runs(chunk)
         if not len(runs.nbytes):
             return Finished(Poll.DONE)
-        move = self._native.batch_transfer_sync_write if op is Op.WRITE else self._native.batch_transfer_sync_read
         try:
-            code = move(state.session, runs.local.tolist(), runs.remote.tolist(), runs.nbytes.tolist())
+            code = self._native.batch_transfer_sync_write(
+                state.session, runs.local.tolist(), runs.remote.tolist(), runs.nbytes.tolist()
+            )
         except Exception as error:  # noqa: BLE001 - whatever the binding raises, bytes may be under way
             state.broken = f"{type(error).__name__}: {error}"
             return Finished(Poll.FAILED_UNSETTLED, state.broken)
@@ -129,6 +142,11 @@ class AscendBackend:
         assert isinstance(handle, Finished)
         return handle.outcome
 
+    def transport(self, peer: str) -> str:
+        """As `TransferBackend.transport`: unknown, memfabric does not say."""
+        del peer
+        return ""
+
     def disconnect(self, peer: str) -> None:
         """As `TransferBackend.disconnect`."""
         self._peers.pop(peer, None)
@@ -139,9 +157,9 @@ class AscendBackend:
             return
         self._closed = True
         self._peers.clear()
-        regions = self._memory.regions if self._memory is not None else ()
+        blocks = self._memory.blocks if self._memory is not None else ()
         self._memory = None
-        codes = [self._native.unregister_memory(region.address) for region in regions]
+        codes = [self._native.unregister_memory(block.address) for block in blocks]
         self._native.destroy()
         self._native.unInitialize()
         if failed := [code for code in codes if code != 0]:
@@ -151,11 +169,19 @@ class AscendBackend:
         return f"error {code} {self._module.get_and_clear_last_err_msg()}".strip()
 
 
+def _device() -> int:
+    text = os.environ.get("PDPOOL_DEVICE", "0")
+    try:
+        return int(text)
+    except ValueError:
+        raise BackendUnavailableError(f"PDPOOL_DEVICE is {text!r}, must be the index of an NPU") from None
+
+
 def _load() -> Any:  # noqa: ANN401 - a package without types
     try:
         return importlib.import_module("memfabric_hybrid")
     except (ImportError, OSError) as error:
         raise BackendUnavailableError(
-            f"memfabric_hybrid cannot be imported ({error}); install it with `pip install memfabric-hybrid==1.3.0` on "
-            "a host with the Ascend driver and CANN"
+            f"memfabric_hybrid cannot be imported ({error}); install it from PyPI with `pip install "
+            "memfabric-hybrid==1.3.0` on a host with the Ascend driver and CANN"
         ) from error

@@ -1,16 +1,15 @@
-"""What the runtime asks of a data plane.
+"""What the runtime requires of a transfer backend.
 
-Threads. `register` and `close` are called by one thread, before any and after every other call. Calls that name a peer
-come one at a time: `connect`, `submit`, `poll` and `disconnect` from that peer's one worker thread, for each may block,
-within the bounds told below; `submit_at_once`, of backends that have it, from the thread that owns the connector, while
-the worker has nothing to do. Calls for different peers come at the same time, and an backend must be safe for that.
+Threads: `register` and `close` are called by one thread, before and after every other call. Calls that name a peer come
+one at a time. `connect`, `submit`, `poll` and `disconnect` come from that peer's worker thread, for they may block.
+`submit_at_once`, of backends that have it, comes from the thread that owns the connector while the worker is idle.
+`transport` may come from any thread. Calls for different peers come at the same time.
 
-Settled and unsettled. A transfer is *settled* when nobody will read its source or write its target any more because of
-it, neither this process, nor the peer's, nor a kernel or a device on behalf of either. DONE is settled, and every byte
-has landed. FAILED_SETTLED is settled, and any part of the bytes may have landed. FAILED_UNSETTLED promises nothing:
-bytes may land at any time later, so source and target stay held until a fence proves otherwise. An backend says SETTLED
-only where that is proved. There is no cancel, for no backend can: an abort is to stop submitting and to poll what is in
-flight to its end.
+Settled: a transfer is *settled* when no process, kernel or device will read its source or write its target any more.
+DONE is settled, and every byte has landed. FAILED_SETTLED is settled, and any part of the bytes may have landed. After
+FAILED_UNSETTLED bytes may still land at any time, so source and target stay held until a fence proves otherwise. A
+backend reports a settled failure only where that is proved. There is no cancel, because no backend has one. An abort
+stops submitting and polls what is in flight to its end.
 """
 
 from __future__ import annotations
@@ -20,15 +19,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, cast
 
-from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
+from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.plan import Chunk
-
-
-class Op(Enum):
-    """Which way a transfer moves bytes, seen from the side that starts it."""
-
-    WRITE = "write"
-    READ = "read"
+from pdpool_connector.layout.regions import Region
 
 
 class Poll(Enum):
@@ -45,7 +38,7 @@ class Handle(Protocol):
 
     @property
     def outcome(self) -> Poll:
-        """What was last known of its state, without looking."""
+        """The last known state, without a new look."""
 
     @property
     def failure(self) -> str:
@@ -61,7 +54,7 @@ class Finished:
 
 
 class BackendError(Exception):
-    """A call failed, and nothing of it is in flight: whatever it would have moved is settled."""
+    """A call failed, and nothing of it is in flight."""
 
 
 class BackendUnavailableError(BackendError):
@@ -69,11 +62,11 @@ class BackendUnavailableError(BackendError):
 
 
 class IncompatiblePeerError(BackendError):
-    """The peer's memory does not fit ours; the message names every field that differs. Trying again is vain."""
+    """The peer's memory does not fit ours; the message names every field that differs. A new try cannot help."""
 
 
 class PeerUnreachableError(BackendError):
-    """The peer could not be connected, or the warm-up transfer to it failed. Trying again may help."""
+    """The peer could not be connected, or the warm-up transfer to it failed. A new try may help."""
 
 
 class UnknownPeerError(BackendError):
@@ -81,55 +74,73 @@ class UnknownPeerError(BackendError):
 
 
 class InvalidChunkError(BackendError):
-    """A page id or aux slot lies outside the registered memory, or the lists do not fit together. Nothing was moved."""
+    """A page id or aux slot lies outside the registered memory, or lists do not fit together. Nothing was moved."""
 
 
 class TransferBackend(Protocol):
-    """A data plane. `peer` is the peer's incarnation (hex): a restarted peer is another peer."""
+    """Moves chunks to peers. `peer` is the peer's incarnation (hex): a restarted peer is another peer."""
 
     @property
     def name(self) -> str:
-        """Name of the backend on the wire and in configuration; both sides of a pair must use the same."""
+        """Name of the backend in frames and configuration; both sides of a pair must use the same."""
 
     @property
     def stages(self) -> bool:
-        """Whether staged chunks may be submitted: the cache is host memory, from which the CPU can gather."""
+        """Whether staged chunks may be submitted."""
 
     def register(self, memory: KVMemory, staging: Region | None = None) -> bytes:
-        """Make `memory` our end of all transfers and, for an backend opened as a target, of those peers start. Once.
+        """Make `memory` our end of all transfers, and open it to writes of peers. Called once.
 
-        staging: memory from which staged chunks are written, for backends that take such chunks.
-        Returns the descriptor that peers need for `connect` (at most `MAX_DESCRIPTOR_BYTES`). The memory must stay
-        mapped until `close`. Raises BackendError.
+        Args:
+            memory: our memory; it must stay mapped until `close`.
+            staging: host memory from which staged chunks are written, for backends that take such chunks.
+
+        Returns:
+            The descriptor that peers need for `connect`, at most `MAX_DESCRIPTOR_BYTES`.
+
+        Raises:
+            BackendError: the backend cannot register the memory; the message names the region or the reason.
         """
 
     def connect(self, peer: str, remote: RemoteMemory) -> None:
-        """Pair with a peer and move a few bytes through the new connection, so that the first chunk is not slow.
+        """Pair with a peer and move a few bytes to it, so that the first chunk is not slow.
 
-        May block up to the backend's connect deadline (seconds). Raises IncompatiblePeerError, PeerUnreachableError, or
-        BackendError when `peer` is connected already; after any of these the peer is not connected.
+        May block up to the backend's connect deadline. After an error the peer is not connected.
+
+        Raises:
+            IncompatiblePeerError: the memories do not fit.
+            PeerUnreachableError: the peer does not answer.
+            BackendError: `peer` is connected already, or nothing is registered.
         """
 
-    def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
-        """Start one transfer to or from the peer. All indices are checked against both memories first.
+    def submit(self, peer: str, chunk: Chunk) -> Handle:
+        """Start one write to the peer. All ids are checked against both memories first.
 
-        May block while it copies (a bounded chunk: milliseconds). Raises InvalidChunkError or UnknownPeerError before
-        anything is moved. A failure after that is told by `poll`, never raised.
+        May block while it copies a bounded chunk (milliseconds). `poll` reports failures after the start.
+
+        Raises:
+            InvalidChunkError: the chunk does not fit; nothing was moved.
+            UnknownPeerError: the peer is not connected; nothing was moved.
         """
 
     def poll(self, handle: Handle) -> Poll:
-        """Advance and tell the state of a transfer; raises nothing.
+        """Advance a transfer and return its state; raises nothing.
 
-        Paces itself: while a transfer is PENDING it may sleep a few milliseconds at most, so a worker may call it in a
-        loop without a sleep of its own. Once it returned something else it returns the same again, and the backend
-        holds nothing for the handle any more.
+        While a transfer is PENDING this may sleep for up to 2 ms, so callers may loop without a sleep of their own.
+        Other states are final, and the backend then holds nothing for the handle.
+        """
+
+    def transport(self, peer: str) -> str:
+        """The transport that moves bytes to a connected peer: "tcp", "cma", "rdma", "memory"; "" if unknown.
+
+        Never blocks. Each backend says how it knows.
         """
 
     def disconnect(self, peer: str) -> None:
-        """Forget a peer; no error if it is not connected. Its handles that are still PENDING become FAILED_UNSETTLED,
-        or FAILED_SETTLED where nothing had begun.
+        """Forget a peer; no error if it is not connected.
 
-        OutcomeLog no transfer that is in flight, and is no fence.
+        Pending handles become FAILED_UNSETTLED, or FAILED_SETTLED where nothing had begun. This cancels no transfer
+        and is no fence.
         """
 
     def close(self) -> None:
@@ -137,15 +148,15 @@ class TransferBackend(Protocol):
 
 
 class PromptBackend(TransferBackend, Protocol):
-    """An backend that can start small transfers without waiting for anybody."""
+    """A backend that can start small transfers without waiting."""
 
-    def submit_at_once(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle | None:
-        """As `submit` for a chunk of a few KiB, but it never blocks, whatever the peer or other threads do.
+    def submit_at_once(self, peer: str, chunk: Chunk) -> Handle | None:
+        """As `submit` for a chunk of a few KiB, but never blocks, whatever the peer or other threads do.
 
-        Returns None, and has started nothing, where it would have to wait. The handle may be PENDING; `poll` goes on.
+        Returns None, and has started nothing, where it would have to wait. The handle may be PENDING.
         """
 
 
-def prompt_submit(backend: TransferBackend) -> Callable[[str, Chunk, Op], Handle | None] | None:
-    """`submit_at_once` of an backend whose own class has it: a wrapper of another must not pass it on unseen."""
+def prompt_submit(backend: TransferBackend) -> Callable[[str, Chunk], Handle | None] | None:
+    """`submit_at_once` of a backend whose own class has it; a wrapper must not pass on that of another."""
     return cast("PromptBackend", backend).submit_at_once if hasattr(type(backend), "submit_at_once") else None

@@ -1,7 +1,7 @@
-"""The data plane of one host: copies to and from the peer's memory, which both processes map.
+"""The transfer backend of one host: copies into the peer's memory, which both processes map.
 
-It needs both memories to lie in a `HostArena`, and both processes to share user, PID namespace and host. A transfer is
-over when `submit` returns, and the copy is made by the calling thread alone, so every outcome is settled.
+Both memories must lie in a `HostArena`, and both processes must share user, PID namespace and host. The calling thread
+copies, so a transfer is over when `submit` returns and every outcome is settled.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdpool_connector.layout.arena import ArenaError, ArenaLocation, HostArena, MappedArena, find_arena
-from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
+from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.regions import Region
 
 from .base import (
     BackendError,
@@ -25,12 +26,11 @@ from .base import (
     Finished,
     Handle,
     IncompatiblePeerError,
-    Op,
     PeerUnreachableError,
     Poll,
     UnknownPeerError,
 )
-from .validation import meet, refuse_invalid
+from .validation import plan_pair, refuse_invalid
 
 _IOV_MAX: Final = 1024
 """Linux' bound on the vectors of one call (limits.h UIO_MAXIOV)."""
@@ -76,7 +76,7 @@ class _Peer:
     plan: PairPlan
     arena: MappedArena
     shift: int
-    """What turns the peer's addresses into ours."""
+    """Added to an address of the peer's to get ours."""
 
 
 class LocalBackend:
@@ -92,18 +92,24 @@ class LocalBackend:
 
     def register(self, memory: KVMemory, staging: Region | None = None) -> bytes:
         """As `TransferBackend.register`; all regions of `memory` must lie in one `HostArena`."""
-        del staging  # this process reads it with its own hands
+        del staging  # this process reads it itself
         if self._memory is not None:
             raise BackendError("memory is registered already")
-        arena = find_arena(memory.aux)
-        if arena is None:
-            raise BackendError(f"aux region at {memory.aux.address:#x} is not in a HostArena")
-        for name, regions in (("kv", memory.kv), ("state", memory.state)):
+        arena = find_arena(memory.kv[0])
+        for name, regions in _named_regions(memory):
             for index, region in enumerate(regions):
-                if find_arena(region) is not arena:
+                if region.device is not None:
                     raise BackendError(
-                        f"{name} region {index} at {region.address:#x} is not in the HostArena that holds aux"
+                        f"{name} region {index} lies on device {region.device}, must lie in host memory: use the "
+                        "backend nixl for memory of a device"
                     )
+                if arena is None or find_arena(region) is not arena:
+                    raise BackendError(
+                        f"{name} region {index} at {region.address:#x} is not in the HostArena that holds all others"
+                        if arena is not None
+                        else f"{name} region {index} at {region.address:#x} is not in a HostArena"
+                    )
+        assert arena is not None
         _probe()
         descriptor = msgspec.msgpack.encode(arena.location())
         self._memory, self._arena = memory, arena
@@ -111,8 +117,10 @@ class LocalBackend:
 
     def connect(self, peer: str, remote: RemoteMemory) -> None:
         """As `TransferBackend.connect`; the connection is a mapping, so there is nothing to warm up."""
-        plan, location = meet(self.name, self._memory, self._peers, peer, remote, ArenaLocation)
+        plan, location = plan_pair(self.name, self._memory, self._peers, peer, remote, ArenaLocation)
         for region in remote.memory.regions:
+            if region.device is not None:
+                raise IncompatiblePeerError(f"the peer's memory lies on device {region.device}, must be host memory")
             if region.address < location.address or region.end > location.address + location.nbytes:
                 raise IncompatiblePeerError(
                     f"region {region.address:#x}..{region.end:#x} is outside the peer's arena at "
@@ -124,32 +132,34 @@ class LocalBackend:
             raise PeerUnreachableError(str(error)) from error
         self._peers[peer] = _Peer(plan, arena, arena.view.ctypes.data - arena.address)
 
-    def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
+    def submit(self, peer: str, chunk: Chunk) -> Handle:
         """As `TransferBackend.submit`; copies before it returns."""
         state = self._peers.get(peer)
         if state is None:
             raise UnknownPeerError(f"peer {peer} is not connected")
-        refuse_invalid(state.plan, chunk, op)
+        refuse_invalid(state.plan, chunk)
         runs = state.plan.runs(chunk)
-        ends = (runs.local, runs.remote + state.shift)
-        source, target = ends if op is Op.WRITE else reversed(ends)
         try:
-            _copy(source, target, runs.nbytes)
+            _copy(runs.local, runs.remote + state.shift, runs.nbytes)
         except OSError as error:
             return Finished(Poll.FAILED_SETTLED, f"copy failed: {error}")
-        # Asked after the copy: a peer that died before the last byte must not be told as done.
+        # After the copy: a peer that died before the last byte must not be reported as done.
         if not state.arena.owner_alive():
             return Finished(Poll.FAILED_SETTLED, "the peer's process has exited")
         return Finished(Poll.DONE)
 
-    def submit_at_once(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
-        """As `PromptBackend.submit_at_once`; a copy within this process waits for nobody."""
-        return self.submit(peer, chunk, op)
+    def submit_at_once(self, peer: str, chunk: Chunk) -> Handle:
+        """As `PromptBackend.submit_at_once`; a copy within this process waits for nothing."""
+        return self.submit(peer, chunk)
 
     def poll(self, handle: Handle) -> Poll:
         """As `TransferBackend.poll`; never PENDING."""
         assert isinstance(handle, Finished)
         return handle.outcome
+
+    def transport(self, peer: str) -> str:
+        """As `TransferBackend.transport`: "memory", which is certain."""
+        return "memory" if peer in self._peers else ""
 
     def disconnect(self, peer: str) -> None:
         """As `TransferBackend.disconnect`."""
@@ -161,6 +171,11 @@ class LocalBackend:
         for peer in list(self._peers):
             self.disconnect(peer)
         self._memory = self._arena = None
+
+
+def _named_regions(memory: KVMemory) -> list[tuple[str, tuple[Region, ...]]]:
+    states = [(f"state pool {pool.name!r}", pool.regions) for pool in memory.state]
+    return [("kv", memory.kv), *states, ("aux", memory.aux)]
 
 
 def _probe() -> None:

@@ -1,17 +1,17 @@
-"""The data plane over Mooncake's transfer backend (RDMA or TCP).
+"""The transfer backend over Mooncake's TransferEngine (RDMA or TCP).
 
 Facts about Mooncake 0.3.13 that shape this module, all measured or read in its source:
 
-- It has no cancel, and a failure says nothing about bytes under way: those that the kernel holds land later. So every
+- It has no cancel, and a failure says nothing about bytes under way: bytes that the kernel holds land later. So every
   failure after the start is unsettled.
-- Only a batch of one transfer can be asked without waiting. The status of a larger one is a loop that spins until its
-  end. So a chunk goes as one batch that holds all but its last ranges, and those last ones as batches of their own:
-  queued behind the first, they are the marks that say when asking for it costs nothing.
+- Only the status of a batch of one transfer can be polled. For a larger batch the call spins until its end. So a chunk
+  is one batch of all but its last ranges, and each of those is a batch of its own. They are queued behind the first
+  batch, so they mark when its status costs nothing.
 - Success means that the peer has acknowledged the last byte.
-- It closes a connection only when a transfer over it fails: those to a dead peer stay until it is asked for one.
-- A session is an address and a port. Which process answers there is learned by reading its incarnation.
-- What the first process of a session has told of itself it keeps for good, and ports are drawn from 2000: a later one
-  with the same port could not be reached. Zeros before the port make another name of the same place.
+- It closes a connection only when a transfer over it fails. Connections to a dead peer stay until then.
+- A session is an address and a port. Reading its incarnation shows which process listens there.
+- It keeps the description of the first process of a session for good, and draws ports from 2000. A later process with
+  the same port could not be reached. Zeros before the port make another name of the same address.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pdpool_connector.layout.memory import MAX_ADDRESS, KVMemory, Region, RemoteMemory
+from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.pool import MAX_CHUNK_DESCRIPTORS, Runs
+from pdpool_connector.layout.regions import MAX_ADDRESS, Block, Region
 
 from .base import (
     BackendError,
     Handle,
-    Op,
     PeerUnreachableError,
     Poll,
 )
 from .mooncake_probe import answers, bounded
 from .mooncake_session import MooncakeSession
 from .polling import pause, sharpen_sleeps
-from .validation import Session, admit, meet, refuse_absent
+from .validation import Session, admit, plan_pair, refuse_absent
 
 _log = logging.getLogger(__name__)
 
@@ -90,8 +90,9 @@ class _Peer:
 @dataclass(slots=True, eq=False)
 class _Transfer:
     peer: _Peer
-    op: Op
     runs: Runs
+    read: bool = False
+    """It reads from the peer: only the peer's identity is read."""
     outcome: Poll = Poll.PENDING
     failure: str = ""
     batch: int = 0
@@ -105,10 +106,15 @@ class _Transfer:
 class MooncakeBackend:
     """`TransferBackend` over Mooncake.
 
-    incarnation: ours, told to peers. host: address at which peers reach this process. connect_timeout_s: bound of
-    `connect`. Raises BackendUnavailableError when Mooncake cannot be loaded or started.
-
     Sets MC_* environment variables that are not set: see `mooncake_session`.
+
+    Args:
+        incarnation: ours, by which peers recognise us.
+        host: address at which peers reach this process.
+        connect_timeout_s: bound of `connect`.
+
+    Raises:
+        BackendUnavailableError: Mooncake cannot be loaded or started.
     """
 
     name = "mooncake"
@@ -136,15 +142,17 @@ class MooncakeBackend:
         if self._closed or self._memory is not None:
             raise BackendError("the backend is closed" if self._closed else "memory is registered already")
         refuse_absent(memory)
-        blocks = {region.address: region.nbytes for region in (*memory.regions, *([staging] if staging else []))}
-        blocks[self._scratch.ctypes.data] = self._scratch.nbytes
-        self._session.register(list(blocks), list(blocks.values()))
-        self._memory, self._blocks = memory, list(blocks)
+        page = self._scratch
+        blocks = [*memory.blocks, Block(page.ctypes.data, page.nbytes, None)]
+        if staging is not None:
+            blocks.append(Block(staging.address, staging.nbytes, None))
+        self._session.register(blocks)
+        self._memory, self._blocks = memory, [block.address for block in blocks]
         return msgspec.msgpack.encode(_Descriptor(self._session.name, self._scratch.ctypes.data))
 
     def connect(self, peer: str, remote: RemoteMemory) -> None:
         """As `TransferBackend.connect`; makes the calling thread's sleeps precise."""
-        plan, descriptor = meet(self.name, self._memory, self._peers, peer, remote, _Descriptor)
+        plan, descriptor = plan_pair(self.name, self._memory, self._peers, peer, remote, _Descriptor)
         sharpen_sleeps()
         self._reap()
         session = self._name(peer, descriptor.session)
@@ -155,10 +163,10 @@ class MooncakeBackend:
             self._leave(peer)
             raise
 
-    def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
+    def submit(self, peer: str, chunk: Chunk) -> Handle:
         """As `TransferBackend.submit`; hands the chunk to Mooncake's thread, or queues it behind those under way."""
-        state = admit(self._peers, peer, chunk, op)
-        return self._begin(state, op, state.plan.runs(chunk))
+        state = admit(self._peers, peer, chunk)
+        return self._begin(_Transfer(state, state.plan.runs(chunk)))
 
     def poll(self, handle: Handle) -> Poll:
         """As `TransferBackend.poll`; sleeps 2 ms at most."""
@@ -176,6 +184,10 @@ class MooncakeBackend:
         if handle.outcome is Poll.PENDING:
             time.sleep(pause(time.monotonic() - peer.progress_at, _SHORTEST_SLEEP_S))
         return handle.outcome
+
+    def transport(self, peer: str) -> str:
+        """As `TransferBackend.transport`: the one protocol that Mooncake has for all peers, by its own topology."""
+        return self._session.transport if peer in self._peers else ""
 
     def disconnect(self, peer: str) -> None:
         """As `TransferBackend.disconnect`. Mooncake keeps and reuses its connections to a peer that is alive."""
@@ -215,14 +227,14 @@ class MooncakeBackend:
         return state
 
     def _hang_up(self, peer: _Peer) -> None:
-        """Let a transfer fail on each connection to a process at whose port nobody answers: so Mooncake closes them.
+        """Let a transfer fail on each connection to a process whose port is closed, so that Mooncake closes them.
 
-        They read, and do not write: the port may be another's by now. What is read goes to a page of its own.
+        The transfers read, because the port may belong to another process by now. They read into a page of their own.
         """
         landing = self._land()
         address, begun = landing.ctypes.data, time.monotonic()
         run = _one_run(address, peer.scratch)
-        tries = [self._session.start(peer.session, Op.READ, *run) for _ in range(_MARKS)]
+        tries = [self._session.start(peer.session, *run, read=True) for _ in range(_MARKS)]
         tries = [one for one in tries if one]
         while tries and (waited := time.monotonic() - begun) < _HANG_UP_S:
             tries = [one for one in tries if self._session.over(one) is None]
@@ -233,7 +245,7 @@ class MooncakeBackend:
     def _land(self) -> NDArray[np.uint8]:
         """A page for one read, registered; one that is given up keeps it, for its bytes may land at any later time."""
         landing = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
-        self._session.register([landing.ctypes.data], [landing.nbytes])
+        self._session.register([Block(landing.ctypes.data, landing.nbytes, None)])
         self._landings[landing.ctypes.data] = landing
         return landing
 
@@ -253,9 +265,9 @@ class MooncakeBackend:
         address = landing.ctypes.data
         transfer: _Transfer | None = None
         try:
-            for op, line in ((Op.READ, state.scratch), (Op.WRITE, state.scratch + _LINE)):
+            for read, line in ((True, state.scratch), (False, state.scratch + _LINE)):
                 with bounded(state.session, _OPENING_S):
-                    transfer = self._begin(state, op, _one_run(address, line))
+                    transfer = self._begin(_Transfer(state, _one_run(address, line), read))
                 while (outcome := self.poll(transfer)) is Poll.PENDING:
                     if time.monotonic() > deadline:
                         raise late
@@ -268,13 +280,12 @@ class MooncakeBackend:
             if transfer is not None and not transfer.marks:  # not begun, or its end was reported
                 self._clear(address)
 
-    def _begin(self, peer: _Peer, op: Op, runs: Runs) -> _Transfer:
-        transfer = _Transfer(peer, op, runs)
-        if not len(runs.nbytes):
+    def _begin(self, transfer: _Transfer) -> _Transfer:
+        if not len(transfer.runs.nbytes):
             transfer.outcome = Poll.DONE
             return transfer
-        peer.waiting.append(transfer)
-        self._start_what_fits(peer)
+        transfer.peer.waiting.append(transfer)
+        self._start_what_fits(transfer.peer)
         return transfer
 
     def _start_what_fits(self, peer: _Peer) -> None:
@@ -296,11 +307,12 @@ class MooncakeBackend:
         timeout_s = self._session.batch_timeout_s + int(runs.nbytes.sum()) * 1e-9
         transfer.ripe_at = time.monotonic() + timeout_s + _REAP_MARGIN_S
         if count > singles:
-            transfer.batch = self._session.start(session, transfer.op, *(column[:-singles] for column in runs))
+            transfer.batch = self._session.start(session, *(column[:-singles] for column in runs), read=transfer.read)
             if not transfer.batch:
                 return False
         for index in range(count - singles, count):
-            mark = self._session.start(session, transfer.op, *(column[index : index + 1] for column in runs))
+            one = (column[index : index + 1] for column in runs)
+            mark = self._session.start(session, *one, read=transfer.read)
             if not mark:
                 return False
             transfer.marks.insert(0, mark)

@@ -1,4 +1,4 @@
-"""The data plane of AMD GPUs, over MORI-IO (RDMA). Written against amd-mori 1.2.4; not yet run on hardware.
+"""The transfer backend of AMD GPUs, over MORI-IO (RDMA). Written against amd-mori 1.2.4; not yet run on hardware.
 
 Facts from its package, its source and SGLang's use of it that shape this module:
 
@@ -22,21 +22,21 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from pdpool_connector.layout.memory import KVMemory, Region, RemoteMemory
+from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.pool import Runs
+from pdpool_connector.layout.regions import Block, Region
 
 from .base import (
     BackendError,
     BackendUnavailableError,
     Handle,
     IncompatiblePeerError,
-    Op,
     PeerUnreachableError,
     Poll,
 )
 from .polling import pause, sharpen_sleeps
-from .validation import admit, device, meet
+from .validation import admit, plan_pair
 
 _SHORTEST_SLEEP_S: Final = 5e-6
 """A small transfer over RDMA takes a few microseconds."""
@@ -44,7 +44,7 @@ _CPU: Final = -1
 
 
 class _Descriptor(msgspec.Struct, frozen=True):
-    """What `register` tells peers: MORI's own descriptions of the backend and of each region, the scratch line last."""
+    """What peers get from `register`: MORI's descriptions of the backend and of each block, the scratch line last."""
 
     backend: bytes
     memories: tuple[bytes, ...]
@@ -52,12 +52,15 @@ class _Descriptor(msgspec.Struct, frozen=True):
 
 
 class _Memories:
-    """Registered memories in the order of their addresses, to find the one that a range lies in."""
+    """Registered memories in the order of their addresses, to find the one that a range lies in.
 
-    def __init__(self, regions: Sequence[Region], native: Sequence[Any]) -> None:
-        order = sorted(range(len(regions)), key=lambda index: regions[index].address)
+    GPUs of one process have one address space (HIP's unified addressing), so addresses of devices do not collide.
+    """
+
+    def __init__(self, blocks: Sequence[Block], native: Sequence[Any]) -> None:
+        order = sorted(range(len(blocks)), key=lambda index: blocks[index].address)
         self.native = [native[index] for index in order]
-        self.first = np.array([regions[index].address for index in order], np.int64)
+        self.first = np.array([blocks[index].address for index in order], np.int64)
 
 
 @dataclass(slots=True, eq=False)
@@ -80,10 +83,15 @@ class _Transfer:
 
 
 class MoriBackend:
-    """`TransferBackend` over MORI-IO. The memory is that of GPU PDPOOL_DEVICE, or the host's where that is not set.
+    """`TransferBackend` over MORI-IO.
 
-    incarnation: ours; peers know our backend by it. host: address at which peers reach this process. connect_timeout_s:
-    bound of the warm-up transfer. Raises BackendUnavailableError when the package or an RDMA device is missing.
+    Args:
+        incarnation: ours; peers know our backend by it.
+        host: address at which peers reach this process.
+        connect_timeout_s: bound of the warm-up transfer.
+
+    Raises:
+        BackendUnavailableError: the package or an RDMA device is missing.
     """
 
     name = "mori"
@@ -92,7 +100,6 @@ class MoriBackend:
     def __init__(self, incarnation: str, *, host: str, connect_timeout_s: float = 10.0) -> None:
         self._io = _load()
         self._connect_timeout_s = connect_timeout_s
-        self._device = device(default=_CPU)
         self._native: Any = self._io.IOEngine(incarnation, self._io.IOEngineConfig(host=host, port=0))
         config = self._io.RdmaBackendConfig(poll_cq_mode=self._io.PollCqMode.EVENT, enable_notification=False)
         self._native.create_backend(self._io.BackendType.RDMA, config)
@@ -111,25 +118,24 @@ class MoriBackend:
         if self._closed or self._memory is not None:
             raise BackendError("the backend is closed" if self._closed else "memory is registered already")
         place = self._io.MemoryLocationType
-        kind = place.CPU if self._device == _CPU else place.GPU
+        blocks = (*memory.blocks, _block(self._scratch))
         native: list[Any] = []
         try:
-            for region in memory.regions:
-                done = self._native.register_memory(region.address, region.nbytes, self._device, kind)
-                native.append(done)
-            native.append(self._native.register_memory(self._scratch.address, self._scratch.nbytes, _CPU, place.CPU))
+            for block in blocks:
+                where = (_CPU, place.CPU) if block.device is None else (block.device, place.GPU)
+                native.append(self._native.register_memory(block.address, block.nbytes, *where))
         except Exception as error:
             for each in native:
                 self._native.deregister_memory(each)
             raise BackendError(f"MORI cannot register the memory: {error}") from error
-        self._memory, self._memories = memory, _Memories((*memory.regions, self._scratch), native)
+        self._memory, self._memories = memory, _Memories(blocks, native)
         packed = tuple(each.pack() for each in native)
         return msgspec.msgpack.encode(_Descriptor(self._native.get_engine_desc().pack(), packed, self._scratch))
 
     def connect(self, peer: str, remote: RemoteMemory) -> None:
         """As `TransferBackend.connect`; makes the calling thread's sleeps precise."""
-        plan, descriptor = meet(self.name, self._memory, self._peers, peer, remote, _Descriptor)
-        backend, memories = self._unpack(peer, (*remote.memory.regions, descriptor.scratch), descriptor)
+        plan, descriptor = plan_pair(self.name, self._memory, self._peers, peer, remote, _Descriptor)
+        backend, memories = self._unpack(peer, (*remote.memory.blocks, _block(descriptor.scratch)), descriptor)
         sharpen_sleeps()
         try:
             self._native.register_remote_engine(backend)
@@ -142,10 +148,10 @@ class MoriBackend:
             self.disconnect(peer)
             raise
 
-    def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
+    def submit(self, peer: str, chunk: Chunk) -> Handle:
         """As `TransferBackend.submit`."""
-        state = admit(self._peers, peer, chunk, op)
-        return self._start(state, op, state.plan.runs(chunk))
+        state = admit(self._peers, peer, chunk)
+        return self._start(state, state.plan.runs(chunk))
 
     def poll(self, handle: Handle) -> Poll:
         """As `TransferBackend.poll`; sleeps 2 ms at most."""
@@ -155,6 +161,10 @@ class MoriBackend:
         if handle.outcome is Poll.PENDING:
             time.sleep(pause(time.monotonic() - handle.peer.progress_at, _SHORTEST_SLEEP_S))
         return handle.outcome
+
+    def transport(self, peer: str) -> str:
+        """As `TransferBackend.transport`: "rdma", the only one that this backend opens."""
+        return "rdma" if peer in self._peers else ""
 
     def disconnect(self, peer: str) -> None:
         """As `TransferBackend.disconnect`."""
@@ -182,7 +192,7 @@ class MoriBackend:
             # Only now have MORI's threads ended, which write to the statuses of what did not settle.
             self._unsettled.clear()
 
-    def _unpack(self, peer: str, regions: Sequence[Region], descriptor: _Descriptor) -> tuple[Any, _Memories]:
+    def _unpack(self, peer: str, blocks: Sequence[Block], descriptor: _Descriptor) -> tuple[Any, _Memories]:
         try:
             backend = self._io.EngineDesc.unpack(descriptor.backend)
             native = [self._io.MemoryDesc.unpack(packed) for packed in descriptor.memories]
@@ -190,23 +200,23 @@ class MoriBackend:
             raise IncompatiblePeerError(f"the peer's descriptor is not one of MORI's: {error}") from error
         if backend.key != peer:
             raise IncompatiblePeerError(f"the descriptor is of backend {backend.key!r}, must be of peer {peer!r}")
-        told = [(each.engine_key, each.data, each.size) for each in native]
-        if told != [(peer, region.address, region.nbytes) for region in regions]:
+        found = [(each.engine_key, each.data, each.size) for each in native]
+        if found != [(peer, block.address, block.nbytes) for block in blocks]:
             raise IncompatiblePeerError("the memories that the peer registered are not those of its geometry")
-        return backend, _Memories(regions, native)
+        return backend, _Memories(blocks, native)
 
     def _warm_up(self, peer: str, scratch: int) -> None:
         line = np.array([self._scratch.nbytes], np.int64)
         ours, theirs = (np.array([address], np.int64) for address in (self._scratch.address, scratch))
         deadline = time.monotonic() + self._connect_timeout_s
-        transfer = self._start(self._peers[peer], Op.WRITE, Runs(ours, theirs, line))
+        transfer = self._start(self._peers[peer], Runs(ours, theirs, line))
         while (outcome := self.poll(transfer)) is Poll.PENDING:
             if time.monotonic() > deadline:
                 raise PeerUnreachableError(f"peer {peer} did not answer within {self._connect_timeout_s} s")
         if outcome is not Poll.DONE:
             raise PeerUnreachableError(f"the warm-up transfer to peer {peer} failed: {transfer.failure}")
 
-    def _start(self, peer: _Peer, op: Op, runs: Runs) -> _Transfer:
+    def _start(self, peer: _Peer, runs: Runs) -> _Transfer:
         transfer = _Transfer(peer, [])
         if not len(runs.nbytes):
             transfer.outcome = Poll.DONE
@@ -214,10 +224,10 @@ class MoriBackend:
         peer.open.add(transfer)
         peer.progress_at = time.monotonic()
         locals_, local_offsets, remotes, remote_offsets, sizes = _by_memory(self._memories, peer.memories, runs)
-        move = self._native.batch_write if op is Op.WRITE else self._native.batch_read
         try:
             ids = [self._native.allocate_transfer_uid() for _ in sizes]
-            transfer.statuses = list(move(locals_, local_offsets, remotes, remote_offsets, sizes, ids))
+            given = (locals_, local_offsets, remotes, remote_offsets, sizes, ids)
+            transfer.statuses = list(self._native.batch_write(*given))
         except Exception as error:  # noqa: BLE001 - whatever the binding raises, part of it may be under way
             self._fail(transfer, f"{type(error).__name__}: {error}")
         return transfer
@@ -243,6 +253,10 @@ class MoriBackend:
         transfer.outcome, transfer.failure = Poll.FAILED_UNSETTLED, why
         self._unsettled += transfer.statuses
         transfer.statuses = []
+
+
+def _block(region: Region) -> Block:
+    return Block(region.address, region.nbytes, region.device)
 
 
 def _by_memory(
@@ -273,8 +287,8 @@ def _load() -> Any:  # noqa: ANN401 - a package without types
         module = importlib.import_module("mori.io")
     except (ImportError, OSError) as error:
         raise BackendUnavailableError(
-            f"MORI cannot be imported ({error}); install it with `pip install amd-mori==1.2.4` on a host with ROCm, "
-            "beside torch for ROCm"
+            f"MORI cannot be imported ({error}); install it from PyPI with `pip install amd-mori==1.2.4` on a host "
+            "with ROCm, beside torch for ROCm"
         ) from error
     if not _rdma_devices():
         raise BackendUnavailableError("this host has no RDMA device (/sys/class/infiniband), and MORI needs one")

@@ -1,16 +1,13 @@
-"""The default data plane: NIXL over UCX (RDMA, shared memory, TCP: whatever reaches the peer).
+"""The default transfer backend: NIXL over UCX (RDMA, shared memory, TCP: what reaches the peer).
 
 Facts about NIXL 1.5.1 that shape this module, all measured:
 
-- Starting a transfer over CMA copies inside the call; over TCP it returns at once, and bytes move only while someone
-  asks for its state.
-- Nothing can cancel a transfer. Releasing a handle in flight lets its bytes land, and so does forgetting the peer. A
-  connection error does not tell whether bytes are still under way. So every failure after the start is unsettled.
-- Only an agent that peers write to or read from needs a progress thread.
-- Where no transport can read by itself (TCP), UCX would have the peer send the bytes. Should the reader then be gone,
-  the peer's process is aborted: the reply's error goes from `ucp_progress_get_reply` (src/ucp/rma/rma_sw.c) straight
-  to `ucs_fatal` in `ucp_request_try_send` (src/ucp/core/ucp_request.inl), whatever the mode of error handling. So this
-  emulation is off, and a peer that cannot be read without it is refused.
+- Starting a transfer over CMA copies inside the call. Over TCP it returns at once, and bytes move only while its state
+  is polled.
+- Nothing cancels a transfer. Its bytes still land after its handle is released or the peer is forgotten. A connection
+  error does not say whether bytes are under way. So every failure after the start is unsettled.
+- Only an agent that peers write to needs a progress thread.
+- A descriptor list holds one kind of memory. So a chunk stays within one group of the plan, and each group has lists.
 """
 
 from __future__ import annotations
@@ -21,47 +18,54 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
-from pdpool_connector.layout.memory import MAX_ADDRESS, KVMemory, Region, RemoteMemory
+from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.pool import Row
+from pdpool_connector.layout.process import ProcessName
+from pdpool_connector.layout.regions import MAX_ADDRESS, Block, Region
 
 from .base import (
     BackendError,
     Handle,
     IncompatiblePeerError,
-    Op,
     PeerUnreachableError,
     Poll,
     UnknownPeerError,
 )
 from .nixl_agent import NixlAgent, NixlError
 from .polling import pause
-from .validation import admit, meet, refuse_absent
+from .transport_probe import PROBE_BYTES, traffic, transport_of
+from .validation import admit, plan_pair, refuse_absent
 
 _log = logging.getLogger(__name__)
 
-_SCRATCH_BYTES: Final = 64
+_SCRATCH_BYTES: Final = PROBE_BYTES
+_PROBES: Final = 3
+"""Probes of a transport, while other traffic disturbs them."""
 _PARKED: Final = 64
 """Peers that NIXL still knows after `disconnect`. Forgetting one that lives on leaves a socket behind on both sides
 until either process exits. So a peer that comes back finds its connection; the oldest of many are forgotten."""
-_NO_READ: Final = (
-    "NIXL cannot READ from this peer safely: no transport to it reads by itself (TCP does not), and UCX's emulation "
-    "ends the peer's process when a reader is lost; use direction 'write', or backend 'mooncake'"
-)
 _SPIN_S: Final = 100e-6
 """A small transfer over TCP takes about 50 µs, less than the kernel needs to wake a sleeper."""
 
 
 class _Descriptor(msgspec.Struct, frozen=True):
-    """What `register` tells peers: NIXL's own metadata, and the address of a scratch line that warm-ups write to."""
+    """What peers get from `register`: NIXL's own metadata, and the address of scratch bytes that warm-ups write to."""
 
     metadata: bytes
     scratch: Annotated[int, msgspec.Meta(ge=1, le=MAX_ADDRESS - _SCRATCH_BYTES)]
+
+
+class _Lists(NamedTuple):
+    """Handles of prepared descriptor lists: our rows of a group, and the peer's."""
+
+    local: int
+    remote: int
 
 
 @dataclass(slots=True, eq=False)
@@ -69,15 +73,14 @@ class _Peer:
     plan: PairPlan
     metadata: bytes
     """NIXL's description of the peer's agent."""
-    local: int
-    """Handle of the prepared list of `plan.local_rows` and our scratch line."""
-    remote: int
-    """Handle of the prepared list of `plan.remote_rows` and the peer's scratch line."""
+    lists: list[_Lists]
+    """For each group of the plan; the lists of group 0 end with the scratch bytes."""
     progress_at: float
     """When something was last submitted or finished (monotonic seconds)."""
     open: set[_Transfer] = field(default_factory=set)
     broken: str = ""
     """Why the connection failed; nothing more is submitted then."""
+    transport: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,24 +99,26 @@ def _wait(quiet_s: float) -> float:
 class NixlBackend:
     """`TransferBackend` over NIXL's UCX backend.
 
-    incarnation: ours; peers know our agent by it. target: whether peers write into our memory or read from it (then a
-    progress thread, asleep unless there is traffic, serves them). op: what will be submitted; `connect` refuses a peer
-    with which it is not safe. connect_timeout_s: bound of each warm-up transfer.
-    Raises BackendUnavailableError when NIXL cannot be loaded or started.
-
     Sets environment variables of UCX that are not set: see `nixl_agent`.
+
+    Args:
+        incarnation: ours; peers know our agent by it.
+        target: whether peers write into our memory. Then a progress thread, asleep without traffic, serves them.
+        connect_timeout_s: bound of a warm-up transfer.
+
+    Raises:
+        BackendUnavailableError: NIXL cannot be loaded or started.
     """
 
     name = "nixl"
     stages = True
 
-    def __init__(self, incarnation: str, *, target: bool, op: Op = Op.WRITE, connect_timeout_s: float = 10.0) -> None:
+    def __init__(self, incarnation: str, *, target: bool, connect_timeout_s: float = 10.0) -> None:
         self._agent = NixlAgent(incarnation, progress_thread=target)
-        self._op = op
         self._connect_timeout_s = connect_timeout_s
-        self._scratch = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
+        self._scratch = np.frombuffer(mmap.mmap(-1, _SCRATCH_BYTES), np.uint8)
         self._memory: KVMemory | None = None
-        self._registered: object = None
+        self._registered: list[object] = []
         self._peers: dict[str, _Peer] = {}
         self._parked: dict[str, bytes] = {}
         self._parked_lock = threading.Lock()
@@ -122,13 +127,15 @@ class NixlBackend:
 
     def register(self, memory: KVMemory, staging: Region | None = None) -> bytes:
         """As `TransferBackend.register`."""
-        if self._closed or self._registered is not None:
+        if self._closed or self._registered:
             raise BackendError("the backend is closed" if self._closed else "memory is registered already")
         refuse_absent(memory)
         scratch = self._scratch.ctypes.data
-        blocks = [(region.address, region.nbytes) for region in (*memory.regions, *([staging] if staging else []))]
+        blocks = [*memory.blocks, Block(scratch, _SCRATCH_BYTES, None)]
+        if staging is not None:
+            blocks.append(Block(staging.address, staging.nbytes, None))
         try:
-            self._registered = self._agent.register([*blocks, (scratch, _SCRATCH_BYTES)])
+            self._registered = self._agent.register(blocks)
             descriptor = _Descriptor(self._agent.metadata(), scratch)
         except NixlError as error:
             raise BackendError(f"NIXL cannot register the memory: {error}") from error
@@ -137,59 +144,65 @@ class NixlBackend:
 
     def connect(self, peer: str, remote: RemoteMemory) -> None:
         """As `TransferBackend.connect`."""
-        plan, descriptor = meet(self.name, self._memory, self._peers, peer, remote, _Descriptor)
+        plan, descriptor = plan_pair(self.name, self._memory, self._peers, peer, remote, _Descriptor)
         try:
             self._pair(peer, plan, descriptor)
-            if self._op is Op.READ:
-                self._try_read(peer, plan, descriptor)
+            self._peers[peer].transport = self._observe(peer, remote.process)
         except BaseException:
             self.disconnect(peer)
             raise
 
-    def _try_read(self, peer: str, plan: PairPlan, descriptor: _Descriptor) -> None:
-        if failure := self._warm_up(peer, Op.READ):
-            _log.info("the first READ from peer %s failed: %s", peer, failure)
-            self.disconnect(peer)
-            # A peer that is gone is told apart from one that cannot be read: this raises.
-            self._pair(peer, plan, descriptor)
-            raise IncompatiblePeerError(_NO_READ)
-
     def _pair(self, peer: str, plan: PairPlan, descriptor: _Descriptor) -> None:
         self._load(peer, descriptor.metadata)
+        state = _Peer(plan, descriptor.metadata, [], time.monotonic())
         try:
-            remote_list = self._agent.prepare(peer, [*plan.remote_rows, _scratch_row(descriptor.scratch)])
-        except NixlError as error:
+            for index in range(len(plan.groups)):
+                state.lists.append(self._prepare(peer, plan, index, descriptor.scratch))
+        except BackendError:
+            self._release_lists(peer, state)
             self._forget(peer)
+            raise
+        self._peers[peer] = state
+        self._warm_up(peer)
+
+    def _prepare(self, peer: str, plan: PairPlan, index: int, scratch: int) -> _Lists:
+        group = plan.groups[index]
+        ours, theirs = [*group.local_rows], [*group.remote_rows]
+        if index == 0:
+            ours.append(_scratch_row(self._scratch.ctypes.data))
+            theirs.append(_scratch_row(scratch))
+        try:
+            remote = self._agent.prepare(peer, theirs, group.remote_device)
+        except NixlError as error:
             raise IncompatiblePeerError(f"the peer's memory is not what it registered: {error}") from error
         try:
-            local_list = self._agent.prepare(None, [*plan.local_rows, _scratch_row(self._scratch.ctypes.data)])
+            return _Lists(self._agent.prepare(None, ours, group.local_device), remote)
         except NixlError as error:
-            self._release_list(peer, remote_list)
-            self._forget(peer)
+            self._release_list(peer, remote)
             raise BackendError(f"NIXL cannot prepare our memory for peer {peer}: {error}") from error
-        self._peers[peer] = _Peer(plan, descriptor.metadata, local_list, remote_list, time.monotonic())
-        if failure := self._warm_up(peer, Op.WRITE):
-            raise PeerUnreachableError(f"the warm-up transfer to peer {peer} failed: {failure}")
 
-    def submit(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle:
+    def submit(self, peer: str, chunk: Chunk) -> Handle:
         """As `TransferBackend.submit`; over CMA it copies before it returns."""
-        state = admit(self._peers, peer, chunk, op)
+        state = admit(self._peers, peer, chunk)
         if chunk.staged is not None:
-            runs = state.plan.runs(chunk)
-            return self._start(state, lambda: self._agent.make_runs(op, runs, peer))
+            runs, group = state.plan.runs(chunk), state.plan.groups[chunk.group]
+            devices = (group.local_device, group.remote_device)
+            return self._start(state, lambda: self._agent.make_runs(runs, peer, devices))
         local, remote = state.plan.indices(chunk)
         if not len(local):
             return _Transfer(state, 0, Poll.DONE)
-        return self._start(state, lambda: self._agent.make(op, state.local, local, state.remote, remote))
+        lists = state.lists[chunk.group]
+        return self._start(state, lambda: self._agent.make(lists.local, local, lists.remote, remote))
 
-    def submit_at_once(self, peer: str, chunk: Chunk, op: Op = Op.WRITE) -> Handle | None:
+    def submit_at_once(self, peer: str, chunk: Chunk) -> Handle | None:
         """As `PromptBackend.submit_at_once`; None while another thread is in a call of NIXL's: it may copy."""
-        state = admit(self._peers, peer, chunk, op)
+        state = admit(self._peers, peer, chunk)
         local, remote = state.plan.indices(chunk)
         if not len(local):
             return _Transfer(state, 0, Poll.DONE)
+        lists = state.lists[chunk.group]
         try:
-            started = self._agent.start_now(op, state.local, local, state.remote, remote)
+            started = self._agent.start_now(lists.local, local, lists.remote, remote)
         except NixlError as error:
             state.broken = str(error)
             raise UnknownPeerError(f"NIXL cannot make a transfer: {error}") from error
@@ -215,6 +228,15 @@ class NixlBackend:
             time.sleep(_wait(time.monotonic() - handle.peer.progress_at))
         return handle.outcome
 
+    def transport(self, peer: str) -> str:
+        """As `TransferBackend.transport`, measured at `connect` with a write from host memory to host memory.
+
+        "tcp" is certain. "cma" and "rdma" follow from TCP not being used: to a process of this host, and to another
+        host while a device of RDMA is open. Memory of a device may take another way (CUDA IPC on one host).
+        """
+        state = self._peers.get(peer)
+        return state.transport if state is not None else ""
+
     def disconnect(self, peer: str) -> None:
         """As `TransferBackend.disconnect`; NIXL goes on knowing a peer whose connection is sound, see `_PARKED`."""
         state = self._peers.pop(peer, None)
@@ -222,8 +244,7 @@ class NixlBackend:
             return
         for transfer in list(state.open):
             self._conclude(transfer, Poll.FAILED_UNSETTLED, "disconnected while in flight")
-        for prepared in (state.local, state.remote):
-            self._release_list(peer, prepared)
+        self._release_lists(peer, state)
         if state.broken:
             self._forget(peer)
         else:
@@ -238,8 +259,7 @@ class NixlBackend:
             self.disconnect(peer)
         self._unreleased = [native for native in self._unreleased if not self._release(native)]
         try:
-            if self._registered is not None:
-                self._agent.deregister(self._registered)
+            self._agent.deregister(self._registered)
         except NixlError as error:
             raise BackendError(f"NIXL cannot deregister the memory: {error}") from error
         finally:
@@ -270,6 +290,11 @@ class NixlBackend:
                 self._forget(name)
             raise IncompatiblePeerError(f"the metadata is of agent {name!r}, must be of peer {peer!r}")
 
+    def _release_lists(self, peer: str, state: _Peer) -> None:
+        for lists in state.lists:
+            for prepared in lists:
+                self._release_list(peer, prepared)
+
     def _release_list(self, peer: str, prepared: int) -> None:
         try:
             self._agent.release_prepared(prepared)
@@ -282,20 +307,30 @@ class NixlBackend:
         except NixlError as error:
             _log.warning("NIXL does not forget peer %s: %s", peer, error)
 
-    def _warm_up(self, peer: str, op: Op) -> str:
-        """Move the scratch line; why it failed, or nothing. Raises PeerUnreachableError when the peer is silent."""
+    def _observe(self, peer: str, process: ProcessName | None) -> str:
+        """The transport that writes to the peer take, "" if it cannot be told."""
+        for _ in range(_PROBES if process is not None else 0):
+            before = traffic()
+            self._warm_up(peer)
+            if (transport := transport_of(before, traffic(), process)) is not None:
+                return transport
+        return ""
+
+    def _warm_up(self, peer: str) -> None:
+        """Write the scratch bytes. Raises PeerUnreachableError when that fails or the peer does not answer."""
         state = self._peers[peer]
-        # The scratch line stands behind the rows of the plan.
+        lists, group = state.lists[0], state.plan.groups[0]
+        # The scratch bytes are behind the rows of the group.
         local, remote = (
-            np.array([sum(row.pieces for row in rows)], np.int32)
-            for rows in (state.plan.local_rows, state.plan.remote_rows)
+            np.array([sum(row.pieces for row in rows)], np.int32) for rows in (group.local_rows, group.remote_rows)
         )
         deadline = time.monotonic() + self._connect_timeout_s
-        transfer = self._start(state, lambda: self._agent.make(op, state.local, local, state.remote, remote))
+        transfer = self._start(state, lambda: self._agent.make(lists.local, local, lists.remote, remote))
         while self.poll(transfer) is Poll.PENDING:
             if time.monotonic() > deadline:
                 raise PeerUnreachableError(f"peer {peer} did not answer within {self._connect_timeout_s} s")
-        return transfer.failure
+        if transfer.failure:
+            raise PeerUnreachableError(f"the warm-up transfer to peer {peer} failed: {transfer.failure}")
 
     def _start(self, peer: _Peer, make: Callable[[], int]) -> _Transfer:
         try:

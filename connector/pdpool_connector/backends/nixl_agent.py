@@ -1,7 +1,7 @@
 """NIXL's agent as this project uses it: loaded lazily, configured not to spin, and safe to call from many threads.
 
-It stands on the compiled bindings of `nixl-cu12` 1.5.1 rather than on their Python class, which fixes the delay of the
-progress thread at 0 and so burns a core.
+It uses the compiled bindings of `nixl-cu12` and `nixl-cu13` 1.5.1 rather than their Python class, which fixes the delay
+of the progress thread at 0 and so burns a core. One process can load the bindings of one of the two only.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 import logging
 import logging.config
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -22,17 +23,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdpool_connector.layout.pool import Row, Runs
+from pdpool_connector.layout.regions import Block
 
-from .base import BackendUnavailableError, Op
+from .base import BackendUnavailableError
 
 _log = logging.getLogger(__name__)
 
 _ENVIRONMENT: Final = {"UCX_PROTO_EMULATION_ENABLE": "n"}
-"""Set unless the user set it: a lost reader would end the process that it reads from, see `nixl`."""
+"""Set unless the user set it. UCX aborts a process that cannot send its part of an emulated transfer because the other
+process is gone: `ucs_fatal` in `ucp_request_try_send` (src/ucp/core/ucp_request.inl), in every mode of error handling.
+No WRITE needs emulation."""
+
+PACKAGES: Final = ("nixl_cu12", "nixl_cu13")
+"""Packages with NIXL's bindings, one for each major version of CUDA."""
 
 _PROGRESS_DELAY_US: Final = 100_000
-"""How late the progress thread may find what no file descriptor announced. Measured with traffic the latency is that
-of 1 ms, idle it costs 0.06 % of a core instead of 3.5 %."""
+"""How often the progress thread looks without an event. With traffic the latency is that of 1 ms; idle it costs
+0.06 % of a core instead of 3.5 %."""
 
 
 class NixlError(Exception):
@@ -117,19 +124,34 @@ class NixlAgent:
         except NixlError as error:
             raise BackendUnavailableError(f"NIXL cannot start its UCX backend: {error}") from error
 
-    def register(self, blocks: Sequence[tuple[int, int]]) -> object:
-        """Register memory, (address, bytes) each; returns what `deregister` takes."""
+    def register(self, blocks: Sequence[Block]) -> list[object]:
+        """Register memory of host and devices; returns what `deregister` takes.
+
+        One descriptor list of NIXL's holds one kind of memory. Of a list that NIXL refuses the others are undone.
+        """
+        lists: list[object] = []
+        for on_device in (False, True):
+            kind = [block for block in blocks if (block.device is not None) is on_device]
+            if kind:
+                try:
+                    lists.append(self._register(on_device, kind))
+                except NixlError:
+                    self.deregister(lists)
+                    raise
+        return lists
+
+    def _register(self, on_device: bool, blocks: Sequence[Block]) -> object:
         with self._calling:
-            listed = self._nixl.nixlRegDList(
-                self._nixl.DRAM_SEG, [(address, nbytes, 0, "") for address, nbytes in blocks]
-            )
+            described = [(block.address, block.nbytes, block.device or 0, "") for block in blocks]
+            listed = self._nixl.nixlRegDList(self._segment(on_device), described)
             self._agent.registerMem(listed, self._backends)
             return listed
 
-    def deregister(self, registered: object) -> None:
+    def deregister(self, registered: Sequence[object]) -> None:
         """Undo `register`."""
-        with self._calling:
-            self._agent.deregisterMem(registered, self._backends)
+        for listed in registered:
+            with self._calling:
+                self._agent.deregisterMem(listed, self._backends)
 
     def metadata(self) -> bytes:
         """What a peer's `load_peer` needs; ask after `register`."""
@@ -146,37 +168,48 @@ class NixlAgent:
         with self._calling:
             self._agent.invalidateRemoteMD(name)
 
-    def prepare(self, peer: str | None, rows: Sequence[Row]) -> int:
-        """Handle of a descriptor list over all pieces of `rows`, numbered one after the other; peer None: ours."""
-        strided = np.array([(row.address, row.nbytes, 0, row.stride, row.pieces) for row in rows], np.int64)
+    def prepare(self, peer: str | None, rows: Sequence[Row], device: int | None = None) -> int:
+        """Handle of a descriptor list over all pieces of `rows`, numbered one after the other.
+
+        peer: whose memory; None for ours. device: the one that holds it, None for host memory.
+        """
+        strided = np.array([(row.address, row.nbytes, device or 0, row.stride, row.pieces) for row in rows], np.int64)
         with self._calling:
             owner = self._nixl.NIXL_INIT_AGENT if peer is None else peer
-            return int(self._agent.prepXferDlist(owner, self._nixl.DRAM_SEG, strided, self._backends))
+            segment = self._segment(device is not None)
+            return int(self._agent.prepXferDlist(owner, segment, strided, self._backends))
 
     def release_prepared(self, prepared: int) -> None:
         """Undo `prepare`."""
         with self._calling:
             self._agent.releasedDlistH(prepared)
 
-    def make(
-        self, op: Op, local: int, local_items: NDArray[np.int32], remote: int, remote_items: NDArray[np.int32]
-    ) -> int:
-        """Handle of a transfer between our items and the peer's, not yet started; neighbours on both sides merge."""
+    def make(self, local: int, local_items: NDArray[np.int32], remote: int, remote_items: NDArray[np.int32]) -> int:
+        """Handle of a write from our items to the peer's, not yet started; neighbours on both sides merge."""
         with self._calling:
-            native = self._nixl.NIXL_WRITE if op is Op.WRITE else self._nixl.NIXL_READ
-            made = self._agent.makeXferReq(native, local, local_items, remote, remote_items, b"", self._backends, False)
-            return int(made)
+            return self._make(local, local_items, remote, remote_items)
 
-    def make_runs(self, op: Op, runs: Runs, peer: str) -> int:
-        """As `make`, between byte ranges of ours and the peer's, which are looked up in what was registered."""
-        local, remote = (
-            np.stack((side, runs.nbytes, np.zeros_like(side)), axis=1).astype(np.uint64)
-            for side in (runs.local, runs.remote)
-        )
+    def _make(self, local: int, local_items: NDArray[np.int32], remote: int, remote_items: NDArray[np.int32]) -> int:
+        write = self._nixl.NIXL_WRITE
+        made = self._agent.makeXferReq(write, local, local_items, remote, remote_items, b"", self._backends, False)
+        return int(made)
+
+    def make_runs(self, runs: Runs, peer: str, devices: tuple[int | None, int | None] = (None, None)) -> int:
+        """As `make`, between byte ranges of ours and the peer's, which are looked up in what was registered.
+
+        devices: that hold ours and the peer's ranges, None for host memory.
+        """
+        lists = []
+        for side, device in zip((runs.local, runs.remote), devices, strict=True):
+            ranges = np.stack((side, runs.nbytes, np.full_like(side, device or 0)), axis=1).astype(np.uint64)
+            lists.append((self._segment(device is not None), ranges))
         with self._calling:
-            native = self._nixl.NIXL_WRITE if op is Op.WRITE else self._nixl.NIXL_READ
-            ours, theirs = (self._nixl.nixlXferDList(self._nixl.DRAM_SEG, side) for side in (local, remote))
-            return int(self._agent.createXferReq(native, ours, theirs, peer, b"", self._backends))
+            ours, theirs = (self._nixl.nixlXferDList(*described) for described in lists)
+            write = self._nixl.NIXL_WRITE
+            return int(self._agent.createXferReq(write, ours, theirs, peer, b"", self._backends))
+
+    def _segment(self, on_device: bool) -> object:
+        return self._nixl.VRAM_SEG if on_device else self._nixl.DRAM_SEG
 
     def start(self, transfer: int) -> bool:
         """Start it; whether it is over already (over CMA it always is: the copy is made in here)."""
@@ -184,18 +217,17 @@ class NixlAgent:
             return self._over(self._agent.postXferReq(transfer))
 
     def start_now(
-        self, op: Op, local: int, local_items: NDArray[np.int32], remote: int, remote_items: NDArray[np.int32]
+        self, local: int, local_items: NDArray[np.int32], remote: int, remote_items: NDArray[np.int32]
     ) -> tuple[int, bool, str] | None:
         """`make` and `start` in one, or None while another thread is in a call.
 
         Returns the transfer's handle, whether it is over already, and why it failed, if it did at the start. A handle
-        of one that is over or failed is freed, and then 0: `release` would wait for whoever has asked meanwhile.
+        of one that is over or failed is freed, and then 0: `release` would wait for threads that asked meanwhile.
         """
         if not self._calling.enter_now():
             return None
         with self._calling.entered:
-            native = self._nixl.NIXL_WRITE if op is Op.WRITE else self._nixl.NIXL_READ
-            made = self._agent.makeXferReq(native, local, local_items, remote, remote_items, b"", self._backends, False)
+            made = self._make(local, local_items, remote, remote_items)
             over, failure = False, ""
             try:
                 over = self._over(self._agent.postXferReq(made))
@@ -208,7 +240,7 @@ class NixlAgent:
                     _log.warning("NIXL keeps a transfer handle: %s", error)
                 else:
                     made = 0
-            return int(made), over, failure
+            return made, over, failure
 
     def over(self, transfer: int) -> bool:
         """Move what can be moved without waiting; whether the transfer has ended well."""
@@ -285,14 +317,27 @@ def _load() -> ModuleType:
         # UCX's InfiniBand module crashes the interpreter at exit, and is of no use here.
         os.environ["UCX_MODULES"] = "^ib"
         _log.info("no InfiniBand device: UCX_MODULES set to ^ib")
-    try:
-        with _logging_as_it_is():
-            return importlib.import_module("nixl_cu12._bindings")
-    except ImportError as error:
-        raise BackendUnavailableError(
-            f"NIXL cannot be imported ({error}); without torch it is installed by "
-            "`pip install --no-deps nixl-cu12==1.5.1`"
-        ) from error
+    failures = []
+    for package in _candidates():
+        try:
+            with _logging_as_it_is():
+                return importlib.import_module(f"{package}._bindings")
+        except ImportError as error:
+            failures.append(f"{package}: {error}")
+    raise BackendUnavailableError(
+        f"NIXL cannot be imported ({'; '.join(failures)}); install it from PyPI without its dependencies, which "
+        "ask for torch: `pip install --no-deps nixl-cu12==1.5.1`, or nixl-cu13 where the engine uses CUDA 13"
+    )
+
+
+def _candidates() -> tuple[str, ...]:
+    """Packages to try, in order. Bindings of a second package cannot be loaded beside those of the first."""
+    loaded = tuple(name for name in PACKAGES if sys.modules.get(f"{name}._bindings") is not None)
+    if loaded:
+        return loaded[:1]
+    cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
+    wanted = f"nixl_cu{str(cuda).partition('.')[0]}"
+    return tuple(sorted(PACKAGES, key=lambda name: name != wanted))
 
 
 def _error_types(module: ModuleType) -> tuple[type[Exception], ...]:

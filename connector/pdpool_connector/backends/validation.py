@@ -1,8 +1,7 @@
-"""What every backend checks in the same way: whom it connects, and what it is told to move."""
+"""The checks that all backends share: of a peer at connect, and of a chunk at submit."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Container, Mapping
 from typing import Annotated, Protocol, TypeVar
 
@@ -14,20 +13,18 @@ from pdpool_connector.layout.plan import Chunk, PairPlan
 
 from .base import (
     BackendError,
-    BackendUnavailableError,
     IncompatiblePeerError,
     InvalidChunkError,
-    Op,
     UnknownPeerError,
 )
 
 Session = Annotated[str, msgspec.Meta(min_length=3, max_length=270, pattern=r"^[^\s]+:[0-9]{1,5}\Z")]
-"""How a library that names processes by where they answer names one: "host:port"."""
+"""A process by the address at which it listens: "host:port"."""
 Descriptor = TypeVar("Descriptor")
 
 
 class Connected(Protocol):
-    """What an backend keeps of a peer, as far as the checks need it. `broken`: why its connection failed, or ""."""
+    """The part of a backend's record of a peer that the checks need. `broken`: why its connection failed, or ""."""
 
     plan: PairPlan
     broken: str
@@ -37,14 +34,14 @@ Peer = TypeVar("Peer", bound=Connected)
 
 
 def refuse_absent(memory: KVMemory) -> None:
-    """Raise BackendError for regions that are no memory of this process."""
+    """Raise BackendError for host regions that are no memory of this process."""
     try:
         refuse_unmapped(memory.regions)
     except LayoutError as error:
         raise BackendError(str(error)) from None
 
 
-def meet(
+def plan_pair(
     backend: str,
     ours: KVMemory | None,
     known: Container[str],
@@ -54,7 +51,9 @@ def meet(
 ) -> tuple[PairPlan, Descriptor]:
     """The plan of our memory and the peer's, and the peer's descriptor, a msgpack of `kind`.
 
-    Raises BackendError when nothing is registered yet or the peer is among the known, and IncompatiblePeerError.
+    Raises:
+        BackendError: nothing is registered yet, or the peer is among the known.
+        IncompatiblePeerError: the backend, the memories or the descriptor do not fit.
     """
     if ours is None:
         raise BackendError("register memory before connecting a peer")
@@ -68,30 +67,18 @@ def meet(
         raise IncompatiblePeerError(str(error)) from error
 
 
-def admit(peers: Mapping[str, Peer], peer: str, chunk: Chunk, op: Op) -> Peer:
+def admit(peers: Mapping[str, Peer], peer: str, chunk: Chunk) -> Peer:
     """The peer that a chunk is for. Raises UnknownPeerError, or InvalidChunkError for a chunk that does not fit."""
     state = peers.get(peer)
     if state is None or state.broken:
         raise UnknownPeerError(f"peer {peer} is not connected" + (f": {state.broken}" if state else ""))
-    refuse_invalid(state.plan, chunk, op)
+    refuse_invalid(state.plan, chunk)
     return state
 
 
-def refuse_invalid(plan: PairPlan, chunk: Chunk, op: Op) -> None:
+def refuse_invalid(plan: PairPlan, chunk: Chunk) -> None:
     """Raise InvalidChunkError for a chunk that does not fit the plan."""
     try:
-        plan.check(chunk, read=op is Op.READ)
+        plan.check(chunk)
     except LayoutError as error:
         raise InvalidChunkError(str(error)) from error
-
-
-def device(default: int) -> int:
-    """Index of the GPU or NPU whose memory is moved, as the environment variable PDPOOL_DEVICE tells.
-
-    Raises BackendUnavailableError when it is no number.
-    """
-    text = os.environ.get("PDPOOL_DEVICE", str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise BackendUnavailableError(f"PDPOOL_DEVICE is {text!r}, must be the index of a device") from None

@@ -1,1 +1,1 @@
-"""`pdpool connector …`: what a person asks of connectors, live or after the fact."""
+"""`pdpool connector …`: commands for people, about connectors that run and about flight records."""

@@ -22,10 +22,10 @@ def connector() -> None:
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def replay(file: Path, *, quiet: bool) -> None:
-    """Tell the story of a failed hand-off from its flight record, and run it through the protocol's machine again.
+    """Print the flight record of a failed hand-off, and run it through the state machine again.
 
-    A record is written to the connector's `flight_dir` when a hand-off fails. Exit code 0: the machine of this version
-    does what that one did. 1: it does not; the first difference is shown. 2: FILE is no record, or cannot be replayed.
+    The connector writes a record to its `flight_dir` when a hand-off fails. Exit code 0: the machine of this version
+    does the same. 1: it does not; the first difference is shown. 2: FILE is no record, or cannot be replayed.
     """
     try:
         record = decode_record(file.read_bytes())
@@ -54,7 +54,7 @@ def replay(file: Path, *, quiet: bool) -> None:
 def top(addresses: tuple[str, ...], interval_s: float, *, once: bool) -> None:
     """Watch connectors: queues, ages, holds, rates, peers.
 
-    HOST:PORT is a connector's admin endpoint, port 9400 in pdpool's pods. From outside the cluster, make a way to it
+    HOST:PORT is a connector's admin endpoint, port 9400 in pdpool's pods. From outside the cluster, forward it
     first:
 
     \b
@@ -79,5 +79,5 @@ def top(addresses: tuple[str, ...], interval_s: float, *, once: bool) -> None:
         raise click.ClickException(message) from error
     console = Console()
     if not once and not console.is_terminal:
-        raise click.UsageError("what is watched is drawn on a terminal, and this is none: give --once for one look")
+        raise click.UsageError("the tables are drawn on a terminal, and this is no terminal: give --once for one look")
     sys.exit(show_once(addresses, console) if once else show(addresses, interval_s, console))

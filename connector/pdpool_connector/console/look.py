@@ -46,7 +46,7 @@ class State(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one address said at `at` (seconds, monotonic clock): its state, or why there is none."""
+    """The answer of one address at `at` (seconds, monotonic clock): its state, or why there is none."""
 
     address: str
     at: float
@@ -55,7 +55,7 @@ class Look:
 
 
 async def look(session: aiohttp.ClientSession, address: str) -> Look:
-    """Ask one connector; whatever goes wrong is part of the look."""
+    """Ask one connector; any failure is part of the look."""
     state, error = None, ""
     try:
         async with session.get(f"http://{address}/v1/state", timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as answer:

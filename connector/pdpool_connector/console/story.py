@@ -1,4 +1,4 @@
-"""A flight record as lines for a person."""
+"""A flight record as lines for people to read."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from pdpool_connector.flight.record import Header, Record
 from pdpool_connector.protocol.events import Effect, Event, Received, Report, Send, Write
 from pdpool_connector.protocol.frames import PAGE_ID_BYTES, AttemptFrame, Frame, shown
 
-_PAGES = frozenset({"pages", "source", "target"})
+_IDS = frozenset({"pages", "source", "target", "state"})
 
 
 def story(record: Record) -> Iterator[str]:
@@ -49,7 +49,7 @@ def _head(header: Header) -> Iterator[str]:
     ended = f"failed, {header.cause}: {header.message}" if header.cause else "ended well"
     free = "pages released" if header.releasable else "pages not released yet"
     who = f"{header.role} rank {header.rank} ({header.incarnation[:8]})"
-    yield f"{who}, room {header.room} sibling {header.sibling}, request {header.request_id!r}, handle {header.handle}"
+    yield f"{who}, room {header.room}, request {header.request_id!r}, handle {header.handle}"
     yield f"{ended}; {free}"
     if header.missing:
         yield f"the first {header.missing} steps are missing"
@@ -59,7 +59,7 @@ def _frame(frame: Frame) -> str:
     name = type(frame).__name__
     if not isinstance(frame, AttemptFrame):
         return name
-    skipped = {"version", "sender", "attempt", "room", "sibling"}
+    skipped = {"version", "sender", "attempt", "room"}
     rest = {field: getattr(frame, field) for field in frame.__struct_fields__ if field not in skipped}
     return f"{name} of attempt {frame.attempt} {_words(rest)}".rstrip()
 
@@ -73,8 +73,10 @@ def _words(values: dict[str, object]) -> str:
 
 
 def _value(name: str, value: object) -> str:
-    if name in _PAGES and isinstance(value, bytes):
+    if name in _IDS and isinstance(value, bytes):
         return str(_count(value))
+    if name in _IDS and isinstance(value, tuple):
+        return "/".join(str(_count(ids)) for ids in value) or "none"
     if isinstance(value, str) and name in ("peer", "incarnation"):
         return value[:8]
     return repr(value) if isinstance(value, str) and not value.isidentifier() else str(value)

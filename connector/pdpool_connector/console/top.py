@@ -18,7 +18,7 @@ STALE_S = 2.0
 
 
 def tables(looks: Sequence[Look], before: Mapping[str, Look] | None) -> Group:
-    """Connectors, how fast they are, what they have under way, whom they talk to: each within 80 columns.
+    """Connectors, their speed, what they have under way, and their peers: each within 80 columns.
 
     `before`: the last look at each address; None where there is no other to compare with.
     """
@@ -124,17 +124,18 @@ def _troubles(state: State) -> dict[str, int]:
 
 
 def _peers(looks: Sequence[Look]) -> Table:
-    table = _table("peers", "connector", "peer", "control", "heard", "attempts", "wait for it")
+    table = _table("peers", "connector", "peer", "control", "transport", "seen", "attempts", "waiting")
     for one in looks:
         if (state := one.state) is None:
             continue
         for peer in state.peers:
-            heard = seconds(peer.last_seen_s)
-            _add(table, one.address, peer.incarnation[:8], peer.control, heard, str(peer.attempts), str(peer.waiting))
+            transport = f"{peer.backend} {peer.transport}".strip()
+            counts = (seconds(peer.last_seen_s), str(peer.attempts), str(peer.waiting))
+            _add(table, one.address, peer.incarnation[:8], peer.control, transport, *counts)
         for link in state.links:
             if link.failure:
                 text = Text(f"{link.state} for {seconds(link.failing_s)}: {link.failure}", style="red")
-                _add(table, one.address, link.address, text, "", "", "")
+                _add(table, one.address, link.address, text, "", "", "", "")
     return table
 
 
@@ -146,7 +147,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _add(table: Table, *cells: str | Text) -> None:
-    """A row; other processes wrote much of it, so no cell is markup or holds what steers the terminal."""
+    """A row. Other processes wrote much of it, so no cell is markup or can control the terminal."""
     texts = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
     table.add_row(*(Text(shown(text.plain), style=text.style) for text in texts))
 

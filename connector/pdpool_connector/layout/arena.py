@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .memory import LayoutError, Region
 from .process import boot_id, has_ended, pid_namespace
+from .regions import LayoutError, Region
 
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 

@@ -1,37 +1,37 @@
-"""Checksums of pages that two memories agree on, whichever ids the pages have here and however they were cut.
+"""Checksums of pages that two memories agree on, whichever ids the pages have here and however they are cut.
 
-The sum over a set of pages is that of one hash for each page of each region, seeded with the region's place in the
-model (layer, K or V) and with the page's id at the target. It therefore does not depend on the order in which pages
-move, and the sums of several writers (ranks that hold different layers) add up to that of the whole. xxh3: it runs at
-the speed of memory, three times that of zlib's CRC-32, and a seed costs nothing.
+Formula: the sum over all words x of m * w * x, modulo 2**63. A word is at most 4 bytes of one head of one token. w is
+an odd number that depends on the word's place in the page: K or V, token, head, place in the head. m is an odd number
+that depends on the layer, on K or V, and on the page's id at the target.
+
+The sum is linear. So the sums of several writers add up to the sum of the target's pages, whether they hold other
+layers or other heads of the same pages. m and w are odd, so a change of one word always changes the sum.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
-import xxhash
+import numpy as np
+from numpy.typing import NDArray
 
-from .memory import KVMemory, Region
-from .overlap import overlap, same_heads
+from .memory import KVMemory
+from .overlap import Cell, cells_of
 from .plan import Chunk
 
 MASK: Final = (1 << 63) - 1
 """A sum is taken modulo 2**63, so that it fits the protocol's `Count`."""
-YIELD_BYTES: Final = 1 << 20
-"""After as much (0.1 ms), or as many pages as cost that, other threads get a turn: hashing is a loop in Python."""
-CALL_BYTES: Final = 4096
-"""What one call costs beside its bytes, in bytes."""
+BATCH_BYTES: Final = 256 << 10
+"""Bytes that are summed at a time: they stay in the cache of a core, and other threads get a turn between batches."""
 _SPREAD: Final = 0x9E3779B97F4A7C15
 """2**64 / golden ratio: multiplication by it spreads consecutive numbers evenly (Knuth)."""
 
-
-PageSum = Callable[[list[int], list[int]], int]
-"""The sum over pages that go by these names."""
+CopyPages = Callable[[int, Sequence[int]], bytes | bytearray | memoryview]
+"""Copies pages of one region to host memory: (index in `KVMemory.kv`, page ids) -> the pages one after the other."""
 
 
 def sampled(number: int, rate: float) -> bool:
@@ -40,69 +40,132 @@ def sampled(number: int, rate: float) -> bool:
 
 
 class PageSums:
-    """Sums over pages of one memory, which must be mapped in this process and stay so."""
+    """Sums over pages of one memory, which must stay mapped.
 
-    def __init__(self, memory: KVMemory) -> None:
+    Args:
+        memory: the memory.
+        copy_pages: copies pages of a device to the host. Without it, pages of a device have no sums.
+    """
+
+    def __init__(self, memory: KVMemory, copy_pages: CopyPages | None = None) -> None:
         self._memory = memory
-        self._view = lru_cache(maxsize=None)(_view)
+        self._copy_pages = copy_pages
+        self._view = lru_cache(maxsize=None)(self._make_view)
+        layers = range(memory.first_layer, memory.first_layer + memory.layers)
+        heads = ((layer, memory.heads_of(layer)) for layer in layers)
+        self._all = [
+            Cell(layer, part, held.first_head, held.kv_heads)
+            for layer, held in heads
+            for part in range(memory.regions_per_layer)
+        ]
+
+    @property
+    def possible(self) -> bool:
+        """Whether sums can be taken: the CPU never reads the memory of a device."""
+        return not self._memory.on_device or self._copy_pages is not None
 
     def whole(self, pages: Iterable[int]) -> int:
-        """Sum over all that is held of these pages, which are known by their own ids."""
-        memory = self._memory
-        layers = range(memory.first_layer, memory.first_layer + memory.layers)
-        cells = [(layer, part) for layer in layers for part in range(memory.regions_per_layer)]
+        """The sum over all that the memory holds of these pages, which are known by their own ids."""
         ids = list(pages)
-        return self._sum(cells, ids, ids)
+        return self._sum(self._all, ids, ids)
 
-    def of_chunk(self, remote: KVMemory, *, here: bool) -> Callable[[Chunk], int] | None:
-        """What gives the sum over a chunk's pages here; None where pages are cut by heads.
+    def of_chunk(self, remote: KVMemory) -> Callable[[Chunk], int] | None:
+        """A function that gives the sum of what a chunk writes to `remote`; None where sums are not `possible`.
 
-        `here`: they are the target, and so known by their ids here; otherwise by those that they have there. A memory
-        that has nothing in common with ours gives 0: nothing is moved.
+        The pages are known by their ids at the target. A chunk without pages has the sum 0.
         """
-        cells = self._common(remote)
-        if cells is None:
+        if not self.possible:
             return None
+        cells = cells_of(self._memory, remote)
 
         def chunk_sum(chunk: Chunk) -> int:
             if not cells or not len(chunk.local_pages):
                 return 0
             chosen = cells if chunk.span is None else cells[slice(*chunk.span)]
-            pages = chunk.local_pages.tolist()
-            return self._sum(chosen, pages, pages if here else chunk.remote_pages.tolist())
+            return self._sum(chosen, chunk.local_pages.tolist(), chunk.remote_pages.tolist())
 
         return chunk_sum
 
-    def of_pages(self, remote: KVMemory) -> PageSum | None:
-        """What gives the sum over pages here, known by other names, of all that both hold; None as with `of_chunk`."""
-        cells = self._common(remote)
-        return None if cells is None else lambda pages, names: self._sum(cells, pages, names)
-
-    def _common(self, remote: KVMemory) -> list[tuple[int, int]] | None:
-        """Layers and parts that both hold; None where their pages are cut by heads."""
-        memory = self._memory
-        common = overlap(memory, remote)
-        if common.empty:
-            return []
-        if not same_heads(memory, remote):
-            return None
-        layers = range(common.first_layer, common.first_layer + common.layers)
-        return [(layer, part) for layer in layers for part in range(memory.regions_per_layer)]
-
-    def _sum(self, cells: list[tuple[int, int]], pages: list[int], names: list[int]) -> int:
-        total = work = 0
-        for layer, part in cells:
-            region = self._memory.kv[self._memory.region_of(layer, part)]
-            view, size = self._view(region), region.item_bytes
-            seed = (layer << 1 | part) << 32
-            for page, name in zip(pages, names, strict=True):
-                total += xxhash.xxh3_64_intdigest(view[page * size : (page + 1) * size], seed | name)
-                work += size + CALL_BYTES
-                if work >= YIELD_BYTES:
-                    work = 0
-                    time.sleep(0)
+    def _sum(self, cells: list[Cell], pages: list[int], names: list[int]) -> int:
+        total = 0
+        for cell in cells:
+            index = self._memory.region_of(cell.layer, cell.part)
+            step = max(1, BATCH_BYTES // self._memory.kv[index].item_bytes)
+            for start in range(0, len(pages), step):
+                some = slice(start, start + step)
+                total += self._sum_batch(index, cell, pages[some], names[some])
+                time.sleep(0)
         return total & MASK
 
+    def _sum_batch(self, index: int, cell: Cell, pages: list[int], names: list[int]) -> int:
+        shape = self._shape(index)
+        held = self._memory.heads_of(cell.layer)
+        words = self._read(index, pages).view(np.dtype(f"u{shape.word}")).reshape(len(pages), *shape.axes)
+        weights = _weights(shape, held.first_head, held.total_heads)
+        if cell.heads < held.kv_heads:
+            first = cell.first_head - held.first_head
+            some = slice(first, first + cell.heads)
+            cut = (slice(None), some) if shape.heads_first else (slice(None), slice(None), some)
+            words, weights = words[(slice(None), *cut)], weights[cut]
+        by_page = np.einsum("pw,w->p", words.reshape(len(pages), -1), weights.ravel(), dtype=np.uint64)
+        spread = _odd((np.uint64(cell.layer << 1 | cell.part) << np.uint64(32)) + np.array(names, np.uint64))
+        return int((by_page * spread).sum(dtype=np.uint64))
 
-def _view(region: Region) -> memoryview:
-    return memoryview((ctypes.c_ubyte * region.nbytes).from_address(region.address)).cast("B")
+    def _read(self, index: int, pages: list[int]) -> NDArray[np.uint8]:
+        """The bytes of pages of one region: (page, byte)."""
+        if self._memory.on_device:
+            assert self._copy_pages is not None
+            return np.frombuffer(self._copy_pages(index, pages), np.uint8).reshape(len(pages), -1)
+        return self._view(index)[pages]
+
+    def _shape(self, index: int) -> _Shape:
+        memory, size = self._memory, self._memory.kv[index].item_bytes
+        heads = memory.heads_of(memory.first_layer + index // memory.regions_per_layer).kv_heads
+        halves = 2 if memory.kv_order == "interleaved" else 1
+        tokens = memory.page_tokens
+        if size % (halves * tokens * heads):
+            # A page that cannot be divided by heads never moves by heads.
+            halves = tokens = heads = 1
+        nbytes = size // (halves * tokens * heads)
+        word = next(word for word in (4, 2, 1) if nbytes % word == 0)
+        return _Shape(halves, heads, tokens, nbytes // word, word, memory.layout == "HND")
+
+    def _make_view(self, index: int) -> NDArray[np.uint8]:
+        region = self._memory.kv[index]
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * region.nbytes).from_address(region.address))
+        return memory.reshape(region.items, region.item_bytes)
+
+
+class _Shape(NamedTuple):
+    """A page: halves (K and V), heads, tokens, words in a head of a token, bytes of a word, order of the axes."""
+
+    halves: int
+    heads: int
+    tokens: int
+    words: int
+    word: int
+    heads_first: bool
+
+    @property
+    def axes(self) -> tuple[int, int, int, int]:
+        """The axes of a page's words as they lie in memory."""
+        middle = (self.heads, self.tokens) if self.heads_first else (self.tokens, self.heads)
+        return (self.halves, *middle, self.words)
+
+
+@lru_cache(maxsize=16)
+def _weights(shape: _Shape, first_head: int, total_heads: int) -> NDArray[np.uint64]:
+    """The weights of a page's words, in the order of `_Shape.axes`. The number of a word is the same in every order."""
+    heads = slice(first_head, first_head + shape.heads)
+    half, head, token, place = np.ogrid[: shape.halves, heads, : shape.tokens, : shape.words]
+    number = ((half * total_heads + head) * shape.tokens + token) * shape.words + place
+    return _odd((number if shape.heads_first else number.swapaxes(1, 2)).astype(np.uint64))
+
+
+def _odd(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Odd numbers that look random, one for each number (the finaliser of splitmix64)."""
+    mixed = (numbers + np.uint64(1)) * np.uint64(_SPREAD)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    odd: NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31)) | np.uint64(1)
+    return odd

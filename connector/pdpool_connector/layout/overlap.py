@@ -1,18 +1,25 @@
-"""Which part of the model two memories have in common, and whether it can be moved from one to the other."""
+"""Which part of the model two memories have in common, and whether it can be moved from one to the other.
+
+Formula for a layer's heads: head h of H takes the share [h/H, (h+1)/H) of the layer. Of the heads that both memories
+hold, head h goes from the rank whose share of the reference heads holds the point where h begins within the target's
+share. Where all layers have the same heads, these are the heads that both hold. Where a layer has fewer heads than
+ranks, several ranks hold a head, and exactly one of them sends it.
+"""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from .memory import KVMemory, differs, first_of
+from .memory import KVMemory
+from .regions import differs, first_of
 from .state import state_differs
 
 MAX_STRIPS: Final = 1023
-"""Strips that one page of one region may be cut into: they and an aux row go out in one chunk."""
+"""Most strips of one page of one region. With aux rows they stay near what Mooncake takes at once."""
 
 
 class Overlap(NamedTuple):
-    """Layers `first_layer`.. and of each the heads `first_head`.., by their numbers in the model; empty if one is 0."""
+    """Layers `first_layer`.. and of each the reference heads `first_head`.., by their numbers in the model."""
 
     first_layer: int
     layers: int
@@ -21,63 +28,114 @@ class Overlap(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing of the cache has to be moved between the two."""
+        """Whether no page moves between the two."""
         return not (self.layers and self.heads)
 
 
+class Cell(NamedTuple):
+    """What moves of one KV region: the heads `first_head`.. of one layer, by their numbers in the model.
+
+    part: 0 is K, or K and V together; 1 is V.
+    """
+
+    layer: int
+    part: int
+    first_head: int
+    heads: int
+
+
 def overlap(local: KVMemory, remote: KVMemory) -> Overlap:
-    """What both memories hold."""
+    """The layers and reference heads that both memories hold."""
     first_layer, layers = _common(local.first_layer, local.layers, remote.first_layer, remote.layers)
     first_head, heads = _common(local.first_head, local.kv_heads, remote.first_head, remote.kv_heads)
     return Overlap(first_layer, layers, first_head, heads)
 
 
-def same_heads(local: KVMemory, remote: KVMemory) -> bool:
-    """Whether pages move whole, because both hold the same heads."""
-    return (local.first_head, local.kv_heads) == (remote.first_head, remote.kv_heads)
+def cells_of(local: KVMemory, remote: KVMemory) -> list[Cell]:
+    """What moves from `local` to `remote`, in the order of the KV regions. The memories must be `compatible`."""
+    common = overlap(local, remote)
+    if common.empty:
+        return []
+    cells = []
+    for layer in range(common.first_layer, common.first_layer + common.layers):
+        first, heads = _heads_that_move(local, remote, layer)
+        if heads:
+            cells += [Cell(layer, part, first, heads) for part in range(local.regions_per_layer)]
+    return cells
+
+
+def moves_whole(local: KVMemory, remote: KVMemory, cells: list[Cell]) -> bool:
+    """Whether pages move whole: in each cell all heads that both sides hold."""
+    for cell in cells:
+        held = (cell.first_head, cell.heads)
+        for memory in (local, remote):
+            one = memory.heads_of(cell.layer)
+            if held != (one.first_head, one.kv_heads):
+                return False
+    return True
 
 
 def compatible(local: KVMemory, remote: KVMemory) -> list[str]:
-    """What forbids moving pages between the memories, one line for each reason; empty if nothing.
+    """The reasons that forbid moving from `local` to `remote`, one line each; empty if there are none.
 
-    They may hold different parts of one model, but of the same model, in the same format, with pages of the same number
-    of tokens. State of layers that both hold must be told by layer, unless these are all that either holds. What of it
-    moves whole needs the same heads on both sides; what is cut needs cuts of the same shape.
+    The memories may hold different parts of one model, in the same format, with pages of the same number of tokens.
     """
+    fields = ("model", "dtype", "page_tokens", "head_dim", "total_layers", "total_heads")
+    orders = ("layout", "kv_order", "regions_per_layer")
     found = [
         differs(field, ours, theirs)
-        for field in ("model", "dtype", "page_tokens", "head_dim", "total_layers", "total_heads", "regions_per_layer")
+        for field in (*fields, *orders)
         if (ours := getattr(local, field)) != (theirs := getattr(remote, field))
     ]
-    if local.aux.item_bytes != remote.aux.item_bytes:
-        found.append(differs("item_bytes of aux", local.aux.item_bytes, remote.aux.item_bytes))
+    aux, their_aux = ([region.item_bytes for region in memory.aux] for memory in (local, remote))
+    if aux != their_aux:
+        found.append(differs("item_bytes of the aux regions", aux, their_aux))
     common = overlap(local, remote)
     state = state_differs(local, remote, common.first_layer, common.layers, heads=common.heads > 0)
-    if common.empty:
+    if common.empty or any(getattr(local, field) != getattr(remote, field) for field in ("page_tokens", *orders)):
         return found + state
-    if (local.page_tokens, local.regions_per_layer) == (remote.page_tokens, remote.regions_per_layer):
-        found += _heads_differ(local, remote, common)
+    found += first_of(_heads_differ(local, remote, common))
     found += state
-    if not same_heads(local, remote) and local.page_tokens > MAX_STRIPS:
+    if local.strips > MAX_STRIPS and not moves_whole(local, remote, cells_of(local, remote)):
         found.append(
-            f"page_tokens is {local.page_tokens}, must be at most {MAX_STRIPS} where the two sides hold different heads"
+            f"a page has {local.strips} strips (page_tokens {local.page_tokens}, layout {local.layout}), must have at "
+            f"most {MAX_STRIPS} where the two sides hold different heads"
         )
     return found
 
 
+def _heads_that_move(local: KVMemory, remote: KVMemory, layer: int) -> tuple[int, int]:
+    """First and number; see the formula in the module's docstring."""
+    ours, theirs = local.heads_of(layer), remote.heads_of(layer)
+    first, count = _common(ours.first_head, ours.kv_heads, theirs.first_head, theirs.kv_heads)
+    total, reference = ours.total_heads, local.total_heads
+    # Shares in units of 1 / (total * reference).
+    low, high = local.first_head * total, (local.first_head + local.kv_heads) * total
+    target = remote.first_head * total
+    if target >= high:
+        return first, 0
+    start = first if target >= low else max(first, -(-low // reference))
+    return start, max(0, min(first + count, -(-high // reference)) - start)
+
+
 def _heads_differ(local: KVMemory, remote: KVMemory, common: Overlap) -> list[str]:
-    """The first region whose heads take other bytes at the peer, where there is one; mostly all do then."""
+    """A line for each region whose heads differ at the peer."""
     found = []
     for layer in range(common.first_layer, common.first_layer + common.layers):
+        ours, theirs = local.heads_of(layer), remote.heads_of(layer)
+        shape, their_shape = (ours.total_heads, ours.head_dim), (theirs.total_heads, theirs.head_dim)
+        if (local.heads or remote.heads) and shape != their_shape:
+            found.append(differs(f"(total_heads, head_dim) of layer {layer}", shape, their_shape))
+            continue
         for part in range(local.regions_per_layer):
             region = local.region_of(layer, part)
-            ours, theirs = local.kv[region].item_bytes, remote.kv[remote.region_of(layer, part)].item_bytes
-            if ours * remote.kv_heads != theirs * local.kv_heads:
+            size, their_size = local.kv[region].item_bytes, remote.kv[remote.region_of(layer, part)].item_bytes
+            if size * theirs.kv_heads != their_size * ours.kv_heads:
                 found.append(
-                    f"item_bytes of kv region {region} (layer {layer}) is {ours} here for {local.kv_heads} heads and "
-                    f"{theirs} at the peer for {remote.kv_heads} heads, must be the same for each head"
+                    f"item_bytes of kv region {region} (layer {layer}) is {size} here for {ours.kv_heads} heads and "
+                    f"{their_size} at the peer for {theirs.kv_heads} heads, must be the same for each head"
                 )
-    return first_of(found)
+    return found
 
 
 def _common(first: int, count: int, other_first: int, other_count: int) -> tuple[int, int]:

@@ -1,31 +1,36 @@
-"""Which ranks of a prefill instance write to which ranks of a decode instance. Pure: both sides would find the same.
+"""Which ranks of a prefill instance write to which ranks of a decode instance. Pure: both sides find the same.
 
-The terms: a *rank* is one engine worker process with one connector, an *instance* is the ranks that hold one model
-together, a *part* is the layers and KV heads of the model that one rank holds. A *cell* is one head of one layer. State
-that is cut (Mamba and the like) is shared out by ranks, not by heads: a rank's *share* of it is a part of its own.
+A *rank* is one engine worker process with one connector. An *instance* is the ranks that hold one model together. A
+*shard* is the layers and KV heads of the model that one rank holds. A *cell* is one head of one layer. State that is
+cut (Mamba and the like) is divided by ranks, not by heads: each rank holds one *share* of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from .memory import MAX_RANKS, MAX_REGIONS, KVMemory, LayoutError, check_share
+from .memory import MAX_HEADS, KVMemory, LayoutError, share_of_heads
 from .state import shares_meet
-
-MAX_HEADS: Final = 1 << 20
+from .state_pool import MAX_LAYERS, MAX_RANKS, check_share
 
 
 class ModelShard(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a model that one rank holds: some layers of it, and some KV heads of those.
 
-    It holds layers `first_layer` .. `first_layer + layers` of `total_layers`, heads likewise.
-    A cache without heads (MLA) has `total_heads` 1. Of state that is cut it holds share number `state_rank` of
-    `state_ranks`, which are 0 where no rank's state is cut (`KVMemory`). Ranks of one instance that hold the same cells
-    are replicas, and so are, for the state, those that hold the same share of the same layers. Raises LayoutError when
-    a field is out of range.
+    A cache without heads (MLA) has `total_heads` 1. Ranks of one instance that hold the same cells are replicas. Ranks
+    that hold the same share of the same layers are replicas for the state.
+
+    Args:
+        first_layer, layers, total_layers: layers `first_layer`.. of `total_layers`.
+        first_head, kv_heads, total_heads: heads `first_head`.. of `total_heads`. Where layers differ in heads, these
+            are the reference heads of `KVMemory`.
+        state_rank, state_ranks: which of the equal shares of cut state it holds; 0 of 0 where none is cut.
+
+    Raises:
+        LayoutError: a field is out of range.
     """
 
     first_layer: int
@@ -39,8 +44,18 @@ class ModelShard(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_share(self.state_rank, self.state_ranks)
-        _fits("layer", "layers", self.first_layer, self.layers, self.total_layers, MAX_REGIONS // 2)
+        _fits("layer", "layers", self.first_layer, self.layers, self.total_layers, MAX_LAYERS)
         _fits("head", "kv_heads", self.first_head, self.kv_heads, self.total_heads, MAX_HEADS)
+
+    @property
+    def geometry(self) -> dict[str, int]:
+        """The fields of `KVMemory` that say which part of the model is held."""
+        fields = ("first_layer", "layers", "total_layers", "first_head", "kv_heads", "total_heads")
+        return {field: getattr(self, field) for field in fields}
+
+    def heads_of(self, total_heads: int) -> tuple[int, int]:
+        """First head and number of heads that this rank holds of a layer with `total_heads` heads of its own."""
+        return share_of_heads(self.first_head, self.kv_heads, self.total_heads, total_heads)
 
     @property
     def layer_end(self) -> int:
@@ -77,7 +92,7 @@ class ModelShard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shard_of(memory: KVMemory) -> ModelShard:
-    """The part of the model that a rank with this memory holds."""
+    """The shard that a rank with this memory holds."""
     return ModelShard(**{field: getattr(memory, field) for field in ModelShard.__struct_fields__})
 
 
@@ -91,12 +106,17 @@ def _fits(what: str, count: str, first: int, held: int, total: int, most: int) -
 
 
 def shard_model(layers: Sequence[int], heads: int, *, tp: int = 1, split_state: bool = False) -> tuple[ModelShard, ...]:
-    """The parts of an instance in rank order, rank = pipeline stage * tp + tensor rank, as engines number them.
+    """The shards of an instance in rank order, rank = pipeline stage * tp + tensor rank, as engines number them.
 
-    `layers`: how many layers each pipeline stage holds. `heads`: KV heads of the model, spread evenly over the `tp`
-    ranks of each stage; when there are fewer than ranks, each head is held by `tp / heads` ranks. `split_state`: the
-    model keeps state beside the cache (Mamba and the like), cut over the `tp` ranks of each stage. Raises LayoutError
-    when heads cannot be spread evenly.
+    Args:
+        layers: how many layers each pipeline stage holds.
+        heads: KV heads of the model, divided evenly over the `tp` ranks of each stage. With fewer heads than ranks,
+            each head is held by `tp / heads` ranks. Where layers differ, the heads of those with most.
+        tp: tensor-parallel ranks of each stage.
+        split_state: the model keeps state beside the cache (Mamba and the like), cut over the `tp` ranks.
+
+    Raises:
+        LayoutError: heads cannot be divided evenly.
     """
     if isinstance(layers, int):
         raise LayoutError(f"layers is {layers!r}, must be a sequence: how many layers each pipeline stage holds")
@@ -123,37 +143,40 @@ def shard_model(layers: Sequence[int], heads: int, *, tp: int = 1, split_state: 
 class Writer(NamedTuple):
     """A prefill rank as one decode rank sees it.
 
-    rank: its number in the prefill instance. part, parts: this decode rank is number `part` of the `parts` that it
-    serves. kv: it writes the cells that both hold, and with them state that is not cut; otherwise none. aux: it writes
-    the aux row. state: it writes what both hold of the shares of cut state; otherwise nothing of that.
+    Args:
+        rank: its number in the prefill instance.
+        rank_index, rank_count: this decode rank is number `rank_index` of the `rank_count` that it serves.
+        kv: it writes the cells that both hold, and with them state that is not cut.
+        aux: it writes the aux row.
+        state: it writes what both hold of the shares of cut state.
     """
 
     rank: int
-    part: int
-    parts: int
+    rank_index: int
+    rank_count: int
     kv: bool
     aux: bool
     state: bool = False
 
 
-def check_instance(side: str, parts: Sequence[ModelShard]) -> None:
-    """Raise LayoutError unless the parts make up one whole model: every cell is held, by one rank or by replicas.
+def check_instance(side: str, shards: Sequence[ModelShard]) -> None:
+    """Raise LayoutError unless the shards make up one model: every cell is held, by one rank or by replicas.
 
     Ranks that hold the same layers form a stage; stages follow each other without gap, and so do the heads within one,
     and the shares of state where that is cut.
     """
-    if not 1 <= len(parts) <= MAX_RANKS:
-        raise LayoutError(f"{side} has {len(parts)} ranks, must have 1..{MAX_RANKS}")
-    shapes = {(part.total_layers, part.total_heads, part.state_ranks) for part in parts}
+    if not 1 <= len(shards) <= MAX_RANKS:
+        raise LayoutError(f"{side} has {len(shards)} ranks, must have 1..{MAX_RANKS}")
+    shapes = {(shard.total_layers, shard.total_heads, shard.state_ranks) for shard in shards}
     if len(shapes) != 1:
         raise LayoutError(f"ranks of {side} disagree on (total_layers, total_heads, state_ranks): {sorted(shapes)}")
     total_layers, total_heads, state_ranks = shapes.pop()
-    stages = sorted({(part.first_layer, part.layer_end) for part in parts})
+    stages = sorted({(shard.first_layer, shard.layer_end) for shard in shards})
     _refuse_gap(f"layers of {side}", stages, total_layers)
     for first, end in stages:
-        heads = {(part.first_head, part.head_end) for part in parts if part.first_layer == first}
+        heads = {(shard.first_head, shard.head_end) for shard in shards if shard.first_layer == first}
         _refuse_gap(f"heads of {side} in layers {first}..{end - 1}", sorted(heads), total_heads)
-        shares = {(part.state_rank, part.state_rank + 1) for part in parts if part.first_layer == first}
+        shares = {(shard.state_rank, shard.state_rank + 1) for shard in shards if shard.first_layer == first}
         if state_ranks:
             _refuse_gap(f"shares of the state of {side} in layers {first}..{end - 1}", sorted(shares), state_ranks)
 
@@ -210,7 +233,7 @@ def pair(prefill: Sequence[ModelShard], decode: Sequence[ModelShard]) -> tuple[t
 def _share_state(prefill: Sequence[ModelShard], decode: Sequence[ModelShard]) -> list[set[int]]:
     """For each decode rank, the prefill ranks that write its share: of replicas those with cells of it, in turn."""
     writers: list[set[int]] = [set() for _ in decode]
-    for ranks in _replicas(prefill, lambda part: part.share) if prefill[0].state_ranks else ():
+    for ranks in _replicas(prefill, lambda shard: shard.share) if prefill[0].state_ranks else ():
         takers = [at for at, held in enumerate(decode) if held.shares(prefill[ranks[0]])]
         for turn, at in enumerate(takers):
             able = [rank for rank in ranks if prefill[rank].overlaps(decode[at])] or ranks
@@ -223,7 +246,7 @@ def _share_cells(
 ) -> list[set[int]]:
     """For each decode rank, the prefill ranks that write its cells: of replicas those that write its state, in turn."""
     writers: list[set[int]] = [set() for _ in decode]
-    for ranks in _replicas(prefill, lambda part: part.cells):
+    for ranks in _replicas(prefill, lambda shard: shard.cells):
         takers = [at for at, held in enumerate(decode) if held.overlaps(prefill[ranks[0]])]
         for turn, at in enumerate(takers):
             able = [rank for rank in ranks if rank in state[at]] or ranks
@@ -233,7 +256,7 @@ def _share_cells(
 
 def _share_aux(prefill: Sequence[ModelShard], busy: Sequence[set[int]]) -> list[int]:
     """For each decode rank, the prefill rank that writes its aux row: rather one that writes to it anyway."""
-    last = [rank for rank, part in enumerate(prefill) if part.layer_end == part.total_layers]
+    last = [rank for rank, shard in enumerate(prefill) if shard.layer_end == shard.total_layers]
     chosen = []
     for at, writers in enumerate(busy):
         able = [rank for rank in last if rank in writers] or last
@@ -241,9 +264,9 @@ def _share_aux(prefill: Sequence[ModelShard], busy: Sequence[set[int]]) -> list[
     return chosen
 
 
-def _replicas(parts: Sequence[ModelShard], held: Callable[[ModelShard], tuple[int, ...]]) -> Iterable[list[int]]:
+def _replicas(shards: Sequence[ModelShard], held: Callable[[ModelShard], tuple[int, ...]]) -> Iterable[list[int]]:
     """The ranks that hold the same, for each thing held."""
     ranks: dict[tuple[int, ...], list[int]] = {}
-    for rank, part in enumerate(parts):
-        ranks.setdefault(held(part), []).append(rank)
+    for rank, shard in enumerate(shards):
+        ranks.setdefault(held(shard), []).append(rank)
     return ranks.values()

@@ -1,8 +1,8 @@
 """How the items of one pool move between two memories: the arrays for a list of ids, and where to cut it.
 
-A *pool* is a set of regions in which one id selects an item each: pages in the KV regions, items in the state regions.
-An item moves whole or, where both sides hold different heads, as `strips` strips: one for each token, whose bytes lie
-`stride` apart. What moves of a region in several pieces (`state`) counts as several regions here.
+A *pool* is a set of regions in which one id selects an item each. An item moves whole or, where both sides hold
+different heads, as `strips` strips whose beginnings lie `stride` bytes apart. A region that moves in several pieces
+(`state`) counts as several regions here.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .memory import Region
+from .regions import Region
 from .staging import SLOT_BYTES
 
 MAX_CHUNK_BYTES: Final = (16 << 20) + (64 << 10)
-"""16 MiB, and an aux row beside them. An abort waits for a chunk: a few milliseconds on a slow data plane."""
+"""16 MiB, and an aux row beside them. An abort waits for a chunk: a few milliseconds on a slow network."""
 MAX_CHUNK_DESCRIPTORS: Final = 1024
 """What Mooncake's TCP transport takes at once without failing, and far beyond where batching still helps."""
+
+Spare = tuple[int, int]
+"""Bytes and descriptors of a chunk that are kept free for an aux row."""
 
 Ids = NDArray[np.int32]
 Span = tuple[int, int]
@@ -55,7 +58,7 @@ class PoolPlan:
     """The regions of a pool that two memories have in common, as rows of `strips` pieces for each item.
 
     local, remote: one row for each region, on both sides with the same `nbytes` in the same order. Immutable.
-    The caller sees to it that an int32 can number all pieces.
+    The caller ensures that an int32 can number all pieces.
     """
 
     def __init__(self, local: Sequence[Row], remote: Sequence[Row], strips: int) -> None:
@@ -155,22 +158,30 @@ class PoolPlan:
         return views
 
     def split(
-        self, local: Ids, remote: Ids, spare: int, *, gather: bool = False, within: Span | None = None
+        self, local: Ids, remote: Ids, spare: Spare, *, gather: bool = False, within: Span | None = None
     ) -> Iterator[tuple[Ids, Ids, Span | None]]:
-        """Cut lists of ids into chunks of at most `MAX_CHUNK_BYTES` less `spare` and one descriptor less than allowed.
+        """Cut lists of ids into chunks of at most `MAX_CHUNK_BYTES` and `MAX_CHUNK_DESCRIPTORS`, less `spare`.
 
-        Pairs are put in the order of their local ids, for allocators often hand pages out backwards and only ascending
-        neighbours merge; if they are to be gathered, in that of their remote ids, and a chunk fits into a slot. The
-        span is None where it is all regions; `within` leaves out others. Where one item over all regions is too much,
-        each chunk is one item in some of the regions; one item in one region is never cut. Yields nothing for empty
-        lists, or without regions.
+        Pairs are sorted by their local ids: allocators often hand pages out backwards, and only ascending neighbours
+        merge. Pairs that are to be gathered are sorted by their remote ids, and a chunk fits into a slot.
+        Where one item over all regions is too much, each chunk is one item in some of the regions. One item in one
+        region is never cut.
+
+        Args:
+            spare: what is kept free in each chunk.
+            gather: the items are to be gathered.
+            within: only these regions.
+
+        Yields:
+            Local ids, remote ids and the span of regions, None for all. Nothing for empty lists or without regions.
         """
         first, stop = within or (0, self.regions)
         if first == stop or not len(local):
             return
         order = np.argsort(remote if gather else local, kind="stable")
         local, remote = local[order], remote[order]
-        most_bytes, most_pieces = (SLOT_BYTES if gather else MAX_CHUNK_BYTES) - spare, MAX_CHUNK_DESCRIPTORS - 1
+        most_bytes = SLOT_BYTES if gather else MAX_CHUNK_BYTES - spare[0]
+        most_pieces = MAX_CHUNK_DESCRIPTORS - spare[1]
         strips = 1 if gather else self.strips
         if within or self.item_bytes > most_bytes or self.regions * strips > most_pieces:
             spans = self._spans(first, stop, most_bytes, most_pieces // strips)

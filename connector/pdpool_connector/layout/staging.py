@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .memory import Region
+from .regions import Region
 
 SLOT_BYTES: Final = 4 << 20
 """Bytes that are gathered and sent at a time."""

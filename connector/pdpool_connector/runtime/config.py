@@ -1,18 +1,21 @@
 """Configuration of a connector: plain values, checked when they are given."""
 
 import ipaddress
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Self
 
 from pdpool_connector.backends import BACKENDS
 from pdpool_connector.layout.pairing import ModelShard, check_instance
 from pdpool_connector.layout.staging import SLOT_BYTES
-from pdpool_connector.protocol.frames import Frame
+from pdpool_connector.layout.state_pool import MAX_RANKS
+from pdpool_connector.protocol.frames import MAX_SECONDS, Frame
 from pdpool_connector.protocol.timeouts import Timeouts
+from pdpool_connector.runtime.environment import read_environment
 from pdpool_connector.transport.address import AddressError, is_host, parse_address
-from pdpool_connector.transport.bootstrap import Direction
+from pdpool_connector.transport.bootstrap import MAX_FACT, MAX_FACTS
 from pdpool_connector.transport.curve import CurveKey
 from pdpool_connector.transport.tokens import TokenVerifier
 
@@ -41,20 +44,23 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "admin_port": ((int, _NONE), "an int or None"),
     "staging_bytes": ((int,), "an int"),
     "request_deadline_s": ((int, float), "a number"),
-    "connect_deadline_s": ((int, float), "a number"),
     "checksum_rate": ((int, float), "a number"),
     "allowed_networks": ((tuple, list), "a tuple of CIDR blocks"),
+    "facts": ((Mapping,), "a mapping of str to str"),
     "rank": ((int,), "an int"),
+    "pod_rank": ((int, _NONE), "an int or None"),
+    "pod_ranks": ((int, _NONE), "an int or None"),
     "instance": ((tuple, list), "a tuple of ModelShard"),
     "curve": ((tuple, list), "a tuple of CurveKey"),
     "curve_required": ((bool,), "True or False"),
     "pod_uid": ((str,), "a str"),
     "admin_gate": ((TokenVerifier, _NONE), "a TokenVerifier or None"),
-    "timing": ((Timeouts,), "a Timeouts"),
+    "admin_socket": ((str, Path, _NONE), "a Path, a str or None"),
+    "timeouts": ((Timeouts,), "a Timeouts"),
     "flight_dir": ((str, Path, _NONE), "a Path, a str or None"),
 }
-"""What given as something else would work otherwise than meant, or fail far from here."""
-_ITEMS: Final[Mapping[str, type]] = {"instance": ModelShard, "curve": CurveKey, "allowed_networks": str}
+"""Values of other types would work in unexpected ways, or fail far from here."""
+_ITEMS: Final[Mapping[str, type]] = {"instance": ModelShard, "curve": CurveKey, "allowed_networks": str, "facts": str}
 
 FrameFilter = Callable[[Frame], float | None]
 """Fault injection: seconds to hold an outgoing frame back (0 = send at once), or None to drop it."""
@@ -62,33 +68,42 @@ FrameFilter = Callable[[Frame], float | None]
 
 @dataclass(frozen=True)
 class ConnectorConfig:
-    """How one connector (one engine rank) presents itself and whom it talks to.
+    """How one connector (one engine rank) presents itself, and which processes it connects to.
 
-    `advertise_host`: address at which peers reach this process. `control_port`, `bootstrap_port` (prefill only) and
-    `admin_port` (None = no admin endpoint): 0 takes any free port; peers know a successor of ours by the control port
-    (docs/fences.md). `bind_host`: address to listen on; None is the
-    wildcard of the advertised address's family. `request_deadline_s`: life of an attempt that names no deadline of its
-    own. `connect_deadline_s`: how long decode tries to reach a prefill before it fails what waits for it; less where
-    connections are refused all the time (`link.REFUSED_S`).
-    `allowed_networks`: CIDR blocks in which a bootstrap host may lie, and from which ranks may register.
-    `frame_filter`: fault injection for tests and for the reference engine's fault knobs. `timing`: intervals and bounds
-    of the protocol. `flight_dir`: where the stories of failed hand-offs are written (bounds: see `flight.files`); None
-    records nothing. `checksum_rate`: share of the attempts that prefill takes a checksum of, and decode then checks; 0
-    is none. `staging_bytes`: host memory through which prefill sends pages whose heads decode holds on several ranks
-    (0: none); a slot of `SLOT_BYTES` is taken for each chunk under way.
+    Args:
+        advertise_host: Address at which peers reach this process.
+        control_port: TCP port of the control channel. Peers know our successor by it (docs/fences.md). 0: any free one.
+        admin_port: TCP port of the admin endpoint. 0: any free one; None: no admin endpoint.
+        bootstrap_port: Prefill: TCP port of the bootstrap registry. 0: any free one.
+        backend: Name of the transfer backend. Both sides must use the same.
+        request_deadline_s: Life of a hand-off that names no deadline of its own, in seconds.
+        allowed_networks: CIDR blocks in which bootstrap hosts and control channels must lie, and from which ranks may
+            register.
+        rank: Number of this rank in its instance.
+        instance: Shard of the model that each rank of this instance holds, in order of rank (`shard_model` makes it).
+            (): this rank is the whole instance.
+        registry: "host:port" of the bootstrap registry that rank 0 of a prefill instance serves; its other ranks need
+            it.
+        bind_host: Address to listen on. None: the wildcard of the advertised address's family.
+        frame_filter: Fault injection for tests and for the reference engine's fault knobs.
+        curve: Keys of the control channel, the same for all processes of a service, the one to listen with first (see
+            `transport.curve`). (): every process that reaches the port is let in.
+        curve_required: False lets decode also connect to prefills that listen without keys: for upgrades only.
+        pod_uid: UID of the Kubernetes pod. Peers receive it, and the operator finds the pod by it.
+        pod_rank: Number of this connector among those of its pod. None: `rank`.
+        pod_ranks: Connectors of the pod. None: as many as the instance has ranks.
+        admin_gate: Verifies the tokens of changes through the admin endpoint. None: the endpoint is read only.
+        admin_socket: Path of the Unix socket for `/drain`. None: no such socket.
+        facts: What prefill's registry serves beside its ranks: at most 32 entries, each key and value at most 256
+            characters. Decode reads them with `DecodeConnector.facts`.
+        timeouts: All timeouts, intervals and bounds.
+        flight_dir: Directory for records of failed hand-offs (bounds: see `flight.files`). None: nothing is recorded.
+        checksum_rate: Share of the attempts, 0 to 1, whose pages prefill and decode compare by checksum.
+        staging_bytes: Host memory in bytes through which prefill sends pages whose heads decode holds on several ranks.
+            0: none. Each chunk under way takes a slot of `SLOT_BYTES`.
 
-    `instance`: the part of the model that each rank of this instance holds, in the order of ranks (`shard_model` makes
-    it); () means that this rank is all there is. `rank`: which of them this is. `registry`: "host:port" of the
-    bootstrap registry that rank 0 of a prefill instance serves; its other ranks need it. `direction`: who moves the
-    bytes, prefill ("write") or decode ("read"); both sides must have the same.
-
-    `curve`: keys of the control channel, the same for all processes of a service, the one to listen with first (see
-    `transport.curve`); without any, whoever reaches the port is let in. `curve_required`: False lets decode connect to
-    prefills that listen without keys, too, which is for the time of an upgrade only. `pod_uid`: of the Kubernetes pod,
-    told to peers, so that the operator knows whose end to look for.
-    `admin_gate`: who may change something through the admin endpoint; without one nobody may, and it is read only.
-
-    Raises ValueError, naming field and value, for what cannot work.
+    Raises:
+        ValueError: A value cannot work; the message names the field, its value and what would be right.
     """
 
     advertise_host: str
@@ -97,32 +112,48 @@ class ConnectorConfig:
     bootstrap_port: int = 0
     backend: str = "local"
     request_deadline_s: float = 300.0
-    connect_deadline_s: float = 30.0
     allowed_networks: tuple[str, ...] = PRIVATE_NETWORKS
     rank: int = 0
     instance: tuple[ModelShard, ...] = ()
     registry: str | None = None
-    direction: Direction = "write"
     bind_host: str | None = None
     frame_filter: FrameFilter | None = None
     curve: tuple[CurveKey, ...] = ()
     curve_required: bool = True
     pod_uid: str = ""
+    pod_rank: int | None = None
+    pod_ranks: int | None = None
     admin_gate: TokenVerifier | None = None
-    timing: Timeouts = field(default_factory=Timeouts)
+    admin_socket: Path | str | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+    timeouts: Timeouts = field(default_factory=Timeouts)
     flight_dir: Path | str | None = None
     checksum_rate: float = 1 / 64
     staging_bytes: int = 64 << 20
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ, **overrides: Any) -> Self:  # noqa: ANN401 - any field
+        """Make a configuration from the variables that pdpool's pods set (see `environment.VARIABLES`).
+
+        Args:
+            environ: The variables.
+            overrides: Fields of the configuration; they win over variables.
+
+        Raises:
+            ValueError: A variable or a field has no usable value; the message names it, its value and what would be
+                right.
+        """
+        return cls(**{**read_environment(environ, overrides), **overrides})
 
     def __post_init__(self) -> None:
         """Check every field."""
         self._check_kinds()
         self._check_hosts()
         self._check_numbers()
+        self._check_ranks()
+        self._check_facts()
         if self.backend not in BACKENDS:
             raise ValueError(f"backend={self.backend!r} is unknown: give one of {', '.join(BACKENDS)}")
-        if not 0 <= self.rank < max(len(self.instance), 1):
-            raise ValueError(f"rank={self.rank} is out of range: instance has the parts of {len(self.instance)} ranks")
         if self.instance:
             check_instance("instance", self.instance)
         if self.registry is not None:
@@ -130,8 +161,6 @@ class ConnectorConfig:
                 parse_address(self.registry)
             except AddressError as error:
                 raise ValueError(f"registry: {error}") from None
-        if self.direction not in ("write", "read"):
-            raise ValueError(f"direction={self.direction!r} is unknown: give 'write' or 'read'")
         for network in self.allowed_networks:
             try:
                 ipaddress.ip_network(network)
@@ -149,10 +178,10 @@ class ConnectorConfig:
                     raise ValueError(f"{name} holds {item!r}: give a tuple of {kind.__name__}")  # noqa: TRY004
         if not all(key.fits() for key in self.curve):
             raise ValueError(
-                "curve holds a pair that is none: give keys as `read_keys` or `zmq.curve_keypair` makes them"
+                "curve holds a pair of keys that do not belong together: give keys as `read_keys` makes them"
             )
         if self.frame_filter is not None and not callable(self.frame_filter):
-            raise ValueError(f"frame_filter={self.frame_filter!r} cannot be called")
+            raise ValueError(f"frame_filter={self.frame_filter!r} cannot be called: give a function of one frame")
 
     def _check_hosts(self) -> None:
         if not self.advertise_host:
@@ -167,15 +196,46 @@ class ConnectorConfig:
             port = getattr(self, name)
             if port is not None and not 0 <= port <= 65535:
                 raise ValueError(f"{name}={port} is no TCP port: give 0 (any free port) to 65535")
-        for name in ("request_deadline_s", "connect_deadline_s"):
-            seconds = getattr(self, name)
-            if not 0 < seconds <= 86400:
-                raise ValueError(f"{name}={seconds} is out of range: give more than 0 and at most 86400 seconds")
+        if not 0 < self.request_deadline_s <= MAX_SECONDS:
+            raise ValueError(
+                f"request_deadline_s={self.request_deadline_s} is out of range: "
+                f"give more than 0 and at most {MAX_SECONDS} seconds"
+            )
         if not 0 <= self.checksum_rate <= 1:
             raise ValueError(f"checksum_rate={self.checksum_rate} is out of range: give 0 to 1")
         if self.staging_bytes and not SLOT_BYTES <= self.staging_bytes <= MAX_STAGING_BYTES:
             bounds = f"{SLOT_BYTES} to {MAX_STAGING_BYTES}"
             raise ValueError(f"staging_bytes={self.staging_bytes} is out of range: give 0 (none) or {bounds} bytes")
+
+    def _check_ranks(self) -> None:
+        if not 0 <= self.rank < max(len(self.instance), 1):
+            raise ValueError(f"rank={self.rank} is out of range: instance has the shards of {len(self.instance)} ranks")
+        if not 1 <= self.connectors_of_pod <= MAX_RANKS:
+            raise ValueError(f"pod_ranks={self.pod_ranks} is out of range: give 1 to {MAX_RANKS}")
+        if not 0 <= self.number_in_pod < self.connectors_of_pod:
+            raise ValueError(
+                f"pod_rank={self.pod_rank} is out of range: the pod has {self.connectors_of_pod} connectors, "
+                f"give 0 to {self.connectors_of_pod - 1}"
+            )
+
+    def _check_facts(self) -> None:
+        if len(self.facts) > MAX_FACTS:
+            raise ValueError(f"facts has {len(self.facts)} entries: give at most {MAX_FACTS}")
+        for name, value in self.facts.items():
+            if not isinstance(value, str) or len(name) > MAX_FACT or len(value) > MAX_FACT:
+                raise ValueError(
+                    f"facts[{name!r:.300}]={value!r:.300}: give a str, key and value at most {MAX_FACT} long"
+                )
+
+    @property
+    def number_in_pod(self) -> int:
+        """`pod_rank`, or `rank` where that is not given."""
+        return self.rank if self.pod_rank is None else self.pod_rank
+
+    @property
+    def connectors_of_pod(self) -> int:
+        """`pod_ranks`, or the number of ranks of the instance where that is not given."""
+        return max(len(self.instance), 1) if self.pod_ranks is None else self.pod_ranks
 
     @property
     def listen_host(self) -> str:

@@ -1,31 +1,30 @@
-"""Decode's connector: offers memory to prefills, and says when the cache has landed."""
+"""Decode's connector: opens hand-offs, offers memory to prefills, and says when the cache has landed."""
 
 import logging
-from collections.abc import Callable, Container, Sequence
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Future
-from typing import SupportsIndex
+from functools import partial
+from typing import Final, SupportsIndex
 
-import numpy as np
-from numpy.typing import NDArray
+import zmq
 from prometheus_client import CollectorRegistry
 
+from pdpool_connector.backends.base import TransferBackend
+from pdpool_connector.layout.checksum import PageSums
 from pdpool_connector.layout.memory import KVMemory, LayoutError, decode_remote
 from pdpool_connector.layout.pairing import pair
 from pdpool_connector.protocol import frames as f
-from pdpool_connector.protocol.decode import DecodeMachine
-from pdpool_connector.protocol.decode_read import DecodeReadMachine
+from pdpool_connector.protocol.decode import DecodeAttempt, DecodeMachine
 from pdpool_connector.protocol.events import (
     Connect,
     Effect,
-    ExpectAttempt,
     Linked,
     OpenAttempt,
     PeerLost,
     PeerReady,
-    Read,
     Received,
     Report,
-    StopReading,
     Unlinked,
     Unreachable,
     Writer,
@@ -33,41 +32,36 @@ from pdpool_connector.protocol.events import (
 from pdpool_connector.protocol.fence import Proof
 from pdpool_connector.protocol.states import DecodeState
 from pdpool_connector.protocol.status import Cause
-from pdpool_connector.protocol.versions import VersionMismatchError, negotiate
-from pdpool_connector.runtime.checksum_verifier import ChecksumVerifier
+from pdpool_connector.runtime.checksum_verifier import ChecksumVerifier, Written
 from pdpool_connector.runtime.config import ConnectorConfig
-from pdpool_connector.runtime.connector import Connector
-from pdpool_connector.runtime.instance_connection import Found, InstanceConnection, Stage
+from pdpool_connector.runtime.connector import Connector, OnChange, Running, no_requests, nothing
+from pdpool_connector.runtime.instance_connection import Found, InstanceConnection, MisfitError, MisfitRank, Stage
+from pdpool_connector.runtime.misfit_notice import MisfitNotice
 from pdpool_connector.runtime.page_guard import PageGuard
+from pdpool_connector.runtime.parts import Identity, make_parts
 from pdpool_connector.runtime.rank_connection import RankConnection
-from pdpool_connector.runtime.reads import Failure, Reads
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import DecodeTransfer
-from pdpool_connector.runtime.validation import (
-    RefusalCause,
-    Request,
-    as_aux_row,
-    as_reason,
-    as_refusal_cause,
-    as_request,
-    as_whole,
-    pack_pages,
-    pack_state,
-)
-from pdpool_connector.runtime.worker import join_all
+from pdpool_connector.runtime.validation import as_request
 from pdpool_connector.transport.address import AddressError, parse_address
-from pdpool_connector.transport.bootstrap import BootstrapClient, RankInfo
+from pdpool_connector.transport.bootstrap import BootstrapClient
+from pdpool_connector.transport.curve import CurveKey
 
 log = logging.getLogger(__name__)
 
-MAX_LINKS = 1024
-"""Prefills that are known or being tried at a time; bootstrap hosts come from requests, so there must be a bound."""
-ASK_S = 2.0
-"""Time for one question to a bootstrap registry."""
+MAX_INSTANCES: Final = 1024
+"""Prefill instances that are connected or being tried; bootstrap addresses come from requests, so there is a bound."""
 
 
-class DecodeConnector(Connector[DecodeTransfer]):
-    """Decode's end: `open` a hand-off into pages of yours, and wait until it lands. See `Connector` for the rest."""
+MAX_NOTICES: Final = 64
+"""Connections at a time to prefill ranks that do not fit; each has a socket for some milliseconds."""
+
+
+class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
+    """Decode's end: `open` a hand-off when its request arrives, `offer` memory when there is some, wait for the pages.
+
+    See `Connector` for the life cycle, and `PrefillConnector` for the arguments and errors.
+    """
 
     role = "decode"
 
@@ -75,21 +69,29 @@ class DecodeConnector(Connector[DecodeTransfer]):
         self,
         config: ConnectorConfig,
         memory: KVMemory,
-        on_change: Callable[[], None] = lambda: None,
+        on_change: OnChange = nothing,
         registry: CollectorRegistry | None = None,
+        *,
+        running: Running = no_requests,
+        backend: TransferBackend | None = None,
+        identity: Identity | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._links: dict[str, InstanceConnection] = {}
+        parts = make_parts("decode", config, backend, identity, clock)
+        machine = DecodeMachine(parts.identity.incarnation, config.timeouts)
+        super().__init__(config, memory, machine, parts, on_change=on_change, registry=registry, running=running)
+        self._instances: dict[str, InstanceConnection] = {}
+        """By bootstrap address."""
         self._by_peer: dict[str, InstanceConnection] = {}
-        self._offered = PageGuard()
+        self._facts: dict[str, Mapping[str, str]] = {}
+        """By bootstrap address; replaced whole, so that any thread may read it."""
+        self._facts_asked: dict[str, float] = {}
+        self._notices: set[MisfitNotice] = set()
+        self._guard = PageGuard([pool.name for pool in memory.state])
         self._client = BootstrapClient(config.allowed_networks)
-        self._checks = ChecksumVerifier(
-            memory, lambda event: self._drive(event), lambda call: self._reactor.post(call), config.checksum_rate
-        )
-        self._whole: dict[str, Sequence[Found]] = {}
-        """Links whose ranks are paired, and whose memory is still being reached."""
-        super().__init__(config, memory, on_change, registry)
-        self._reads = Reads(
-            self._backend, memory, self._reactor, self._drive, self._on_reachable, begun=self._checks.reads
+        sums = PageSums(memory)
+        self._verifier = ChecksumVerifier(
+            sums.whole if sums.possible else None, self._driver.drive, self._reactor.post, config.checksum_rate
         )
 
     def open(
@@ -98,346 +100,335 @@ class DecodeConnector(Connector[DecodeTransfer]):
         room: SupportsIndex,
         request_id: str,
         *,
-        pages: NDArray[np.int32],
-        aux_slot: SupportsIndex,
-        state: NDArray[np.int32] | None = None,
-        prefix_pages: SupportsIndex = 0,
-        sibling: SupportsIndex = 0,
         prompt: bytes = b"",
         deadline_s: float | None = None,
         traceparent: str | None = None,
     ) -> DecodeTransfer:
-        """Offer memory for the cache of a request that prefill computes under `room`; returns at once.
+        """Open the hand-off of a request as soon as it has arrived; returns at once. Memory is offered later.
 
-        `prefill`: the bootstrap registry's "host:port". `pages`: int32 page ids that take logical pages `prefix_pages`
-        .. `prefix_pages + len(pages)`, at most 2**19; the first `prefix_pages` decode holds already. `aux_slot`: takes
-        the aux row. `state`: int32 ids of items of the state pool, one for each that prefill will send; None where
-        there are none. `sibling`: index of the request among those that share the room. `prompt`: digest of the prompt,
-        as prefill gives it (`prompt_digest`): where rooms are used again, halves of different prompts then never meet.
-        `deadline_s`: life of the attempt, by default `config.request_deadline_s`. `traceparent`: that header of
-        the request's (W3C), for the span.
+        Args:
+            prefill: "host:port" of the prefill instance's bootstrap registry.
+            room: Number that prefill and decode have in common for this request, 0 to 2**63 - 1.
+            request_id: The same from all ranks of this instance, at most 256 characters.
+            prompt: Digest of the prompt, as prefill gives it (`prompt_digest`), at most 16 bytes. Halves with different
+                prompts are never matched. b"" matches any.
+            deadline_s: Life of the hand-off in seconds. None: `config.request_deadline_s`.
+            traceparent: That header of the request (W3C Trace Context), for the span.
 
-        Raises ValueError for values out of range, and for a page or state item that another hand-off was offered whose
-        status is not `releasable` yet; TypeError for what is of another type; RuntimeError before `start`.
+        Returns:
+            The transfer, to `offer` memory with.
+
+        Raises:
+            ValueError: A value is out of range; `AddressError` for what is no address.
+            TypeError: A value has another type.
+            RuntimeError: The connector was not started.
         """
-        whose = self._request(prefill, room, request_id, sibling, prompt, deadline_s)
-        params = OpenAttempt(
-            next(self._handles),
-            prefill,
-            whose.room,
-            whose.sibling,
-            request_id,
-            pack_pages(pages, self.memory, target=True),
-            as_whole("prefix_pages", prefix_pages),
-            as_aux_row(aux_slot, self.memory),
-            whose.deadline_s,
-            pack_state(state, self.memory, target=True),
-            prompt,
-        )
-        self._check_started("open")
-        self._offered.take(params)
-        return self._open(DecodeTransfer(params, self._post, self._offered.give_back), params, traceparent)
-
-    def expect(
-        self,
-        prefill: str,
-        room: SupportsIndex,
-        request_id: str,
-        *,
-        sibling: SupportsIndex = 0,
-        prompt: bytes = b"",
-        deadline_s: float | None = None,
-    ) -> None:
-        """Tell prefill that the engine has a request, which it will `open`, or `refuse`, later; returns at once.
-
-        To be called as soon as the request has arrived, from any thread, with the arguments that `open` will have; best
-        where a scheduler that stands still cannot keep it from being called. It is repeated until then. A request whose
-        decode is lost before it was opened then ends at prefill at once, not at its deadline. It is a hint: where it
-        does not arrive, or finds no room, nothing fails by it.
-
-        Raises ValueError for values out of range, TypeError for what is of another type, RuntimeError before `start`.
-        """
-        whose = self._request(prefill, room, request_id, sibling, prompt, deadline_s)
-        self._check_started("expect")
-        self._post(ExpectAttempt(next(self._handles), prefill, *whose))
-
-    def refuse(
-        self,
-        prefill: str,
-        room: SupportsIndex,
-        request_id: str,
-        message: str,
-        *,
-        cause: RefusalCause = Cause.REFUSED,
-        sibling: SupportsIndex = 0,
-        prompt: bytes = b"",
-    ) -> None:
-        """Tell prefill that the engine will not `open` a request, announced or not; returns at once.
-
-        Prefill's half then ends with `cause` and `message`; about these, and about `prompt`, see
-        `PrefillConnector.refuse`. Raises as `open`.
-        """
-        self._check_started("refuse")
-        whose = self._request(prefill, room, request_id, sibling, prompt, None)
-        where = (next(self._handles), prefill, whose.room, whose.sibling, request_id)
-        why = as_reason(message)
-        params = OpenAttempt(
-            *where, b"", 0, 0, whose.deadline_s, prompt=prompt, refused=why, refused_as=as_refusal_cause(cause)
-        )
-        self._open(DecodeTransfer(params, self._post, self._offered.give_back), params, None)
-
-    def _request(
-        self,
-        prefill: str,
-        room: SupportsIndex,
-        request_id: str,
-        sibling: SupportsIndex,
-        prompt: bytes,
-        deadline_s: float | None,
-    ) -> Request:
-        if not isinstance(prefill, str):
-            raise TypeError(f'prefill={prefill!r} is of type {type(prefill).__name__}: give a str, "host:port"')
-        try:
-            parse_address(prefill)
-        except AddressError as error:
-            raise AddressError(f"prefill: {error}") from None
+        _check_address(prefill)
         life = self.config.request_deadline_s if deadline_s is None else deadline_s
-        return as_request(room, request_id, sibling, life, prompt)
+        request = as_request(room, request_id, life, prompt)
+        self._check_started("open")
+        event = OpenAttempt(
+            next(self._handles), prefill, request.room, request.request_id, request.deadline_s, request.prompt
+        )
+        return self._open(DecodeTransfer(event, self._post, self.memory, self._guard), event, traceparent)
 
-    # --- What links ask and tell ---
+    def facts(self, prefill: str) -> Mapping[str, str] | None:
+        """What the registry of a prefill instance says of its engine (`ConnectorConfig.facts`). Never blocks.
+
+        Args:
+            prefill: "host:port" of the registry. One that is not connected yet is connected to.
+
+        Returns:
+            The facts; None as long as the registry has not answered.
+
+        Raises:
+            AddressError: This is no address.
+            RuntimeError: The connector was not started.
+        """
+        _check_address(prefill)
+        self._check_started("facts")
+        known = self._facts.get(prefill)
+        if known is None and not self._closed:
+            self._reactor.post(partial(self._ask_for_facts, prefill))
+        return known
+
+    def _ask_for_facts(self, prefill: str) -> None:
+        now, pause_s = self._reactor.now(), self._timeouts.connect_max_s
+        self._facts_asked = {one: at for one, at in self._facts_asked.items() if now - at < pause_s}
+        is_new = prefill not in self._instances and prefill not in self._facts_asked
+        if is_new and len(self._instances) < MAX_INSTANCES:
+            self._facts_asked[prefill] = now
+            self._connect_to(prefill)
+
+    # --- What instance connections need ---
 
     def find(self, prefill: str) -> Future[Sequence[Found]]:
         """See `ConnectionOwner`."""
-        return self._http.submit(self._find(prefill))
+        return self._ports.submit(self._find(prefill))
 
     async def _find(self, prefill: str) -> Sequence[Found]:
         """In the thread of the HTTP server: pairing large instances takes longer than the owner thread may pause."""
-        ranks = (await self._client.ask(prefill, ASK_S)).ranks
-        directions = {info.direction for info in ranks}
-        if directions != {self.config.direction}:
-            theirs = ", ".join(sorted(directions))
-            raise LayoutError(f"direction is {theirs} at prefill and {self.config.direction} at decode")
-        if self._instance[0].state_ranks:
-            _refuse_whole_state(ranks)
-        writers = pair([info.part for info in ranks], self._instance)[self.config.rank]
-        await self._vouchers.before_pairing({info.incarnation: info.control for info in ranks})
+        info = await self._client.ask(prefill, self._timeouts.registry_s)
+        self._reactor.post(partial(self._note_facts, prefill, info.facts))
+        ranks = info.ranks
+        try:
+            writers = pair([one.shard for one in ranks], self._instance)[self.config.rank]
+        except LayoutError as error:
+            count = len(self._instance)
+            raise MisfitError(str(error), [MisfitRank(one, self.config.rank, count) for one in ranks]) from None
+        await self._fencer.before_pairing({one.incarnation: one.control for one in ranks})
         return [Found(ranks[writer.rank], writer) for writer in writers]
 
-    def connect(self, link: InstanceConnection, found: Found, name: str) -> RankConnection:
+    def _note_facts(self, prefill: str, facts: Mapping[str, str]) -> None:
+        if prefill in self._instances:
+            self._facts = {**self._facts, prefill: facts}
+
+    def connect(self, instance: InstanceConnection, found: Found, name: str) -> RankConnection:
         """See `ConnectionOwner`."""
-        hello = f.Hello(
+        return RankConnection(
+            found.info,
+            name,
+            self._hello(kv=found.writer.kv, state=found.writer.state),
+            instance,
+            filtered=self._driver.send,
+            reactor=self._reactor,
+            context=self._ports.context,
+            drops=self._drops,
+            key=self._key(instance),
+            timeouts=self._timeouts,
+        )
+
+    def _hello(self, *, kv: bool, state: bool) -> f.Hello:
+        return f.Hello(
             version=f.VERSION_MAX,
             oldest_version=f.VERSION_MIN,
             sender=self.incarnation,
             address=self.control_address,
             memory=self._remote_form,
-            kv=found.writer.kv,
-            state=found.writer.state,
+            kv=kv,
+            state=state,
         )
+
+    def _key(self, instance: InstanceConnection) -> CurveKey | None:
+        """The key to connect with: each round of an instance tries the next one."""
         keys = self.config.curve if self.config.curve_required else (*self.config.curve, None)
-        return RankConnection(
-            found.info,
-            name,
-            hello,
-            link,
-            filtered=self._filtered,
-            reactor=self._reactor,
-            context=self._context,
-            drops=self._drops,
-            key=keys[link.rounds % len(keys)] if keys else None,
-        )
+        return keys[instance.rounds % len(keys)] if keys else None
 
-    def link_paired(self, link: InstanceConnection, peer: str, version: int) -> None:
+    def on_paired(self, instance: InstanceConnection, peer: str, version: int) -> None:
         """See `ConnectionOwner`."""
-        self._by_peer[peer] = link
-        if (line := link.line(peer)) is not None:
-            self._note_process(peer, line)
-        self._drive(PeerReady(peer, version))
+        self._by_peer[peer] = instance
+        if (connection := instance.connection(peer)) is not None:
+            self._note_process(peer, connection)
+        self._driver.drive(PeerReady(peer, version))
 
-    def _on_reachable(self, peer: str, failure: Failure | None) -> None:
-        """A rank's memory can be read from here, or cannot."""
-        waiting = [link for link in self._links.values() if link.prefill in self._whole and link.line(peer) is not None]
-        for link in waiting:  # more than one where a rank is known by several addresses
-            if failure is None:
-                self._link_when_reachable(link)
-            else:
-                del self._whole[link.prefill]
-                self._drive(Unreachable(link.prefill, failure.cause, f"{link.prefill}: {failure.message}"))
-        if failure is not None and not waiting and peer in self._by_peer:
-            self._drive(PeerLost(peer, failure.message))
-
-    def _link_when_reachable(self, link: InstanceConnection) -> None:
-        """Offer what waits for a link, as soon as the memory of all its ranks can be read."""
-        writers = self._whole.get(link.prefill)
-        if writers is not None and all(self._reads.connected(found.info.incarnation) for found in writers):
-            del self._whole[link.prefill]
-            self._drive(Linked(link.prefill, _serving(writers)))
-
-    def _note_process(self, peer: str, line: RankConnection) -> None:
+    def _note_process(self, peer: str, connection: RankConnection) -> None:
         try:
-            process = decode_remote(line.memory).process
+            process = decode_remote(connection.memory).process
         except LayoutError as error:
             self._drops.note("malformed", f"memory of prefill {peer[:8]}: {error}")
             return
-        self._vouchers.note(peer, line.control, process)
-        self._exits.watch(peer, process)
+        self._fencer.note(peer, connection.control, process)
+        self._process_watch.watch(peer, process)
 
-    def link_whole(self, link: InstanceConnection, writers: Sequence[Found]) -> None:
+    def on_linked(self, instance: InstanceConnection, writers: Sequence[Found]) -> None:
         """See `ConnectionOwner`."""
         named = ", ".join(f"{found.info.rank} ({found.info.incarnation[:8]})" for found in writers)
-        log.info("linked with prefill %s, ranks %s", link.prefill, named)
-        if self.config.direction == "write":
-            self._drive(Linked(link.prefill, _serving(writers)))
-            return
-        self._whole[link.prefill] = writers
-        for found in writers:
-            if (line := link.line(found.info.incarnation)) is not None:
-                self._reads.connect(found.info.incarnation, line.memory, kv=found.writer.kv, shares=found.writer.state)
-        self._link_when_reachable(link)
+        log.info("linked with prefill %s, ranks %s", instance.prefill, named)
+        self._driver.drive(Linked(instance.prefill, tuple(map(_as_writer, writers))))
 
-    def link_broken(self, link: InstanceConnection) -> None:
+    def on_unlinked(self, instance: InstanceConnection) -> None:
         """See `ConnectionOwner`."""
-        self._drive(Unlinked(link.prefill))
+        self._driver.drive(Unlinked(instance.prefill))
 
-    def link_lost(self, link: InstanceConnection, peer: str, message: str) -> None:
-        """See `ConnectionOwner`. Another address may lead to the same process; then it is lost by that one only."""
-        if self._by_peer.get(peer) is not link:
+    def on_lost(self, instance: InstanceConnection, peer: str, message: str) -> None:
+        """See `ConnectionOwner`. If another address leads to the same process, only this one has lost it."""
+        if self._by_peer.get(peer) is not instance:
             return
-        self._whole.pop(link.prefill, None)
-        others = [one for one in self._links.values() if one is not link and one.line(peer) is not None]
+        others = [one for one in self._instances.values() if one is not instance and one.connection(peer) is not None]
         if others:
             self._by_peer[peer] = others[-1]
-            self._drive(Unlinked(link.prefill))
+            self._driver.drive(Unlinked(instance.prefill))
         else:
             del self._by_peer[peer]
-            self._checks.lost(peer)
-            self._drive(PeerLost(peer, message))
-            self._reads.leave(peer)
+            self._verifier.lost(peer)
+            self._driver.drive(PeerLost(peer, message))
 
-    def link_fenced(self, peer: str) -> bool:
+    def on_unreachable(self, instance: InstanceConnection, cause: Cause, message: str) -> None:
+        """See `ConnectionOwner`."""
+        if instance.stage is Stage.CLOSED:
+            del self._instances[instance.prefill]
+            self._facts = {one: facts for one, facts in self._facts.items() if one != instance.prefill}
+        waiting = self._waiting_for(instance.prefill) if cause is Cause.INVALID and instance.misfits else ()
+        self._driver.drive(Unreachable(instance.prefill, cause, message))
+        for misfit in instance.misfits[: MAX_NOTICES - len(self._notices)] if waiting else ():
+            self._notify_misfit(instance, misfit, waiting)
+
+    def _waiting_for(self, prefill: str) -> Sequence[DecodeAttempt]:
+        """The attempts of which no rank behind a bootstrap address knows."""
+        handles = [handle for handle, one in list(self._transfers.items()) if one.prefill == prefill]
+        attempts = [self._machine.find(f.AttemptId(self.incarnation, handle)) for handle in handles]
+        return [attempt for attempt in attempts if attempt is not None and not attempt.writers]
+
+    def _notify_misfit(self, instance: InstanceConnection, misfit: MisfitRank, failed: Sequence[DecodeAttempt]) -> None:
+        """Send a rank that does not fit an Abort for each failed attempt, with the values that differ."""
+        aborts = [
+            f.Abort(
+                version=f.VERSION_MAX,
+                sender=self.incarnation,
+                attempt=attempt.attempt,
+                room=attempt.room,
+                request_id=attempt.params.request_id,
+                rank_index=misfit.rank_index,
+                rank_count=misfit.rank_count,
+                prompt=attempt.params.prompt,
+                cause=attempt.cause or Cause.INVALID,
+                message=attempt.message,
+            )
+            for attempt in failed
+        ]
+        try:
+            notice = MisfitNotice(
+                misfit.info,
+                self._hello(kv=True, state=True),
+                aborts,
+                reactor=self._reactor,
+                context=self._ports.context,
+                drops=self._drops,
+                key=self._key(instance),
+                timeouts=self._timeouts,
+                closed=self._notices.discard,
+            )
+        except (OSError, zmq.ZMQError) as error:
+            log.warning("rank %d of prefill %s is not informed: %s", misfit.info.rank, instance.prefill, error)
+        else:
+            self._notices.add(notice)
+
+    def on_frame(self, frame: f.AttemptFrame) -> None:
+        """See `ConnectionOwner`."""
+        if isinstance(frame, f.Ended) and frame.settled and not frame.cause:
+            self._verifier.done(frame, self._written(frame.attempt))
+        else:
+            self._driver.drive(Received(frame))
+
+    def _written(self, number: f.AttemptId) -> Written | None:
+        attempt = self._machine.find(number)
+        if attempt is None or attempt.cause is not None or attempt.memory is None:
+            return None
+        return Written(tuple(attempt.writers), attempt.unsettled_peers, attempt.memory.pages)
+
+    def is_wanted(self, instance: InstanceConnection) -> bool:
+        """See `ConnectionOwner`."""
+        return self._machine.waits_for(instance.prefill)
+
+    def is_owed(self, instance: InstanceConnection) -> bool:
+        """See `ConnectionOwner`."""
+        return self._machine.holds_for(instance.prefill)
+
+    def is_fenced(self, peer: str) -> bool:
         """See `ConnectionOwner`."""
         return self._machine.fenced(peer)
 
-    def _part_with(self, peer: str, why: str) -> None:
-        for link in list(self._links.values()):
-            link.part_with(peer, why)
-
-    def _release(self, incarnation: str, proofs: tuple[Proof, ...]) -> None:
-        self._checks.lost(incarnation)
-        super()._release(incarnation, proofs)
-
-    def link_failed(self, link: InstanceConnection, cause: Cause, message: str) -> None:
-        """See `ConnectionOwner`."""
-        if link.stage is Stage.CLOSED:
-            del self._links[link.prefill]
-        self._drive(Unreachable(link.prefill, cause, message))
-
-    def link_frame(self, frame: f.AttemptFrame) -> None:
-        """See `ConnectionOwner`."""
-        if isinstance(frame, f.Done) and isinstance(self._decode, DecodeMachine):
-            self._checks.done(frame, self._decode.find(frame.attempt))
-        else:
-            self._drive(Received(frame))
-
-    def link_wanted(self, link: InstanceConnection) -> bool:
-        """See `ConnectionOwner`."""
-        return self._decode.waits_for(link.prefill)
-
-    def link_owed(self, link: InstanceConnection) -> bool:
-        """See `ConnectionOwner`."""
-        return self._decode.holds_for(link.prefill)
-
     # --- Hooks of the base ---
 
-    def _make_machine(self) -> DecodeMachine | DecodeReadMachine:
-        kind = DecodeMachine if self.config.direction == "write" else DecodeReadMachine
-        self._decode: DecodeMachine | DecodeReadMachine = kind(self.incarnation, self.config.timing)
-        return self._decode
-
     def _on_server(self) -> None:
-        """Our control port gives this process its address; nobody has anything to say there yet."""
-        for arrival in self._server.receive():
+        """Our control port gives this process its address; no frame is for it."""
+        for arrival in self._ports.control.receive():
             self._drops.note("direction", f"{type(arrival.frame).__name__} came to decode's control port")
 
     def _transmit(self, peer: str, frame: f.Frame) -> None:
-        link = self._by_peer.get(peer)
-        line = link.line(peer) if link is not None else None
-        if line is None:
+        instance = self._by_peer.get(peer)
+        connection = instance.connection(peer) if instance is not None else None
+        if connection is None:
             self._drops.note("unsent", f"{type(frame).__name__}: no connection to {peer[:8]}")
         else:
-            line.send(frame)
+            connection.send(frame)
 
     def _perform(self, effect: Effect) -> None:
-        if isinstance(effect, Read | StopReading):
-            self._reads.perform(effect)
-        elif isinstance(effect, Connect):
-            self._connect_to(effect)
+        if isinstance(effect, Connect):
+            self._connect_to(effect.prefill)
 
-    def _connect_to(self, effect: Connect) -> None:
-        if (link := self._links.get(effect.prefill)) is not None:
-            link.hurry()
+    def _connect_to(self, prefill: str) -> None:
+        if (instance := self._instances.get(prefill)) is not None:
+            instance.hurry()
             return
-        if len(self._links) >= MAX_LINKS:
-            why = f"decode knows {MAX_LINKS} prefills, which is its limit"
-            self._reactor.post(lambda: self._drive(Unreachable(effect.prefill, Cause.REFUSED, why)))
+        if len(self._instances) >= MAX_INSTANCES:
+            why = f"decode is connected to {MAX_INSTANCES} prefills, which is its limit"
+            refused = Unreachable(prefill, Cause.REFUSED, why)
+            self._reactor.post(partial(self._driver.drive, refused))
             return
-        self._links[effect.prefill] = InstanceConnection(
-            effect.prefill, self, self._reactor, connect_s=self.config.connect_deadline_s
-        )
+        self._instances[prefill] = InstanceConnection(prefill, self, self._reactor, self._timeouts)
+
+    def _mark_lost(self, peer: str, why: str) -> None:
+        for instance in list(self._instances.values()):
+            instance.mark_lost(peer, why)
+
+    def _release(self, incarnation: str, proofs: tuple[Proof, ...]) -> None:
+        self._verifier.lost(incarnation)
+        super()._release(incarnation, proofs)
 
     def _publish(self, report: Report) -> None:
         known = self._transfers.get(report.handle)
         if known is not None and report.status.ended:
             self._bytes_moved += report.status.bytes_moved - known.status.bytes_moved
-            self._checks.ended(f.AttemptId(self.incarnation, report.handle), report.status)
+            self._verifier.ended(f.AttemptId(self.incarnation, report.handle))
         super()._publish(report)
 
     def _peer_stats(self, now: float) -> tuple[PeerStats, ...]:
         rows = []
-        for peer, link in self._by_peer.items():
-            if (line := link.line(peer)) is None:
+        for peer, instance in self._by_peer.items():
+            if (connection := instance.connection(peer)) is None:
                 continue
-            attempts = self._decode.under_way(peer)
-            waiting = sum(attempt.state in (DecodeState.OPENING, DecodeState.ACCEPTED) for attempt in attempts)
-            rows.append(PeerStats(peer, line.control, now - line.last_seen, len(attempts), waiting))
+            attempts = self._machine.under_way(peer)
+            waiting = sum(attempt.state is DecodeState.OFFERED for attempt in attempts)
+            rows.append(
+                PeerStats(
+                    peer,
+                    connection.control,
+                    now - connection.last_seen,
+                    len(attempts),
+                    waiting,
+                    self._backend.name,
+                )
+            )
         return tuple(rows)
 
     def _link_stats(self, now: float) -> tuple[LinkStats, ...]:
-        return tuple(link.stats(now) for link in self._links.values())
+        return tuple(instance.stats(now) for instance in self._instances.values())
 
-    def _at_hand(self) -> Container[str]:
+    def _known_peers(self) -> Container[str]:
         return self._by_peer
 
-    def _say_goodbye(self) -> None:
-        for peer, link in self._by_peer.items():
-            if (line := link.line(peer)) is not None:
-                bye = f.Goodbye(version=line.version, sender=self.incarnation, reason="decode is shutting down")
-                line.send(bye)
-        self._reads.close()
+    def _send_goodbye(self) -> None:
+        for peer, instance in self._by_peer.items():
+            if (connection := instance.connection(peer)) is not None:
+                goodbye = f.Goodbye(
+                    version=connection.version, sender=self.incarnation, reason="decode is shutting down"
+                )
+                connection.send(goodbye)
 
     def _checksums(self) -> dict[str, int]:
-        return dict(self._checks.outcomes)
+        return dict(self._verifier.outcomes)
 
     def _join_workers(self, deadline: float) -> bool:
-        self._checks.close()
-        return join_all(self._reads.workers(), deadline)
+        self._verifier.close()
+        return super()._join_workers(deadline)
 
     def _at_end(self) -> None:
-        for link in list(self._links.values()):
-            link.close()
+        for instance in list(self._instances.values()):
+            instance.close()
+        for notice in list(self._notices):
+            notice.close()
         super()._at_end()
 
 
-def _refuse_whole_state(ranks: Sequence[RankInfo]) -> None:
-    """Raise LayoutError for a prefill whose version knows no cut state: that it tells of none means nothing."""
-    for info in ranks:
-        try:
-            negotiate(*info.protocol, shares=True)
-        except VersionMismatchError as error:
-            raise LayoutError(f"rank {info.rank} of prefill cannot be spoken to: {error}") from None
+def _check_address(prefill: str) -> None:
+    if not isinstance(prefill, str):
+        raise TypeError(f'prefill={prefill!r} is of type {type(prefill).__name__}: give a str, "host:port"')
+    try:
+        parse_address(prefill)
+    except AddressError as error:
+        raise AddressError(f"prefill: {error}") from None
 
 
-def _serving(writers: Sequence[Found]) -> tuple[Writer, ...]:
-    return tuple(
-        Writer(found.info.incarnation, found.writer.part, found.writer.parts, found.writer.aux) for found in writers
-    )
+def _as_writer(found: Found) -> Writer:
+    return Writer(found.info.incarnation, found.writer.rank_index, found.writer.rank_count, found.writer.aux)

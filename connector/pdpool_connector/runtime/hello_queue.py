@@ -1,4 +1,4 @@
-"""Hellos that prefill has still to judge: anybody may say one, and hand-offs must not wait for the judge."""
+"""Queues the Hellos that prefill has still to check: any process may send one, and hand-offs must not wait for that."""
 
 import time
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from pdpool_connector.protocol.frames import Hello
 from pdpool_connector.transport.drops import Drops
 
 SHARE = 0.25
-"""What Hellos may have of the owner's time. The largest that is legal takes 16 ms of it, a common one 0.5."""
+"""Share of the owner thread's time for Hellos. The largest legal one takes 16 ms of it, a common one 0.5."""
 MAX_WAITING = 256
-"""As many as prefill has peers; the largest are left out. Who was left out says hello again."""
+"""As many as prefill has peers; the largest are left out, and their senders try again."""
 
 Judge = Callable[[Hello, bytes, int], None]
 
@@ -23,10 +23,10 @@ class Turns(Protocol):
 
 
 class HelloQueue:
-    """One Hello waits for each connection, the last that it said. The smallest is judged first: large ones delay none.
+    """One Hello waits for each connection, its last. The smallest is checked first: large ones delay no other.
 
-    `judge` is called with the Hello, the route and the number of its connection, at once where Hellos have not used
-    their share of the time up. In turns of the owner only.
+    `judge` is called with the Hello, the route and the number of its connection; at once while Hellos have not used up
+    their share of the time. Owner thread only.
     """
 
     def __init__(self, judge: Judge, turns: Turns, drops: Drops, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,7 +35,7 @@ class HelloQueue:
         self._free_at = 0.0
 
     def come(self, hello: Hello, route: bytes, connection: int) -> None:
-        """Take a Hello in."""
+        """Add a Hello."""
         if connection not in self._waiting and len(self._waiting) >= MAX_WAITING:
             self._drops.note("hello", f"{MAX_WAITING} others wait already")
             largest = max(self._waiting, key=self._size)
@@ -47,7 +47,7 @@ class HelloQueue:
             self._go_on()
 
     def ended(self, connection: int) -> None:
-        """Whoever waited there has left."""
+        """The connection has ended: its Hello is forgotten."""
         self._waiting.pop(connection, None)
 
     def _go_on(self) -> None:
@@ -55,7 +55,7 @@ class HelloQueue:
             return
         begun = self._clock()
         if begun < self._free_at:
-            self._turns.at("greetings", self._free_at, self._go_on)
+            self._turns.at("hellos", self._free_at, self._go_on)
             return
         connection = min(self._waiting, key=self._size)
         hello, route = self._waiting.pop(connection)
@@ -64,7 +64,7 @@ class HelloQueue:
         finally:
             spent = self._clock() - begun
             self._free_at = begun + spent / SHARE
-            self._turns.at("greetings", self._free_at, self._go_on)
+            self._turns.at("hellos", self._free_at, self._go_on)
 
     def _size(self, connection: int) -> int:
         return len(self._waiting[connection][0].memory)

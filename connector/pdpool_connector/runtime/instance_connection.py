@@ -1,13 +1,11 @@
-"""Decode's link to one prefill instance: from its bootstrap address to the ranks that serve this decode rank.
+"""Decode's connection to one prefill instance: from its bootstrap address to the ranks that write to this decode rank.
 
-A link asks the bootstrap registry for the ranks, finds out which of them it has to do with, and connects to each; it is
-linked when all of these are paired. When one connection ends, it asks again at once: the same process answering means
-that nothing was lost; another one, or none within the grace, is evidence that the old one is gone, and says nothing of
-the other ranks, whose connections stay. Owner thread only.
+It asks the bootstrap registry for the ranks, finds those that write to us, and connects to each. It is linked when all
+of these are paired. When a connection ends, it asks again at once. If the same process answers, nothing was lost. If
+another answers, or none within the grace, the old one is lost; the connections of other ranks stay. Owner thread only.
 """
 
 import logging
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -21,8 +19,8 @@ from pdpool_connector.layout.memory import LayoutError
 from pdpool_connector.layout.pairing import Writer
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.status import Cause
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.protocol.versions import VersionMismatchError, negotiate
-from pdpool_connector.runtime.process_watch import GRACE_S
 from pdpool_connector.runtime.rank_connection import RankConnection
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.runtime.stats import LinkStats
@@ -30,61 +28,69 @@ from pdpool_connector.transport.bootstrap import BootstrapError, RankInfo
 
 log = logging.getLogger(__name__)
 
-REFUSED_S = 5.0
-"""An address at which nobody has listened for so long, at each of some ten tries, has no process behind it. One that is
-started again refuses for a moment, too, but what it had is lost with it."""
-BACKOFF_FIRST_S = 0.05
-BACKOFF_MAX_S = 1.0
-OWED_S = 10.0
-"""Pause between attempts to hear again of a process whose silence holds pages back; there is no end to these."""
-
 
 class Found(NamedTuple):
-    """A prefill rank that serves us, and as what."""
+    """A prefill rank that writes to us, and what it writes."""
 
     info: RankInfo
     writer: Writer
 
 
+class MisfitRank(NamedTuple):
+    """A prefill rank that can never write to us. We would be number `rank_index` of its `rank_count` decode ranks."""
+
+    info: RankInfo
+    rank_index: int
+    rank_count: int
+
+
+class MisfitError(LayoutError):
+    """Two instances can never be paired. `ranks`: those of prefill."""
+
+    def __init__(self, message: str, ranks: Sequence[MisfitRank]) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
 class ConnectionOwner(Protocol):
-    """What a link asks of its connector, and tells it."""
+    """What an instance connection needs of its connector."""
 
     def find(self, prefill: str) -> "Future[Sequence[Found]]":
-        """Ask the registry; fails with BootstrapError, or with LayoutError when the instances do not fit."""
+        """Ask the registry; fails with BootstrapError, or with MisfitError when the instances do not fit."""
 
-    def connect(self, link: "InstanceConnection", found: Found, name: str) -> RankConnection:
-        """Connect to a rank and say hello. Raises OSError or zmq.ZMQError when nothing is left to do it with."""
+    def connect(self, instance: "InstanceConnection", found: Found, name: str) -> RankConnection:
+        """Connect to a rank and send Hello. Raises OSError or zmq.ZMQError when no socket is left."""
 
-    def link_paired(self, link: "InstanceConnection", peer: str, version: int) -> None:
+    def on_paired(self, instance: "InstanceConnection", peer: str, version: int) -> None:
         """One of its ranks is paired."""
 
-    def link_whole(self, link: "InstanceConnection", writers: Sequence[Found]) -> None:
+    def on_linked(self, instance: "InstanceConnection", writers: Sequence[Found]) -> None:
         """All of its ranks are paired."""
 
-    def link_broken(self, link: "InstanceConnection") -> None:
-        """The connection to a rank that was paired ended; the same process may answer again, or another."""
+    def on_unlinked(self, instance: "InstanceConnection") -> None:
+        """The connection to a paired rank ended; the same process may answer again, or another."""
 
-    def link_lost(self, link: "InstanceConnection", peer: str, message: str) -> None:
+    def on_lost(self, instance: "InstanceConnection", peer: str, message: str) -> None:
         """There is evidence that a rank that was paired is gone."""
 
-    def link_failed(self, link: "InstanceConnection", cause: Cause, message: str) -> None:
-        """It could not be made whole; it is closed, or rests, or, while it is owed something, tries on slowly."""
+    def on_unreachable(self, instance: "InstanceConnection", cause: Cause, message: str) -> None:
+        """It could not be linked; it is closed, or rests, or tries on slowly while pages are held for it."""
 
-    def link_frame(self, frame: f.AttemptFrame) -> None:
-        """A paired rank said something about an attempt."""
+    def on_frame(self, frame: f.AttemptFrame) -> None:
+        """A frame about an attempt came from a paired rank."""
 
-    def link_wanted(self, link: "InstanceConnection") -> bool:
+    def is_wanted(self, instance: "InstanceConnection") -> bool:
         """True while attempts wait for this address."""
 
-    def link_owed(self, link: "InstanceConnection") -> bool:
-        """True while pages are held that only a word of a process there can free."""
+    def is_owed(self, instance: "InstanceConnection") -> bool:
+        """True while pages are held that only a frame of a process there can release."""
 
-    def link_fenced(self, peer: str) -> bool:
+    def is_fenced(self, peer: str) -> bool:
         """True for a process with which nothing is begun again."""
 
 
 class Stage(Enum):
-    """How far a link has come."""
+    """How far an instance connection has come."""
 
     ASKING = "asking"
     """The registry is asked."""
@@ -94,71 +100,73 @@ class Stage(Enum):
     PAUSING = "pausing"
     """Something failed, and is tried again soon."""
     RESTING = "resting"
-    """Something failed, and nobody needs the ranks that are missing."""
+    """Something failed, and no attempt needs the ranks that are missing."""
     CLOSED = "closed"
 
 
 @dataclass(slots=True, eq=False)
 class RankSlot:
-    """One rank that serves us. `known`: it was paired, and there is no evidence yet that it is gone."""
+    """One rank that writes to us. `known`: it was paired, and there is no evidence yet that it is gone."""
 
     found: Found
-    line: RankConnection | None = None
+    connection: RankConnection | None = None
     known: bool = False
 
     @property
     def paired(self) -> bool:
-        """Whether it can be spoken to."""
-        return self.line is not None and self.line.paired
+        """Whether frames can be sent to it."""
+        return self.connection is not None and self.connection.paired
 
 
 class InstanceConnection:
     """See the module's docstring."""
 
-    def __init__(self, prefill: str, owner: ConnectionOwner, reactor: Reactor, *, connect_s: float) -> None:
+    def __init__(self, prefill: str, owner: ConnectionOwner, reactor: Reactor, timeouts: Timeouts) -> None:
         self.prefill = prefill
         self.stage = Stage.PAUSING
-        self._owner, self._reactor, self._connect_s = owner, reactor, connect_s
-        self._seats: dict[str, RankSlot] = {}
+        self._owner, self._reactor, self._timeouts = owner, reactor, timeouts
+        self._slots: dict[str, RankSlot] = {}
         self.rounds = 0
         """How often its ranks were connected to: each time with the next of the keys."""
+        self.misfits: Sequence[MisfitRank] = ()
+        """Ranks that have refused to pair for good, or that can never be paired."""
         self._failure = ""
         self._failing_since = 0.0
         self._refused_since: float | None = None
-        self._backoff = BACKOFF_FIRST_S
+        self._pause_s = timeouts.connect_first_s
         self._slow = False
-        self._give_up = time.monotonic() + connect_s
+        self._give_up = reactor.now() + timeouts.connect_s
         self._ask()
 
     def hurry(self) -> None:
-        """Somebody waits for it: say what is there, or go on at once where it rests or sits out a long pause."""
+        """An attempt waits for it: report what is linked, or go on at once where it rests or makes a long pause."""
         if self.stage is Stage.LINKED:
-            for peer, seat in self._seats.items():
-                assert seat.line is not None
-                self._owner.link_paired(self, peer, seat.line.version)
-            self._owner.link_whole(self, [seat.found for seat in self._seats.values()])
+            for peer, slot in self._slots.items():
+                assert slot.connection is not None
+                self._owner.on_paired(self, peer, slot.connection.version)
+            self._owner.on_linked(self, [slot.found for slot in self._slots.values()])
         elif self.stage is Stage.RESTING or (self._slow and self.stage is Stage.PAUSING):
             self._slow = False
-            self._backoff = BACKOFF_FIRST_S
-            self._give_up = time.monotonic() + self._connect_s
+            self._pause_s = self._timeouts.connect_first_s
+            self._give_up = self._reactor.now() + self._timeouts.connect_s
             self._refused_since = None
             self._ask()
 
-    def part_with(self, peer: str, why: str) -> None:
-        """A process has exited or was fenced (`why`): if it has a seat here, it loses it."""
-        if (seat := self._seats.get(peer)) is not None:
-            message = f"{self._name(seat.found)} {why}"
+    def mark_lost(self, peer: str, why: str) -> None:
+        """A process has exited or was fenced (`why`): if it has a slot here, that is empty now."""
+        if (slot := self._slots.get(peer)) is not None:
+            message = f"{self._name(slot.found)} {why}"
             self._lose(peer, message)
-            self._again(message)
+            self._retry(message)
 
-    def line(self, peer: str) -> RankConnection | None:
+    def connection(self, peer: str) -> RankConnection | None:
         """The connection to a paired rank; None when there is none."""
-        seat = self._seats.get(peer)
-        return seat.line if seat is not None and seat.paired else None
+        slot = self._slots.get(peer)
+        return slot.connection if slot is not None and slot.paired else None
 
     def stats(self, now: float) -> LinkStats:
         """For `ConnectorStats`."""
-        missing = tuple(sorted(seat.found.info.rank for seat in self._seats.values() if not seat.paired))
+        missing = tuple(sorted(slot.found.info.rank for slot in self._slots.values() if not slot.paired))
         failing_s = now - self._failing_since if self._failure else None
         return LinkStats(self.prefill, self.stage.value, missing, self._failure, failing_s)
 
@@ -166,11 +174,11 @@ class InstanceConnection:
         """Close for good."""
         self.stage = Stage.CLOSED
         self._reactor.cancel(("pause", self))
-        for seat in self._seats.values():
-            self._reactor.cancel(("grace", seat))
-            if seat.line is not None:
-                seat.line.close()
-        self._seats.clear()
+        for slot in self._slots.values():
+            self._reactor.cancel(("grace", slot))
+            if slot.connection is not None:
+                slot.connection.close()
+        self._slots.clear()
 
     # --- The registry's answer ---
 
@@ -187,144 +195,150 @@ class InstanceConnection:
         error = answer.exception()
         if isinstance(error, BootstrapError):
             self._on_no_answer(error)
-        elif isinstance(error, LayoutError):
-            self._again(f"prefill {self.prefill} cannot be paired: {error}", final=Cause.INVALID)
+        elif isinstance(error, MisfitError):
+            self.misfits = error.ranks
+            self._retry(f"prefill {self.prefill} cannot be paired: {error}", final=Cause.INVALID)
         elif error is not None:
-            self._again(f"bootstrap {self.prefill}: {type(error).__name__}: {error}")
-        elif (misfit := _misfit(answer.result())) is not None:
-            self._again(f"prefill {self.prefill} cannot be paired: {misfit}", final=Cause.INVALID)
-        elif fenced := [one for one in answer.result() if self._owner.link_fenced(one.info.incarnation)]:
-            message = f"{self._name(fenced[0])} was fenced, and no other process has come in its place"
-            self._again(message, final=Cause.PEER_LOST)
+            self._retry(f"bootstrap {self.prefill}: {type(error).__name__}: {error}")
+        elif (mismatch := _version_mismatch(answer.result())) is not None:
+            self._retry(f"prefill {self.prefill} cannot be paired: {mismatch}", final=Cause.INVALID)
+        elif fenced := [one for one in answer.result() if self._owner.is_fenced(one.info.incarnation)]:
+            message = f"{self._name(fenced[0])} was fenced, and no other process has taken its place"
+            self._retry(message, final=Cause.PEER_LOST)
         else:
             self._join(answer.result())
 
     def _on_no_answer(self, error: BootstrapError) -> None:
-        message, now = str(error), time.monotonic()
+        message, now = str(error), self._reactor.now()
         self._refused_since = (self._refused_since or now) if error.refused else None
         if error.final:
-            self._again(message, final=Cause.REFUSED)
-        elif self._refused_since is not None and now - self._refused_since >= REFUSED_S:
-            self._again(f"{message}; nobody has listened there for {REFUSED_S:g} s", final=Cause.PEER_LOST)
+            self._retry(message, final=Cause.REFUSED)
+        elif self._refused_since is not None and now - self._refused_since >= self._timeouts.refused_s:
+            lasted = f"it has refused connections for {now - self._refused_since:.1f} s"
+            self._retry(f"{message}; {lasted}", final=Cause.PEER_LOST)
         else:
-            self._again(message)
+            self._retry(message)
 
     def _join(self, found: Sequence[Found]) -> None:
         self.stage = Stage.JOINING
         self._refused_since = None
         self.rounds += 1
-        serving = {one.info.incarnation: one for one in found}
-        for peer in [peer for peer in self._seats if peer not in serving]:
-            self._lose(peer, f"{self._name(self._seats[peer].found)} was restarted")
-        for peer, one in serving.items():
-            seat = self._seats.setdefault(peer, RankSlot(one))
-            seat.found = one
-            if seat.line is None:
+        writers = {one.info.incarnation: one for one in found}
+        for peer in [peer for peer in self._slots if peer not in writers]:
+            self._lose(peer, f"{self._name(self._slots[peer].found)} was restarted")
+        for peer, one in writers.items():
+            slot = self._slots.setdefault(peer, RankSlot(one))
+            slot.found = one
+            if slot.connection is None:
                 try:
-                    seat.line = self._owner.connect(self, one, self._name(one))
+                    slot.connection = self._owner.connect(self, one, self._name(one))
                 except (OSError, zmq.ZMQError) as error:
-                    self._again(f"{self._name(one)} cannot be connected to: {error}")
+                    self._retry(f"{self._name(one)} cannot be connected to: {error}")
                     return
-        self._check_whole()
+        self._check_linked()
 
-    def _check_whole(self) -> None:
-        if self.stage is Stage.JOINING and all(seat.paired for seat in self._seats.values()):
+    def _check_linked(self) -> None:
+        if self.stage is Stage.JOINING and all(slot.paired for slot in self._slots.values()):
             self.stage = Stage.LINKED
             self._slow = False
-            self._backoff = BACKOFF_FIRST_S
+            self._pause_s = self._timeouts.connect_first_s
             self._failure = ""
-            self._owner.link_whole(self, [seat.found for seat in self._seats.values()])
+            self._owner.on_linked(self, [slot.found for slot in self._slots.values()])
 
-    # --- What the lines tell ---
+    # --- Reports of rank connections ---
 
-    def line_paired(self, peer: str) -> None:
+    def on_rank_paired(self, peer: str) -> None:
         """See `RankConnectionOwner`."""
-        seat = self._seats[peer]
-        assert seat.line is not None
-        seat.known = True
-        self._reactor.cancel(("grace", seat))
-        self._owner.link_paired(self, peer, seat.line.version)
-        self._check_whole()
+        slot = self._slots[peer]
+        assert slot.connection is not None
+        slot.known = True
+        self._reactor.cancel(("grace", slot))
+        self._owner.on_paired(self, peer, slot.connection.version)
+        self._check_linked()
 
-    def line_frame(self, frame: f.AttemptFrame) -> None:
+    def on_rank_frame(self, frame: f.AttemptFrame) -> None:
         """See `RankConnectionOwner`."""
-        self._owner.link_frame(frame)
+        self._owner.on_frame(frame)
 
-    def line_ended(self, peer: str, message: str, *, paired: bool) -> None:
+    def on_rank_ended(self, peer: str, message: str, *, paired: bool) -> None:
         """See `RankConnectionOwner`."""
-        seat = self._seats[peer]
-        seat.line = None
+        slot = self._slots[peer]
+        slot.connection = None
         if not paired:
-            self._again(message)
+            self._retry(message)
             return
-        self._owner.link_broken(self)
+        self._owner.on_unlinked(self)
         lost = f"{message}, and the same process did not answer again"
-        self._reactor.at(("grace", seat), time.monotonic() + GRACE_S, partial(self._on_grace_over, peer, lost))
-        self._give_up = time.monotonic() + self._connect_s
+        deadline = self._reactor.now() + self._timeouts.lost_grace_s
+        self._reactor.at(("grace", slot), deadline, partial(self._on_grace_over, peer, lost))
+        self._give_up = self._reactor.now() + self._timeouts.connect_s
         if self.stage is not Stage.ASKING:
             self._ask()
 
-    def line_refused(self, peer: str, message: str, *, retry: bool) -> None:
+    def on_rank_refused(self, peer: str, message: str, *, retry: bool) -> None:
         """See `RankConnectionOwner`."""
-        self._seats[peer].line = None
-        self._again(message, final=None if retry else Cause.INVALID)
+        slot = self._slots[peer]
+        slot.connection = None
+        writer = slot.found.writer
+        self.misfits = () if retry else (MisfitRank(slot.found.info, writer.rank_index, writer.rank_count),)
+        self._retry(message, final=None if retry else Cause.INVALID)
 
-    def line_left(self, peer: str, message: str) -> None:
+    def on_rank_left(self, peer: str, message: str) -> None:
         """See `RankConnectionOwner`."""
         self._lose(peer, message)
-        self._again(message)
+        self._retry(message)
 
     # --- Failures ---
 
     def _on_grace_over(self, peer: str, message: str) -> None:
         self._lose(peer, message)
-        self._again(message)
+        self._retry(message)
 
     def _lose(self, peer: str, message: str) -> None:
-        """A rank has no seat any more; the connector is told if it had been paired."""
-        seat = self._seats.pop(peer)
-        self._reactor.cancel(("grace", seat))
-        if seat.line is not None:
-            seat.line.close()
-        self._give_up = time.monotonic() + self._connect_s
-        if seat.known:
+        """A rank has no slot any more; the connector gets a report if it had been paired."""
+        slot = self._slots.pop(peer)
+        self._reactor.cancel(("grace", slot))
+        if slot.connection is not None:
+            slot.connection.close()
+        self._give_up = self._reactor.now() + self._timeouts.connect_s
+        if slot.known:
             log.warning("%s", message)
-            self._owner.link_lost(self, peer, message)
+            self._owner.on_lost(self, peer, message)
 
-    def _again(self, message: str, *, final: Cause | None = None) -> None:
-        """Try once more after a pause, unless that is pointless (`final`), too late, or nobody wants it any more.
+    def _retry(self, message: str, *, final: Cause | None = None) -> None:
+        """Try once more after a pause, unless that is pointless (`final`), too late, or no attempt needs it any more.
 
-        A word that is owed is wanted too, but for as long as one wants a hand-off, and after that now and then.
+        Also retries while pages are held for this prefill: at full rate for `connect_s`, then every `held_retry_s`.
         """
-        now = time.monotonic()
-        coming_back = any(seat.known and not seat.paired for seat in self._seats.values())
-        wanted = coming_back or self._owner.link_wanted(self)
-        if wanted:
+        now = self._reactor.now()
+        is_returning = any(slot.known and not slot.paired for slot in self._slots.values())
+        is_wanted = is_returning or self._owner.is_wanted(self)
+        if is_wanted:
             self._note_failure(message, now)
-        owed = not self._slow and self._owner.link_owed(self)
-        if final is None and (wanted or owed) and now < self._give_up:
+        is_owed = not self._slow and self._owner.is_owed(self)
+        if final is None and (is_wanted or is_owed) and now < self._give_up:
             self.stage = Stage.PAUSING
-            self._reactor.at(("pause", self), now + self._backoff, self._ask)
-            self._backoff = min(2 * self._backoff, BACKOFF_MAX_S)
+            self._reactor.at(("pause", self), now + self._pause_s, self._ask)
+            self._pause_s = min(2 * self._pause_s, self._timeouts.connect_max_s)
         else:
             self._fail(final or Cause.PEER_LOST, message)
 
     def _fail(self, cause: Cause, message: str) -> None:
-        """Give up on the ranks that are missing; those that are there stay, for they may have something to say."""
-        for peer in [peer for peer, seat in self._seats.items() if not seat.paired]:
+        """Give up the ranks that are missing; those that are paired stay, for their frames may still matter."""
+        for peer in [peer for peer, slot in self._slots.items() if not slot.paired]:
             self._lose(peer, message)
         self._reactor.cancel(("pause", self))
-        if self._owner.link_owed(self):
+        if self._owner.is_owed(self):
             self.stage = Stage.PAUSING
             self._slow = True
-            now = time.monotonic()
-            self._give_up = now + OWED_S + self._connect_s
-            self._reactor.at(("pause", self), now + OWED_S, self._ask)
-        elif self._seats:
+            again = self._reactor.now() + self._timeouts.held_retry_s
+            self._give_up = again + self._timeouts.connect_s
+            self._reactor.at(("pause", self), again, self._ask)
+        elif self._slots:
             self.stage = Stage.RESTING
         else:
             self.close()
-        self._owner.link_failed(self, cause, message)
+        self._owner.on_unreachable(self, cause, message)
 
     def _note_failure(self, message: str, now: float) -> None:
         if not self._failure:
@@ -336,11 +350,11 @@ class InstanceConnection:
         return f"rank {found.info.rank} of prefill {self.prefill}"
 
 
-def _misfit(found: Sequence[Found]) -> str | None:
-    """Why these ranks cannot be spoken to, found out before they are."""
-    for info, writer in found:
+def _version_mismatch(found: Sequence[Found]) -> str | None:
+    """Why no protocol version is common with some rank; None when there is one with each."""
+    for info, _ in found:
         try:
-            negotiate(*info.protocol, direction=info.direction, parts=writer.parts)
+            negotiate(*info.protocol)
         except VersionMismatchError as error:
-            return f"rank {info.rank} of prefill cannot be spoken to: {error}"
+            return f"rank {info.rank} of prefill: {error}"
     return None

@@ -1,7 +1,4 @@
-"""One move of pages on its way: the chunks that are still to be submitted, and what became of the others.
-
-A move goes either way: what is `Write` to prefill's connector is `Read` to decode's.
-"""
+"""One write of pages on its way: the chunks that are still to be submitted, and what became of the others."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -9,22 +6,17 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from pdpool_connector.backends.base import Op
 from pdpool_connector.layout.checksum import MASK
 from pdpool_connector.layout.plan import Chunk
 from pdpool_connector.layout.pool import Ids
-from pdpool_connector.protocol.events import Read, ReadEnded, Write, WriteEnded, WriteResult
-
-Move = Write | Read
-Ended = WriteEnded | ReadEnded
-OutcomeLog = tuple[Ids, Ids, tuple[int, int] | None, tuple[Ids, Ids] | None]
+from pdpool_connector.protocol.events import Write, WriteEnded, WriteResult
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A move, and how far it has come."""
+    """A write, and how far it has come."""
 
-    move: Move
+    write: Write
     stopped: bool = False
     prepared: bool = False
     chunks: deque[Chunk] = field(default_factory=deque)
@@ -38,17 +30,12 @@ class Job:
     ahead: int = 0
     """Chunks under way that it has begun while no other job waited: turns that it has had before those that come."""
     over: bool = False
-    """Its end is told, or about to be."""
+    """Its end is reported, or about to be."""
     bytes_moved: int = 0
     checksum: int | None = None
-    """Of the pages written from, or read into, so far, where they are sampled."""
+    """Of the pages written so far, where they are sampled."""
     result: WriteResult = WriteResult.LANDED
     message: str = ""
-
-    @property
-    def op(self) -> Op:
-        """Which way it goes."""
-        return Op.WRITE if isinstance(self.move, Write) else Op.READ
 
     def fail(self, result: WriteResult, message: str) -> None:
         """Submit no more. An unsettled chunk outweighs every other outcome, and otherwise the first one counts."""
@@ -56,48 +43,27 @@ class Job:
         if self.result is WriteResult.LANDED or result is WriteResult.UNSETTLED:
             self.result, self.message = result, message
 
-    def end(self) -> Ended:
-        """What the machine is told when nothing is in flight any more; a READ's checksum is compared first."""
+    def end(self) -> WriteEnded:
+        """What the machine is given when nothing is in flight any more."""
         checksum = self.checksum & MASK if self.checksum is not None else None
-        told = self.move.checksum if isinstance(self.move, Read) else None
-        if checksum is not None and told is not None and checksum != told:
-            what = f"the checksum of its pages is {checksum:016x} here and {told:016x} at prefill"
-            self.fail(WriteResult.CORRUPT, what)
-        return ended(self.move, self.result, self.bytes_moved, self.message, checksum)
+        return ended(self.write, self.result, self.bytes_moved, self.message, checksum)
 
 
-def number_of(move: Move | Ended) -> int:
-    """The number by which the machine knows a move."""
-    return move.write if isinstance(move, Write | WriteEnded) else move.read
-
-
-def without_pages(move: Move, *, state: bool) -> Move:
-    """The same move for a rank with which aux rows are exchanged and, where `state`, its share of state."""
-    if isinstance(move, Read):
-        move = msgspec.structs.replace(move, checksum=None)
-    return msgspec.structs.replace(move, source=b"", target=b"", state=move.state if state else (b"", b""))
+def without_pages(write: Write) -> Write:
+    """The same write for a rank that gets no pages of ours."""
+    return msgspec.structs.replace(write, source=b"", target=b"")
 
 
 def ended(
-    move: Move, result: WriteResult, bytes_moved: int = 0, message: str = "", checksum: int | None = None
-) -> Ended:
-    """What the machine is told of the end of a move."""
-    if isinstance(move, Write):
-        return WriteEnded(move.attempt, move.write, result, bytes_moved, message, checksum)
-    return ReadEnded(move.attempt, move.read, result, bytes_moved, message)
-
-
-def ends_of(move: Move) -> OutcomeLog:
-    """Our end of a move and the peer's: pages, aux rows, state items. The machine names source and target."""
-    ours, theirs, aux, state = _ids(move.source), _ids(move.target), move.aux, move.state
-    items = (_ids(state[0]), _ids(state[1])) if state[0] or state[1] else None
-    if isinstance(move, Write):
-        return ours, theirs, aux, items
-    return theirs, ours, aux[::-1] if aux is not None else None, items[::-1] if items is not None else None
+    write: Write, result: WriteResult, bytes_moved: int = 0, message: str = "", checksum: int | None = None
+) -> WriteEnded:
+    """The event that ends a write."""
+    return WriteEnded(write.attempt, write.write, result, bytes_moved, message, checksum)
 
 
 _WIRE = np.dtype("<i4")
 
 
-def _ids(packed: bytes) -> Ids:
+def as_ids(packed: bytes) -> Ids:
+    """Ids of pages or of state items, unpacked without a copy."""
     return np.frombuffer(packed, _WIRE).astype(np.int32, copy=False)

@@ -3,19 +3,15 @@
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime.reactor import Reactor
 
 log = logging.getLogger(__name__)
-
-FIRST_S = 0.02
-MAX_S = 1.0
-"""Pause between two looks for a peer, doubling."""
 
 Seen = TypeVar("Seen")
 
@@ -36,7 +32,9 @@ class KernelPoller(Generic[Seen]):
         reactor: Reactor,
         submit: Callable[[Coroutine[Any, Any, Seen]], "Future[Seen]"],
         look: Callable[[int], Seen],
+        timeouts: Timeouts,
     ) -> None:
+        self._first_s, self._max_s = timeouts.kernel_poll_first_s, timeouts.kernel_poll_max_s
         self._reactor, self._submit, self._read = reactor, submit, look
         self._under_way: set[str] = set()
 
@@ -53,7 +51,7 @@ class KernelPoller(Generic[Seen]):
         """
         if peer not in self._under_way:
             self._under_way.add(peer)
-            self._look(peer, _Wait(over, then, wanted), FIRST_S)
+            self._look(peer, _Wait(over, then, wanted), self._first_s)
 
     def _look(self, peer: str, wait: _Wait[Seen], pause_s: float) -> None:
         seen = self._submit(asyncio.to_thread(self._read, os.getpid()))
@@ -66,9 +64,9 @@ class KernelPoller(Generic[Seen]):
             self._under_way.discard(peer)
             wait.then()
         else:
-            if error is not None and pause_s < MAX_S:  # not once a second for good
+            if error is not None and pause_s < self._max_s:  # not once a second for good
                 log.warning(
                     "cannot see which connections of peer %s are left: %s: %s", peer[:8], type(error).__name__, error
                 )
-            again = partial(self._look, peer, wait, min(2 * pause_s, MAX_S))
-            self._reactor.at((self, peer), time.monotonic() + pause_s, again)
+            again = partial(self._look, peer, wait, min(2 * pause_s, self._max_s))
+            self._reactor.at((self, peer), self._reactor.now() + pause_s, again)

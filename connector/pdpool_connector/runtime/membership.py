@@ -13,9 +13,7 @@ from pdpool_connector.transport.registry import Registry, RegistryEndpoint
 
 
 class Membership:
-    """Begins with its making, and ends with `http`. `refused` is told, in the thread of `http`, why another was not let
-    in.
-    """
+    """Ends with `http`. `refused` is called, in the thread of `http`, with why a registration was refused."""
 
     def __init__(
         self,
@@ -27,30 +25,31 @@ class Membership:
     ) -> None:
         """Raises OSError when the bootstrap port cannot be bound."""
         self._lease: LeaseKeeper | None = None
-        self._ranks: Registry | None = None
+        self._registry: Registry | None = None
         if config.registry is not None and config.rank > 0:
             self.registry_address = config.registry
             client = BootstrapClient(config.allowed_networks, config.curve)
-            self._lease = LeaseKeeper(client, config.registry, Registration(info=own, ranks=len(instance)))
+            registration = Registration(info=own, ranks=len(instance))
+            self._lease = LeaseKeeper(client, config.registry, registration, config.timeouts)
             http.submit(self._lease.run())
             return
-        self._ranks = Registry(tuple(instance), own)
-        endpoint = RegistryEndpoint(self._ranks, config.allowed_networks, refused, config.curve)
+        self._registry = Registry(tuple(instance), own, config.facts, config.timeouts.lease_s)
+        endpoint = RegistryEndpoint(self._registry, config.allowed_networks, refused, config.curve)
         pages = {"/health": Page("text/plain", lambda: b"ok\n")}
         port = http.serve(config.bootstrap_port, pages, endpoint.handlers())
         self.registry_address = str(Address(config.advertise_host, port))
         """Where decode asks for the instance, "host:port"."""
 
     def stats(self, now: float) -> tuple[LinkStats, ...]:
-        """How it stands with the instance, seen from here."""
+        """The state of the instance as this rank sees it."""
         if self._lease is not None:
             failure = self._lease.failure
             state = "registering" if failure else "registered"
             since = now - self._lease.since if failure else None
             return (LinkStats(self._lease.registry, state, (), failure, since),)
-        assert self._ranks is not None
-        answer = self._ranks.ranks()
+        assert self._registry is not None
+        answer = self._registry.ranks()
         if isinstance(answer, Refusal):
-            since = self._ranks.incomplete_s()
+            since = self._registry.incomplete_s()
             return (LinkStats(self.registry_address, "incomplete", answer.missing, answer.error, since),)
         return (LinkStats(self.registry_address, "whole", (), "", None),)

@@ -1,10 +1,16 @@
-"""A connector's state as Prometheus metrics and as JSON, both made from one snapshot when somebody asks."""
+"""A connector's state as Prometheus metrics and as JSON, both made from one snapshot at each request."""
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 
 import msgspec
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from pdpool_connector.runtime.stats import ConnectorStats
@@ -57,6 +63,16 @@ def _metrics(stats: ConnectorStats) -> Iterable[Metric]:
     faults = CounterMetricFamily(PREFIX + "faults", "Faults inside the connector; each is logged. Stays 0.")
     faults.add_metric([], stats.faults)
     yield faults
+    yield _transports(stats)
+
+
+def _transports(stats: ConnectorStats) -> Metric:
+    family = InfoMetricFamily(
+        PREFIX + "transport", "Transfer backend and transports in use; one series for each transport."
+    )
+    for backend, transport in sorted({(peer.backend, peer.transport) for peer in stats.peers}) or [(stats.backend, "")]:
+        family.add_metric([], {"backend": backend, "transport": transport})
+    return family
 
 
 def _attempts(stats: ConnectorStats) -> Iterable[Metric]:
@@ -87,7 +103,7 @@ def _release_times(stats: ConnectorStats) -> HistogramMetricFamily:
 
 def _gauges(stats: ConnectorStats) -> Iterable[Metric]:
     for name, help_text, value in (
-        ("holds", "Failed hand-offs whose pages nobody has proved quiet.", stats.holds),
+        ("holds", "Failed hand-offs whose pages a peer may still touch.", stats.holds),
         ("held_bytes", "Memory that they keep back: pages, items of state, aux rows.", stats.held_bytes),
         ("held_oldest_seconds", "Age of the oldest of them; 0: none.", stats.held_oldest_s or 0.0),
         (
@@ -101,7 +117,6 @@ def _gauges(stats: ConnectorStats) -> Iterable[Metric]:
             "Time for which the instance that is longest out of reach has been so; 0: all are in reach.",
             max((link.failing_s or 0.0 for link in stats.links), default=0.0),
         ),
-        ("expected", "Requests that an engine of decode has announced and not opened.", stats.expected),
         ("tombstones", "Ended attempts that are remembered for late frames.", stats.tombstones),
         ("draining", "1 when no new work is taken.", int(stats.draining)),
     ):

@@ -1,4 +1,4 @@
-"""How hand-offs go on and end, told once for each: in counters, in a histogram, and in one line of the log.
+"""Counts and logs how hand-offs end: in counters, in a histogram, and in one line of the log each.
 
 The same `attempt=` stands in the lines of both sides, with `room=` and `request_id=`, so that a search for one of them
 in the logs of all processes gives the life of a hand-off. Its end is one line at INFO (WARNING when it failed other
@@ -80,7 +80,7 @@ class OutcomeLog:
         """The attempts whose pages are held now; each is named once, when it becomes one."""
         now = set(attempts)
         for attempt in now - self._held:
-            self._say(logging.WARNING, "%s attempt=%s held: pages stay back until its peer is proved quiet", attempt)
+            self._say(logging.WARNING, "%s attempt=%s held: its pages stay back until its peer is proved dead", attempt)
         self._held = now
 
     def _ended(self, transfer: Transfer, status: TransferStatus) -> None:
@@ -101,7 +101,7 @@ class OutcomeLog:
             Label(transfer),
             "aborted" if aborted else "failed",
             status.cause,
-            "released" if status.releasable else "kept until nobody touches them",
+            "released" if status.releasable else "held",
             seconds,
             status.message,
         )
@@ -112,7 +112,7 @@ class OutcomeLog:
         self._release_counts[bisect_left(RELEASE_BUCKETS, seconds)] += 1
         self._release_sum += seconds
         if not transfer.status.ended:
-            return  # the line about its end has said so
+            return  # the line about its end says so
         self._say(logging.INFO, "%s %s released: %.3f s after it failed", Label(transfer), seconds)
 
     def _say(self, level: int, text: str, *values: object) -> None:

@@ -1,45 +1,52 @@
-"""Which of decode's pages and state items are offered, so that none is offered in two hand-offs at a time."""
+"""Keeps the account of decode's offered pages, state items and aux rows: none is offered in two hand-offs at a time."""
 
 import threading
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from pdpool_connector.protocol.events import OpenAttempt
+from pdpool_connector.protocol.events import OfferPages
 from pdpool_connector.runtime.validation import unpacked
 
-FIELDS = ("pages", "state")
-"""Of aux rows there is no account: engines that send none name any."""
+
+class _Owner(NamedTuple):
+    offer: OfferPages
+    room: int
+    request_id: str
 
 
 class PageGuard:
-    """What may still be written, or read into. For any thread."""
+    """What peers may still write to. For any thread. `pools`: names of the memory's state pools, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, pools: Sequence[str]) -> None:
         self._lock = threading.Lock()
-        self._taken: dict[str, set[int]] = {field: set() for field in FIELDS}
-        self._wishes: dict[int, OpenAttempt] = {}
+        self._fields = ("pages", *(f"state[{name!r}]" for name in pools), "aux_slot")
+        self._taken: dict[str, set[int]] = {field: set() for field in self._fields}
+        self._owners: dict[int, _Owner] = {}
 
-    def take(self, params: OpenAttempt) -> None:
-        """Note what a hand-off offers. Raises ValueError, and notes nothing, where another has some of it still."""
+    def take(self, offer: OfferPages, room: int, request_id: str) -> None:
+        """Note what a hand-off offers. Raises ValueError, and notes nothing, where another hand-off has some of it."""
         with self._lock:
-            offers = [(field, taken, _ids(params, field)) for field, taken in self._taken.items()]
-            for field, taken, ids in offers:
-                if not taken.isdisjoint(ids):
-                    raise ValueError(self._whose(field, next(each for each in ids if each in taken)))
-            for _, taken, ids in offers:
-                taken.update(ids)
-            self._wishes[params.handle] = params
+            ids = list(self._ids(offer))
+            for field, numbers in ids:
+                if not self._taken[field].isdisjoint(numbers):
+                    raise ValueError(self._refusal(field, next(one for one in numbers if one in self._taken[field])))
+            for field, numbers in ids:
+                self._taken[field].update(numbers)
+            self._owners[offer.handle] = _Owner(offer, room, request_id)
 
-    def give_back(self, params: OpenAttempt) -> None:
-        """The hand-off is released. To be called before its engine can know, for that may offer the same at once."""
+    def give_back(self, handle: int) -> None:
+        """The hand-off is releasable. Called before its engine can see that, for it may offer the same at once."""
         with self._lock:
-            if self._wishes.pop(params.handle, None) is not None:
-                for field, taken in self._taken.items():
-                    taken.difference_update(_ids(params, field))
+            if (owner := self._owners.pop(handle, None)) is not None:
+                for field, numbers in self._ids(owner.offer):
+                    self._taken[field].difference_update(numbers)
 
-    def _whose(self, field: str, number: int) -> str:
-        params = next(params for params in self._wishes.values() if number in _ids(params, field))
-        who = f"room {params.room}, request {params.request_id!r}"
-        return f"{field} holds {number}, which is offered to {who}: wait until the status of that is releasable"
+    def _ids(self, offer: OfferPages) -> Iterator[tuple[str, list[int]]]:
+        aux = [] if offer.aux_slot is None else [offer.aux_slot]
+        lists = (unpacked(offer.pages), *map(unpacked, offer.state), aux)
+        return zip(self._fields, lists, strict=True)
 
-
-def _ids(params: OpenAttempt, field: str) -> list[int]:
-    return unpacked(getattr(params, field))
+    def _refusal(self, field: str, number: int) -> str:
+        owner = next(owner for owner in self._owners.values() if number in dict(self._ids(owner.offer))[field])
+        who = f"room {owner.room}, request {owner.request_id!r}"
+        return f"{field} holds {number}, which {who} was offered: wait until the status of that is releasable"

@@ -1,4 +1,4 @@
-"""Prefill's connector: takes pairings from decodes, writes pages into their memory."""
+"""Prefill's connector: accepts decodes, and writes pages into their memory."""
 
 import logging
 import time
@@ -8,7 +8,8 @@ from typing import SupportsIndex
 
 from prometheus_client import CollectorRegistry
 
-from pdpool_connector.layout.checksum import PageSum, PageSums
+from pdpool_connector.backends.base import TransferBackend
+from pdpool_connector.layout.checksum import PageSums
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.staging import SLOT_BYTES, Reservation, Staging
 from pdpool_connector.protocol import frames as f
@@ -18,24 +19,23 @@ from pdpool_connector.protocol.events import (
     PeerLost,
     PeerReady,
     Received,
-    Report,
     StopWriting,
     Write,
+    WriteEnded,
     WriteResult,
 )
 from pdpool_connector.protocol.prefill import PrefillMachine
-from pdpool_connector.protocol.prefill_read import PrefillReadMachine
 from pdpool_connector.protocol.states import PrefillState as S
-from pdpool_connector.protocol.status import Cause
-from pdpool_connector.runtime.announce import Announcements
 from pdpool_connector.runtime.config import ConnectorConfig
-from pdpool_connector.runtime.connector import Connector
-from pdpool_connector.runtime.job import Ended, ended, number_of
+from pdpool_connector.runtime.connector import Connector, OnChange, Running, no_requests, nothing
+from pdpool_connector.runtime.job import ended
 from pdpool_connector.runtime.membership import Membership
+from pdpool_connector.runtime.parts import Identity, make_parts
 from pdpool_connector.runtime.peer_table import Peer, PeerTable
+from pdpool_connector.runtime.ready_queue import ReadyQueue
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import PrefillTransfer
-from pdpool_connector.runtime.validation import RefusalCause, as_reason, as_refusal_cause, as_request
+from pdpool_connector.runtime.validation import as_request
 from pdpool_connector.runtime.worker import PeerWorker
 from pdpool_connector.transport.bootstrap import RankInfo
 from pdpool_connector.transport.control import Arrival
@@ -44,8 +44,22 @@ from pdpool_connector.transport.http import HttpServer
 log = logging.getLogger(__name__)
 
 
-class PrefillConnector(Connector[PrefillTransfer]):
-    """Prefill's end: `open` a request, `send` its pages as they are computed. See `Connector` for the life cycle."""
+class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
+    """Prefill's end: `open` a request, `send` its pages as they are computed. See `Connector` for the life cycle.
+
+    Args:
+        config: How this rank presents itself.
+        memory: Cache is moved from it; it must stay mapped until `close` has returned.
+        on_change: Called when the status of some transfer has changed, in the connector's own thread or within a call
+            of yours (`open`, `send`, `abort`). It must only wake the scheduler.
+        registry: Takes the `pdpool_connector_*` metrics.
+        running: Says how many requests the engine has under way, for the drain through the admin socket.
+        backend, identity, clock: Parts that tests replace; None or the default for the usual ones.
+
+    Raises:
+        ValueError: The memory does not fit the configuration, or a rank above 0 has no registry.
+        BackendUnavailableError: The transfer backend cannot work in this process.
+    """
 
     role = "prefill"
 
@@ -53,25 +67,41 @@ class PrefillConnector(Connector[PrefillTransfer]):
         self,
         config: ConnectorConfig,
         memory: KVMemory,
-        on_change: Callable[[], None] = lambda: None,
+        on_change: OnChange = nothing,
         registry: CollectorRegistry | None = None,
+        *,
+        running: Running = no_requests,
+        backend: TransferBackend | None = None,
+        identity: Identity | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._writes: dict[f.AttemptId, set[int]] = {}
-        self._sums = PageSums(memory)
-        self._announcements = Announcements(config.checksum_rate, lambda call: self._reactor.post(call))
-        self._membership: Membership | None = None
         if config.rank > 0 and config.registry is None:
             raise ValueError(f"registry is missing: rank {config.rank} has to register at that of rank 0")
-        super().__init__(config, memory, on_change, registry)
-        self._decodes = PeerTable(
-            self, self.incarnation, memory, self._backend.name, config.direction, self._reactor, self._drops
+        parts = make_parts("prefill", config, backend, identity, clock)
+        machine = PrefillMachine(parts.identity.incarnation, config.timeouts)
+        staged = config.staging_bytes and parts.backend.stages
+        super().__init__(
+            config,
+            memory,
+            machine,
+            parts,
+            on_change=on_change,
+            registry=registry,
+            running=running,
+            staging=Staging(config.staging_bytes // SLOT_BYTES) if staged else None,
         )
-        if config.staging_bytes and config.direction == "write" and self._backend.stages:
-            self._staging = Staging(config.staging_bytes // SLOT_BYTES)
+        self._sums = PageSums(memory)
+        self._writes: dict[f.AttemptId, set[int]] = {}
+        """Writes under way of each attempt."""
+        self._ready_queue = ReadyQueue(self._post, config.timeouts.ready_poll_s)
+        self._membership: Membership | None = None
+        self._peers = PeerTable(
+            self, self.incarnation, memory, self._backend.name, self._reactor, self._drops, config.timeouts
+        )
 
     @property
     def bootstrap_address(self) -> str:
-        """Address of the instance's bootstrap registry, "host:port": what decode is given."""
+        """Address of the instance's bootstrap registry, "host:port": decode's `open` takes it."""
         if self.config.rank > 0:
             return str(self.config.registry)
         if self._membership is None:
@@ -83,71 +113,54 @@ class PrefillConnector(Connector[PrefillTransfer]):
         room: SupportsIndex,
         request_id: str,
         *,
-        sibling: SupportsIndex = 0,
         prompt: bytes = b"",
         deadline_s: float | None = None,
         traceparent: str | None = None,
     ) -> PrefillTransfer:
-        """Announce a request whose cache some decode will fetch under `room`; returns at once.
+        """Open the hand-off of a request whose cache some decode will take; returns at once.
 
-        `sibling`: index of the request among those that share the room. `prompt`: digest of the prompt, as decode gives
-        it (`prompt_digest`): where rooms are used again, halves of different prompts then never meet. `deadline_s`:
-        life of the hand-off, by default `config.request_deadline_s`. `traceparent`: that header of the
-        request's (W3C), for the span.
+        Args:
+            room: Number that prefill and decode have in common for this request, 0 to 2**63 - 1.
+            request_id: At most 256 characters. Where decode gives the same, the two halves are matched by it first.
+            prompt: Digest of the prompt, as decode gives it (`prompt_digest`), at most 16 bytes. Halves with different
+                prompts are never matched. b"" matches any.
+            deadline_s: Life of the hand-off in seconds. None: `config.request_deadline_s`.
+            traceparent: That header of the request (W3C Trace Context), for the span.
 
-        Raises ValueError for values out of range, TypeError for what is of another type, RuntimeError before `start`.
+        Returns:
+            The transfer, to `send` pages with.
+
+        Raises:
+            ValueError: A value is out of range.
+            TypeError: A value has another type.
+            RuntimeError: The connector was not started.
         """
         life = self.config.request_deadline_s if deadline_s is None else deadline_s
-        params = OpenRequest(next(self._handles), *as_request(room, request_id, sibling, life, prompt))
-        transfer = PrefillTransfer(params.handle, params.room, request_id, self._post, self.memory)
-        return self._open(transfer, params, traceparent)
-
-    def refuse(
-        self,
-        room: SupportsIndex,
-        request_id: str,
-        message: str,
-        *,
-        cause: RefusalCause = Cause.REFUSED,
-        sibling: SupportsIndex = 0,
-        prompt: bytes = b"",
-    ) -> None:
-        """Tell the decode that comes for a request, or has come, that the engine will not serve it; returns at once.
-
-        Decode's half then ends with `cause` and `message`: `Cause.TOO_LONG` for what this engine could never serve.
-        A `prompt` that is not known, for a text too long to be made into tokens, may be left out: any half of that room
-        and sibling is meant then. Raises as `open`.
-        """
-        self._check_started("refuse")
-        whose = as_request(room, request_id, sibling, self.config.request_deadline_s, prompt)
-        params = OpenRequest(next(self._handles), *whose, as_reason(message), as_refusal_cause(cause))
-        self._open(PrefillTransfer(params.handle, params.room, request_id, self._post, self.memory), params, None)
+        request = as_request(room, request_id, life, prompt)
+        self._check_started("open")
+        event = OpenRequest(next(self._handles), request.room, request.request_id, request.deadline_s, request.prompt)
+        transfer = PrefillTransfer(event, self._post, self.memory, self._ready_queue)
+        return self._open(transfer, event, traceparent)
 
     # --- Set-up ---
-
-    def _make_machine(self) -> PrefillMachine | PrefillReadMachine:
-        kind = PrefillMachine if self.config.direction == "write" else PrefillReadMachine
-        self._prefill: PrefillMachine | PrefillReadMachine = kind(self.incarnation, self.config.timing)
-        return self._prefill
 
     def _serve_more(self, http: HttpServer) -> None:
         own = RankInfo(
             rank=self.config.rank,
             incarnation=self.incarnation,
             control=self.control_address,
-            part=self._instance[self.config.rank],
-            direction=self.config.direction,
+            shard=self._instance[self.config.rank],
             protocol=(f.VERSION_MIN, f.VERSION_MAX),
         )
         self._membership = Membership(self.config, self._instance, own, http, self._on_registration_refused)
 
     def _on_registration_refused(self, why: str) -> None:
-        self._reactor.post(lambda: self._drops.note("registration", why))
+        self._reactor.post(partial(self._drops.note, "registration", why))
 
     # --- What comes in ---
 
     def _on_server(self) -> None:
-        for arrival in self._server.receive():
+        for arrival in self._ports.control.receive():
             try:
                 self._on_arrival(arrival)
             except Exception:
@@ -155,118 +168,108 @@ class PrefillConnector(Connector[PrefillTransfer]):
                 log.exception("prefill failed at a %s", type(arrival.frame).__name__)
 
     def _on_connections(self) -> None:
-        for connection in self._server.ended():
-            self._decodes.connection_ended(connection)
+        for connection in self._ports.control.ended():
+            self._peers.connection_ended(connection)
 
     def _on_arrival(self, arrival: Arrival) -> None:
         frame = arrival.frame
         if isinstance(frame, f.Hello):
-            connection = self._server.connection(arrival)
+            connection = self._ports.control.connection(arrival)
             self._on_connections()  # the look at this one may have taken news of others from zmq
             if connection >= 0:
-                self._decodes.greet(frame, arrival.route, connection)
+                self._peers.greet(frame, arrival.route, connection)
             return
-        peer = self._decodes.speaker(frame.sender, arrival.route)
+        peer = self._peers.speaker(frame.sender, arrival.route)
+        if peer is None and isinstance(frame, f.Abort | f.Ack) and self._peers.is_misfit(frame.sender, arrival.route):
+            self._driver.drive(Received(frame))
+            return
         if peer is None:
             self._drops.note("unpaired", f"{type(frame).__name__} from {frame.sender[:8]}, which is not paired here")
-            self._decodes.unknown(frame.sender, arrival.route)
+            self._peers.unknown(frame.sender, arrival.route)
             return
-        peer.last_seen = time.monotonic()
+        peer.last_seen = self._reactor.now()
         if isinstance(frame, f.Goodbye):
-            self._decodes.lose(peer, f"decode {peer.address} says goodbye: {f.text(frame.reason)}")
+            self._peers.lose(peer, f"decode {peer.address} has closed its connector: {f.text(frame.reason)}")
         elif isinstance(frame, f.AttemptFrame):
-            self._drive(Received(frame))
+            self._driver.drive(Received(frame))
         else:
             self._drops.note("direction", f"{type(frame).__name__} is not for prefill")
 
-    # --- What the table of decodes asks and tells ---
+    # --- What the peer table needs ---
 
-    def decode_fenced(self, peer: str) -> bool:
+    def is_fenced(self, peer: str) -> bool:
         """See `PeerTableOwner`."""
         return self._machine.fenced(peer)
 
-    def decode_met(self, hello: f.Hello, remote: RemoteMemory) -> tuple[PeerWorker | None, PageSum | None]:
+    def start_worker(self, hello: f.Hello, remote: RemoteMemory) -> PeerWorker:
         """See `PeerTableOwner`."""
-        self._exits.watch(hello.sender, remote.process)
-        self._vouchers.note(hello.sender, hello.address, remote.process)
-        if self.config.direction == "write":
-            return self._start_worker(hello, remote), None  # last: nobody would end it if something failed after
-        return None, self._sums.of_pages(remote.memory) if hello.kv else None
-
-    def _start_worker(self, hello: f.Hello, remote: RemoteMemory) -> PeerWorker:
-        incarnation = hello.sender
-        return PeerWorker(
+        peer = hello.sender
+        self._process_watch.watch(peer, remote.process)
+        self._fencer.note(peer, hello.address, remote.process)
+        return PeerWorker(  # last: nothing would end its thread if something failed after
             self._backend,
             self.memory,
-            incarnation,
+            peer,
             remote,
             kv=hello.kv,
             shares=hello.state,
             sums=self._sums,
             checksum_rate=self.config.checksum_rate,
+            timeouts=self._timeouts,
             staging=self._staging,
-            connected=lambda error: self._reactor.post(partial(self._decodes.connected, incarnation, error)),
+            connected=lambda error: self._reactor.post(partial(self._peers.connected, peer, error)),
             ended=lambda events: self._reactor.step(partial(self._on_writes_ended, events)),
             kept=lambda attempt, slot: self._reactor.post(partial(self._on_kept, attempt, slot)),
-            gone=lambda: self._reactor.post(partial(self._on_worker_gone, incarnation)),
+            gone=lambda: self._reactor.post(partial(self._on_worker_gone, peer)),
         )
 
-    def decode_paired(self, peer: Peer) -> None:
+    def on_peer_paired(self, peer: Peer) -> None:
         """See `PeerTableOwner`."""
-        self._drive(PeerReady(peer.incarnation, peer.version))
+        self._driver.drive(PeerReady(peer.incarnation, peer.version))
         answer = f.HelloOk(version=peer.version, sender=self.incarnation, memory=self._remote_form)
         for route in peer.routes:
-            self._filtered(answer, partial(self._server.send, route, answer))
+            self._send(route, answer)
 
-    def decode_lost(self, peer: Peer, message: str) -> None:
+    def on_peer_lost(self, peer: Peer, message: str) -> None:
         """See `PeerTableOwner`."""
-        self._drive(PeerLost(peer.incarnation, message))
+        self._driver.drive(PeerLost(peer.incarnation, message))
 
-    def decode_told(self, route: bytes, frame: f.HelloRefused | f.Goodbye) -> None:
+    def on_misfit(self, incarnation: str, version: int) -> None:
         """See `PeerTableOwner`."""
-        self._filtered(frame, partial(self._server.send, route, frame))
+        self._driver.drive(PeerReady(incarnation, version))
 
-    def _part_with(self, peer: str, why: str) -> None:
-        self._decodes.part_with(peer, why)
+    def on_misfit_gone(self, incarnation: str) -> None:
+        """See `PeerTableOwner`."""
+        self._driver.drive(PeerLost(incarnation, "a decode that does not fit has closed its connection"))
+
+    def send_to(self, route: bytes, frame: f.HelloRefused | f.Goodbye) -> None:
+        """See `PeerTableOwner`."""
+        self._send(route, frame)
+
+    def _send(self, route: bytes, frame: f.Frame) -> None:
+        self._driver.send(frame, partial(self._ports.control.send, route, frame))
+
+    def _mark_lost(self, peer: str, why: str) -> None:
+        self._peers.mark_lost(peer, why)
 
     def _on_worker_gone(self, incarnation: str) -> None:
-        """What it has not answered, after a fault in it, nobody can speak for any more."""
-        known = self._decodes.get(incarnation)
-        unended = known.worker.unended() if known is not None and known.worker is not None else []
+        """After a fault in the worker, the state of its unanswered writes is unknown."""
+        known = self._peers.get(incarnation)
+        unended = known.worker.unended() if known is not None else []
         what = "the thread that writes has failed"
-        self._on_writes_ended([ended(move, WriteResult.UNSETTLED, 0, what) for move in unended])
-        self._decodes.worker_gone(incarnation)
-
-    def _begin_shutdown(self) -> None:
-        self._decodes.shut()
-        super()._begin_shutdown()
+        self._on_writes_ended([ended(write, WriteResult.UNSETTLED, 0, what) for write in unended])
+        self._peers.worker_gone(incarnation)
 
     # --- What goes out ---
 
     def _after_turn(self) -> None:
-        """Decode waits for these words, and nobody for the news that they are out."""
-        self._server.flush()
+        """Decode waits for these frames; the engine's news can wait until they are out."""
+        self._ports.control.flush()
         super()._after_turn()
 
     def _transmit(self, peer: str, frame: f.Frame) -> None:
-        if (known := self._decodes.paired(peer)) is None:
-            return
-        exchange = self._prefill.find(frame.attempt) if isinstance(frame, f.Computed) else None
-        if isinstance(frame, f.Computed) and exchange is not None and known.page_sum is not None:
-            self._announcements.send(frame, exchange, known.page_sum, partial(self._say, peer))
-        else:
-            self._server.send(known.route, frame)
-
-    def _say(self, peer: str, frame: f.Computed) -> None:
-        """Send what has been hashed, if its decode is still there."""
-        if (known := self._decodes.paired(peer)) is not None:
-            self._server.send(known.route, frame)
-
-    def _publish(self, report: Report) -> None:
-        if report.status.releasable and self.config.direction == "read":
-            for attempt in report.attempts:
-                self._announcements.ended(attempt)
-        super()._publish(report)
+        if (route := self._peers.route_to(peer)) is not None:
+            self._ports.control.send(route, frame)
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Write):
@@ -277,70 +280,79 @@ class PrefillConnector(Connector[PrefillTransfer]):
                 log.exception("prefill failed to pass a write on")
                 failure = "a fault in the connector; see its log"
             if failure:
-                over = ended(effect, WriteResult.FAILED, 0, failure)
-                self._reactor.post(partial(self._on_writes_ended, [over]))
-        elif isinstance(effect, StopWriting):
-            peer = self._decodes.get(effect.peer)
-            if peer is not None and peer.worker is not None:
-                peer.worker.stop(self._writes.get(effect.attempt, set()))
+                failed = ended(effect, WriteResult.FAILED, 0, failure)
+                self._reactor.post(partial(self._on_writes_ended, [failed]))
+        elif isinstance(effect, StopWriting) and (peer := self._peers.get(effect.peer)) is not None:
+            peer.worker.stop(self._writes.get(effect.attempt, set()))
 
     def _write(self, write: Write) -> str:
         """Pass a write on to its peer's worker, or return why nothing is under way."""
-        peer = self._decodes.paired(write.peer)
-        if peer is None or peer.worker is None:
+        if (peer := self._peers.paired(write.peer)) is None:
             return "decode is gone"
         self._writes.setdefault(write.attempt, set()).add(write.write)
         if peer.worker.submit(write):
-            self._reactor.soon(partial(self._move_now, peer.worker))
+            self._reactor.soon(partial(self._write_now, peer.worker))
         return ""
 
-    def _move_now(self, worker: PeerWorker) -> None:
-        self._on_writes_ended(worker.move_now())
+    def _write_now(self, worker: PeerWorker) -> None:
+        self._on_writes_ended(worker.write_now())
 
-    def _on_writes_ended(self, events: list[Ended]) -> None:
+    def _on_writes_ended(self, events: list[WriteEnded]) -> None:
         for event in events:
             self._on_write_ended(event)
 
-    def _on_write_ended(self, event: Ended) -> None:
-        number = number_of(event)
+    def _on_write_ended(self, event: WriteEnded) -> None:
         writes = self._writes.get(event.attempt)
         if writes is not None:
-            writes.discard(number)
+            writes.discard(event.write)
             if not writes:
                 del self._writes[event.attempt]
-        peer = self._decodes.get(event.attempt.decode)
-        if peer is not None and peer.worker is not None:
-            peer.worker.forget(number)
+        if (peer := self._peers.get(event.attempt.decode)) is not None:
+            peer.worker.forget(event.write)
         self._bytes_moved += event.bytes_moved
-        self._drive(event)
+        self._driver.drive(event)
 
     def _on_kept(self, attempt: f.AttemptId, slot: Reservation) -> None:
         """Keep what an unsettled write may still read as long as its source pages."""
-        for exchange in self._prefill.under_way(attempt.decode):
+        for exchange in self._machine.under_way(attempt.decode):
             if exchange.attempt == attempt and (request := exchange.handoff.request) is not None:
-                self._transfers[request.handle].attach(slot.release)
+                self._transfers[request.handle]._attach(slot.release)
                 return
         slot.release()  # the hand-off is over: there was proof
 
-    # --- Stats and shutdown ---
+    # --- Statistics and shutdown ---
 
     def _peer_stats(self, now: float) -> tuple[PeerStats, ...]:
         rows = []
-        for peer in self._decodes:
-            exchanges = self._prefill.under_way(peer.incarnation)
-            waiting = sum(exchange.state in (S.PARKED, S.READY) for exchange in exchanges)
-            rows.append(PeerStats(peer.incarnation, peer.address, now - peer.last_seen, len(exchanges), waiting))
+        for peer in self._peers:
+            exchanges = self._machine.under_way(peer.incarnation)
+            waiting = sum(exchange.state in (S.PARKED, S.MATCHED) for exchange in exchanges)
+            rows.append(
+                PeerStats(
+                    peer.incarnation,
+                    peer.address,
+                    now - peer.last_seen,
+                    len(exchanges),
+                    waiting,
+                    self._backend.name,
+                    peer.worker.transport,
+                )
+            )
         return tuple(rows)
 
     def _link_stats(self, now: float) -> tuple[LinkStats, ...]:
         return self._membership.stats(now) if self._membership is not None else ()
 
-    def _at_hand(self) -> Container[str]:
-        return self._decodes
+    def _known_peers(self) -> Container[str]:
+        return self._peers
 
-    def _say_goodbye(self) -> None:
-        self._decodes.leave()
+    def _begin_shutdown(self) -> None:
+        self._peers.shut()
+        super()._begin_shutdown()
+
+    def _send_goodbye(self) -> None:
+        self._peers.leave()
 
     def _join_workers(self, deadline: float) -> bool:
-        self._announcements.close()
-        return self._decodes.join(deadline)
+        is_quiet = self._ready_queue.close(max(deadline - time.monotonic(), 0.1))
+        return self._peers.join(deadline) and is_quiet

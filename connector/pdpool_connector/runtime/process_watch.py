@@ -1,8 +1,7 @@
-"""Peers of the same host are fenced without anybody's help: the kernel tells when their process has ended."""
+"""Fences peers of the same host without help: the kernel reports the end of their process."""
 
 import logging
 import os
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
@@ -10,19 +9,16 @@ from typing import Any, NamedTuple
 
 from pdpool_connector.layout.process import ProcessName, ancestors, has_ended, open_process
 from pdpool_connector.protocol.fence import ConnectionsEnded, InsufficientProofError, ProcessExited, Proof, judge
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime.kernel_poller import KernelPoller
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.transport.sockets import Holder, other_ends
 
 log = logging.getLogger(__name__)
 
-GRACE_S = 1.0
-"""A connection that ended is evidence of death unless the same process is back within this time; and what a process had
-said before its exit is heard within it."""
-
 Fence = Callable[[str, tuple[Proof, ...]], None]
-OutcomeLog = list[frozenset[Holder]]
-"""Who holds the other end of each connection of ours."""
+Holders = list[frozenset[Holder]]
+"""The processes that hold the other end of each of our connections."""
 
 
 class _Watched(NamedTuple):
@@ -35,12 +31,13 @@ class _Watched(NamedTuple):
 class ProcessWatch:
     """Waits for the end of peers' processes. Owner thread only.
 
-    `lost(peer)` is called when one has ended, `GRACE_S` later: what it had said is heard first. `fence(peer, proofs)`
-    is called once the proofs suffice: instead of `lost` where the end alone does, for its connections may carry words
-    yet; with the end of all of them, at once.
-    `backend`, `sending`: see `fence.judge`. `submit`: runs a coroutine elsewhere; a look at the kernel's tables takes
-    longer than the owner thread may pause. `wanted`: whether anything is, or may come to be, between us and a peer. One
-    that cannot be watched from here is left to whoever can.
+    Args:
+        backend, sending: See `fence.judge`.
+        submit: Runs a coroutine elsewhere: reading the kernel's tables takes longer than the owner thread may pause.
+        lost: Called when a process has ended, `lost_grace_s` later, so that its last frames are read first.
+        fence: Called as soon as the proofs suffice: `lost_grace_s` after the exit if that alone is proof, otherwise
+            when all its connections have closed.
+        wanted: Whether a peer has current or possible hand-offs with us.
     """
 
     def __init__(
@@ -50,14 +47,16 @@ class ProcessWatch:
         sending: bool,
         who: str,
         reactor: Reactor,
-        submit: Callable[[Coroutine[Any, Any, OutcomeLog]], "Future[OutcomeLog]"],
+        submit: Callable[[Coroutine[Any, Any, Holders]], "Future[Holders]"],
         lost: Callable[[str], None],
         fence: Fence,
         wanted: Callable[[str], bool],
+        timeouts: Timeouts,
     ) -> None:
+        self._grace_s = timeouts.lost_grace_s
         self._backend, self._sending, self._who = backend, sending, who
         self._reactor, self._lost, self._fence, self._wanted = reactor, lost, fence, wanted
-        self._ends = KernelPoller(reactor, submit, other_ends)
+        self._ends = KernelPoller(reactor, submit, other_ends, timeouts)
         self._watched: dict[str, _Watched] = {}
 
     def watch(self, peer: str, process: ProcessName | None) -> None:
@@ -68,7 +67,7 @@ class ProcessWatch:
         self._reactor.watch(pidfd, partial(self._on_exit, peer))
 
     def tidy(self) -> None:
-        """Watch those no longer with whom nothing is any more."""
+        """Stop watching peers that have no current or possible hand-offs with us."""
         for peer in [peer for peer in self._watched if not self._wanted(peer)]:
             self._forget(peer)
 
@@ -97,9 +96,9 @@ class ProcessWatch:
             self._ends.begin(peer, partial(self._are_others, process), conclude, partial(self._wanted, peer))
         else:
             at_last = partial(self._fence, peer, (exited,))
-        self._reactor.at((self, peer), time.monotonic() + GRACE_S, at_last)
+        self._reactor.at((self, peer), self._reactor.now() + self._grace_s, at_last)
 
-    def _are_others(self, exited: ProcessName, ends: OutcomeLog) -> bool:
+    def _are_others(self, exited: ProcessName, ends: Holders) -> bool:
         """Whether no connection of ours can be one of the exited process, or of a helper that it had forked.
 
         Who holds its other end must be a peer that lives and was not forked off either, or have begun before the one

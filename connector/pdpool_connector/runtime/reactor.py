@@ -22,15 +22,12 @@ from typing import Any
 
 import zmq
 
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.protocol.timers import Timers
 from pdpool_connector.transport.control import readable
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 0.25
-"""Longest sleep: how old the published snapshot of an idle connector can be."""
-LAG_WINDOW_S = 5.0
-"""The longest turn of the last such time counts as lag."""
 POSTED_PER_TURN = 1024
 """Posted calls taken in one turn, so that sockets and timers get theirs."""
 POSTED_PER_STEP = 16
@@ -46,7 +43,21 @@ class Reactor:
     of all. `torn` is called when an exception that ends the program has cut a turn of another thread's short.
     """
 
-    def __init__(self, name: str, *, after_turn: Call, at_rest: Call, at_end: Call, torn: Call) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        after_turn: Call,
+        at_rest: Call,
+        at_end: Call,
+        torn: Call,
+        timeouts: Timeouts | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.now = clock
+        """The connector's clock: seconds."""
+        timeouts = timeouts or Timeouts()
+        self._idle_s, self._lag_window_s = timeouts.loop_idle_s, timeouts.loop_lag_window_s
         self._after_turn, self._at_rest, self._at_end, self._torn = after_turn, at_rest, at_end, torn
         self._turn = threading.Lock()
         self._turn.acquire()  # there are no turns before `start`
@@ -70,7 +81,7 @@ class Reactor:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.faults = 0
-        self._beat = time.monotonic()
+        self._beat = self.now()
         self._slowest: tuple[float, float] = (0.0, 0.0)
 
     def start(self) -> None:
@@ -110,7 +121,7 @@ class Reactor:
             return  # whoever has it looks at what was posted when it has let go
         busy = self._taken = True
         try:
-            begun = time.monotonic()
+            begun = self.now()
             self._run_posted(POSTED_PER_STEP)
             self._finish(begun)
             busy = bool(self._unread) or self._next_due() < self._sleeps_until
@@ -164,10 +175,10 @@ class Reactor:
 
     def lag(self) -> float:
         """How late the loop is or lately was, in seconds: its longest recent turn, or the one it is stuck in."""
-        now = time.monotonic()
+        now = self.now()
         when, length = self._slowest
-        recent = length if now - when < LAG_WINDOW_S else 0.0
-        return max(recent, now - self._beat - IDLE_S, 0.0)
+        recent = length if now - when < self._lag_window_s else 0.0
+        return max(recent, now - self._beat - self._idle_s, 0.0)
 
     def guard(self, call: Call) -> None:
         """Run a call; its exception is counted and logged, and ends nothing else."""
@@ -182,7 +193,7 @@ class Reactor:
 
     def _run(self) -> None:
         while not self._stopping:
-            asleep_s = 0.0 if self._posted else max(self._sleeps_until - time.monotonic(), 0.0)
+            asleep_s = 0.0 if self._posted else max(self._sleeps_until - self.now(), 0.0)
             ready = self._poll.poll(asleep_s)
             with self._turn:
                 self._taken = True
@@ -192,7 +203,7 @@ class Reactor:
         self.guard(self._at_end)
 
     def _take_turn(self, ready: list[tuple[int, int]]) -> None:
-        begun = time.monotonic()
+        begun = self.now()
         unread, self._unread = self._unread, set()
         for number in unread.union(number for number, _ in ready):
             self._read(number)
@@ -204,7 +215,7 @@ class Reactor:
         if self._unread:
             self._sleeps_until = 0.0
         else:
-            self._sleeps_until = min(self._next_due(), begun + IDLE_S)
+            self._sleeps_until = min(self._next_due(), begun + self._idle_s)
 
     def _read(self, number: int) -> None:
         # A call may close sockets whose turn is still to come.
@@ -228,10 +239,10 @@ class Reactor:
         later, self._later = self._later, []
         for call in later:
             self.guard(call)
-        now = time.monotonic()
+        now = self.now()
         length = now - begun
         when, slowest = self._slowest
-        if length >= slowest or now - when >= LAG_WINDOW_S:
+        if length >= slowest or now - when >= self._lag_window_s:
             self._slowest = (now, length)
         self._beat = now
 

@@ -1,7 +1,7 @@
-"""Adds to somebody's word that a peer runs no more what only we can see: that its connections have ended at our end.
+"""Completes an external proof that a peer is dead: only we can see that our TCP connections to it have closed.
 
-Peers of other hosts cannot be watched from here. Somebody who knows, the operator, says that their containers have
-ended; over TCP that is no proof until all that they had sent was read (docs/fences.md).
+Peers of other hosts cannot be watched from here. The operator reports that their containers have ended. Over TCP that
+is no proof until everything that they had sent was read (docs/fences.md).
 """
 
 import asyncio
@@ -13,8 +13,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from pdpool_connector.layout.process import ProcessName, this_process
+from pdpool_connector.layout.process import ProcessName
 from pdpool_connector.protocol.fence import ConnectionsEnded, InsufficientProofError, Proof, judge
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime.kernel_poller import KernelPoller
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.transport.sockets import Connection, connections, leading_to
@@ -25,11 +26,16 @@ Table = frozenset[Connection]
 
 
 class RemoteFencer:
-    """Knows where peers run, as they told at pairing, and fences one once the word on it and our own sight suffice.
+    """Knows where peers run, and fences one once the external proofs and the end of its connections suffice.
 
-    `backend`, `sending`: see `fence.judge`. `submit`: runs a coroutine elsewhere; a look at the kernel's tables takes
-    longer than the owner thread may pause. `owed`: whether anything of a peer still waits for proof. `check` and
-    `before_pairing` are for any thread, the rest is for the owner thread.
+    `check` and `before_pairing` are for any thread, the rest is for the owner thread.
+
+    Args:
+        backend, sending: See `fence.judge`.
+        submit: Runs a coroutine elsewhere: reading the kernel's tables takes longer than the owner thread may pause.
+        fence: Called with a peer and its proofs once they suffice.
+        owed: Whether pages are held for a peer until there is proof.
+        here: This process, as its peers receive it.
     """
 
     def __init__(
@@ -42,19 +48,21 @@ class RemoteFencer:
         submit: Callable[[Coroutine[Any, Any, Table]], "Future[Table]"],
         fence: Callable[[str, tuple[Proof, ...]], None],
         owed: Callable[[str], bool],
+        here: ProcessName,
+        timeouts: Timeouts,
     ) -> None:
         self._backend, self._sending = backend, sending
         self._seen_here = ConnectionsEnded(seen_by=who)
         self._reactor, self._fence, self._owed = reactor, fence, owed
-        self._connections = KernelPoller(reactor, submit, connections)
-        self._here = this_process()
+        self._connections = KernelPoller(reactor, submit, connections, timeouts)
+        self._here = here
         self._peers: dict[str, ProcessName] = {}
         self._controls: dict[str, str] = {}
         self._frozen: dict[str, Table] = {}
 
     @property
     def peers(self) -> Mapping[str, ProcessName]:
-        """What each peer told of itself."""
+        """Where each peer runs, as it said at pairing."""
         return self._peers
 
     def note(self, peer: str, control: str, process: ProcessName | None) -> None:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-FLUSH_MS = 2000
-"""Longest that closing waits for an endpoint that does not take the last spans."""
 
 
 class Spans:
@@ -64,10 +62,10 @@ class Spans:
             span.set_status(self._error, f"{status.cause.value}: {status.message}")
         span.end()
 
-    def close(self) -> None:
-        """Send what has not been sent, within `FLUSH_MS`."""
+    def close(self, timeout_s: float) -> None:
+        """Send the spans that have not been sent, within `timeout_s`."""
         if self._owned is not None:
-            self._owned.force_flush(FLUSH_MS)
+            self._owned.force_flush(round(timeout_s * 1000))
             self._owned.shutdown()
 
 

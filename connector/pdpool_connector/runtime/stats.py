@@ -1,4 +1,4 @@
-"""Immutable snapshots of a connector's state, for `/v1/state`, `/metrics` and whoever asks `connector.stats()`."""
+"""Immutable snapshots of a connector's state, for `/v1/state`, `/metrics` and `connector.stats()`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,18 +15,29 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class PeerStats:
-    """One paired process: who, where, when last heard, its live attempts, and how many of those wait for it."""
+    """One paired process.
+
+    Attributes:
+        incarnation, control: Its name, and the address of its control channel.
+        last_seen_s: Seconds since its last frame.
+        attempts: Live attempts with it.
+        waiting: How many of them wait for it.
+        backend: Transfer backend between us.
+        transport: How bytes travel to it ("tcp", "rc", "cma", ...); "" where that is not known, as at decode.
+    """
 
     incarnation: str
     control: str
     last_seen_s: float
     attempts: int
     waiting: int
+    backend: str = ""
+    transport: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldFor:
-    """How many hand-offs wait for proof that one process touches their pages no more.
+    """How many hand-offs wait for proof that one process can touch their pages no more.
 
     pod_uid, container: where that process ran (`layout.process.ProcessName`); "" if it did not say.
     """
@@ -39,7 +50,7 @@ class HeldFor:
 
 @dataclass(frozen=True, slots=True)
 class LinkStats:
-    """What this connector has to reach: at decode a prefill instance, at prefill its own, each by its registry.
+    """An instance that this connector has to reach: at decode a prefill, at prefill its own, each by its registry.
 
     `missing`: ranks that are known to be missing. `failure`: what went wrong last, "" when all is well; `failing_s`:
     for how long (None: all is well).
@@ -65,14 +76,18 @@ class Distribution:
 class ConnectorStats:
     """State of one connector at one moment; all times in seconds, sizes in bytes, totals since the process began.
 
-    ranks: how many the instance has; the admin endpoint of each is one port after that of the one before it.
-    pod_uid, container: where it runs, as its peers are told.
+    rank, ranks: number of this connector among those of its pod, and how many these are; the admin endpoint of each is
+    one port after that of the one before it.
+    pod_uid, container: where it runs, as its peers receive it.
+    backend: its transfer backend.
+    engine_beat_age_s: seconds since the engine's last `beat`; None: there was none.
     """
 
     role: str
     rank: int
     ranks: int
     incarnation: str
+    backend: str
     pod_uid: str
     container: str
     uptime_s: float
@@ -92,7 +107,6 @@ class ConnectorStats:
     held_oldest_s: float | None
     held_for: tuple[HeldFor, ...]
     bytes_moved_total: int
-    expected: int
     tombstones: int
     faults: int
     peers: tuple[PeerStats, ...]

@@ -1,17 +1,20 @@
-"""What a connector shows of itself: a snapshot that its owner takes now and then, and that anyone may read."""
+"""Publishes a connector's statistics: the owner thread takes snapshots, any thread reads the last one."""
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pdpool_connector.layout.memory import KVMemory
+from pdpool_connector.layout.process import ProcessName
+from pdpool_connector.protocol.decode import DecodeAttempt
+from pdpool_connector.protocol.handoff import RankExchange
 from pdpool_connector.protocol.queue_counts import QueueCounts
-from pdpool_connector.runtime.stats import ConnectorStats, QueueStats
+from pdpool_connector.runtime.stats import ConnectorStats, HeldFor, QueueStats
 
-SNAPSHOT_S = 0.1
-"""A busy connector publishes its state this often; an idle one each time it wakes."""
 MAX_QUEUES = 8
-"""Of the engine's own. The operator believes 16 in all."""
+"""Queues of the engine's own. The operator reads at most 16 in all."""
 
 Take = Callable[[float], ConnectorStats]
 
@@ -19,8 +22,8 @@ Take = Callable[[float], ConnectorStats]
 class StatsPublisher:
     """`take` makes a snapshot at a moment; it is called in turns of the connector's, or before its start."""
 
-    def __init__(self, take: Take, lag: Callable[[], float]) -> None:
-        self._take, self._lag = take, lag
+    def __init__(self, take: Take, lag: Callable[[], float], snapshot_s: float) -> None:
+        self._take, self._lag, self._snapshot_s = take, lag, snapshot_s
         self._born = self._taken_at = time.monotonic()
         self._engine_beat: float | None = None
         self._queues: dict[str, QueueStats] = {}
@@ -29,7 +32,7 @@ class StatsPublisher:
     def refresh(self, *, at_once: bool = False) -> None:
         """Take a snapshot, if the last is old."""
         now = time.monotonic()
-        if at_once or now - self._taken_at >= SNAPSHOT_S:
+        if at_once or now - self._taken_at >= self._snapshot_s:
             self._taken_at = now
             self._snapshot = self._take(now)
 
@@ -44,7 +47,7 @@ class StatsPublisher:
         self._queues[name] = queue
 
     def read(self) -> ConnectorStats:
-        """The last snapshot, and what is known without one. From any thread."""
+        """The last snapshot, completed by what is known without one. From any thread."""
         if self._snapshot is None:
             self.refresh(at_once=True)
         assert self._snapshot is not None
@@ -59,13 +62,29 @@ class StatsPublisher:
         )
 
 
-def queues_of(census: QueueCounts[Any], now: float) -> dict[str, QueueStats]:
-    """What a machine's census says of each label."""
+def queues_of(queues: QueueCounts[Any], now: float) -> dict[str, QueueStats]:
+    """The statistics of each of a machine's queues."""
     return {
         label: QueueStats(
-            census.count(label),
-            None if (since := census.oldest(label)) is None else now - since,
-            census.went_on(label),
+            queues.count(label),
+            None if (since := queues.oldest(label)) is None else now - since,
+            queues.went_on(label),
         )
-        for label in census.labels
+        for label in queues.labels
     }
+
+
+def bytes_held(held: RankExchange | DecodeAttempt, memory: KVMemory) -> int:
+    """Bytes of our memory that a peer may still touch: pages, state items, the aux row of a hand-off."""
+    state = sum(count * pool.item_bytes for count, pool in zip(held.state_items, memory.state, strict=False))
+    return held.pages * memory.page_bytes + state + memory.aux_bytes
+
+
+def held_for(unsettled: Iterable[str], processes: Mapping[str, ProcessName]) -> tuple[HeldFor, ...]:
+    """How many hand-offs are held for each peer, and where that runs. `unsettled`: a peer for each hand-off."""
+    rows = []
+    for peer, holds in sorted(Counter(unsettled).items()):
+        process = processes.get(peer)
+        where = (process.pod_uid, process.container) if process is not None else ("", "")
+        rows.append(HeldFor(peer, holds, *where))
+    return tuple(rows)

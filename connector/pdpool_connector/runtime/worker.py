@@ -1,4 +1,4 @@
-"""One thread for each peer that makes the backend calls which may block, so that a frozen peer delays only itself."""
+"""One thread for each peer makes the backend calls that may block, so that a frozen peer delays only itself."""
 
 import logging
 import threading
@@ -14,7 +14,6 @@ from pdpool_connector.backends.base import (
     Handle,
     IncompatiblePeerError,
     InvalidChunkError,
-    Op,
     Poll,
     TransferBackend,
     UnknownPeerError,
@@ -25,24 +24,25 @@ from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan, joined
 from pdpool_connector.layout.pool import MAX_CHUNK_DESCRIPTORS
 from pdpool_connector.layout.staging import Reservation, Staging
-from pdpool_connector.protocol.events import Read, Write, WriteResult
+from pdpool_connector.protocol.events import Write, WriteEnded, WriteResult
 from pdpool_connector.protocol.frames import PAGE_ID_BYTES, AttemptId
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime.data_connection import DataConnection
-from pdpool_connector.runtime.job import Ended, Job, Move, ends_of, number_of, without_pages
+from pdpool_connector.runtime.job import Job, as_ids, without_pages
 
 log = logging.getLogger(__name__)
 
 IN_FLIGHT = 2
 """Transfers under way at a time: the next is ready when one ends, and an abort waits for no more than these."""
 SMALL = (128 << 10, 64)
-"""Bytes and pieces up to which a move is small: it may travel with others in one transfer of the backend's. So much the
-owner itself may move at once, for copying it takes less than waking a thread does."""
+"""Bytes and pieces of a small write at most: it may travel with others in one transfer. The connector's own thread may
+make it at once, for copying it takes less time than waking a thread."""
 TOGETHER = (1 << 20, MAX_CHUNK_DESCRIPTORS)
-"""Bytes and pieces that small moves of a worker's have together at most: what an abort of one waits for stays less than
-a large chunk."""
+"""Bytes and pieces of the small writes in one transfer at most, so that an abort never waits longer than for one large
+chunk."""
 
-Submit = Callable[[str, Chunk, Op], Handle | None]
-ModelShard = tuple[Job, Chunk]
+Submit = Callable[[str, Chunk], Handle | None]
+Piece = tuple[Job, Chunk]
 
 
 class _Signal(Enum):
@@ -57,21 +57,29 @@ class _Signal(Enum):
 class _Flight:
     """One transfer of the backend's: a chunk of one job, or the small ones of several. All of them end as it does."""
 
-    parts: list[ModelShard]
+    parts: list[Piece]
     handle: Handle
 
 
 class PeerWorker:
-    """Connects to one peer, then writes to it or reads from it, chunks of different jobs in turn, until closed.
+    """Connects to one peer, then writes to it, chunks of different jobs in turn, until closed.
 
-    A connection that has broken is made anew for the next job; what was under way over it has failed then.
-    `connected` is called once, from this thread, with an error or None; `ended` with the moves that have; `gone` once,
-    last. `kv`: pages are exchanged with this peer, and state that is not cut; `shares`: state that is cut; what a move
-    names beyond that is left out. `sums` gives the checksums of pages in `memory`, `checksum_rate` the share of writes
-    that have one taken; of reads those have for which the peer has told one. `kept` gives away what an unsettled write
-    may still read from `staging`, through which scattered pages go out.
-    `submit`, `move_now`, `stop` and `close` are for the owner thread. `move_now` makes small moves itself where the
-    backend can do so without waiting and the thread has nothing to do: who makes calls of the backend's holds `hands`.
+    A connection that has broken is made again for the next job; what was under way over it has failed then.
+    `submit`, `write_now`, `stop` and `close` are for the connector's own thread. `write_now` makes small writes in it,
+    where the backend can do so without waiting and the worker's thread has nothing to do. A thread that calls the
+    backend holds `_hands`.
+
+    Args:
+        backend, memory, peer, remote: Which memory is written to which, over what.
+        kv: The peer gets pages of ours; otherwise only state and aux rows.
+        shares: The peer gets shares of state that is cut.
+        sums: Gives the checksums of pages in `memory`.
+        checksum_rate: Share of the attempts that have one taken.
+        staging: Memory through which scattered pages go out.
+        connected: Called once, from this thread, with an error or None.
+        ended: Called, from this thread, with writes that have ended.
+        kept: Called with what an unsettled write may still read from `staging`.
+        gone: Called once, last.
     """
 
     def __init__(
@@ -85,44 +93,46 @@ class PeerWorker:
         shares: bool,
         sums: PageSums,
         checksum_rate: float,
+        timeouts: Timeouts,
         staging: Staging | None = None,
         connected: Callable[[BackendError | None], None],
-        ended: Callable[[list[Ended]], None],
+        ended: Callable[[list[WriteEnded]], None],
         kept: Callable[[AttemptId, Reservation], None],
         gone: Callable[[], None],
     ) -> None:
         self._backend, self._memory, self._peer, self._remote = backend, memory, peer, remote
-        self._path = DataConnection(backend, peer, remote)
+        self._connection = DataConnection(backend, peer, remote, timeouts.data_retry_s)
         self._broken = ""
-        """Why the connection is to be made anew before anything is submitted, or ""."""
+        """Why the connection is to be made again before anything is submitted, or ""."""
         self._connected, self._ended, self._kept, self._gone = connected, ended, kept, gone
         self._kv, self._shares = kv, shares
         self._sums, self._checksum_rate = sums, checksum_rate
-        self._sum_written: Callable[[Chunk], int] | None = None
-        self._sum_read: Callable[[Chunk], int] | None = None
+        self._sum_of: Callable[[Chunk], int] | None = None
         self._staging = staging
-        self._at_once = prompt_submit(backend)
-        self._at_once_pages = 0
+        self._submit_now = prompt_submit(backend)
+        self._pages_now = 0
+        """Pages of a small write at most."""
         self._small: list[Job] = []
-        """Submitted in this turn of the owner's, for `move_now`."""
+        """Submitted in this turn of the connector's thread, for `write_now`."""
         self._hands = threading.Lock()
         self._inbox: SimpleQueue[Job | _Signal] = SimpleQueue()
         self._jobs: deque[Job] = deque()
         self._flights: deque[_Flight] = deque()
-        self._over: list[Ended] = []
-        """Ends of moves that nobody has been told of yet."""
+        self._over: list[WriteEnded] = []
+        """Ends of writes that have not been reported yet."""
         self._closing = False
         self._owned: dict[int, Job] = {}
+        self.transport = ""
+        """How bytes travel to the peer, as the backend names it; "" while that is not known."""
         self._thread = threading.Thread(target=self._run, name=f"pdpool-peer-{peer[:8]}", daemon=True)
         self._thread.start()
 
-    def submit(self, move: Move) -> bool:
-        """Queue a move. True when `move_now` is to be called before the turn ends."""
-        if not self._kv:
-            move = without_pages(move, state=self._shares)
-        job = Job(move)
-        self._owned[number_of(move)] = job
-        if not 0 < len(move.target) <= self._at_once_pages * PAGE_ID_BYTES or move.state[0]:
+    def submit(self, write: Write) -> bool:
+        """Queue a write. True when `write_now` is to be called before the turn ends."""
+        job = Job(write if self._kv else without_pages(write))
+        write = job.write
+        self._owned[write.write] = job
+        if not 0 < len(write.target) <= self._pages_now * PAGE_ID_BYTES or any(ours for ours, _ in write.state):
             self._inbox.put(job)
             return False
         self._prepare(job)
@@ -132,8 +142,8 @@ class PeerWorker:
         self._small.append(job)
         return len(self._small) == 1
 
-    def move_now(self) -> list[Ended]:
-        """Make the small moves of this turn and return their ends; what would have to wait is left to the thread."""
+    def write_now(self) -> list[WriteEnded]:
+        """Make the small writes of this turn and return their ends; what would have to wait is left to the thread."""
         small, self._small = self._small, []
         if not self._hands.acquire(blocking=False):
             self._leave(small)
@@ -142,7 +152,7 @@ class PeerWorker:
             if not self._inbox.empty():
                 self._leave(small)
                 return []
-            self._move_at_once(small)
+            self._write_small(small)
             over, self._over = self._over, []
             return over
         finally:
@@ -152,29 +162,29 @@ class PeerWorker:
         for job in jobs:
             self._inbox.put(job)
 
-    def _move_at_once(self, small: list[Job]) -> None:
+    def _write_small(self, small: list[Job]) -> None:
         """With the thread's hands, which has neither jobs nor flights then."""
-        assert self._at_once is not None
+        assert self._submit_now is not None
         self._jobs.extend(small)
-        while self._jobs and not self._flights and self._advance(self._at_once, SMALL):
+        while self._jobs and not self._flights and self._advance(self._submit_now, SMALL):
             while self._flights and self._flights[-1].handle.outcome is not Poll.PENDING:
                 self._poll(self._flights.pop())
         if self._jobs or self._flights:
             self._inbox.put(_Signal.GO_ON)
 
-    def stop(self, moves: set[int]) -> None:
-        """Submit no further chunk of these moves; each still ends."""
-        for number in moves:
+    def stop(self, writes: set[int]) -> None:
+        """Submit no further chunk of these writes; each still ends."""
+        for number in writes:
             if (job := self._owned.get(number)) is not None:
                 job.stopped = True
 
     def forget(self, number: int) -> None:
-        """The owner has taken note of a move's end."""
+        """The connector has received the end of a write."""
         self._owned.pop(number, None)
 
-    def unended(self) -> list[Move]:
-        """Moves whose end the owner has not taken note of."""
-        return [job.move for job in self._owned.values()]
+    def unended(self) -> list[Write]:
+        """Writes whose end the connector has not received."""
+        return [job.write for job in self._owned.values()]
 
     def close(self) -> None:
         """End once everything in flight has settled; what has not begun is cut short."""
@@ -197,7 +207,7 @@ class PeerWorker:
                     try:
                         self._work()
                     finally:
-                        self._path.close()
+                        self._connection.close()
         except Exception:
             log.exception("the worker of peer %s failed", self._peer[:8])
         finally:
@@ -210,23 +220,26 @@ class PeerWorker:
     def _connect(self) -> BackendError | None:
         try:
             self._plan = PairPlan(self._memory, self._remote.memory)
-            self._sum_written = self._sums.of_chunk(self._remote.memory, here=False)
-            self._sum_read = self._sums.of_chunk(self._remote.memory, here=True)
-            if self._at_once is not None:
-                self._at_once_pages = self._plan.pages_within(*SMALL)
+            self._sum_of = self._sums.of_chunk(self._remote.memory)
+            if self._submit_now is not None:
+                self._pages_now = self._plan.pages_within(*SMALL)
         except LayoutError as error:
             return IncompatiblePeerError(str(error))
         except Exception as error:
             log.exception("our memory and that of peer %s cannot be compared", self._peer[:8])
             return BackendError(f"{type(error).__name__}: {error}")
-        return self._path.connect()
+        failure = self._connection.connect()
+        if failure is None:
+            self.transport = self._backend.transport(self._peer)
+        return failure
 
     def _work(self) -> None:
         while not (self._closing and not self._jobs and not self._flights):
             self._take()
             if self._broken:
-                self._path.connect_anew(self._broken)
+                self._connection.connect_again(self._broken)
                 self._broken = ""
+                self.transport = self._backend.transport(self._peer)
             if self._jobs and len(self._flights) < IN_FLIGHT:
                 self._advance(self._backend.submit, TOGETHER)
             elif self._flights:
@@ -249,7 +262,7 @@ class PeerWorker:
                 self._closing = True
 
     def _receive(self) -> Job | _Signal:
-        """Sleep until there is something to do; meanwhile the owner may do it."""
+        """Sleep until there is something to do; meanwhile the connector's thread may do it."""
         self._hands.release()
         try:
             return self._inbox.get()
@@ -258,14 +271,15 @@ class PeerWorker:
 
     def _prepare(self, job: Job) -> None:
         job.prepared = True
-        writes = isinstance(job.move, Write)
-        if self._is_checked(job.move):
+        write = job.write
+        if self._sum_of is not None and sampled(write.attempt.number, self._checksum_rate):
             job.checksum = 0
         try:
-            ours, theirs, aux, state = ends_of(job.move)
-            job.gather = writes and self._staging is not None and self._plan.worth_staging(theirs)
-            span = self._plan.state_span(kv=self._kv, shares=self._shares, read=not writes) if state else None
-            chunks = self._plan.cut(ours, theirs, aux, state, gather=job.gather, state_within=span)
+            ours, theirs = as_ids(write.source), as_ids(write.target)
+            job.gather = self._staging is not None and self._plan.worth_staging(theirs)
+            state = [(as_ids(local), as_ids(remote)) for local, remote in write.state]
+            spans = self._plan.state_spans(kv=self._kv, shares=self._shares)
+            chunks = self._plan.cut(ours, theirs, write.aux, state, gather=job.gather, state_within=spans)
         except LayoutError as error:
             job.fail(WriteResult.INVALID, str(error))
             return
@@ -273,12 +287,6 @@ class PeerWorker:
         if len(chunks) == 1 and not job.gather and chunks[0].plain:
             nbytes, pieces = self._plan.nbytes(chunks[0]), self._plan.pieces(chunks[0])
             job.size = (nbytes, pieces) if nbytes <= SMALL[0] and pieces <= SMALL[1] else None
-
-    def _is_checked(self, move: Move) -> bool:
-        """Whether a checksum is taken: of writes we choose, of reads the peer does, which has told one."""
-        if isinstance(move, Read):
-            return move.checksum is not None and self._sum_read is not None
-        return self._sum_written is not None and sampled(move.attempt.number, self._checksum_rate)
 
     def _advance(self, submit: Submit, most: tuple[int, int]) -> bool:
         """Submit what comes next; False when that would have to wait, and nothing was begun."""
@@ -291,9 +299,9 @@ class PeerWorker:
                 self._end_if_over(job)
         return begun
 
-    def _next(self, most: tuple[int, int]) -> list[ModelShard]:
+    def _next(self, most: tuple[int, int]) -> list[Piece]:
         """The chunk whose turn it is and, where it is small, the small ones behind it."""
-        parts: list[ModelShard] = []
+        parts: list[Piece] = []
         nbytes = pieces = 0
         while self._jobs:
             job = self._jobs[0]
@@ -316,7 +324,7 @@ class PeerWorker:
                 break
         return parts
 
-    def _launch(self, parts: list[ModelShard], submit: Submit) -> bool:
+    def _launch(self, parts: list[Piece], submit: Submit) -> bool:
         """Hand chunks to the backend as one; False when that would have to wait, and nothing was begun."""
         job, first = parts[0]
         whole = first
@@ -326,12 +334,12 @@ class PeerWorker:
             else:
                 whole = self._stage(job, whole)
                 parts = [(job, whole)]
-            handle = submit(self._peer, whole, job.op)
+            handle = submit(self._peer, whole)
         except UnknownPeerError as error:
             return self._without_connection(parts, first, str(error))
         except (InvalidChunkError, LayoutError) as error:
             if len(parts) > 1:
-                begun = [self._launch([part], submit) for part in parts]  # so that only whose fault it is fails
+                begun = [self._launch([part], submit) for part in parts]  # so that only the one at fault fails
                 return all(begun)
             self._drop(parts, WriteResult.INVALID, str(error))
         except BackendError as error:
@@ -349,15 +357,14 @@ class PeerWorker:
             for job, chunk in parts:
                 job.in_flight += 1
                 job.ahead = 0 if self._jobs else job.in_flight
-                if job.op is Op.WRITE:
-                    self._sum(job, chunk, self._sum_written)  # while the chunk is on its way
+                self._sum(job, chunk)  # while the chunk is on its way
         return True
 
-    def _without_connection(self, parts: list[ModelShard], first: Chunk, why: str) -> bool:
+    def _without_connection(self, parts: list[Piece], first: Chunk, why: str) -> bool:
         """Nothing was begun. A new connection may help: once, and where nothing is under way over the old one."""
-        again = not self._flights and self._path.worth_a_try() and not any(job.tried_again for job, _ in parts)
+        again = not self._flights and self._connection.worth_a_try() and not any(job.tried_again for job, _ in parts)
         if not again:
-            self._drop(parts, WriteResult.FAILED, self._path.failure or why)
+            self._drop(parts, WriteResult.FAILED, self._connection.failure or why)
             return True
         self._broken = why
         for job, chunk in parts:
@@ -366,11 +373,11 @@ class PeerWorker:
         self._put_back([(parts[0][0], first)] if parts[0][1].staged is not None else parts)
         return False
 
-    def _put_back(self, parts: list[ModelShard]) -> None:
+    def _put_back(self, parts: list[Piece]) -> None:
         for job, chunk in parts:
             job.chunks.appendleft(chunk)
 
-    def _drop(self, parts: list[ModelShard], result: WriteResult, message: str) -> None:
+    def _drop(self, parts: list[Piece], result: WriteResult, message: str) -> None:
         """The backend would not take these chunks: nothing of them is under way."""
         for job, chunk in parts:
             self._unstage(chunk)
@@ -397,20 +404,18 @@ class PeerWorker:
             self._unstage(chunk)
         if outcome is Poll.DONE:
             job.bytes_moved += job.size[0] if job.size is not None else self._plan.nbytes(chunk)
-            if job.op is Op.READ:
-                self._sum(job, chunk, self._sum_read)  # while the next one is on its way
         elif outcome is Poll.FAILED_SETTLED:
             job.fail(WriteResult.FAILED, why)
         else:
             job.fail(WriteResult.UNSETTLED, why)
         self._end_if_over(job)
 
-    def _sum(self, job: Job, chunk: Chunk, sum_of: Callable[[Chunk], int] | None) -> None:
-        """Add a chunk to its job's checksum. A fault in that is this job's, and no other's that is under way."""
-        if job.checksum is None or sum_of is None:
+    def _sum(self, job: Job, chunk: Chunk) -> None:
+        """Add a chunk to its job's checksum. A fault in that fails this job, and no other that is under way."""
+        if job.checksum is None or self._sum_of is None:
             return
         try:
-            job.checksum += sum_of(chunk)
+            job.checksum += self._sum_of(chunk)
         except Exception as error:
             log.exception("the checksum of a chunk could not be taken")
             job.fail(WriteResult.FAILED, f"{type(error).__name__}: {error}")
@@ -426,8 +431,7 @@ class PeerWorker:
             except BaseException:
                 slot.release()
                 raise
-        aux = chunk.aux[0] if chunk.aux else None
-        first, *rest = self._plan.cut(chunk.local_pages, chunk.remote_pages, aux, chunk.state, within=chunk.span)
+        first, *rest = self._plan.as_strips(chunk)
         job.chunks.extendleft(reversed(rest))
         return first
 
@@ -437,7 +441,7 @@ class PeerWorker:
 
     def _keep(self, job: Job, chunk: Chunk) -> None:
         if chunk.staged is not None:
-            self._kept(job.move.attempt, chunk.staged)
+            self._kept(job.write.attempt, chunk.staged)
 
     def _end_if_over(self, job: Job) -> None:
         if not job.chunks and not job.in_flight and not job.over:

@@ -51,6 +51,15 @@ def is_host(text: str) -> bool:
     return True
 
 
+def is_ip(host: str) -> bool:
+    """Whether a host is an IP address, not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def pick_allowed(address: Address, ips: Sequence[str], networks: Sequence[str]) -> Address:
     """The first of the addresses that a host has which lies in an allowed network; it alone is to be contacted.
 

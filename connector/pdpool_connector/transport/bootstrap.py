@@ -1,4 +1,4 @@
-"""What is said to a bootstrap registry, and asked of it: the ranks of a prefill instance, over HTTP, in JSON.
+"""The messages and the client of the bootstrap registry: the ranks of a prefill instance, over HTTP, in JSON.
 
 `GET /pdpool/v1/bootstrap` answers with a `BootstrapInfo`, or with status 503 and a `Refusal` while ranks are missing.
 `PUT /pdpool/v1/bootstrap/ranks` takes a `Registration` and answers with a `Lease`.
@@ -7,13 +7,14 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, TypeVar
+from uuid import uuid4
 
 import aiohttp
 import msgspec
 
-from pdpool_connector.layout.memory import MAX_RANKS
 from pdpool_connector.layout.pairing import ModelShard
+from pdpool_connector.layout.state_pool import MAX_RANKS
 from pdpool_connector.protocol.frames import Incarnation, shown
 from pdpool_connector.transport.address import AddressError, parse_address
 from pdpool_connector.transport.curve import CurveKey
@@ -25,29 +26,32 @@ RANKS_PATH: Final = BOOTSTRAP_PATH + "/ranks"
 MAX_INFO_BYTES: Final = 512 * 1024
 """Room for `MAX_RANKS` ranks; more is not read."""
 
-Direction = Literal["write", "read"]
+MAX_FACTS: Final = 32
+MAX_FACT: Final = 256
+"""Most entries of the facts of an instance, and most characters of a key or a value."""
+Fact = Annotated[str, msgspec.Meta(max_length=MAX_FACT)]
 Version = Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
 
 
 class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of a prefill instance.
 
-    incarnation: of its process. control: "host:port" of its control channel. part: what of the model it holds.
-    direction: who moves the bytes, prefill ("write") or decode ("read"). protocol: versions [oldest, newest].
+    incarnation: of its process. control: "host:port" of its control channel. shard: its shard of the model.
+    protocol: versions [oldest, newest].
     """
 
     rank: Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
     incarnation: Incarnation
     control: Annotated[str, msgspec.Meta(max_length=300)]
-    part: ModelShard
-    direction: Direction
+    shard: ModelShard
     protocol: tuple[Version, Version]
 
 
 class BootstrapInfo(msgspec.Struct, frozen=True):
-    """A prefill instance: all its ranks, in order."""
+    """A prefill instance: all its ranks, in order, and what its engine says of itself (`ConnectorConfig.facts`)."""
 
     ranks: Annotated[tuple[RankInfo, ...], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]
+    facts: Annotated[dict[Fact, Fact], msgspec.Meta(max_length=MAX_FACTS)] = {}
 
     def __post_init__(self) -> None:
         numbers = [info.rank for info in self.ranks]
@@ -56,7 +60,7 @@ class BootstrapInfo(msgspec.Struct, frozen=True):
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank says of itself to the registry of its instance, which has `ranks` ranks."""
+    """A rank registers at the registry of its instance, which has `ranks` ranks."""
 
     info: RankInfo
     ranks: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
@@ -69,7 +73,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why the registry does not do as asked; `missing` are the ranks without which there is nothing to give."""
+    """Why the registry refuses; `missing`: ranks that the instance lacks."""
 
     error: Annotated[str, msgspec.Meta(max_length=4096)]
     missing: tuple[int, ...] = ()
@@ -78,7 +82,7 @@ class Refusal(msgspec.Struct, frozen=True):
 class BootstrapError(Exception):
     """The registry gave no usable answer. `final` is True when asking again is pointless.
 
-    `refused`: the host is there, and nobody listens at that port, for the moment at least.
+    `refused`: the host refuses connections to that port.
     """
 
     def __init__(self, message: str, *, final: bool = False, refused: bool = False) -> None:
@@ -94,7 +98,7 @@ Answer = TypeVar("Answer")
 
 
 def decode_json(decoder: msgspec.json.Decoder[Answer], body: bytes) -> Answer:
-    """Decode what a stranger sent. Raises msgspec.DecodeError, and nothing else."""
+    """Decode bytes of any origin. Raises msgspec.DecodeError, and nothing else."""
     try:
         return decoder.decode(body)
     except (UnicodeDecodeError, RecursionError) as error:  # msgspec lets these through
@@ -102,7 +106,7 @@ def decode_json(decoder: msgspec.json.Decoder[Answer], body: bytes) -> Answer:
 
 
 class BootstrapClient:
-    """Talks to registries. Its coroutines run on one loop, each for its own address: a silent one delays no other.
+    """Client of registries. Its coroutines run on one loop, each for its own address: a silent one delays no other.
 
     networks: CIDR blocks in which a registry and the control channels that it names must lie. keys: of the control
     channel; the first signs registrations.
@@ -127,12 +131,12 @@ class BootstrapClient:
             raise BootstrapError(f"bootstrap {prefill}: {error}", final=True) from None
         except OSError as error:
             raise BootstrapError(f"bootstrap {prefill} names a control channel that cannot be found: {error}") from None
-        return BootstrapInfo(tuple(ranks))
+        return BootstrapInfo(tuple(ranks), info.facts)
 
     async def register(self, registry: str, registration: Registration, timeout_s: float) -> float:
         """Register with, or renew at, `registry` ("host:port"); return the lease in seconds. Raises BootstrapError."""
         body = msgspec.json.encode(registration)
-        signature = sign_registration(self._keys[0], body, time.time()) if self._keys else ""
+        signature = sign_registration(self._keys[0], body, uuid4().hex, time.time()) if self._keys else ""
         lease = await self._call(registry, "PUT", RANKS_PATH, body, _leases, timeout_s, signature)
         return lease.lease_s
 

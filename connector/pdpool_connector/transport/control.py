@@ -22,6 +22,7 @@ from pdpool_connector.protocol.frames import (
     decode,
     encode,
 )
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.transport.address import Address
 from pdpool_connector.transport.curve import CurveKey, connect_with, listen_with
 from pdpool_connector.transport.drops import Drops
@@ -36,8 +37,8 @@ STRANGERS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCO
 """Connections that were turned away: another key, no key, or no zmq at all."""
 HARD_LIMIT_BYTES = 2 * MAX_FRAME_BYTES
 """Above this zmq cuts the connection before it allocates; between the two limits a frame is counted and dropped."""
-KEEPALIVE_S = (10, 5, 3)
-"""Idle, interval, count of TCP keep-alive: kernels answer it for a frozen process, so only a dead host fails it."""
+KEEPALIVE_PROBES = 3
+"""Unanswered probes that end a connection: kernels answer them for a frozen process, so only a dead host fails them."""
 
 
 _NOW: Final = int(zmq.NOBLOCK)
@@ -81,6 +82,7 @@ class ControlServer:
         drops: Drops,
         turns: Turns,
         key: CurveKey | None = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
         """With a key, only clients that speak CURVE get in. Raises OSError when the port cannot be bound."""
         self._drops, self._turns = drops, turns
@@ -90,7 +92,7 @@ class ControlServer:
         self._ended: list[int] = []
         self._outbox: dict[bytes, list[Frame]] = {}
         self.socket = context.socket(zmq.ROUTER)
-        _tune(self.socket)
+        _tune(self.socket, timeouts or Timeouts())
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if key is not None:
             listen_with(self.socket, key)
@@ -187,13 +189,14 @@ class ControlLink:
         drops: Drops,
         turns: Turns,
         key: CurveKey | None = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
         """Raises zmq.ZMQError when no socket is left to be had."""
         self._drops, self._turns = drops, turns
         self._outbox: list[Frame] = []
         with contextlib.ExitStack() as undo:
             self.socket = undo.enter_context(context.socket(zmq.DEALER))
-            _tune(self.socket)
+            _tune(self.socket, timeouts or Timeouts())
             self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
             if key is not None:
                 connect_with(self.socket, key)
@@ -246,17 +249,16 @@ class ControlLink:
         self.socket.close()
 
 
-def _tune(socket: zmq.Socket[bytes]) -> None:
+def _tune(socket: zmq.Socket[bytes], timeouts: Timeouts) -> None:
     socket.setsockopt(zmq.LINGER, 200)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
     socket.setsockopt(zmq.MAXMSGSIZE, HARD_LIMIT_BYTES)
     socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    for option, value in zip(
-        (zmq.TCP_KEEPALIVE_IDLE, zmq.TCP_KEEPALIVE_INTVL, zmq.TCP_KEEPALIVE_CNT), KEEPALIVE_S, strict=True
-    ):
-        socket.setsockopt(option, value)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, timeouts.keepalive_idle_s)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, timeouts.keepalive_interval_s)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES)
 
 
 def _encoded(frames: Sequence[Frame], drops: Drops) -> list[bytes]:

@@ -15,8 +15,6 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 MAX_KEYS: Final = 4
-END_S: Final = 5.0
-"""How long the thread that lets clients in may take to end."""
 KEY_CHARS: Final = 40
 _Z85 = Annotated[str, msgspec.Meta(min_length=KEY_CHARS, max_length=KEY_CHARS)]
 
@@ -90,7 +88,9 @@ class _Known:
 class CurveAuthenticator:
     """Lets clients of known keys in, for all listening sockets of one context; a thread of its own until `close`."""
 
-    def __init__(self, context: zmq.Context[Any], keys: Sequence[CurveKey]) -> None:
+    def __init__(self, context: zmq.Context[Any], keys: Sequence[CurveKey], close_s: float) -> None:
+        """`close_s`: the thread may take this long to end."""
+        self._close_s = close_s
         self._authenticator: Any = ThreadAuthenticator(context)  # its types deny that `pipe` may be None
         try:
             self._authenticator.start()
@@ -100,13 +100,13 @@ class CurveAuthenticator:
             raise
 
     def close(self) -> None:
-        """End the thread. Idempotent; one that was interrupted is made by the next call."""
+        """End the thread. Idempotent; the next call completes one that was interrupted."""
         if (pipe := self._authenticator.pipe) is not None:
             # By our own hands: `stop` would wait for ever for a thread that was not begun, or has ended since it knew.
             with contextlib.suppress(zmq.ZMQError):
                 pipe.send(b"TERMINATE", zmq.DONTWAIT)
             if self._authenticator.is_alive():
-                self._authenticator.thread.join(END_S)
+                self._authenticator.thread.join(self._close_s)
             pipe.close()
             self._authenticator.pipe = None
         self._authenticator.stop()

@@ -1,4 +1,4 @@
-"""What was dropped, counted by reason, and logged at a bounded rate."""
+"""Counts dropped frames by reason, and logs them at a bounded rate."""
 
 import logging
 import time
@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from pdpool_connector.protocol.frames import text
+from pdpool_connector.protocol.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
-
-LOG_EVERY_S = 10.0
-"""One log line for each reason in this time, however many frames were dropped."""
 
 SUSPICIOUS = frozenset(
     {
@@ -26,15 +24,16 @@ SUSPICIOUS = frozenset(
         "unencodable",
     }
 )
-"""Worth a warning: what correct processes never give, and `unpaired`, which they give only where prefill has taken them
-for lost. The others come with repetition and with peers that leave."""
+"""Reasons worth a warning: correct processes never cause them, but for `unpaired`, which a decode causes that prefill
+has declared lost. The others come with repeated frames and with peers that leave."""
 
 
 class Drops:
     """Counter by reason. Used by the owner thread alone."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, timeouts: Timeouts | None = None) -> None:
         self._clock = clock
+        self._log_every_s = (timeouts or Timeouts()).drop_log_s
         self._counts: Counter[str] = Counter()
         self._logged: dict[str, float] = {}
 
@@ -42,7 +41,7 @@ class Drops:
         """Count one; `reason` must come from a small set, for it labels a metric."""
         self._counts[reason] += 1
         now = self._clock()
-        if now - self._logged.get(reason, -LOG_EVERY_S) >= LOG_EVERY_S:
+        if now - self._logged.get(reason, -self._log_every_s) >= self._log_every_s:
             self._logged[reason] = now
             level = logging.WARNING if reason in SUSPICIOUS else logging.INFO
             log.log(level, "dropped (%s, %d so far): %.200s", reason, self._counts[reason], text(detail))

@@ -4,26 +4,23 @@ import asyncio
 import logging
 import time
 
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.transport.bootstrap import BootstrapClient, BootstrapError, Registration
 
 log = logging.getLogger(__name__)
 
-ASK_S = 2.0
-"""Time for one registration."""
 RENEWALS = 3
-"""So often a lease is renewed in its own time: two may be lost."""
-RETRY_S = 0.5
-"""Pause after a registration that failed."""
+"""How often a lease is renewed in its own time: two renewals may be lost."""
 
 
 class LeaseKeeper:
-    """Registers one rank, renews in time, and tries on when that fails; what is wrong is logged when it begins.
+    """Registers one rank, renews in time, and tries on when that fails; a failure is logged when it begins.
 
     `failure` may be read from any thread: why the last try failed, or "".
     """
 
-    def __init__(self, client: BootstrapClient, registry: str, registration: Registration) -> None:
-        self._client, self.registry, self._registration = client, registry, registration
+    def __init__(self, client: BootstrapClient, registry: str, registration: Registration, timeouts: Timeouts) -> None:
+        self._client, self.registry, self._registration, self._timeouts = client, registry, registration, timeouts
         self.failure = "not registered yet"
         self.since = time.monotonic()
         """When `failure` last became or ceased to be "", on the monotonic clock."""
@@ -32,11 +29,11 @@ class LeaseKeeper:
         """Never returns; to be cancelled."""
         while True:
             try:
-                lease_s = await self._client.register(self.registry, self._registration, ASK_S)
+                lease_s = await self._client.register(self.registry, self._registration, self._timeouts.registry_s)
             except Exception as error:  # noqa: BLE001 - whatever it is may pass; until then the instance lacks its rank
                 expected = isinstance(error, BootstrapError)
                 self._note(str(error) if expected else f"{type(error).__name__}: {error}")
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self._timeouts.lease_retry_s)
             else:
                 self._note("")
                 await asyncio.sleep(lease_s / RENEWALS)

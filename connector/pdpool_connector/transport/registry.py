@@ -1,6 +1,6 @@
-"""The bootstrap registry of one prefill instance: which ranks there are, by leases that they renew.
+"""The bootstrap registry of one prefill instance: its ranks, by leases that they renew.
 
-Rank 0 holds it and serves it; the other ranks register over HTTP. Decode is told of an instance only when it is whole.
+Rank 0 holds it and serves it; the other ranks register over HTTP. Decode gets the ranks only when none is missing.
 """
 
 import logging
@@ -14,7 +14,7 @@ import msgspec
 
 from pdpool_connector.layout.pairing import ModelShard, check_instance
 from pdpool_connector.protocol.frames import shown
-from pdpool_connector.transport.address import is_allowed
+from pdpool_connector.transport.address import AddressError, is_allowed, is_ip, parse_address
 from pdpool_connector.transport.bootstrap import (
     BOOTSTRAP_PATH,
     RANKS_PATH,
@@ -27,14 +27,12 @@ from pdpool_connector.transport.bootstrap import (
 )
 from pdpool_connector.transport.curve import CurveKey
 from pdpool_connector.transport.http import Asked, Handler, Reply
-from pdpool_connector.transport.tokens import TokenError, check_registration
+from pdpool_connector.transport.tokens import RegistrationVerifier, TokenError
 
 log = logging.getLogger(__name__)
 
-LEASE_S: Final = 5.0
-"""A rank that has not renewed for so long is missing; a rank renews three times in this time."""
 REMEMBERED: Final = 8
-"""Former processes of each rank that are known for what they are when they wake and register again."""
+"""Former processes of each rank that are recognized when they wake and register again."""
 
 _registrations = msgspec.json.Decoder(Registration)
 
@@ -49,7 +47,7 @@ class RegistrationError(Exception):
 
 @dataclass(slots=True)
 class _Slot:
-    """The place of one rank: who holds it, until when (it is empty after that), and who held it before."""
+    """The place of one rank: the process that holds it, until when, and the processes that held it before."""
 
     until: float
     info: RankInfo | None = None
@@ -57,23 +55,37 @@ class _Slot:
 
 
 class Registry:
-    """Who the ranks of an instance are. `instance`: the part of each rank; `own`: rank 0, which needs no lease.
+    """The ranks of an instance. `register` is for one thread alone, the rest for any.
 
-    `register` is for one thread alone, the rest for any. Raises LayoutError for an instance that is not whole.
+    Args:
+        instance: The shard of each rank.
+        own: Rank 0, which needs no lease.
+        facts: Served beside the ranks.
+        lease_s: A rank that has not renewed for this long is missing.
+        clock: Monotonic seconds.
+
+    Raises:
+        LayoutError: The instance does not hold the whole model.
     """
 
     def __init__(
-        self, instance: Sequence[ModelShard], own: RankInfo, clock: Callable[[], float] = time.monotonic
+        self,
+        instance: Sequence[ModelShard],
+        own: RankInfo,
+        facts: Mapping[str, str],
+        lease_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_instance("prefill", instance)
         self._instance = tuple(instance)
         self._clock = clock
-        self._own = own
-        self._seats = [_Slot(until=clock()) for _ in self._instance]
-        self._seats[0].info, self._seats[0].until = own, float("inf")
+        self._facts = dict(facts)
+        self._lease_s = lease_s
+        self._slots = [_Slot(until=clock()) for _ in self._instance]
+        self._slots[0].info, self._slots[0].until = own, float("inf")
 
     def register(self, registration: Registration) -> Lease:
-        """Give a rank its seat, or renew it; another process of the same rank takes its place at once.
+        """Give a rank its slot, or renew it; another process of the same rank takes its place at once.
 
         Raises RegistrationError for a rank that is none of this instance, and for a process that was replaced, as long
         as the lease of the one in its place holds.
@@ -85,61 +97,63 @@ class Registry:
             raise RegistrationError(
                 409, f"rank is {info.rank}, must be 1..{len(self._instance) - 1}: 0 is the registry"
             )
-        if info.part != self._instance[info.rank]:
+        if info.shard != self._instance[info.rank]:
             raise RegistrationError(
-                409, f"part of rank {info.rank} is {info.part}, this instance has {self._instance[info.rank]} there"
+                409, f"shard of rank {info.rank} is {info.shard}, this instance has {self._instance[info.rank]} there"
             )
-        if info.direction != self._own.direction:
-            raise RegistrationError(409, f"direction is {info.direction!r}, rank 0 has {self._own.direction!r}")
-        self._seat(info)
-        return Lease(LEASE_S)
+        self._enter(info)
+        return Lease(self._lease_s)
 
-    def _seat(self, info: RankInfo) -> None:
-        seat, now = self._seats[info.rank], self._clock()
-        if info.incarnation in seat.former:
-            if now < seat.until:
+    def _enter(self, info: RankInfo) -> None:
+        slot, now = self._slots[info.rank], self._clock()
+        if info.incarnation in slot.former:
+            if now < slot.until:
                 raise RegistrationError(409, f"rank {info.rank} was taken over by another process; end this one")
-            # Who lives may have come first: a registry that was restarted, too, does not know the order.
-            seat.former.remove(info.incarnation)
-        if seat.info is None or seat.info.incarnation != info.incarnation:
+            # The living process may have come first: a registry that was restarted does not know the order.
+            slot.former.remove(info.incarnation)
+        if slot.info is None or slot.info.incarnation != info.incarnation:
             log.info("rank %d registered: process %s at %s", info.rank, info.incarnation[:8], shown(info.control))
-            if seat.info is not None:
-                seat.former.append(seat.info.incarnation)
-        seat.info, seat.until = info, now + LEASE_S
+            if slot.info is not None:
+                slot.former.append(slot.info.incarnation)
+        slot.info, slot.until = info, now + self._lease_s
 
     def ranks(self) -> BootstrapInfo | Refusal:
         """All ranks, or which are missing and since when."""
         now = self._clock()
-        missing = [rank for rank, seat in enumerate(self._seats) if seat.until <= now]
+        missing = [rank for rank, slot in enumerate(self._slots) if slot.until <= now]
         if missing:
             named = ", ".join(f"{rank} ({self._absence(rank, now)})" for rank in missing[:16])
             more = f" and {len(missing) - 16} more" if len(missing) > 16 else ""
-            error = f"of {len(self._seats)} ranks, these are missing: {named}{more}"
+            error = f"of {len(self._slots)} ranks, these are missing: {named}{more}"
             return Refusal(error, tuple(missing))
-        return BootstrapInfo(tuple(seat.info for seat in self._seats if seat.info is not None))
+        return BootstrapInfo(tuple(slot.info for slot in self._slots if slot.info is not None), self._facts)
 
     def incomplete_s(self) -> float | None:
         """For how many seconds some rank has been missing; None when none is."""
         now = self._clock()
-        since = [seat.until for seat in self._seats if seat.until <= now]
+        since = [slot.until for slot in self._slots if slot.until <= now]
         return now - min(since) if since else None
 
     def _absence(self, rank: int, now: float) -> str:
-        seat = self._seats[rank]
-        return "never registered" if seat.info is None else f"not renewed for {now - seat.until + LEASE_S:.1f} s"
+        slot = self._slots[rank]
+        return "never registered" if slot.info is None else f"not renewed for {now - slot.until + self._lease_s:.1f} s"
 
 
 class RegistryEndpoint:
-    """The registry over HTTP; registrations are taken from `networks` (CIDR blocks) alone.
+    """The registry over HTTP.
 
-    `refused` is called, in the server's thread, with why a registration was refused. `keys`: of the control channel;
-    with any, one of them must have signed a registration.
+    Args:
+        registry: Holds the ranks.
+        networks: CIDR blocks; a registration must come from one of them, and name a control address in one of them.
+        refused: Called, in the server's thread, with the reason for which a registration was refused.
+        keys: Of the control channel; with any, one of them must have signed a registration.
     """
 
     def __init__(
         self, registry: Registry, networks: Sequence[str], refused: Callable[[str], None], keys: Sequence[CurveKey] = ()
     ) -> None:
-        self._registry, self._networks, self._refused, self._keys = registry, networks, refused, keys
+        self._registry, self._networks, self._refused = registry, networks, refused
+        self._verifier = RegistrationVerifier(keys) if keys else None
 
     def handlers(self) -> Mapping[tuple[str, str], Handler]:
         """For `HttpServer.serve`."""
@@ -153,22 +167,32 @@ class RegistryEndpoint:
         try:
             self._admit(asked)
             registration = decode_json(_registrations, asked.body)
+            self._check_control(registration.info.control)
             return Reply(200, msgspec.json.encode(self._registry.register(registration)))
         except RegistrationError as error:
-            return self._refuse(error.status, str(error))
+            return self._refuse(error.status, str(error), asked)
         except msgspec.DecodeError as error:
-            return self._refuse(400, f"not a registration: {error}")
+            return self._refuse(400, f"not a registration: {error}", asked)
 
     def _admit(self, asked: Asked) -> None:
-        """The one place that decides whose registrations are looked at."""
+        """The one place that decides which registrations are read."""
         if not is_allowed(asked.remote, self._networks):
             raise RegistrationError(403, f"{asked.remote} is in none of the allowed networks")
-        if self._keys:
+        if self._verifier is not None:
             try:
-                check_registration(self._keys, asked.authorization, asked.body, time.time())
+                self._verifier.check(asked.authorization, asked.body)
             except TokenError as error:
                 raise RegistrationError(401, str(error)) from None
 
-    def _refuse(self, status: int, message: str) -> Reply:
-        self._refused(message)
+    def _check_control(self, control: str) -> None:
+        """Refuse an IP address outside the allowed networks. A name is checked by decode, when it looks it up."""
+        try:
+            host = parse_address(control).host
+        except AddressError as error:
+            raise RegistrationError(400, f"control: {error}") from None
+        if is_ip(host) and not is_allowed(host, self._networks):
+            raise RegistrationError(403, f"control={shown(control)!r} is in none of the allowed networks")
+
+    def _refuse(self, status: int, message: str, asked: Asked) -> Reply:
+        self._refused(f"registration from {asked.remote}: {message}")
         return Reply(status, msgspec.json.encode(Refusal(message[:4096])))

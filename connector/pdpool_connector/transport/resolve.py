@@ -2,12 +2,11 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 import threading
 from collections.abc import Sequence
 
-from pdpool_connector.transport.address import Address, pick_allowed
+from pdpool_connector.transport.address import Address, is_ip, pick_allowed
 
 MAX_LOOKUPS = 32
 """Names that are looked up at a time, each in a thread: the system's resolver blocks for as long as it likes."""
@@ -25,11 +24,8 @@ class Resolver:
 
         Raises AddressError when nothing allowed is found, OSError when the name cannot be looked up.
         """
-        try:
-            ipaddress.ip_address(address.host)
-        except ValueError:
-            return pick_allowed(address, await self._look_up(address.host), self._networks)
-        return pick_allowed(address, [address.host], self._networks)
+        ips = [address.host] if is_ip(address.host) else await self._look_up(address.host)
+        return pick_allowed(address, ips, self._networks)
 
     async def _look_up(self, host: str) -> list[str]:
         """Ask the system; whoever asks for a name that is being looked up waits for the same answer."""

@@ -144,11 +144,14 @@ def is_current(track: RankTrack, now: datetime) -> bool:
 
 
 def silent_for(track: RankTrack, now: datetime, limit: timedelta) -> timedelta | None:
-    """For how long the engine's loop has been silent while its connector answers; `None` if for less than the limit."""
+    """For how long the engine's loop has been silent while its connector answers.
+
+    `None` if for less than the limit, or if the engine does not report it.
+    """
     connector = current_connector(track, now)
     if connector is None:
         return None
-    silence = timedelta(seconds=connector.beat_age_s)
+    silence = timedelta(seconds=connector.beat_age_s or 0.0)
     return silence if silence >= limit else None
 
 

@@ -38,7 +38,7 @@ class RankTrack:
     """Of the last answer of the connector; empty when it never answered."""
     queues: Mapping[str, QueueTrack] = field(default_factory=dict)
     beat_age_s: float = 0.0
-    """Of the last answer of the connector."""
+    """Of the last answer of the connector; 0 for an engine that does not report it."""
     resumed_at: datetime | None = None
     """The look at which the engine's loop was last seen to run again after a gap."""
 
@@ -50,7 +50,7 @@ def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
     if sample.connector is None:
         return replace(track, latest=sample)
     same = track.incarnation == sample.connector.incarnation
-    beat_age_s = sample.connector.beat_age_s
+    beat_age_s = sample.connector.beat_age_s or 0.0
     return RankTrack(
         latest=sample,
         incarnation=sample.connector.incarnation,

@@ -56,8 +56,8 @@ class ConnectorSample:
     """
 
     incarnation: str
-    beat_age_s: float
-    """Seconds since the engine's scheduler loop last ran."""
+    beat_age_s: float | None
+    """Seconds since the engine's scheduler loop last ran; `None` when the engine does not report that."""
     queues: Mapping[str, QueueSample]
     ranks: int = 1
     """How many the instance has, this one among them."""

@@ -59,7 +59,7 @@ class _State(_Answer):
     ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 1
     pod_uid: Name = ""
     container: Annotated[str, Field(max_length=256)] = ""
-    engine_beat_age_s: Seconds
+    engine_beat_age_s: Seconds | None = None
     queues: Annotated[dict[Name, _Queue], Field(max_length=16)]
     holds: Count = 0
     held_bytes: Count = 0

@@ -30,7 +30,7 @@ class Shape:
         size = self.item_bytes * self.pages
         return KVMemory(
             kv=tuple(arena.region(index * size, self.item_bytes, self.pages) for index in range(2 * self.layers)),
-            aux=arena.region(2 * self.layers * size, AUX_BYTES, AUX_ROWS),
+            aux=(arena.region(2 * self.layers * size, AUX_BYTES, AUX_ROWS),),
             page_tokens=16,
             layers=self.layers,
             kv_heads=1,

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pdpool_connector.backends.base import Op
 from pdpool_connector.backends.mooncake import MooncakeBackend
 from pdpool_connector.backends.nixl import NixlBackend
 from pdpool_connector.backends.polling import pause, sharpen_sleeps
@@ -66,7 +65,7 @@ def _nixl(engine: NixlBackend, state: Any, items: list[tuple[NDArray[np.int32], 
     while waiting or flying:
         if waiting and len(flying) < 2:
             local, target = waiting.pop()
-            transfer = agent.make(Op.WRITE, state.local, local, state.remote, target)
+            transfer = agent.make(state.lists[0].local, local, state.lists[0].remote, target)
             over = agent.start(transfer)
         else:
             transfer = flying.pop(0)

@@ -2,7 +2,7 @@
 """Stand-ins for mori.io and memfabric_hybrid that move bytes between processes of one host, or within one, and are held
 to what the real ones offer.
 
-`record(package)` is what `dev.engine_interfaces` read from the wheel; the tests compare every stand-in with it.
+`record(package)` is what `dev.backend_interfaces` read from the wheel; the tests compare every stand-in with it.
 """
 
 import errno
@@ -160,17 +160,14 @@ class IOEngine:
     def allocate_transfer_uid(self):
         return next(self._ids)
 
-    def _batch(self, ours, local_offsets, theirs, remote_offsets, sizes, ids, *, write):
+    def _batch(self, ours, local_offsets, theirs, remote_offsets, sizes, ids):
         assert len({len(ours), len(local_offsets), len(theirs), len(remote_offsets), len(sizes), len(ids)}) == 1
         assert self.backends
         if self.raises:
             raise RuntimeError(self.raises)
-        return [
-            self._one(*given, write=write)
-            for given in zip(ours, local_offsets, theirs, remote_offsets, sizes, strict=True)
-        ]
+        return [self._one(*given) for given in zip(ours, local_offsets, theirs, remote_offsets, sizes, strict=True)]
 
-    def _one(self, mine, starts, other, ends, lengths, *, write):
+    def _one(self, mine, starts, other, ends, lengths):
         assert mine.engine_key == self.key
         assert other.engine_key in self.remotes
         assert self.memories[mine.data][0] == mine.size
@@ -181,18 +178,14 @@ class IOEngine:
                 within([(0, mine.size)], start, length)
                 within([(0, other.size)], end, length)
                 here, there = mine.data + start, other.data + end
-                moves.append((way.write, there, here, length) if write else (way.read, here, there, length))
+                moves.append((way.write, there, here, length))
         except LostError as error:
             failure = failure or str(error)
         return TransferStatus(moves, self.rounds, failure)
 
     def batch_write(self, local_dest_mem_desc, local_offsets, remote_src_mem_desc, remote_offsets, sizes, transfer_uid):
         given = (local_dest_mem_desc, local_offsets, remote_src_mem_desc, remote_offsets, sizes, transfer_uid)
-        return self._batch(*given, write=True)
-
-    def batch_read(self, local_dest_mem_desc, local_offsets, remote_src_mem_desc, remote_offsets, sizes, transfer_uid):
-        given = (local_dest_mem_desc, local_offsets, remote_src_mem_desc, remote_offsets, sizes, transfer_uid)
-        return self._batch(*given, write=False)
+        return self._batch(*given)
 
 
 def _config(*names):
@@ -222,7 +215,7 @@ def mori_io():
 
 
 class _Session:
-    """An backend as its config store knows it: who has the store's URL and the session's name can ask where it is.
+    """A backend as its config store knows it: who has the store's URL and the session's name can ask where it is.
 
     The store is the kernel's table of socket names. A name is gone as soon as its process is.
     """
@@ -312,19 +305,19 @@ class TransferEngine:
         self._registered.tell(list(self.memories.items()))
         return 0
 
-    def _move(self, session, ours, theirs, lengths, *, write):
+    def batch_transfer_sync_write(self, dest_session, buffers, peer_buffers, lengths):
         if self.raises:
             raise RuntimeError(self.raises)
         if self.code:
             return self.code
         try:
-            self._copy(session, list(zip(ours, theirs, lengths, strict=True)), write=write)
+            self._copy(dest_session, list(zip(buffers, peer_buffers, lengths, strict=True)))
         except LostError as error:
             TransferEngine.last_error = str(error)
             return -1
         return 0
 
-    def _copy(self, session, ranges, *, write):
+    def _copy(self, session, ranges):
         if session not in self._ways:
             self._ways[session] = _find(self.started[0], session)
         way = self._ways[session]
@@ -333,13 +326,7 @@ class TransferEngine:
             within(self.memories.items(), mine, length)
             within(reachable, other, length)
         for mine, other, length in ranges:
-            way.write(other, mine, length) if write else way.read(mine, other, length)
-
-    def batch_transfer_sync_write(self, dest_session, buffers, peer_buffers, lengths):
-        return self._move(dest_session, buffers, peer_buffers, lengths, write=True)
-
-    def batch_transfer_sync_read(self, dest_session, buffers, peer_buffers, lengths):
-        return self._move(dest_session, buffers, peer_buffers, lengths, write=False)
+            way.write(other, mine, length)
 
     def destroy(self):
         self.ended.append("destroy")

@@ -27,7 +27,7 @@ from tests.descriptors import descriptors
 def describe(arena, **changes):
     fields = {
         "kv": (arena.region(0, 1024, 8), arena.region(8192, 1024, 8)),
-        "aux": arena.region(16384, 64, 4),
+        "aux": (arena.region(16384, 64, 4),),
         "page_tokens": 16,
         "layers": 1,
         "kv_heads": 1,
@@ -87,7 +87,9 @@ def test_more_ranges_than_one_system_call_takes_are_all_copied(source):
         wide.array(0, 1 << 20, np.uint8)[:] = 1
         memories = [
             describe(
-                arena, kv=(arena.region(0, 64, 4000), arena.region(1 << 19, 64, 4000)), aux=arena.region(300000, 64, 4)
+                arena,
+                kv=(arena.region(0, 64, 4000), arena.region(1 << 19, 64, 4000)),
+                aux=(arena.region(300000, 64, 4),),
             )
             for arena in (wide, target)
         ]
@@ -114,7 +116,7 @@ def test_memory_that_went_away_is_a_settled_failure_not_a_crash(backend, source,
 def test_memory_outside_an_arena_is_refused(source, part):
     elsewhere = np.zeros(4096, np.uint8)
     region = Region(elsewhere.ctypes.data, 64, 4)
-    change = {"aux": region} if part == "aux" else {"kv": (source.region(0, 64, 4), region)}
+    change = {"aux": (region,)} if part == "aux" else {"kv": (source.region(0, 64, 4), region)}
     with pytest.raises(BackendError, match="not in"):
         LocalBackend().register(describe(source, **change))
 
@@ -160,7 +162,7 @@ def test_a_peer_that_does_not_fit_is_refused(backend, sink, changes, message):
 @pytest.mark.parametrize("address", [0x1000, 2**62])
 def test_regions_outside_the_peers_arena_are_refused_before_any_address_is_computed(backend, sink, address):
     with pytest.raises(IncompatiblePeerError, match="outside the peer's arena"):
-        backend.connect("p", remote_of(sink, aux=Region(address, 64, 4)))
+        backend.connect("p", remote_of(sink, aux=(Region(address, 64, 4),)))
 
 
 def test_an_arena_that_lies_about_its_size_is_refused(backend, sink):

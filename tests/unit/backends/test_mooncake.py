@@ -4,15 +4,17 @@ import os
 import sys
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 from pdpool_connector.backends import mooncake, mooncake_session
-from pdpool_connector.backends.base import BackendUnavailableError, Chunk, Op, PeerUnreachableError, Poll
+from pdpool_connector.backends.base import BackendError, BackendUnavailableError, Chunk, PeerUnreachableError, Poll
 from pdpool_connector.backends.mooncake import MooncakeBackend
 from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
+from pdpool_connector.layout.regions import Block
 
 PAGES = 2048
 PAGE_BYTES = 64
@@ -20,12 +22,12 @@ PAGE_BYTES = 64
 
 @contextmanager
 def opened(name):
-    """An backend with two regions of small pages, its memory and its array of bytes."""
+    """A backend with two regions of small pages, its memory and its array of bytes."""
     region = PAGES * PAGE_BYTES
     with HostArena(3 * region) as arena:
         memory = KVMemory(
             kv=(arena.region(0, PAGE_BYTES, PAGES), arena.region(region, PAGE_BYTES, PAGES)),
-            aux=arena.region(2 * region, 64, 4),
+            aux=(arena.region(2 * region, 64, 4),),
             page_tokens=1,
             layers=1,
             kv_heads=1,
@@ -70,8 +72,8 @@ class Watched:
         self.sizes = {}
         self.most = 0
 
-    def start(self, peer, op, local, remote, nbytes):
-        identity = self._session.start(peer, op, local, remote, nbytes)
+    def start(self, peer, local, remote, nbytes, *, read=False):
+        identity = self._session.start(peer, local, remote, nbytes, read=read)
         self.sizes[identity] = len(nbytes)
         self.most = max(self.most, sum(self.sizes.values()))
         return identity
@@ -101,16 +103,14 @@ class Patient(Watched):
         return over
 
 
-@pytest.mark.parametrize("op", list(Op))
-def test_no_more_ranges_are_under_way_than_mooncake_takes_and_all_land(pair, op):
+def test_no_more_ranges_are_under_way_than_mooncake_takes_and_all_land(pair):
     backend, sink, _ = pair
     watched = backend._session = Watched(backend._session)
-    handles = [backend.submit("them", every_other(first, 500), op) for first in (0, 1, 1024, 1025)]
+    handles = [backend.submit("them", every_other(first, 500)) for first in (0, 1, 1024, 1025)]
     assert [finish(backend, handle) for handle in handles] == [Poll.DONE] * 4
     assert watched.most == 1000
     assert watched.sizes == {}
-    if op is Op.WRITE:
-        assert sink.sum() == 4 * 2 * 500 * PAGE_BYTES
+    assert sink.sum() == 4 * 2 * 500 * PAGE_BYTES
 
 
 def test_the_last_submitted_can_be_waited_for_alone(pair):
@@ -169,7 +169,7 @@ class Begins:
     def __init__(self, session, begun):
         self._session, self._begun = session, begun
 
-    def start(self, *_):
+    def start(self, *_, **__):
         return self._begun
 
     def over(self, _):
@@ -213,8 +213,44 @@ def test_a_timeout_that_is_no_number_is_refused_by_name(monkeypatch):
 
 def test_without_the_package_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "mooncake.engine", None)
-    with pytest.raises(BackendUnavailableError, match=r"pip install 'pdpool\[mooncake\]'` and needs .* libibverbs1"):
+    with pytest.raises(
+        BackendUnavailableError,
+        match=r"from PyPI with `pip install mooncake-.*-non-cuda==0\.3\.13\.post1` .* libibverbs1",
+    ):
         MooncakeBackend("me", host="127.0.0.1")
+
+
+@pytest.mark.parametrize("without_cuda", [False, True])
+def test_memory_of_a_gpu_is_registered_by_its_number_or_refused(pair, monkeypatch, without_cuda):
+    backend, _, _ = pair
+    registered = []
+    native = SimpleNamespace(batch_register_memory=lambda *given: registered.append(given) or 0)
+    monkeypatch.setattr(mooncake_session, "_installed", lambda _: without_cuda)
+    session = backend._session
+    monkeypatch.setattr(session, "_native", native)
+    blocks = [Block(0x1000, 64, 1), Block(0x2000, 32, None), Block(0x3000, 16, 1)]
+    if without_cuda:
+        with pytest.raises(BackendError, match="memory lies on device 1 and mooncake-transfer-engine-non-cuda is inst"):
+            session.register(blocks)
+        return
+    session.register(blocks)
+    assert registered == [([0x1000, 0x3000], [64, 16], "cuda:1"), ([0x2000], [32], "*")]
+
+
+@pytest.mark.parametrize(
+    ("topology", "forced", "transport"),
+    [
+        ('{"cpu:0": [[], []]}', None, "tcp"),
+        ('{"cpu:0": [["mlx5_0"], []]}', None, "rdma"),
+        ('{"cpu:0": [["mlx5_0"], []]}', "1", "tcp"),
+        ("", None, ""),
+    ],
+)
+def test_the_transport_follows_from_mooncakes_topology(monkeypatch, topology, forced, transport):
+    monkeypatch.delenv("MC_FORCE_TCP", raising=False)
+    if forced:
+        monkeypatch.setenv("MC_FORCE_TCP", forced)
+    assert mooncake_session._transport(SimpleNamespace(get_local_topology=lambda: topology)) == transport
 
 
 class Refusing:
@@ -224,7 +260,7 @@ class Refusing:
         self._session = session
         self.reached = []
 
-    def start(self, peer, *_):
+    def start(self, peer, *_, **__):
         self.reached.append(peer)
         return 0
 

@@ -22,7 +22,7 @@ from pdpool_connector.layout.plan import Chunk
 ARENA = HostArena(3 * 1024)
 MEMORY = KVMemory(
     kv=(ARENA.region(0, 64, 16), ARENA.region(1024, 64, 16)),
-    aux=ARENA.region(2048, 64, 16),
+    aux=(ARENA.region(2048, 64, 16),),
     page_tokens=16,
     layers=1,
     kv_heads=1,
@@ -94,7 +94,7 @@ def native(monkeypatch):
         NIXL_SUCCESS="over",
         NIXL_IN_PROG="running",
         NIXL_WRITE=0,
-        NIXL_READ=1,
+        VRAM_SEG=1,
         RefusedError=RefusedError,
     )
     monkeypatch.setattr(nixl_agent, "_load", lambda: module)

@@ -22,7 +22,7 @@ def test_memory_that_is_not_mapped_is_not_registered(backend: str) -> None:
     with contextlib.closing(backend), HostArena(2048) as arena:
         memory = KVMemory(
             kv=(arena.region(0, 64, 16), Region(0x1000, 64, 16)),
-            aux=arena.region(1024, 64, 16),
+            aux=(arena.region(1024, 64, 16),),
             page_tokens=16,
             layers=1,
             kv_heads=1,

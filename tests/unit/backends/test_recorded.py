@@ -1,5 +1,5 @@
-"""The backends for hardware that is not here, on stand-ins that are held to the interfaces of the real packages: what
-the conformance suite, which runs over them too, does not show.
+"""Backends for hardware that is not here, on stand-ins that have the interfaces of the real packages. These are the
+cases that the conformance suite, which runs over them too, does not show.
 """
 
 import contextlib
@@ -10,20 +10,20 @@ import weakref
 
 import numpy as np
 import pytest
+from msgspec import structs
 from pdpool_connector.backends import mori, open_backend
 from pdpool_connector.backends.base import (
     BackendError,
     BackendUnavailableError,
     Finished,
     IncompatiblePeerError,
-    Op,
     PeerUnreachableError,
     Poll,
     UnknownPeerError,
 )
 from pdpool_connector.layout.arena import HostArena
-from pdpool_connector.layout.memory import KVMemory, RemoteMemory
-from pdpool_connector.layout.plan import Chunk
+from pdpool_connector.layout.memory import KVMemory, RemoteMemory, StatePool
+from pdpool_connector.layout.plan import Chunk, StateItems
 
 from tests.integration.backend_cases import CANARY
 from tests.unit.backends import recorded_packages as packages
@@ -35,16 +35,17 @@ PLACES = {"us": (2, 0, 3, 1), "them": (1, 3, 0, 2)}
 
 
 class Side:
-    """An backend with memory of its own: two KV regions, one of state, aux rows."""
+    """A backend with memory of its own: two KV regions, one of state, aux rows."""
 
-    def __init__(self, backend, name, *, target=False):
+    def __init__(self, backend, name, *, target=False, device=None):
         self.arena = HostArena(4 * STRIDE)
         self.starts = [place * STRIDE for place in PLACES.get(name, (0, 1, 2, 3))]
         regions = [self.arena.region(start, PAGE_BYTES, PAGES) for start in self.starts[:3]]
+        regions = [structs.replace(region, device=device) for region in regions]
         self.memory = KVMemory(
             kv=tuple(regions[:2]),
-            state=(regions[2],),
-            aux=self.arena.region(self.starts[3], ROW_BYTES, ROWS),
+            state=(StatePool("mamba", (regions[2],)),),
+            aux=(self.arena.region(self.starts[3], ROW_BYTES, ROWS),),
             page_tokens=1,
             layers=1,
             kv_heads=1,
@@ -103,10 +104,9 @@ def ended(backend, handle):
     pytest.fail("still pending after 100 polls")
 
 
-@pytest.mark.parametrize("op", list(Op))
-def test_pages_state_and_aux_rows_land_exactly_wherever_the_regions_lie(pair, op):
+def test_pages_state_and_aux_rows_land_exactly_wherever_the_regions_lie(pair):
     ours, _ = pair
-    source, sink = pair if op is Op.WRITE else reversed(pair)
+    source, sink = pair
     source.bytes[:] = np.random.default_rng(0).integers(0, 256, source.arena.nbytes, np.uint8)
     sink.bytes[:] = CANARY
     before, wanted = source.bytes.copy(), sink.bytes.copy()
@@ -114,8 +114,8 @@ def test_pages_state_and_aux_rows_land_exactly_wherever_the_regions_lie(pair, op
     for region, (froms, tos) in enumerate((pages, pages, state, ((1,), (3,)))):
         for start, to in zip(froms, tos, strict=True):
             sink.items(region, wanted)[to] = source.items(region)[start]
-    chunk = Chunk(*pages, (aux,), state) if op is Op.WRITE else Chunk(*pages[::-1], (aux[::-1],), state[::-1])
-    assert ended(ours.backend, ours.backend.submit("them", chunk, op)) is Poll.DONE
+    chunk = Chunk(*pages, (aux,), (StateItems(0, *state),))
+    assert ended(ours.backend, ours.backend.submit("them", chunk)) is Poll.DONE
     assert np.array_equal(sink.bytes, wanted)
     assert np.array_equal(source.bytes, before)
 
@@ -236,10 +236,9 @@ def test_memories_that_are_not_those_of_the_geometry_are_refused(backend):
 
 
 @pytest.mark.parametrize("backend", ["mori"], indirect=True)
-def test_mori_waits_for_events_and_takes_the_gpu_that_is_named(backend, monkeypatch):
+def test_mori_registers_each_region_with_its_device(backend):
     Side(backend, "host")
-    monkeypatch.setenv("PDPOOL_DEVICE", "3")
-    Side(backend, "gpu")
+    Side(backend, "gpu", device=3)
     on_host, on_gpu = packages.IOEngine.made
     assert on_host.backends[0][1].poll_cq_mode.name == "EVENT"
     assert {(device, place.name) for _, device, place in on_host.memories.values()} == {(-1, "CPU")}
@@ -259,6 +258,14 @@ def test_ascend_tells_the_store_role_device_and_protocol(backend, monkeypatch):
     assert first[:4] == ("tcp://10.0.0.9:6650", "10.0.0.1:0", "Prefill", 0)
     assert second[:4] == ("tcp://10.0.0.9:6650", "10.0.0.1:0", "Decode", 5)
     assert (first[4].name, second[4].name) == ("SDMA", "DEVICE_RDMA")
+
+
+@pytest.mark.parametrize("backend", ["ascend"], indirect=True)
+def test_ascend_refuses_memory_of_another_npu(backend, monkeypatch):
+    monkeypatch.setenv("PDPOOL_DEVICE", "5")
+    Side(backend, "us", device=5)
+    with pytest.raises(BackendError, match=r"memory lies on devices \['3'\], must lie on NPU 5: set PDPOOL_DEVICE"):
+        Side(backend, "them", device=3)
 
 
 @pytest.mark.parametrize("backend", ["ascend"], indirect=True)

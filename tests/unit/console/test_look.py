@@ -59,13 +59,13 @@ async def test_a_state_that_comes_in_pieces_is_read_to_its_end(monkeypatch):
 
 
 @pytest.mark.parametrize("field", ["holds", "held_bytes", "bytes_moved_total"])
-def test_a_count_that_no_connector_can_have_is_refused_by_name(field: str) -> None:
+def test_impossible_count_is_refused_by_name(field: str) -> None:
     said = msgspec.json.encode({**msgspec.structs.asdict(STATE), field: 1 << 63})
     with pytest.raises(msgspec.ValidationError, match=field):
         msgspec.json.decode(said, type=State)
 
 
-def test_what_a_connector_tells_of_others_neither_breaks_a_row_nor_steers_the_terminal() -> None:
+def test_text_of_peers_cannot_control_the_terminal() -> None:
     said = "bye\n\x1b[2J[/red]"
     peer, link = PeerStats("b" * 32, said, 0.0, 1, 1), LinkStats("h:1", "pausing", (0,), said, 1.0)
     state = msgspec.structs.replace(STATE, peers=(peer,), links=(link,), causes={said: 1})
@@ -76,14 +76,13 @@ def test_what_a_connector_tells_of_others_neither_breaks_a_row_nor_steers_the_te
     assert "\x1b[2J" not in output
 
 
-def test_the_story_of_a_hand_off_keeps_to_its_lines_whatever_a_peer_has_said() -> None:
+def test_flight_record_keeps_to_its_lines() -> None:
     said = "bye\nreplay ok: events=1\x1b[2J"
     header = Header(
         role="decode",
         rank=0,
         incarnation="a" * 32,
         room=7,
-        sibling=0,
         request_id="r",
         handle=1,
         cause="peer_aborted",
@@ -92,7 +91,7 @@ def test_the_story_of_a_hand_off_keeps_to_its_lines_whatever_a_peer_has_said() -
         missing=0,
         wall=1.0,
         at=1.0,
-        timing=Timeouts(),
+        timeouts=Timeouts(),
     )
     report = Report(1, TransferStatus(Phase.FAILED, Cause.PEER_ABORTED, said))
     lines = list(story(Record(header, (Step(1.0, Tick(), (report,), said),))))

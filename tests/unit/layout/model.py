@@ -1,30 +1,65 @@
 """A memory with bytes in it, small enough to move each cell by hand."""
 
+from fractions import Fraction
+
 import numpy as np
-from pdpool_connector.layout.memory import KVMemory, Region
+from pdpool_connector.layout.memory import KVMemory, LayerHeads, Region, StatePool
 
 AUX_BYTES = 12
 GUARD = 7  # bytes of nobody between regions
+POOL = "mamba"
 
 
 class Rank:
-    """One rank's memory: `space[a - base]` is the byte at address `a`."""
+    """One rank's memory: `space[a - base]` is the byte at address `a`.
 
-    def __init__(self, *, pages=5, aux_rows=3, state=(), state_items=4, head_bytes=(2, 2), seed=0, **fields):
+    head_bytes: of a head of one token of K and of V, or of a latent, for each element of `head_dim`. state: item bytes
+    of the regions of one pool; `more_state`: of further pools, by name.
+    """
+
+    def __init__(
+        self,
+        *,
+        pages=5,
+        aux_rows=3,
+        aux=(AUX_BYTES,),
+        state=(),
+        state_items=4,
+        state_layers=(),
+        state_cuts=(),
+        state_rank=0,
+        state_ranks=0,
+        more_state=None,
+        head_bytes=(2, 2),
+        seed=0,
+        **fields,
+    ):
         defaults = {"page_tokens": 2, "layers": 2, "kv_heads": 1, "head_dim": 1, "dtype": "uint8", "model": "m"}
         fields = {**defaults, **fields}
-        sizes = [fields["page_tokens"] * fields["kv_heads"] * count for count in head_bytes] * fields["layers"]
-        self.head_bytes = head_bytes
-        items = [(size, pages) for size in sizes] + [(size, state_items) for size in state] + [(AUX_BYTES, aux_rows)]
+        heads = fields.get("heads") or [LayerHeads(fields["kv_heads"], fields["head_dim"], 0, 0)] * fields["layers"]
+        self.head_bytes, self.interleaved = head_bytes, fields.get("kv_order") == "interleaved"
+        each = (sum(head_bytes),) if self.interleaved else head_bytes
+        sizes = [fields["page_tokens"] * one.kv_heads * one.head_dim * count for one in heads for count in each]
+        pools = {**({POOL: state} if state else {}), **(more_state or {})}
+        items = [(size, pages) for size in sizes]
+        items += [(size, state_items) for regions in pools.values() for size in regions]
+        items += [(size, aux_rows) for size in aux]
         nbytes = GUARD + sum(size * count + GUARD for size, count in items)
         self.space = np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
         self.base = self.space.ctypes.data
-        address, regions = self.base + GUARD, []
+        address, made_of = self.base + GUARD, []
         for size, count in items:
-            regions.append(Region(address, size, count))
-            address = regions[-1].end + GUARD
-        kv, rest = tuple(regions[: len(sizes)]), tuple(regions[len(sizes) : -1])
-        self.memory = KVMemory(kv=kv, aux=regions[-1], state=rest, **fields)
+            made_of.append(Region(address, size, count))
+            address = made_of[-1].end + GUARD
+        left = iter(made_of[len(sizes) : len(made_of) - len(aux)])
+        details = {POOL: (tuple(state_layers), tuple(state_cuts), state_rank, state_ranks)}
+        made = [
+            StatePool(name, tuple(next(left) for _ in regions), *details.get(name, ()))
+            for name, regions in pools.items()
+        ]
+        self.memory = KVMemory(
+            kv=tuple(made_of[: len(sizes)]), aux=tuple(made_of[len(made_of) - len(aux) :]), state=tuple(made), **fields
+        )
 
     def items(self, region):
         """A writable view of one region's items: uint8 (items, item bytes)."""
@@ -34,47 +69,70 @@ class Rank:
     def pages(self, layer, part):
         """A writable view of one layer's K or V, by the layer's number in the model: (page, token, head, byte)."""
         memory = self.memory
-        region = memory.kv[(layer - memory.first_layer) * len(self.head_bytes) + part]
-        return self.items(region).reshape(region.items, memory.page_tokens, memory.kv_heads, self.head_bytes[part])
+        held, tokens = memory.heads_of(layer), memory.page_tokens
+        nbytes = self.head_bytes[part] * held.head_dim
+        at = layer - memory.first_layer
+        if self.interleaved:
+            halves = self.items(memory.kv[at]).reshape(memory.pages, 2, -1)
+            pages = halves[:, part]
+        else:
+            pages = self.items(memory.kv[at * len(self.head_bytes) + part])
+        if memory.layout == "HND":
+            return pages.reshape(memory.pages, held.kv_heads, tokens, nbytes).swapaxes(1, 2)
+        return pages.reshape(memory.pages, tokens, held.kv_heads, nbytes)
+
+
+def heads_by_hand(ours, theirs, layer):
+    """Heads of a layer that `ours` sends to `theirs`, by their numbers in the model."""
+    here, there = ours.heads_of(layer), theirs.heads_of(layer)
+    low, high = (Fraction(head, ours.total_heads) for head in (ours.first_head, ours.first_head + ours.kv_heads))
+    target = Fraction(theirs.first_head, theirs.total_heads)
+    common = set(range(here.first_head, here.first_head + here.kv_heads)) & set(
+        range(there.first_head, there.first_head + there.kv_heads)
+    )
+    return [head for head in common if low <= max(target, Fraction(head, here.total_heads)) < high]
 
 
 def moved_by_hand(source, target, chunk):
     """The target's space after a whole chunk, cell by cell."""
     after = Rank.__new__(Rank)
-    after.memory, after.head_bytes = target.memory, target.head_bytes
+    after.memory, after.head_bytes, after.interleaved = target.memory, target.head_bytes, target.interleaved
     after.space, after.base = target.space.copy(), target.base
     ours, theirs = source.memory, target.memory
+    reference = set(range(ours.first_head, ours.first_head + ours.kv_heads)) & set(
+        range(theirs.first_head, theirs.first_head + theirs.kv_heads)
+    )
     for layer in range(theirs.first_layer, theirs.first_layer + theirs.layers):
-        for head in range(theirs.first_head, theirs.first_head + theirs.kv_heads):
-            if not ours.first_layer <= layer < ours.first_layer + ours.layers:
-                continue
-            if not ours.first_head <= head < ours.first_head + ours.kv_heads:
-                continue
+        if not ours.first_layer <= layer < ours.first_layer + ours.layers or not reference:
+            continue
+        for head in heads_by_hand(ours, theirs, layer):
             for part in range(len(source.head_bytes)):
                 for page, to in zip(chunk.local_pages, chunk.remote_pages, strict=True):
-                    cell = source.pages(layer, part)[page, :, head - ours.first_head]
-                    after.pages(layer, part)[to, :, head - theirs.first_head] = cell
-    if chunk.state is not None:
-        for mine, other in _common_state(ours, theirs):
-            for item, to in zip(*chunk.state, strict=True):
+                    cell = source.pages(layer, part)[page, :, head - ours.heads_of(layer).first_head]
+                    after.pages(layer, part)[to, :, head - theirs.heads_of(layer).first_head] = cell
+    for items in chunk.state:
+        for mine, other in _common_state(ours, theirs, items.pool):
+            for item, to in zip(items.local, items.remote, strict=True):
                 after.items(other)[to] = source.items(mine)[item]
     for here, there in chunk.aux:
-        after.items(theirs.aux)[there] = source.items(ours.aux)[here]
+        for mine, other in zip(ours.aux, theirs.aux, strict=True):
+            after.items(other)[there] = source.items(mine)[here]
     return after.space
 
 
-def _common_state(ours, theirs):
-    """Regions of the state of the same layer; without layers all of them, in order."""
-    if not ours.state_layers:
-        return zip(ours.state, theirs.state, strict=True)
+def _common_state(ours, theirs, number):
+    """Regions of a pool of the same layer; without layers all of them, in order."""
+    mine, other = ours.state[number], theirs.state[number]
+    if not mine.layers:
+        return zip(mine.regions, other.regions, strict=True)
     pairs = []
     for layer in range(ours.total_layers):
-        mine, others = (
-            [region for region, its in zip(memory.state, memory.state_layers, strict=True) if its == layer]
-            for memory in (ours, theirs)
+        here, there = (
+            [region for region, its in zip(pool.regions, pool.layers, strict=True) if its == layer]
+            for pool in (mine, other)
         )
-        if mine and others:
-            pairs += zip(mine, others, strict=True)
+        if here and there:
+            pairs += zip(here, there, strict=True)
     return pairs
 
 

@@ -1,4 +1,4 @@
-"""Memory that is not there is refused before a data plane says of it that all has landed."""
+"""Host memory that does not exist is refused before a backend reports transfers of it as done."""
 
 import ctypes
 import mmap
@@ -37,3 +37,7 @@ def test_a_region_with_a_hole_is_refused_by_its_address(hole: int, start: int, i
 def test_an_address_at_which_there_is_nothing_is_refused() -> None:
     with pytest.raises(LayoutError, match="region at 0x1000 with 64 bytes"):
         refuse_unmapped([Region(0x1000, 64, 1)])
+
+
+def test_a_region_of_a_device_is_not_looked_for() -> None:
+    refuse_unmapped([Region(0x1000, 64, 1, 0)])

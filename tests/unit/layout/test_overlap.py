@@ -1,7 +1,7 @@
 """Which memories may be paired, and what is said of those that may not."""
 
 import pytest
-from pdpool_connector.layout.memory import LayoutError
+from pdpool_connector.layout.memory import LayerHeads, LayoutError
 from pdpool_connector.layout.overlap import compatible, overlap
 from pdpool_connector.layout.plan import PairPlan
 
@@ -23,6 +23,12 @@ HALF = {"kv_heads": 2, "total_heads": 4}
         ({**HALF, "first_head": 1}, {"kv_heads": 3, "total_heads": 4, "first_head": 0}),
         ({"layers": 1, "total_layers": 6}, {"layers": 4, "total_layers": 6, "first_layer": 2}),
         ({"head_bytes": (5,)}, {"head_bytes": (5,)}),
+        ({"kv_order": "interleaved", "kv_heads": 4}, {"kv_order": "interleaved", **HALF}),
+        ({"layout": "HND", "kv_heads": 4}, {"layout": "HND", **HALF}),
+        (
+            {"layout": "HND", "kv_heads": 2, "page_tokens": 2048},
+            {"layout": "HND", "total_heads": 2, "page_tokens": 2048},
+        ),
         ({"state": (4, 9)}, {"state": (4, 9), "state_items": 50}),
         (
             {"total_layers": 4, "first_layer": 1, "state": (4, 4, 9), "state_layers": (1, 2, 2)},
@@ -57,7 +63,15 @@ def test_parts_of_one_model_may_be_paired_both_ways(ours, theirs):
             {"head_bytes": (2, 4)},
             ["(layer 0) is 4 here for 1 heads and 8 at the peer for 1 heads, must be the same for each head (1 more"],
         ),
-        ({"state": (4,)}, ["number of state regions is 0 here and 1 at the peer"]),
+        ({"state": (4,)}, ["state pools (names and order) is [] here and ['mamba'] at the peer"]),
+        ({"more_state": {"swa": (4,)}}, ["state pools (names and order) is [] here and ['swa'] at the peer"]),
+        ({"layout": "HND"}, ["layout is 'NHD' here and 'HND' at the peer"]),
+        ({"kv_order": "interleaved"}, ["kv_order is 'separate' here", "regions_per_layer is 2 here and 1"]),
+        ({"aux": (12, 4)}, ["item_bytes of the aux regions is [12] here and [12, 4] at the peer"]),
+        (
+            {"heads": (LayerHeads(1, 1, 0, 1), LayerHeads(1, 3, 0, 1))},
+            ["(total_heads, head_dim) of layer 1 is (1, 1) here and (1, 3) at the peer, must be the same"],
+        ),
     ],
 )
 def test_every_mismatch_is_named_with_both_values(changes, lines):
@@ -79,42 +93,38 @@ def test_every_mismatch_is_named_with_both_values(changes, lines):
         (
             {"layers": 3, "state": (4, 4), "state_layers": (0, 1)},
             {"total_layers": 3, "first_layer": 1, "state": (4, 4), "state_layers": (1, 2)},
-            "layers of the state regions that both hold is [1] here and [1, 2] at the peer, must be the same",
+            "layers of state pool 'mamba' that both hold is [1] here and [1, 2] at the peer, must be the same",
         ),
         (
             {"layers": 3, "state": (4, 4)},
             {"total_layers": 3, "first_layer": 1, "state": (4, 4)},
-            "state is of layers 0..2 and heads 0..0 here and of layers 1..2 and heads 0..0 at the peer",
+            "state pool 'mamba' is of layers 0..2 and heads 0..0 here and of layers 1..2 and heads 0..0 at the peer",
         ),
         (
             {"state": (4,), "state_layers": (0,), "kv_heads": 2},
             {"state": (4,), "state_layers": (0,), "kv_heads": 1, "total_heads": 2},
-            "must be of the same heads (as many tensor-parallel ranks on both sides), or `state_cuts` must tell",
+            "must be of the same heads (as many tensor-parallel ranks on both sides), or `cuts` must say",
         ),
-        ({"state": (4, 4)}, {"state": (4, 8)}, "item_bytes of state region 1 is 4 here and 8 at the peer"),
+        (
+            {"state": (4, 4)},
+            {"state": (4, 8)},
+            "item_bytes of region 1 of state pool 'mamba' is 4 here and 8 at the peer",
+        ),
         (
             {"state": (4,), "kv_heads": 2},
             {"state": (4,), "kv_heads": 1, "total_heads": 2},
-            "state region 0 is of layers 0..1 and heads 0..1 here and of layers 0..1 and heads 0..0 at the peer",
+            "region 0 of state pool 'mamba' is of layers 0..1 and heads 0..1 here and of layers 0..1 and",
         ),
         (
             {"page_tokens": 1024, "kv_heads": 2},
             {"page_tokens": 1024, "total_heads": 2},
-            "page_tokens is 1024, must be at most 1023 where the two sides hold different heads",
+            "a page has 1024 strips (page_tokens 1024, layout NHD), must have at most 1023 where the two sides hold",
         ),
     ],
 )
 def test_what_cannot_be_cut_is_refused(ours, theirs, line):
     (found,) = compatible(memory(**ours), memory(**theirs))
     assert line in found
-
-
-def test_aux_rows_must_be_of_one_size():
-    longer = memory()
-    changes = {field: getattr(longer, field) for field in longer.__struct_fields__}
-    aux = longer.aux
-    shorter = type(longer)(**{**changes, "aux": type(aux)(aux.address, aux.item_bytes - 1, aux.items)})
-    assert compatible(longer, shorter) == ["item_bytes of aux is 12 here and 11 at the peer, must be the same"]
 
 
 def test_state_of_ranks_with_nothing_in_common_does_not_matter():

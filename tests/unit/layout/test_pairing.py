@@ -132,8 +132,8 @@ def test_every_cell_has_one_writer_every_decode_rank_one_for_aux_and_no_prefill_
         (aux,) = [writer for writer in writers if writer.aux]
         assert prefill[aux.rank].layer_end == prefill[aux.rank].total_layers
         for writer in writers:
-            served.setdefault(writer.rank, []).append(writer.part)
-            assert writer.parts == sum(writer.rank == other.rank for row in pairs for other in row)
+            served.setdefault(writer.rank, []).append(writer.rank_index)
+            assert writer.rank_count == sum(writer.rank == other.rank for row in pairs for other in row)
     assert set(served) == set(range(len(prefill)))
     assert all(parts == list(range(len(parts))) for parts in served.values())
 

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from pdpool_connector.layout import pool
-from pdpool_connector.layout.memory import LayoutError
-from pdpool_connector.layout.plan import Chunk, PairPlan, joined
+from pdpool_connector.layout.memory import LayerHeads, LayoutError, Region, share_of_heads
+from pdpool_connector.layout.plan import Chunk, PairPlan, StateItems, joined
 from pdpool_connector.layout.pool import MAX_CHUNK_BYTES, MAX_CHUNK_DESCRIPTORS
 
 from tests.unit.layout.model import AUX_BYTES, Rank, apply_runs, moved_by_hand
@@ -20,6 +21,10 @@ parts = settings(deadline=None, derandomize=True, max_examples=300)
 
 def ids(*values):
     return np.array(values, np.int32)
+
+
+def state(local, remote, span=None, pool=0):
+    return (StateItems(pool, local, remote, span),)
 
 
 @st.composite
@@ -40,44 +45,77 @@ def id_lists(draw, local_items, remote_items):
     return ids(*range(first, first + count)), ids(*range(to, to + count))
 
 
+def draft_heads(heads, first_head, kv_heads, layers):
+    """Heads of layers with fewer heads of their own: those that meet the reference heads held."""
+    found = []
+    for total in layers:
+        first, count = share_of_heads(first_head, kv_heads, heads, total)
+        found.append(LayerHeads(count, 1 + total % 2, first, total))
+    return tuple(found)
+
+
 @st.composite
 def pairs(draw):
-    """Two memories with any parts of one model, and a chunk between them."""
+    """Two memories with any parts of one model in any order of bytes, and a chunk between them."""
     layers, heads = draw(st.integers(1, 4)), draw(st.integers(1, 6))
-    head_bytes = draw(st.sampled_from([(2, 2), (3, 1), (5,)]))
-    page_tokens = draw(st.integers(1, 3))
+    order = draw(st.sampled_from(["separate", "interleaved"]))
+    sizes = [(2, 2), (3, 1)] + ([(5,)] if heads == 1 else []) if order == "separate" else [(2, 2), (3, 3)]
+    head_bytes = draw(st.sampled_from(sizes))
+    common = {
+        "page_tokens": draw(st.integers(1, 3)),
+        "kv_order": order,
+        "layout": draw(st.sampled_from(["NHD", "HND"])),
+    }
     same_part = draw(st.booleans())
-    by_layer = draw(st.booleans())  # state is told by layer: 2 regions of even layers, none of odd ones
+    by_layer = draw(st.booleans())  # state is given by layer: 2 regions of even layers, none of odd ones
+    aux = draw(st.sampled_from([(), (AUX_BYTES,), (3, AUX_BYTES, 5)]))
+    own = draw(st.none() | st.lists(st.integers(1, heads), min_size=layers, max_size=layers))
+    own = own if len(head_bytes) > 1 else None
+    first_layer, held = draw(ranges(layers))
+    first_head, kv_heads = draw(ranges(heads))
     ranks = []
     for seed, pages in enumerate((5, 7)):
-        if seed == 0 or not same_part:
+        if seed and not same_part:
             first_layer, held = draw(ranges(layers))
-            if seed == 0 or not by_layer:
+            if not by_layer:
                 first_head, kv_heads = draw(ranges(heads))
-        state_layers = [layer for layer in range(first_layer, first_layer + held) if not layer % 2 for _ in (0, 1)]
+        whole_layers = range(first_layer, first_layer + held)
+        state_layers = [layer for layer in whole_layers if not layer % 2 for _ in (0, 1)]
+        if by_layer:
+            sizes = [(6, 9)[at % 2] for at in range(len(state_layers))]
+        else:
+            sizes, state_layers = (6, 9) if same_part else (), ()
+        heads_of = draft_heads(heads, first_head, kv_heads, own[first_layer:][:held]) if own else ()
         ranks.append(
             Rank(
                 pages=pages,
-                page_tokens=page_tokens,
                 layers=held,
                 kv_heads=kv_heads,
                 first_layer=first_layer,
                 total_layers=layers,
                 first_head=first_head,
                 total_heads=heads,
+                heads=heads_of,
                 head_bytes=head_bytes,
-                state=[(6, 9)[at % 2] for at in range(len(state_layers))] if by_layer else (6, 9) if same_part else (),
-                state_layers=tuple(state_layers) if by_layer else (),
+                state=sizes,
+                state_layers=tuple(state_layers),
+                more_state={"swa": (4,)} if same_part else None,
                 state_items=3 + seed,
+                aux=aux,
                 seed=seed,
+                **common,
             )
         )
+    names = [[pool.name for pool in rank.memory.state] for rank in ranks]
+    assume(names[0] == names[1])
     local, remote = draw(id_lists(5, 7))
     sources, targets = st.integers(0, 2), st.permutations(range(3))
-    aux = tuple((draw(sources), slot) for slot in draw(targets)[: draw(st.integers(0, 3))])
-    stateful = all(rank.memory.state for rank in ranks)
-    state = draw(st.none() | id_lists(3, 4)) if stateful else None
-    return *ranks, Chunk(local, remote, aux, state)
+    rows = tuple((draw(sources), slot) for slot in draw(targets)[: draw(st.integers(0, 3))]) if aux else ()
+    moved = []
+    for number in range(len(names[0])):
+        if draw(st.booleans()):
+            moved += state(*draw(id_lists(3, 4)), pool=number)
+    return *ranks, Chunk(local, remote, rows, tuple(moved))
 
 
 @parts
@@ -93,7 +131,7 @@ def test_runs_give_every_cell_that_both_hold_and_touch_nothing_else(pair):
 @given(pairs(), st.integers(0, 5))
 def test_joined_chunks_move_what_each_of_them_does(pair, at):
     source, target, chunk = pair
-    chunk = replace(chunk, state=None)
+    chunk = replace(chunk, state=())
     local, remote = chunk.local_pages, chunk.remote_pages
     parts = [Chunk(local[:at], remote[:at], chunk.aux[:1]), Chunk(local[at:], remote[at:], chunk.aux[1:])]
     plan, whole = PairPlan(source.memory, target.memory), joined(parts)
@@ -107,11 +145,14 @@ def test_joined_chunks_move_what_each_of_them_does(pair, at):
 @given(pairs(), st.integers(0, 2), st.integers(0, 2))
 def test_one_page_with_its_aux_row_has_the_runs_of_the_longer_way(pair, ours, theirs):
     local, remote, _ = pair
+    assume(local.memory.aux)
     plan = PairPlan(local.memory, remote.memory)
     for page in range(5):
         chunk = Chunk(ids(page), ids(6 - page), ((ours, theirs),))
         for short, long in zip(plan.runs(chunk), plan._runs(chunk), strict=True):
             assert short.tolist() == long.tolist()
+        for short, long in zip(plan.indices(chunk), plan._indices(chunk), strict=True):
+            assert (short.tolist(), short.dtype) == (long.tolist(), np.int32)
 
 
 @parts
@@ -123,7 +164,7 @@ def test_pieces_move_the_same_bytes_as_runs(pair):
     assert local.dtype == remote.dtype == np.int32
     pieces = [
         [(row.address + piece * row.stride, row.nbytes) for row in rows for piece in range(row.pieces)]
-        for rows in (plan.local_rows, plan.remote_rows)
+        for rows in (plan.groups[0].local_rows, plan.groups[0].remote_rows)
     ]
     moved = [(pieces[0][ours], pieces[1][theirs]) for ours, theirs in zip(local, remote, strict=True)]
     assert all(ours[1] == theirs[1] for ours, theirs in moved)
@@ -132,6 +173,12 @@ def test_pieces_move_the_same_bytes_as_runs(pair):
     after = target.space if runs is None else apply_runs(source, target, runs)
     assert np.array_equal(after, moved_by_hand(source, target, chunk))
     assert plan.nbytes(chunk) == sum(nbytes for _, _, nbytes in columns)
+
+
+def by_pool(rank, chunk):
+    """The state of a chunk as `cut` takes it: ids of every pool, or nothing."""
+    found = {items.pool: (items.local, items.remote) for items in chunk.state}
+    return [found.get(pool, (ids(), ids())) for pool in range(len(rank.memory.state))] if found else ()
 
 
 @parts
@@ -144,13 +191,16 @@ def test_chunks_of_a_request_move_the_same_bytes_as_one(pair):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "MAX_CHUNK_BYTES", 40)
         patch.setattr(pool, "MAX_CHUNK_DESCRIPTORS", 6)
-        chunks = plan.cut(chunk.local_pages, chunk.remote_pages, chunk.aux[0] if chunk.aux else None, chunk.state)
+        chunks = plan.cut(
+            chunk.local_pages, chunk.remote_pages, chunk.aux[0] if chunk.aux else None, by_pool(source, chunk)
+        )
         for piece in chunks:
             plan.check(piece)
             target.space = apply_runs(source, target, plan.runs(piece))
             few = plan.nbytes(piece) <= 40 and len(plan.runs(piece).nbytes) <= 6
-            items = sum(len(some) for some in (piece.local_pages, *(piece.state or ())[:1]))
-            assert few or (items == 1 and piece.span is not None and piece.span[1] - piece.span[0] == 1)
+            spans = [piece.span, *(one.span for one in piece.state)]
+            items = len(piece.local_pages) + sum(len(one.local) for one in piece.state)
+            assert few or (items == 1 and 1 in [span[1] - span[0] for span in spans if span is not None])
     assert np.array_equal(target.space, wanted)
 
 
@@ -208,10 +258,10 @@ def test_memories_with_nothing_in_common_exchange_aux_rows_only():
     first, second = instance(1, [3], heads=1, seed=1, state=(8,))
     plan = PairPlan(first.memory, second.memory)
     assert plan.cut(ids(1, 2), ids(3, 4)) == []
-    (only,) = plan.cut(ids(1, 2), ids(3, 4), (0, 1), (ids(1), ids(2)))
+    (only,) = plan.cut(ids(1, 2), ids(3, 4), (0, 1), [(ids(1), ids(2))])
     plan.check(only)
     assert plan.runs(only).nbytes.tolist() == [AUX_BYTES]
-    whole = Chunk(ids(1, 2), ids(3, 4), ((0, 1),), (ids(1), ids(2)))
+    whole = Chunk(ids(1, 2), ids(3, 4), ((0, 1),), state(ids(1), ids(2)))
     plan.check(whole)
     assert plan.runs(whole).nbytes.tolist() == [AUX_BYTES]
     assert [len(side) for side in plan.indices(whole)] == [1, 1]
@@ -235,12 +285,11 @@ def test_pages_in_a_row_are_one_run_for_each_region():
 def big(pages, layers, item_bytes, **fields):
     """As a memory alone: these sizes are not for bytes."""
     memory = Rank(pages=1, layers=layers, head_bytes=(2, 2), **fields).memory
-    regions = tuple(
-        type(region)((index + 1) << 44, item_bytes, pages) for index, region in enumerate((*memory.kv, *memory.state))
-    )
+    state = [region for pool in memory.state for region in pool.regions]
+    regions = tuple(Region((index + 1) << 44, item_bytes, pages) for index, region in enumerate((*memory.kv, *state)))
     count = len(memory.kv)
-    changes = {field: getattr(memory, field) for field in memory.__struct_fields__}
-    return type(memory)(**{**changes, "kv": regions[:count], "state": regions[count:]})
+    pools = tuple(structs.replace(pool, regions=regions[count:]) for pool in memory.state)
+    return structs.replace(memory, kv=regions[:count], state=pools)
 
 
 def sizes(chunks):
@@ -312,12 +361,12 @@ def test_little_state_goes_with_the_last_pages_and_much_state_apart():
     rank = Rank(pages=40, state=(8, 8), state_items=40)
     plan = PairPlan(rank.memory, rank.memory)
     pages = np.arange(10, dtype=np.int32)
-    (only,) = plan.cut(pages, pages, (1, 1), (ids(3), ids(5)))
-    assert (len(only.local_pages), only.state[0].tolist(), only.aux) == (10, [3], ((1, 1),))
+    (only,) = plan.cut(pages, pages, (1, 1), [(ids(3), ids(5))])
+    assert (len(only.local_pages), only.state[0].local.tolist(), only.aux) == (10, [3], ((1, 1),))
     memory = big(40, 2, 1 << 20, state=(1, 1))
     plan = PairPlan(memory, memory)
-    chunks = plan.cut(pages, pages, (1, 1), (pages, pages))
-    assert [(len(chunk.local_pages), len(chunk.state[0]) if chunk.state else 0) for chunk in chunks] == [
+    chunks = plan.cut(pages, pages, (1, 1), [(pages, pages)])
+    assert [(len(chunk.local_pages), sum(len(items.local) for items in chunk.state)) for chunk in chunks] == [
         (4, 0),
         (4, 0),
         (2, 0),
@@ -343,7 +392,8 @@ def test_aux_goes_last_and_alone_where_there_is_nothing_else():
     ("lists", "message"),
     [
         ((ids(1, 2), ids(1)), "local_pages has 2 ids and remote_pages 1"),
-        ((ids(), ids(), (), (ids(1, 2), ids(1))), "local_state has 2 ids and remote_state 1"),
+        ((ids(), ids(), None, [(ids(1, 2), ids(1))]), "local_state 'mamba' has 2 ids and remote_state 'mamba' 1"),
+        ((ids(), ids(), None, [(ids(), ids())] * 2), "state has ids of 2 pools, must have them of all 1"),
     ],
 )
 def test_cut_refuses_lists_that_do_not_pair_up(lists, message):
@@ -365,14 +415,19 @@ def test_cut_refuses_lists_that_do_not_pair_up(lists, message):
         (Chunk(ids(), ids(), ((3, 0),)), "local aux slot is 3, must be 0..2"),
         (Chunk(ids(), ids(), ((0, -1),)), "remote aux slot is -1, must be 0..2"),
         (Chunk(ids(), ids(), ((0, 1), (2, 1))), "remote_aux has row 1 twice"),
-        (Chunk(ids(), ids(), (), (ids(4), ids(0))), "local_state[0] is 4, must be 0..3"),
-        (Chunk(ids(), ids(), (), (ids(0), ids(-1))), "remote_state[0] is -1, must be 0..5"),
-        (Chunk(ids(), ids(), (), (ids(0, 1), ids(5, 5))), "remote_state has item 5 twice"),
-        (Chunk(ids(), ids(), (), (ids(0, 1), ids(5))), "local_state has 2 ids and remote_state 1"),
+        (Chunk(ids(), ids(), (), state(ids(4), ids(0))), "local_state 'mamba'[0] is 4, must be 0..3"),
+        (Chunk(ids(), ids(), (), state(ids(0), ids(-1))), "remote_state 'mamba'[0] is -1, must be 0..5"),
+        (Chunk(ids(), ids(), (), state(ids(0, 1), ids(5, 5))), "remote_state 'mamba' has item 5 twice"),
+        (Chunk(ids(), ids(), (), state(ids(0, 1), ids(5))), "local_state 'mamba' has 2 ids and remote_state 'mamba' 1"),
         (Chunk(ids(1), ids(1), span=(0, 5)), "span is (0, 5), must be within 0..4"),
         (Chunk(ids(1), ids(1), span=(-1, 2)), "span is (-1, 2), must be within 0..4"),
-        (Chunk(ids(), ids(), (), (ids(0), ids(0)), span=(0, 2)), "span is (0, 2), must be within 0..1"),
-        (Chunk(ids(1), ids(1), (), (ids(0), ids(0)), span=(0, 1)), "span is given for pages and state"),
+        (
+            Chunk(ids(), ids(), (), state(ids(0), ids(0), (0, 2))),
+            "span of state 'mamba' is (0, 2), must be within 0..1",
+        ),
+        (Chunk(ids(), ids(), (), state(ids(0), ids(0), pool=1)), "state names pool 1, must be one of the memory's 1"),
+        (Chunk(ids(), ids(), (), state(ids(0), ids(0)) * 2), "state names a pool twice, must name each pool once"),
+        (Chunk(ids(1), ids(1), group=1), "chunk is of group 1 and names pages of group 0, must name one group only"),
     ],
 )
 def test_check_names_value_and_range_of_what_is_wrong(chunk, message):
@@ -382,20 +437,18 @@ def test_check_names_value_and_range_of_what_is_wrong(chunk, message):
     assert message in str(caught.value)
 
 
-def test_a_read_may_fetch_a_page_twice_but_put_none_in_one_place_twice():
-    rank = Rank(pages=12, state=(8,))
-    plan = PairPlan(rank.memory, rank.memory)
-    plan.check(Chunk(ids(1, 2), ids(5, 5), (), (ids(0, 1), ids(2, 2))), read=True)
-    with pytest.raises(LayoutError, match="local_pages has page 5 twice"):
-        plan.check(Chunk(ids(5, 5), ids(1, 2)), read=True)
-    with pytest.raises(LayoutError, match="local_state has item 1 twice"):
-        plan.check(Chunk(ids(), ids(), (), (ids(1, 1), ids(1, 2))), read=True)
-
-
 def test_state_for_a_memory_without_any_is_refused():
     rank = Rank()
-    with pytest.raises(LayoutError, match=r"local_state\[0\] is 0, must be left out: the memory has none"):
-        PairPlan(rank.memory, rank.memory).check(Chunk(ids(), ids(), (), (ids(0), ids(0))))
+    with pytest.raises(LayoutError, match=r"state names pool 0, must be one of the memory's 0"):
+        PairPlan(rank.memory, rank.memory).check(Chunk(ids(), ids(), (), state(ids(0), ids(0))))
+
+
+def test_an_aux_slot_for_a_memory_without_aux_is_refused():
+    rank = Rank(aux=())
+    plan = PairPlan(rank.memory, rank.memory)
+    (only,) = plan.cut(ids(1), ids(2), (0, 0))
+    with pytest.raises(LayoutError, match="local aux slot is 0, must be left out: the memory has no aux rows"):
+        plan.check(only)
 
 
 def test_check_accepts_every_page_of_a_strided_view():

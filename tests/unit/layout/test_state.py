@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from pdpool_connector.layout import pool
 from pdpool_connector.layout.memory import LayoutError, Region, StateCut
 from pdpool_connector.layout.overlap import compatible
 from pdpool_connector.layout.pairing import pair, shard_model
-from pdpool_connector.layout.plan import Chunk, PairPlan
+from pdpool_connector.layout.plan import Chunk, PairPlan, StateItems
 from pdpool_connector.layout.pool import Runs
 
 from tests.state_kinds import Kind
@@ -33,6 +34,7 @@ class Model:
         held = range(part.first_layer, part.layer_end)
         kinds = [kind for layer in held for kind in self.kinds[layer]]
         fields = {field: getattr(part, field) for field in part.__struct_fields__}
+        assert kinds
         return Rank(
             state=[kind.item_bytes(part.state_ranks) for kind in kinds],
             state_cuts=tuple(kind.cut(part.state_ranks) for kind in kinds),
@@ -77,20 +79,24 @@ def models(draw):
     )
     kinds = cut | st.just(Kind()) if heads == 1 or tp == other else cut
     model = Model(tuple(tuple(draw(st.lists(kinds, max_size=2))) for _ in range(layers)), heads)
-    return model, draw(instances(layers, heads, tp)), draw(instances(layers, heads, other))
+    sides = draw(instances(layers, heads, tp)), draw(instances(layers, heads, other))
+    # A rank without any region of a pool cannot describe the pool.
+    for part in (*sides[0], *sides[1]):
+        assume(any(model.kinds[layer] for layer in range(part.first_layer, part.layer_end)))
+    return model, *sides
 
 
-def hand_over(source: Rank, target: Rank, writer, *, read: bool) -> list[Runs]:
-    """The byte ranges from source to target of what this writer moves, as the mover's plan has them."""
-    plan = PairPlan(target.memory, source.memory) if read else PairPlan(source.memory, target.memory)
+def hand_over(source: Rank, target: Rank, writer) -> list[Runs]:
+    """The byte ranges from source to target of what this writer moves, as its plan has them."""
+    plan = PairPlan(source.memory, target.memory)
     moved = []
-    span = plan.state_span(kv=writer.kv, shares=writer.state, read=read)
-    for chunk in plan.cut(NONE, NONE, None, (TO, FROM) if read else (FROM, TO), state_within=span):
-        plan.check(chunk, read=read)
+    spans = plan.state_spans(kv=writer.kv, shares=writer.state)
+    for chunk in plan.cut(NONE, NONE, None, [(FROM, TO)], state_within=spans):
+        plan.check(chunk)
         runs = plan.runs(chunk)
         assert int(runs.nbytes.sum()) == plan.nbytes(chunk)
         assert by_index(plan, chunk) == ranges(runs)
-        moved.append(Runs(runs.remote, runs.local, runs.nbytes) if read else runs)
+        moved.append(runs)
     return moved
 
 
@@ -107,7 +113,7 @@ def by_index(plan: PairPlan, chunk: Chunk) -> set[tuple[int, int]]:
     """The same by the numbers of pieces, as an engine with a prepared list takes them."""
     pieces = [
         [(row.address + piece * row.stride, row.nbytes) for row in rows for piece in range(row.pieces)]
-        for rows in (plan.local_rows, plan.remote_rows)
+        for rows in (plan.groups[0].local_rows, plan.groups[0].remote_rows)
     ]
     moved = [(pieces[0][ours], pieces[1][theirs]) for ours, theirs in zip(*plan.indices(chunk), strict=True)]
     assert all(ours[1] == theirs[1] for ours, theirs in moved)
@@ -115,12 +121,12 @@ def by_index(plan: PairPlan, chunk: Chunk) -> set[tuple[int, int]]:
 
 
 @steady
-@given(models(), st.booleans(), st.sampled_from([(1 << 24, 1024), (16, 4)]))
-def test_every_byte_of_every_decode_ranks_state_comes_from_exactly_one_writer(drawn, read, bounds):
+@given(models(), st.sampled_from([(1 << 24, 1024), (16, 4)]))
+def test_every_byte_of_every_decode_ranks_state_comes_from_exactly_one_writer(drawn, bounds):
     model, prefill, decode = drawn
     sources = [model.rank(part, seed) for seed, part in enumerate(prefill)]
     for source, part in zip(sources, prefill, strict=True):
-        for region, share in zip(source.memory.state, model.shares(part), strict=True):
+        for region, share in zip(source.memory.state[0].regions, model.shares(part), strict=True):
             source.items(region)[:] = share
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "MAX_CHUNK_BYTES", bounds[0])
@@ -129,13 +135,13 @@ def test_every_byte_of_every_decode_ranks_state_comes_from_exactly_one_writer(dr
             target = model.rank(part, 1000)
             wanted, written = target.space.copy(), np.zeros(len(target.space), np.int64)
             asked = np.zeros(len(target.space), np.int64)
-            for region, share in zip(target.memory.state, model.shares(part), strict=True):
+            for region, share in zip(target.memory.state[0].regions, model.shares(part), strict=True):
                 for item, to in zip(FROM, TO, strict=True):
                     start = region.address - target.base + to * region.item_bytes
                     wanted[start : start + region.item_bytes] = share[item]
                     asked[start : start + region.item_bytes] = 1
             for writer in writers:
-                for runs in hand_over(sources[writer.rank], target, writer, read=read):
+                for runs in hand_over(sources[writer.rank], target, writer):
                     target.space[:] = apply_runs(sources[writer.rank], target, runs)
                     for start, count in zip(runs.remote.tolist(), runs.nbytes.tolist(), strict=True):
                         written[start - target.base : start - target.base + count] += 1
@@ -151,8 +157,8 @@ def rank_of(cuts, item_bytes, rank=0, ranks=1, **fields) -> Rank:
 def segments(source: Rank, target: Rank) -> list[tuple[int, int, int]]:
     """For item 0 of region 0: (offset there, offset here, bytes) of what moves, in order."""
     plan = PairPlan(source.memory, target.memory)
-    runs = plan.runs(Chunk(NONE, NONE, (), (np.zeros(1, np.int32), np.zeros(1, np.int32))))
-    ours, theirs = source.memory.state[0].address, target.memory.state[0].address
+    runs = plan.runs(Chunk(NONE, NONE, (), (StateItems(0, np.zeros(1, np.int32), np.zeros(1, np.int32)),)))
+    ours, theirs = source.memory.state[0].regions[0].address, target.memory.state[0].regions[0].address
     columns = (runs.local - ours, runs.remote - theirs, runs.nbytes)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -180,12 +186,10 @@ def test_the_same_share_moves_whole_and_another_not_at_all() -> None:
 def test_a_group_that_all_ranks_have_comes_from_one() -> None:
     sources = [rank_of((StateCut(1, (2, 3)),), (5,), rank, 4) for rank in range(4)]
     target = rank_of((StateCut(1, (4, 3)),), (7,), 1, 2)
-    spans = [PairPlan(source.memory, target.memory).state_span(kv=True, shares=True, read=False) for source in sources]
-    assert spans == [None, None, None, (0, 1)]
-    reads = [PairPlan(target.memory, source.memory).state_span(kv=True, shares=True, read=True) for source in sources]
-    assert reads == spans, "whoever moves them"
+    spans = [PairPlan(source.memory, target.memory).state_spans(kv=True, shares=True) for source in sources]
+    assert spans == [(None,), (None,), (None,), ((0, 1),)]
     back = PairPlan(target.memory, sources[3].memory)
-    assert back.state_span(kv=True, shares=True, read=False) is None
+    assert back.state_spans(kv=True, shares=True) == (None,)
 
 
 def test_state_is_cut_whether_or_not_the_two_have_heads_in_common() -> None:
@@ -199,10 +203,12 @@ def test_a_bounded_chunk_is_never_larger_for_many_segments() -> None:
     shape = StateCut(700, (1, 1))
     source = rank_of((shape,), (1400,))
     target = rank_of((StateCut(700, (2, 1)),), (2100,))
-    assert "groups[0] of state region 0 is 1 on each of 1 ranks here and 2 on each of 1" in difference(source, target)
+    assert "groups[0] of region 0 of state pool 'mamba' is 1 on each of 1 ranks here and 2 on each of 1" in difference(
+        source, target
+    )
     target = rank_of((shape,), (1400,), 0, 2)
     plan = PairPlan(source.memory, target.memory)
-    chunks = plan.cut(NONE, NONE, (0, 0), (FROM, TO))
+    chunks = plan.cut(NONE, NONE, (0, 0), [(FROM, TO)])
     assert [len(plan.runs(chunk).nbytes) for chunk in chunks] == [700, 700, 700, 701]
 
 
@@ -219,32 +225,32 @@ def difference(source: Rank, target: Rank) -> str:
         (
             ((StateCut(1, (4,)),), (8,), 0, 2),
             ((None,), (8,), 0, 2),
-            "state region 0 is cut here and moves whole at the peer (`state_cuts`), must be the same",
+            "region 0 of state pool 'mamba' is cut here and moves whole at the peer (`cuts`), must be the same",
         ),
         (
             ((None, StateCut(1, (4,))), (3, 8), 0, 2),
             ((None, None), (3, 8), 0, 0),
-            "state region 1 is cut here and moves whole at the peer",
+            "region 1 of state pool 'mamba' is cut here and moves whole at the peer",
         ),
         (
             ((StateCut(2, (4,)),), (8,), 0, 2),
             ((StateCut(1, (8,)),), (8,), 0, 1),
-            "(outer, number of groups) of state region 0 is (2, 1) here and (1, 1) at the peer",
+            "(outer, number of groups) of region 0 of state pool 'mamba' is (2, 1) here and (1, 1) at the peer",
         ),
         (
             ((StateCut(1, (2, 2)),), (8,), 0, 2),
             ((StateCut(1, (8,)),), (16,), 0, 1),
-            "(outer, number of groups) of state region 0 is (1, 2) here and (1, 1) at the peer",
+            "(outer, number of groups) of region 0 of state pool 'mamba' is (1, 2) here and (1, 1) at the peer",
         ),
         (
             ((StateCut(1, (4,)),), (8,), 0, 2),
             ((StateCut(1, (8,)),), (32,), 0, 1),
-            "bytes of a unit of state region 0 is 2 here and 4 at the peer",
+            "bytes of a unit of region 0 of state pool 'mamba' is 2 here and 4 at the peer",
         ),
         (
             ((StateCut(1, (4, 3)),), (7,), 1, 4),
             ((StateCut(1, (8, 4)),), (12,), 0, 2),
-            "groups[1] of state region 0 is 3 on each of 4 ranks here and 4 on each of 2 at the peer, must be as many",
+            "groups[1] of region 0 of state pool 'mamba' is 3 on each of 4 ranks here and 4 on each of 2",
         ),
     ],
 )
@@ -255,14 +261,14 @@ def test_shares_of_different_shape_are_refused_by_name(ours, theirs, why: str) -
 def test_state_that_is_cut_and_not_told_by_layer_must_be_of_the_same_layers() -> None:
     cuts = ((StateCut(1, (4,)),), (8,))
     found = difference(rank_of(*cuts, layers=3), rank_of(*cuts, layers=2, first_layer=1, total_layers=3))
-    assert "must be of the same layers unless `state_layers` tells them" in found
+    assert "must be of the same layers unless its `layers` are given" in found
 
 
 def test_more_pieces_of_state_than_an_int32_can_number_are_refused() -> None:
     source, target = (rank_of((StateCut(1 << 14, (1,)),), (1 << 14,), 0, ranks) for ranks in (1, 2))
     many = Region(1 << 44, 1 << 14, 1 << 18)
     memories = [
-        type(rank.memory)(**{f: getattr(rank.memory, f) for f in rank.memory.__struct_fields__} | {"state": (many,)})
+        structs.replace(rank.memory, state=(structs.replace(rank.memory.state[0], regions=(many,)),))
         for rank in (source, target)
     ]
     with pytest.raises(LayoutError, match=r"would be moved in 4294967319 pieces, must be at most 2147483647"):
@@ -285,8 +291,8 @@ def test_whatever_a_peer_claims_of_its_share_nothing_outside_of_an_item_is_touch
     if compatible(ours.memory, theirs.memory):
         return
     plan = PairPlan(ours.memory, theirs.memory)
-    for rank, rows in ((ours, plan.local_rows[:-1]), (theirs, plan.remote_rows[:-1])):
-        (region,) = rank.memory.state
+    for rank, rows in ((ours, plan.groups[0].local_rows[:-1]), (theirs, plan.groups[0].remote_rows[:-1])):
+        (region,) = rank.memory.state[0].regions
         for row in rows[len(rank.memory.kv) :]:
             assert row.nbytes > 0
             assert region.address <= row.address

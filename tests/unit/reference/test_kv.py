@@ -39,7 +39,7 @@ def test_a_given_arena_is_used():
     with HostArena(PagedKV.nbytes(CONFIG, 3)) as arena:
         kv = PagedKV(CONFIG, 3, arena)
         assert arena.address <= kv.memory.kv[0].address
-        assert kv.memory.aux.end <= arena.address + arena.nbytes
+        assert kv.memory.aux[0].end <= arena.address + arena.nbytes
 
 
 def test_an_aux_row_is_read_as_written_and_only_until_cleared():
@@ -56,7 +56,7 @@ def test_an_aux_row_is_read_as_written_and_only_until_cleared():
 def test_an_aux_row_copied_by_its_registered_bytes_is_whole():
     here, there = PagedKV(CONFIG, 1), PagedKV(CONFIG, 1)
     here.write_aux(0, AuxRow(first_token=1, prompt_tokens=2))
-    source, target = here.memory.aux, there.memory.aux
+    source, target = here.memory.aux[0], there.memory.aux[0]
     last = AUX_ROWS - 1
     ctypes.memmove(target.address + last * target.item_bytes, source.address, source.item_bytes)
     assert there.read_aux(last) == AuxRow(first_token=1, prompt_tokens=2)

@@ -1,4 +1,4 @@
-"""A worker over an backend whose transfers end when and how the test says."""
+"""A worker over a backend whose transfers end when and how the test says."""
 
 import threading
 from collections.abc import Callable
@@ -12,12 +12,13 @@ from pdpool_connector.layout.plan import Chunk
 from pdpool_connector.layout.staging import Reservation
 from pdpool_connector.protocol.events import Write, WriteEnded
 from pdpool_connector.protocol.frames import AttemptId
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime.worker import PeerWorker
 
 PAGE = (4 << 20) - 64  # so that four pages and an aux row make a chunk
 MEMORY = KVMemory(
     kv=(Region(1 << 30, PAGE // 2, 256), Region(1 << 34, PAGE // 2, 256)),
-    aux=Region(1 << 20, 64, 16),
+    aux=(Region(1 << 20, 64, 16),),
     page_tokens=16,
     layers=1,
     kv_heads=1,
@@ -55,7 +56,7 @@ class ScriptedBackend:
         if self.connect_error is not None:
             raise self.connect_error
 
-    def submit(self, _, chunk, _op) -> Transfer:
+    def submit(self, _, chunk) -> Transfer:
         self.count += 1
         if self.count in self.refusals:
             raise self.refusals[self.count]
@@ -67,6 +68,9 @@ class ScriptedBackend:
         if handle.outcome is Poll.PENDING:
             self.poked.wait(0.002)
         return handle.outcome
+
+    def transport(self, _) -> str:
+        return "script"
 
     def disconnect(self, _) -> None:
         self.disconnected.set()
@@ -82,6 +86,7 @@ class Bench:
         *,
         kv: bool = True,
         shares: bool = False,
+        sums=None,
     ) -> None:
         self.backend = backend
         self.kept: Queue[tuple[AttemptId, Reservation]] = Queue()
@@ -97,8 +102,9 @@ class Bench:
             remote,
             kv=kv,
             shares=shares,
-            sums=PageSums(memory),
-            checksum_rate=0.0,
+            sums=sums or PageSums(memory),
+            checksum_rate=0.0 if sums is None else 1.0,
+            timeouts=Timeouts(),
             staging=staging,
             connected=self.connected.put,
             ended=self._note,
@@ -110,17 +116,17 @@ class Bench:
         for end in ends:
             self.ended.put(end)
 
-    def write(self, number: int, pages: int, *, aux: bool = False, state: bytes = b"") -> None:
+    def write(self, number: int, pages: int, *, aux: bool = False) -> None:
         ids = (32 * number + np.arange(pages, dtype="<i4")).tobytes()
         attempt = AttemptId("d" * 32, number)
-        if self.worker.submit(Write(attempt, number, "d" * 32, ids, ids, (1, 2) if aux else None, (state, state))):
+        if self.worker.submit(Write(attempt, number, "d" * 32, ids, ids, (1, 2) if aux else None)):
             self.due = True
 
     def turn(self) -> None:
         """The end of the owner's turn."""
         if self.due:
             self.due = False
-            self._note(self.worker.move_now())
+            self._note(self.worker.write_now())
 
     def next_submit(self) -> Transfer:
         return self.backend.submitted.get(timeout=30)

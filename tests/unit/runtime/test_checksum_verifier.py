@@ -1,49 +1,52 @@
 """Decode's check of pages that have landed, beside the ends of hand-offs and of peers."""
 
-import queue
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from pdpool_connector import Cause, HostArena, KVMemory, Phase, TransferStatus
+from pdpool_connector import Cause
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import AbortTransfer, Received
-from pdpool_connector.runtime.announce import Announcements
-from pdpool_connector.runtime.checksum_verifier import ChecksumVerifier
+from pdpool_connector.runtime.checksum_verifier import ChecksumVerifier, Written
 
-PREFILL, DECODE = "a" * 32, "d" * 32
+PREFILL, OTHER, DECODE = "a" * 32, "b" * 32, "d" * 32
 ATTEMPT = f.AttemptId(DECODE, 1)
 PAGES = np.array([0, 1], "<i4").tobytes()
+LANDED = 777
 
 
 class Decode:
-    """What the machine is told, and a thread that hashes when it is let go."""
+    """The events that the machine gets, and a thread that hashes once it is released."""
 
-    def __init__(self, memory: KVMemory) -> None:
-        self.told: list = []
+    def __init__(self, rate: float = 1.0) -> None:
+        self.events: list = []
         self.posted: list = []
         self.hashed = threading.Event()
-        self.checks = ChecksumVerifier(memory, self.told.append, self.post, 1.0)
-        whole = self.checks._sums.whole
-        self.go_on = threading.Event()
-        self.checks._sums.whole = lambda pages: self.go_on.wait(30) and whole(pages)
+        self.released = threading.Event()
+        self.error: Exception | None = None
+        self.verifier = ChecksumVerifier(self.page_sum, self.events.append, self.post, rate)
+
+    def page_sum(self, pages: list[int]) -> int:
+        assert pages == [0, 1]
+        assert self.released.wait(30)
+        if self.error is not None:
+            raise self.error
+        return LANDED
 
     def post(self, call) -> None:
         self.posted.append(call)
         self.hashed.set()
 
-    def hear(self, checksum: int | None, writers=(PREFILL,)) -> f.Done:
-        done = f.Done(
-            version=f.VERSION_MAX, sender=PREFILL, attempt=ATTEMPT, room=1, sibling=0, bytes_moved=0, checksum=checksum
+    def receive(self, checksum: int | None, sender=PREFILL, unsettled=(PREFILL,), writers=(PREFILL,)) -> f.Ended:
+        ended = f.Ended(
+            version=f.VERSION_MAX, sender=sender, attempt=ATTEMPT, room=1, cause="", settled=True, checksum=checksum
         )
-        params = SimpleNamespace(pages=PAGES)
-        self.checks.done(done, SimpleNamespace(cause=None, writers=writers, done=set(), params=params))
-        return done
+        self.verifier.done(ended, Written(writers, unsettled, PAGES))
+        return ended
 
-    def let_it_end(self) -> None:
+    def finish(self) -> None:
         self.hashed.clear()
-        self.go_on.set()
+        self.released.set()
         assert self.hashed.wait(30)
         self.turn()
 
@@ -52,118 +55,104 @@ class Decode:
         for call in calls:
             call()
 
+    def outcomes(self) -> dict[str, int]:
+        return {name: count for name, count in self.verifier.outcomes.items() if count}
+
 
 @pytest.fixture
 def decode():
-    with HostArena(2 * 256 + 64) as arena:
-        memory = KVMemory(
-            kv=(arena.region(0, 128, 2), arena.region(256, 128, 2)),
-            aux=arena.region(512, 64, 1),
-            page_tokens=16,
-            layers=1,
-            kv_heads=1,
-            head_dim=2,
-            dtype="float32",
-            model="m",
-        )
-        made = Decode(memory)
-        yield made
-        made.go_on.set()
-        made.checks.close()
+    made = Decode()
+    yield made
+    made.released.set()
+    made.verifier.close()
 
 
-def outcomes(decode: Decode) -> dict[str, int]:
-    return {name: count for name, count in decode.checks.outcomes.items() if count}
+def test_equal_sums_let_the_result_pass(decode):
+    ended = decode.receive(LANDED)
+    assert decode.events == []
+    decode.finish()
+    assert decode.events == [Received(ended)]
+    assert decode.outcomes() == {"matched": 1}
 
 
-def test_pages_that_are_not_what_was_told_fail_the_hand_off_before_its_end_is_heard(decode):
-    done = decode.hear(checksum=12345)
-    assert decode.told == []
-    decode.let_it_end()
-    abort, received = decode.told
-    assert (type(abort), abort.cause, received) == (AbortTransfer, Cause.CORRUPT, Received(done))
-    assert outcomes(decode) == {"mismatched": 1}
+def test_sums_of_all_writers_are_added(decode):
+    both = (PREFILL, OTHER)
+    first = decode.receive(700, OTHER, unsettled=both, writers=both)
+    assert decode.events == [Received(first)]
+    last = decode.receive(77, PREFILL, unsettled=(PREFILL,), writers=both)
+    decode.finish()
+    assert decode.events == [Received(first), Received(last)]
+    assert decode.outcomes() == {"matched": 1}
 
 
-def test_a_hand_off_whose_writers_tell_no_sum_counts_as_skipped_once_where_it_was_to_be_checked(decode):
-    told = [decode.hear(checksum=None, writers=(PREFILL, "b" * 32)), decode.hear(checksum=None)]
-    assert decode.told == [Received(done) for done in told]
-    assert outcomes(decode) == {"skipped": 1}
-    decode.checks._rate = 0.0
-    decode.hear(checksum=None)
-    assert outcomes(decode) == {"skipped": 1}
+def test_mismatch_aborts_before_the_result(decode):
+    ended = decode.receive(12345)
+    decode.finish()
+    abort, received = decode.events
+    assert (type(abort), abort.cause, received) == (AbortTransfer, Cause.CORRUPT, Received(ended))
+    assert decode.outcomes() == {"mismatched": 1}
 
 
-@pytest.mark.parametrize("releasable", [False, True])
-def test_what_pages_hold_after_their_hand_off_has_ended_is_no_corruption(decode, releasable):
-    done = decode.hear(checksum=12345)
-    decode.checks.ended(ATTEMPT, TransferStatus(Phase.FAILED, Cause.ABORTED, "", releasable=releasable))
+def test_missing_sums_count_as_skipped_once(decode):
+    both = (PREFILL, OTHER)
+    ended = [
+        decode.receive(None, OTHER, unsettled=both, writers=both),
+        decode.receive(None, PREFILL, unsettled=(PREFILL,), writers=both),
+    ]
+    assert decode.events == [Received(one) for one in ended]
+    assert decode.outcomes() == {"skipped": 1}
+
+
+def test_missing_sum_of_an_unsampled_attempt_is_not_counted():
+    decode = Decode(rate=0.0)
+    decode.receive(None)
+    assert decode.outcomes() == {}
+    decode.verifier.close()
+
+
+def test_repeated_result_does_not_overtake_the_check(decode):
+    decode.receive(LANDED)
+    decode.receive(LANDED)
+    assert decode.events == []
+    decode.finish()
+    assert len(decode.events) == 1
+
+
+def test_check_after_the_end_says_nothing(decode):
+    ended = decode.receive(12345)
+    decode.verifier.ended(ATTEMPT)
     decode.turn()
-    assert decode.told == [Received(done)], "one that was given up waits for the word that its writer is done"
-    decode.let_it_end()
-    assert decode.told == [Received(done)]
-    assert outcomes(decode) == {"skipped": 1}
+    assert decode.events == [Received(ended)], "the aborted attempt waits for the result of its writer"
+    decode.finish()
+    assert decode.events == [Received(ended)]
+    assert decode.outcomes() == {"skipped": 1}
 
 
-def test_what_a_peer_had_said_is_heard_before_it_is_lost_without_waiting_for_the_check(decode):
-    done = decode.hear(checksum=12345)
-    decode.checks.lost("b" * 32)
-    assert decode.told == []
-    decode.checks.lost(PREFILL)
-    assert decode.told == [Received(done)]
-    decode.checks.lost(PREFILL)
-    decode.let_it_end()
-    assert decode.told == [Received(done)]
-    assert outcomes(decode) == {"skipped": 1}
+def test_loss_of_a_peer_passes_its_result_on_first(decode):
+    ended = decode.receive(12345)
+    decode.verifier.lost(OTHER)
+    assert decode.events == []
+    decode.verifier.lost(PREFILL)
+    decode.verifier.lost(PREFILL)
+    assert decode.events == [Received(ended)]
+    decode.finish()
+    assert decode.events == [Received(ended)]
+    assert decode.outcomes() == {"skipped": 1}
 
 
-def computed() -> tuple[f.Computed, SimpleNamespace]:
-    exchange = SimpleNamespace(open=SimpleNamespace(prefix_pages=0, pages=PAGES))
-    header = {"version": f.VERSION_MAX, "sender": PREFILL, "attempt": ATTEMPT, "room": 1, "sibling": 0}
-    return f.Computed(**header, sequence=0, start=0, pages=PAGES, last=True, aux_slot=f.NO_AUX, state=b""), exchange
+def test_result_passes_where_no_thread_is_left(decode, monkeypatch):
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
 
-
-def no_thread(*_: object) -> None:
-    raise RuntimeError("can't start new thread")
-
-
-def test_where_no_thread_is_left_to_check_a_hand_off_ends_unchecked(decode, monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    assert decode.told == [Received(decode.hear(checksum=12345))]
-    assert outcomes(decode) == {"skipped": 1}
+    assert decode.events == [Received(decode.receive(12345))]
+    assert decode.outcomes() == {"skipped": 1}
 
 
-def cannot_be_read(*_: object) -> int:
-    raise OSError("the memory is not mapped any more")
-
-
-def test_where_a_sum_cannot_be_taken_a_hand_off_ends_unchecked(decode, caplog):
-    decode.checks._sums.whole = cannot_be_read
-    done = decode.hear(checksum=12345)
-    assert decode.hashed.wait(30)
-    decode.turn()
-    assert decode.told == [Received(done)]
-    assert outcomes(decode) == {"skipped": 1}
+def test_result_passes_where_no_sum_can_be_taken(decode, caplog):
+    decode.error = OSError("the memory is not mapped any more")
+    ended = decode.receive(12345)
+    decode.finish()
+    assert decode.events == [Received(ended)]
+    assert decode.outcomes() == {"skipped": 1}
     assert "a checksum could not be taken" in caplog.text
-
-
-def test_where_a_sum_cannot_be_taken_pages_are_announced_without():
-    said: list[f.Computed] = []
-    posted = queue.SimpleQueue()
-    announcements = Announcements(1.0, posted.put)
-    announcements.send(*computed(), cannot_be_read, said.append)
-    posted.get(timeout=30)()
-    assert said == [computed()[0]]
-    announcements.send(*computed(), lambda *_: 77, said.append)
-    posted.get(timeout=30)()
-    assert said[1].checksum == 77
-    announcements.close()
-
-
-def test_where_no_thread_is_left_to_take_a_sum_pages_are_announced_without(monkeypatch):
-    said: list[f.Computed] = []
-    announcements = Announcements(1.0, lambda call: call())
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
-    announcements.send(*computed(), lambda *_: 0, said.append)
-    assert said == [computed()[0]]
-    announcements.close()

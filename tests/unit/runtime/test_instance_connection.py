@@ -1,4 +1,4 @@
-"""Decode's link to an instance: asking, joining, losing one rank and finding it again. Time is the test's."""
+"""Decode's connection to an instance: asking, joining, losing one rank and finding it again. Time is the test's."""
 
 import errno
 from collections.abc import Callable, Hashable
@@ -7,23 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 import zmq
-from pdpool_connector.layout.memory import LayoutError
 from pdpool_connector.layout.pairing import Writer, shard_model
 from pdpool_connector.protocol.status import Cause
-from pdpool_connector.runtime import instance_connection as link_module
-from pdpool_connector.runtime.instance_connection import (
-    BACKOFF_MAX_S,
-    OWED_S,
-    REFUSED_S,
-    Found,
-    InstanceConnection,
-    Stage,
-)
-from pdpool_connector.runtime.process_watch import GRACE_S
+from pdpool_connector.protocol.timeouts import Timeouts
+from pdpool_connector.runtime.instance_connection import Found, InstanceConnection, MisfitError, Stage
 from pdpool_connector.transport.bootstrap import BootstrapError, RankInfo
 
 PART = shard_model([2], 4)[0]
 CONNECT_S = 30.0
+TIMEOUTS = Timeouts(connect_s=CONNECT_S, refused_s=5.0)
+GRACE_S, PAUSE_S, REFUSED_S = TIMEOUTS.lost_grace_s, TIMEOUTS.connect_max_s, TIMEOUTS.refused_s
 
 
 def found(rank: int, life: int = 0, **changes) -> Found:
@@ -31,8 +24,7 @@ def found(rank: int, life: int = 0, **changes) -> Found:
         "rank": rank,
         "incarnation": peer(rank, life),
         "control": f"127.0.0.1:{9000 + rank}",
-        "part": PART,
-        "direction": "write",
+        "shard": PART,
         "protocol": (1, 1),
     }
     return Found(RankInfo(**fields | changes), Writer(rank, 0, 1, kv=True, aux=rank == 0))
@@ -43,10 +35,10 @@ def peer(rank: int, life: int = 0) -> str:
 
 
 class World:
-    """Reactor, owner and clock in one; everything that the link does is in `did`."""
+    """Reactor, owner and clock in one; `did` has everything that the connection does."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        self.time = 1000.0
         self.timers: dict[Hashable, tuple[float, Callable[[], None]]] = {}
         self.asked: list[Future] = []
         self.lines: dict[str, SimpleNamespace] = {}
@@ -58,6 +50,9 @@ class World:
         self.unable: Exception | None = None
 
     # The reactor
+    def now(self) -> float:
+        return self.time
+
     def at(self, key, when, call) -> None:
         self.timers[key] = (when, call)
 
@@ -69,12 +64,12 @@ class World:
 
     def wait(self, seconds: float) -> None:
         """Let time pass; timers come due in order."""
-        end = self.now + seconds
+        end = self.time + seconds
         while due := [(when, key) for key, (when, _) in self.timers.items() if when <= end]:
             when, key = min(due, key=lambda pair: pair[0])
-            self.now = max(self.now, when)
+            self.time = max(self.time, when)
             self.timers.pop(key)[1]()
-        self.now = end
+        self.time = end
 
     # The owner
     def find(self, _prefill) -> Future:
@@ -89,30 +84,30 @@ class World:
         self.lines[line.peer] = line
         return line
 
-    def link_paired(self, _link, peer, _version) -> None:
+    def on_paired(self, _link, peer, _version) -> None:
         self.did.append(("paired", peer))
 
-    def link_whole(self, _link, writers) -> None:
-        self.did.append(("whole", tuple(one.info.rank for one in writers)))
+    def on_linked(self, _link, writers) -> None:
+        self.did.append(("linked", tuple(one.info.rank for one in writers)))
         self.wanted = False
 
-    def link_broken(self, _link) -> None:
+    def on_unlinked(self, _link) -> None:
         self.broken += 1
 
-    def link_lost(self, _link, peer, message) -> None:
+    def on_lost(self, _link, peer, message) -> None:
         self.did.append(("lost", peer, message))
 
-    def link_failed(self, _link, cause, message) -> None:
+    def on_unreachable(self, _link, cause, message) -> None:
         self.did.append(("failed", cause, message))
         self.wanted = False
 
-    def link_wanted(self, _link) -> bool:
+    def is_wanted(self, _link) -> bool:
         return self.wanted
 
-    def link_owed(self, _link) -> bool:
+    def is_owed(self, _link) -> bool:
         return self.owed
 
-    def link_fenced(self, peer) -> bool:
+    def is_fenced(self, peer) -> bool:
         return peer in self.fenced
 
     # What happens
@@ -124,12 +119,12 @@ class World:
 
     def pair(self, link: InstanceConnection, rank: int, life: int = 0) -> None:
         self.lines[peer(rank, life)].paired = True
-        link.line_paired(peer(rank, life))
+        link.on_rank_paired(peer(rank, life))
 
     def cut(self, link: InstanceConnection, rank: int, life: int = 0) -> None:
         line = self.lines[peer(rank, life)]
         was, line.paired = line.paired, False
-        link.line_ended(line.peer, "the connection ended", paired=was)
+        link.on_rank_ended(line.peer, "the connection ended", paired=was)
 
     def take(self) -> list[tuple]:
         did, self.did = self.did, []
@@ -137,15 +132,13 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch) -> World:
-    world = World()
-    monkeypatch.setattr(link_module, "time", SimpleNamespace(monotonic=lambda: world.now))
-    return world
+def world() -> World:
+    return World()
 
 
 @pytest.fixture
 def link(world) -> InstanceConnection:
-    return InstanceConnection("p:1", world, world, connect_s=CONNECT_S)
+    return InstanceConnection("p:1", world, world, TIMEOUTS)
 
 
 @pytest.fixture
@@ -158,34 +151,34 @@ def linked(world, link) -> InstanceConnection:
     return link
 
 
-def test_it_is_linked_when_all_its_ranks_are_paired_and_not_before(world, link) -> None:
+def test_linked_when_all_ranks_are_paired(world, link) -> None:
     world.answer(found(0), found(1))
     world.pair(link, 1)
     assert world.take() == [("paired", peer(1))]
-    assert link.stats(world.now).missing == (0,)
+    assert link.stats(world.time).missing == (0,)
     world.pair(link, 0)
-    assert world.take() == [("paired", peer(0)), ("whole", (0, 1))]
+    assert world.take() == [("paired", peer(0)), ("linked", (0, 1))]
     assert (link.stage, len(world.asked), world.timers) == (Stage.LINKED, 1, {})
 
 
-def test_a_failure_shows_at_once_and_ends_when_it_is_linked(world, link, caplog) -> None:
+def test_failure_shows_until_linked(world, link, caplog) -> None:
     world.refuse(BootstrapError("bootstrap p:1 cannot be reached"))
     assert "cannot be reached" in caplog.text
     world.wait(5)
-    stats = link.stats(world.now)
+    stats = link.stats(world.time)
     assert (stats.failure, stats.failing_s) == ("bootstrap p:1 cannot be reached", 5.0)
     world.answer(found(0))
     world.pair(link, 0)
-    assert (link.stats(world.now).failure, link.stats(world.now).failing_s) == ("", None)
+    assert (link.stats(world.time).failure, link.stats(world.time).failing_s) == ("", None)
     assert len(caplog.records) == 1
 
 
-def test_it_gives_up_in_time_and_says_what_was_missing(world, link) -> None:
-    while world.wanted and world.now < 1000 + 2 * CONNECT_S:
+def test_gives_up_in_time_and_says_why(world, link) -> None:
+    while world.wanted and world.time < 1000 + 2 * CONNECT_S:
         if not world.asked[-1].done():
             world.refuse(BootstrapError("these are missing: 1 (never registered)"))
         world.wait(0.1)
-    assert CONNECT_S <= world.now - 1000 < CONNECT_S + 2
+    assert CONNECT_S <= world.time - 1000 < CONNECT_S + 2
     assert world.take() == [("failed", Cause.PEER_LOST, "these are missing: 1 (never registered)")]
     assert (link.stage, world.timers) == (Stage.CLOSED, {})
 
@@ -195,30 +188,31 @@ NOBODY = BootstrapError("bootstrap p:1 cannot be reached: refused", refused=True
 
 def hear(world: World, seconds: float, error: BootstrapError) -> None:
     """Let the registry be asked, in vain, for so long."""
-    end = world.now + seconds
-    while world.wanted and world.now < end:
+    end = world.time + seconds
+    while world.wanted and world.time < end:
         if not world.asked[-1].done():
             world.refuse(error)
         world.wait(0.05)
 
 
-def test_an_address_that_refuses_connections_for_some_seconds_is_given_up(world, link) -> None:
-    begun = world.now
+def test_refusing_address_is_given_up_early(world, link) -> None:
+    begun = world.time
     hear(world, CONNECT_S, NOBODY)
-    assert REFUSED_S <= world.now - begun < REFUSED_S + 2
+    assert REFUSED_S <= world.time - begun < REFUSED_S + 2
     assert len(world.asked) > 5
-    said = f"{NOBODY}; nobody has listened there for 5 s"
-    assert world.take() == [("failed", Cause.PEER_LOST, said)]
+    ((_, cause, message),) = world.take()
+    assert cause is Cause.PEER_LOST
+    assert message.startswith(f"{NOBODY}; it has refused connections for 5.")
     assert (link.stage, world.timers) == (Stage.CLOSED, {})
 
 
 @pytest.mark.parametrize("between", ["silence", "an answer"])
-def test_only_what_refuses_all_the_time_is_given_up_early(world, link, between) -> None:
+def test_address_that_refuses_now_and_then_is_kept(world, link, between) -> None:
     hear(world, REFUSED_S - 1, NOBODY)
     if between == "silence":
         hear(world, 2, BootstrapError("no answer within 2 s"))
     else:
-        world.wait(BACKOFF_MAX_S)
+        world.wait(PAUSE_S)
         world.answer(found(0))
         world.cut(link, 0)
     hear(world, REFUSED_S - 1, NOBODY)
@@ -227,7 +221,7 @@ def test_only_what_refuses_all_the_time_is_given_up_early(world, link, between) 
     assert [did[0] for did in world.take()] == ["failed"]
 
 
-def test_whoever_comes_later_waits_for_an_address_that_refused_once_more(world, linked) -> None:
+def test_later_attempt_waits_for_refusing_address_again(world, linked) -> None:
     world.cut(linked, 1)
     world.wanted = True
     hear(world, CONNECT_S, NOBODY)
@@ -237,44 +231,44 @@ def test_whoever_comes_later_waits_for_an_address_that_refused_once_more(world, 
     linked.hurry()
     hear(world, REFUSED_S - 1, NOBODY)
     assert world.take() == []
-    world.wait(BACKOFF_MAX_S)
+    world.wait(PAUSE_S)
     world.answer(found(0), found(1))
     world.pair(linked, 1)
-    assert world.take()[-1] == ("whole", (0, 1))
+    assert world.take()[-1] == ("linked", (0, 1))
 
 
-def test_what_cannot_be_mended_by_waiting_fails_at_once(world, link) -> None:
-    world.refuse(LayoutError("total_layers is 4 at prefill and 5 at decode"))
+def test_misfit_fails_at_once(world, link) -> None:
+    world.refuse(MisfitError("total_layers is 4 at prefill and 5 at decode", []))
     (failed,) = world.take()
     assert failed[:2] == ("failed", Cause.INVALID)
     assert "total_layers is 4 at prefill" in failed[2]
     assert link.stage is Stage.CLOSED
 
 
-def test_a_rank_of_another_protocol_is_not_connected_to(world, link) -> None:
+def test_rank_of_another_version_is_not_connected(world, link) -> None:
     world.answer(found(0), found(1, protocol=(70, 80)))
     (failed,) = world.take()
     assert failed[1] is Cause.INVALID
-    assert "rank 1 of prefill cannot be spoken to: protocol version is 70..80" in failed[2]
+    assert "rank 1 of prefill: protocol version is 70..80" in failed[2]
     assert not world.lines
 
 
 @pytest.mark.parametrize("error", [zmq.ZMQError(errno.EMFILE), OSError(errno.ENOSPC, "no watches are left")])
-def test_a_rank_that_cannot_be_connected_to_for_the_moment_is_tried_again(world, link, error) -> None:
+def test_missing_socket_is_tried_again(world, link, error) -> None:
     world.unable = error
     world.answer(found(0))
     failure = f"rank 0 of prefill p:1 cannot be connected to: {error}"
-    assert link.stats(world.now).failure == failure
+    assert link.stats(world.time).failure == failure
     world.unable = None
-    world.wait(BACKOFF_MAX_S)
+    world.wait(PAUSE_S)
     world.answer(found(0))
     world.pair(link, 0)
-    assert world.take() == [("paired", peer(0)), ("whole", (0,))]
+    assert world.take() == [("paired", peer(0)), ("linked", (0,))]
 
 
-def test_whoever_waits_for_a_rank_that_cannot_be_connected_to_is_told_in_time(world, link) -> None:
+def test_missing_socket_fails_attempts_in_time(world, link) -> None:
     world.unable = zmq.ZMQError(errno.EMFILE)
-    while world.wanted and world.now < 1000 + 2 * CONNECT_S:
+    while world.wanted and world.time < 1000 + 2 * CONNECT_S:
         if not world.asked[-1].done():
             world.answer(found(0))
         world.wait(0.1)
@@ -283,29 +277,29 @@ def test_whoever_waits_for_a_rank_that_cannot_be_connected_to_is_told_in_time(wo
     assert (link.stage, world.timers) == (Stage.CLOSED, {})
 
 
-def test_a_connection_that_comes_back_within_the_grace_costs_nothing(world, linked) -> None:
+def test_connection_back_within_grace_loses_nothing(world, linked) -> None:
     world.cut(linked, 1)
     assert world.broken == 1, "nothing new is offered meanwhile"
     world.wait(GRACE_S / 2)
     world.answer(found(0), found(1))
     world.pair(linked, 1)
     world.wait(GRACE_S * 2)
-    assert world.take() == [("paired", peer(1)), ("whole", (0, 1))]
+    assert world.take() == [("paired", peer(1)), ("linked", (0, 1))]
     assert linked.stage is Stage.LINKED
 
 
-def test_a_lost_rank_is_evidence_for_that_rank_alone_and_the_others_stay_connected(world, linked) -> None:
+def test_lost_rank_leaves_others_connected(world, linked) -> None:
     world.cut(linked, 1)
     world.wait(GRACE_S)
     lost, failed = world.take()
     assert lost[:2] == ("lost", peer(1))
     assert failed[:2] == ("failed", Cause.PEER_LOST)
     assert linked.stage is Stage.RESTING
-    assert linked.line(peer(0)) is world.lines[peer(0)]
+    assert linked.connection(peer(0)) is world.lines[peer(0)]
     assert not world.lines[peer(0)].closed
 
 
-def test_the_link_is_rebuilt_with_the_process_that_took_the_lost_one_s_place(world, linked) -> None:
+def test_successor_of_lost_rank_is_linked(world, linked) -> None:
     world.cut(linked, 1)
     world.wait(GRACE_S)
     world.take()
@@ -313,11 +307,11 @@ def test_the_link_is_rebuilt_with_the_process_that_took_the_lost_one_s_place(wor
     linked.hurry()
     world.answer(found(0), found(1, life=1))
     world.pair(linked, 1, life=1)
-    assert world.take() == [("paired", peer(1, 1)), ("whole", (0, 1))]
+    assert world.take() == [("paired", peer(1, 1)), ("linked", (0, 1))]
     assert not world.lines[peer(0)].closed
 
 
-def test_the_loss_of_one_rank_does_not_cut_the_grace_of_another_short(world, linked) -> None:
+def test_each_rank_has_its_own_grace(world, linked) -> None:
     world.cut(linked, 1)
     world.wait(GRACE_S / 2)
     world.cut(linked, 0)
@@ -328,27 +322,27 @@ def test_the_loss_of_one_rank_does_not_cut_the_grace_of_another_short(world, lin
     assert (linked.stage, world.timers) == (Stage.CLOSED, {})
 
 
-def test_another_process_in_a_rank_s_place_is_evidence_at_once(world, linked) -> None:
+def test_successor_ends_the_grace(world, linked) -> None:
     world.cut(linked, 1)
     world.answer(found(0), found(1, life=1))
     (lost,) = world.take()
     assert lost[:2] == ("lost", peer(1))
     assert "rank 1 of prefill p:1 was restarted" in lost[2]
     world.pair(linked, 1, life=1)
-    assert world.take() == [("paired", peer(1, 1)), ("whole", (0, 1))]
+    assert world.take() == [("paired", peer(1, 1)), ("linked", (0, 1))]
 
 
-def test_a_restarted_instance_loses_every_rank_and_is_paired_anew(world, linked) -> None:
+def test_restarted_instance_loses_every_rank(world, linked) -> None:
     world.cut(linked, 0)
     world.cut(linked, 1)
     world.answer(found(0, life=1), found(1, life=1))
     assert [did[:2] for did in world.take()] == [("lost", peer(0)), ("lost", peer(1))]
     world.pair(linked, 0, life=1)
     world.pair(linked, 1, life=1)
-    assert world.take()[-1] == ("whole", (0, 1))
+    assert world.take()[-1] == ("linked", (0, 1))
 
 
-def test_it_is_not_whole_without_a_rank_that_was_lost_while_others_joined(world, linked) -> None:
+def test_not_linked_without_rank_lost_while_joining(world, linked) -> None:
     world.cut(linked, 0)
     world.cut(linked, 1)
     world.wanted = True
@@ -358,40 +352,40 @@ def test_it_is_not_whole_without_a_rank_that_was_lost_while_others_joined(world,
     world.wait(1)
     world.answer(found(0), found(1))
     world.pair(linked, 0)
-    assert ("whole", (0,)) not in world.take()
+    assert ("linked", (0,)) not in world.take()
     world.pair(linked, 1)
-    assert world.take()[-1] == ("whole", (0, 1))
+    assert world.take()[-1] == ("linked", (0, 1))
 
 
-def test_a_rank_that_says_goodbye_is_lost_without_grace(world, linked) -> None:
+def test_goodbye_loses_rank_without_grace(world, linked) -> None:
     world.lines[peer(1)].paired = False
-    linked.line_left(peer(1), "rank 1 has shut down")
+    linked.on_rank_left(peer(1), "rank 1 has shut down")
     assert [did[:2] for did in world.take()] == [("lost", peer(1)), ("failed", Cause.PEER_LOST)]
     assert linked.stage is Stage.RESTING
 
 
-def test_a_fenced_rank_is_lost_though_its_connection_still_stands(world, linked) -> None:
-    linked.part_with(peer(1), "was fenced")
+def test_fenced_rank_is_lost_at_once(world, linked) -> None:
+    linked.mark_lost(peer(1), "was fenced")
     assert [did[:2] for did in world.take()] == [("lost", peer(1)), ("failed", Cause.PEER_LOST)]
     assert world.lines[peer(1)].closed
     assert (linked.stage, world.timers) == (Stage.RESTING, {})
-    linked.part_with(peer(1), "was fenced")
+    linked.mark_lost(peer(1), "was fenced")
     assert world.take() == []
 
 
-def test_a_registry_that_still_names_a_fenced_rank_fails_those_who_wait_at_once(world, link) -> None:
+def test_registry_naming_fenced_rank_fails_at_once(world, link) -> None:
     world.fenced.add(peer(1))
     world.answer(found(0), found(1))
     (failed,) = world.take()
     assert failed[:2] == ("failed", Cause.PEER_LOST)
-    assert "rank 1 of prefill p:1 was fenced, and no other process has come in its place" in failed[2]
+    assert "rank 1 of prefill p:1 was fenced, and no other process has taken its place" in failed[2]
     assert not world.lines
 
 
-def test_a_rank_that_refuses_for_good_fails_those_who_wait(world, link) -> None:
+def test_refusal_for_good_fails_attempts(world, link) -> None:
     world.answer(found(0), found(1))
     world.pair(link, 0)
-    link.line_refused(peer(1), "rank 1 refused to pair: model is 'a'", retry=False)
+    link.on_rank_refused(peer(1), "rank 1 refused to pair: model is 'a'", retry=False)
     assert world.take()[1:] == [("failed", Cause.INVALID, "rank 1 refused to pair: model is 'a'")]
     assert link.stage is Stage.RESTING
     world.wanted = True
@@ -404,30 +398,30 @@ def lose_both(world, linked) -> None:
     world.cut(linked, 0)
     world.cut(linked, 1)
     world.refuse(BootstrapError("nobody there"))
-    for _ in range(round(GRACE_S / BACKOFF_MAX_S) + 1):
-        world.wait(BACKOFF_MAX_S)
+    for _ in range(round(GRACE_S / PAUSE_S) + 1):
+        world.wait(PAUSE_S)
         if not world.asked[-1].done():
             world.refuse(BootstrapError("nobody there"))
     assert [event[0] for event in world.take()] == ["lost", "lost"]
 
 
-def test_while_pages_are_held_ranks_that_were_lost_are_met_again_as_soon_as_they_are_back(world, linked) -> None:
+def test_held_pages_keep_lost_ranks_wanted(world, linked) -> None:
     lose_both(world, linked)
-    world.wait(BACKOFF_MAX_S)
+    world.wait(PAUSE_S)
     world.answer(found(0), found(1))
     world.pair(linked, 0)
     world.pair(linked, 1)
-    assert world.take() == [("paired", peer(0)), ("paired", peer(1)), ("whole", (0, 1))]
+    assert world.take() == [("paired", peer(0)), ("paired", peer(1)), ("linked", (0, 1))]
 
 
-def test_while_pages_are_held_it_goes_on_asking_slowly_at_last_and_hurries_when_wanted(world, linked) -> None:
+def test_held_pages_ask_slowly_until_wanted(world, linked) -> None:
     lose_both(world, linked)
     while not (did := world.take()):
-        world.wait(BACKOFF_MAX_S)
+        world.wait(PAUSE_S)
         world.refuse(BootstrapError("nobody there"))
     assert did[0][:2] == ("failed", Cause.PEER_LOST)
     asked = len(world.asked)
-    world.wait(OWED_S + 1)
+    world.wait(TIMEOUTS.held_retry_s + 1)
     assert len(world.asked) == asked + 1
     world.refuse(BootstrapError("nobody there"))
     world.take()
@@ -436,12 +430,12 @@ def test_while_pages_are_held_it_goes_on_asking_slowly_at_last_and_hurries_when_
     assert len(world.asked) == asked + 2
 
 
-def test_whoever_comes_later_by_another_name_is_told_what_is_there(world, linked) -> None:
+def test_hurry_reports_what_is_linked(world, linked) -> None:
     linked.hurry()
-    assert world.take() == [("paired", peer(0)), ("paired", peer(1)), ("whole", (0, 1))]
+    assert world.take() == [("paired", peer(0)), ("paired", peer(1)), ("linked", (0, 1))]
 
 
-def test_a_closed_link_leaves_no_timer_and_no_line(world, linked) -> None:
+def test_close_leaves_no_timer_or_connection(world, linked) -> None:
     world.cut(linked, 1)
     linked.close()
     world.answer(found(0), found(1))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from pdpool_connector.runtime.metrics import PREFIX, ConnectorCollector
-from pdpool_connector.runtime.stats import ConnectorStats, Distribution, QueueStats
+from pdpool_connector.runtime.stats import ConnectorStats, Distribution, PeerStats, QueueStats
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,6 +20,7 @@ def stats() -> ConnectorStats:
         rank=0,
         ranks=1,
         incarnation="a" * 32,
+        backend="nixl",
         pod_uid="",
         container="",
         uptime_s=1.0,
@@ -39,10 +40,9 @@ def stats() -> ConnectorStats:
         held_oldest_s=9.0,
         held_for=(),
         bytes_moved_total=10,
-        expected=5,
         tombstones=6,
         faults=0,
-        peers=(),
+        peers=(PeerStats("b" * 32, "h:1", 0.1, 1, 0, "nixl", "rc"),),
         links=(),
     )
 
@@ -59,14 +59,14 @@ def families(stats: ConnectorStats) -> dict[str, tuple[str, set[str]]]:
     return found
 
 
-def test_every_metric_stands_in_the_documented_table_and_no_other(stats) -> None:
+def test_table_of_the_docs_names_each_metric(stats) -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*?) \|", TABLE.read_text(), re.MULTILINE)
     documented = {name: (kind, {"rank", *re.findall(r"`(\w+)`", labels)}) for name, kind, labels in rows}
     assert documented == families(stats)
     assert all(name.startswith(PREFIX) for name in documented)
 
 
-def test_release_times_are_cumulative_as_prometheus_wants_them(stats) -> None:
+def test_release_times_are_cumulative(stats) -> None:
     registry = CollectorRegistry()
     registry.register(ConnectorCollector(lambda: [stats]))
 
@@ -78,7 +78,7 @@ def test_release_times_are_cumulative_as_prometheus_wants_them(stats) -> None:
     assert value("sum") == 5.5
 
 
-def test_ranks_that_are_told_together_have_one_family_each_and_a_series_for_every_rank(stats) -> None:
+def test_ranks_share_families_and_have_own_series(stats) -> None:
     other = replace(stats, rank=1, checksums={"mismatched": 3}, tombstones=7)
     registry = CollectorRegistry()
     registry.register(ConnectorCollector(lambda: [stats, other]))
@@ -88,3 +88,12 @@ def test_ranks_that_are_told_together_have_one_family_each_and_a_series_for_ever
         assert registry.get_sample_value(f"{PREFIX}tombstones", {"rank": rank}) == tombstones
     types = re.findall(r"^# TYPE (\w+)", generate_latest(registry).decode(), re.MULTILINE)
     assert len(types) == len(set(types)) == len(families(stats))
+
+
+def test_transports_in_use_have_one_series_each(stats) -> None:
+    peer = PeerStats("c" * 32, "h:2", 0.1, 1, 0, "nixl", "tcp")
+    registry = CollectorRegistry()
+    registry.register(ConnectorCollector(lambda: [replace(stats, peers=(*stats.peers, peer, peer))]))
+    for transport in ("rc", "tcp"):
+        labels = {"rank": "0", "backend": "nixl", "transport": transport}
+        assert registry.get_sample_value(f"{PREFIX}transport_info", labels) == 1

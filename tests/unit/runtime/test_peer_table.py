@@ -1,7 +1,5 @@
 """Prefill's table of decodes: connections that come and go, engines that fail, processes that are replaced."""
 
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,18 +8,20 @@ from pdpool_connector import HostArena, KVMemory
 from pdpool_connector.backends.base import BackendError
 from pdpool_connector.layout.memory import RemoteMemory, encode_remote
 from pdpool_connector.protocol import frames as f
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime import peer_table as module
 from pdpool_connector.runtime.peer_table import MAX_ROUTES, PeerTable
-from pdpool_connector.runtime.process_watch import GRACE_S
 from pdpool_connector.transport.drops import Drops
 
+TIMEOUTS = Timeouts()
+GRACE_S = TIMEOUTS.lost_grace_s
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 ADDRESS = {A: "h:1", B: "h:1", C: "h:2"}
 """B succeeds A at the same address, or the other way round."""
 ARENA = HostArena(2 * 256 + 64)
 MEMORY = KVMemory(
     kv=(ARENA.region(0, 256, 1), ARENA.region(256, 256, 1)),
-    aux=ARENA.region(512, 64, 1),
+    aux=(ARENA.region(512, 64, 1),),
     page_tokens=16,
     layers=1,
     kv_heads=1,
@@ -43,14 +43,17 @@ class Prefill:
     """Owner, clock and timers of a table, and what the machine has been told."""
 
     def __init__(self) -> None:
-        self.now = 100.0
+        self.time = 100.0
         self.timers: dict[object, tuple[float, object]] = {}
         self.known: set[str] = set()
         self.fenced: set[str] = set()
         self.workers: dict[str, Worker] = {}
-        self.told: list[tuple[bytes, f.Frame]] = []
-        self.table = PeerTable(self, "f" * 32, MEMORY, "local", "write", self, Drops(lambda: self.now))
-        self.table._greetings._clock = lambda: self.now
+        self.misfits: dict[str, int] = {}
+        self.sent: list[tuple[bytes, f.Frame]] = []
+        self.table = PeerTable(self, "f" * 32, MEMORY, "local", self, Drops(self.now), TIMEOUTS)
+
+    def now(self) -> float:
+        return self.time
 
     def at(self, key, when, call) -> None:
         self.timers[key] = (when, call)
@@ -58,31 +61,37 @@ class Prefill:
     def cancel(self, key) -> None:
         self.timers.pop(key, None)
 
-    def decode_fenced(self, peer) -> bool:
+    def is_fenced(self, peer) -> bool:
         return peer in self.fenced
 
-    def decode_met(self, hello, _remote):
-        self.now += 0.001
+    def start_worker(self, hello, _remote):
+        self.time += 0.001
         self.workers[hello.sender] = Worker()
-        return self.workers[hello.sender], None
+        return self.workers[hello.sender]
 
-    def decode_paired(self, peer) -> None:
+    def on_peer_paired(self, peer) -> None:
         self.known.add(peer.incarnation)
 
-    def decode_lost(self, peer, message) -> None:
+    def on_peer_lost(self, peer, message) -> None:
         assert message
         self.known.discard(peer.incarnation)
 
-    def decode_told(self, route, frame) -> None:
-        self.told.append((route, frame))
+    def on_misfit(self, incarnation, version) -> None:
+        self.misfits[incarnation] = version
 
-    def hello(self, sender: str, connection: int, address: str = "") -> None:
+    def on_misfit_gone(self, incarnation) -> None:
+        del self.misfits[incarnation]
+
+    def send_to(self, route, frame) -> None:
+        self.sent.append((route, frame))
+
+    def hello(self, sender: str, connection: int, address: str = "", memory: bytes = b"") -> None:
         said = f.Hello(
             version=f.VERSION_MAX,
             oldest_version=f.VERSION_MIN,
             sender=sender,
             address=address or ADDRESS[sender],
-            memory=TOLD,
+            memory=memory or TOLD,
         )
         self.table.greet(said, b"%d" % connection, connection)
 
@@ -96,30 +105,23 @@ class Prefill:
         self.table.worker_gone(sender)
 
     def run(self, seconds: float) -> None:
-        until = self.now + seconds
+        until = self.time + seconds
         while due := [(when, str(key), key) for key, (when, _) in self.timers.items() if when <= until]:
             when, _, key = min(due)
-            self.now = max(self.now, when)
+            self.time = max(self.time, when)
             self.timers.pop(key)[1]()
-        self.now = max(self.now, until)
+        self.time = max(self.time, until)
 
     def paired(self) -> set[str]:
         return {peer.incarnation for peer in self.table if peer.paired}
 
 
-@pytest.fixture(autouse=True)
-def clock(monkeypatch):
-    made = Prefill()
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))
-    return made
-
-
 @pytest.fixture
-def prefill(clock) -> Prefill:
-    return clock
+def prefill() -> Prefill:
+    return Prefill()
 
 
-def test_a_decode_that_comes_back_after_its_engine_failed_is_not_lost_by_the_connection_before(prefill) -> None:
+def test_decode_back_after_failed_connect_is_kept(prefill) -> None:
     prefill.hello(A, 1)
     prefill.table.connection_ended(1)
     prefill.table.connected(A, BackendError("cannot be reached"))
@@ -129,7 +131,7 @@ def test_a_decode_that_comes_back_after_its_engine_failed_is_not_lost_by_the_con
     assert prefill.paired() == prefill.known == {A}
 
 
-def test_a_decode_whose_worker_has_failed_may_be_paired_anew(prefill) -> None:
+def test_decode_may_pair_again_after_worker_fault(prefill) -> None:
     prefill.pair(A, 1)
     prefill.table.connection_ended(1)
     prefill.gone(A)
@@ -139,7 +141,7 @@ def test_a_decode_whose_worker_has_failed_may_be_paired_anew(prefill) -> None:
     assert prefill.paired() == prefill.known == {A}
 
 
-def test_a_connection_speaks_for_one_process_at_a_time(prefill) -> None:
+def test_connection_belongs_to_one_process(prefill) -> None:
     for number in range(5):
         prefill.pair(f"{number:032x}", 1, f"h:{number + 10}")
     assert prefill.paired() == prefill.known == {f"{4:032x}"}
@@ -150,7 +152,7 @@ def test_a_connection_speaks_for_one_process_at_a_time(prefill) -> None:
     assert list(prefill.table) == []
 
 
-def test_the_place_of_a_process_is_its_successors_also_where_the_table_is_full(prefill, monkeypatch) -> None:
+def test_successor_gets_the_place_in_full_table(prefill, monkeypatch) -> None:
     monkeypatch.setattr(module, "MAX_PEERS", 1)
     prefill.pair(A, 1)
     prefill.hello(B, 2)
@@ -160,7 +162,7 @@ def test_the_place_of_a_process_is_its_successors_also_where_the_table_is_full(p
     assert prefill.paired() == {B}
 
 
-def test_once_the_door_is_shut_nobody_gets_in_and_who_waits_is_told(prefill) -> None:
+def test_shut_table_refuses_waiting_hellos(prefill) -> None:
     prefill.pair(A, 1)
     prefill.hello(C, 2)
     prefill.hello(B, 3)
@@ -168,12 +170,12 @@ def test_once_the_door_is_shut_nobody_gets_in_and_who_waits_is_told(prefill) -> 
     prefill.table.shut()
     prefill.hello(A, 4)
     prefill.run(1.0)
-    refused = {route for route, frame in prefill.told if isinstance(frame, f.HelloRefused) and frame.retry}
+    refused = {route for route, frame in prefill.sent if isinstance(frame, f.HelloRefused) and frame.retry}
     assert refused == {b"3", b"4"}
     assert B not in prefill.table
 
 
-def test_a_decode_that_is_known_waits_behind_no_stranger(prefill) -> None:
+def test_known_decode_waits_behind_no_other(prefill) -> None:
     prefill.pair(A, 1)
     prefill.hello(C, 2)
     prefill.hello(B, 3)
@@ -183,36 +185,36 @@ def test_a_decode_that_is_known_waits_behind_no_stranger(prefill) -> None:
     assert B not in prefill.table
 
 
-def test_who_speaks_as_if_paired_and_is_not_known_any_more_is_told_so_now_and_then(prefill) -> None:
+def test_unpaired_sender_is_refused_at_a_rate(prefill) -> None:
     prefill.pair(A, 1)
     prefill.table.unknown(A, b"1")
-    assert prefill.told == [], "it is paired; the words came by another connection"
+    assert prefill.sent == [], "it is paired; the words came by another connection"
     prefill.table.lose(prefill.table.get(A), "gone")
     for _ in range(3):
         prefill.table.unknown(A, b"1")
         prefill.table.unknown(C, b"2")
-    assert [(route, frame.retry) for route, frame in prefill.told] == [(b"1", True), (b"2", True)]
+    assert [(route, frame.retry) for route, frame in prefill.sent] == [(b"1", True), (b"2", True)]
     prefill.run(1.0)
     prefill.table.unknown(C, b"2")
-    assert len(prefill.told) == 3
+    assert len(prefill.sent) == 3
 
 
-def test_a_decode_learns_that_the_thread_that_writes_to_it_has_failed(prefill) -> None:
+def test_worker_fault_sends_goodbye(prefill) -> None:
     prefill.pair(A, 1)
     prefill.gone(A)
-    ((route, goodbye),) = prefill.told
+    ((route, goodbye),) = prefill.sent
     assert (route, type(goodbye)) == (b"1", f.Goodbye)
 
 
-def test_workers_that_end_because_prefill_leaves_have_not_failed(prefill, caplog) -> None:
+def test_workers_ended_by_close_are_no_fault(prefill, caplog) -> None:
     prefill.pair(A, 1)
     prefill.table.leave()
     prefill.gone(A)
-    assert [type(frame) for _, frame in prefill.told] == [f.Goodbye]
+    assert [type(frame) for _, frame in prefill.sent] == [f.Goodbye]
     assert "failed" not in caplog.text
 
 
-def test_a_decode_that_knows_us_by_two_addresses_may_speak_by_either_connection(prefill) -> None:
+def test_decode_may_use_two_connections(prefill) -> None:
     prefill.pair(A, 1)
     prefill.pair(B, 2, "h:2")
     prefill.hello(A, 3)
@@ -229,12 +231,12 @@ def test_a_decode_that_knows_us_by_two_addresses_may_speak_by_either_connection(
     assert prefill.paired() == {B}
 
 
-def test_a_decode_whose_last_connection_ended_lives_on_by_another_by_which_it_speaks_in_time(prefill) -> None:
+def test_decode_lives_on_by_other_connection(prefill) -> None:
     prefill.pair(A, 1)
     prefill.hello(A, 2)
     prefill.table.connection_ended(2)
     prefill.run(GRACE_S / 2)
-    ((route, asked),) = prefill.told
+    ((route, asked),) = prefill.sent
     assert (route, type(asked), asked.retry) == (b"1", f.HelloRefused, True)
     assert prefill.table.speaker(A, b"2") is not None, "what it had said before is heard"
     peer = prefill.table.speaker(A, b"1")
@@ -246,13 +248,31 @@ def test_a_decode_whose_last_connection_ended_lives_on_by_another_by_which_it_sp
     assert prefill.paired() == set()
 
 
-def test_the_connections_of_one_decode_are_bounded(prefill) -> None:
+def test_connections_of_a_decode_are_bounded(prefill) -> None:
     prefill.pair(A, 1)
     for number in range(2, 5 * MAX_ROUTES):
         prefill.hello(A, number)
     (peer,) = prefill.table
     assert len(peer.routes) == len(prefill.table._by_connection) == MAX_ROUTES
     assert prefill.table.speaker(A, b"1") is None
+
+
+def test_decode_that_does_not_fit_may_send_aborts(prefill) -> None:
+    other = encode_remote(RemoteMemory(backend="nixl", memory=MEMORY, descriptor=b""))
+    prefill.hello(A, 1, memory=other)
+    prefill.run(1.0)
+    ((route, refused),) = prefill.sent
+    assert (route, refused.retry, "backend is 'local' at prefill and 'nixl' at decode" in refused.reason) == (
+        b"1",
+        False,
+        True,
+    )
+    assert (prefill.misfits, prefill.table.route_to(A)) == ({A: f.VERSION_MAX}, b"1")
+    assert prefill.table.is_misfit(A, b"1")
+    assert not prefill.table.is_misfit(A, b"2")
+    assert prefill.table.speaker(A, b"1") is None
+    prefill.table.connection_ended(1)
+    assert (prefill.misfits, prefill.table.route_to(A)) == ({}, None)
 
 
 class Lives(RuleBasedStateMachine):
@@ -266,9 +286,6 @@ class Lives(RuleBasedStateMachine):
         self.open: set[int] = set()
         self.connecting: set[str] = set()
         self.said: set[tuple[int, str]] = set()
-
-    def now(self) -> float:
-        return self.prefill.now
 
     @rule(sender=st.sampled_from([A, B, C]), again=st.booleans())
     def hello(self, sender: str, again: bool) -> None:
@@ -320,7 +337,7 @@ class Lives(RuleBasedStateMachine):
     def fence(self) -> None:
         self.prefill.fenced.add(A)
         self.prefill.known.discard(A)
-        self.table.part_with(A, "was fenced")
+        self.table.mark_lost(A, "was fenced")
 
     @rule(seconds=st.sampled_from([0.01, 0.5, 1.1]))
     def time_passes(self, seconds: float) -> None:
@@ -345,7 +362,7 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def graces_are_for_those_who_are_missing(self) -> None:
         for key in self.prefill.timers:
-            if key != "greetings":
+            if key != "hellos":
                 peer = self.table.get(key[1])
                 assert peer is not None
                 assert peer.present
@@ -354,15 +371,3 @@ class Lives(RuleBasedStateMachine):
 
 class TestLives(Lives.TestCase):
     settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-
-    @pytest.fixture(autouse=True)
-    def clock(self, monkeypatch):
-        made = []
-        original = Lives.__init__
-
-        def remembered(lives) -> None:
-            original(lives)
-            made.append(lives)
-
-        monkeypatch.setattr(Lives, "__init__", remembered)
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made[-1].now()))

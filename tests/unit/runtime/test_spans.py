@@ -20,8 +20,6 @@ from pdpool_connector.runtime import connector as connector_module
 from pdpool_connector.runtime.spans import ENDPOINTS, Spans, open_spans
 from pdpool_connector.runtime.transfer import Transfer
 
-from tests.unit.runtime.test_api import memory  # noqa: F401 - a fixture
-
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
@@ -39,7 +37,7 @@ def spans(exporter) -> Spans:
 
 
 def transfer(room: int = 42) -> Transfer:
-    made = Transfer(1, room, "req-1", lambda _: None)
+    made = Transfer(1, room, "req-1", "", lambda _: None)
     made.attempts = (AttemptId("b" * 32, 7),)
     return made
 
@@ -84,7 +82,7 @@ def test_a_bad_header_is_ignored(spans, exporter, header) -> None:
     assert exporter.get_finished_spans()[0].parent is None
 
 
-def test_a_connector_ends_the_span_of_what_it_fails(spans, exporter, memory, monkeypatch) -> None:  # noqa: F811
+def test_a_connector_ends_the_span_of_what_it_fails(spans, exporter, memory, monkeypatch) -> None:
     monkeypatch.setattr(connector_module, "open_spans", lambda *_: spans)
     made = PrefillConnector(ConnectorConfig("127.0.0.1"), memory, lambda: None)
     made.start()
@@ -123,7 +121,7 @@ def test_spans_reach_an_endpoint_by_otlp_before_the_connector_is_closed(monkeypa
         one = transfer()
         sent.begin(one, PARENT)
         sent.end(one, TransferStatus(Phase.DONE, releasable=True))
-        sent.close()
+        sent.close(5.0)
     finally:
         server.shutdown()
         thread.join()

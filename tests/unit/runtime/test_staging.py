@@ -47,7 +47,7 @@ class Side:
         self.cache = self.arena.array(0, (2, POOL, TOKENS, heads, HEAD), np.uint8)
         self.memory = KVMemory(
             kv=tuple(self.arena.region(index * POOL * item, item, POOL) for index in (0, 1)),
-            aux=self.arena.region(2 * POOL * item, 64, 4),
+            aux=(self.arena.region(2 * POOL * item, 64, 4),),
             page_tokens=TOKENS,
             layers=1,
             kv_heads=heads,
@@ -83,14 +83,16 @@ def decodes(sides: list[Side]) -> Iterator[list[DecodeConnector]]:
 
 
 @pytest.fixture
-def prefill(sides: list[Side], request) -> Iterator[PrefillConnector]:
+def unsure() -> Unsure:
+    return Unsure()
+
+
+@pytest.fixture
+def prefill(sides: list[Side], unsure, request) -> Iterator[PrefillConnector]:
     slots = getattr(request, "param", 2)
     config = ConnectorConfig("127.0.0.1", staging_bytes=slots * SLOT_BYTES)
-    connector = PrefillConnector(config, sides[0].memory, lambda: None)
-    connector._backend = Unsure()
-    connector.start()
-    yield connector
-    connector.close()
+    with PrefillConnector(config, sides[0].memory, backend=unsure) as connector:
+        yield connector
 
 
 def until(condition) -> None:
@@ -100,12 +102,11 @@ def until(condition) -> None:
         time.sleep(0.002)
 
 
-def hand_over(prefill, decodes, room, pages=PAGES[::-1]):
+def hand_over(prefill, decodes, room, pages=PAGES[::-1], slots=(0, 1)):
     """The request at prefill and at both ranks of decode, sent and ended."""
-    receiving = [
-        decode.open(prefill.bootstrap_address, room, "r", pages=pages.copy(), aux_slot=rank)
-        for rank, decode in enumerate(decodes)
-    ]
+    receiving = [decode.open(prefill.bootstrap_address, room, "r") for decode in decodes]
+    for rank, one in enumerate(receiving):
+        one.offer(pages.copy(), aux_slot=slots[rank])
     sending = prefill.open(room, "r")
     until(lambda: sending.status.phase is Phase.READY)  # both ranks have come
     sending.send(PAGES, start=0, last=True, aux_slot=0)
@@ -114,24 +115,24 @@ def hand_over(prefill, decodes, room, pages=PAGES[::-1]):
 
 
 @pytest.mark.parametrize("prefill", [2, 0], indirect=True)
-def test_each_rank_gets_its_head_with_and_without_staging(prefill, decodes, sides) -> None:
+def test_each_rank_gets_its_head(prefill, unsure, decodes, sides) -> None:
     sending, receiving = hand_over(prefill, decodes, 1)
     assert [one.status.phase for one in (sending, *receiving)] == [Phase.DONE] * 3
     for head, side in enumerate(sides[1:]):
         assert np.array_equal(side.cache[:, PAGES[::-1], :, 0], sides[0].cache[:, PAGES, :, head])
         assert not side.cache[:, [0, 3, 4, 6, 7]].any()
-    assert (prefill._backend.staged > 0) is (prefill._staging is not None)
+    assert (unsure.staged > 0) is (prefill._staging is not None)
     assert prefill._staging is None or prefill._staging.reserved == 0
 
 
-def test_a_slot_that_may_still_be_read_is_held_with_its_hand_off_until_the_peer_is_fenced(prefill, decodes) -> None:
-    prefill._backend.unsettled = True
+def test_unsettled_slot_is_held_until_the_fence(prefill, unsure, decodes) -> None:
+    unsure.unsettled = True
     sending, receiving = hand_over(prefill, decodes, 1)
     assert sending.status.cause is Cause.TRANSFER_FAILED
     assert not sending.status.releasable
     until(lambda: prefill._staging.reserved)  # 1 or 2: the other part may have failed before it wrote
-    prefill._backend.unsettled = False
-    other, _ = hand_over(prefill, decodes, 2, OTHERS)
+    unsure.unsettled = False
+    other, _ = hand_over(prefill, decodes, 2, OTHERS, slots=[2, 3])
     assert other.status.phase is Phase.DONE
     assert prefill._staging.reserved in (1, 2)
     del receiving
@@ -141,9 +142,10 @@ def test_a_slot_that_may_still_be_read_is_held_with_its_hand_off_until_the_peer_
     until(lambda: prefill._staging.reserved == 0)
 
 
-def test_a_slot_is_held_though_the_other_rank_has_not_even_opened(prefill, decodes) -> None:
-    prefill._backend.unsettled, prefill._backend.awaited = True, 1
-    receiving = decodes[0].open(prefill.bootstrap_address, 1, "r", pages=PAGES, aux_slot=0)
+def test_slot_is_held_before_other_rank_opens(prefill, unsure, decodes) -> None:
+    unsure.unsettled, unsure.awaited = True, 1
+    receiving = decodes[0].open(prefill.bootstrap_address, 1, "r")
+    receiving.offer(PAGES, aux_slot=0)
     sending = prefill.open(1, "r")
     sending.send(PAGES, start=0, last=True, aux_slot=0)
     until(lambda: sending.status.ended and receiving.status.ended)
@@ -153,20 +155,20 @@ def test_a_slot_is_held_though_the_other_rank_has_not_even_opened(prefill, decod
     until(lambda: prefill._staging.reserved == 0)
 
 
-def test_a_fence_ends_the_pairing_on_either_side_and_it_is_not_made_again(prefill, decodes, caplog) -> None:
+def test_fence_ends_the_pairing_for_good(prefill, decodes, caplog) -> None:
     hand_over(prefill, decodes, 1)
     until(lambda: len(prefill.stats().peers) == 2)
     decodes[0].fence(prefill.incarnation, ProcessExited(pid=1, seen_by="the test"))
-    late = decodes[0].open(prefill.bootstrap_address, 2, "r", pages=PAGES, aux_slot=0)
+    late = decodes[0].open(prefill.bootstrap_address, 2, "r")
     until(lambda: late.status.ended)
     assert (late.status.cause, late.status.releasable) == (Cause.PEER_LOST, True)
     assert "was fenced" in late.status.message
     prefill.fence(decodes[1].incarnation, ProcessExited(pid=1, seen_by="the test"))
     until(lambda: not prefill.stats().peers)
-    later = decodes[1].open(prefill.bootstrap_address, 3, "r", pages=PAGES, aux_slot=0, deadline_s=20.0)
+    later = decodes[1].open(prefill.bootstrap_address, 3, "r", deadline_s=20.0)
     until(lambda: later.status.ended)
     assert (later.status.cause, later.status.releasable) == (Cause.INVALID, True)
-    assert "was fenced, and is paired no more" in later.status.message
+    assert "was fenced and is not paired again" in later.status.message
     logged = [record for record in caplog.records if record.message.startswith("fence of ")]
     proof = "ProcessExited(pid=1, seen_by='the test')"
     assert [(record.levelname, record.message) for record in logged] == [

@@ -1,16 +1,14 @@
-"""A peer's worker: chunks in turn, stops between them, and never calls unsettled what is settled or the reverse."""
+"""A peer's worker: chunks in turn, stops between them, and what it reports as settled."""
 
 import pytest
-from msgspec import structs
 from pdpool_connector.backends.base import BackendError, InvalidChunkError, Poll
-from pdpool_connector.layout.memory import Region, StateCut
 from pdpool_connector.protocol.events import WriteResult
 from pdpool_connector.runtime.worker import IN_FLIGHT
 
-from tests.unit.runtime.scripted import MEMORY, PAGE
+from tests.unit.runtime.scripted import PAGE
 
 
-def test_a_write_is_cut_and_ends_once_with_all_its_bytes(bench) -> None:
+def test_write_is_cut_and_ends_once(bench) -> None:
     one = bench()
     one.write(1, 10, aux=True)
     sizes = []
@@ -34,7 +32,7 @@ def order_of(one, count: int) -> list[int]:
     return order
 
 
-def test_no_more_chunks_are_in_flight_than_told_and_jobs_take_turns(bench) -> None:
+def test_chunks_in_flight_are_bounded_and_jobs_alternate(bench) -> None:
     one = bench()
     one.write(1, 4)
     first = one.next_submit()
@@ -49,7 +47,7 @@ def test_no_more_chunks_are_in_flight_than_told_and_jobs_take_turns(bench) -> No
     assert {one.next_end().write for _ in range(4)} == {1, 2, 3, 4}
 
 
-def test_what_a_job_began_while_it_was_alone_counts_as_its_turns_once_others_come(bench) -> None:
+def test_chunks_begun_alone_count_as_turns(bench) -> None:
     one = bench()
     one.write(1, 16)
     alone = [one.next_submit(), one.next_submit()]
@@ -61,7 +59,7 @@ def test_what_a_job_began_while_it_was_alone_counts_as_its_turns_once_others_com
     assert order == [2, 3, 2, 3, 1, 2, 3, 1, 2, 3], "it ends with the others, and has a turn in each round again"
 
 
-def test_stop_cuts_at_the_next_chunk_and_waits_for_what_is_in_flight(bench) -> None:
+def test_stop_submits_no_chunk_and_waits(bench) -> None:
     one = bench()
     one.write(1, 40)
     flying = [one.next_submit(), one.next_submit()]
@@ -79,7 +77,7 @@ def test_stop_cuts_at_the_next_chunk_and_waits_for_what_is_in_flight(bench) -> N
     ("outcome", "result"),
     [(Poll.FAILED_SETTLED, WriteResult.FAILED), (Poll.FAILED_UNSETTLED, WriteResult.UNSETTLED)],
 )
-def test_a_failure_ends_the_write_after_its_other_chunks_settled(bench, outcome: Poll, result: WriteResult) -> None:
+def test_failure_ends_write_after_its_other_chunks(bench, outcome: Poll, result: WriteResult) -> None:
     one = bench()
     one.write(1, 40)
     first, second = one.next_submit(), one.next_submit()
@@ -109,7 +107,7 @@ def test_unsettled_outweighs_an_earlier_settled_failure(bench) -> None:
         (RuntimeError("a bug"), WriteResult.UNSETTLED),
     ],
 )
-def test_what_submit_raises_ends_the_write_and_not_the_worker(bench, error: Exception, result: WriteResult) -> None:
+def test_submit_that_raises_ends_the_write_alone(bench, error: Exception, result: WriteResult) -> None:
     one = bench(lambda backend: backend.refusals.update({1: error}))
     one.write(1, 1)
     assert one.next_end().result is result
@@ -118,12 +116,12 @@ def test_what_submit_raises_ends_the_write_and_not_the_worker(bench, error: Exce
     assert one.next_end().result is WriteResult.LANDED
 
 
-def test_a_failed_connection_is_told_and_ends_the_worker(bench) -> None:
+def test_failed_connection_ends_the_worker(bench) -> None:
     one = bench(lambda backend: setattr(backend, "connect_error", BackendError("no route")))
     assert one.gone.wait(30)
 
 
-def test_close_waits_for_what_is_in_flight_and_then_disconnects(bench) -> None:
+def test_close_waits_for_chunks_in_flight(bench) -> None:
     one = bench()
     one.write(1, 40)
     flying = [one.next_submit(), one.next_submit()]
@@ -135,38 +133,9 @@ def test_close_waits_for_what_is_in_flight_and_then_disconnects(bench) -> None:
     assert one.backend.disconnected.wait(30)
 
 
-STATEFUL = structs.replace(
-    MEMORY,
-    state=(Region(1 << 21, 24, 4), Region(1 << 22, 8, 4)),
-    state_cuts=(StateCut(1, (2,)), None),
-    state_ranks=1,
-)
-
-
-@pytest.mark.parametrize(
-    ("duty", "nbytes"),
-    [
-        ({"kv": True, "shares": True}, 2 * PAGE + 32 + 64),
-        ({"kv": True, "shares": False}, 2 * PAGE + 8 + 64),
-        ({"kv": False, "shares": True}, 24 + 64),
-        ({"kv": False, "shares": False}, 64),
-    ],
-)
-def test_only_what_a_rank_has_to_move_is_moved(bench, duty: dict, nbytes: int) -> None:
-    one = bench(memory=STATEFUL, theirs=STATEFUL, **duty)
-    one.write(1, 2, aux=True, state=b"\2\0\0\0")
-    moved = 0
-    while moved < nbytes:
-        transfer = one.next_submit()
-        moved += one.worker._plan.nbytes(transfer.chunk)
-        transfer.outcome = Poll.DONE
+def test_rank_without_pages_gets_the_aux_row_alone(bench) -> None:
+    one = bench(kv=False)
+    one.write(1, 2, aux=True)
+    one.next_submit().outcome = Poll.DONE
     end = one.next_end()
-    assert (end.result, end.bytes_moved, moved) == (WriteResult.LANDED, nbytes, nbytes)
-
-
-def test_a_share_asked_of_a_rank_whose_state_is_not_cut_is_nothing(bench) -> None:
-    whole = structs.replace(STATEFUL, state_cuts=(), state_ranks=0)
-    one = bench(memory=whole, theirs=whole, kv=False, shares=True)
-    one.write(1, 2, state=b"\2\0\0\0")
-    end = one.next_end()
-    assert (end.result, end.bytes_moved) == (WriteResult.LANDED, 0)
+    assert (end.result, end.bytes_moved) == (WriteResult.LANDED, 64)

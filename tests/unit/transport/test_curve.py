@@ -32,12 +32,12 @@ def test_keys_are_read_in_their_order(tmp_path):
         ([{"public": "é" * 40, "secret": "é" * 40}], "must be a JSON list"),
     ],
 )
-def test_a_file_that_holds_no_keys_is_refused_without_telling_what_it_holds(tmp_path, content, why):
+def test_wrong_key_file_is_refused_without_content(tmp_path, content, why):
     with pytest.raises(KeysError, match=why):
         read_keys(written(tmp_path, content))
 
 
-def test_a_public_key_of_another_pair_is_refused(tmp_path):
+def test_public_key_of_another_pair_is_refused(tmp_path):
     mixed = pair(make_key()) | {"secret": make_key().secret.decode()}
     with pytest.raises(KeysError, match="does not belong to its secret key") as caught:
         read_keys(written(tmp_path, [mixed]))
@@ -79,9 +79,9 @@ def wait_until(condition):
         time.sleep(0.01)
 
 
-def test_a_close_that_was_interrupted_once_its_thread_had_ended_is_made_by_the_next(monkeypatch):
+def test_interrupted_close_is_completed_by_the_next(monkeypatch):
     with zmq.Context() as context:
-        keeper = CurveAuthenticator(context, [make_key()])
+        keeper = CurveAuthenticator(context, [make_key()], 5.0)
 
         def interrupted():
             keeper._authenticator.thread.join()
@@ -95,7 +95,7 @@ def test_a_close_that_was_interrupted_once_its_thread_had_ended_is_made_by_the_n
         assert made_or_closed(keeper.close) is None
 
 
-def test_one_for_whom_no_socket_is_left_fails_and_may_be_made_later(monkeypatch):
+def test_missing_socket_fails_and_leaves_nothing(monkeypatch):
     with zmq.Context() as context:
         make, pairs = context.socket, []
 
@@ -108,6 +108,6 @@ def test_one_for_whom_no_socket_is_left_fails_and_may_be_made_later(monkeypatch)
 
         with monkeypatch.context() as patch:
             patch.setattr(context, "socket", one_too_many)
-            assert made_or_closed(lambda: CurveAuthenticator(context, [make_key()])).errno == errno.EMFILE
+            assert made_or_closed(lambda: CurveAuthenticator(context, [make_key()], 5.0)).errno == errno.EMFILE
         # The address of the first is free once zmq has closed its socket, behind our back.
-        wait_until(lambda: made_or_closed(lambda: CurveAuthenticator(context, [make_key()]).close()) is None)
+        wait_until(lambda: made_or_closed(lambda: CurveAuthenticator(context, [make_key()], 5.0).close()) is None)

@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.transport import http
-from pdpool_connector.transport.http import FIRST_S, IDLE_S, START_S, HttpServer, Page
+from pdpool_connector.transport.http import HttpServer, Page
 
+TIMEOUTS = Timeouts()
+START_S, FIRST_S, IDLE_S = TIMEOUTS.http_start_s, TIMEOUTS.http_first_s, TIMEOUTS.http_idle_s
 LARGE = bytes(16 << 20)
 """More than the buffers of two sockets hold."""
 
 
-def test_a_connection_that_comes_just_before_the_close_is_closed() -> None:
+def test_connection_just_before_close_is_closed() -> None:
     server = HttpServer("127.0.0.1")
     port = server.serve(0, {"/": Page("text/plain", lambda: b"")})
     clients: list[socket.socket] = []
@@ -40,14 +43,14 @@ def test_a_connection_that_comes_just_before_the_close_is_closed() -> None:
 
 
 @pytest.fixture
-def server() -> Iterator[HttpServer]:
-    made = HttpServer("127.0.0.1")
+def server(request) -> Iterator[HttpServer]:
+    made = HttpServer("127.0.0.1", getattr(request, "param", None))
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("step", ["result", "join"])
-def test_a_close_that_was_interrupted_is_made_by_the_next(server, monkeypatch, step) -> None:
+def test_interrupted_close_is_completed_by_the_next(server, monkeypatch, step) -> None:
     go_on = threading.Event()
     server._loop.call_soon_threadsafe(go_on.wait, START_S)  # there is more to end than one moment is enough for
     wait = Future.result
@@ -70,17 +73,20 @@ def test_a_close_that_was_interrupted_is_made_by_the_next(server, monkeypatch, s
     assert server._loop.is_closed()
 
 
+FIRST, IDLE = Timeouts(http_first_s=0.5), Timeouts(http_idle_s=0.5)
+
+
 @pytest.mark.parametrize(
-    ("bound", "said", "answer"),
+    ("server", "said", "answer"),
     [
-        ("FIRST_S", b"", b""),
-        ("FIRST_S", b"GET / HTTP/1.1\r\nHost:", b""),
-        ("IDLE_S", b"GET / HTTP/1.1\r\nHost: me\r\n\r\n", b"the page"),
-        ("IDLE_S", b"GET / HTTP/1.1\r\nHost: me\r\n\r\nGET / HT", b"the page"),
+        (FIRST, b"", b""),
+        (FIRST, b"GET / HTTP/1.1\r\nHost:", b""),
+        (IDLE, b"GET / HTTP/1.1\r\nHost: me\r\n\r\n", b"the page"),
+        (IDLE, b"GET / HTTP/1.1\r\nHost: me\r\n\r\nGET / HT", b"the page"),
     ],
+    indirect=["server"],
 )
-def test_a_client_that_does_not_finish_a_request_in_time_is_cut_off(server, monkeypatch, bound, said, answer) -> None:
-    monkeypatch.setattr(http, bound, 0.5)
+def test_unfinished_request_is_cut_off(server, said, answer) -> None:
     port = server.serve(0, {"/": Page("text/plain", lambda: b"the page")})
     with connect(port) as client:
         client.sendall(said)
@@ -89,7 +95,7 @@ def test_a_client_that_does_not_finish_a_request_in_time_is_cut_off(server, monk
     assert bool(heard) == bool(answer)
 
 
-def test_a_client_that_has_asked_once_may_stay_longer_than_its_first_request_might_have_taken(server) -> None:
+def test_idle_client_may_stay_longer(server) -> None:
     port = server.serve(0, {"/": Page("text/plain", lambda: b"the page")})
     with connect(port) as client:
         assert ask(client).endswith(b"the page")
@@ -114,7 +120,7 @@ def settle(server: HttpServer) -> None:
         server.submit(asyncio.sleep(0)).result(START_S)
 
 
-def test_a_connection_beyond_the_limit_is_closed_at_once_until_others_have_ended(server, monkeypatch) -> None:
+def test_connections_are_bounded(server, monkeypatch) -> None:
     monkeypatch.setattr(http, "MAX_CONNECTIONS", 2)
     port = server.serve(0, {"/": Page("text/plain", lambda: b"the page")})
     first, second = connect(port), connect(port)
@@ -132,9 +138,9 @@ def test_a_connection_beyond_the_limit_is_closed_at_once_until_others_have_ended
         assert ask(fourth).endswith(b"the page")
 
 
-def test_a_client_that_reads_no_answers_gives_its_place_to_another(server, monkeypatch) -> None:
+@pytest.mark.parametrize("server", [Timeouts(http_unread_s=0.3)], indirect=True)
+def test_client_that_reads_nothing_is_cut_off(server, monkeypatch) -> None:
     monkeypatch.setattr(http, "MAX_CONNECTIONS", 1)
-    monkeypatch.setattr(http, "UNREAD_S", 0.3)
     port = server.serve(0, {"/": Page("text/plain", lambda: LARGE), "/small": Page("text/plain", lambda: b"the page")})
     with connect(port, receive_buffer=4096) as deaf:
         deaf.sendall(b"GET / HTTP/1.1\r\nHost: me\r\n\r\n" * 100)
@@ -148,15 +154,15 @@ def test_a_client_that_reads_no_answers_gives_its_place_to_another(server, monke
     assert heard.endswith(b"the page")
 
 
-def test_a_client_that_reads_slowly_gets_the_whole_answer(server, monkeypatch) -> None:
-    monkeypatch.setattr(http, "UNREAD_S", 4.0)
+@pytest.mark.parametrize("server", [Timeouts(http_unread_s=4.0)], indirect=True)
+def test_slow_client_gets_the_whole_answer(server) -> None:
     port = server.serve(0, {"/": Page("text/plain", lambda: LARGE)})
     with connect(port, receive_buffer=4096) as slow:
         slow.sendall(b"GET / HTTP/1.1\r\nHost: me\r\nConnection: close\r\n\r\n")
         began = time.monotonic()
         pause = threading.Event()
         heard = bytearray()
-        while time.monotonic() - began < 1.25 * http.UNREAD_S:
+        while time.monotonic() - began < 1.25 * 4.0:
             heard += slow.recv(4096)
             pause.wait(0.1)
         assert len(heard) < len(LARGE), "the answer takes longer than a client may read nothing of it"

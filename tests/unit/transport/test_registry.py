@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pdpool_connector.layout.memory import LayoutError
 from pdpool_connector.layout.pairing import shard_model
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.transport import lease
 from pdpool_connector.transport.bootstrap import (
     BOOTSTRAP_PATH,
@@ -28,13 +29,16 @@ from pdpool_connector.transport.bootstrap import (
 from pdpool_connector.transport.curve import CurveKey, make_key
 from pdpool_connector.transport.http import MAX_BODY_BYTES, Asked, HttpServer
 from pdpool_connector.transport.lease import LeaseKeeper
-from pdpool_connector.transport.registry import LEASE_S, REMEMBERED, RegistrationError, Registry, RegistryEndpoint
+from pdpool_connector.transport.registry import REMEMBERED, RegistrationError, Registry, RegistryEndpoint
 from pdpool_connector.transport.tokens import sign_registration
 
 from tests.clock import Clock
 
 LOOPBACK = ("127.0.0.0/8",)
+TIMEOUTS = Timeouts(lease_retry_s=0.01, registry_s=60.0)
 PARTS = shard_model([2, 1], 4)
+FACTS = {"dp_size": "8"}
+LEASE_S = 5.0
 
 
 def info(rank: int, life: int = 0, **changes) -> RankInfo:
@@ -42,8 +46,7 @@ def info(rank: int, life: int = 0, **changes) -> RankInfo:
         "rank": rank,
         "incarnation": f"{rank * 100 + life:032x}",
         "control": f"127.0.0.1:{9000 + rank}",
-        "part": PARTS[min(rank, 1)],
-        "direction": "write",
+        "shard": PARTS[min(rank, 1)],
         "protocol": (1, 1),
     }
     return RankInfo(**whole | changes)
@@ -60,16 +63,16 @@ def clock() -> Clock:
 
 @pytest.fixture
 def registry(clock: Clock) -> Registry:
-    return Registry(PARTS, info(0), clock)
+    return Registry(PARTS, info(0), FACTS, LEASE_S, clock)
 
 
-def test_an_instance_of_one_rank_is_whole_from_the_start() -> None:
+def test_single_rank_is_complete_at_once() -> None:
     parts = shard_model([3], 4)
-    alone = info(0, part=parts[0])
-    assert Registry(parts, alone).ranks() == BootstrapInfo((alone,))
+    alone = info(0, shard=parts[0])
+    assert Registry(parts, alone, {}, LEASE_S).ranks() == BootstrapInfo((alone,))
 
 
-def test_an_instance_is_told_of_when_every_rank_is_there_and_not_before(registry, clock) -> None:
+def test_ranks_are_served_once_complete(registry, clock) -> None:
     refusal = registry.ranks()
     assert isinstance(refusal, Refusal)
     assert (refusal.missing, refusal.error) == ((1,), "of 2 ranks, these are missing: 1 (never registered)")
@@ -77,10 +80,10 @@ def test_an_instance_is_told_of_when_every_rank_is_there_and_not_before(registry
     assert registry.incomplete_s() == 3.0
     assert registry.register(registration(1)).lease_s == LEASE_S
     assert registry.incomplete_s() is None
-    assert registry.ranks() == BootstrapInfo((info(0), info(1)))
+    assert registry.ranks() == BootstrapInfo((info(0), info(1)), FACTS)
 
 
-def test_a_lease_that_is_not_renewed_makes_the_instance_incomplete_again(registry, clock) -> None:
+def test_expired_lease_makes_instance_incomplete(registry, clock) -> None:
     registry.register(registration(1))
     clock.now += LEASE_S - 0.1
     registry.register(registration(1))
@@ -95,13 +98,13 @@ def test_a_lease_that_is_not_renewed_makes_the_instance_incomplete_again(registr
     assert isinstance(registry.ranks(), BootstrapInfo)
 
 
-def test_a_new_process_replaces_the_former_one_of_its_rank_at_once(registry) -> None:
+def test_new_process_replaces_the_former(registry) -> None:
     registry.register(registration(1, life=1))
     registry.register(registration(1, life=2))
     assert registry.ranks().ranks[1] == info(1, life=2)
 
 
-def test_a_process_that_was_replaced_does_not_come_back(registry) -> None:
+def test_replaced_process_stays_out(registry) -> None:
     for life in range(REMEMBERED + 1):
         registry.register(registration(1, life))
     for life in range(REMEMBERED):
@@ -110,7 +113,7 @@ def test_a_process_that_was_replaced_does_not_come_back(registry) -> None:
     assert registry.ranks().ranks[1] == info(1, life=REMEMBERED)
 
 
-def test_a_former_process_that_wakes_keeps_its_living_successor_out_no_longer_than_its_lease(registry, clock) -> None:
+def test_waking_process_holds_one_lease_only(registry, clock) -> None:
     """The registry was restarted, and cannot know which of the two came first."""
     successor, former = registration(1, life=2), registration(1, life=1)
     registry.register(successor)
@@ -120,7 +123,7 @@ def test_a_former_process_that_wakes_keeps_its_living_successor_out_no_longer_th
         registry.register(successor)
     clock.now += 0.1
     registry.register(successor)
-    assert registry.ranks() == BootstrapInfo((info(0), successor.info))
+    assert registry.ranks() == BootstrapInfo((info(0), successor.info), FACTS)
     with pytest.raises(RegistrationError, match="rank 1 was taken over by another process"):
         registry.register(former)
 
@@ -131,19 +134,18 @@ def test_a_former_process_that_wakes_keeps_its_living_successor_out_no_longer_th
         (registration(1, ranks=3), "ranks is 3, this instance has 2"),
         (registration(0), "rank is 0, must be 1..1"),
         (registration(2), "rank is 2, must be 1..1"),
-        (registration(1, part=PARTS[0]), "part of rank 1 is"),
-        (registration(1, direction="read"), "direction is 'read', rank 0 has 'write'"),
+        (registration(1, shard=PARTS[0]), "shard of rank 1 is"),
     ],
 )
-def test_a_rank_that_is_none_of_the_instance_is_refused(registry, wrong: Registration, why: str) -> None:
+def test_rank_of_another_instance_is_refused(registry, wrong: Registration, why: str) -> None:
     with pytest.raises(RegistrationError, match=why):
         registry.register(wrong)
     assert isinstance(registry.ranks(), Refusal)
 
 
-def test_an_instance_that_is_not_whole_is_refused() -> None:
+def test_incomplete_model_is_refused() -> None:
     with pytest.raises(LayoutError, match="layers of prefill: from 2 to 2 no rank holds them"):
-        Registry(PARTS[:1], info(0))
+        Registry(PARTS[:1], info(0), {}, LEASE_S)
 
 
 class Served:
@@ -151,7 +153,7 @@ class Served:
 
     def __init__(self, clock: Clock, networks: tuple[str, ...] = LOOPBACK, keys: Sequence[CurveKey] = ()) -> None:
         self.refused: list[str] = []
-        self.registry = Registry(PARTS, info(0), clock)
+        self.registry = Registry(PARTS, info(0), FACTS, LEASE_S, clock)
         self.http = HttpServer("127.0.0.1")
         endpoint = RegistryEndpoint(self.registry, networks, self.refused.append, keys)
         self.address = f"127.0.0.1:{self.http.serve(0, {}, endpoint.handlers())}"
@@ -179,12 +181,12 @@ def served(clock: Clock) -> Iterator[Served]:
     served.http.close()
 
 
-def test_missing_ranks_are_named_with_status_503(served) -> None:
+def test_missing_ranks_answer_503(served) -> None:
     assert served.get() == (503, {"error": "of 2 ranks, these are missing: 1 (never registered)", "missing": [1]})
     assert served.put(msgspec.json.encode(registration(1))) == (200, {"lease_s": LEASE_S})
     status, answer = served.get()
     assert (status, [rank["control"] for rank in answer["ranks"]]) == (200, ["127.0.0.1:9000", "127.0.0.1:9001"])
-    assert answer["ranks"][1]["part"]["first_layer"] == 2
+    assert answer["ranks"][1]["shard"]["first_layer"] == 2
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ def test_missing_ranks_are_named_with_status_503(served) -> None:
         msgspec.json.encode(registration(1)).replace(b"00", b"zz"),
     ],
 )
-def test_a_body_that_is_no_registration_is_refused_and_changes_nothing(served, body: bytes) -> None:
+def test_wrong_body_changes_nothing(served, body: bytes) -> None:
     status, answer = served.put(body)
     assert (status, "not a registration" in answer["error"]) == (400, True)
     assert served.get()[0] == 503
@@ -220,27 +222,45 @@ def bodies(draw) -> bytes:
 
 
 @given(bodies())
-def test_no_body_makes_the_registry_fail_or_seats_what_is_no_rank_of_it(body: bytes) -> None:
-    registry = Registry(PARTS, info(0), Clock())
+def test_no_body_breaks_the_registry(body: bytes) -> None:
+    registry = Registry(PARTS, info(0), FACTS, LEASE_S, Clock())
     reply = RegistryEndpoint(registry, LOOPBACK, lambda _: None)._put(Asked(body, "127.0.0.1"))
     assert reply.status in (200, 400, 409)
     seated = registry.ranks()
     assert isinstance(seated, BootstrapInfo) == (reply.status == 200)
     if isinstance(seated, BootstrapInfo):
         assert seated.ranks[0] == info(0)
-        assert (seated.ranks[1].part, seated.ranks[1].direction) == (PARTS[1], "write")
+        assert seated.ranks[1].shard == PARTS[1]
 
 
-def test_a_body_beyond_the_bound_is_refused_unread(served) -> None:
+def test_oversized_body_is_refused_unread(served) -> None:
     assert served.put(b" " * (MAX_BODY_BYTES + 1))[0] == 413
     assert served.get()[0] == 503
 
 
-def test_a_registration_from_outside_the_allowed_networks_is_refused(clock) -> None:
+def test_registration_from_outside_networks_is_refused(clock) -> None:
     served = Served(clock, networks=("10.0.0.0/8",))
     status, answer = served.put(msgspec.json.encode(registration(1)))
     served.http.close()
     assert (status, answer["error"]) == (403, "127.0.0.1 is in none of the allowed networks")
+    assert served.refused == [f"registration from 127.0.0.1: {answer['error']}"]
+
+
+@pytest.mark.parametrize(
+    ("control", "status", "message"),
+    [
+        ("10.0.0.1:9001", 403, "control='10.0.0.1:9001' is in none of the allowed networks"),
+        ("nowhere", 400, "control: 'nowhere' is no address"),
+    ],
+)
+def test_control_address_outside_networks_is_refused(served, control, status, message) -> None:
+    answered, answer = served.put(msgspec.json.encode(registration(1, control=control)))
+    assert (answered, message in answer["error"]) == (status, True)
+    assert served.get()[0] == 503
+
+
+def test_control_host_may_be_a_name(served) -> None:
+    assert served.put(msgspec.json.encode(registration(1, control="rank-1.engines:9001")))[0] == 200
 
 
 OLD, NEW, STRANGE = make_key(), make_key(), make_key()
@@ -261,68 +281,56 @@ def keyed(clock: Clock) -> Iterator[Served]:
     ("sign", "why"),
     [
         (lambda: "", "a token is needed"),
-        (lambda: sign_registration(STRANGE, ANOTHER, time.time()), "InvalidSignatureError"),
-        (lambda: sign_registration(OLD, RANK_1, time.time()), "the token is for another registration"),
-        (lambda: sign_registration(OLD, ANOTHER, time.time() - 3600), "the clock here says"),
+        (lambda: sign_registration(STRANGE, ANOTHER, "1", time.time()), "InvalidSignatureError"),
+        (lambda: sign_registration(OLD, RANK_1, "2", time.time()), "the token is for another registration"),
+        (lambda: sign_registration(OLD, ANOTHER, "3", time.time() - 3600), "the clock here says"),
     ],
     ids=["unsigned", "signed by another key", "signed for another body", "signed an hour ago"],
 )
-def test_a_registration_that_no_key_of_the_set_signed_is_refused_and_changes_nothing(
-    keyed, sign: Callable[[], str], why: str, seated: bool
-) -> None:
+def test_registration_without_known_key_is_refused(keyed, sign: Callable[[], str], why: str, seated: bool) -> None:
     if seated:
-        assert keyed.put(RANK_1, sign_registration(OLD, RANK_1, time.time()))[0] == 200
+        assert keyed.put(RANK_1, sign_registration(OLD, RANK_1, "2", time.time()))[0] == 200
     before = keyed.get()
     status, answer = keyed.put(ANOTHER, sign())
     assert (status, why in answer["error"]) == (401, True)
-    assert keyed.refused == [answer["error"]]
+    assert keyed.refused == [f"registration from 127.0.0.1: {answer['error']}"]
     assert keyed.get() == before
     assert before[0] == (200 if seated else 503)
 
 
+def test_replayed_registration_is_refused(keyed) -> None:
+    signed = sign_registration(OLD, RANK_1, "once", time.time())
+    assert keyed.put(RANK_1, signed)[0] == 200
+    status, answer = keyed.put(RANK_1, signed)
+    assert (status, answer["error"]) == (401, "the token was used before")
+
+
 @pytest.mark.parametrize("keys", [(OLD,), (NEW, OLD)], ids=["the first", "the second"])
-def test_the_client_signs_with_its_first_key_which_may_be_any_of_the_registry(keyed, keys) -> None:
+def test_client_signs_with_its_first_key(keyed, keys) -> None:
     assert asyncio.run(BootstrapClient(LOOPBACK, keys).register(keyed.address, registration(1), 30.0)) == LEASE_S
     assert keyed.get()[0] == 200
 
 
 @pytest.mark.parametrize("keys", [(), (STRANGE,), (STRANGE, OLD)], ids=["no key", "another key", "another key first"])
-def test_a_client_without_the_key_is_told_why_it_is_not_let_in(keyed, keys) -> None:
+def test_client_without_key_gets_the_reason(keyed, keys) -> None:
     with pytest.raises(BootstrapError, match="token"):
         asyncio.run(BootstrapClient(LOOPBACK, keys).register(keyed.address, registration(1), 30.0))
     assert keyed.get()[0] == 503
 
 
-VERSION_3 = (
-    b'{"info":{"rank":1,"incarnation":"bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb","control":"127.0.0.1:9001","part":{"first_layer":'
-    b'2,"layers":1,"total_layers":3,"first_head":0,"kv_heads":4,"total_heads":4},"direction":"write","protocol":[1,3]},"'
-    b'ranks":2}'
-)
-"""Recorded from the code that spoke version 3 of the protocol."""
-
-
-def test_a_rank_of_version_3_is_seated_with_no_share_of_state(served) -> None:
-    assert served.put(VERSION_3) == (200, {"lease_s": LEASE_S})
-    asked = asyncio.run(BootstrapClient(LOOPBACK).ask(served.address, 30.0))
-    assert (asked.ranks[1].part, asked.ranks[1].protocol) == (PARTS[1], (1, 3))
-    assert (PARTS[1].state_rank, PARTS[1].state_ranks) == (0, 0)
-
-
-def test_the_client_registers_and_is_told_why_not(served) -> None:
+def test_client_registers_or_gets_the_reason(served) -> None:
     client = BootstrapClient(LOOPBACK)
     with pytest.raises(BootstrapError, match="ranks is 3, this instance has 2"):
         asyncio.run(client.register(served.address, registration(1, ranks=3), 30.0))
     assert asyncio.run(client.register(served.address, registration(1), 30.0)) == LEASE_S
-    assert asyncio.run(client.ask(served.address, 30.0)) == BootstrapInfo((info(0), info(1)))
+    assert asyncio.run(client.ask(served.address, 30.0)) == BootstrapInfo((info(0), info(1)), FACTS)
 
 
-def test_a_rank_keeps_trying_until_its_registry_takes_it_and_says_so_once(served, clock, caplog, monkeypatch) -> None:
-    monkeypatch.setattr(lease, "RETRY_S", 0.01)
-    monkeypatch.setattr(lease, "ASK_S", 60.0)
+def test_rank_retries_and_logs_once(served, clock, caplog) -> None:
     caplog.set_level(logging.INFO)
     for life in (0, 1):
         served.registry.register(registration(1, life))
-    keeper = LeaseKeeper(BootstrapClient(LOOPBACK), served.address, registration(1))
+    keeper = LeaseKeeper(BootstrapClient(LOOPBACK), served.address, registration(1), TIMEOUTS)
     task = served.http.submit(keeper.run())
     wait_until(lambda: len(served.refused) >= 3)
     assert "was taken over" in keeper.failure
@@ -334,9 +342,9 @@ def test_a_rank_keeps_trying_until_its_registry_takes_it_and_says_so_once(served
     assert ["not registered" in message for message in messages] == [True, False]
 
 
-def test_a_lease_is_renewed_before_it_ends(served, clock, monkeypatch) -> None:
+def test_lease_is_renewed_in_time(served, clock, monkeypatch) -> None:
     monkeypatch.setattr(lease, "RENEWALS", LEASE_S / 0.02)
-    keeper = LeaseKeeper(BootstrapClient(LOOPBACK), served.address, registration(1))
+    keeper = LeaseKeeper(BootstrapClient(LOOPBACK), served.address, registration(1), TIMEOUTS)
     task = served.http.submit(keeper.run())
     for _ in range(3):
         wait_until(lambda: isinstance(served.registry.ranks(), BootstrapInfo))
@@ -345,10 +353,9 @@ def test_a_lease_is_renewed_before_it_ends(served, clock, monkeypatch) -> None:
     task.cancel()
 
 
-def test_a_lease_outlives_an_error_that_nobody_foresaw_and_shows_it_meanwhile(served, monkeypatch) -> None:
-    monkeypatch.setattr(lease, "RETRY_S", 0.01)
+def test_lease_outlives_an_unexpected_error(served, monkeypatch) -> None:
     client = BootstrapClient(LOOPBACK)
-    keeper = LeaseKeeper(client, served.address, registration(1))
+    keeper = LeaseKeeper(client, served.address, registration(1), TIMEOUTS)
     with monkeypatch.context() as broken:
         broken.setattr(client, "register", raising(RuntimeError("can't start new thread")))
         task = served.http.submit(keeper.run())

@@ -101,6 +101,11 @@ def test_the_story_of_the_frozen_decode_names_it_in_the_words_of_the_design() ->
     assert judge(fine, waiting, at=92).verdict is Verdict.IDLE
 
 
+def test_engine_without_beat_is_not_silent() -> None:
+    waiting = prefill(since=35, at=40, queues={BOOTSTRAP: (2, 31.0, 5)})
+    assert judge(waiting, decode(0, at=40), decode(1, at=40, beat_age_s=None), at=40).blames == ()
+
+
 def test_one_frozen_decode_blocks_its_requests_even_while_others_move() -> None:
     waiting = prefill(since=35, at=40, queues={BOOTSTRAP: (2, 31.0, 5)})
     diagnosis = judge(waiting, decode(0, at=40), decode(1, at=40, beat_age_s=33.0), at=40)

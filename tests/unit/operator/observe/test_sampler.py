@@ -144,6 +144,20 @@ def sampler(http, **options) -> Recording:
     return one
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param(STATE | {"engine_beat_age_s": None}, id="null"),
+        pytest.param({name: value for name, value in STATE.items() if name != "engine_beat_age_s"}, id="absent"),
+    ],
+)
+async def test_state_without_beat_is_read(http, serve, state):
+    pod = await serve(Pod())
+    pod.state, pod.loads = state, LOADS
+    (sample,) = await sampler(http).sample(target(pod))
+    assert (sample.connector.beat_age_s, sample.connector_error) == (None, "")
+
+
 async def test_both_sources_are_taken_in(http, serve):
     pod = await serve(Pod())
     pod.state, pod.loads = STATE, LOADS

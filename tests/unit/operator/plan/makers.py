@@ -127,7 +127,7 @@ def make_sample(
     queues: dict[str, tuple[int, float | None, int | None]] | None = None,
     running: int | None = 0,
     holds: int = 0,
-    beat_age_s: float = 0.05,
+    beat_age_s: float | None = 0.05,
     incarnation: str = "a" * 32,
     rank: int = 0,
     connector_error: str = "",

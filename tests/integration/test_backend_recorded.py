@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 
-from tests.integration.backend_cases import RECORDED, SMALL, cross, ends, fill, move, peers
+from tests.integration.backend_cases import RECORDED, SMALL, cross, fill, move, peers
 
 PAGES = range(4, 20), range(30, 46)
 
@@ -26,15 +26,15 @@ def close(target):
 
 
 @pytest.mark.parametrize("leave", [kill, close])
-def test_nothing_is_moved_once_the_peer_has_left(plane, op, leave):
+def test_nothing_is_moved_once_the_peer_has_left(plane, leave):
     with peers(plane, SMALL, "i", "T") as (initiator, target):
         assert initiator.connect(target) == {}
-        assert move(initiator, target, op, *PAGES)["outcome"] == "done"
+        assert move(initiator, target, *PAGES)["outcome"] == "done"
         leave(target)
-        source, sink = ends(op, initiator, target)
+        source, sink = initiator, target
         fill(source, sink)
         before = sink.arena.view.copy()
-        ended = move(initiator, target, op, *PAGES)
+        ended = move(initiator, target, *PAGES)
         assert ended["outcome"] == "failed_unsettled"
         assert ("has ended" if leave is kill else "registered") in ended["failure"]
         assert np.array_equal(sink.arena.view, before)
@@ -44,8 +44,8 @@ def test_a_peer_that_had_left_before_is_not_reached(plane):
     with peers(plane, SMALL, "i", "T") as (initiator, target):
         kill(target)
         answer = initiator.connect(target)
-        if plane.engine == "mori":
+        if plane.backend == "mori":
             assert answer["error"] == "PeerUnreachableError"
         else:  # connecting moves nothing
             assert answer == {}
-            assert move(initiator, target, "write", *PAGES)["outcome"] == "failed_unsettled"
+            assert move(initiator, target, *PAGES)["outcome"] == "failed_unsettled"

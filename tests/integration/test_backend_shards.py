@@ -1,4 +1,4 @@
-"""Engines between ranks that hold different parts of a model: what lands where, looked at by a third process."""
+"""Backends between ranks that hold different parts of a model; a third process compares the bytes."""
 
 import time
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from tests.integration.backend_cases import CANARY, PLANES, ends, fill, item, move
+from tests.integration.backend_cases import CANARY, PLANES, fill, item, move
 from tests.integration.backend_peer import Peer
 
 HEAD_BYTES = 16 * 64  # of one page and region: 16 tokens of 16 float32
@@ -15,7 +15,7 @@ TOTALS = {"total_layers": 4, "total_heads": 6}
 
 @pytest.fixture(params=PLANES, scope="module")
 def crew(request):
-    """Three processes of one plane, in which each test opens engines of its own."""
+    """Three processes of one plane, in which each test opens backends of its own."""
     plane = PLANES[request.param]
     processes = [Peer(plane.env) for _ in range(3)]
     yield plane, processes
@@ -24,12 +24,12 @@ def crew(request):
 
 @contextmanager
 def ranks(crew, *geometries):
-    """A rank with an open engine for each geometry; the last is the target, to which the others may be connected."""
+    """A rank with an open backend for each geometry; the last is the target, to which the others may be connected."""
     plane, processes = crew
     opened = processes[: len(geometries)]
     for peer, geometry in zip(opened, geometries, strict=True):
         name = f"r-{time.monotonic_ns():x}"
-        peer.post_open(plane.engine, name, host=plane.host, target=peer is opened[-1], **geometry)
+        peer.post_open(plane.backend, name, host=plane.host, target=peer is opened[-1], **geometry)
     for peer in opened:
         peer.opened()
     try:
@@ -67,10 +67,11 @@ def land(source, sink, image, source_pages, sink_pages, aux=None, state=None):
                     cell = cells(source, region, page, ours)[:, head - ours.first_head]
                     after[to, :, head - theirs.first_head] = cell
                     count += 1
-    rows = [(ours.aux, theirs.aux, *aux)] if aux else []
-    for number, (region, to_region) in enumerate(zip(ours.state, theirs.state, strict=True)):
+    rows = [(ours.aux[0], theirs.aux[0], *aux)] if aux else []
+    pools = zip(regions_of(ours), regions_of(theirs), strict=True)
+    for number, (region, to_region) in enumerate(pools):
         for index, to in zip(*(state or ((), ())), strict=True):
-            if ours.cut_of(number) is None:
+            if ours.state[0].cut_of(number) is None:
                 rows.append((region, to_region, index, to))
             else:
                 count += land_units(source, sink, image, number, index, to)
@@ -80,16 +81,20 @@ def land(source, sink, image, source_pages, sink_pages, aux=None, state=None):
     return count
 
 
+def regions_of(memory):
+    return memory.state[0].regions if memory.state else ()
+
+
 def land_units(source, sink, image, number, index, to):
     """The units of one item of a cut region that both hold; how many there are."""
     ours, theirs = (dict(units(peer.remote.memory, number)) for peer in (source, sink))
-    region = sink.remote.memory.state[number]
+    region = sink.remote.memory.state[0].regions[number]
     start = region.address - sink.arena.address + to * region.item_bytes
     common = ours.keys() & theirs.keys()
     for unit in common:
         at, count = theirs[unit]
         here, _ = ours[unit]
-        image[start + at : start + at + count] = item(source, source.remote.memory.state[number], index)[
+        image[start + at : start + at + count] = item(source, source.remote.memory.state[0].regions[number], index)[
             here : here + count
         ]
     return len(common)
@@ -97,28 +102,25 @@ def land_units(source, sink, image, number, index, to):
 
 def units(memory, number):
     """(place before the axis, group, number in the model) of each unit of an item, and (offset, bytes) in it."""
-    cut = memory.cut_of(number)
-    nbytes, at = memory.state[number].item_bytes // cut.units, 0
+    pool = memory.state[0]
+    cut = pool.cut_of(number)
+    nbytes, at = pool.regions[number].item_bytes // cut.units, 0
     for outer in range(cut.outer):
         for group, held in enumerate(cut.groups):
-            first = 0 if (number, group) in COPIED else memory.state_rank * held
+            first = 0 if (number, group) in COPIED else pool.rank * held
             for unit in range(first, first + held):
                 yield (outer, group, unit), (at, nbytes)
                 at += nbytes
 
 
-def moves_rightly(crew, initiator, target, *moved):
-    """Whether each op of the plane puts every cell where it belongs and nothing elsewhere; how many cells that was."""
-    counts = set()
-    for op in crew[0].ops:
-        source, sink = ends(op, initiator, target)
-        fill(source, sink)
-        untouched, wanted = source.arena.view.copy(), sink.arena.view.copy()
-        counts.add(land(source, sink, wanted, *moved))
-        assert move(initiator, target, op, *moved)["outcome"] == "done"
-        assert np.array_equal(sink.arena.view, wanted), op
-        assert np.array_equal(source.arena.view, untouched), op
-    (count,) = counts
+def moves_rightly(crew, source, sink, *moved):
+    """Whether a transfer puts every cell where it belongs and nothing elsewhere; how many cells that was."""
+    fill(source, sink)
+    untouched, wanted = source.arena.view.copy(), sink.arena.view.copy()
+    count = land(source, sink, wanted, *moved)
+    assert move(source, sink, *moved)["outcome"] == "done"
+    assert np.array_equal(sink.arena.view, wanted)
+    assert np.array_equal(source.arena.view, untouched)
     return count
 
 
@@ -147,7 +149,7 @@ def test_pages_that_were_gathered_arrive_as_strips_would(crew):
             fill(initiator, target)
             untouched, wanted = initiator.arena.view.copy(), target.arena.view.copy()
             land(initiator, target, wanted, *moved)
-            assert move(initiator, target, "write", *moved, stage=True)["outcome"] == "done"
+            assert move(initiator, target, *moved, stage=True)["outcome"] == "done"
             assert np.array_equal(target.arena.view, wanted)
             assert np.array_equal(initiator.arena.view, untouched)
 
@@ -167,7 +169,7 @@ def test_two_prefill_ranks_fill_one_decode_rank(crew):
         for initiator in (first, second):
             assert initiator.connect(target) == {}
             land(initiator, target, wanted, [1, 9], [2, 0])
-            assert move(initiator, target, "write", [1, 9], [2, 0])["outcome"] == "done"
+            assert move(initiator, target, [1, 9], [2, 0])["outcome"] == "done"
         assert np.array_equal(target.arena.view, wanted)
 
 
@@ -216,7 +218,10 @@ def test_a_share_of_another_shape_is_refused_by_name(crew):
     with ranks(crew, share(0, 4, 0, 4, 0, 6), share(0, 2, 0, 4, 0, 6) | {"state_ranks": 4}) as (initiator, target):
         answer = initiator.connect(target)
         assert answer["error"] == "IncompatiblePeerError"
-        assert "groups[0] of state region 0 is 1 on each of 4 ranks here and 2 on each of 4" in answer["message"]
+        assert (
+            "groups[0] of region 0 of state pool 'mamba' is 1 on each of 4 ranks here and 2 on each of 4"
+            in answer["message"]
+        )
 
 
 def test_some_regions_of_a_page_move_alone(crew):
@@ -228,13 +233,13 @@ def test_some_regions_of_a_page_move_alone(crew):
         for region in target.remote.memory.kv[3:6]:
             start = region.address - target.arena.address + 5 * region.item_bytes
             wanted[start : start + region.item_bytes] = whole[start : start + region.item_bytes]
-        assert move(initiator, target, "write", [4], [5], span=(3, 6))["outcome"] == "done"
+        assert move(initiator, target, [4], [5], span=(3, 6))["outcome"] == "done"
         assert np.array_equal(target.arena.view, wanted)
 
 
 BAD = {
     "page": ({"local": [0, 12], "remote": [0, 1]}, "local_pages[1] is 12, must be 0..11"),
-    "state": ({"local": [], "remote": [], "state": ([0], [0])}, "local_state[0] is 0, must be left out"),
+    "state": ({"local": [], "remote": [], "state": ([0], [0])}, "state names pool 0, must be one of"),
     "span": ({"local": [1], "remote": [1], "span": (0, 9)}, "span is (0, 9), must be within 0..8"),
 }
 

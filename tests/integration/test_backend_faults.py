@@ -1,4 +1,4 @@
-"""What every backend must do when a peer is killed, stopped or restarted; nothing may be called done that is not."""
+"""Every backend when a peer is killed, stopped or restarted: no transfer is reported done that is not."""
 
 import signal
 import socket
@@ -17,11 +17,9 @@ from tests.integration.backend_cases import (
     PLANES,
     SMALL,
     cross,
-    ends,
     expected,
     fill,
     item,
-    lists,
     move,
     peers,
     until,
@@ -35,20 +33,20 @@ def pytest_generate_tests(metafunc):
     cross(metafunc, "tcp", OVER_TCP)
 
 
-def stream(initiator, target, op):
+def stream(initiator, target):
     """Let the initiator move all pages again and again, and wait for the first byte."""
-    source, sink = ends(op, initiator, target)
+    source, sink = initiator, target
     fill(source, sink)
     region = sink.remote.memory.kv[0]
-    initiator.post("stream", peer=target.name, local=WHOLE, remote=WHOLE, wait_s=20.0, op=op)
+    initiator.post("stream", peer=target.name, local=WHOLE, remote=WHOLE, wait_s=20.0)
     until(lambda: (item(sink, region, 0) != CANARY).any(), "the first byte")
 
 
-def test_a_killed_target_is_a_failure_within_two_seconds_and_only_its_own(plane, op):
+def test_a_killed_target_is_a_failure_within_two_seconds_and_only_its_own(plane):
     with peers(plane, LARGE, "i", "A", "B") as (initiator, doomed, other):
         for target in (doomed, other):
             assert initiator.connect(target) == {}
-        stream(initiator, doomed, op)
+        stream(initiator, doomed)
         doomed.process.kill()
         doomed.process.wait(10)
         killed_at = time.monotonic()
@@ -56,18 +54,18 @@ def test_a_killed_target_is_a_failure_within_two_seconds_and_only_its_own(plane,
         assert answer["outcome"] == plane.lost.value, answer
         assert answer["failure"]
         assert answer["at"] - killed_at < 2.0
-        assert move(initiator, other, op, [1], [2])["outcome"] == "done"
+        assert move(initiator, other, [1], [2])["outcome"] == "done"
         assert initiator.call("disconnect", peer=doomed.name) == {}
 
 
-def test_a_stopped_target_never_gives_a_false_done(plane, op):
+def test_a_stopped_target_never_gives_a_false_done(plane):
     with peers(plane, LARGE, "i", "T") as (initiator, target):
         assert initiator.connect(target) == {}
-        source, sink = ends(op, initiator, target)
+        source, sink = initiator, target
         fill(source, sink)
         wanted = expected(source, sink, WHOLE, WHOLE)
         target.signal(signal.SIGSTOP)
-        handle = initiator.call("submit", peer=target.name, **lists(op, WHOLE, WHOLE))["handle"]
+        handle = initiator.call("submit", peer=target.name, local=WHOLE, remote=WHOLE)["handle"]
         outcome = initiator.call("poll", handle=handle, wait_s=1.5)["outcome"]
         if outcome == "done":  # where the target's CPU is not needed this is true, and must be
             assert np.array_equal(sink.arena.view, wanted)
@@ -78,11 +76,11 @@ def test_a_stopped_target_never_gives_a_false_done(plane, op):
         assert np.array_equal(sink.arena.view, wanted)
 
 
-def test_over_tcp_a_stopped_target_stays_pending_and_costs_no_cpu(tcp, op):
+def test_over_tcp_a_stopped_target_stays_pending_and_costs_no_cpu(tcp):
     with peers(tcp, LARGE, "i", "T") as (initiator, target):
         assert initiator.connect(target) == {}
         target.signal(signal.SIGSTOP)
-        handle = initiator.call("submit", peer=target.name, **lists(op, [0], [0]))["handle"]
+        handle = initiator.call("submit", peer=target.name, local=[0], remote=[0])["handle"]
         before = initiator.call("usage")["cpu_s"]
         assert initiator.call("poll", handle=handle, wait_s=2.0)["outcome"] == "pending"
         assert initiator.call("usage")["cpu_s"] - before < 0.5, "waiting for a stopped peer must not spin"
@@ -90,12 +88,12 @@ def test_over_tcp_a_stopped_target_stays_pending_and_costs_no_cpu(tcp, op):
         assert initiator.call("poll", handle=handle, wait_s=60.0)["outcome"] == "done"
 
 
-def test_over_tcp_a_stopped_peer_delays_no_other(tcp, op):
+def test_over_tcp_a_stopped_peer_delays_no_other(tcp):
     with peers(tcp, SMALL, "i", "j", "A", "B") as (initiator, free, frozen, other):
         for target in (frozen, other):
             assert initiator.connect(target) == {}
         assert free.connect(other) == {}
-        job = {**lists(op, range(8), range(8)), "times": 300}
+        job = {"local": list(range(8)), "remote": list(range(8)), "times": 300}
         frozen.signal(signal.SIGSTOP)
         free.post("together", jobs=[{**job, "peer": other.name}])
         jobs = [{**job, "peer": frozen.name, "times": 1}, {**job, "peer": other.name}]
@@ -118,10 +116,10 @@ def test_over_tcp_connecting_a_stopped_peer_ends_by_its_deadline(tcp):
         assert time.monotonic() - started < 30.0, "half of what Mooncake waits by itself"
         until(lambda: initiator.call("usage")["threads"] <= threads, "the end of a thread that may end the process")
         assert initiator.connect(other) == {}
-        assert move(initiator, other, "write", [1], [2])["outcome"] == "done"
+        assert move(initiator, other, [1], [2])["outcome"] == "done"
         frozen.signal(signal.SIGCONT)
         assert initiator.connect(frozen) == {}
-        assert move(initiator, frozen, "write", [1], [2])["outcome"] == "done"
+        assert move(initiator, frozen, [1], [2])["outcome"] == "done"
 
 
 def test_over_tcp_connecting_a_stopped_peer_delays_no_other(tcp):
@@ -174,7 +172,7 @@ def test_connections_to_dead_peers_are_closed(tcp):
         used = []
         for doomed in targets:
             assert initiator.connect(doomed) == {}
-            assert move(initiator, doomed, "write", range(1, 12, 2), range(1, 12, 2))["outcome"] == "done"
+            assert move(initiator, doomed, range(1, 12, 2), range(1, 12, 2))["outcome"] == "done"
             doomed.process.kill()
             doomed.process.wait(10)
             assert initiator.call("disconnect", peer=doomed.name) == {}
@@ -183,79 +181,61 @@ def test_connections_to_dead_peers_are_closed(tcp):
             used.append(initiator.call("usage")["fds"])
 
 
-def test_a_killed_initiator_leaves_the_target_serving_others(plane, op):
+def test_a_killed_initiator_leaves_the_target_serving_others(plane):
     with peers(plane, LARGE, "i", "j", "T") as (doomed, other, target):
         assert doomed.connect(target) == {}
-        stream(doomed, target, op)
+        stream(doomed, target)
         doomed.process.kill()
         doomed.process.wait(10)
         assert other.connect(target) == {}
-        source, sink = ends(op, other, target)
+        source, sink = other, target
         source.arena.view[:] = 7
-        assert move(other, target, op, [3], [31])["outcome"] == "done"
+        assert move(other, target, [3], [31])["outcome"] == "done"
         assert (item(sink, sink.remote.memory.kv[0], 31) == 7).all()
         assert target.call("usage")["threads"] >= 1
 
 
-def test_a_restarted_peer_is_served_as_a_new_incarnation_and_the_former_is_lost(plane, op):
+def test_a_restarted_peer_is_served_as_a_new_incarnation_and_the_former_is_lost(plane):
     with peers(plane, SMALL, "i", "T", "T") as (initiator, former, latter):
         assert initiator.connect(former) == {}
-        assert move(initiator, former, op, [1], [1])["outcome"] == "done"
+        assert move(initiator, former, [1], [1])["outcome"] == "done"
         former.process.kill()
         former.process.wait(10)
-        assert move(initiator, former, op, [2], [2])["outcome"] == plane.lost.value
+        assert move(initiator, former, [2], [2])["outcome"] == plane.lost.value
         assert initiator.call("disconnect", peer=former.name) == {}
         assert initiator.connect(latter) == {}
         for _ in range(2):
             assert initiator.connect(former)["error"] == "PeerUnreachableError"
         assert initiator.call("submit", peer=former.name, local=[0], remote=[0])["error"] == "UnknownPeerError"
-        source, sink = ends(op, initiator, latter)
+        source, sink = initiator, latter
         fill(source, sink)
         wanted = expected(source, sink, [4], [5])
-        assert move(initiator, latter, op, [4], [5])["outcome"] == "done"
+        assert move(initiator, latter, [4], [5])["outcome"] == "done"
         assert np.array_equal(sink.arena.view, wanted)
 
 
-def test_nixl_refuses_to_read_over_tcp_and_leaves_the_peer_to_its_writers():
-    with peers(PLANES["nixl-tcp"], {**SMALL, "op": "read"}, "i", "T") as (reader, target):
-        for _ in range(2):
-            answer = reader.connect(target)
-            assert answer["error"] == "IncompatiblePeerError"
-            assert "use direction 'write', or backend 'mooncake'" in answer["message"]
-        assert reader.call("submit", peer=target.name, local=[0], remote=[0])["error"] == "UnknownPeerError"
-        with peers(PLANES["nixl-tcp"], SMALL, "i") as (writer,):
-            assert writer.connect(target) == {}
-            assert move(writer, target, "write", [1], [2])["outcome"] == "done"
-
-
-def test_nixl_reads_where_a_transport_does_so_by_itself():
-    with peers(PLANES["nixl"], {**SMALL, "op": "read"}, "i", "T") as (reader, target):
-        assert reader.connect(target) == {}
-        assert move(reader, target, "read", [1], [2])["outcome"] == "done"
-
-
-def test_over_tcp_a_process_outlives_those_that_leave_it_in_the_middle(tcp, op):
+def test_over_tcp_a_process_outlives_those_that_leave_it_in_the_middle(tcp):
     with peers(tcp, LARGE, "i", "T", "j", "k") as (first, target, leaving, killed):
         for initiator in (first, leaving, killed):
             assert initiator.connect(target) == {}
         for fleeting, leave in ((leaving, leaving.process.stdin.close), (killed, killed.process.kill)):
             target.signal(signal.SIGSTOP)
             for _ in range(4):
-                fleeting.call("submit", peer=target.name, **lists(op, WHOLE, WHOLE))
+                fleeting.call("submit", peer=target.name, local=WHOLE, remote=WHOLE)
             target.signal(signal.SIGCONT)
             leave()
             fleeting.process.wait(60)
-            assert move(first, target, op, [1], [2])["outcome"] == "done"
+            assert move(first, target, [1], [2])["outcome"] == "done"
 
 
-def test_a_transfer_open_at_disconnect_is_unsettled(tcp, op):
+def test_a_transfer_open_at_disconnect_is_unsettled(tcp):
     with peers(tcp, LARGE, "i", "T") as (initiator, target):
         assert initiator.connect(target) == {}
         target.signal(signal.SIGSTOP)
-        handle = initiator.call("submit", peer=target.name, **lists(op, [0], [0]))["handle"]
+        handle = initiator.call("submit", peer=target.name, local=[0], remote=[0])["handle"]
         assert initiator.call("poll", handle=handle)["outcome"] == "pending"
         assert initiator.call("disconnect", peer=target.name) == {}
         assert initiator.call("poll", handle=handle)["outcome"] == "failed_unsettled"
         target.signal(signal.SIGCONT)
         assert initiator.connect(target) == {}
-        assert move(initiator, target, op, [1], [1])["outcome"] == "done"
+        assert move(initiator, target, [1], [1])["outcome"] == "done"

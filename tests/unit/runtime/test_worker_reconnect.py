@@ -1,4 +1,4 @@
-"""A worker whose connection has broken while both processes live: the next job has it made anew."""
+"""A worker whose connection has broken while both processes live: the next job has it made again."""
 
 import pytest
 from pdpool_connector.backends.base import Poll, UnknownPeerError
@@ -19,7 +19,7 @@ def broken(bench):
     return make
 
 
-def test_a_job_that_finds_the_connection_broken_goes_out_over_a_new_one(broken) -> None:
+def test_broken_connection_is_made_again(broken) -> None:
     one = broken(1)
     one.write(1, 3, aux=True)
     one.next_submit().outcome = Poll.DONE
@@ -28,7 +28,7 @@ def test_a_job_that_finds_the_connection_broken_goes_out_over_a_new_one(broken) 
     assert one.backend.connects == 2
 
 
-def test_a_job_asks_for_a_new_connection_once_and_the_next_job_asks_again(broken) -> None:
+def test_each_job_asks_for_one_new_connection(broken) -> None:
     one = broken(1, 2, 3)
     one.write(1, 1)
     end = one.next_end()
@@ -39,7 +39,7 @@ def test_a_job_asks_for_a_new_connection_once_and_the_next_job_asks_again(broken
     assert one.backend.connects == 3
 
 
-def test_where_no_connection_can_be_made_jobs_fail_and_tell_why_without_a_try_each(broken) -> None:
+def test_jobs_fail_at_once_while_nothing_connects(broken) -> None:
     one = broken(1, 2, 3)
     one.backend.connect_error = UnknownPeerError("nobody answers")
     for number in (1, 2):
@@ -49,7 +49,7 @@ def test_where_no_connection_can_be_made_jobs_fail_and_tell_why_without_a_try_ea
     assert one.backend.connects == 2
 
 
-def test_nothing_is_given_up_while_bytes_are_under_way_over_the_old_connection(broken) -> None:
+def test_connection_with_bytes_under_way_is_kept(broken) -> None:
     one = broken(2)
     one.write(1, 1)
     flying = one.next_submit()
@@ -60,7 +60,7 @@ def test_nothing_is_given_up_while_bytes_are_under_way_over_the_old_connection(b
     assert one.next_end().result is WriteResult.LANDED
 
 
-def test_a_job_that_was_stopped_meanwhile_goes_out_no_more(broken) -> None:
+def test_job_stopped_while_connecting_is_not_sent(broken) -> None:
     one = broken(1)
     one.backend.on_connect = lambda: one.worker.stop({1})
     one.write(1, 1)

@@ -1,4 +1,4 @@
-"""Engines over IPv6 and between network namespaces, where nothing but a network joins the two processes."""
+"""Backends over IPv6 and between network namespaces, where only a network connects the two processes."""
 
 import time
 from dataclasses import replace
@@ -14,10 +14,8 @@ from tests.integration.backend_cases import (
     Plane,
     carried,
     cross,
-    ends,
     expected,
     fill,
-    lists,
     move,
     peers,
 )
@@ -26,11 +24,11 @@ from tests.integration.namespaces import DEVICE, HOSTS, wire
 SOURCE, SINK, AUX = [3, 4, 5, 17, 44, 0], [40, 41, 42, 2, 47, 0], (1, 6)
 
 UCX_TCP = {"UCX_TLS": "tcp"}
-ENGINES = {"nixl": Plane("nixl", UCX_TCP, ops=("write",)), "mooncake": Plane("mooncake")}
+BACKENDS = {"nixl": Plane("nixl", UCX_TCP), "mooncake": Plane("mooncake")}
 
 
 def pytest_generate_tests(metafunc):
-    cross(metafunc, "plane", ENGINES)
+    cross(metafunc, "plane", BACKENDS)
 
 
 @pytest.fixture(scope="module")
@@ -41,51 +39,52 @@ def link():
 
 def across(link, plane, geometry, version=4, *more):
     """An initiator in one namespace and a target in the other, with `more` of them."""
-    env = {**plane.env, "UCX_TCP_AF_PRIO": "inet6" if version == 6 else "inet"} if plane.engine == "nixl" else plane.env
+    family = {"UCX_TCP_AF_PRIO": "inet6" if version == 6 else "inet"} if plane.backend == "nixl" else {}
+    env = {**plane.env, **family}
     opened = replace(plane, env=env)
     prefixes = [link.inside(0), *[link.inside(1)] * (1 + len(more))]
     hosts = [HOSTS[version][0], *[HOSTS[version][1]] * (1 + len(more))]
     return peers(opened, geometry, "i", "T", *more, prefixes=prefixes, hosts=hosts)
 
 
-def check_bytes(initiator, target, op):
-    source, sink = ends(op, initiator, target)
+def check_bytes(initiator, target):
+    source, sink = initiator, target
     fill(source, sink)
     wanted = expected(source, sink, SOURCE, SINK, AUX)
-    assert move(initiator, target, op, SOURCE, SINK, AUX)["outcome"] == "done"
+    assert move(initiator, target, SOURCE, SINK, AUX)["outcome"] == "done"
     assert np.array_equal(sink.arena.view, wanted)
 
 
-def test_bytes_move_over_the_loopback_of_ipv6(plane, op):
-    env = {**plane.env, "UCX_TCP_AF_PRIO": "inet6", "UCX_NET_DEVICES": "lo"} if plane.engine == "nixl" else plane.env
+def test_bytes_move_over_the_loopback_of_ipv6(plane):
+    env = {**plane.env, "UCX_TCP_AF_PRIO": "inet6", "UCX_NET_DEVICES": "lo"} if plane.backend == "nixl" else plane.env
     with peers(replace(plane, env=env, host="::1"), SMALL, "i", "T") as (initiator, target):
         assert initiator.connect(target) == {}
-        check_bytes(initiator, target, op)
+        check_bytes(initiator, target)
         counts = carried(initiator.pid)
         assert counts[6] > 0
         assert counts[4] == 0
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_bytes_move_between_network_namespaces(link, plane, op, version):
+def test_bytes_move_between_network_namespaces(link, plane, version):
     with across(link, plane, SMALL, version) as (initiator, target):
         assert initiator.connect(target) == {}
-        check_bytes(initiator, target, op)
+        check_bytes(initiator, target)
         counts = carried(initiator.pid)
         assert counts[version] > 0
         assert counts[10 - version] == 0
 
 
-def test_a_cut_wire_is_never_called_done_and_what_waits_goes_on_when_it_is_mended(link, plane, op):
+def test_a_cut_wire_is_never_called_done_and_what_waits_goes_on_when_it_is_mended(link, plane):
     pages = list(range(32))
     with across(link, plane, LARGE) as (initiator, target):
         assert initiator.connect(target) == {}
-        source, sink = ends(op, initiator, target)
+        source, sink = initiator, target
         fill(source, sink)
         wanted = expected(source, sink, pages, pages)
         link.cut()
         try:
-            handle = initiator.call("submit", peer=target.name, **lists(op, pages, pages))["handle"]
+            handle = initiator.call("submit", peer=target.name, local=pages, remote=pages)["handle"]
             assert initiator.call("poll", handle=handle, wait_s=1.5)["outcome"] == "pending"
         finally:
             link.mend()
@@ -107,7 +106,7 @@ def test_without_the_wire_nobody_can_be_connected(link, plane):
             link.mend()
         # The kernel has given the neighbour up, and asks for its address again within seconds.
         wait_for("the wire to be of use again", lambda: initiator.connect(target).get("message"), deadline_s=60)
-        check_bytes(initiator, target, "write")
+        check_bytes(initiator, target)
 
 
 def test_the_wire_is_where_the_bytes_go(link, plane):
@@ -118,5 +117,5 @@ def test_the_wire_is_where_the_bytes_go(link, plane):
     with across(link, plane, LARGE) as (initiator, target):
         assert initiator.connect(target) == {}
         before = received()
-        assert move(initiator, target, "write", range(32), range(32))["outcome"] == "done"
+        assert move(initiator, target, range(32), range(32))["outcome"] == "done"
         assert received() - before > 128 << 20

@@ -1,0 +1,53 @@
+"""What a connector is composed of; tests give their own."""
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from pdpool_connector.backends import open_backend
+from pdpool_connector.backends.base import TransferBackend
+from pdpool_connector.layout.process import ProcessName, this_process
+from pdpool_connector.runtime.config import ConnectorConfig
+
+
+class Identity(NamedTuple):
+    """The name of one life of one connector, 32 hex characters, and where its process runs."""
+
+    incarnation: str
+    process: ProcessName
+
+
+class Parts(NamedTuple):
+    """Parts of a connector.
+
+    Attributes:
+        backend: Moves the pages.
+        identity: Names this connector and its process.
+        clock: Monotonic seconds.
+    """
+
+    backend: TransferBackend
+    identity: Identity
+    clock: Callable[[], float]
+
+
+def make_parts(
+    role: Literal["prefill", "decode"],
+    config: ConnectorConfig,
+    backend: TransferBackend | None = None,
+    identity: Identity | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Parts:
+    """The parts that are given, and the usual ones for those that are not."""
+    identity = identity or new_identity(config.pod_uid)
+    if backend is None:
+        backend = open_backend(
+            config.backend, identity.incarnation, target=role == "decode", host=config.advertise_host
+        )
+    return Parts(backend, identity, clock)
+
+
+def new_identity(pod_uid: str) -> Identity:
+    """A random incarnation in this process. `pod_uid`: of the Kubernetes pod, "" outside one."""
+    return Identity(secrets.token_hex(16), this_process(pod_uid))
