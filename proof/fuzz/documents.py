@@ -25,9 +25,9 @@ from pdpool_connector.protocol.frames import VERSION_MAX, AttemptFrame
 from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.transport.curve import CurveKey
 from pdpool_connector.transport.tokens import (
+    RegistrationVerifier,
     TokenError,
     TokenVerifier,
-    check_registration,
     sign_operation,
     sign_registration,
 )
@@ -71,13 +71,13 @@ def tokens() -> tuple[Fuzzed, Sequence[bytes]]:
                 assert said["op"] == OPERATION, f"{who} was let in by {data!r}"
                 assert POD in said["aud"], f"{who} was let in by {data!r}"
             with contextlib.suppress(TokenError):
-                check_registration([key], header, b"{}", NOW)
+                RegistrationVerifier([key], lambda: NOW).check(header, b"{}")
 
     claims = {"aud": POD, "op": OPERATION, "sub": "operator", "jti": "1", "iat": int(NOW), "exp": int(NOW) + 60}
     honest = sign_operation(pem, POD, OPERATION, "operator", "2", NOW).encode()
     return fuzz, [
         b"\0" + honest,
-        b"\0" + sign_registration(key, b"{}", NOW).encode(),
+        b"\0" + sign_registration(key, b"{}", "3", NOW).encode(),
         b"\1" + msgspec.json.encode(claims),
         b"\1" + msgspec.json.encode({**claims, "aud": [POD, "pod-8"], "exp": 1e300}),
     ]

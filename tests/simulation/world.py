@@ -350,6 +350,7 @@ class World:
             # Prefill has one connection to a peer: frames that were sent on it arrive no more.
             sent = [one for one in self.letters if one.target is here and one.frame.sender == there.incarnation]
             self.letters = [letter for letter in self.letters if letter not in sent]
+            self.late = [one for one in self.late if one.target is not here or one.frame.sender != there.incarnation]
         self._befall(here, there, PeerLost(there.incarnation, "simulated"))
 
     def _befall(self, here: Process, there: Process, event: Event) -> None:
