@@ -296,15 +296,15 @@ def no_deadline(stage: Stage) -> str:
 def head_of_line(stage: Stage) -> str:
     prefill = stage.prefill
     frozen = stage.extra("decode")
-    names = {stage.name(): (list(range(40)), 5), stage.name(): ([50], 6)}
-    for name, (pages, slot) in names.items():
+    names = {stage.name(): list(range(40)), stage.name(): [50]}
+    for name, pages in names.items():
         room = stage.room()
         open_both(prefill, frozen, room, name=name, pages=pages)
         prefill.until(name, "ready")
     stage.serve()
     alone, lag_alone = _twenty(stage)
     frozen.signal(signal.SIGSTOP)
-    for name, (pages, _) in names.items():
+    for name, pages in names.items():
         prefill.send(name, pages)
     beside, lag = _twenty(stage)
     for name in names:
