@@ -142,7 +142,7 @@ def wiring_without_fault() -> str:
     files = dict.fromkeys(mutant.tests[0] for mutant in WIRING.values())
     names = dict.fromkeys(mutant.sign for mutant in WIRING.values())
     try:
-        return outcome_of((*files, "-k", " or ".join(names)))
+        return str(outcome_of((*files, "-k", " or ".join(names))))
     except NotTriedError as error:
         return str(error)
 
