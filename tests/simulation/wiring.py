@@ -43,7 +43,7 @@ _ROWS = (
      "runtime/test_remote_fencer.py", "test_peer_is_fenced_when_its_connections_end"),
     ("any connection may send as a peer", "H11", "a frame is not compared with the connection that it comes by",
      "runtime/peer_table.py", "PeerTable.speaker", "peer.route != route and route not in peer.routes", "False",
-     "runtime/test_peer_table.py", "test_connection_belongs_to_one_process"),
+     "runtime/test_peer_table.py", "test_decode_may_use_two_connections"),
     ("deadlines are never armed", "H21", "the machine's next deadline gets no timer",
      "runtime/connector.py", "Connector._after_turn", 'self._reactor.at("machine", due, self._on_deadline)', "None",
      "runtime/test_attached.py", "test_deadline_releases"),
