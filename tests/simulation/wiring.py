@@ -1,4 +1,7 @@
-"""Mutants of the runtime's wiring: a copy of the checkout with one fault in it, and the tests that must notice it."""
+"""Mutants that a unit test must catch: most are of the runtime's wiring, which the simulation does not run.
+
+The test runs on a copy of the checkout with the fault in it.
+"""
 
 import ast
 import os
@@ -60,6 +63,13 @@ _ROWS = (
     ("any bootstrap host is contacted", "H30", "a host outside the allowed networks is contacted",
      "transport/address.py", "pick_allowed", "is_allowed(ip, networks)", "True",
      "transport/test_bootstrap.py", "test_only_allowed_networks_are_resolved"),
+    ("the floor is ignored", "H19", "an attempt whose tombstone has expired is new",
+     "protocol/prefill.py", "PrefillMachine._on_open", "self._tombstones.forgotten(frame.attempt)", "False",
+     "protocol/test_prefill_ends.py", "test_late_frame_of_forgotten_attempt_does_not_resurrect"),
+    ("the floor is off by one", "H19", "the attempt that was forgotten last is new",
+     "protocol/tombstones.py", "TombstoneTable.forgotten",
+     "attempt.number <= self._floor.get(attempt.decode, -1)", "attempt.number < self._floor.get(attempt.decode, -1)",
+     "protocol/test_prefill_ends.py", "test_late_frame_of_forgotten_attempt_does_not_resurrect"),
 )  # fmt: skip
 WIRING = {
     name: Mutant(name, hazard, why, file, function, old, new, (f"{_UNIT}/{test}", "-k", sign), sign)
