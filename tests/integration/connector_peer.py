@@ -36,7 +36,7 @@ from pdpool_connector.layout.arena import ArenaLocation, MappedArena
 from pdpool_connector.layout.pairing import ModelShard
 from pdpool_connector.protocol.fence import ConnectionsEnded, ContainerTerminated
 from pdpool_connector.protocol.timeouts import Timeouts
-from pdpool_connector.runtime.identity import new_identity
+from pdpool_connector.runtime.parts import new_identity
 from pdpool_connector.transport.tokens import TokenVerifier
 
 from dev import inside

@@ -13,6 +13,7 @@ from pdpool_connector import (
     KVMemory,
     PrefillConnector,
 )
+from pdpool_connector.backends.base import TransferBackend
 from pdpool_connector.layout.pairing import ModelShard, shard_model
 
 from tests.integration.shards import kv_fields
@@ -25,7 +26,7 @@ PAGE, ROW, ROWS = 256, 64, 8
 class Side:
     """A connector and its cache, uint8 (K and V of one layer, pages, 256 for each head), with aux rows, uint8 (8, 64).
 
-    `shard`: which part of the model it holds, one layer of it.
+    `shard`: which part of the model it holds, one layer of it. `backend`: a transfer backend of the test's own.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Side:
         *,
         pages: int = 8,
         shard: ModelShard = WHOLE,
+        backend: TransferBackend | None = None,
         **config: Any,
     ) -> None:
         page = PAGE * shard.kv_heads
@@ -49,7 +51,8 @@ class Side:
         )
         self.aux = self.arena.array(2 * pages * page, (ROWS, ROW), np.uint8)
         self.cache = self.arena.array(0, (2, pages, page), np.uint8)
-        self.connector = kind(ConnectorConfig("127.0.0.1", admin_port=0, **config), self.memory, lambda: None)
+        configured = ConnectorConfig("127.0.0.1", admin_port=0, **config)
+        self.connector = kind(configured, self.memory, backend=backend)
         self.connector.start()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Whom a live prefill pairs with: how many at a time, and which process of those that one address has seen."""
+"""Which decodes a live prefill pairs with: how many at a time, and which process of those at one address."""
 
 import contextlib
 import errno
@@ -10,12 +10,11 @@ from collections.abc import Iterator
 import pytest
 import zmq
 from pdpool_connector import Cause, DecodeConnector, Phase, PrefillConnector
+from pdpool_connector.backends import open_backend
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.fence import ProcessExited
 from pdpool_connector.protocol.timeouts import Timeouts
-from pdpool_connector.runtime import peer_table as decodes_module
-from pdpool_connector.runtime.instance_connection import Stage
-from pdpool_connector.runtime.process_watch import GRACE_S
+from pdpool_connector.runtime import peer_table
 
 from tests.integration.small_side import Side, offer, until
 
@@ -31,7 +30,7 @@ def prefill() -> Iterator[Side]:
 
 @pytest.fixture
 def decodes() -> Iterator[list[Side]]:
-    # None asks how its attempts stand while a test lasts: one that was replaced would take its place back.
+    # A decode that was replaced must not ask for its attempts while a test lasts: it would take its place back.
     timeouts = Timeouts(query_s=300.0)
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(contextlib.closing(Side(DecodeConnector, timeouts=timeouts))) for _ in range(2)]
@@ -59,7 +58,7 @@ def ask(prefill: Side, decode: Side, room: int, pages=PAGES):
 
 
 def test_decode_beyond_the_limit_waits_its_turn(prefill, decodes, monkeypatch) -> None:
-    monkeypatch.setattr(decodes_module, "MAX_PEERS", 1)
+    monkeypatch.setattr(peer_table, "MAX_PEERS", 1)
     first, second = decodes
     ask(prefill, first, 1)
     until(lambda: paired(prefill) == {first.connector.incarnation})
@@ -87,15 +86,17 @@ def test_successor_at_same_address_ends_old_hand_offs(prefill, decodes) -> None:
     until(lambda: waits.status.ended)
     assert waits.status.cause is Cause.PEER_LOST
     assert f"was replaced by process {sender[:8]}" in waits.status.message
-    assert goes_on.status.phase is Phase.READY, "the process at another address is another's business"
+    assert goes_on.status.phase is Phase.READY, "a process at another address was taken for it"
 
 
-def test_end_of_connection_is_noticed_during_another_hello(prefill, decodes, monkeypatch) -> None:
-    """zmq announces it once: the look that a Hello of another takes at its own connection may be what reads it."""
-    monkeypatch.setattr(decodes_module, "GRACE_S", 0.01)
-    like = decodes[0]
-    speaker = secrets.token_hex(16)
-    with zmq.Context() as context, context.socket(zmq.DEALER) as speaks:
+def test_end_of_connection_is_noticed_during_another_hello(decodes) -> None:
+    """zmq reports an end once, and what handles the Hello of another decode may be what reads it."""
+    like, speaker = decodes[0], secrets.token_hex(16)
+    with (
+        contextlib.closing(Side(PrefillConnector, timeouts=Timeouts(lost_grace_s=0.01))) as prefill,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as speaks,
+    ):
         speaks.connect(f"tcp://{prefill.connector.control_address}")
         speaks.send(hello(speaker, like, "speaks:1"))
         until(lambda: paired(prefill) == {speaker})
@@ -110,86 +111,67 @@ def test_end_of_connection_is_noticed_during_another_hello(prefill, decodes, mon
             until(lambda: paired(prefill) == {speaker}, 10)
 
 
-def test_write_of_failed_thread_is_held_until_fenced(prefill, decodes, monkeypatch) -> None:
-    def fails(*_: object) -> bool:
+class FailingPoll:
+    """A transfer backend that raises what no backend may raise."""
+
+    def __init__(self) -> None:
+        self._backend = open_backend("local", secrets.token_hex(16), target=False, host="127.0.0.1")
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._backend, name)
+
+    def poll(self, _: object) -> None:
         raise RuntimeError("a fault in the thread")
 
+
+def test_write_of_failed_thread_is_held_until_fenced(decodes) -> None:
     decode = decodes[0]
-    sent = prefill.connector.open(1, "r")
-    ask(prefill, decode, 1)
-    until(lambda: sent.status.phase is Phase.READY)
-    worker = prefill.connector._decodes.get(decode.connector.incarnation).worker
-    worker._at_once_pages = 0
-    monkeypatch.setattr(worker, "_advance", fails)
-    sent.send(PAGES, start=0, last=True, aux_slot=0)
-    until(lambda: sent.status.ended)
-    assert not sent.status.releasable, "nobody knows what became of the write"
-    until(lambda: prefill.connector.stats().holds == 1)
-    prefill.connector.fence(decode.connector.incarnation, ProcessExited(pid=1, seen_by="the test"))
-    until(lambda: sent.status.releasable)
-    assert prefill.connector._writes == {}
+    with contextlib.closing(Side(PrefillConnector, backend=FailingPoll())) as prefill:
+        sent = prefill.connector.open(1, "r")
+        ask(prefill, decode, 1)
+        sent.send(PAGES, start=0, last=True, aux_slot=0)
+        until(lambda: sent.status.ended)
+        assert not sent.status.releasable, "the write may still be under way"
+        until(lambda: prefill.connector.stats().holds == 1)
+        prefill.connector.fence(decode.connector.incarnation, ProcessExited(pid=1, seen_by="the test"))
+        sent.wait_released(30)
 
 
 def test_decode_forgotten_by_prefill_pairs_again(prefill) -> None:
-    with contextlib.closing(Side(DecodeConnector, connect_deadline_s=4.0)) as decode:
+    with contextlib.closing(Side(DecodeConnector, timeouts=Timeouts(connect_s=0.5))) as decode:
         waits = prefill.connector.open(1, "r")
         ended = ask(prefill, decode, 1)
         until(lambda: waits.status.phase is Phase.READY)
-        (link,) = decode.connector._links.values()
-        until(lambda: time.monotonic() > link._give_up)
-        known = prefill.connector._decodes.get(decode.connector.incarnation)
-        prefill.connector._reactor.post(lambda: prefill.connector._decodes.lose(known, "taken for lost"))
+        time.sleep(1.0)  # they are paired for longer than decode tries to connect
+        peers = prefill.connector._peers
+        known = peers.get(decode.connector.incarnation)
+        prefill.connector._reactor.post(lambda: peers.lose(known, "taken for lost"))
         until(lambda: waits.status.ended)
         sent = prefill.connector.open(2, "r")
         sent.send(PAGES, start=0, last=True, aux_slot=0)
         got = ask(prefill, decode, 2, [6])
-        until(lambda: got.status.ended and ended.status.releasable)
-        assert (got.status.phase, got.status.message) == (Phase.DONE, "")
-        assert ended.status.cause is Cause.PEER_LOST
-
-
-def by_two_addresses(prefill: Side, decode: Side) -> list:
-    """A hand-off by each; both are paired by then."""
-    port = prefill.connector.bootstrap_address.rpartition(":")[2]
-    pairs = []
-    for room, host in enumerate(("127.0.0.1", "127.1"), start=1):
-        sent = prefill.connector.open(room, "r")
-        got = offer(decode, f"{host}:{port}", room, [5 + room - 1])
-        pairs.append((sent, got))
-    until(lambda: all(sent.status.phase is Phase.READY for sent, _ in pairs))
-    return pairs
+        assert (got.wait(30).phase, got.status.message) == (Phase.DONE, "")
+        assert ended.wait_released(30).cause is Cause.PEER_LOST
 
 
 def test_prefill_with_two_addresses_answers_at_both(prefill) -> None:
     with contextlib.closing(Side(DecodeConnector)) as decode:
-        pairs = by_two_addresses(prefill, decode)
+        port = prefill.connector.bootstrap_address.rpartition(":")[2]
+        pairs = []
+        for room, host in enumerate(("127.0.0.1", "127.1"), start=1):
+            pairs.append((prefill.connector.open(room, "r"), offer(decode, f"{host}:{port}", room, [5 + room - 1])))
+        until(lambda: all(sent.status.phase is Phase.READY for sent, _ in pairs))
         for sent, got in pairs:
             sent.send(PAGES, start=0, last=True, aux_slot=0)
-            until(lambda got=got: got.status.phase is Phase.DONE)
-        links = list(decode.connector._links.values())
-        until(lambda: all(link.stage is Stage.LINKED for link in links))
-        assert [link.rounds for link in links] == [1, 1]
-
-
-def test_end_of_one_of_two_connections_ends_nothing(prefill) -> None:
-    with contextlib.closing(Side(DecodeConnector)) as decode:
-        pairs = by_two_addresses(prefill, decode)
-        (peer, link), *_ = decode.connector._by_peer.items()
-        decode.connector._reactor.post(lambda: link._on_grace_over(peer, "taken for lost"))
-        until(lambda: decode.connector._by_peer[peer] is not link)
-        ended = time.monotonic()
-        until(lambda: time.monotonic() > ended + 2 * GRACE_S)
-        for sent, got in pairs:
-            sent.send(PAGES, start=0, last=True, aux_slot=0)
-            until(lambda got=got: got.status.ended)
-            assert (got.status.phase, got.status.message) == (Phase.DONE, "")
+            assert got.wait(30).phase is Phase.DONE
+        until(lambda: [link.state for link in decode.connector.stats().links] == ["linked", "linked"])
 
 
 def test_decode_that_cannot_be_watched_leaves_no_thread(prefill, decodes, monkeypatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no watch left")
 
-    monkeypatch.setattr(prefill.connector._exits, "watch", refuse)
+    monkeypatch.setattr(prefill.connector._process_watch, "watch", refuse)
     sender = secrets.token_hex(16)
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.connect(f"tcp://{prefill.connector.control_address}")

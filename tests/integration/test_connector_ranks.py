@@ -40,14 +40,7 @@ def test_every_cell_arrives_once_between_unlike_shapes(instances, backend: str, 
     assert moved == cells * 2 * len(SOURCE) * TOKENS * HEAD_BYTES + len(decode.shards) * aux_bytes
     for instance in (prefill, decode):
         instance.settle_empty()
-    # Pages of which ranks hold different heads move in strips, of which no sums are taken: that is to be seen.
-    wanted = (
-        "matched"
-        if {shard.kv_heads for shard in (*prefill.shards, *decode.shards)} == {decode.shards[0].kv_heads}
-        else "skipped"
-    )
-    for stats in decode.settle(lambda stats: sum(stats["checksums"].values()) == 1):
-        assert stats["checksums"][wanted] == 1, stats["checksums"]
+    decode.settle(lambda stats: stats["checksums"] == {"matched": 1, "mismatched": 0, "skipped": 0})
 
 
 @pytest.mark.parametrize("backend", ["local", "nixl"])

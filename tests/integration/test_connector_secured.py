@@ -167,7 +167,7 @@ def test_ranks_with_keys_make_a_whole_instance(second, decode):
 
 
 def taking_the_place_of_rank_1() -> bytes:
-    info = RankInfo(rank=1, incarnation="6" * 32, control="127.0.0.1:6666", part=TWO[1], protocol=(1, 1))
+    info = RankInfo(rank=1, incarnation="6" * 32, control="127.0.0.1:6666", shard=TWO[1], protocol=(1, 1))
     return msgspec.json.encode(Registration(info=info, ranks=2))
 
 
@@ -175,8 +175,8 @@ def taking_the_place_of_rank_1() -> bytes:
     "sign",
     [
         lambda _: "",
-        lambda body: sign_registration(STRANGE, body, time.time()),
-        lambda body: sign_registration(OLD, body.replace(b"6666", b"6667"), time.time()),
+        lambda body: sign_registration(STRANGE, body, "1", time.time()),
+        lambda body: sign_registration(OLD, body.replace(b"6666", b"6667"), "2", time.time()),
     ],
     ids=["unsigned", "signed by another key", "signed for another body"],
 )
@@ -261,7 +261,7 @@ def fence_lines(caplog, begin: str) -> list[str]:
 )
 def test_bad_fence_request_changes_nothing(guarded, caplog, body, signed_for, status):
     assert post(guarded, "fence", body, token(*signed_for) if signed_for else "")[0] == status
-    assert not fence_lines(caplog, "fence ")
+    assert not fence_lines(caplog, "fence of ")
 
 
 def test_without_operator_key_admin_is_read_only():

@@ -117,6 +117,7 @@ def test_state_of_aborted_hand_off_serves_the_next(pair) -> None:
     prefill.settle(lambda stats: stats["held_writes"] > 0)
     decode.abort("cut short")
     assert not any(status["releasable"] for status in decode.until("cut short", "ended"))
+    prefill.until("cut short", "ended")
     for side in prefill.ranks:
         side.call("release_writes")
     assert {status["cause"] for status in decode.until("cut short", "releasable")} == {"aborted"}

@@ -128,7 +128,7 @@ def test_help_and_errors_say_how_to_connect() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
-    [(("--interval", "nan"), "nan is no number of seconds"), ((), "and this is none: give --once for one look")],
+    [(("--interval", "nan"), "nan is no number of seconds"), ((), "and this is no terminal: give --once for one look")],
 )
 def test_useless_arguments_are_refused(arguments, why) -> None:
     result = top(*arguments, "127.0.0.1:1")

@@ -9,9 +9,8 @@ from proof.hazards.__main__ import HAZARDS, judge
 from proof.hazards.stage import CATALOGUE, Hazard, Stage
 
 QUICK = (1, 2, 3, 4, 5, 7, 8, 10, 11, 13, 14, 17, 18, 19, 22, 23, 24, 25, 26, 27, 28, 33, 37)
-ROWS = re.findall(
-    r"^\| H(\d+) \| ([^|]+) \| [^|]+ \| [^|]+ \| ([^|]+) \|$", (CHECKOUT / "docs" / "hazards.md").read_text(), re.M
-)
+PAGE = (CHECKOUT / "docs" / "hazards.md").read_text()
+ROWS = re.findall(r"^\| H(\d+) \| ([^|]+) \| [^|]+ \| [^|]+ \| ([^|]+) \|$", PAGE, re.MULTILINE)
 DOCUMENTED = {int(number): (name, verdict) for number, name, verdict in ROWS}
 """Name and verdict of each hazard by its number, as docs/hazards.md has them."""
 

@@ -124,7 +124,7 @@ def _troubles(state: State) -> dict[str, int]:
 
 
 def _peers(looks: Sequence[Look]) -> Table:
-    table = _table("peers", "connector", "peer", "control", "transport", "seen", "attempts", "waiting")
+    table = _table("peers", "connector", "peer", "control", "transport", "seen", "live", "waits")
     for one in looks:
         if (state := one.state) is None:
             continue

@@ -28,9 +28,9 @@ class Hasher:
         return self._pending >= MAX_PENDING
 
     def submit(self, take: Callable[[], int], then: Then) -> bool:
-        """Have `then` called with the sum that `take` returns, or with None where it raised or was not called.
+        """Call `then` with the sum that `take` returns, or with None where it raised or was not called.
 
-        False when no thread is left for it: then neither is called.
+        Returns False when no thread is left: then neither is called.
         """
         try:
             future = self._pool.submit(take)

@@ -1,4 +1,4 @@
-"""Looks at the kernel's tables again and again until they say what is waited for, never on the owner thread."""
+"""Polls the kernel's tables until they show an expected state, never on the owner thread."""
 
 import asyncio
 import logging
@@ -23,8 +23,13 @@ class _Wait(NamedTuple, Generic[Seen]):
 
 
 class KernelPoller(Generic[Seen]):
-    """Owner thread only. `look`: of process `pid`; takes longer than the owner thread may pause, and may raise OSError.
-    `submit`: runs a coroutine elsewhere.
+    """Owner thread only.
+
+    Args:
+        reactor: Gives timers and turns.
+        submit: Runs a coroutine elsewhere.
+        look: Reads the tables of process `pid`: slower than the owner thread may pause, and may raise OSError.
+        timeouts: Pauses between two looks.
     """
 
     def __init__(
@@ -45,9 +50,9 @@ class KernelPoller(Generic[Seen]):
         then: Callable[[], None],
         wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Call `then` once `over` says so of what was seen; end without it when nobody wants it any more.
+        """Call `then` once `over` returns True for what was seen; end without it once `wanted` returns False.
 
-        Once for each peer at a time: while looks are under way for it, nothing more is begun.
+        One poll for each peer at a time: while one is under way, a second call does nothing.
         """
         if peer not in self._under_way:
             self._under_way.add(peer)

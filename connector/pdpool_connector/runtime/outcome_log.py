@@ -1,7 +1,7 @@
 """Counts and logs how hand-offs end: in counters, in a histogram, and in one line of the log each.
 
-The same `attempt=` stands in the lines of both sides, with `room=` and `request_id=`, so that a search for one of them
-in the logs of all processes gives the life of a hand-off. Its end is one line at INFO (WARNING when it failed other
+The lines of both sides have the same `attempt=`, and `room=` and `request_id=`. A search for one of them in the logs of
+all processes gives the life of a hand-off. Its end is one line at INFO (WARNING when it failed other
 than by an abort), at a bounded rate; every other step is one at DEBUG.
 """
 
@@ -29,7 +29,7 @@ ABORTS: Final = frozenset({Cause.ABORTED, Cause.PEER_ABORTED})
 
 
 class Budget:
-    """So many lines at once, then so many a second; the others are counted."""
+    """`LINES_BURST` lines at once, then `LINES_PER_SECOND`; the others are counted."""
 
     def __init__(self, now: float) -> None:
         self._left, self._filled = float(LINES_BURST), now
@@ -77,7 +77,7 @@ class OutcomeLog:
             log.debug("%s %s %s", self._who, Label(transfer), status.phase)
 
     def held(self, attempts: Sequence[AttemptId]) -> None:
-        """The attempts whose pages are held now; each is named once, when it becomes one."""
+        """The attempts whose pages are held now; each is logged once, when that begins."""
         now = set(attempts)
         for attempt in now - self._held:
             self._say(logging.WARNING, "%s attempt=%s held: its pages stay back until its peer is proved dead", attempt)
@@ -125,7 +125,7 @@ class OutcomeLog:
 
 
 class Label:
-    """By what a hand-off is found in the logs of all processes; made out only when a line is written."""
+    """The names by which a hand-off is found in all logs; made only when a line is written."""
 
     __slots__ = ("_transfer",)
 

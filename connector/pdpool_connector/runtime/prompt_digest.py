@@ -1,4 +1,4 @@
-"""By what two engines know that they mean the same request, when all that a router gave them in common is a room."""
+"""Digest of a prompt, by which two engines recognize the same request where they have only a room in common."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -14,8 +14,8 @@ INT32 = np.iinfo(np.int32)
 def prompt_digest(tokens: Sequence[int] | NDArray[np.int32], also: bytes = b"") -> bytes:
     """Digest of a prompt's token ids (int32), for `open` on both sides: BLAKE2b of 16 bytes over little-endian int32.
 
-    `also`: what else cache and first token depend on (an adapter, an image, how the token is drawn), in the same form
-    on both sides. Raises OverflowError for a token that is no int32, TypeError for what are no whole numbers.
+    `also`: anything else that cache and first token depend on (an adapter, an image, sampling parameters), in the same
+    form on both sides. Raises OverflowError for a token that is no int32, TypeError for other than whole numbers.
     """
     ids = np.asarray(tokens)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):

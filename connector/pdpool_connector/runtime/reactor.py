@@ -1,12 +1,11 @@
-"""The owner of a connector's state: one loop over sockets, timers and posted calls, which takes one turn after another.
+"""The owner of a connector's state: one loop over sockets, timers and posted calls, one turn after another.
 
-Whoever takes a turn owns all state for that long. Mostly it is the reactor's own thread. While it sleeps another thread
-may take a turn for a call that it brings (`step`): that saves two switches between threads, which take longer than most
-turns. What comes while a turn is under way is left to whoever has it.
+The thread that has the turn owns all state. Mostly it is the reactor's own thread. While that sleeps, another thread
+may take a turn for a call of its own (`step`). That saves two switches between threads, which take longer than most
+turns. Calls that arrive during a turn are left to the thread that has it.
 
-Whatever a turn calls must return within a millisecond or so. A call that raises is counted and logged; the loop goes
-on. The reactor's thread sleeps on descriptors alone, and touches zmq's sockets in turns only: whoever holds the turn
-may use them.
+All calls in a turn must return within about a millisecond. A call that raises is counted and logged; the loop goes on.
+The reactor's thread sleeps on descriptors alone, and uses zmq's sockets in turns only.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ log = logging.getLogger(__name__)
 POSTED_PER_TURN = 1024
 """Posted calls taken in one turn, so that sockets and timers get theirs."""
 POSTED_PER_STEP = 16
-"""The same where another thread lends its time."""
+"""The same in a turn of another thread."""
 
 Call = Callable[[], None]
 Socket = zmq.Socket[Any]
@@ -62,11 +61,11 @@ class Reactor:
         self._turn = threading.Lock()
         self._turn.acquire()  # there are no turns before `start`
         self._taken = False
-        """Whether somebody has the turn."""
+        """Whether a thread has the turn."""
         self._sleeps_until = 0.0
         self._posted: deque[Call] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # Whoever still posts may do so after the thread has ended, so the descriptor lives as long as this object.
+        # Threads may still post after the loop has ended, so the descriptor lives as long as this object.
         weakref.finalize(self, os.close, self._wake)
         self._woken = False
         self._poll = select.epoll()
@@ -113,12 +112,12 @@ class Reactor:
             self._wake_up()
 
     def step(self, call: Call) -> None:
-        """As `post`, and where nobody is at work take a turn for it at once: from any thread with a millisecond."""
+        """As `post`, and while no thread has the turn, take one for it at once. From any thread that can spare 1 ms."""
         self._posted.append(call)
         if self._woken or self._taken:
             return  # a turn that is due or under way takes it
         if not self._turn.acquire(blocking=False):
-            return  # whoever has it looks at what was posted when it has let go
+            return  # the thread that has it looks at posted calls when it has released it
         busy = self._taken = True
         try:
             begun = self.now()
@@ -126,7 +125,7 @@ class Reactor:
             self._finish(begun)
             busy = bool(self._unread) or self._next_due() < self._sleeps_until
         except BaseException:
-            # KeyboardInterrupt, or whatever else a signal raises in the main thread, may come between any two steps.
+            # KeyboardInterrupt, or another exception of a signal handler, may come between any two steps.
             self._posted.appendleft(self._torn)
             raise
         finally:

@@ -99,7 +99,7 @@ class RemoteFencer:
     async def before_pairing(self, newcomers: Mapping[str, str]) -> None:
         """Note which connections there are before processes that listen where former ones did make theirs.
 
-        newcomers: control address by incarnation. Without this the connections of a process could not be told from
+        newcomers: control address by incarnation. Without this the connections of a process look the same as
         those of its successor in the same pod.
         """
         taken = set(newcomers.values())

@@ -1,9 +1,9 @@
-"""A span of OpenTelemetry for each hand-off on each side, where somebody collects them; otherwise nothing at all.
+"""A span of OpenTelemetry for each hand-off on each side, if a collector is configured; otherwise nothing at all.
 
-Spans go to the engine's own tracer provider if it has set one up, and otherwise to the OTLP endpoint that the usual
-environment variables name (`OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`), if the packages of
-the extra `otel` are there. The two sides' spans share the trace of the request's `traceparent` header where the engine
-passes it on; in any case both carry `pdpool.room` and `pdpool.attempt`.
+Spans go to the tracer provider that the engine has set up. Without one they go to the OTLP endpoint of the variable
+`OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, if the extra `otel` is installed. The spans of
+both sides share the trace of the request's `traceparent` header where the engine passes it on. In any case both carry
+`pdpool.room` and `pdpool.attempt`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from pdpool_connector.installed import install_command
 from pdpool_connector.protocol.status import TransferStatus
 from pdpool_connector.runtime.transfer import Transfer
 
@@ -70,10 +71,10 @@ class Spans:
 
 
 def open_spans(role: str, rank: int) -> Spans | None:
-    """Where this process's spans go; None when nobody collects them."""
+    """Where this process's spans go; None when no collector is configured."""
     wanted = any(os.environ.get(name) for name in ENDPOINTS)
     if not wanted and "opentelemetry.sdk.trace" not in sys.modules:
-        return None  # nobody has set up a provider either, and importing the package takes a tenth of a second
+        return None  # there is no provider either, and importing the package takes 0.1 s
     try:
         from opentelemetry import trace
         from opentelemetry.sdk.resources import Resource
@@ -87,7 +88,7 @@ def open_spans(role: str, rank: int) -> Spans | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
         if wanted:
-            log.warning("no spans: %s is not installed; `pip install 'pdpool[otel]'` brings it", error.name)
+            log.warning("no spans: %s is not installed; install it with: %s", error.name, install_command("otel"))
         return None
     own = TracerProvider(resource=Resource.create({"service.name": f"pdpool-{role}"}))
     own.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

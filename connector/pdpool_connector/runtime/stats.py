@@ -76,11 +76,12 @@ class Distribution:
 class ConnectorStats:
     """State of one connector at one moment; all times in seconds, sizes in bytes, totals since the process began.
 
-    rank, ranks: number of this connector among those of its pod, and how many these are; the admin endpoint of each is
-    one port after that of the one before it.
-    pod_uid, container: where it runs, as its peers receive it.
-    backend: its transfer backend.
-    engine_beat_age_s: seconds since the engine's last `beat`; None: there was none.
+    Attributes:
+        rank, ranks: Number of this connector among those of its pod, and how many these are. Each has its admin
+            endpoint one port after that of the one before it.
+        backend: Its transfer backend.
+        pod_uid, container: Where it runs, as its peers receive it.
+        engine_beat_age_s: Seconds since the engine's last `beat`; None if there was none.
     """
 
     role: str

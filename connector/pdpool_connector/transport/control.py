@@ -1,7 +1,7 @@
 """The control channel over zmq: prefill listens (ROUTER), decode connects (DEALER). Owner thread only; nothing blocks.
 
-Every socket is bounded (high-water marks, frame size), and every message is taken for hostile until `frames.decode` has
-checked it. A connection is never rebuilt by zmq behind our back: its end is evidence about the peer, and is reported.
+Every socket is bounded (high-water marks, frame size). Every message counts as hostile until `frames.decode` has
+checked it. zmq never rebuilds a connection by itself: its end is evidence about the peer, and is reported.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ BATCH = 256
 OUTBOX = 64
 """Frames that wait for the end of a turn before they are sent; more are sent at once, so that long turns delay none."""
 STRANGERS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-"""Connections that were turned away: another key, no key, or no zmq at all."""
+"""Connections that were refused: another key, no key, or no zmq at all."""
 HARD_LIMIT_BYTES = 2 * MAX_FRAME_BYTES
 """Above this zmq cuts the connection before it allocates; between the two limits a frame is counted and dropped."""
 KEEPALIVE_PROBES = 3
@@ -122,7 +122,7 @@ class ControlServer:
                 yield Arrival(frame, name, message)
 
     def connection(self, arrival: Arrival) -> int:
-        """Number of the connection that a message came by; -1 when it has ended since, or zmq does not tell."""
+        """Number of the connection that a message came by; -1 when it has ended since, or zmq does not know."""
         try:
             descriptor = int(arrival.message.get(zmq.SRCFD))
         except zmq.ZMQError:

@@ -20,7 +20,7 @@ _Z85 = Annotated[str, msgspec.Meta(min_length=KEY_CHARS, max_length=KEY_CHARS)]
 
 
 class KeysError(ValueError):
-    """A file of keys that cannot be used; the message says which, and never what stands in it."""
+    """A file of keys that cannot be used; the message says which, and never shows its content."""
 
 
 class CurveKey(NamedTuple):
@@ -74,19 +74,19 @@ def make_key() -> CurveKey:
 
 
 class _Known:
-    """Tells the authenticator whose keys are let in."""
+    """Gives the authenticator the keys that may connect."""
 
     def __init__(self, keys: Sequence[CurveKey]) -> None:
         self._public = frozenset(key.public for key in keys)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a client with this public key (Z85) is let in."""
+        """Whether a client with this public key (Z85) may connect."""
         del domain
         return key in self._public
 
 
 class CurveAuthenticator:
-    """Lets clients of known keys in, for all listening sockets of one context; a thread of its own until `close`."""
+    """Accepts clients with known keys, for all listening sockets of one context, in a thread until `close`."""
 
     def __init__(self, context: zmq.Context[Any], keys: Sequence[CurveKey], close_s: float) -> None:
         """`close_s`: the thread may take this long to end."""
@@ -113,12 +113,12 @@ class CurveAuthenticator:
 
 
 def listen_with(socket: zmq.Socket[Any], key: CurveKey) -> None:
-    """Have a socket that will be bound take clients with CURVE only."""
+    """Configure a socket, before it is bound, to accept clients with CURVE only."""
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = key
 
 
 def connect_with(socket: zmq.Socket[Any], key: CurveKey) -> None:
-    """Have a socket that will be connected speak CURVE to a server of the same key."""
+    """Configure a socket, before it is connected, to use CURVE with a server of the same key."""
     socket.curve_serverkey = key.public
     socket.curve_publickey, socket.curve_secretkey = key

@@ -30,7 +30,7 @@ class LeaseKeeper:
         while True:
             try:
                 lease_s = await self._client.register(self.registry, self._registration, self._timeouts.registry_s)
-            except Exception as error:  # noqa: BLE001 - whatever it is may pass; until then the instance lacks its rank
+            except Exception as error:  # noqa: BLE001 - any error may pass; until then the instance lacks its rank
                 expected = isinstance(error, BootstrapError)
                 self._note(str(error) if expected else f"{type(error).__name__}: {error}")
                 await asyncio.sleep(self._timeouts.lease_retry_s)

@@ -43,7 +43,7 @@ class Holder(NamedTuple):
 def other_ends(pid: int) -> list[frozenset[Holder]]:
     """Who holds the other end of each TCP connection of process `pid`, but for those with itself.
 
-    One that it has yet to accept counts too: it may carry bytes from somebody who has exited. Empty for an end that no
+    A connection that is not accepted yet counts too: it may carry bytes of a dead process. Empty for an end that no
     process holds any more, or that cannot be seen: in another network namespace, or held by another user's process. A
     socket outlives who opened it in processes that were forked off. Raises OSError when the process has gone or is
     another user's.

@@ -1,7 +1,7 @@
-"""Signed tokens (JWT): who may change a connector through its admin endpoint, and which ranks may register.
+"""Signed tokens (JWT): for changes through the admin endpoint, and for registrations of ranks.
 
-The operator signs with an Ed25519 key of which pods hold the public half, so that nothing in a pod can make a token for
-another. Ranks of one instance trust each other by the secret key of their control channel.
+The operator signs with an Ed25519 key. Pods hold only the public half, so no pod can make a token for another. Ranks of
+one instance sign with the secret key of their control channel.
 """
 
 import hashlib
@@ -30,11 +30,11 @@ _BEARER: Final = "Bearer "
 
 
 class TokenError(Exception):
-    """A token that opens nothing; the message says why, and never holds the token."""
+    """A token that is refused; the message says why, and never holds the token."""
 
 
 class TokenVerifier:
-    """Judges the tokens of the admin endpoint: each opens one operation on one pod, once, for a minute at most.
+    """Verifies tokens of the admin endpoint: each allows one operation on one pod, once, for a minute at most.
 
     public_key: Ed25519, PEM. audience: what tokens for this pod name, its UID. clock: seconds since the epoch.
     Thread-safe. Raises ValueError for a key that is none.
@@ -52,11 +52,11 @@ class TokenVerifier:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type["TokenVerifier"], tuple[str, str]]:
-        """Ranks are processes of their own: each gets a gate like this one, with no token used yet."""
+        """Ranks are processes of their own: each gets a verifier like this one, with no token used yet."""
         return TokenVerifier, self._made_of
 
     def admit(self, authorization: str, operation: str) -> str:
-        """Return who signed for `operation` (the claim "sub"). Raises TokenError."""
+        """Return the signer of a token for `operation` (the claim "sub"). Raises TokenError."""
         with self._lock:
             now = self._clock()  # one for both: a used token is forgotten only when it is too old to be used
             claims = _decode(authorization, self._key, "EdDSA", now, audience=self._audience)

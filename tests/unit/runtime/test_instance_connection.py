@@ -151,7 +151,7 @@ def linked(world, link) -> InstanceConnection:
     return link
 
 
-def test_it_is_linked_when_all_its_ranks_are_paired_and_not_before(world, link) -> None:
+def test_linked_when_all_ranks_are_paired(world, link) -> None:
     world.answer(found(0), found(1))
     world.pair(link, 1)
     assert world.take() == [("paired", peer(1))]
@@ -161,7 +161,7 @@ def test_it_is_linked_when_all_its_ranks_are_paired_and_not_before(world, link) 
     assert (link.stage, len(world.asked), world.timers) == (Stage.LINKED, 1, {})
 
 
-def test_a_failure_shows_at_once_and_ends_when_it_is_linked(world, link, caplog) -> None:
+def test_failure_shows_until_linked(world, link, caplog) -> None:
     world.refuse(BootstrapError("bootstrap p:1 cannot be reached"))
     assert "cannot be reached" in caplog.text
     world.wait(5)
@@ -173,7 +173,7 @@ def test_a_failure_shows_at_once_and_ends_when_it_is_linked(world, link, caplog)
     assert len(caplog.records) == 1
 
 
-def test_it_gives_up_in_time_and_says_what_was_missing(world, link) -> None:
+def test_gives_up_in_time_and_says_why(world, link) -> None:
     while world.wanted and world.time < 1000 + 2 * CONNECT_S:
         if not world.asked[-1].done():
             world.refuse(BootstrapError("these are missing: 1 (never registered)"))
@@ -195,7 +195,7 @@ def hear(world: World, seconds: float, error: BootstrapError) -> None:
         world.wait(0.05)
 
 
-def test_an_address_that_refuses_connections_for_some_seconds_is_given_up(world, link) -> None:
+def test_refusing_address_is_given_up_early(world, link) -> None:
     begun = world.time
     hear(world, CONNECT_S, NOBODY)
     assert REFUSED_S <= world.time - begun < REFUSED_S + 2
@@ -207,7 +207,7 @@ def test_an_address_that_refuses_connections_for_some_seconds_is_given_up(world,
 
 
 @pytest.mark.parametrize("between", ["silence", "an answer"])
-def test_only_what_refuses_all_the_time_is_given_up_early(world, link, between) -> None:
+def test_address_that_refuses_now_and_then_is_kept(world, link, between) -> None:
     hear(world, REFUSED_S - 1, NOBODY)
     if between == "silence":
         hear(world, 2, BootstrapError("no answer within 2 s"))
@@ -221,7 +221,7 @@ def test_only_what_refuses_all_the_time_is_given_up_early(world, link, between) 
     assert [did[0] for did in world.take()] == ["failed"]
 
 
-def test_whoever_comes_later_waits_for_an_address_that_refused_once_more(world, linked) -> None:
+def test_later_attempt_waits_for_refusing_address_again(world, linked) -> None:
     world.cut(linked, 1)
     world.wanted = True
     hear(world, CONNECT_S, NOBODY)
@@ -237,7 +237,7 @@ def test_whoever_comes_later_waits_for_an_address_that_refused_once_more(world, 
     assert world.take()[-1] == ("linked", (0, 1))
 
 
-def test_what_cannot_be_mended_by_waiting_fails_at_once(world, link) -> None:
+def test_misfit_fails_at_once(world, link) -> None:
     world.refuse(MisfitError("total_layers is 4 at prefill and 5 at decode", []))
     (failed,) = world.take()
     assert failed[:2] == ("failed", Cause.INVALID)
@@ -245,7 +245,7 @@ def test_what_cannot_be_mended_by_waiting_fails_at_once(world, link) -> None:
     assert link.stage is Stage.CLOSED
 
 
-def test_a_rank_of_another_protocol_is_not_connected_to(world, link) -> None:
+def test_rank_of_another_version_is_not_connected(world, link) -> None:
     world.answer(found(0), found(1, protocol=(70, 80)))
     (failed,) = world.take()
     assert failed[1] is Cause.INVALID
@@ -254,7 +254,7 @@ def test_a_rank_of_another_protocol_is_not_connected_to(world, link) -> None:
 
 
 @pytest.mark.parametrize("error", [zmq.ZMQError(errno.EMFILE), OSError(errno.ENOSPC, "no watches are left")])
-def test_a_rank_that_cannot_be_connected_to_for_the_moment_is_tried_again(world, link, error) -> None:
+def test_missing_socket_is_tried_again(world, link, error) -> None:
     world.unable = error
     world.answer(found(0))
     failure = f"rank 0 of prefill p:1 cannot be connected to: {error}"
@@ -266,7 +266,7 @@ def test_a_rank_that_cannot_be_connected_to_for_the_moment_is_tried_again(world,
     assert world.take() == [("paired", peer(0)), ("linked", (0,))]
 
 
-def test_whoever_waits_for_a_rank_that_cannot_be_connected_to_is_told_in_time(world, link) -> None:
+def test_missing_socket_fails_attempts_in_time(world, link) -> None:
     world.unable = zmq.ZMQError(errno.EMFILE)
     while world.wanted and world.time < 1000 + 2 * CONNECT_S:
         if not world.asked[-1].done():
@@ -277,7 +277,7 @@ def test_whoever_waits_for_a_rank_that_cannot_be_connected_to_is_told_in_time(wo
     assert (link.stage, world.timers) == (Stage.CLOSED, {})
 
 
-def test_a_connection_that_comes_back_within_the_grace_costs_nothing(world, linked) -> None:
+def test_connection_back_within_grace_loses_nothing(world, linked) -> None:
     world.cut(linked, 1)
     assert world.broken == 1, "nothing new is offered meanwhile"
     world.wait(GRACE_S / 2)
@@ -288,7 +288,7 @@ def test_a_connection_that_comes_back_within_the_grace_costs_nothing(world, link
     assert linked.stage is Stage.LINKED
 
 
-def test_a_lost_rank_is_evidence_for_that_rank_alone_and_the_others_stay_connected(world, linked) -> None:
+def test_lost_rank_leaves_others_connected(world, linked) -> None:
     world.cut(linked, 1)
     world.wait(GRACE_S)
     lost, failed = world.take()
@@ -299,7 +299,7 @@ def test_a_lost_rank_is_evidence_for_that_rank_alone_and_the_others_stay_connect
     assert not world.lines[peer(0)].closed
 
 
-def test_the_link_is_rebuilt_with_the_process_that_took_the_lost_one_s_place(world, linked) -> None:
+def test_successor_of_lost_rank_is_linked(world, linked) -> None:
     world.cut(linked, 1)
     world.wait(GRACE_S)
     world.take()
@@ -311,7 +311,7 @@ def test_the_link_is_rebuilt_with_the_process_that_took_the_lost_one_s_place(wor
     assert not world.lines[peer(0)].closed
 
 
-def test_the_loss_of_one_rank_does_not_cut_the_grace_of_another_short(world, linked) -> None:
+def test_each_rank_has_its_own_grace(world, linked) -> None:
     world.cut(linked, 1)
     world.wait(GRACE_S / 2)
     world.cut(linked, 0)
@@ -322,7 +322,7 @@ def test_the_loss_of_one_rank_does_not_cut_the_grace_of_another_short(world, lin
     assert (linked.stage, world.timers) == (Stage.CLOSED, {})
 
 
-def test_another_process_in_a_rank_s_place_is_evidence_at_once(world, linked) -> None:
+def test_successor_ends_the_grace(world, linked) -> None:
     world.cut(linked, 1)
     world.answer(found(0), found(1, life=1))
     (lost,) = world.take()
@@ -332,7 +332,7 @@ def test_another_process_in_a_rank_s_place_is_evidence_at_once(world, linked) ->
     assert world.take() == [("paired", peer(1, 1)), ("linked", (0, 1))]
 
 
-def test_a_restarted_instance_loses_every_rank_and_is_paired_anew(world, linked) -> None:
+def test_restarted_instance_loses_every_rank(world, linked) -> None:
     world.cut(linked, 0)
     world.cut(linked, 1)
     world.answer(found(0, life=1), found(1, life=1))
@@ -342,7 +342,7 @@ def test_a_restarted_instance_loses_every_rank_and_is_paired_anew(world, linked)
     assert world.take()[-1] == ("linked", (0, 1))
 
 
-def test_it_is_not_whole_without_a_rank_that_was_lost_while_others_joined(world, linked) -> None:
+def test_not_linked_without_rank_lost_while_joining(world, linked) -> None:
     world.cut(linked, 0)
     world.cut(linked, 1)
     world.wanted = True
@@ -357,14 +357,14 @@ def test_it_is_not_whole_without_a_rank_that_was_lost_while_others_joined(world,
     assert world.take()[-1] == ("linked", (0, 1))
 
 
-def test_a_rank_that_says_goodbye_is_lost_without_grace(world, linked) -> None:
+def test_goodbye_loses_rank_without_grace(world, linked) -> None:
     world.lines[peer(1)].paired = False
     linked.on_rank_left(peer(1), "rank 1 has shut down")
     assert [did[:2] for did in world.take()] == [("lost", peer(1)), ("failed", Cause.PEER_LOST)]
     assert linked.stage is Stage.RESTING
 
 
-def test_a_fenced_rank_is_lost_though_its_connection_still_stands(world, linked) -> None:
+def test_fenced_rank_is_lost_at_once(world, linked) -> None:
     linked.mark_lost(peer(1), "was fenced")
     assert [did[:2] for did in world.take()] == [("lost", peer(1)), ("failed", Cause.PEER_LOST)]
     assert world.lines[peer(1)].closed
@@ -373,7 +373,7 @@ def test_a_fenced_rank_is_lost_though_its_connection_still_stands(world, linked)
     assert world.take() == []
 
 
-def test_a_registry_that_still_names_a_fenced_rank_fails_those_who_wait_at_once(world, link) -> None:
+def test_registry_naming_fenced_rank_fails_at_once(world, link) -> None:
     world.fenced.add(peer(1))
     world.answer(found(0), found(1))
     (failed,) = world.take()
@@ -382,7 +382,7 @@ def test_a_registry_that_still_names_a_fenced_rank_fails_those_who_wait_at_once(
     assert not world.lines
 
 
-def test_a_rank_that_refuses_for_good_fails_those_who_wait(world, link) -> None:
+def test_refusal_for_good_fails_attempts(world, link) -> None:
     world.answer(found(0), found(1))
     world.pair(link, 0)
     link.on_rank_refused(peer(1), "rank 1 refused to pair: model is 'a'", retry=False)
@@ -405,7 +405,7 @@ def lose_both(world, linked) -> None:
     assert [event[0] for event in world.take()] == ["lost", "lost"]
 
 
-def test_while_pages_are_held_ranks_that_were_lost_are_met_again_as_soon_as_they_are_back(world, linked) -> None:
+def test_held_pages_keep_lost_ranks_wanted(world, linked) -> None:
     lose_both(world, linked)
     world.wait(PAUSE_S)
     world.answer(found(0), found(1))
@@ -414,7 +414,7 @@ def test_while_pages_are_held_ranks_that_were_lost_are_met_again_as_soon_as_they
     assert world.take() == [("paired", peer(0)), ("paired", peer(1)), ("linked", (0, 1))]
 
 
-def test_while_pages_are_held_it_goes_on_asking_slowly_at_last_and_hurries_when_wanted(world, linked) -> None:
+def test_held_pages_ask_slowly_until_wanted(world, linked) -> None:
     lose_both(world, linked)
     while not (did := world.take()):
         world.wait(PAUSE_S)
@@ -430,12 +430,12 @@ def test_while_pages_are_held_it_goes_on_asking_slowly_at_last_and_hurries_when_
     assert len(world.asked) == asked + 2
 
 
-def test_whoever_comes_later_by_another_name_is_told_what_is_there(world, linked) -> None:
+def test_hurry_reports_what_is_linked(world, linked) -> None:
     linked.hurry()
     assert world.take() == [("paired", peer(0)), ("paired", peer(1)), ("linked", (0, 1))]
 
 
-def test_a_closed_link_leaves_no_timer_and_no_line(world, linked) -> None:
+def test_close_leaves_no_timer_or_connection(world, linked) -> None:
     world.cut(linked, 1)
     linked.close()
     world.answer(found(0), found(1))

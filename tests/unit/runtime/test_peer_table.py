@@ -121,7 +121,7 @@ def prefill() -> Prefill:
     return Prefill()
 
 
-def test_a_decode_that_comes_back_after_its_engine_failed_is_not_lost_by_the_connection_before(prefill) -> None:
+def test_decode_back_after_failed_connect_is_kept(prefill) -> None:
     prefill.hello(A, 1)
     prefill.table.connection_ended(1)
     prefill.table.connected(A, BackendError("cannot be reached"))
@@ -131,7 +131,7 @@ def test_a_decode_that_comes_back_after_its_engine_failed_is_not_lost_by_the_con
     assert prefill.paired() == prefill.known == {A}
 
 
-def test_a_decode_whose_worker_has_failed_may_be_paired_anew(prefill) -> None:
+def test_decode_may_pair_again_after_worker_fault(prefill) -> None:
     prefill.pair(A, 1)
     prefill.table.connection_ended(1)
     prefill.gone(A)
@@ -141,7 +141,7 @@ def test_a_decode_whose_worker_has_failed_may_be_paired_anew(prefill) -> None:
     assert prefill.paired() == prefill.known == {A}
 
 
-def test_a_connection_speaks_for_one_process_at_a_time(prefill) -> None:
+def test_connection_belongs_to_one_process(prefill) -> None:
     for number in range(5):
         prefill.pair(f"{number:032x}", 1, f"h:{number + 10}")
     assert prefill.paired() == prefill.known == {f"{4:032x}"}
@@ -152,7 +152,7 @@ def test_a_connection_speaks_for_one_process_at_a_time(prefill) -> None:
     assert list(prefill.table) == []
 
 
-def test_the_place_of_a_process_is_its_successors_also_where_the_table_is_full(prefill, monkeypatch) -> None:
+def test_successor_gets_the_place_in_full_table(prefill, monkeypatch) -> None:
     monkeypatch.setattr(module, "MAX_PEERS", 1)
     prefill.pair(A, 1)
     prefill.hello(B, 2)
@@ -162,7 +162,7 @@ def test_the_place_of_a_process_is_its_successors_also_where_the_table_is_full(p
     assert prefill.paired() == {B}
 
 
-def test_once_the_door_is_shut_nobody_gets_in_and_who_waits_is_told(prefill) -> None:
+def test_shut_table_refuses_waiting_hellos(prefill) -> None:
     prefill.pair(A, 1)
     prefill.hello(C, 2)
     prefill.hello(B, 3)
@@ -175,7 +175,7 @@ def test_once_the_door_is_shut_nobody_gets_in_and_who_waits_is_told(prefill) -> 
     assert B not in prefill.table
 
 
-def test_a_decode_that_is_known_waits_behind_no_stranger(prefill) -> None:
+def test_known_decode_waits_behind_no_other(prefill) -> None:
     prefill.pair(A, 1)
     prefill.hello(C, 2)
     prefill.hello(B, 3)
@@ -185,7 +185,7 @@ def test_a_decode_that_is_known_waits_behind_no_stranger(prefill) -> None:
     assert B not in prefill.table
 
 
-def test_who_speaks_as_if_paired_and_is_not_known_any_more_is_told_so_now_and_then(prefill) -> None:
+def test_unpaired_sender_is_refused_at_a_rate(prefill) -> None:
     prefill.pair(A, 1)
     prefill.table.unknown(A, b"1")
     assert prefill.sent == [], "it is paired; the words came by another connection"
@@ -199,14 +199,14 @@ def test_who_speaks_as_if_paired_and_is_not_known_any_more_is_told_so_now_and_th
     assert len(prefill.sent) == 3
 
 
-def test_a_decode_learns_that_the_thread_that_writes_to_it_has_failed(prefill) -> None:
+def test_worker_fault_sends_goodbye(prefill) -> None:
     prefill.pair(A, 1)
     prefill.gone(A)
     ((route, goodbye),) = prefill.sent
     assert (route, type(goodbye)) == (b"1", f.Goodbye)
 
 
-def test_workers_that_end_because_prefill_leaves_have_not_failed(prefill, caplog) -> None:
+def test_workers_ended_by_close_are_no_fault(prefill, caplog) -> None:
     prefill.pair(A, 1)
     prefill.table.leave()
     prefill.gone(A)
@@ -214,7 +214,7 @@ def test_workers_that_end_because_prefill_leaves_have_not_failed(prefill, caplog
     assert "failed" not in caplog.text
 
 
-def test_a_decode_that_knows_us_by_two_addresses_may_speak_by_either_connection(prefill) -> None:
+def test_decode_may_use_two_connections(prefill) -> None:
     prefill.pair(A, 1)
     prefill.pair(B, 2, "h:2")
     prefill.hello(A, 3)
@@ -231,7 +231,7 @@ def test_a_decode_that_knows_us_by_two_addresses_may_speak_by_either_connection(
     assert prefill.paired() == {B}
 
 
-def test_a_decode_whose_last_connection_ended_lives_on_by_another_by_which_it_speaks_in_time(prefill) -> None:
+def test_decode_lives_on_by_other_connection(prefill) -> None:
     prefill.pair(A, 1)
     prefill.hello(A, 2)
     prefill.table.connection_ended(2)
@@ -248,7 +248,7 @@ def test_a_decode_whose_last_connection_ended_lives_on_by_another_by_which_it_sp
     assert prefill.paired() == set()
 
 
-def test_the_connections_of_one_decode_are_bounded(prefill) -> None:
+def test_connections_of_a_decode_are_bounded(prefill) -> None:
     prefill.pair(A, 1)
     for number in range(2, 5 * MAX_ROUTES):
         prefill.hello(A, number)

@@ -104,7 +104,7 @@ def process(owner):
         started.kill()
 
 
-def test_a_peer_that_has_exited_is_fenced_once_its_connections_have_ended(owner, process):
+def test_exited_peer_is_fenced_after_its_connections(owner, process):
     owner.concerns = {"peer"}
     owner.process_ends(process)
     owner.time_passes()
@@ -115,7 +115,7 @@ def test_a_peer_that_has_exited_is_fenced_once_its_connections_have_ended(owner,
     assert owner.timers == []
 
 
-def test_a_peer_that_has_exited_is_lost_a_moment_later_whatever_is_proved(owner, process):
+def test_exited_peer_is_lost_after_grace(owner, process):
     owner.concerns = {"peer"}
     owner.process_ends(process)
     assert owner.lost == [], "what it had said is heard first"
@@ -124,7 +124,7 @@ def test_a_peer_that_has_exited_is_lost_a_moment_later_whatever_is_proved(owner,
     assert (owner.lost, owner.fenced) == (["peer"], [])
 
 
-def test_a_peer_whose_exit_alone_is_proof_is_fenced_a_moment_later_and_not_lost_before(process):
+def test_exit_that_is_proof_fences_after_grace(process):
     owner = MachineDriver("local")
     owner.watch_.watch(
         "peer", msgspec.structs.replace(this_process(), pid=process.pid, started=started_at(process.pid))
@@ -136,7 +136,7 @@ def test_a_peer_whose_exit_alone_is_proof_is_fenced_a_moment_later_and_not_lost_
     assert (owner.lost, owner.fenced) == ([], [("peer", {ProcessExited})])
 
 
-def test_a_living_peer_is_not_lost_by_news_of_another_descriptor_that_had_the_same_number(owner, process):
+def test_reused_descriptor_loses_no_living_peer(owner, process):
     owner.concerns = {"peer"}
     owner.ends = []
     (called,) = owner.readers.values()
@@ -147,7 +147,7 @@ def test_a_living_peer_is_not_lost_by_news_of_another_descriptor_that_had_the_sa
     assert owner.fenced == [("peer", {ProcessExited, ConnectionsEnded})]
 
 
-def test_what_had_come_in_when_a_peer_was_seen_to_have_exited_is_heard_before_it_is_fenced(process):
+def test_frames_before_the_exit_are_read_first(process):
     said: list[str] = []
     reactor = Reactor("test", **dict.fromkeys(("after_turn", "at_rest", "at_end", "torn"), lambda: None))
     fenced = threading.Event()
@@ -181,7 +181,7 @@ def hear(words: int, said: list[str]) -> None:
     said.append("heard")
 
 
-def test_what_keeps_the_kernels_table_from_being_read_is_told_and_tried_again(owner, process, caplog, monkeypatch):
+def test_unreadable_table_is_logged_and_tried_again(owner, process, caplog, monkeypatch):
     def unreadable(_pid):
         raise PermissionError("not ours to read")
 
@@ -195,7 +195,7 @@ def test_what_keeps_the_kernels_table_from_being_read_is_told_and_tried_again(ow
     assert owner.fenced == [("peer", {ProcessExited, ConnectionsEnded})]
 
 
-def test_nobody_looks_for_a_peer_with_whom_nothing_is_any_more(owner, process):
+def test_unwanted_peer_is_not_looked_for(owner, process):
     owner.concerns = {"peer"}
     owner.process_ends(process)
     owner.concerns.clear()
@@ -205,7 +205,7 @@ def test_nobody_looks_for_a_peer_with_whom_nothing_is_any_more(owner, process):
     assert (owner.looks, owner.timers, owner.fenced) == (looks, [], [])
 
 
-def test_a_peer_that_has_left_and_lives_on_keeps_no_descriptor(owner, process):
+def test_peer_that_left_keeps_no_descriptor(owner, process):
     assert process.poll() is None
     owner.concerns = {"peer"}
     owner.watch_.tidy()
@@ -217,7 +217,7 @@ def test_a_peer_that_has_left_and_lives_on_keeps_no_descriptor(owner, process):
     assert descriptors() == before - 1
 
 
-def test_a_helper_that_the_exited_peer_had_forked_may_hold_its_connections_and_is_waited_for(owner, process):
+def test_forked_helper_is_waited_for(owner, process):
     owner.concerns = {"peer"}
     began = started_at(process.pid)
     owner.ends = [frozenset({Holder(1, 0)}), frozenset({Holder(process.pid + 1, began + 1)})]
@@ -230,7 +230,7 @@ def test_a_helper_that_the_exited_peer_had_forked_may_hold_its_connections_and_i
 
 
 @pytest.mark.parametrize("heir", [None, "beside it", "with its number"])
-def test_a_connection_of_another_peer_that_lives_is_its_own_unless_another_holds_it_too(owner, process, heir):
+def test_connection_of_a_living_peer_is_its_own(owner, process, heir):
     began = started_at(process.pid)
     with subprocess.Popen(["sleep", "60"]) as other:
         name = msgspec.structs.replace(this_process(), pid=other.pid, started=started_at(other.pid))
@@ -248,7 +248,7 @@ def test_a_connection_of_another_peer_that_lives_is_its_own_unless_another_holds
         other.kill()
 
 
-def test_a_peer_that_the_exited_one_had_forked_may_hold_its_connections_too(owner):
+def test_forked_peer_is_waited_for(owner):
     with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE) as parent:
         child = int(parent.stdout.readline())
         names = {

@@ -28,14 +28,14 @@ def call(reactor: Reactor) -> bool:
     return done.wait(30)
 
 
-def test_a_call_that_raises_is_counted_and_ends_nothing(reactor: Reactor, caplog) -> None:
+def test_call_that_raises_is_counted(reactor: Reactor, caplog) -> None:
     reactor.post(lambda: 1 / 0)
     assert call(reactor)
     assert reactor.faults == 1
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_timers_fire_in_order_once_and_can_be_moved_and_cancelled(reactor: Reactor) -> None:
+def test_timers_fire_once_in_order(reactor: Reactor) -> None:
     fired: list[str] = []
     over = threading.Event()
 
@@ -54,7 +54,7 @@ def test_timers_fire_in_order_once_and_can_be_moved_and_cancelled(reactor: React
     assert fired == ["early", "late", "moved"]
 
 
-def test_a_readable_descriptor_is_served_until_it_is_not_watched(reactor: Reactor) -> None:
+def test_watched_descriptor_is_served(reactor: Reactor) -> None:
     pipe = os.eventfd(1, os.EFD_NONBLOCK)
     served = threading.Event()
 
@@ -71,7 +71,7 @@ def test_a_readable_descriptor_is_served_until_it_is_not_watched(reactor: Reacto
     os.close(pipe)
 
 
-def test_what_another_call_of_the_same_turn_has_closed_is_not_served(reactor: Reactor) -> None:
+def test_descriptor_closed_in_turn_is_not_served(reactor: Reactor) -> None:
     pipes = [os.eventfd(1, os.EFD_NONBLOCK) for _ in range(2)]
     served: list[int] = []
 
@@ -116,7 +116,7 @@ def test_lag_shows_a_long_turn(reactor: Reactor) -> None:
     assert reactor.lag() > 0.04
 
 
-def test_idle_costs_next_to_nothing(reactor: Reactor) -> None:
+def test_idle_costs_no_time(reactor: Reactor) -> None:
     assert call(reactor)
     assert reactor._thread.ident is not None
     clock = time.pthread_getcpuclockid(reactor._thread.ident)  # this process may have other threads
@@ -125,7 +125,7 @@ def test_idle_costs_next_to_nothing(reactor: Reactor) -> None:
     assert time.clock_gettime(clock) - cpu < 0.02 * (time.monotonic() - begun)
 
 
-def test_a_step_is_taken_by_the_thread_that_asks_while_the_loop_sleeps(reactor: Reactor) -> None:
+def test_step_runs_in_the_calling_thread(reactor: Reactor) -> None:
     threads: set[str] = set()
     deadline = time.monotonic() + 30
     while threading.current_thread().name not in threads:
@@ -134,7 +134,7 @@ def test_a_step_is_taken_by_the_thread_that_asks_while_the_loop_sleeps(reactor: 
         time.sleep(0.001)
 
 
-def test_what_a_step_posts_is_done_in_order_and_before_it_returns(reactor: Reactor) -> None:
+def test_calls_posted_by_a_step_run_in_it(reactor: Reactor) -> None:
     done: list[int] = []
 
     def first() -> None:
@@ -148,7 +148,7 @@ def test_what_a_step_posts_is_done_in_order_and_before_it_returns(reactor: React
     assert done == [1, 2, 3]
 
 
-def test_there_is_one_turn_at_a_time_and_no_step_is_lost(reactor: Reactor) -> None:
+def test_turns_never_overlap_or_get_lost(reactor: Reactor) -> None:
     busy = threading.Lock()
     counts = [0, 0]
 
@@ -178,7 +178,7 @@ def test_timer_of_a_step_wakes_the_loop(reactor: Reactor) -> None:
     assert fired.wait(30)
 
 
-def test_a_message_that_a_send_has_swallowed_the_news_of_is_read(reactor: Reactor) -> None:
+def test_message_announced_during_a_send_is_read(reactor: Reactor) -> None:
     """Sending takes what zmq has to tell from a socket's descriptor, and the loop sleeps on that."""
     context: zmq.Context = zmq.Context()
     ours, theirs = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
@@ -205,7 +205,7 @@ def test_a_message_that_a_send_has_swallowed_the_news_of_is_read(reactor: Reacto
     context.destroy(linger=0)
 
 
-def test_what_ends_the_program_in_the_midst_of_a_turn_is_told_first_of_all() -> None:
+def test_interrupted_turn_is_reported_first() -> None:
     seen: list[str] = []
     idle = dict.fromkeys(("after_turn", "at_rest", "at_end"), lambda: None)
     reactor = Reactor("test", torn=lambda: seen.append("torn"), **idle)

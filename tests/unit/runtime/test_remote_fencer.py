@@ -83,7 +83,7 @@ def vouchers(world) -> RemoteFencer:
     return made
 
 
-def test_a_peer_whose_connections_have_not_ended_here_is_fenced_when_they_have(world, vouchers) -> None:
+def test_peer_is_fenced_when_its_connections_end(world, vouchers) -> None:
     vouchers.check(PEER, (WORD,))
     vouchers.take(PEER, (WORD,))
     world.look()
@@ -94,7 +94,7 @@ def test_a_peer_whose_connections_have_not_ended_here_is_fenced_when_they_have(w
     assert world.fenced == [(PEER, (WORD, SEEN_HERE))]
 
 
-def test_a_peer_from_which_nothing_waits_for_proof_is_fenced_though_its_connections_stand(world, vouchers) -> None:
+def test_peer_without_holds_is_fenced_at_once(world, vouchers) -> None:
     world.owed = False
     vouchers.check(PEER, (WORD,))
     vouchers.take(PEER, (WORD,))
@@ -103,7 +103,7 @@ def test_a_peer_from_which_nothing_waits_for_proof_is_fenced_though_its_connecti
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_word_that_was_taken_outlives_what_waited_for_it(world, vouchers, known) -> None:
+def test_accepted_proof_outlives_the_holds(world, vouchers, known) -> None:
     vouchers.take(PEER, (WORD,))
     world.look()
     world.owed = False
@@ -114,7 +114,7 @@ def test_a_word_that_was_taken_outlives_what_waited_for_it(world, vouchers, know
     assert not world.posted
 
 
-def test_a_word_on_a_process_that_is_unknown_here_does_not_suffice(vouchers) -> None:
+def test_proof_for_unknown_process_does_not_suffice(vouchers) -> None:
     with pytest.raises(InsufficientProofError):
         vouchers.check("b" * 32, (WORD,))
 

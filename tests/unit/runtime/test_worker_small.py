@@ -81,7 +81,7 @@ def results(one: Bench, count: int) -> dict[int, WriteResult]:
     return {end.write: end.result for end in ends}
 
 
-def test_a_small_move_is_made_by_whoever_brings_it_while_the_worker_sleeps(prompt) -> None:
+def test_small_write_is_made_by_the_caller(prompt) -> None:
     one = prompt(Poll.DONE)
     one.write(1, 1, aux=True)
     one.turn()
@@ -89,7 +89,7 @@ def test_a_small_move_is_made_by_whoever_brings_it_while_the_worker_sleeps(promp
     assert one.backend.threads == [threading.current_thread().name]
 
 
-def test_small_moves_of_a_turn_go_out_as_one_transfer_and_each_is_told_its_own_bytes(prompt) -> None:
+def test_small_writes_share_a_transfer(prompt) -> None:
     one = prompt(Poll.DONE)
     one.write(1, 2)
     one.write(2, 1)
@@ -103,7 +103,7 @@ def test_small_moves_of_a_turn_go_out_as_one_transfer_and_each_is_told_its_own_b
     ]
 
 
-def test_no_more_is_moved_in_one_transfer_than_takes_less_than_waking_a_thread(prompt) -> None:
+def test_shared_transfer_is_bounded(prompt) -> None:
     one = prompt(Poll.DONE)
     for number in range(1, 6):
         one.write(number, 10)
@@ -118,7 +118,7 @@ def test_no_more_is_moved_in_one_transfer_than_takes_less_than_waking_a_thread(p
     ("outcome", "result"),
     [(Poll.FAILED_SETTLED, WriteResult.FAILED), (Poll.FAILED_UNSETTLED, WriteResult.UNSETTLED)],
 )
-def test_when_their_transfer_fails_each_says_whether_bytes_may_still_land(prompt, outcome, result) -> None:
+def test_failed_shared_transfer_fails_each_write(prompt, outcome, result) -> None:
     one = prompt(outcome)
     one.write(1, 1)
     one.write(2, 1)
@@ -126,7 +126,7 @@ def test_when_their_transfer_fails_each_says_whether_bytes_may_still_land(prompt
     assert results(one, 2) == {1: result, 2: result}
 
 
-def test_those_that_find_the_connection_broken_are_left_to_the_worker_which_makes_it_anew(prompt) -> None:
+def test_broken_connection_is_left_to_the_worker(prompt) -> None:
     one = prompt(Poll.DONE)
     one.backend.refusals[1] = UnknownPeerError("not connected")
     for number in (1, 2):
@@ -137,7 +137,7 @@ def test_those_that_find_the_connection_broken_are_left_to_the_worker_which_make
     assert one.backend.connects == 2
 
 
-def test_one_that_does_not_fit_fails_alone(prompt) -> None:
+def test_write_that_does_not_fit_fails_alone(prompt) -> None:
     one = prompt(Poll.DONE)
     one.backend.refusals = {1: InvalidChunkError("page 999"), 3: InvalidChunkError("page 999")}
     for number in (1, 2, 3):
@@ -146,7 +146,7 @@ def test_one_that_does_not_fit_fails_alone(prompt) -> None:
     assert results(one, 3) == {1: WriteResult.LANDED, 2: WriteResult.INVALID, 3: WriteResult.LANDED}
 
 
-def test_a_page_that_two_are_to_write_is_left_to_the_engine_to_judge(prompt) -> None:
+def test_page_written_twice_is_left_to_the_backend(prompt) -> None:
     one = prompt(Poll.DONE)
     one.write(1, 1)
     one.worker.submit(structs.replace(next(iter(one.worker.unended())), write=2))
@@ -158,7 +158,7 @@ def test_a_page_that_two_are_to_write_is_left_to_the_engine_to_judge(prompt) -> 
     ("error", "result"),
     [(BackendError("not connected"), WriteResult.FAILED), (RuntimeError("a bug"), WriteResult.UNSETTLED)],
 )
-def test_what_submit_raises_ends_all_of_them(prompt, error: Exception, result: WriteResult) -> None:
+def test_submit_that_raises_ends_all(prompt, error: Exception, result: WriteResult) -> None:
     one = prompt(Poll.DONE)
     one.backend.refusals = {1: error}
     one.write(1, 1)
@@ -167,7 +167,7 @@ def test_what_submit_raises_ends_all_of_them(prompt, error: Exception, result: W
     assert results(one, 2) == {1: result, 2: result}
 
 
-def test_a_checksum_that_cannot_be_taken_fails_that_move_alone_once_its_bytes_have_settled(prompt) -> None:
+def test_checksum_fault_fails_its_write_alone(prompt) -> None:
     one = prompt(Poll.PENDING, sums=FailingSums())
     one.write(1, 1)
     one.write(2, 1)
@@ -180,7 +180,7 @@ def test_a_checksum_that_cannot_be_taken_fails_that_move_alone_once_its_bytes_ha
     assert (landed.result, landed.checksum) == (WriteResult.LANDED, 7)
 
 
-def test_one_that_is_stopped_before_the_turn_ends_is_not_moved(prompt) -> None:
+def test_write_stopped_in_turn_is_not_made(prompt) -> None:
     one = prompt(Poll.DONE)
     one.write(1, 1)
     one.write(2, 1)
@@ -190,7 +190,7 @@ def test_one_that_is_stopped_before_the_turn_ends_is_not_moved(prompt) -> None:
     assert pages_of(one.backend.submitted.get_nowait().chunk) == [64]
 
 
-def test_the_worker_goes_on_with_what_is_not_over_at_once(prompt) -> None:
+def test_worker_finishes_pending_writes(prompt) -> None:
     one = prompt(Poll.PENDING)
     one.write(1, 1)
     one.write(2, 1)
@@ -201,7 +201,7 @@ def test_the_worker_goes_on_with_what_is_not_over_at_once(prompt) -> None:
     assert one.backend.count == 1
 
 
-def test_the_worker_makes_what_would_have_to_wait(prompt) -> None:
+def test_worker_makes_writes_that_must_wait(prompt) -> None:
     one = prompt(None)
     one.write(1, 1)
     one.write(2, 1)
@@ -211,7 +211,7 @@ def test_the_worker_makes_what_would_have_to_wait(prompt) -> None:
     assert len(one.backend.threads) == 1
 
 
-def test_large_moves_and_those_behind_others_are_the_workers(prompt) -> None:
+def test_worker_makes_large_and_queued_writes(prompt) -> None:
     one = prompt(Poll.PENDING)
     one.write(1, 200)
     first = one.next_submit()
@@ -225,7 +225,7 @@ def test_large_moves_and_those_behind_others_are_the_workers(prompt) -> None:
     assert set(results(one, 2)) == {1, 2}
 
 
-def test_a_small_move_behind_a_large_one_does_not_hold_up_who_brings_it(prompt) -> None:
+def test_caller_never_waits_for_a_large_write(prompt) -> None:
     one = prompt(Poll.PENDING)
     one.write(1, 200)
     first = one.next_submit()
@@ -242,7 +242,7 @@ def test_a_small_move_behind_a_large_one_does_not_hold_up_who_brings_it(prompt) 
     assert not held_up
 
 
-def test_a_worker_that_closes_in_the_same_turn_cuts_short_what_nobody_has_begun(prompt) -> None:
+def test_close_in_turn_stops_unbegun_writes(prompt) -> None:
     one = prompt(Poll.DONE)
     one.write(1, 1)
     one.worker.close()
@@ -251,7 +251,7 @@ def test_a_worker_that_closes_in_the_same_turn_cuts_short_what_nobody_has_begun(
     assert one.backend.count == 0
 
 
-def test_what_comes_while_two_transfers_are_under_way_goes_out_together(bench) -> None:
+def test_queued_small_writes_go_together(bench) -> None:
     one = bench(memory=LITTLE, theirs=LITTLE)
     one.write(1, 1)
     first = one.next_submit()
@@ -269,7 +269,7 @@ def test_what_comes_while_two_transfers_are_under_way_goes_out_together(bench) -
     assert set(results(one, 5).values()) == {WriteResult.LANDED}
 
 
-def test_what_is_not_small_goes_alone_and_in_its_turn(bench) -> None:
+def test_large_write_goes_alone_in_turn(bench) -> None:
     one = bench(memory=LITTLE, theirs=LITTLE)
     flying = []
     for number in (1, 2):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from pdpool_connector.backends.base import BackendError, InvalidChunkError, Poll, UnknownPeerError
 from pdpool_connector.layout.memory import KVMemory, Region
+from pdpool_connector.layout.plan import PairPlan
 from pdpool_connector.layout.staging import Staging
 from pdpool_connector.protocol.events import WriteResult
 from pdpool_connector.protocol.frames import AttemptId
@@ -41,7 +42,7 @@ def staged(bench):
     return make
 
 
-def test_pages_are_gathered_and_their_slot_is_given_back_when_the_chunk_has_settled(staged) -> None:
+def test_slot_is_given_back_when_chunk_settles(staged) -> None:
     one, staging = staged(2)
     one.write(1, 3, aux=True)
     transfer = one.next_submit()
@@ -64,7 +65,7 @@ def test_pages_are_gathered_and_their_slot_is_given_back_when_the_chunk_has_sett
         (None, RuntimeError("a bug"), True),
     ],
 )
-def test_a_slot_is_kept_with_the_attempt_only_while_it_may_still_be_read(staged, outcome, refusal, keeps) -> None:
+def test_slot_is_kept_while_it_may_be_read(staged, outcome, refusal, keeps) -> None:
     one, staging = staged(2, prepare=lambda backend: backend.refusals.update({1: refusal} if refusal else {}))
     one.write(1, 3)
     if refusal is None:
@@ -79,7 +80,7 @@ def test_a_slot_is_kept_with_the_attempt_only_while_it_may_still_be_read(staged,
     assert one.kept.empty()
 
 
-def test_what_waits_for_a_new_connection_is_gathered_again_and_keeps_no_slot(staged) -> None:
+def test_reconnecting_keeps_no_slot(staged) -> None:
     one, staging = staged(1, prepare=lambda backend: backend.refusals.update({1: UnknownPeerError("not connected")}))
     one.backend.on_connect = lambda: reserved.append(staging.reserved)
     reserved: list[int] = []
@@ -92,15 +93,15 @@ def test_what_waits_for_a_new_connection_is_gathered_again_and_keeps_no_slot(sta
     assert staging.reserved == 0
 
 
-def test_a_fault_in_the_worker_disconnects_the_peer_and_keeps_the_slots_of_what_is_under_way(staged) -> None:
+def test_worker_fault_keeps_slots_under_way(staged, monkeypatch) -> None:
     one, staging = staged(2)
 
-    def fault(_) -> None:
+    def fault(*_: object, **__: object) -> None:
         raise MemoryError
 
     one.write(1, 3)
     flying = one.next_submit()
-    one.worker._prepare = fault
+    monkeypatch.setattr(PairPlan, "cut", fault)
     one.write(2, 3)
     assert one.gone.wait(30)
     assert one.backend.disconnected.is_set()
@@ -108,7 +109,7 @@ def test_a_fault_in_the_worker_disconnects_the_peer_and_keeps_the_slots_of_what_
     assert one.kept.get_nowait() == (AttemptId("d" * 32, 1), flying.chunk.staged)
 
 
-def test_without_a_free_slot_strips_go_out_and_no_room_waits_or_fails(staged) -> None:
+def test_strips_go_out_without_free_slot(staged) -> None:
     one, staging = staged(1)
     taken = staging.reserve()
     one.write(1, 100)
@@ -130,7 +131,7 @@ def test_without_a_free_slot_strips_go_out_and_no_room_waits_or_fails(staged) ->
     assert one.next_end().result is WriteResult.LANDED
 
 
-def test_rooms_that_end_differently_leave_each_others_slots_alone(staged) -> None:
+def test_slots_of_rooms_are_separate(staged) -> None:
     one, staging = staged(2)
     one.write(1, 3)
     one.write(2, 3)
@@ -150,7 +151,7 @@ def test_rooms_that_end_differently_leave_each_others_slots_alone(staged) -> Non
     assert staging.reserved == 0
 
 
-def test_ids_outside_our_memory_are_refused_before_they_are_gathered(staged) -> None:
+def test_ids_outside_memory_are_not_gathered(staged) -> None:
     one, staging = staged(1)
     one.write(8, 3)  # pages 256..258 of 256
     assert one.next_end().result is WriteResult.INVALID

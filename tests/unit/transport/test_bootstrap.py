@@ -93,7 +93,7 @@ def test_another_http_server_is_no_registry(serve) -> None:
         ask_bootstrap(serve(b"", path="/else"), LOOPBACK, 30.0)
 
 
-def test_what_the_registry_says_is_missing_is_passed_on() -> None:
+def test_missing_ranks_are_passed_on() -> None:
     server = HttpServer("127.0.0.1")
     refusal = Reply(503, b'{"error":"of 2 ranks, these are missing: 1 (never registered)","missing":[1]}')
     port = server.serve(0, {}, {("GET", BOOTSTRAP_PATH): lambda _: refusal})
@@ -103,7 +103,7 @@ def test_what_the_registry_says_is_missing_is_passed_on() -> None:
     assert not caught.value.final
 
 
-def test_what_a_registry_says_is_passed_on_in_one_line() -> None:
+def test_refusal_is_passed_on_in_one_line() -> None:
     refusal = Reply(503, b'{"error":"later\\nWARNING a line of my own\\u001b[2J","missing":[]}')
     server = HttpServer("127.0.0.1")
     port = server.serve(0, {}, {("GET", BOOTSTRAP_PATH): lambda _: refusal})
@@ -138,7 +138,7 @@ def test_a_redirect_is_not_followed() -> None:
     assert not asked
 
 
-def test_a_control_channel_outside_the_allowed_networks_is_refused_for_good(serve) -> None:
+def test_control_outside_networks_is_refused(serve) -> None:
     body = msgspec.json.encode(INFO).replace(b"127.0.0.1:8999", b"192.0.2.1:8999")
     with pytest.raises(BootstrapError, match=r"192\.0\.2\.1") as caught:
         ask_bootstrap(serve(body), LOOPBACK, 30.0)
@@ -162,7 +162,7 @@ def test_silence_is_waited_for_no_longer_than_told() -> None:
         assert not caught.value.refused
 
 
-def test_an_answer_that_drips_is_cut_off_in_time() -> None:
+def test_dripping_answer_is_cut_off() -> None:
     class Drip(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -210,7 +210,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
     "host",
     ["a b", "a/b", "user@host", "a\r\nb", "a..b", ".a", "é", "a" * 64, "[http://a]", "[1.2.3.4]x", "[::g]", "[]"],
 )
-def test_a_host_that_nobody_could_look_up_is_no_address(host: str) -> None:
+def test_impossible_host_is_no_address(host: str) -> None:
     with pytest.raises(AddressError, match="is no address"):
         parse_address(f"{host}:8998")
 
@@ -235,7 +235,7 @@ def test_a_hundred_silent_hosts_delay_nobody_else(serve) -> None:
         listener.close()
 
 
-def test_a_name_that_nobody_answers_holds_up_no_other_and_one_thread_at_most(monkeypatch) -> None:
+def test_unanswered_name_delays_no_other(monkeypatch) -> None:
     answer, asked = threading.Event(), []
 
     def getaddrinfo(host: str, *_: object, **__: object) -> list[object]:
@@ -259,7 +259,7 @@ def test_a_name_that_nobody_answers_holds_up_no_other_and_one_thread_at_most(mon
     assert asked.count("silent") == 1
 
 
-def test_names_beyond_the_limit_are_refused_until_one_is_answered(monkeypatch) -> None:
+def test_lookups_are_bounded(monkeypatch) -> None:
     answer = threading.Event()
 
     def getaddrinfo(*_: object, **__: object) -> list[object]:
@@ -283,7 +283,7 @@ def test_names_beyond_the_limit_are_refused_until_one_is_answered(monkeypatch) -
     asyncio.run(look_up())
 
 
-def test_a_name_is_looked_up_again_after_no_thread_was_left_for_it(monkeypatch) -> None:
+def test_lookup_follows_a_missing_thread(monkeypatch) -> None:
     start = threading.Thread.start
 
     def fail(_thread: threading.Thread) -> None:
@@ -300,7 +300,7 @@ def test_a_name_is_looked_up_again_after_no_thread_was_left_for_it(monkeypatch) 
     asyncio.run(look_up())
 
 
-def test_an_ipv4_peer_of_an_ipv6_socket_is_judged_as_what_it_is() -> None:
+def test_mapped_ipv4_is_checked_as_ipv4() -> None:
     assert is_allowed("::ffff:127.0.0.1", LOOPBACK)
     assert not is_allowed("::ffff:192.0.2.1", LOOPBACK)
 

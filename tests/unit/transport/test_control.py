@@ -35,7 +35,7 @@ def arrival() -> Arrival:
     return Arrival(f.Goodbye(version=1, sender="0" * 32, reason=""), b"route", message)
 
 
-def test_the_end_of_a_connection_is_not_that_of_the_next_which_got_its_descriptor(server, monkeypatch) -> None:
+def test_end_of_connection_spares_the_next(server, monkeypatch) -> None:
     reported(monkeypatch, zmq.EVENT_ACCEPTED)
     first = server.connection(arrival())
     reported(monkeypatch, zmq.EVENT_DISCONNECTED, zmq.EVENT_ACCEPTED)
@@ -47,7 +47,7 @@ def test_the_end_of_a_connection_is_not_that_of_the_next_which_got_its_descripto
     assert server.ended() == [second]
 
 
-def test_a_message_of_a_connection_that_has_ended_since_is_of_none(server, monkeypatch) -> None:
+def test_message_of_ended_connection_has_none(server, monkeypatch) -> None:
     reported(monkeypatch, zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED)
     assert server.connection(arrival()) == -1
 
@@ -81,8 +81,16 @@ def heard(end: ControlServer | ControlLink, count: int) -> list:
     return frames
 
 
+def test_malformed_message_is_dropped(server, links) -> None:
+    links[0].socket.send(b"no frame")
+    links[0].send(query(7))
+    links[0]._flush()
+    assert [one.frame.attempt.number for one in heard(server, 1)] == [7]
+    assert server._drops.counts() == {"malformed": 1}
+
+
 @pytest.mark.parametrize("poison", [goodbye("\ud800"), query(2**64), query(np.int64(1))])
-def test_a_frame_that_cannot_be_encoded_spoils_no_other_of_its_turn(server, links, poison) -> None:
+def test_unencodable_frame_spoils_no_other(server, links, poison) -> None:
     for number, link in enumerate(links):
         for frame in (query(number), query(10 + number), poison, query(20 + number)):
             link.send(frame)
@@ -102,7 +110,7 @@ def test_a_frame_that_cannot_be_encoded_spoils_no_other_of_its_turn(server, link
 
 
 @pytest.mark.parametrize(("sockets", "host"), [(1, "127.0.0.1"), (2, "127.0.0.1"), (9, "no address")])
-def test_a_connection_that_cannot_be_made_leaves_no_socket_behind(monkeypatch, sockets, host) -> None:
+def test_failed_connection_leaves_no_socket(monkeypatch, sockets, host) -> None:
     turns = SimpleNamespace(later=lambda _: None, recheck=lambda _: None)
     made: list[zmq.Socket] = []
     with zmq.Context() as context:
@@ -119,7 +127,7 @@ def test_a_connection_that_cannot_be_made_leaves_no_socket_behind(monkeypatch, s
 
 
 @pytest.mark.parametrize(("excess", "cut"), [(0, False), (1, True)])
-def test_a_message_above_the_hard_limit_ends_its_connection_before_it_is_read(server, excess, cut) -> None:
+def test_oversized_message_ends_its_connection(server, excess, cut) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.setsockopt(zmq.LINGER, 0)
         told = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)

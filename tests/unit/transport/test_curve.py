@@ -32,12 +32,12 @@ def test_keys_are_read_in_their_order(tmp_path):
         ([{"public": "é" * 40, "secret": "é" * 40}], "must be a JSON list"),
     ],
 )
-def test_a_file_that_holds_no_keys_is_refused_without_telling_what_it_holds(tmp_path, content, why):
+def test_wrong_key_file_is_refused_without_content(tmp_path, content, why):
     with pytest.raises(KeysError, match=why):
         read_keys(written(tmp_path, content))
 
 
-def test_a_public_key_of_another_pair_is_refused(tmp_path):
+def test_public_key_of_another_pair_is_refused(tmp_path):
     mixed = pair(make_key()) | {"secret": make_key().secret.decode()}
     with pytest.raises(KeysError, match="does not belong to its secret key") as caught:
         read_keys(written(tmp_path, [mixed]))

@@ -17,7 +17,7 @@ LARGE = bytes(16 << 20)
 """More than the buffers of two sockets hold."""
 
 
-def test_a_connection_that_comes_just_before_the_close_is_closed() -> None:
+def test_connection_just_before_close_is_closed() -> None:
     server = HttpServer("127.0.0.1")
     port = server.serve(0, {"/": Page("text/plain", lambda: b"")})
     clients: list[socket.socket] = []
@@ -50,7 +50,7 @@ def server(request) -> Iterator[HttpServer]:
 
 
 @pytest.mark.parametrize("step", ["result", "join"])
-def test_a_close_that_was_interrupted_is_made_by_the_next(server, monkeypatch, step) -> None:
+def test_interrupted_close_is_completed_by_the_next(server, monkeypatch, step) -> None:
     go_on = threading.Event()
     server._loop.call_soon_threadsafe(go_on.wait, START_S)  # there is more to end than one moment is enough for
     wait = Future.result
@@ -95,7 +95,7 @@ def test_unfinished_request_is_cut_off(server, said, answer) -> None:
     assert bool(heard) == bool(answer)
 
 
-def test_a_client_that_has_asked_once_may_stay_longer_than_its_first_request_might_have_taken(server) -> None:
+def test_idle_client_may_stay_longer(server) -> None:
     port = server.serve(0, {"/": Page("text/plain", lambda: b"the page")})
     with connect(port) as client:
         assert ask(client).endswith(b"the page")
@@ -120,7 +120,7 @@ def settle(server: HttpServer) -> None:
         server.submit(asyncio.sleep(0)).result(START_S)
 
 
-def test_a_connection_beyond_the_limit_is_closed_at_once_until_others_have_ended(server, monkeypatch) -> None:
+def test_connections_are_bounded(server, monkeypatch) -> None:
     monkeypatch.setattr(http, "MAX_CONNECTIONS", 2)
     port = server.serve(0, {"/": Page("text/plain", lambda: b"the page")})
     first, second = connect(port), connect(port)

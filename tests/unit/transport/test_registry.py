@@ -66,13 +66,13 @@ def registry(clock: Clock) -> Registry:
     return Registry(PARTS, info(0), FACTS, LEASE_S, clock)
 
 
-def test_an_instance_of_one_rank_is_whole_from_the_start() -> None:
+def test_single_rank_is_complete_at_once() -> None:
     parts = shard_model([3], 4)
     alone = info(0, shard=parts[0])
     assert Registry(parts, alone, {}, LEASE_S).ranks() == BootstrapInfo((alone,))
 
 
-def test_an_instance_is_told_of_when_every_rank_is_there_and_not_before(registry, clock) -> None:
+def test_ranks_are_served_once_complete(registry, clock) -> None:
     refusal = registry.ranks()
     assert isinstance(refusal, Refusal)
     assert (refusal.missing, refusal.error) == ((1,), "of 2 ranks, these are missing: 1 (never registered)")
@@ -83,7 +83,7 @@ def test_an_instance_is_told_of_when_every_rank_is_there_and_not_before(registry
     assert registry.ranks() == BootstrapInfo((info(0), info(1)), FACTS)
 
 
-def test_a_lease_that_is_not_renewed_makes_the_instance_incomplete_again(registry, clock) -> None:
+def test_expired_lease_makes_instance_incomplete(registry, clock) -> None:
     registry.register(registration(1))
     clock.now += LEASE_S - 0.1
     registry.register(registration(1))
@@ -98,13 +98,13 @@ def test_a_lease_that_is_not_renewed_makes_the_instance_incomplete_again(registr
     assert isinstance(registry.ranks(), BootstrapInfo)
 
 
-def test_a_new_process_replaces_the_former_one_of_its_rank_at_once(registry) -> None:
+def test_new_process_replaces_the_former(registry) -> None:
     registry.register(registration(1, life=1))
     registry.register(registration(1, life=2))
     assert registry.ranks().ranks[1] == info(1, life=2)
 
 
-def test_a_process_that_was_replaced_does_not_come_back(registry) -> None:
+def test_replaced_process_stays_out(registry) -> None:
     for life in range(REMEMBERED + 1):
         registry.register(registration(1, life))
     for life in range(REMEMBERED):
@@ -113,7 +113,7 @@ def test_a_process_that_was_replaced_does_not_come_back(registry) -> None:
     assert registry.ranks().ranks[1] == info(1, life=REMEMBERED)
 
 
-def test_a_former_process_that_wakes_keeps_its_living_successor_out_no_longer_than_its_lease(registry, clock) -> None:
+def test_waking_process_holds_one_lease_only(registry, clock) -> None:
     """The registry was restarted, and cannot know which of the two came first."""
     successor, former = registration(1, life=2), registration(1, life=1)
     registry.register(successor)
@@ -137,13 +137,13 @@ def test_a_former_process_that_wakes_keeps_its_living_successor_out_no_longer_th
         (registration(1, shard=PARTS[0]), "shard of rank 1 is"),
     ],
 )
-def test_a_rank_that_is_none_of_the_instance_is_refused(registry, wrong: Registration, why: str) -> None:
+def test_rank_of_another_instance_is_refused(registry, wrong: Registration, why: str) -> None:
     with pytest.raises(RegistrationError, match=why):
         registry.register(wrong)
     assert isinstance(registry.ranks(), Refusal)
 
 
-def test_an_instance_that_is_not_whole_is_refused() -> None:
+def test_incomplete_model_is_refused() -> None:
     with pytest.raises(LayoutError, match="layers of prefill: from 2 to 2 no rank holds them"):
         Registry(PARTS[:1], info(0), {}, LEASE_S)
 
@@ -181,7 +181,7 @@ def served(clock: Clock) -> Iterator[Served]:
     served.http.close()
 
 
-def test_missing_ranks_are_named_with_status_503(served) -> None:
+def test_missing_ranks_answer_503(served) -> None:
     assert served.get() == (503, {"error": "of 2 ranks, these are missing: 1 (never registered)", "missing": [1]})
     assert served.put(msgspec.json.encode(registration(1))) == (200, {"lease_s": LEASE_S})
     status, answer = served.get()
@@ -202,7 +202,7 @@ def test_missing_ranks_are_named_with_status_503(served) -> None:
         msgspec.json.encode(registration(1)).replace(b"00", b"zz"),
     ],
 )
-def test_a_body_that_is_no_registration_is_refused_and_changes_nothing(served, body: bytes) -> None:
+def test_wrong_body_changes_nothing(served, body: bytes) -> None:
     status, answer = served.put(body)
     assert (status, "not a registration" in answer["error"]) == (400, True)
     assert served.get()[0] == 503
@@ -222,7 +222,7 @@ def bodies(draw) -> bytes:
 
 
 @given(bodies())
-def test_no_body_makes_the_registry_fail_or_seats_what_is_no_rank_of_it(body: bytes) -> None:
+def test_no_body_breaks_the_registry(body: bytes) -> None:
     registry = Registry(PARTS, info(0), FACTS, LEASE_S, Clock())
     reply = RegistryEndpoint(registry, LOOPBACK, lambda _: None)._put(Asked(body, "127.0.0.1"))
     assert reply.status in (200, 400, 409)
@@ -233,12 +233,12 @@ def test_no_body_makes_the_registry_fail_or_seats_what_is_no_rank_of_it(body: by
         assert seated.ranks[1].shard == PARTS[1]
 
 
-def test_a_body_beyond_the_bound_is_refused_unread(served) -> None:
+def test_oversized_body_is_refused_unread(served) -> None:
     assert served.put(b" " * (MAX_BODY_BYTES + 1))[0] == 413
     assert served.get()[0] == 503
 
 
-def test_a_registration_from_outside_the_allowed_networks_is_refused(clock) -> None:
+def test_registration_from_outside_networks_is_refused(clock) -> None:
     served = Served(clock, networks=("10.0.0.0/8",))
     status, answer = served.put(msgspec.json.encode(registration(1)))
     served.http.close()
@@ -287,9 +287,7 @@ def keyed(clock: Clock) -> Iterator[Served]:
     ],
     ids=["unsigned", "signed by another key", "signed for another body", "signed an hour ago"],
 )
-def test_a_registration_that_no_key_of_the_set_signed_is_refused_and_changes_nothing(
-    keyed, sign: Callable[[], str], why: str, seated: bool
-) -> None:
+def test_registration_without_known_key_is_refused(keyed, sign: Callable[[], str], why: str, seated: bool) -> None:
     if seated:
         assert keyed.put(RANK_1, sign_registration(OLD, RANK_1, "2", time.time()))[0] == 200
     before = keyed.get()
@@ -308,19 +306,19 @@ def test_replayed_registration_is_refused(keyed) -> None:
 
 
 @pytest.mark.parametrize("keys", [(OLD,), (NEW, OLD)], ids=["the first", "the second"])
-def test_the_client_signs_with_its_first_key_which_may_be_any_of_the_registry(keyed, keys) -> None:
+def test_client_signs_with_its_first_key(keyed, keys) -> None:
     assert asyncio.run(BootstrapClient(LOOPBACK, keys).register(keyed.address, registration(1), 30.0)) == LEASE_S
     assert keyed.get()[0] == 200
 
 
 @pytest.mark.parametrize("keys", [(), (STRANGE,), (STRANGE, OLD)], ids=["no key", "another key", "another key first"])
-def test_a_client_without_the_key_is_told_why_it_is_not_let_in(keyed, keys) -> None:
+def test_client_without_key_gets_the_reason(keyed, keys) -> None:
     with pytest.raises(BootstrapError, match="token"):
         asyncio.run(BootstrapClient(LOOPBACK, keys).register(keyed.address, registration(1), 30.0))
     assert keyed.get()[0] == 503
 
 
-def test_the_client_registers_and_is_told_why_not(served) -> None:
+def test_client_registers_or_gets_the_reason(served) -> None:
     client = BootstrapClient(LOOPBACK)
     with pytest.raises(BootstrapError, match="ranks is 3, this instance has 2"):
         asyncio.run(client.register(served.address, registration(1, ranks=3), 30.0))
@@ -328,7 +326,7 @@ def test_the_client_registers_and_is_told_why_not(served) -> None:
     assert asyncio.run(client.ask(served.address, 30.0)) == BootstrapInfo((info(0), info(1)), FACTS)
 
 
-def test_a_rank_keeps_trying_until_its_registry_takes_it_and_says_so_once(served, clock, caplog) -> None:
+def test_rank_retries_and_logs_once(served, clock, caplog) -> None:
     caplog.set_level(logging.INFO)
     for life in (0, 1):
         served.registry.register(registration(1, life))
@@ -344,7 +342,7 @@ def test_a_rank_keeps_trying_until_its_registry_takes_it_and_says_so_once(served
     assert ["not registered" in message for message in messages] == [True, False]
 
 
-def test_a_lease_is_renewed_before_it_ends(served, clock, monkeypatch) -> None:
+def test_lease_is_renewed_in_time(served, clock, monkeypatch) -> None:
     monkeypatch.setattr(lease, "RENEWALS", LEASE_S / 0.02)
     keeper = LeaseKeeper(BootstrapClient(LOOPBACK), served.address, registration(1), TIMEOUTS)
     task = served.http.submit(keeper.run())
@@ -355,7 +353,7 @@ def test_a_lease_is_renewed_before_it_ends(served, clock, monkeypatch) -> None:
     task.cancel()
 
 
-def test_a_lease_outlives_an_error_that_nobody_foresaw_and_shows_it_meanwhile(served, monkeypatch) -> None:
+def test_lease_outlives_an_unexpected_error(served, monkeypatch) -> None:
     client = BootstrapClient(LOOPBACK)
     keeper = LeaseKeeper(client, served.address, registration(1), TIMEOUTS)
     with monkeypatch.context() as broken:

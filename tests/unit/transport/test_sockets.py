@@ -34,7 +34,7 @@ def client(port: int) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_connection_stays_until_our_end_is_closed_however_long_the_other_process_is_gone():
+def test_connection_stays_until_our_end_closes():
     with socket.create_server((HERE, 0)) as server, client(server.getsockname()[1]) as peer:
         ours, _ = server.accept()
         assert leading_there() == 1
@@ -45,7 +45,7 @@ def test_a_connection_stays_until_our_end_is_closed_however_long_the_other_proce
         assert leading_there() == 0
 
 
-def test_a_connection_that_nobody_has_accepted_counts_for_it_may_carry_bytes():
+def test_unaccepted_connection_counts():
     with socket.create_server((HERE, 0)) as server, client(server.getsockname()[1]) as peer:
         server.settimeout(60)
         while not leading_there():
@@ -53,7 +53,7 @@ def test_a_connection_that_nobody_has_accepted_counts_for_it_may_carry_bytes():
         server.accept()[0].close()
 
 
-def test_connections_with_ourselves_to_others_and_listening_sockets_do_not_count():
+def test_own_and_listening_sockets_do_not_count():
     with socket.create_server((HERE, 0)) as server, client(server.getsockname()[1]):
         ours, _ = server.accept()
         assert leading_there(ITSELF) == leading_there(HERE) == 0
@@ -84,7 +84,7 @@ sys.stdin.read()
 """
 
 
-def test_a_connection_is_held_by_what_its_process_had_forked_after_that_has_exited():
+def test_forked_child_holds_the_connection():
     arguments = [sys.executable, "-c", FORKING, HERE]
     before = other_ends(os.getpid())  # of connections that this process has kept from elsewhere
     with socket.create_server((HERE, 0)) as server:
@@ -104,7 +104,7 @@ def test_a_connection_is_held_by_what_its_process_had_forked_after_that_has_exit
 
 
 @pytest.mark.parametrize("listening", [HERE, "0.0.0.0", "::"], ids=["one address", "any", "any IPv6"])
-def test_the_other_end_of_a_connection_that_nobody_has_accepted_counts_for_it_may_carry_bytes(listening):
+def test_other_end_of_unaccepted_connection_counts(listening):
     family = socket.AF_INET6 if ":" in listening else socket.AF_INET
     with (
         socket.create_server((listening, 0), family=family, dualstack_ipv6=family is socket.AF_INET6) as server,
@@ -118,7 +118,7 @@ def test_the_other_end_of_a_connection_that_nobody_has_accepted_counts_for_it_ma
         assert frozenset() in other_ends(os.getpid()), "what it had sent has not been read"
 
 
-def test_connections_that_wait_at_the_port_of_another_process_do_not_count():
+def test_connections_at_other_ports_do_not_count():
     listener = "import socket, sys; s = socket.create_server((sys.argv[1], 0)); print(s.getsockname()[1], flush=True); "
     with subprocess.Popen(
         [sys.executable, "-c", listener + "sys.stdin.read()", HERE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
