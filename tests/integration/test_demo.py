@@ -46,7 +46,7 @@ def hear_ctrl_c():
 @pytest.fixture
 def demo(tmp_path):
     """A demo that has answered and stays. Its process, the URL that it printed, and its children."""
-    # Logs in a directory of its own: those of a demo that has ended are removed by whoever starts the next.
+    # Logs in a directory of its own: the next demo removes those of a demo that has ended.
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         COMMAND, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, preexec_fn=hear_ctrl_c
@@ -65,7 +65,7 @@ def demo(tmp_path):
             process.kill()
 
 
-def test_it_answers_once_and_ends():
+def test_demo_answers_once_and_ends():
     done = subprocess.run(
         [*COMMAND, "--once", "Are you there?"], capture_output=True, text=True, timeout=START_S, check=False
     )
@@ -76,7 +76,7 @@ def test_it_answers_once_and_ends():
     assert "all processes have ended" in done.stdout
 
 
-def test_it_stays_serves_and_ends_by_ctrl_c(demo):
+def test_demo_serves_until_ctrl_c(demo):
     process, url, children = demo
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
     assert web.post(url + "/chat/completions", json=body, timeout=120).status_code == 200
@@ -85,7 +85,7 @@ def test_it_stays_serves_and_ends_by_ctrl_c(demo):
     assert not any(alive(child) for child in children)
 
 
-def test_a_data_plane_that_is_not_installed_is_told_in_its_own_words_and_without_a_traceback(tmp_path):
+def test_missing_backend_is_named_without_traceback(tmp_path):
     (tmp_path / "nixl_cu12.py").write_text("raise ImportError('not here')")
     done = subprocess.run(
         [*COMMAND[:-1], "nixl", "--once"],
@@ -103,7 +103,7 @@ def test_a_data_plane_that_is_not_installed_is_told_in_its_own_words_and_without
     assert Path(where.removeprefix("its whole log: ")).is_file()
 
 
-def test_logs_of_a_run_that_is_gone_are_removed_by_the_next_and_those_of_one_that_lives_are_not(tmp_path, monkeypatch):
+def test_logs_of_ended_runs_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
@@ -116,14 +116,14 @@ def test_logs_of_a_run_that_is_gone_are_removed_by_the_next_and_those_of_one_tha
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_no_child_survives_it(demo, number):
+def test_no_child_survives_the_demo(demo, number):
     process, _, children = demo
     process.send_signal(number)
     process.wait(60)
     until(lambda: not any(alive(child) for child in children))
 
 
-def test_it_ends_with_the_log_of_a_child_that_ends(demo):
+def test_demo_shows_log_of_ended_child(demo):
     process, _, children = demo
     os.kill(children[1], signal.SIGKILL)
     rest = process.stdout.read()
@@ -135,7 +135,7 @@ def test_it_ends_with_the_log_of_a_child_that_ends(demo):
     assert not any(alive(child) for child in children)
 
 
-def test_a_port_that_is_taken_is_named():
+def test_taken_port_is_named():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -146,7 +146,7 @@ def test_a_port_that_is_taken_is_named():
     assert f"port {port} cannot be used: Address already in use" in done.stdout
 
 
-def test_an_engine_that_stands_still_as_a_whole_is_ended_and_named(monkeypatch):
+def test_hung_engine_is_killed_and_named(monkeypatch):
     monkeypatch.setattr(launch, "LOOK_S", 0.1)
     monkeypatch.setattr(launch, "SILENT_S", 1.0)
     with Children() as children:
@@ -157,7 +157,7 @@ def test_an_engine_that_stands_still_as_a_whole_is_ended_and_named(monkeypatch):
         assert engine.process.wait(20) == -signal.SIGKILL
 
 
-def test_one_that_answers_is_left_alone_until_it_ends(monkeypatch):
+def test_answering_engine_is_left_alone(monkeypatch):
     monkeypatch.setattr(launch, "LOOK_S", 0.1)
     monkeypatch.setattr(launch, "SILENT_S", 60.0)
     with Children() as children:

@@ -68,7 +68,7 @@ def taken(prefill, engine):
             freeze(engine, frozen=False)
 
 
-def test_drain_waits_for_requests_and_takes_no_new_ones(prefill, engine, socket_path):
+def test_drain_waits_for_open_requests(prefill, engine, socket_path):
     with ThreadPoolExecutor(1) as pool:
         with taken(prefill, engine) as answer:
             draining = pool.submit(drain, socket_path, "60")

@@ -61,7 +61,7 @@ def finish_reasons(event):
     return [part.get("finish_reason") for part in parts]
 
 
-def test_a_stream_whose_decode_is_killed_is_cut_visibly_and_says_nothing_of_an_end(deployment):
+def test_stream_of_killed_decode_is_cut_visibly(deployment):
     prefill, decode, router = deployment
     begun = Barrier(len(BODIES) + 1, timeout=WAIT_S)
     with ThreadPoolExecutor(len(BODIES)) as pool:

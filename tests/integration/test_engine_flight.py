@@ -48,7 +48,7 @@ def replay(path):
 
 
 @pytest.mark.parametrize("started_by", ["operator", "demo"])
-def test_a_hand_off_whose_decode_is_killed_leaves_a_record_at_prefill_that_replays(tmp_path, started_by):
+def test_record_of_killed_decode_replays(tmp_path, started_by):
     with Children() as children, ThreadPoolExecutor(2) as pool:
         flags, directory = operators_flag(names.Role.PREFILL, tmp_path)
         if started_by == "demo":

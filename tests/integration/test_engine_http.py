@@ -75,7 +75,7 @@ def test_a_chat_is_answered_with_usage(client):
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_a_stream_has_the_text_of_the_whole_answer(client):
+def test_stream_has_text_of_whole_answer(client):
     whole = chat(client).choices[0].message.content
     chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole
@@ -85,7 +85,7 @@ def test_a_stream_has_the_text_of_the_whole_answer(client):
     assert chunks[-1].usage.completion_tokens >= 1
 
 
-def test_greedy_samples_of_one_prompt_are_equal_and_drawn_ones_differ(client):
+def test_greedy_samples_are_equal_drawn_ones_differ(client):
     greedy = chat(client, n=3)
     assert [choice.index for choice in greedy.choices] == [0, 1, 2]
     assert len({choice.message.content for choice in greedy.choices}) == 1
@@ -119,7 +119,7 @@ def test_max_tokens_bounds_the_answer(client):
     assert answer.choices[0].finish_reason == "length"
 
 
-def test_lists_of_prompts_and_of_tokens_are_answered_in_order(client):
+def test_lists_are_answered_in_order(client):
     both = client.completions.create(model="small", prompt=["abc", "xyz"], temperature=0)
     alone = [
         client.completions.create(model="small", prompt=text, temperature=0).choices[0].text for text in ("abc", "xyz")
@@ -129,7 +129,7 @@ def test_lists_of_prompts_and_of_tokens_are_answered_in_order(client):
     assert [choice.text for choice in tokens.choices] == alone
 
 
-def test_many_at_once_get_the_answers_that_each_gets_alone(client):
+def test_concurrent_requests_get_their_own_answers(client):
     prompts = [f"{'word ' * (i % 7)}{i}" for i in range(24)]
     alone = [client.completions.create(model="small", prompt=text, temperature=0).choices[0].text for text in prompts]
     together = client.completions.create(model="small", prompt=prompts, temperature=0)
@@ -189,7 +189,7 @@ def test_request_without_model_is_served_under_its_name(engine, model):
         ("/abort_request", {}, "rid"),
     ],
 )
-def test_a_bad_request_gets_400_and_the_name_of_the_field(engine, path, body, param):
+def test_bad_request_gets_400_naming_the_field(engine, path, body, param):
     status, answer = call(engine, "POST", path, body)
     assert status == 400
     assert answer["error"]["type"] == "invalid_request_error"
@@ -256,7 +256,7 @@ def aborted(engine):
     return float(next(line for line in text.splitlines() if line.startswith(name)).rpartition(" ")[2])
 
 
-def test_an_abort_ends_the_request_of_exactly_that_id(engine):
+def test_abort_ends_exactly_that_request_id(engine):
     answers = {}
 
     def ask(rid, tokens):
@@ -320,7 +320,7 @@ def test_metrics_carry_sglangs_names_and_labels(engine):
     assert f"sglang:generation_tokens_total{labels} 0.0" not in text
 
 
-def test_a_frozen_scheduler_gives_no_numbers_rather_than_old_ones(engine):
+def test_frozen_scheduler_gives_no_old_numbers(engine):
     freeze(engine, frozen=True)
     try:
         status, answer = call(engine, "GET", "/v1/loads")
@@ -331,7 +331,7 @@ def test_a_frozen_scheduler_gives_no_numbers_rather_than_old_ones(engine):
     until(lambda: call(engine, "GET", "/v1/loads")[0] == 200)
 
 
-def test_a_leaked_request_stays_in_its_queue_until_it_is_let_go(engine):
+def test_leaked_request_stays_until_freed(engine):
     call(engine, "POST", "/faults", {"leak_request": True})
     assert call(engine, "POST", "/generate", batch(1))[0] == 200
     assert load_of(engine.url)["num_running_reqs"] == 1
@@ -365,7 +365,7 @@ def test_an_unknown_fault_is_refused(engine, body):
     assert next(iter(body)) in answer["error"]["message"]
 
 
-def test_faults_are_off_unless_the_command_line_says_so():
+def test_faults_are_off_by_default():
     with Children() as children:
         plain = children.engine("unified", model_path="tiny", extra=["--kv-pages", "16"])
         status, answer = call(plain, "POST", "/faults", {"freeze_scheduler": True})
@@ -394,7 +394,7 @@ def ending_engine(body):
         asking.join(90)
 
 
-def test_sigterm_lets_a_request_end_and_takes_no_new_one():
+def test_sigterm_drains():
     body = {**LONG, "sampling_params": {**LONG["sampling_params"], "max_new_tokens": 40}}
     with ending_engine(body) as (engine, answers):
         assert call(engine, "POST", "/generate", LONG)[0] == 503
@@ -403,7 +403,7 @@ def test_sigterm_lets_a_request_end_and_takes_no_new_one():
     assert answers[0][1]["meta_info"]["completion_tokens"] == 40
 
 
-def test_a_second_sigterm_ends_at_once_and_the_request_is_told():
+def test_second_sigterm_fails_the_request_at_once():
     with ending_engine(LONG) as (engine, answers):
         engine.process.send_signal(signal.SIGTERM)
         assert engine.process.wait(60) == 0
@@ -411,7 +411,7 @@ def test_a_second_sigterm_ends_at_once_and_the_request_is_told():
     assert answers[0][1]["error"]["code"] == "shutting_down"
 
 
-def test_a_stream_that_fails_ends_in_an_error_event_and_does_not_look_whole():
+def test_failed_stream_ends_with_error_event():
     with Children() as children:
         extra = ["--enable-faults", "--shutdown-grace", "0", "--kv-pages", "512"]
         engine = children.engine("unified", model_path="tiny", extra=extra)
@@ -429,7 +429,7 @@ def test_a_stream_that_fails_ends_in_an_error_event_and_does_not_look_whole():
         connection.close()
 
 
-def test_a_client_that_reads_nothing_does_not_hold_up_the_end_of_an_engine_without_a_grace():
+def test_client_that_reads_nothing_delays_no_exit():
     with Children() as children:
         extra = ["--shutdown-grace", "0", "--kv-pages", "4096"]
         engine = children.engine("unified", model_path="tiny", extra=extra)

@@ -1,4 +1,4 @@
-"""What is no proper request, byte by byte over a socket: a 4xx in OpenAI's form each, at once; nobody is harmed."""
+"""Malformed requests, byte by byte over a socket: each gets a 4xx in OpenAI's form at once, and harms no other."""
 
 import gzip
 import json
@@ -80,11 +80,11 @@ def check_refused(engine, data, *statuses):
 
 @pytest.mark.parametrize("name", ["gzip", "GZIP", "deflate", "br", "zstd", "compress", "gzip, gzip", "nonsense"])
 @pytest.mark.parametrize("body", PACKED.values(), ids=list(PACKED))
-def test_a_body_that_is_packed_or_said_to_be_is_refused(engine, name, body):
+def test_content_encoding_is_refused(engine, name, body):
     check_refused(engine, packed(name, body), 415)
 
 
-def test_one_that_is_said_to_be_as_it_is_is_read(engine):
+def test_identity_encoding_is_read(engine):
     assert answer(engine, packed("identity", BODY))[0] == 200
     assert answer(engine, chunked(b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)))[0] == 200
 
@@ -121,17 +121,17 @@ def test_one_that_is_said_to_be_as_it_is_is_read(engine):
     ],
     ids=lambda data: repr(data[:60]),
 )
-def test_what_is_no_http_is_refused(engine, data):
+def test_bytes_that_are_not_http_are_refused(engine, data):
     check_refused(engine, data, 400)
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
-def test_methods_that_there_are_not_are_refused(engine, method):
+def test_unknown_method_is_refused(engine, method):
     check_refused(engine, request(line=f"{method} /generate HTTP/1.1"), 405)
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/embeddings", "/generate/x", "//health", "/../etc/passwd", "/%zz%ff"])
-def test_paths_that_there_are_not_are_refused(engine, path):
+def test_unknown_path_is_refused(engine, path):
     check_refused(engine, request(body=BODY, line=f"POST {path} HTTP/1.1"), 404, 405)
 
 
@@ -143,7 +143,7 @@ def test_an_expectation_that_cannot_be_met_is_refused(engine):
     "value", [b"NaN", b"Infinity", b"1e400", b"1" * 5000, b"01", b'"\\ud800"', b'"\xff"', b"[" * 9999]
 )
 @pytest.mark.parametrize("field", [b"temperature", b"max_new_tokens", b"sampling_seed", b"n", b"stop_token_ids"])
-def test_values_that_no_field_has_are_refused(engine, field, value):
+def test_impossible_value_is_refused(engine, field, value):
     check_refused(engine, sampling(field, value), 400)
 
 
@@ -165,7 +165,7 @@ def test_values_that_no_field_has_are_refused(engine, field, value):
     ],
     ids=lambda data: repr(data[-30:]),
 )
-def test_what_is_no_such_body_is_refused(engine, data):
+def test_malformed_body_is_refused(engine, data):
     check_refused(engine, data, 400)
 
 
@@ -178,7 +178,7 @@ def test_a_lone_surrogate_is_no_reason_to_fail(engine):
     assert answered[0] in (200, 400)
 
 
-def test_none_of_it_is_left_in_the_engine_and_none_was_a_fault(engine):
+def test_malformed_requests_leave_no_trace(engine):
     load = load_of(engine.url)
     assert load["num_running_reqs"] == load["num_used_tokens"] == 0
     assert answer(engine, asking(BODY))[0] == 200

@@ -213,15 +213,17 @@ def test_halves_of_different_prompts_never_match(prefill, decode):
 
 @pytest.mark.parametrize("status", [400, 413, 429, 500, "reset"])
 def test_router_answers_beside_prefill_whose_http_side_fails(prefill, decode, children, status):
-    with answering(status) as url, ThreadPoolExecutor(4) as pool:
+    """Its next try goes to the next prefill, in turn."""
+    with answering(status) as url:
         broken = SimpleNamespace(url=url, addresses=prefill.addresses)
         router = children.router([broken, prefill], [decode], extra=PATIENT_ROUTER)
-        begun = time.monotonic()
-        answers = [pool.submit(post, router, BODY) for _ in range(4)]
-        for answer in answers:
-            response, at = answer.result()
+        slowest = 0.0
+        for _ in range(2):
+            begun = time.monotonic()
+            response, at = post(router, BODY)
             assert response.status_code == 200
-            assert at - begun < MATCH_S + 5.0
+            slowest = max(slowest, at - begun)
+        assert MATCH_S - 1 < slowest < MATCH_S + 5.0
         router.stop()
 
 

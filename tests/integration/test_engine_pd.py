@@ -126,18 +126,18 @@ def tokens(length, salt=0):
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 255, 256, 257, 600])
-def test_tokens_over_a_handoff_are_those_of_one_engine(pair, length):
+def test_tokens_equal_those_of_one_engine(pair, length):
     body = {"input_ids": tokens(length), "sampling_params": GREEDY}
     assert pair.generate(pair.router, **body)["output_ids"] == pair.generate(pair.unified, **body)["output_ids"]
 
 
-def test_drawn_tokens_with_a_seed_are_those_of_one_engine(pair):
+def test_seeded_tokens_equal_those_of_one_engine(pair):
     sampling = {"temperature": 1.0, "top_p": 0.9, "sampling_seed": 3, "max_new_tokens": 12, "ignore_eos": True}
     body = {"input_ids": tokens(20), "sampling_params": sampling}
     assert pair.generate(pair.router, **body)["output_ids"] == pair.generate(pair.unified, **body)["output_ids"]
 
 
-def test_many_at_once_over_more_pages_than_there_are_get_the_right_tokens(pair):
+def test_concurrent_requests_beyond_pages_get_right_tokens(pair):
     bodies = [{"input_ids": tokens(100 + 17 * k, k), "sampling_params": GREEDY} for k in range(24)]
     with ThreadPoolExecutor(24) as pool:
         split = list(pool.map(lambda body: pair.generate(pair.router, **body)["output_ids"], bodies))
@@ -207,7 +207,7 @@ def test_a_bad_request_comes_back_as_400(client):
         client.completions.create(model="small", prompt="hello", max_tokens=100_000)
 
 
-def test_engines_of_a_pair_refuse_requests_without_a_room(pair):
+def test_request_without_room_is_refused(pair):
     for child in (pair.prefill, pair.decode):
         response = pair.post(child, "/generate", {"text": "hello"})
         assert response.status_code == 400
@@ -237,7 +237,7 @@ LONG = {"temperature": 0, "max_new_tokens": 8000, "ignore_eos": True}
 """Seconds of work for the tiny model: what a test does meanwhile happens meanwhile on a fast machine too."""
 
 
-def test_a_client_that_leaves_empties_both_engines(pair):
+def test_client_that_leaves_frees_both_engines(pair):
     before = pair.aborted(pair.decode)
     body = {"input_ids": tokens(64), "sampling_params": LONG, "stream": True}
     with web.stream("POST", pair.router.url + "/generate", json=body, timeout=120) as response:
@@ -248,7 +248,7 @@ def test_a_client_that_leaves_empties_both_engines(pair):
     assert pair.aborted(pair.decode) == before + 1, "it did not just run to its end"
 
 
-def test_a_client_that_leaves_while_decode_waits_empties_both_engines(pair):
+def test_client_that_leaves_waiting_decode_frees_both(pair):
     pair.fault(pair.prefill, freeze_scheduler=True)
     try:
         body = {"input_ids": tokens(64), "sampling_params": GREEDY}
@@ -262,7 +262,7 @@ def test_a_client_that_leaves_while_decode_waits_empties_both_engines(pair):
     until(pair.quiet)
 
 
-def test_a_storm_of_clients_that_leave_spoils_no_answer_and_leaves_nothing(pair):
+def test_many_leaving_clients_spoil_no_answer(pair):
     rng = random.Random(5)
     bodies = {n: {"input_ids": tokens(n), "sampling_params": GREEDY} for n in (3, 16, 40, 200)}
     right = {n: pair.generate(pair.unified, **body)["output_ids"] for n, body in bodies.items()}
@@ -284,7 +284,7 @@ def test_a_storm_of_clients_that_leave_spoils_no_answer_and_leaves_nothing(pair)
         assert state["faults"] == 0
 
 
-def test_an_abort_at_prefill_ends_decodes_request_with_a_reason(pair):
+def test_abort_at_prefill_ends_decodes_half(pair):
     body = {"input_ids": tokens(64), "sampling_params": GREEDY, **pair.room()}
     with ThreadPoolExecutor(1) as pool:
         pair.fault(pair.decode, drop_handoff=True)
@@ -300,7 +300,7 @@ def test_an_abort_at_prefill_ends_decodes_request_with_a_reason(pair):
     assert decode.json()["error"]["code"] == "peer_aborted"
 
 
-def test_a_frozen_decode_fills_the_bootstrap_queue_and_an_unfrozen_one_drains_it(pair):
+def test_frozen_decode_fills_bootstrap_queue(pair):
     bodies = [{"input_ids": tokens(30, k), "sampling_params": GREEDY} for k in range(6)]
     with ThreadPoolExecutor(6) as pool:
         pair.fault(pair.decode, freeze_scheduler=True)
@@ -330,7 +330,7 @@ def test_a_handoff_outlives_lost_and_late_messages(pair, side, fault):
         assert answer.result()["output_ids"] == pair.generate(pair.unified, **body)["output_ids"]
 
 
-def test_decode_killed_during_a_handoff_ends_prefills_request_with_a_reason(doomed):
+def test_killed_decode_ends_prefills_request(doomed):
     body = {"input_ids": tokens(64), "sampling_params": GREEDY, **doomed.room()}
     with ThreadPoolExecutor(2) as pool:
         prefill = pool.submit(doomed.post, doomed.prefill, "/generate", body)
@@ -350,7 +350,7 @@ def test_decode_killed_during_a_handoff_ends_prefills_request_with_a_reason(doom
     until(lambda: doomed.load(doomed.prefill)["num_used_tokens"] == 0)
 
 
-def test_prefill_killed_while_decode_waits_ends_decodes_request_with_a_reason(doomed):
+def test_killed_prefill_ends_decodes_request(doomed):
     warm = {"input_ids": tokens(8), "sampling_params": GREEDY, **doomed.room()}
     with ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(doomed.post, child, "/generate", warm) for child in (doomed.prefill, doomed.decode)]
@@ -380,14 +380,14 @@ def test_sigterm_lets_a_handoff_end(doomed):
     assert [child.process.wait(60) for child in children] == [0, 0]
 
 
-def test_a_host_outside_the_allowed_networks_is_not_contacted(doomed):
+def test_host_outside_allowed_networks_is_refused(doomed):
     body = {"input_ids": tokens(8), "sampling_params": GREEDY, **doomed.room(), "bootstrap_host": "8.8.8.8"}
     response = doomed.post(doomed.decode, "/generate", body)
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "refused"
 
 
-def test_a_prefill_that_ends_tells_the_decode_that_waits_for_it(doomed):
+def test_prefill_that_exits_ends_decodes_request(doomed):
     body = {"input_ids": tokens(16), "sampling_params": GREEDY, **doomed.room()}
     with ThreadPoolExecutor(1) as pool:
         decode = pool.submit(doomed.post, doomed.decode, "/generate", body)

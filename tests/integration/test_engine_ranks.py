@@ -57,12 +57,12 @@ def expected() -> list[bytes]:
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2), (2, 2)])
-def test_logits_of_many_ranks_are_those_of_one_bit_for_bit(tensor: int, pipeline: int, expected: list[bytes]) -> None:
+def test_logits_of_many_ranks_equal_one_rank(tensor: int, pipeline: int, expected: list[bytes]) -> None:
     with engine_of(tensor, pipeline) as ranks:
         assert prompt_and_two_tokens(ranks.forward) == expected
 
 
-def test_a_rank_that_was_killed_ends_the_engines_step_with_its_number() -> None:
+def test_killed_rank_ends_the_step_by_name() -> None:
     with engine_of(2, 1) as ranks:
         ranks._ranks[0].process.kill()
         ranks._ranks[0].process.join(10)
@@ -70,20 +70,20 @@ def test_a_rank_that_was_killed_ends_the_engines_step_with_its_number() -> None:
             prompt_and_two_tokens(ranks.forward)
 
 
-def test_a_rank_that_is_killed_while_the_engine_is_idle_is_told_at_once_with_its_number() -> None:
+def test_killed_rank_of_idle_engine_is_reported() -> None:
     lost: queue.SimpleQueue[RankLostError] = queue.SimpleQueue()
     with engine_of(2, 1, lost.put) as ranks:
         ranks._ranks[0].process.kill()
         assert str(lost.get(timeout=20)) == "rank 1 has ended"
 
 
-def test_a_rank_that_waits_for_the_rest_of_a_batch_ends_in_order() -> None:
+def test_rank_in_mid_batch_stops_in_order() -> None:
     with engine_of(2, 1) as ranks:
         ranks.order_all(Compute((Step(np.arange(5, dtype=np.int32), 0, np.array([0], np.int32)),)))
     assert ranks._ranks[0].process.exitcode == 0
 
 
-def test_a_rank_whose_port_is_taken_says_so_and_fails(capfd: pytest.CaptureFixture[str]) -> None:
+def test_rank_with_taken_port_fails(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, engine_of(2, 1, mode="decode") as ranks:
         instance = shards_of(weights.tiny()[0], 2, 1)
         port = taken.getsockname()[1]

@@ -88,7 +88,7 @@ def expected() -> list[list[int]]:
     ],
     ids=str,
 )
-def test_tokens_after_the_hand_off_are_those_of_one_engine(prefill_shape, decode_shape, backend, expected) -> None:
+def test_tokens_after_hand_off_equal_one_engine(prefill_shape, decode_shape, backend, expected) -> None:
     with Children() as children:
         begun = [
             begin(children, mode, backend=backend, **shape)
@@ -123,7 +123,7 @@ def test_thawed_rank_completes_waiting_request(expected) -> None:
         until(lambda: quiet(prefill) and quiet(decode))
 
 
-def test_hand_off_that_fails_at_one_rank_ends_at_all(expected) -> None:
+def test_failure_at_one_rank_ends_all(expected) -> None:
     """A decode rank that hangs as a whole: only prefill's rank 1 misses its half."""
     with Children() as children:
         begun = [begin(children, mode, tp=2) for mode in ("prefill", "decode")]

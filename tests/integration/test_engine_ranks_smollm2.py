@@ -54,7 +54,7 @@ def expected(model_path, prompts) -> list[list[int]]:
     return [answer["output_ids"] for answer in answers]
 
 
-def test_logits_of_three_ranks_with_a_kv_head_each_are_those_of_one_bit_for_bit(model_path) -> None:
+def test_logits_of_three_ranks_equal_one_rank(model_path) -> None:
     config, loaded = weights.load(model_path)
     expected = prompt_and_two_tokens(Model(config, loaded, PagedKV(config, PAGES)).forward)
     with engine_of(3, 1, model_path=model_path) as ranks:
@@ -62,9 +62,7 @@ def test_logits_of_three_ranks_with_a_kv_head_each_are_those_of_one_bit_for_bit(
 
 
 @pytest.mark.parametrize(("prefill_tp", "decode_tp", "backend"), [(3, 1, "nixl"), (1, 3, "local")])
-def test_tokens_after_a_hand_off_between_three_ranks_and_one_are_those_of_one_engine(
-    prefill_tp, decode_tp, backend, model_path, prompts, expected
-) -> None:
+def test_hand_off_from_three_ranks_to_one(prefill_tp, decode_tp, backend, model_path, prompts, expected) -> None:
     with Children() as children:
         begun = [
             begin(children, mode, tp=tp, backend=backend, model_path=model_path)
@@ -83,7 +81,7 @@ def test_tokens_after_a_hand_off_between_three_ranks_and_one_are_those_of_one_en
         assert [child.stop(60) for child in begun] == [0, 0]
 
 
-def test_ranks_that_three_kv_heads_cannot_be_shared_out_to_are_refused_in_one_line(model_path) -> None:
+def test_three_kv_heads_refuse_two_ranks(model_path) -> None:
     with Children() as children:
         child = begin(children, "prefill", tp=2, model_path=model_path)
         assert child.process.wait(60) == 1

@@ -68,7 +68,7 @@ def as_workers(engines):
     }
 
 
-def test_it_serves_at_once_from_the_last_known_list(engines, tmp_path):
+def test_router_serves_at_once_from_stored_list(engines, tmp_path):
     with router(tmp_path, as_workers(engines)) as (process, url, log):
         until(lambda: get_status(url + "/readiness") == 200)
         assert web.post(url + "/generate", json=BODY, timeout=60).status_code == 200
@@ -80,7 +80,7 @@ def test_it_serves_at_once_from_the_last_known_list(engines, tmp_path):
         assert "huggingface" not in text.lower()
 
 
-def test_an_empty_list_is_filled_and_emptied_with_the_key_only(engines, tmp_path):
+def test_worker_list_changes_with_key_only(engines, tmp_path):
     with router(tmp_path, {"prefill": [], "decode": []}) as (_, url, _):
         until(lambda: get_status(url + "/liveness") == 200)
         assert get_status(url + "/readiness") == 503
@@ -120,7 +120,7 @@ REFUSALS = [
 """What docs/errors.md says of the router: method, path, request, status and type of the answer's content."""
 
 
-def test_what_the_router_refuses_itself_looks_as_the_docs_say(tmp_path):
+def test_refusals_of_router_are_as_documented(tmp_path):
     with router(tmp_path, {"prefill": [], "decode": []}) as (_, url, _):
         until(lambda: get_status(url + "/liveness") == 200)
         for method, path, request, status, kind in REFUSALS:
@@ -140,13 +140,13 @@ def ask(url, patience=30.0, **fields):
         return None
 
 
-def test_the_bound_of_a_body_is_the_engines_and_no_failure_opens_a_circuit():
+def test_router_flags_set_body_limit_and_breaker():
     for flags in (list(runpy.run_path(str(SCRIPT))["FLAGS"]), list(ROUTER_FLAGS)):
         assert flags[flags.index("--max-payload-size") + 1] == str(MAX_BODY_BYTES)
         assert "--disable-circuit-breaker" in flags
 
 
-def test_bodies_that_are_too_large_are_refused_by_the_router_and_harm_nobody(engines, tmp_path):
+def test_router_refuses_large_bodies(engines, tmp_path):
     with router(tmp_path, as_workers(engines)) as (_, url, _):
         until(lambda: get_status(url + "/readiness") == 200)
 
@@ -163,7 +163,7 @@ def test_bodies_that_are_too_large_are_refused_by_the_router_and_harm_nobody(eng
         assert post(padded(MAX_BODY_BYTES)) == 200, "the engines take it with what the router adds"
 
 
-def test_a_decode_that_is_killed_under_load_takes_nobody_with_it(engines, tmp_path):
+def test_killed_decode_opens_no_circuit(engines, tmp_path):
     with Children() as children, ThreadPoolExecutor(26) as clients:
         doomed = children.engine("decode", model_path="tiny", extra=["--enable-faults"])
         workers = as_workers(engines)
@@ -172,7 +172,7 @@ def test_a_decode_that_is_killed_under_load_takes_nobody_with_it(engines, tmp_pa
         with router(tmp_path, workers, *in_turn) as (_, url, _):
             until(lambda: get_status(url + "/readiness") == 200)
             until(lambda: [worker["is_healthy"] for worker in listed(url)] == [True] * 3)
-            # Not earlier: one that stands still for 20 s says that it is unwell, and gets no requests.
+            # Not earlier: a scheduler frozen for 20 s makes /health answer 503, and then gets no requests.
             web.post(doomed.url + "/faults", json={"freeze_scheduler": True}, timeout=30).raise_for_status()
             for _ in range(26):
                 clients.submit(ask, url, patience=120.0)
@@ -183,7 +183,7 @@ def test_a_decode_that_is_killed_under_load_takes_nobody_with_it(engines, tmp_pa
             assert [ask(url) for _ in range(8)] == [200] * 8
 
 
-def test_it_does_not_start_without_a_key(tmp_path):
+def test_router_needs_a_key(tmp_path):
     env = {name: value for name, value in os.environ.items() if name != "PDPOOL_ROUTER_KEY"}
     done = subprocess.run(
         [sys.executable, str(SCRIPT)], env=env, capture_output=True, text=True, timeout=60, check=False

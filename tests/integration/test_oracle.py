@@ -8,14 +8,14 @@ from pdpool_reference import tokenizer as tokenizers
 from proof.oracle import BOUNDARY_LENGTHS, LONG_LENGTHS, Answer, Prompt, compare, make_prompts
 
 
-def test_the_tiny_model_agrees_over_nixl():
+def test_tiny_model_agrees_over_nixl():
     command = [sys.executable, "-m", "proof.oracle", "--model", "tiny", "--prompts", "60"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "oracle: 60/60 identical"
 
 
-def test_a_difference_an_error_and_two_equal_errors_are_not_identical(capsys):
+def test_difference_and_errors_are_not_identical(capsys):
     prompts = [Prompt("kind", "/generate", {})] * 4
     good, other, error = Answer(True, ([1, 2], "length")), Answer(True, ([1, 3], "length")), Answer(False, (503, {}))
     assert compare(prompts, [good, good, good, error], [good, other, error, error]) == 1
@@ -24,7 +24,7 @@ def test_a_difference_an_error_and_two_equal_errors_are_not_identical(capsys):
     assert "[1, 3]" in printed
 
 
-def test_prompts_vary_as_promised_and_are_the_same_every_time():
+def test_prompts_vary_and_repeat():
     encode = tokenizers.load("tiny").encode
     prompts = make_prompts(encode, 100)
     assert prompts == make_prompts(encode, 100)

@@ -9,6 +9,7 @@ import click
 from pdpool_connector.console.story import event_line, story
 from pdpool_connector.flight.record import RecordError, decode_record
 from pdpool_connector.flight.replay import replay as run_again
+from pdpool_connector.installed import install_command
 from pdpool_connector.protocol.frames import shown
 from pdpool_connector.transport.address import parse_address
 
@@ -75,7 +76,7 @@ def top(addresses: tuple[str, ...], interval_s: float, *, once: bool) -> None:
 
         from pdpool_connector.console.top import show, show_once
     except ModuleNotFoundError as error:
-        message = f"{error.name} is not installed; this command needs the extra `console`: pip install 'WHEEL[console]'"
+        message = f"{error.name} is not installed; this command needs the extra `console`: {install_command('console')}"
         raise click.ClickException(message) from error
     console = Console()
     if not once and not console.is_terminal:

@@ -13,6 +13,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from pdpool_connector.installed import install_command
 from pdpool_connector.protocol.status import TransferStatus
 from pdpool_connector.runtime.transfer import Transfer
 
@@ -87,7 +88,7 @@ def open_spans(role: str, rank: int) -> Spans | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
         if wanted:
-            log.warning("no spans: %s is not installed; `pip install 'pdpool[otel]'` brings it", error.name)
+            log.warning("no spans: %s is not installed; install it with: %s", error.name, install_command("otel"))
         return None
     own = TracerProvider(resource=Resource.create({"service.name": f"pdpool-{role}"}))
     own.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

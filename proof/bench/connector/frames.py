@@ -57,7 +57,7 @@ def judged(plane: str, counts: Counter[Content], handoffs: int) -> Iterable[Row]
     yield Row("frames", plane, what, each, "", "", f"<= {target}", each <= target, _list(first, handoffs))
     note = _list(+again, handoffs)
     if again["Accepted"]:
-        note += "; Accepted answers each frame of decode's that comes before prefill has nothing more to learn"
+        note += "; Accepted answers Open, and then Offer"
     yield Row("frames again", plane, "repeated frames of a hand-off", repeated, "", note=note)
     note = f"{', '.join(ABORT_FRAMES)} together, repeated or not, where no side aborts"
     yield Row("frames for aborts", plane, "frames for the safety of aborts", safety, "", "", "<= 0", safety <= 0, note)

@@ -1,4 +1,4 @@
-"""The bare data plane with the patterns that are known to be fast, to hold the connector against."""
+"""The bare transfer backend with the patterns that are known to be fast, to compare the connector with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pdpool_connector.layout.plan import Chunk
 from pdpool_connector.layout.pool import MAX_CHUNK_DESCRIPTORS, Runs
 
 Pairs = list[tuple[NDArray[np.int32], NDArray[np.int32]]]
-ModelShard = tuple[list[int], list[int], list[int]]
+Ranges = tuple[list[int], list[int], list[int]]
 """Addresses here, addresses there, and lengths: at most `MAX_CHUNK_DESCRIPTORS`."""
 DEADLINE_S = 60.0
 SHORTEST_SLEEP_S = 15e-6
@@ -78,7 +78,7 @@ def _nixl(engine: NixlBackend, state: Any, items: list[tuple[NDArray[np.int32], 
             raise TimeoutError(f"a raw transfer is not over after {DEADLINE_S} s")
 
 
-def _parts(runs: Runs) -> list[ModelShard]:
+def _parts(runs: Runs) -> list[Ranges]:
     return [
         (
             runs.local[at : at + MAX_CHUNK_DESCRIPTORS].tolist(),
@@ -89,14 +89,14 @@ def _parts(runs: Runs) -> list[ModelShard]:
     ]
 
 
-def _one_by_one(native: Any, session: str, parts: list[ModelShard]) -> None:  # noqa: ANN401
+def _one_by_one(native: Any, session: str, parts: list[Ranges]) -> None:  # noqa: ANN401
     """Merged ranges, as many at a time as Mooncake takes safely; waits in Mooncake, which spins."""
     for local, target, nbytes in parts:
         if native.batch_transfer_sync_write(session, local, target, nbytes) != 0:
             raise RuntimeError("Mooncake reports a failed batch")
 
 
-def _two_at_once(native: Any, session: str, parts: list[ModelShard]) -> None:  # noqa: ANN401
+def _two_at_once(native: Any, session: str, parts: list[Ranges]) -> None:  # noqa: ANN401
     """The next batch starts while one is under way, and nobody spins: that takes a core from those who move the bytes.
 
     Only a batch of one range can be asked without waiting, so the last range of each goes as one.

@@ -50,13 +50,13 @@ def mark(role: str, connector: Any, marks: Marks) -> Callable[[], None]:  # noqa
         undo.append(lambda: setattr(owner, name, inner))
 
     if role == "prefill":
-        worker = next(iter(connector._decodes)).worker
+        worker = next(iter(connector._peers)).worker
         around(connector, "_write", before=STAGES[0])
         around(worker, "_launch", before=STAGES[1])
         around(connector, "_on_write_ended", before=STAGES[2])
-        around(connector._server, "_send", before=STAGES[3])
+        around(connector._ports.control, "_send", before=STAGES[3])
     else:
-        around(connector, "link_frame", before=STAGES[4], after=STAGES[5])
+        around(connector, "on_frame", before=STAGES[4], after=STAGES[5])
         around(connector, "_on_change", before=STAGES[6])
 
     def end() -> None:

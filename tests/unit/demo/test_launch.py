@@ -1,4 +1,4 @@
-"""Ports for processes that are told where to listen, and what is left of a deployment that has ended."""
+"""Free ports for child processes, and what an ended deployment leaves behind."""
 
 import socket
 
@@ -7,14 +7,14 @@ from pdpool_reference.demo import launch
 from pdpool_reference.demo.launch import HOST, PORTS, Children, LaunchError, free_port
 
 
-def test_a_free_port_is_none_that_somebody_may_be_given_before_it_is_used():
+def test_free_port_is_outside_ephemeral_range():
     port = free_port()
     assert port in PORTS
     with socket.create_server((HOST, port)):
         pass
 
 
-def test_a_port_at_which_somebody_listens_is_not_taken_for_free(monkeypatch):
+def test_listening_port_is_not_free(monkeypatch):
     with socket.create_server((HOST, free_port())) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr(launch, "PORTS", range(port, port + 1))
@@ -35,14 +35,14 @@ def fail(children):
     raise LaunchError("decode ended")
 
 
-def test_a_failure_says_where_records_of_failed_hand_offs_are_and_leaves_them(temporary):
+def test_failure_keeps_and_names_flight_records(temporary):
     with pytest.raises(LaunchError) as failure, Children() as children:
         fail(children)
     assert failure.value.__notes__[0].endswith(str(children.flights))
     assert len(list(children.flights.iterdir())) == 1
 
 
-def test_a_failure_without_records_speaks_of_none_and_success_leaves_nothing(temporary):
+def test_success_leaves_no_logs(temporary):
     with pytest.raises(LaunchError) as failure, Children() as children:
         raise LaunchError("decode ended")
     assert not hasattr(failure.value, "__notes__")

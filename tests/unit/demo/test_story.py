@@ -39,24 +39,24 @@ def server_of(answer, head=HEAD):
         thread.join()
 
 
-def test_a_stream_that_ends_in_done_is_an_answer():
+def test_stream_with_done_is_an_answer():
     with server_of(TEXT + chunk(b"[DONE]") + END) as url:
         assert list(stream_chat(url, "?")) == ["Paris is"]
 
 
 @pytest.mark.parametrize("end", [END, b""], ids=["ended", "cut"])
-def test_a_stream_without_done_is_not_taken_for_a_whole_answer(end):
+def test_stream_without_done_is_an_error(end):
     with server_of(TEXT + end) as url, pytest.raises(LaunchError, match="without \\[DONE\\]"):
         list(stream_chat(url, "?"))
 
 
-def test_a_stream_that_ends_in_an_error_says_which():
+def test_stream_with_error_event_names_it():
     answer = chunk(b'{"error":{"message":"shutting down"}}') + END
     with server_of(answer) as url, pytest.raises(LaunchError, match="ended in an error: shutting down"):
         list(stream_chat(url, "?"))
 
 
-def test_an_error_instead_of_an_answer_is_told_in_its_own_words():
+def test_error_status_keeps_its_message():
     head = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 33\r\n\r\n"
     answer = server_of(b'{"error":{"message":"peer_lost"}}', head)
     with answer as url, pytest.raises(LaunchError, match=r"the answer was 502: .*peer_lost"):

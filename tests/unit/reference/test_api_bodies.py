@@ -118,7 +118,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("parse", "body", "param"), REFUSED, ids=lambda value: getattr(value, "__name__", str(value))[:60]
 )
-def test_what_is_wrong_in_a_body_is_refused_and_named(parse, body, param):
+def test_wrong_field_is_refused_by_name(parse, body, param):
     with pytest.raises(RequestError) as caught:
         parse(**body)
     assert caught.value.status == 400
@@ -127,26 +127,26 @@ def test_what_is_wrong_in_a_body_is_refused_and_named(parse, body, param):
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'{"prompt": "\xff"}'])
-def test_what_is_not_json_is_refused(raw):
+def test_body_that_is_not_json_is_refused(raw):
     with pytest.raises(RequestError, match="not valid JSON") as caught:
         decode_body(raw, CompletionBody)
     assert caught.value.status == 400
 
 
-def test_json_that_nests_too_deeply_is_refused_even_in_a_field_that_nobody_reads():
+def test_json_nested_too_deeply_is_refused():
     with pytest.raises(RequestError, match="too deeply") as caught:
         decode_body(b'{"unknown": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", CompletionBody)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
 @pytest.mark.parametrize("raw", [b"[]", b"null", b'"text"', b"3"])
-def test_json_that_is_no_object_is_refused(raw):
+def test_json_without_object_is_refused(raw):
     with pytest.raises(RequestError, match="body: Expected `object`"):
         decode_body(raw, CompletionBody)
 
 
 @pytest.mark.parametrize("name", Unsupported.__struct_fields__)
-def test_what_would_change_the_answer_is_refused_wherever_it_is_asked_for(name):
+def test_unsupported_field_is_refused_in_every_body(name):
     def of_sampling(text, **fields):
         return generate(text=text, sampling_params=fields)
 
@@ -176,12 +176,12 @@ ADDED_BY_THE_ROUTER = {
 """Recorded from sglang-router 0.3.2, which sends these whether or not the client did."""
 
 
-def test_what_the_router_adds_is_taken():
+def test_fields_of_the_router_are_accepted():
     for parse, body in ADDED_BY_THE_ROUTER.items():
         assert len(parse(**body).prompts) == 1
 
 
-def test_fields_that_ask_for_nothing_are_taken():
+def test_fields_that_ask_for_nothing_are_accepted():
     nothing = {
         "min_p": 0,
         "repetition_penalty": 1.0,
@@ -197,11 +197,11 @@ def test_fields_that_ask_for_nothing_are_taken():
             assert len(job.prompts) == 1
 
 
-def test_fields_that_nobody_here_knows_are_ignored_as_sglang_does():
+def test_unknown_fields_are_ignored():
     assert completion(prompt="ab", user="a", no_such_field=3).prompts == [(97, 98)]
 
 
-def test_prompts_come_as_text_texts_tokens_or_lists_of_tokens():
+def test_prompt_may_be_text_or_tokens_or_lists():
     assert completion(prompt="ab").prompts == [(97, 98)]
     assert completion(prompt=["a", "b"]).prompts == [(97,), (98,)]
     assert completion(prompt=[1, 2]).prompts == [(1, 2)]
@@ -232,7 +232,7 @@ def test_content_in_parts_is_joined():
     assert chat(messages=[{"role": "user", "content": parts}]).prompts == chat().prompts
 
 
-def test_samples_with_one_seed_draw_differently_and_the_same_way_every_time():
+def test_samples_of_one_seed_have_different_seeds():
     seeds = [params.seed for params in completion(prompt=["a", "b"], n=2, seed=7).sampling]
     assert seeds == [7, 8, 7, 8]
 
@@ -252,7 +252,7 @@ def test_more_sequences_than_a_room_takes_are_refused():
     assert caught.value.param == "bootstrap_room"
 
 
-def test_a_hand_off_says_what_prompt_it_is_for_and_how_its_first_token_is_drawn():
+def test_hand_off_has_digest_of_prompt_and_sampling():
     job = completion(prompt=["a", "b"], n=2, seed=7, **ONE)
     drawn = zip(job.prompts, job.sampling, strict=True)
     assert [handoff.prompt for handoff in job.handoffs] == [prompt_of(*one) for one in drawn]
@@ -262,14 +262,14 @@ def test_a_hand_off_says_what_prompt_it_is_for_and_how_its_first_token_is_drawn(
 @pytest.mark.parametrize(
     "asked", [{"prompt": [[1] * (ROOM_FOR + 1), [2]]}, {"prompt": ["a" * (ROOM_FOR + 1), "b"]}], ids=str
 )
-def test_nobody_computes_the_digest_of_a_prompt_that_can_never_fit(asked, monkeypatch):
+def test_prompt_that_cannot_fit_gets_no_digest(asked, monkeypatch):
     read = []
     monkeypatch.setattr(request_body, "prompt_of", lambda tokens, _sampling: bytes([read.append(tokens) or len(read)]))
     assert [handoff.prompt for handoff in completion(**asked, n=2, **ONE).handoffs] == [b"", b"", b"\1", b"\2"]
     assert [len(tokens) for tokens in read] == [1, 1]
 
 
-def test_the_tokens_of_a_prompt_are_read_once_for_all_its_samples(monkeypatch):
+def test_prompt_is_read_once_for_all_samples(monkeypatch):
     read = []
     monkeypatch.setattr(request_body, "prompt_of", lambda tokens, _sampling: read.append(tokens) or b"digest")
     generate(text="a", sampling_params={"n": 3, "sampling_seed": 7}, **ONE)
@@ -280,7 +280,7 @@ def test_the_tokens_of_a_prompt_are_read_once_for_all_its_samples(monkeypatch):
 
 @pytest.mark.parametrize("asked", [{"text": "a"}, {"input_ids": [1, 2]}], ids=str)
 @pytest.mark.parametrize("listed", ["neither", "a list of one", "two samples"])
-def test_generate_answers_with_a_list_where_it_was_asked_with_one_or_for_several(asked, listed):
+def test_generate_answers_lists_and_samples_with_list(asked, listed):
     if listed == "a list of one":
         asked = {name: [prompt] for name, prompt in asked.items()}
     body = decode_body(json.dumps(asked).encode(), GenerateBody)
@@ -300,7 +300,7 @@ def test_rooms_are_given_for_each_prompt():
     ]
 
 
-def test_rooms_are_given_for_each_sample_as_the_router_does_for_chats():
+def test_rooms_may_be_given_for_each_sample():
     job = chat(n=2, bootstrap_host=["h", "h"], bootstrap_port=[1, 1], bootstrap_room=[5, 6])
     assert [handoff.room for handoff in job.handoffs] == [5, 6]
 

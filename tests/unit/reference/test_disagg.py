@@ -170,7 +170,7 @@ def test_cache_of_another_prompt_is_refused():
     bench.turn()
     land(bench, 0, 65, prompt_tokens=34)
     bench.turn()
-    assert (asked.outputs[-1].status, asked.outputs[-1].code) == (502, "handoff_invalid")
+    assert (asked.outputs[-1].status, asked.outputs[-1].code) == ANSWERS[Cause.INVALID]
     assert bench.pages.available == 64
 
 
@@ -224,7 +224,7 @@ def test_request_that_fails_in_prealloc_ends_without_pages():
     assert bench.metric("num_bootstrap_failed_reqs_total") == 1
 
 
-def test_client_that_leaves_in_prealloc_ends_the_hand_off():
+def test_client_that_leaves_prealloc_ends_hand_off():
     bench = Bench(DecodeSide, pages=1)
     asked = bench.ask(40)
     bench.turn()

@@ -40,7 +40,7 @@ async def error_of(reader):
     return status, json.loads(await reader.readexactly(size)).get("error")
 
 
-async def test_a_body_of_which_the_rest_does_not_come_is_waited_for_so_long_and_no_longer(monkeypatch):
+async def test_incomplete_body_is_refused_after_limit(monkeypatch):
     monkeypatch.setattr(http_edge, "BODY_S", 0.05)
     async with connected(length) as (reader, writer):
         writer.write(HEAD + b"Content-Length: 50\r\n\r\nabc")
@@ -49,7 +49,7 @@ async def test_a_body_of_which_the_rest_does_not_come_is_waited_for_so_long_and_
     assert "the rest did not come" in error["message"]
 
 
-async def test_a_fault_of_a_handler_s_says_nothing_of_what_it_was_about():
+async def test_handler_fault_reveals_nothing_of_request():
     async with connected(broken) as (reader, writer):
         writer.write(HEAD + b"Content-Length: 0\r\n\r\n")
         status, error = await error_of(reader)

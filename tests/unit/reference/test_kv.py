@@ -17,14 +17,14 @@ def bytes_at(address, count):
     return bytes((ctypes.c_char * count).from_address(address))
 
 
-def test_buffers_have_one_row_of_tokens_for_each_page():
+def test_buffers_have_one_row_for_each_page():
     kv = PagedKV(CONFIG, 10)
     shapes = {buffer.shape for buffer in (*kv.k, *kv.v)}
     assert shapes == {(10, PAGE_TOKENS, CONFIG.kv_heads, CONFIG.head_dim)}
     assert len(kv.k) == len(kv.v) == CONFIG.layers
 
 
-def test_registered_regions_are_the_buffers_k_then_v_of_each_layer():
+def test_regions_are_k_then_v_of_each_layer():
     kv = PagedKV(CONFIG, 10)
     assert kv.memory.pages == 10
     assert kv.memory.page_tokens == PAGE_TOKENS
@@ -42,7 +42,7 @@ def test_a_given_arena_is_used():
         assert kv.memory.aux[0].end <= arena.address + arena.nbytes
 
 
-def test_an_aux_row_is_read_as_written_and_only_until_cleared():
+def test_aux_row_is_read_until_cleared():
     kv = PagedKV(CONFIG, 1)
     assert kv.read_aux(4) is None
     kv.write_aux(4, AuxRow(first_token=48_000, prompt_tokens=8191))
@@ -53,7 +53,7 @@ def test_an_aux_row_is_read_as_written_and_only_until_cleared():
     assert kv.read_aux(4) is None
 
 
-def test_an_aux_row_copied_by_its_registered_bytes_is_whole():
+def test_aux_row_copied_as_bytes_is_whole():
     here, there = PagedKV(CONFIG, 1), PagedKV(CONFIG, 1)
     here.write_aux(0, AuxRow(first_token=1, prompt_tokens=2))
     source, target = here.memory.aux[0], there.memory.aux[0]
@@ -101,7 +101,7 @@ def test_a_double_free_is_refused():
 
 
 @given(st.lists(st.integers(-3, 6), max_size=30))
-def test_no_id_is_ever_out_twice_and_none_is_lost(moves):
+def test_no_id_is_out_twice_or_lost(moves):
     """A positive move takes so many ids, another gives the oldest batch back."""
     pages, out = PageAllocator(8), []
     for move in moves:

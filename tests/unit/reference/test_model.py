@@ -1,4 +1,4 @@
-"""The model computes Llama, and a request's logits have the same bits whatever surrounds it."""
+"""The model computes Llama, and a request's logits have the same bits in any batch."""
 
 import hashlib
 import os
@@ -23,7 +23,7 @@ TOKENS = np.random.default_rng(7).integers(0, CONFIG.vocab, (4, 400), np.int32)
 def fresh_model():
     kv = PagedKV(CONFIG, PAGES)
     for buffer in (*kv.k, *kv.v):
-        buffer[:] = np.nan  # whatever is read without having been written shows
+        buffer[:] = np.nan  # a read of unwritten bytes shows
     return Model(CONFIG, WEIGHTS, kv), kv
 
 
@@ -97,7 +97,7 @@ def schedules(draw):
 
 @given(schedules())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_bits_do_not_depend_on_batch_chunks_or_pages(schedule):
+def test_bits_are_independent_of_batch_and_pages(schedule):
     count, batches, seed = schedule
     model, _ = fresh_model()
     placed = np.random.default_rng(seed).permutation(PAGES).astype(np.int32).reshape(4, -1)
@@ -120,7 +120,7 @@ def test_batch_of_many_single_tokens_keeps_the_bits():
         assert row.tobytes() == model.forward([step])[0].tobytes()
 
 
-def test_cache_moved_page_by_page_to_another_engine_goes_on_with_the_same_bits():
+def test_moved_cache_continues_with_same_bits():
     here, from_kv = fresh_model()
     there, to_kv = fresh_model()
     source, target = np.arange(5, 9, dtype=np.int32), np.array([90, 3, 41, 77, 2], np.int32)
@@ -131,7 +131,7 @@ def test_cache_moved_page_by_page_to_another_engine_goes_on_with_the_same_bits()
     assert moved.tobytes() == alone(TOKENS[0, :51]).tobytes()
 
 
-def test_what_a_former_owner_left_in_a_page_does_not_matter():
+def test_old_content_of_page_changes_no_bits():
     model, kv = fresh_model()
     for buffer in (*kv.k, *kv.v):
         buffer[:] = np.inf
@@ -160,7 +160,7 @@ def test_cache_decides_the_logits():
         (Step(np.array([1], np.int32), 0, np.array([-1], np.int32)), "page ids are -1"),
     ],
 )
-def test_a_step_that_does_not_fit_is_refused_and_nothing_is_written(step, message):
+def test_step_that_does_not_fit_writes_nothing(step, message):
     model, kv = fresh_model()
     good = Step(TOKENS[0, :3], 0, np.array([1], np.int32))
     with pytest.raises(ValueError, match=message):
@@ -187,7 +187,7 @@ print({hashlib.sha256(row.tobytes()).hexdigest() for row in (whole, *parts)}.__l
 
 
 @pytest.mark.parametrize(("core", "needs"), [("SkylakeX", "avx512vl"), ("Haswell", "avx2"), ("Nehalem", "sse4_2")])
-def test_bits_hold_for_the_kernels_that_openblas_has_for_other_processors(core, needs):
+def test_bits_hold_with_kernels_of_other_processors(core, needs):
     if needs not in Path("/proc/cpuinfo").read_text():
         pytest.skip(f"this processor has no {needs}")
     environment = {**os.environ, "OPENBLAS_CORETYPE": core, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -198,7 +198,7 @@ def test_bits_hold_for_the_kernels_that_openblas_has_for_other_processors(core, 
     assert done.stdout.strip() == "1"
 
 
-def test_the_tiny_model_is_the_same_for_the_same_seed_only():
+def test_tiny_model_depends_on_its_seed():
     def digest(seed):
         config, loaded = weights.tiny(seed)
         tensors = b"".join(tensor.tobytes() for _, tensor in loaded.tensors())

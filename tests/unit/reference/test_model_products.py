@@ -22,7 +22,7 @@ def test_product_is_the_matrix_product(inputs, outputs, count):
 
 
 @pytest.mark.parametrize("inputs", [64, 576, 1536])
-def test_a_row_has_the_same_bits_beside_any_other_rows(inputs):
+def test_row_keeps_bits_beside_other_rows(inputs):
     packed = pack(RNG.standard_normal((inputs, 300), np.float32))
     tiles = choose_tiles((packed.shape[2],))
     rows = RNG.standard_normal((130, inputs), np.float32)
@@ -32,7 +32,7 @@ def test_a_row_has_the_same_bits_beside_any_other_rows(inputs):
         assert product(rows[chosen], packed, tiles).tobytes() == together[chosen].tobytes()
 
 
-def test_a_machine_that_cannot_keep_the_bits_is_refused(monkeypatch):
+def test_machine_that_varies_bits_is_refused(monkeypatch):
     noise = iter(range(1, 1_000_000))
     honest = products._tile_product
     monkeypatch.setattr(products, "_tile_product", lambda *a: honest(*a) + np.float32(next(noise)))
@@ -40,7 +40,7 @@ def test_a_machine_that_cannot_keep_the_bits_is_refused(monkeypatch):
         choose_tiles.__wrapped__((64,))
 
 
-def test_tiles_whose_rows_differ_by_place_are_not_chosen(monkeypatch):
+def test_tiles_that_vary_bits_are_not_chosen(monkeypatch):
     honest = products._tile_product
 
     def uneven(rows, packed):
@@ -52,6 +52,6 @@ def test_tiles_whose_rows_differ_by_place_are_not_chosen(monkeypatch):
     assert choose_tiles.__wrapped__((64,)) == (4, 8)
 
 
-def test_a_depth_that_cannot_be_cut_evenly_is_refused():
+def test_depth_without_even_cut_is_refused():
     with pytest.raises(ValueError, match="inputs of a matrix are 289"):
         pack(np.zeros((289, 3), np.float32))

@@ -36,7 +36,7 @@ def test_it_knows_the_capital_of_france(engine):
     assert "\ufffd" not in answer
 
 
-def test_its_bits_do_not_depend_on_batch_or_chunks(engine):
+def test_bits_are_independent_of_batch_and_chunks(engine):
     _, model, text = engine
     tokens = np.array(text.encode("Prefill and decode take turns, 42 pages at a time. " * 5), np.int32)[:67]
     tables = np.random.default_rng(0).permutation(64).astype(np.int32).reshape(4, 16)
@@ -49,7 +49,7 @@ def test_its_bits_do_not_depend_on_batch_or_chunks(engine):
     assert mixed[1].tobytes() == whole.tobytes()
 
 
-def test_digits_are_single_tokens_and_words_keep_their_space(engine):
+def test_digits_are_single_tokens(engine):
     _, _, text = engine
     prompt = text.chat([{"role": "user", "content": "Hi"}])
     system = "system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"

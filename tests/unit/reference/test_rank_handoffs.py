@@ -122,7 +122,7 @@ def test_refusal_reaches_every_rank_with_its_cause(decode):
     assert ranks.orders[1:] == [Abort(1, "too long", Cause.TOO_LONG)]
 
 
-def test_ended_hand_off_is_forgotten_when_all_ranks_released_it(decode, wakes):
+def test_hand_off_released_by_all_ranks_is_forgotten(decode, wakes):
     made, connector, ranks = decode
     made.open("h:1", 7, "rid", prompt=b"", deadline_s=9.0)
     connector.transfers[0].status = failed(Cause.PEER_LOST, releasable=True)

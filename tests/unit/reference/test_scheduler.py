@@ -18,7 +18,7 @@ TOKENIZER = tokenizers.load("tiny")
 
 
 class Bench:
-    """A core with the tiny model, turned by hand, on a clock that stands still unless moved."""
+    """A core with the tiny model. The test runs its turns and sets its clock."""
 
     def __init__(self, pages=64, **limits):
         config, loaded = weights.tiny()
@@ -77,7 +77,7 @@ def alone(prompt, **sampling):
     return ids(outputs)
 
 
-def test_a_request_runs_to_its_length_and_leaves_nothing():
+def test_request_runs_to_length_and_frees_all():
     bench = Bench()
     _, outputs = bench.ask("hello", max_new_tokens=5)
     assert bench.run() == 5, "one turn for the prompt and the first token, one for each other token"
@@ -99,7 +99,7 @@ def test_tokens_do_not_depend_on_chunks_or_company(length):
     assert all(len(ids(other)) == 3 + k for k, other in enumerate(others))
 
 
-def test_admission_waits_for_pages_in_the_order_of_arrival():
+def test_admission_is_in_order_of_arrival():
     bench = Bench(pages=4)
     big = bench.ask("x" * 40, max_new_tokens=9)[1]
     second = bench.ask("y" * 40, max_new_tokens=9)[1]
@@ -120,7 +120,7 @@ def test_pages_cover_exactly_prompt_and_answer():
     assert len(ids(outputs)) == 2 * PAGE_TOKENS + 1
 
 
-def test_a_running_request_goes_on_while_a_long_prompt_is_computed():
+def test_running_request_continues_beside_long_prompt():
     bench = Bench(pages=512, chunk_tokens=32)
     running = bench.ask("abc", max_new_tokens=50)[1]
     bench.turn()
@@ -157,7 +157,7 @@ def test_stop_tokens_end_an_answer():
     assert outputs[-1].finish == Finish("stop", tokens[2])
 
 
-def test_an_abort_ends_a_request_wherever_it_stands_and_frees_its_pages():
+def test_abort_in_any_queue_frees_pages():
     bench = Bench(pages=4)
     running, one = bench.ask("x" * 40, max_new_tokens=9)
     waiting, two = bench.ask("y" * 40, max_new_tokens=9)
@@ -179,7 +179,7 @@ def test_aborts_by_id_match_it_exactly():
     assert bench.core.abort_rid(None, bench.now) == 1
 
 
-def test_a_request_without_a_token_by_its_deadline_fails_and_says_where_it_stood():
+def test_overdue_request_fails_and_names_its_queue():
     bench = Bench(pages=4)
     bench.ask("x" * 40, max_new_tokens=9)
     _, late = bench.ask("y" * 40, max_new_tokens=9, deadline=1010.0)
@@ -191,7 +191,7 @@ def test_a_request_without_a_token_by_its_deadline_fails_and_says_where_it_stood
     assert "waiting" in late[-1].message
 
 
-def test_a_request_that_has_begun_to_answer_has_no_deadline():
+def test_request_with_a_token_has_no_deadline():
     bench = Bench()
     _, outputs = bench.ask("abc", max_new_tokens=6, deadline=1010.0)
     bench.turn()
@@ -200,7 +200,7 @@ def test_a_request_that_has_begun_to_answer_has_no_deadline():
     assert outputs[-1].finish == Finish("length")
 
 
-def test_a_leaked_request_keeps_queue_and_pages_until_purged():
+def test_leaked_request_keeps_queue_and_pages():
     bench = Bench()
     bench.core.leak_next = True
     _, outputs = bench.ask("abc")
@@ -227,7 +227,7 @@ def test_queues_know_their_oldest_and_how_many_left():
     assert queues.moved_total(State.WAITING) == 2
 
 
-def test_logits_are_chosen_from_by_the_seed_and_the_position_only():
+def test_choice_depends_on_seed_and_position():
     together = Bench(pages=512)
     drawn = [together.ask("abc", temperature=1.0, seed=5, max_new_tokens=8)[1] for _ in range(3)]
     together.run()

@@ -90,7 +90,7 @@ def test_a_submitted_request_runs_and_frees_its_place(bench):
     assert bench.scheduler.open_sequences == 0
 
 
-def test_whoever_has_a_whole_answer_finds_its_sequence_counted_nowhere(bench):
+def test_answered_sequence_is_counted_nowhere(bench):
     seen = []
 
     def count_at_the_end(output):
@@ -104,7 +104,7 @@ def test_whoever_has_a_whole_answer_finds_its_sequence_counted_nowhere(bench):
     assert seen == [(0, 0)] * 3
 
 
-def test_all_sequences_of_a_request_are_taken_or_none(bench):
+def test_sequences_are_taken_all_or_none(bench):
     bench.scheduler.freeze(True)
     bench.scheduler.submit([bench.request()[0] for _ in range(5)])
     with pytest.raises(RequestError, match="holds 5 sequences; 4 more would exceed 8") as caught:
@@ -143,7 +143,7 @@ def until(condition):
         time.sleep(0.005)
 
 
-def test_a_frozen_scheduler_answers_nothing_until_it_is_let_go(bench):
+def test_frozen_scheduler_does_not_answer(bench):
     bench.scheduler.freeze(True)
     answer = bench.scheduler.loads()
     with pytest.raises(TimeoutError):
@@ -152,7 +152,7 @@ def test_a_frozen_scheduler_answers_nothing_until_it_is_let_go(bench):
     assert answer.result(WAIT_S).running == 0
 
 
-def test_a_question_that_nobody_waits_for_any_more_is_not_computed(bench):
+def test_cancelled_call_is_not_run(bench):
     bench.scheduler.freeze(True)
     computed = []
     assert bench.scheduler.call(lambda core: computed.append(core)).cancel()
@@ -161,7 +161,7 @@ def test_a_question_that_nobody_waits_for_any_more_is_not_computed(bench):
     assert computed == []
 
 
-def test_a_stop_fails_what_is_left_also_when_frozen():
+def test_stop_fails_sequences_of_frozen_scheduler():
     bench = Bench()
     bench.scheduler.start()
     bench.scheduler.freeze(True)
@@ -207,7 +207,7 @@ class Step:
         return self._forward(steps)
 
 
-def test_a_stop_fails_what_is_left_while_a_step_still_computes():
+def test_stop_fails_sequences_during_a_step():
     bench = Bench()
     step = Step(bench)
     bench.scheduler.start()
@@ -222,7 +222,7 @@ def test_a_stop_fails_what_is_left_while_a_step_still_computes():
     assert bench.scheduler.open_sequences == 0
 
 
-def test_a_step_that_is_given_up_because_the_engine_stops_is_no_crash(caplog):
+def test_step_aborted_by_stop_is_no_crash(caplog):
     bench = Bench()
     step = Step(bench)
     bench.scheduler.start()
@@ -243,7 +243,7 @@ def raising(*_args):
 
 
 @pytest.mark.parametrize("member", ["enter", "abandon"])
-def test_a_crash_is_told_to_every_client_also_where_no_sequence_can_be_taken_in_or_out(member):
+def test_crash_fails_every_client(member):
     bench = Bench()
     setattr(bench.side, member, raising)
     bench.scheduler.freeze(True)
@@ -256,7 +256,7 @@ def test_a_crash_is_told_to_every_client_also_where_no_sequence_can_be_taken_in_
     assert [(outputs[0].status, outputs[0].code) for _, _, outputs in asked] == [(500, "engine_crashed")] * 3
 
 
-def test_what_an_idle_engine_cannot_go_on_without_crashes_it_at_once(long_beat):
+def test_crash_ends_idle_engine_at_once(long_beat):
     bench = Bench()
     bench.scheduler.start()
     bench.scheduler.loads().result(WAIT_S)

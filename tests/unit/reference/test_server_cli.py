@@ -27,7 +27,7 @@ def parse(*arguments, env=None):
     return made[0] if made else result
 
 
-def test_the_name_is_that_of_the_directory_unless_given():
+def test_name_defaults_to_that_of_directory():
     assert parse("--model-path", "/models/smollm2").served_model_name == "smollm2"
     assert parse("--model-path", "/models/smollm2", "--served-model-name", "x").served_model_name == "x"
 
@@ -75,14 +75,14 @@ def test_a_missing_extra_is_named(monkeypatch, command, module):
     assert install_command("demo") in result.output
 
 
-def test_an_engine_without_its_model_says_so_in_one_line(caplog):
+def test_missing_model_is_one_line_of_log(caplog):
     assert run_engine(parse("--model-path", "/no/such/model")) == 1
     (error,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert error.message.startswith("the engine cannot start: no model at /no/such/model: No such file or directory")
     assert not error.exc_info
 
 
-def test_an_engine_whose_port_is_taken_names_the_port_and_ends(caplog):
+def test_taken_port_is_named(caplog):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert run_engine(parse("--model-path", "tiny", "--port", str(port))) == 1

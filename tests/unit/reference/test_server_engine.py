@@ -26,7 +26,7 @@ def options_of(*arguments):
     return made[0]
 
 
-def test_peers_are_told_that_an_engine_ends_while_its_step_still_computes(monkeypatch, caplog):
+def test_connector_closes_before_long_step_ends(monkeypatch, caplog):
     monkeypatch.setattr(server_engine, "TURN_S", 0.0)
     engine = Engine(options_of("--mode", "prefill"), crashed=lambda: None)
     engine.start()

@@ -24,7 +24,7 @@ from pdpool_reference.server_generate import OVERDUE_S, STALL_S, GenerationError
 from tests.unit.reference.scripted import ScriptedTransfer
 
 
-async def test_a_client_that_leaves_at_the_moment_of_a_token_ends_its_request_too():
+async def test_client_that_leaves_at_a_token_is_noticed():
     outputs = asyncio.Queue()
 
     async def handle():
@@ -39,7 +39,7 @@ async def test_a_client_that_leaves_at_the_moment_of_a_token_ends_its_request_to
     assert handler.cancelled()
 
 
-async def test_a_request_without_a_token_is_ended_soon_after_its_deadline_also_by_an_engine_that_stands_still(
+async def test_overdue_request_of_hung_engine_ends(
     monkeypatch,
 ):
     monkeypatch.setattr("pdpool_reference.server_generate.DEFAULT_DEADLINE_S", 0.02)
@@ -59,7 +59,7 @@ def waits(monkeypatch):
 
 
 @pytest.mark.parametrize("first", [Tokens((1,), "a"), Tokens((1,), "a", Finish("length"))], ids=["runs", "has ended"])
-async def test_a_sequence_waits_for_its_first_token_until_the_deadline_also_when_its_sibling(first, waits):
+async def test_first_token_may_take_until_the_deadline(first, waits):
     outputs = asyncio.Queue()
     outputs.put_nowait((0, first))
     with pytest.raises(GenerationError, match=r"engine produced nothing for [23]\d\d s"):
@@ -68,7 +68,7 @@ async def test_a_sequence_waits_for_its_first_token_until_the_deadline_also_when
     assert waits == pytest.approx([DEFAULT_DEADLINE_S + OVERDUE_S] * 2, abs=60)
 
 
-async def test_once_all_sequences_of_a_request_have_a_token_the_engine_stalls_after_a_shorter_silence(waits):
+async def test_silence_after_first_tokens_is_a_stall(waits):
     outputs = asyncio.Queue()
     for index in range(2):
         outputs.put_nowait((index, Tokens((1,), "a")))

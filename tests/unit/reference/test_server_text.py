@@ -42,6 +42,6 @@ def test_text_ends_before_the_earliest_stop_string(text, stops, shown, stop):
     assert found == stop
 
 
-def test_what_may_become_a_stop_string_is_held_back_until_it_cannot():
+def test_possible_stop_string_is_kept_back():
     pieces, _ = run("heaven", ("heavy",))
     assert pieces == ["", "", "", "", "heave", "n", ""]

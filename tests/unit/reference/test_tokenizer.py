@@ -24,13 +24,13 @@ def test_text_survives_tokens_and_back(text):
 
 
 @given(st.lists(st.integers(0, weights.TINY_VOCAB - 1)))
-def test_streamed_pieces_are_the_text_and_each_is_whole(tokens):
+def test_streamed_pieces_are_whole_characters(tokens):
     pieces = streamed(TINY, tokens)
     assert "".join(pieces) == bytes(token for token in tokens if token < 256).decode("utf-8", errors="replace")
     assert all(piece.encode("utf-8").decode("utf-8") == piece for piece in pieces)
 
 
-def test_a_text_that_cannot_fit_is_refused_before_it_is_looked_at(monkeypatch):
+def test_text_that_cannot_fit_is_not_encoded(monkeypatch):
     limited = tokenizers.load("tiny")
     limited.limit(max_tokens=10)
     longest = "<|endoftext|>" * 10
@@ -44,7 +44,7 @@ def test_a_character_comes_out_with_its_last_byte():
     assert streamed(TINY, "é🎉".encode()) == ["", "é", "", "", "", "🎉", ""]
 
 
-def test_an_incomplete_character_comes_out_as_replacement_at_the_end():
+def test_incomplete_character_becomes_replacement():
     assert streamed(TINY, "🎉".encode()[:3]) == ["", "", "", "\ufffd"]
 
 
@@ -70,7 +70,7 @@ def test_chat_ends_where_the_answer_begins():
     assert tokens == parts
 
 
-def test_messages_that_the_template_refuses_are_an_error_with_its_words():
+def test_template_error_keeps_its_message():
     refusing = Tokenizer(tokenizers._Bytes(), "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(ChatTemplateError, match="roles must alternate"):
         refusing.chat([{"role": "user", "content": "hi"}])
@@ -97,14 +97,14 @@ def small_bpe(tmp_path):
     return tokenizers.load(tmp_path)
 
 
-def test_bpe_merges_within_words_keeps_digits_apart_and_knows_control_tokens(tmp_path):
+def test_bpe_encodes_words_digits_and_control_tokens(tmp_path):
     bpe = small_bpe(tmp_path)
     one = 1 + ord("1")
     assert bpe.encode("he he11<|end|>") == [257, 258, one, one, 0]
     assert bpe.decode([257, 258, one, one, 0]) == "he he11"
 
 
-def test_other_threads_run_while_a_long_text_becomes_tokens(tmp_path):
+def test_encoding_long_text_releases_the_gil(tmp_path):
     bpe = small_bpe(tmp_path)
     done = threading.Event()
     thread = threading.Thread(target=lambda: (bpe.encode("he " * 300_000), done.set()))

