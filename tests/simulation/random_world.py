@@ -181,8 +181,9 @@ class RandomWorld(RuleBasedStateMachine):
             self.happens("double", lambda: self.world.deliver(letter, again=True))
 
     def _linger(self, one: int, _: int) -> None:
-        """A copy of a frame arrives long after everything has ended."""
-        if letter := self._letter(one):
+        """A copy of a frame, about an attempt that its receiver knows, arrives long after everything has ended."""
+        letters = [letter for letter in self.world.letters if letter.target.machine.find(letter.frame.attempt)]
+        if letter := pick(letters, one):
             self.happens("linger", lambda: self.world.late.append(letter))
 
     def _forge(self, one: int, other: int) -> None:
