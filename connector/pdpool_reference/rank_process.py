@@ -158,11 +158,14 @@ class Follower:
         while self._changed.wait():
             self._changed.clear()
             with self._opening:
-                changed = [(self._handles[transfer], transfer.status) for transfer in connector.poll()]
-            for handle, status in changed:
+                changed = [(transfer, transfer.status) for transfer in connector.poll()]
+            for transfer, status in changed:
+                # None: its final status came between `poll` and the line above, and has been reported.
+                if (handle := self._handles.get(transfer)) is None:
+                    continue
                 self._send(Changed(handle, status))
                 if status.ended and status.releasable:
-                    del self._handles[self._transfers.pop(handle)]
+                    del self._handles[transfer], self._transfers[handle]
 
     @singledispatchmethod
     def _follow(self, order: object) -> None:
