@@ -16,6 +16,7 @@ from tests.integration import handoffs
 from tests.integration.connector_peer import Side
 from tests.integration.handoffs import HALF_REGISTERED, TIMEOUTS
 from tests.integration.instances import Instance
+from tests.integration.ports import KeptPort
 
 CANARY: Final = 0xC5
 SEED: Final = 1
@@ -72,6 +73,7 @@ class Stage:
         self._rooms = count(1000)
         self._names = count(1)
         self._extra: list[Side] = []
+        self._ports: list[KeptPort] = []
         self._prefill: Side | None = None
         self._decode: Side | None = None
 
@@ -100,6 +102,7 @@ class Stage:
         with self.surroundings():
             made = Instance(role, self.backend, ranks, **{"timeouts": TIMEOUTS, **options})
         self._extra += made.ranks
+        self._ports.append(made.port)
         return made
 
     def restart(self, instance: Instance, rank: int) -> None:
@@ -180,6 +183,7 @@ class Stage:
         finally:
             while self._extra:
                 _end(self._extra.pop())
+            self._close_ports()
 
     def close(self) -> None:
         """End all processes."""
@@ -188,6 +192,11 @@ class Stage:
                 _end(side)
         self._decode = self._prefill = None
         self._extra.clear()
+        self._close_ports()
+
+    def _close_ports(self) -> None:
+        while self._ports:
+            self._ports.pop().close()
 
     def _make(self, role: str, **options: object) -> Side:
         with self.surroundings():

@@ -29,7 +29,7 @@ class Instance:
         self.shards = shards_of(**ranks)
         base = {"timeouts": TIMEOUTS, "request_deadline_s": 60.0, "checksum_rate": 1.0}
         self.options = {**base, "shape": ranks, **options}
-        self._port = KeptPort()
+        self.port = KeptPort()
         self.ended: list[Side] = []
         with ThreadPoolExecutor(len(self.shards)) as pool:
             self.ranks = list(pool.map(self.start, range(len(self.shards))))
@@ -37,13 +37,13 @@ class Instance:
     def start(self, rank: int) -> Side:
         options = self.options | {"rank": rank}
         if self.role == "prefill":
-            where = {"bootstrap_port": self._port.number} if rank == 0 else {"registry": self.bootstrap}
+            where = {"bootstrap_port": self.port.number} if rank == 0 else {"registry": self.bootstrap}
             options |= where
         return Side(self.role, self.backend, **options)
 
     @property
     def bootstrap(self) -> str:
-        return self._port.address
+        return self.port.address
 
     def kill(self, rank: int) -> Side:
         killed = self.ranks[rank]
@@ -96,7 +96,7 @@ class Instance:
         settle_empty(*self.ranks)
 
     def end(self) -> list[int]:
-        self._port.close()
+        self.port.close()
         return [side.end() for side in [*self.ranks, *self.ended]]
 
 

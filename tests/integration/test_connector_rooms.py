@@ -31,6 +31,8 @@ OF_LOST = ("._fenced", "_backend.failures", "_backend._abandoned", "_backend._na
 """What is remembered of each lost peer, within a bound."""
 LEVELS_S = 20.0
 """A table that is larger for so long is no level."""
+LAST_TICK = ".fired"
+"""What the last tick found due stays until the next one; a wave is the most."""
 Calls = list[tuple[str, dict]]
 
 
@@ -187,7 +189,9 @@ def grown(before: dict, after: dict) -> dict[str, tuple[int, int]]:
     return {
         path: (old, new)
         for path, (old, new) in sizes.items()
-        if new - old >= losses and not (any(name in path for name in OF_LOST) and new - old <= 4 * losses)
+        if new - old >= losses
+        and not (any(name in path for name in OF_LOST) and new - old <= 4 * losses)
+        and not (LAST_TICK in path and new <= 2 * WAVE)
     }
 
 
