@@ -13,7 +13,7 @@ from tests.simulation.mutants import NotTriedError, faulty_machines
 from tests.simulation.scene import Scenario
 from tests.simulation.wiring import WIRING, caught_by, outcome_of
 
-EASY_RUNS = 250
+EASY_RUNS = 150
 """Random runs that catch most mutants; the small worlds are searched for the others, then more runs follow."""
 DEPTH_S = 180.0
 """CPU time within which each scenario must come to its least depth, about fifty times of what that takes."""

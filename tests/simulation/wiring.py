@@ -1,4 +1,7 @@
-"""Mutants of the runtime's wiring: a copy of the checkout with one fault in it, and the tests that must notice it."""
+"""Mutants that a unit test must catch: most are of the runtime's wiring, which the simulation does not run.
+
+The test runs on a copy of the checkout with the fault in it.
+"""
 
 import ast
 import os
@@ -43,7 +46,7 @@ _ROWS = (
      "runtime/test_remote_fencer.py", "test_peer_is_fenced_when_its_connections_end"),
     ("any connection may send as a peer", "H11", "a frame is not compared with the connection that it comes by",
      "runtime/peer_table.py", "PeerTable.speaker", "peer.route != route and route not in peer.routes", "False",
-     "runtime/test_peer_table.py", "test_connection_belongs_to_one_process"),
+     "runtime/test_peer_table.py", "test_decode_may_use_two_connections"),
     ("deadlines are never armed", "H21", "the machine's next deadline gets no timer",
      "runtime/connector.py", "Connector._after_turn", 'self._reactor.at("machine", due, self._on_deadline)', "None",
      "runtime/test_attached.py", "test_deadline_releases"),
@@ -60,6 +63,13 @@ _ROWS = (
     ("any bootstrap host is contacted", "H30", "a host outside the allowed networks is contacted",
      "transport/address.py", "pick_allowed", "is_allowed(ip, networks)", "True",
      "transport/test_bootstrap.py", "test_only_allowed_networks_are_resolved"),
+    ("the floor is ignored", "H19", "an attempt whose tombstone has expired is new",
+     "protocol/prefill.py", "PrefillMachine._on_open", "self._tombstones.forgotten(frame.attempt)", "False",
+     "protocol/test_prefill_ends.py", "test_late_frame_of_forgotten_attempt_does_not_resurrect"),
+    ("the floor is off by one", "H19", "the attempt that was forgotten last is new",
+     "protocol/tombstones.py", "TombstoneTable.forgotten",
+     "attempt.number <= self._floor.get(attempt.decode, -1)", "attempt.number < self._floor.get(attempt.decode, -1)",
+     "protocol/test_prefill_ends.py", "test_late_frame_of_forgotten_attempt_does_not_resurrect"),
 )  # fmt: skip
 WIRING = {
     name: Mutant(name, hazard, why, file, function, old, new, (f"{_UNIT}/{test}", "-k", sign), sign)
