@@ -27,7 +27,7 @@ from pdpool_reference.request_body import (
 )
 from pdpool_reference.tokenizer import ChatTemplateError
 
-NO_MODEL = (None, "", "default", "unknown")
+NO_MODEL = ("", "default", "unknown")
 """Models of a body that names none: SGLang fills in "default", and sglang-router "unknown" for a chat."""
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for `/v1/completions`."""

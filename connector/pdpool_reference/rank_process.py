@@ -119,23 +119,9 @@ class Follower:
             os._exit(1)
 
     def _open(self, order: Open) -> None:
-        connector, room, rid, prompt, life = (
-            self._connector,
-            order.room,
-            order.request_id,
-            order.prompt,
-            order.deadline_s,
-        )
-        transfer: PrefillTransfer | DecodeTransfer
+        assert self._connector is not None, "a rank without a connector gets no requests"
         with self._opening:  # a change of the transfer's status finds its handle
-            match connector:
-                case PrefillConnector():
-                    transfer = connector.open(room, rid, prompt=prompt, deadline_s=life)
-                case DecodeConnector():
-                    assert order.prefill is not None, "rank 0 has opened at the same address"
-                    transfer = connector.open(order.prefill, room, rid, prompt=prompt, deadline_s=life)
-                case None:
-                    raise AssertionError("a rank without a connector gets no requests")
+            transfer = _opened(self._connector, order)
             self._transfers[order.handle] = transfer
             self._handles[transfer] = order.handle
 
@@ -158,11 +144,14 @@ class Follower:
         while self._changed.wait():
             self._changed.clear()
             with self._opening:
-                changed = [(self._handles[transfer], transfer.status) for transfer in connector.poll()]
-            for handle, status in changed:
+                changed = [(transfer, transfer.status) for transfer in connector.poll()]
+            for transfer, status in changed:
+                # None: its final status came between `poll` and the line above, and has been reported.
+                if (handle := self._handles.get(transfer)) is None:
+                    continue
                 self._send(Changed(handle, status))
                 if status.ended and status.releasable:
-                    del self._handles[self._transfers.pop(handle)]
+                    del self._handles[transfer], self._transfers[handle]
 
     @singledispatchmethod
     def _follow(self, order: object) -> None:
@@ -208,3 +197,11 @@ class Follower:
     def _(self, _order: Drain) -> None:
         assert self._connector is not None, "a rank without a connector is not drained"
         self._connector.drain()
+
+
+def _opened(connector: PrefillConnector | DecodeConnector, order: Open) -> PrefillTransfer | DecodeTransfer:
+    where = (order.room, order.request_id)
+    if isinstance(connector, PrefillConnector):
+        return connector.open(*where, prompt=order.prompt, deadline_s=order.deadline_s)
+    assert order.prefill is not None, "rank 0 has opened at the same address"
+    return connector.open(order.prefill, *where, prompt=order.prompt, deadline_s=order.deadline_s)

@@ -64,7 +64,8 @@ class RequestHandoffs:
         if (first := first_handoff(raw)) is None:
             return
         rid, handoff = first
-        with contextlib.suppress(ValueError):  # an address or id that the connector refuses reaches no other engine
+        # ValueError: the address or the id is wrong, so that no other engine has it. RuntimeError: this engine ends.
+        with contextlib.suppress(ValueError, RuntimeError):
             if (transfer := self._open(rid, handoff, REFUSAL_S)) is not None:
                 transfer.abort(message, cause)
 

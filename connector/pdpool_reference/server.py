@@ -37,6 +37,7 @@ LOADS_S = 2.0
 """The scheduler must answer /v1/loads within this time: old numbers would mislead."""
 
 Answer = TypeVar("Answer")
+Body = TypeVar("Body", ChatBody, CompletionBody, GenerateBody)
 
 
 class Api:
@@ -75,63 +76,61 @@ class Api:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
-        raw = await read_body(request)
-        with self._engine.handoffs.refusing(raw):
-            body = decode_body(raw, CompletionBody)
-            self._check_model(body.model)
-            job, transfers = await self._open(request, completion_job, body, request_id := new_request_id())
-        return await respond(
-            request, self._engine.scheduler, job, transfers, self._reply(CompletionReply, body, job, request_id)
-        )
+        request_id = new_request_id()
+        body, job, transfers = await self._open(request, CompletionBody, completion_job, request_id)
+        reply = self._reply(CompletionReply, body, job, request_id)
+        return await respond(request, self._engine.scheduler, job, transfers, reply)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
-        raw = await read_body(request)
-        with self._engine.handoffs.refusing(raw):
-            body = decode_body(raw, ChatBody)
-            self._check_model(body.model)
-            job, transfers = await self._open(request, chat_job, body, request_id := new_request_id())
-        return await respond(
-            request, self._engine.scheduler, job, transfers, self._reply(ChatReply, body, job, request_id)
-        )
+        request_id = new_request_id()
+        body, job, transfers = await self._open(request, ChatBody, chat_job, request_id)
+        reply = self._reply(ChatReply, body, job, request_id)
+        return await respond(request, self._engine.scheduler, job, transfers, reply)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """`POST /generate`."""
-        raw = await read_body(request)
-        with self._engine.handoffs.refusing(raw):
-            body = decode_body(raw, GenerateBody)
-            job, transfers = await self._open(request, generate_job, body, new_request_id())
+        body, job, transfers = await self._open(request, GenerateBody, generate_job, new_request_id())
         reply = GenerateReply(job.rids, batch=body.batch)
         return await respond(request, self._engine.scheduler, job, transfers, reply)
 
     async def _open(
-        self,
-        request: web.Request,
-        make: Callable[..., Job],
-        body: ChatBody | CompletionBody | GenerateBody,
-        request_id: str,
-    ) -> tuple[Job, Transfers]:
-        """Make a job, check it and open its hand-offs. Raises RequestError.
+        self, request: web.Request, shape: type[Body], make: Callable[..., Job], request_id: str
+    ) -> tuple[Body, Job, Transfers]:
+        """Read a request, check it and open its hand-offs; or refuse it, also to the other engine.
 
         Another thread makes the job: a long text would block every other request.
-        """
-        engine = self._engine
-        if engine.draining:
-            raise RequestError("the engine is draining; ask another one", status=503, code="draining")
-        try:
-            job = await asyncio.to_thread(
-                make, body, engine.tokenizer, engine.config.vocab, request_id, engine.max_tokens
-            )
-        except TextTooLongError as error:
-            here = room_of(engine.options.mode, engine.max_tokens)
-            raise TooLongError(f"prompt: {error}; {here}", param="prompt") from None
-        check_rooms(job, engine.options.mode)
-        check_length(job, engine.max_tokens, engine.options.mode)
-        return job, engine.handoffs.open(job, request.headers.get("traceparent"))
 
-    def _check_model(self, name: str | None) -> None:
+        Args:
+            request: the request.
+            shape: of its body.
+            make: makes the job.
+            request_id: for a body that names none.
+
+        Raises:
+            RequestError: the request is refused.
+        """
+        engine, raw = self._engine, await read_body(request)
+        with engine.handoffs.refusing(raw):
+            body = decode_body(raw, shape)
+            self._check_model(body)
+            if engine.draining:
+                raise RequestError("the engine is draining; ask another one", status=503, code="draining")
+            more = (engine.tokenizer, engine.config.vocab, request_id, engine.max_tokens)
+            try:
+                job = await asyncio.to_thread(make, body, *more)
+            except TextTooLongError as error:
+                here = room_of(engine.options.mode, engine.max_tokens)
+                raise TooLongError(f"prompt: {error}; {here}", param="prompt") from None
+            check_rooms(job, engine.options.mode)
+            check_length(job, engine.max_tokens, engine.options.mode)
+            return body, job, engine.handoffs.open(job, request.headers.get("traceparent"))
+
+    def _check_model(self, body: ChatBody | CompletionBody | GenerateBody) -> None:
+        """Refuse a request for another model. SGLang's `/generate` names none."""
+        name = None if isinstance(body, GenerateBody) else body.model
         served = self._engine.options.served_model_name
-        if name not in (*NO_MODEL, served):
+        if name is not None and name not in (*NO_MODEL, served):
             raise _model_not_found(name, served)
 
     def _reply(

@@ -228,4 +228,3 @@ class Engine:
         while not (drained := self.drained()) and time.monotonic() < deadline:  # noqa: ASYNC110 - see DRAIN_POLL_S
             await asyncio.sleep(DRAIN_POLL_S)
         return drained
-

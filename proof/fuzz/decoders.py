@@ -1,4 +1,4 @@
-"""Everything that reads what a stranger sent: it may refuse with its own error, and do nothing else."""
+"""Decoders of bytes from strangers: each may refuse them with its own error, and do nothing else."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ from proof.fuzz.samples import A, Fuzzed, sample_frames
 
 
 def frames() -> tuple[Fuzzed, Sequence[bytes]]:
-    """`frames.decode`: what it lets through can be encoded again, and means the same."""
+    """`frames.decode`: what it accepts can be encoded again, and means the same."""
     allowance = Allowance()
 
     def fuzz(data: bytes) -> None:
@@ -67,9 +67,9 @@ def memory() -> tuple[Fuzzed, Sequence[bytes]]:
 
 
 def json() -> tuple[Fuzzed, Sequence[bytes]]:
-    """Bodies of the bootstrap registry in both directions, and of the admin endpoint behind a gate that lets all in."""
+    """Bodies of the bootstrap registry in both directions, and of the admin endpoint behind a gate that admits all."""
     allowance = Allowance()
-    handlers = list(AdminEndpoint(_Nobody(), _Open()).handlers().values())  # type: ignore[arg-type] # as much as it asks
+    handlers = list(AdminEndpoint(_Connector(), _Open()).handlers().values())  # type: ignore[arg-type] # as much as it asks
     decoders: Sequence[msgspec.json.Decoder[Any]] = (
         bootstrap._infos,
         bootstrap._leases,
@@ -88,38 +88,20 @@ def json() -> tuple[Fuzzed, Sequence[bytes]]:
                 assert handle(Asked(data, "127.0.0.1", "Bearer x")).status in (200, 400, 422)
 
     proof = b'{"kind":"process_exited","pid":7,"seen_by":"kubelet"}'
-    bodies = [
-        b"{}",
-        b'{"room":7}',
-        b'{"older_than_s":600}',
-        b'{"incarnation":"%s","proofs":[%s]}' % (A.encode(), proof),
-    ]
-    return fuzz, [*bodies, b'{"protocol":[1,2],"ranks":[]}', b'{"lease_s":5.0}', b'{"error":"no","missing":[1]}']
+    bodies = [b"{}", b'{"incarnation":"%s","proofs":[%s]}' % (A.encode(), proof)]
+    return fuzz, [*bodies, b'{"protocol":[1,1],"ranks":[]}', b'{"lease_s":5.0}', b'{"error":"no","missing":[1]}']
 
 
 class _Open:
-    """A gate that lets everybody in: what is behind it is to be fuzzed."""
+    """A gate that admits every request: the code behind it is to be fuzzed."""
 
     def admit(self, authorization: str, operation: str) -> str:
         del authorization, operation
         return "fuzzer"
 
 
-class _Nobody:
+class _Connector:
     """Takes what the admin endpoint orders."""
-
-    def drain(self) -> None:
-        """Nothing to drain."""
 
     def fence(self, incarnation: str, *proofs: object) -> None:
         """Nothing to fence."""
-
-    def abort_room(self, room: int, message: str) -> int:
-        """Nothing to abort."""
-        del room, message
-        return 0
-
-    def purge(self, older_than_s: float, message: str) -> int:
-        """Nothing to purge."""
-        del older_than_s, message
-        return 0

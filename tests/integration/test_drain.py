@@ -86,6 +86,24 @@ def test_drain_waits_for_open_requests(prefill, engine, socket_path):
     assert engine.process.poll() is None, "a drain does not end the process"
 
 
+@pytest.mark.parametrize("drained", ["prefill", "decode"])
+def test_draining_engine_ends_the_other_half_at_once(drained, socket_path):
+    with Children() as children, ThreadPoolExecutor(1) as pool:
+        extra = {drained: ["--admin-socket", str(socket_path)]}
+        pair = [children.engine(mode, model_path="tiny", extra=extra.get(mode, ())) for mode in ("prefill", "decode")]
+        prefill = pair[0]
+        for first in (pair, pair[::-1]):
+            if first is pair:
+                assert drain(socket_path, "60").returncode == 0
+            begun, body = time.monotonic(), body_for(prefill, room=2 + (first is pair))
+            early = pool.submit(web.post, first[0].url + "/generate", json=body, timeout=60)
+            late = web.post(first[1].url + "/generate", json=body, timeout=60)
+            answers = [late, early.result()]
+            assert time.monotonic() - begun < 5.0
+            assert [answer.status_code for answer in answers] == [503, 503]
+            assert sorted(answer.json()["error"]["code"] for answer in answers) == ["draining", "refused"]
+
+
 def test_late_drain_fails(prefill, engine, socket_path):
     with taken(prefill, engine):
         done = drain(socket_path, "1")

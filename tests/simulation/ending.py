@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pdpool_connector.protocol.status import Cause, Phase
 
 from tests.simulation.common import require
-from tests.simulation.parts import Ask, Half, Process
+from tests.simulation.parts import Half, Process
 from tests.simulation.snapshot import containers
 from tests.simulation.world import DEADLINE_S, TIMEOUTS, World
 
@@ -66,15 +66,17 @@ def play_on(world: World, seconds: float) -> None:
 
 
 def epilogue(world: World) -> None:
-    """Frames of long ago arrive and harm nothing: each room takes new requests, and they get their own data."""
-    world.letters += [letter for letter in world.late if letter.target.alive]
+    """Frames of long ago arrive and harm nothing: the same requests come once more, and they get their data."""
+    late = [letter for letter in world.late if letter.target.alive]
+    attempts = {letter.frame.attempt for letter in late}
+    again = {world.everyone[attempt.decode].halves[attempt.number].ask for attempt in attempts}
     world.late.clear()
-    places = sorted({(ask.prefill, ask.decode, ask.room) for ask in world.asks})
+    world.letters += late
     fresh = 1000
-    for number, (prefill, decode, room) in enumerate(places, fresh):
-        ranks = [*world.ranks_of(prefill), *world.ranks_of(decode)]
+    for number, ask in enumerate(sorted(again), fresh):
+        ranks = [*world.ranks_of(ask.prefill), *world.ranks_of(ask.decode)]
         if not any(process.machine.draining for process in ranks):
-            world.ask(Ask(number, prefill, decode, room, number, 0))
+            world.ask(ask._replace(tag=number))
     play_on(world, SETTLE_S)
     for process, half in halves(world):
         if half.ask.tag >= fresh:

@@ -3,7 +3,6 @@
 from typing import Any
 
 from pdpool_connector.protocol.events import Effect, Event
-from pdpool_connector.protocol.states import TransitionError
 from pdpool_connector.protocol.timeouts import Timeouts
 
 from tests.simulation.common import Machines, ViolationError
@@ -54,7 +53,7 @@ class Numbered:
             machine = copied(self._machines[number])
             try:
                 effects = machine.handle(event, machine._now + after)
-            except (TransitionError, LookupError) as error:
+            except Exception as error:
                 raise ViolationError(f"the machine raised {error!r} on {event}") from error
             self._moves[key] = (self._number(machine), tuple(effects))
         return self._moves[key]

@@ -180,10 +180,11 @@ class RandomWorld(RuleBasedStateMachine):
         if letter := self._letter(one):
             self.happens("double", lambda: self.world.deliver(letter, again=True))
 
-    def _linger(self, one: int, _: int) -> None:
-        """A copy of a frame arrives long after everything has ended."""
-        if letter := self._letter(one):
-            self.happens("linger", lambda: self.world.late.append(letter))
+    def _linger(self, _: int, __: int) -> None:
+        """Copies of frames, about attempts that their receivers know, arrive long after everything has ended."""
+        letters = [letter for letter in self.world.letters if letter.target.machine.find(letter.frame.attempt)]
+        if letters:
+            self.happens("linger", lambda: self.world.late.extend(letters[:3]))
 
     def _forge(self, one: int, other: int) -> None:
         """A process that has no part in it sends a frame, or prefill's own process mixes up the room."""

@@ -35,7 +35,6 @@ from pdpool_connector.protocol.events import (
     WriteResult,
 )
 from pdpool_connector.protocol.frames import VERSION_MAX, AttemptFrame, Offer, decode, encode
-from pdpool_connector.protocol.states import TransitionError
 from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
 from pdpool_connector.protocol.timeouts import Timeouts
 
@@ -162,7 +161,7 @@ class World:
             return changed
         try:
             effects = process.machine.handle(event, self.now)
-        except (TransitionError, LookupError) as error:
+        except Exception as error:
             raise ViolationError(f"the machine of {process.slot} raised {error!r} on {event}") from error
         for effect in effects:
             match effect:
@@ -351,6 +350,7 @@ class World:
             # Prefill has one connection to a peer: frames that were sent on it arrive no more.
             sent = [one for one in self.letters if one.target is here and one.frame.sender == there.incarnation]
             self.letters = [letter for letter in self.letters if letter not in sent]
+            self.late = [one for one in self.late if one.target is not here or one.frame.sender != there.incarnation]
         self._befall(here, there, PeerLost(there.incarnation, "simulated"))
 
     def _befall(self, here: Process, there: Process, event: Event) -> None:

@@ -280,7 +280,7 @@ class PairPlan:
             plan = self._state[items.pool].plan
             parts.append(plan.runs(items.local, items.remote, _span(plan, items.span)))
         if chunk.aux:
-            rows, aux = np.array(chunk.aux, np.int64), self._aux.plan
+            rows, aux = np.array(chunk.aux, np.int32), self._aux.plan
             parts.append(aux.runs(rows[:, 0], rows[:, 1], (0, aux.regions)))
         if len(parts) == 1:
             return parts[0]

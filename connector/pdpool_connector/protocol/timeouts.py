@@ -99,9 +99,7 @@ class Timeouts:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            kind, what = (
-                ((int,), "an int") if name.startswith(("max_", "keepalive_")) else ((int, float), "a number")
-            )
+            kind, what = ((int,), "an int") if name.startswith(("max_", "keepalive_")) else ((int, float), "a number")
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise ValueError(f"{name}={value!r} is of type {type(value).__name__}: give {what}")  # noqa: TRY004
             if not value > 0:

@@ -11,7 +11,7 @@ import zmq
 from prometheus_client import CollectorRegistry
 
 from pdpool_connector.backends.base import TransferBackend
-from pdpool_connector.layout.checksum import PageSums
+from pdpool_connector.layout.checksum import CopyPages, PageSums
 from pdpool_connector.layout.memory import KVMemory, LayoutError, decode_remote
 from pdpool_connector.layout.pairing import pair
 from pdpool_connector.protocol import frames as f
@@ -73,6 +73,7 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         registry: CollectorRegistry | None = None,
         *,
         running: Running = no_requests,
+        copy_pages: CopyPages | None = None,
         backend: TransferBackend | None = None,
         identity: Identity | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -89,7 +90,7 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         self._notices: set[MisfitNotice] = set()
         self._guard = PageGuard([pool.name for pool in memory.state])
         self._client = BootstrapClient(config.allowed_networks)
-        sums = PageSums(memory)
+        sums = PageSums(memory, copy_pages)
         self._verifier = ChecksumVerifier(
             sums.whole if sums.possible else None, self._driver.drive, self._reactor.post, config.checksum_rate
         )

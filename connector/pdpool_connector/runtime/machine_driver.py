@@ -92,6 +92,7 @@ class MachineDriver:
             return self._give_up_after_fault(event)
         if self._flight is not None:
             self._flight.note(event, now, effects, self._machine.fired)
+        self._machine.fired = []  # it would keep ended hand-offs alive until the next tick
         return effects
 
     def _give_up_after_fault(self, event: Event) -> list[Effect]:

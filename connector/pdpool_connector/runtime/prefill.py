@@ -9,7 +9,7 @@ from typing import SupportsIndex
 from prometheus_client import CollectorRegistry
 
 from pdpool_connector.backends.base import TransferBackend
-from pdpool_connector.layout.checksum import PageSums
+from pdpool_connector.layout.checksum import CopyPages, PageSums
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.staging import SLOT_BYTES, Reservation, Staging
 from pdpool_connector.protocol import frames as f
@@ -54,6 +54,8 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
             of yours (`open`, `send`, `abort`). It must only wake the scheduler.
         registry: Takes the `pdpool_connector_*` metrics.
         running: Says how many requests the engine has under way, for the drain through the admin socket.
+        copy_pages: Copies pages of one region of a device to the host, for checksums; called in threads of the
+            connector. Without it pages of a device have no checksums.
         backend, identity, clock: Parts that tests replace; None or the default for the usual ones.
 
     Raises:
@@ -71,6 +73,7 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
         registry: CollectorRegistry | None = None,
         *,
         running: Running = no_requests,
+        copy_pages: CopyPages | None = None,
         backend: TransferBackend | None = None,
         identity: Identity | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -79,7 +82,8 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
             raise ValueError(f"registry is missing: rank {config.rank} has to register at that of rank 0")
         parts = make_parts("prefill", config, backend, identity, clock)
         machine = PrefillMachine(parts.identity.incarnation, config.timeouts)
-        staged = config.staging_bytes and parts.backend.stages
+        # The CPU gathers pages, and never touches the memory of a device.
+        staged = config.staging_bytes and parts.backend.stages and not memory.on_device
         super().__init__(
             config,
             memory,
@@ -90,7 +94,7 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
             running=running,
             staging=Staging(config.staging_bytes // SLOT_BYTES) if staged else None,
         )
-        self._sums = PageSums(memory)
+        self._sums = PageSums(memory, copy_pages)
         self._writes: dict[f.AttemptId, set[int]] = {}
         """Writes under way of each attempt."""
         self._ready_queue = ReadyQueue(self._post, config.timeouts.ready_poll_s)

@@ -8,7 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from pdpool_connector.layout import pool
+from pdpool_connector.layout.checksum import MASK, PageSums
 from pdpool_connector.layout.memory import LayerHeads, LayoutError, Region, share_of_heads
+from pdpool_connector.layout.pairing import pair, shard_model
 from pdpool_connector.layout.plan import Chunk, PairPlan, StateItems, joined
 from pdpool_connector.layout.pool import MAX_CHUNK_BYTES, MAX_CHUNK_DESCRIPTORS
 
@@ -252,6 +254,41 @@ def test_every_cell_of_every_decode_rank_comes_from_exactly_one_prefill_rank(pre
                 start = region.address - target.base + page * region.item_bytes
                 cells[start : start + region.item_bytes] = 1
         assert np.array_equal(written, cells)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("draft", [1, 2, 4, 8])
+@pytest.mark.parametrize("tps", [(1, 4), (4, 1), (2, 8), (8, 2), (8, 8), (4, 2)])
+def test_each_head_of_a_draft_model_comes_from_exactly_one_rank(tps, draft, layout):
+    prefill, decode = (shard_model([2], 8, tp=tp) for tp in tps)
+    chunk = Chunk(ids(4, 0), ids(1, 2))
+    sources, targets = (
+        [rank_with_draft(shard, draft, layout, seed) for seed, shard in enumerate(side)] for side in (prefill, decode)
+    )
+    for target, writers in zip(targets, pair(prefill, decode), strict=True):
+        written, sums = np.zeros(len(target.space), np.int64), 0
+        for writer in writers:
+            if not writer.kv:
+                continue
+            source = sources[writer.rank]
+            plan = PairPlan(source.memory, target.memory)
+            runs = plan.runs(chunk)
+            target.space[:] = apply_runs(source, target, runs)
+            sums += PageSums(source.memory).of_chunk(target.memory)(chunk)
+            for start, count in zip(runs.remote.tolist(), runs.nbytes.tolist(), strict=True):
+                written[start - target.base : start - target.base + count] += 1
+        for region in target.memory.kv:
+            start = region.address - target.base + region.item_bytes
+            assert (written[start : start + 2 * region.item_bytes] == 1).all()
+        assert written.sum() == 2 * target.memory.page_bytes
+        assert sums & MASK == PageSums(target.memory).whole([1, 2])
+
+
+def rank_with_draft(shard, draft, layout, seed):
+    """A rank of a model whose second layer is a draft model's, with `draft` heads of another size."""
+    first, count = shard.heads_of(draft)
+    own = LayerHeads(shard.kv_heads, 1, shard.first_head, shard.total_heads), LayerHeads(count, 3, first, draft)
+    return Rank(heads=own, layout=layout, head_bytes=(4, 4), seed=seed, **shard.geometry)
 
 
 def test_memories_with_nothing_in_common_exchange_aux_rows_only():

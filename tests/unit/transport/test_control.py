@@ -81,6 +81,14 @@ def heard(end: ControlServer | ControlLink, count: int) -> list:
     return frames
 
 
+def test_malformed_message_is_dropped(server, links) -> None:
+    links[0].socket.send(b"no frame")
+    links[0].send(query(7))
+    links[0]._flush()
+    assert [one.frame.attempt.number for one in heard(server, 1)] == [7]
+    assert server._drops.counts() == {"malformed": 1}
+
+
 @pytest.mark.parametrize("poison", [goodbye("\ud800"), query(2**64), query(np.int64(1))])
 def test_unencodable_frame_spoils_no_other(server, links, poison) -> None:
     for number, link in enumerate(links):
