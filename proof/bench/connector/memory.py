@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.memory import KVMemory
 
-AUX_ROWS, AUX_BYTES = 256, 256
+AUX_BYTES = 256
 
 
 @dataclass(frozen=True)
 class Shape:
-    """`pages` pages over `layers` layers, each `item_bytes` in K and as many in V of every layer."""
+    """`pages` pages over `layers` layers, each `item_bytes` in K and as many in V of every layer; as many aux rows."""
 
     layers: int
     item_bytes: int
@@ -30,7 +30,7 @@ class Shape:
         size = self.item_bytes * self.pages
         return KVMemory(
             kv=tuple(arena.region(index * size, self.item_bytes, self.pages) for index in range(2 * self.layers)),
-            aux=(arena.region(2 * self.layers * size, AUX_BYTES, AUX_ROWS),),
+            aux=(arena.region(2 * self.layers * size, AUX_BYTES, self.pages),),
             page_tokens=16,
             layers=self.layers,
             kv_heads=1,
@@ -42,7 +42,7 @@ class Shape:
     @property
     def nbytes(self) -> int:
         """Bytes of the arena that holds it."""
-        return self.pages * self.page_bytes + AUX_ROWS * AUX_BYTES
+        return self.pages * (self.page_bytes + AUX_BYTES)
 
 
 def places(shape: Shape, each: int, slots: int, *, scattered: bool, seed: int) -> list[NDArray[np.int32]]:

@@ -111,7 +111,7 @@ class Side:
                 transfer = self.connector.open(room, f"idle-{room}")
             else:
                 transfer = self.connector.open(prefill, room, f"idle-{room}")
-                transfer.offer(own, aux_slot=0)
+                transfer.offer(own, aux_slot=own[0])
             self.idle.append((transfer, own))
         if self.setup.role == "prefill":
             self._until(lambda status: status.phase is not Phase.WAITING)
