@@ -1,5 +1,4 @@
-"""`make hazards`: what goes wrong in SGLang's hand-off, tried on ours, on real processes and data planes.
+"""`make hazards`: known faults of prefill/decode systems, provoked here on real processes and transfer backends.
 
-The hazards H1-H37 are those of a catalogue made by reading and breaking SGLang 0.5.23; each scenario is named after
-what goes wrong there, brings that situation about, and observes that it does not happen here.
+docs/hazards.md lists them, H1 to H37. Each scenario brings the situation about and checks that the fault is absent.
 """

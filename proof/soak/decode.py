@@ -16,8 +16,8 @@ from proof.soak.pool import Lease, Pool
 from proof.soak.process import REPORT_S, Process, Report, Request, rows, started
 
 ROOMS = 48
-"""Few for each pair of processes: a room is used again as soon as both sides have reported its last end, whether or not
-that hand-off still quiesces."""
+"""Few for each pair of processes, so that rooms are used again soon. A room is free once both sides have reported the
+end of its hand-off, also while that one still quiesces."""
 IN_ROOM = 2
 """Hand-offs at a time in one room, of different prompts."""
 SIZES = (1, 2, 8, 24, 48, 96)

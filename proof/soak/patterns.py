@@ -1,6 +1,6 @@
-"""What pages hold: words that tell whose they are, so that a byte out of place names itself.
+"""What pages hold: words that name their owner, so that a byte out of place shows where it is from.
 
-Memory is looked at as uint64 words of shape (regions, pages, words of one item). Every item of a page is filled with
+Memory is read as uint64 words of shape (regions, pages, words of one item). Every item of a page is filled with
 one word. That of a request's page is drawn from (owner, logical page, region), that of a free page from (side, page,
 region). The draw mixes all bits, so that two patterns agree in a byte by chance only (1 in 256).
 """

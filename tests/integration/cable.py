@@ -1,4 +1,4 @@
-"""A connection between two connectors that tests can cut, both ways or one, and what is asked over HTTP."""
+"""A connection between two connectors that tests can cut, both ways or one, and requests over HTTP."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ def ask(address: str, path: str) -> dict:
 
 
 def registered(bootstrap: str, within_s: float = 30.0):
-    """What the registry says once all ranks are there."""
+    """The registry's answer once all ranks are there."""
     deadline = time.monotonic() + within_s
     while True:
         try:
@@ -35,8 +35,8 @@ def registered(bootstrap: str, within_s: float = 30.0):
 class Cable:
     """A TCP connection to a prefill's control port that can be cut, and the bootstrap registry that leads to it.
 
-    `deafen` cuts it in one direction: as when a network loses all packets of one side, nobody is told, and what was
-    sent meanwhile comes late.
+    `deafen` cuts it in one direction, as when a network loses all packets of one side. Neither side learns of it, and
+    what was sent meanwhile comes late.
     """
 
     def __init__(self, prefill: Side) -> None:
@@ -68,7 +68,7 @@ class Cable:
                 continue
             try:
                 far = socket.create_connection(self.target)
-            except OSError:  # the prefill has gone, and so does who calls it
+            except OSError:  # the prefill has gone: end the connection to it
                 near.close()
                 continue
             self.sockets += [near, far]
@@ -89,7 +89,7 @@ class Cable:
         self._hears[side].clear()
 
     def heal(self) -> None:
-        """Both sides hear each other, and what they have missed."""
+        """Both directions work; each side gets what it has missed."""
         for heard in self._hears.values():
             heard.set()
 

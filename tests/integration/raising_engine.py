@@ -1,6 +1,6 @@
-"""An engine that works until it is told to fail, and then ends by an exception, with its connector open and busy.
+"""An engine that works until a line comes, and then ends by an exception, with its connector open and busy.
 
-Its arguments are its role, its data plane and, for decode, prefill's bootstrap address.
+Its arguments are its role, its transfer backend and, for decode, prefill's bootstrap address.
 """
 
 import select

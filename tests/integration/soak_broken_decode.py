@@ -1,7 +1,7 @@
-"""The soak's decode process with a safety mechanism taken out, to see that the soak notices.
+"""The soak's decode process without one of its safety mechanisms: the soak must notice.
 
-`PDPOOL_BREAK` names which: `release` gives pages back when a hand-off ends, whatever is still on its way to them, as
-an engine does that frees on abort; `keep` forgets to forget what has ended.
+`PDPOOL_BREAK` names the mechanism. `release`: pages are given back when a hand-off ends, while writes to them are on
+their way, as by an engine that frees on abort. `keep`: ended hand-offs stay in the table.
 """
 
 import os

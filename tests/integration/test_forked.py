@@ -1,4 +1,4 @@
-"""The processes of tests: who asks for one gets its own, whatever became of the one that was asked for before."""
+"""A process that a test asks for is its own, also when the one before came too late."""
 
 import functools
 import os
