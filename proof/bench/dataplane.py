@@ -91,7 +91,7 @@ def memory_of(shape: Shape, arena: HostArena) -> KVMemory:
 
 
 class Side:
-    """What one process does when told over its pipe: (method, arguments) in, (seconds or whatever) out."""
+    """One process: (method, arguments) arrive over its pipe, the result goes back."""
 
     def __init__(self, plane: str, shape: Shape, *, target: bool) -> None:
         backend, env = PLANES[plane]

@@ -47,7 +47,7 @@ class Shape:
 
 
 class Side:
-    """What one process does when told over its pipe."""
+    """One process; it gets its orders over a pipe."""
 
     def __init__(self, plane: str, shape: Shape, *, target: bool) -> None:
         backend, env = PLANES[plane]

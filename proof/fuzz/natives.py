@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the names are the packages' own
-"""Stand-ins for what is native in the backends: they know whom they were told of, and move nothing."""
+"""Stand-ins for the native parts of the backends: they keep the peers that they were given, and move nothing."""
 
 import ctypes
 import os
@@ -22,7 +22,7 @@ class NativeError(Exception):
 
 
 class Described(msgspec.Struct, frozen=True, array_like=True):
-    """MORI's description of an backend, or of a memory of its."""
+    """MORI's description of a backend, or of a memory of its."""
 
     engine_key: str
     data: int = 0
@@ -30,7 +30,7 @@ class Described(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def key(self) -> str:
-        """An backend's name."""
+        """A backend's name."""
         return self.engine_key
 
     def pack(self) -> bytes:
@@ -44,7 +44,7 @@ class Described(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Native:
-    """What all of them are asked for. `known`: whom it was told of, and by what."""
+    """The calls of all of them. `known`: the peers that it was given, with their descriptions."""
 
     def __init__(self, name: str = "", *_: object) -> None:
         self.name, self.known = name, dict[str, bytes]()
@@ -53,7 +53,7 @@ class Native:
         self.writable: set[int] = set()
         self._reached = True
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever is asked for and moves nothing
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any call that moves nothing
         return lambda *_: 0
 
     # NIXL
@@ -70,7 +70,7 @@ class Native:
         return name
 
     def invalidateRemoteMD(self, name: str) -> None:
-        """Refuses whom it does not know."""
+        """Refuses an unknown peer."""
         if self.known.pop(name, None) is None:
             raise NativeError(f"{name} is not known")
 
@@ -117,8 +117,8 @@ class Native:
         return 1
 
     def batch_transfer_async_write(self, _: str, __: list[int], remote: list[int], ___: list[int]) -> int:
-        """Writes to peers that have said who they are, and nowhere else."""
-        assert set(remote) <= self.writable, f"{remote} is written to, and nobody has been recognised there"
+        """Writes to peers whose identity was read, and nowhere else."""
+        assert set(remote) <= self.writable, f"{remote} is written to, and no identity was read there"
         return 1
 
     def transfer_check_status(self, _: int) -> int:

@@ -1,4 +1,4 @@
-"""What a peer says to the data planes: the descriptor in its `Hello`, and its answer at Mooncake's door."""
+"""Input of a peer to the transfer backends: the descriptor in its `Hello`, and its answer to Mooncake's probe."""
 
 import contextlib
 import hashlib
@@ -27,7 +27,7 @@ from proof.fuzz.samples import A, B, Fuzzed
 
 PAGES, PAGE_BYTES = 4, 64
 ME = "c" * 32
-ENGINES: dict[str, Callable[[str], TransferBackend]] = {
+BACKENDS: dict[str, Callable[[str], TransferBackend]] = {
     "local": lambda _: LocalBackend(),
     "nixl": lambda name: NixlBackend(name, target=True),
     "mooncake": lambda name: MooncakeBackend(name, host=HOST),
@@ -38,7 +38,7 @@ MAX_PORT = 65535
 CLOSED, SILENT, BROKEN, ENDLESS = range(4)
 """How an answer ends."""
 MOST_ANSWER_BYTES = 8192
-"""What may be read of an answer at the door; a real one has some ten bytes."""
+"""Most bytes that may be read of an answer to the probe; a real one has some ten."""
 
 
 class _Where(msgspec.Struct):
@@ -46,7 +46,7 @@ class _Where(msgspec.Struct):
 
 
 class _Who(msgspec.Struct):
-    """Who a peer says it is, in the one of these that its backend has."""
+    """The identity of a peer, in the one of these fields that its backend has."""
 
     metadata: bytes = b""
     backend: bytes = b""
@@ -54,13 +54,13 @@ class _Who(msgspec.Struct):
 
 
 class Paired:
-    """One backend with an honest peer A, that is told of a peer B by whatever an input says."""
+    """One backend with an honest peer A; each input describes a peer B."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._arenas = [HostArena(3 * PAGES * PAGE_BYTES) for _ in (ME, A, B)]
         with standing_in():
-            self.backend, *others = (ENGINES[kind](name) for name in (ME, A, B))
+            self.backend, *others = (BACKENDS[kind](name) for name in (ME, A, B))
         ours, *theirs = (_memory(arena) for arena in self._arenas)
         self.backend.register(ours)
         self.honest = [
@@ -68,7 +68,7 @@ class Paired:
             for other, memory in zip(others, theirs, strict=True)
         ]
         scratch = [self._scratch(remote.descriptor) for remote in self.honest]
-        # What stands in; for an backend that has nothing to be told, one that nobody asks.
+        # The stand-in; for a backend without one, one that is not used.
         native = Native()
         if isinstance(self.backend, MooncakeBackend):
             native = self.backend._session._native
@@ -82,22 +82,22 @@ class Paired:
             assert self.connect(self.honest[1])
 
     def _scratch(self, descriptor: bytes) -> int:
-        """The address that a descriptor of NIXL's or Mooncake's tells, otherwise 0."""
+        """The scratch address in a descriptor of NIXL's or Mooncake's, otherwise 0."""
         return msgspec.msgpack.decode(descriptor, type=_Where).scratch if self.kind in ("nixl", "mooncake") else 0
 
     def lies(self) -> list[RemoteMemory]:
-        """What B may not say: that it has A's memory, is A, or is where nothing is."""
+        """Descriptions that B must not get through with: A's memory, A's identity, an address without memory."""
         one, other = self.honest
-        told = msgspec.msgpack.decode(other.descriptor)
+        described = msgspec.msgpack.decode(other.descriptor)
         if self.kind == "mori":
-            *memories, last = told["memories"]
+            *memories, last = described["memories"]
             small = msgspec.structs.replace(Described.unpack(last), size=8)
-            told |= {"memories": [*memories, small.pack()], "scratch": [small.data, 8, 1]}
+            described |= {"memories": [*memories, small.pack()], "scratch": [small.data, 8, 1]}
         elif self.kind in ("nixl", "mooncake"):
-            told["scratch"] += LINE
-        lost = msgspec.msgpack.encode(told)
+            described["scratch"] += LINE
+        lost = msgspec.msgpack.encode(described)
         replace = msgspec.structs.replace
-        # Who it is comes first in every descriptor.
+        # The identity is the first field of every descriptor.
         first = next(iter(msgspec.msgpack.decode(one.descriptor).items()))
         mixed = dict([*msgspec.msgpack.decode(other.descriptor).items(), first])
         return [
@@ -108,11 +108,11 @@ class Paired:
         ]
 
     def check_honest(self, remote: RemoteMemory) -> None:
-        """B was let in: it has said who and where it is."""
+        """B was connected: check that its identity and its address are B's."""
         if self.kind == "local":
-            told = msgspec.msgpack.decode(remote.descriptor, type=ArenaLocation)
-            end = told.address + told.nbytes
-            assert all(told.address <= one.address and one.end <= end for one in remote.memory.regions)
+            described = msgspec.msgpack.decode(remote.descriptor, type=ArenaLocation)
+            end = described.address + described.nbytes
+            assert all(described.address <= one.address and one.end <= end for one in remote.memory.regions)
         elif self.kind == "mooncake":
             assert self._scratch(remote.descriptor) == self._scratch(self.honest[1].descriptor)
         else:
@@ -120,7 +120,7 @@ class Paired:
             assert B in str(who), f"B was let in as {who!r}"
 
     def connect(self, remote: RemoteMemory) -> bool:
-        """Whether B is let in; it is gone again in either case, and A is as before."""
+        """Whether B is connected. It is disconnected again in either case, and A is as before."""
         held = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - `iterdir` costs three times as much
         try:
             self.backend.connect(B, remote)
@@ -154,7 +154,7 @@ def descriptors() -> tuple[Fuzzed, Sequence[bytes]]:
     """`TransferBackend.connect`. The first byte chooses the backend, and whether the whole memory of the peer or
     only its descriptor follows."""
     allowance = Allowance()
-    pairs = [Paired(kind) for kind in ENGINES]
+    pairs = [Paired(kind) for kind in BACKENDS]
 
     def fuzz(data: bytes) -> None:
         if not data:
@@ -162,10 +162,10 @@ def descriptors() -> tuple[Fuzzed, Sequence[bytes]]:
         pair, whole = pairs[data[0] % len(pairs)], data[0] >= len(pairs)
         with allowance.for_input(data), _door_open():
             try:
-                remote = decode_remote(data[1:]) if whole else _told(pair, data[1:])
+                remote = decode_remote(data[1:]) if whole else _described(pair, data[1:])
             except LayoutError:
                 return
-            assert pair.connect(remote) or pair.connect(pair.honest[1]), "who was refused may not come back"
+            assert pair.connect(remote) or pair.connect(pair.honest[1]), "a peer that was refused cannot connect later"
 
     seeds = []
     for index, pair in enumerate(pairs):
@@ -174,7 +174,7 @@ def descriptors() -> tuple[Fuzzed, Sequence[bytes]]:
     return fuzz, seeds
 
 
-def _told(pair: Paired, descriptor: bytes) -> RemoteMemory:
+def _described(pair: Paired, descriptor: bytes) -> RemoteMemory:
     return RemoteMemory(backend=pair.kind, memory=pair.honest[1].memory, descriptor=descriptor)
 
 
@@ -204,12 +204,12 @@ def _memory(arena: HostArena) -> KVMemory:
 
 
 class _Door:
-    """A connection over which an input is said, in pieces of its choice, and how it ends."""
+    """A connection that returns an input, in pieces of its choice, and ends as it says."""
 
     def __init__(self, data: Bytes) -> None:
         self._end, self._piece = data.below(4), data.below(64) + 1
         self._data = data
-        self.said = b""
+        self.sent = b""
         self.wanted: bool | None = False
 
     def __enter__(self) -> "_Door":
@@ -223,7 +223,7 @@ class _Door:
         assert 0 < seconds <= 1
 
     def sendall(self, message: bytes) -> None:
-        """The greeting is as it is, whatever the session."""
+        """Check the request; it is the same for every session."""
         assert message == (4).to_bytes(8, "little") + b"\3{}\n"
 
     def recv(self, most: int) -> bytes:
@@ -231,15 +231,15 @@ class _Door:
         piece = self._data.take(min(self._piece, most))
         if not piece and self._end == ENDLESS:
             piece = b"x" * most
-        self.said += piece
-        assert len(self.said) <= MOST_ANSWER_BYTES
+        self.sent += piece
+        assert len(self.sent) <= MOST_ANSWER_BYTES
         if not piece and self._end == SILENT:
             self.wanted = None
             raise TimeoutError
         if not piece and self._end == BROKEN:
             self.wanted = False
             raise ConnectionResetError
-        self.wanted = self.said[8:9] == b"\3"
+        self.wanted = self.sent[8:9] == b"\3"
         return piece
 
 
@@ -252,8 +252,8 @@ def door() -> tuple[Fuzzed, Sequence[bytes]]:
         doors.clear()
         rest = Bytes(data)
         try:
-            told = {"session": rest.take(rest.below(64)).decode(), "scratch": 4096}
-            session = msgspec.convert(told, mooncake._Descriptor).session
+            described = {"session": rest.take(rest.below(64)).decode(), "scratch": 4096}
+            session = msgspec.convert(described, mooncake._Descriptor).session
         except (UnicodeDecodeError, msgspec.ValidationError):
             return
 
@@ -261,7 +261,7 @@ def door() -> tuple[Fuzzed, Sequence[bytes]]:
             assert 0 < seconds <= 1
             if address[1] > MAX_PORT:
                 raise OverflowError("port must be 0-65535")
-            with contextlib.suppress(socket.gaierror):  # a name, and nobody is asked for its address here
+            with contextlib.suppress(socket.gaierror):  # a name, and names are not resolved here
                 socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
             doors.append(_Door(rest))
             return doors[-1]

@@ -177,7 +177,7 @@ def test_close_leaves_no_descriptor_and_no_thread(plane):
             assert initiator.call("close") == {}
             initiator.arena.close()
             used.append(holdings(initiator))
-            # What libraries open once on first use stays; what an backend opened does not.
+            # What libraries open once on first use stays; what a backend opened does not.
             comes_down(initiator, (used[min(attempt, 1)][0], used[0][1]))
         assert initiator.end() == 0
 

@@ -129,7 +129,7 @@ class AscendBackend:
             code = self._native.batch_transfer_sync_write(
                 state.session, runs.local.tolist(), runs.remote.tolist(), runs.nbytes.tolist()
             )
-        except Exception as error:  # noqa: BLE001 - whatever the binding raises, bytes may be under way
+        except Exception as error:  # noqa: BLE001 - any error of the binding may leave bytes under way
             state.broken = f"{type(error).__name__}: {error}"
             return Finished(Poll.FAILED_UNSETTLED, state.broken)
         if code != 0:

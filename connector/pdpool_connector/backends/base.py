@@ -151,7 +151,7 @@ class PromptBackend(TransferBackend, Protocol):
     """A backend that can start small transfers without waiting."""
 
     def submit_at_once(self, peer: str, chunk: Chunk) -> Handle | None:
-        """As `submit` for a chunk of a few KiB, but never blocks, whatever the peer or other threads do.
+        """As `submit` for a chunk of a few KiB, but never blocks, not even on a frozen peer or a busy thread.
 
         Returns None, and has started nothing, where it would have to wait. The handle may be PENDING.
         """

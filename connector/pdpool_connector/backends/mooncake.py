@@ -63,7 +63,7 @@ _ZEROS: Final = 64
 
 
 class _Descriptor(msgspec.Struct, frozen=True):
-    """What `register` tells peers: where we answer, and the address of a line with our identity, before a blank one."""
+    """What peers get from `register`: our session, and the address of a line with our identity, before a blank one."""
 
     session: Session
     scratch: Annotated[int, msgspec.Meta(ge=1, le=MAX_ADDRESS - 2 * _LINE)]
@@ -260,7 +260,7 @@ class MooncakeBackend:
         late = PeerUnreachableError(f"peer {peer} did not answer within {self._connect_timeout_s} s")
         answered = answers(state.session, self._connect_timeout_s)
         if not answered:
-            raise PeerUnreachableError(f"nobody answers at {state.session}") if answered is False else late
+            raise PeerUnreachableError(f"no process answers at {state.session}") if answered is False else late
         landing = self._land()
         address = landing.ctypes.data
         transfer: _Transfer | None = None

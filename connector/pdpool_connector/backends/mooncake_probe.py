@@ -1,8 +1,8 @@
-"""The port at which a Mooncake process is greeted: asked by our own hands, because Mooncake's own waits for 60 s.
+"""A probe of the port on which a Mooncake process listens. Mooncake's own request to that port waits for 60 s.
 
-What is said there (`transfer_metadata_plugin.cpp` and `common.h` of Mooncake 0.3.13, seen to be so on the wire): a
-length as 8 bytes, little endian, then that many bytes, of which the first is the kind and the rest is JSON. Whoever is
-asked answers in the same form, closes its side and waits for us to close ours.
+The format is that of Mooncake 0.3.13 (`transfer_metadata_plugin.cpp`, `common.h`; checked on the wire): a length as 8
+bytes, little endian, then as many bytes. The first is the kind, the rest is JSON. The answer has the same form. The
+process then closes its side and waits for us to close ours.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _ANSWER_BYTES: Final = 4096
 def answers(session: str, timeout_s: float) -> bool | None:
     """Whether the process at `session` (host:port) answers; None if there was only silence for `timeout_s`.
 
-    False means that nobody listens there, or that it is not Mooncake who does.
+    False means that no process listens there, or that it is not Mooncake.
     """
     deadline = time.monotonic() + timeout_s
     message = bytes([_PROBE]) + _QUESTION
-    said = b""
+    answer = b""
     try:
         with socket.create_connection(_address(session), timeout_s) as door:
             door.settimeout(max(deadline - time.monotonic(), 1e-3))
             door.sendall(len(message).to_bytes(_LENGTH_BYTES, "little") + message)
             # To the end: closed with bytes unread, the connection would fail for the other side.
-            while len(said) < _ANSWER_BYTES and (piece := door.recv(_ANSWER_BYTES)):
-                said += piece
+            while len(answer) < _ANSWER_BYTES and (piece := door.recv(_ANSWER_BYTES)):
+                answer += piece
                 door.settimeout(max(deadline - time.monotonic(), 1e-3))
     except TimeoutError:
         return None
-    except (OSError, ValueError, OverflowError):  # the peer has told the session: it may be none that can be called
+    except (OSError, ValueError, OverflowError):  # the session is the peer's text, and may be no address
         return False
-    return said[_LENGTH_BYTES : _LENGTH_BYTES + 1] == bytes([_PROBE])
+    return answer[_LENGTH_BYTES : _LENGTH_BYTES + 1] == bytes([_PROBE])
 
 
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ def bounded(session: str, timeout_s: float) -> Iterator[None]:
 
 
 def _cut(session: str) -> None:
-    """Shut down every connection of this process that leads to `session`, whoever in the process has opened it."""
+    """Shut down every connection of this process to `session`, also those that Mooncake opened."""
     host, port = _address(session)
     wanted = {entry[4][:2] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     for entry in Path("/proc/self/fd").iterdir():

@@ -6,7 +6,7 @@ Facts from its package, its source and SGLang's use of it that shape this module
   memories.
 - A status is written to by MORI's own threads until it has ended, so it must outlive its transfer.
 - Nothing cancels a transfer, and a failure does not say that the NIC is done with the rest: it is unsettled.
-- Completions are polled by a spinning thread unless the backend is told to wait for events.
+- Completions are polled by a spinning thread unless the backend is set to wait for events.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class MoriBackend:
             ids = [self._native.allocate_transfer_uid() for _ in sizes]
             given = (locals_, local_offsets, remotes, remote_offsets, sizes, ids)
             transfer.statuses = list(self._native.batch_write(*given))
-        except Exception as error:  # noqa: BLE001 - whatever the binding raises, part of it may be under way
+        except Exception as error:  # noqa: BLE001 - any error of the binding may leave bytes under way
             self._fail(transfer, f"{type(error).__name__}: {error}")
         return transfer
 

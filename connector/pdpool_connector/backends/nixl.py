@@ -50,8 +50,8 @@ _SCRATCH_BYTES: Final = PROBE_BYTES
 _PROBES: Final = 3
 """Probes of a transport, while other traffic disturbs them."""
 _PARKED: Final = 64
-"""Peers that NIXL still knows after `disconnect`. Forgetting one that lives on leaves a socket behind on both sides
-until either process exits. So a peer that comes back finds its connection; the oldest of many are forgotten."""
+"""Peers that NIXL still knows after `disconnect`. Forgetting a live peer leaves a socket behind on both sides until
+either process exits. So a peer that is connected again finds its connection; the oldest of many are forgotten."""
 _SPIN_S: Final = 100e-6
 """A small transfer over TCP takes about 50 µs, less than the kernel needs to wake a sleeper."""
 
@@ -312,7 +312,7 @@ class NixlBackend:
             _log.warning("NIXL does not forget peer %s: %s", peer, error)
 
     def _observe(self, peer: str, process: ProcessName | None) -> str:
-        """The transport that writes to the peer take, "" if it cannot be told."""
+        """The transport that writes to the peer take, "" if it is not known."""
         for _ in range(_PROBES if process is not None else 0):
             before = traffic()
             self._warm_up(peer)

@@ -69,12 +69,12 @@ class _FairLock:
             self._waiting.append(turn)
         try:
             turn.acquire()
-        except BaseException:  # a signal's: nobody will come for this turn
+        except BaseException:  # a signal's: this turn is not taken
             self._pass_on(turn)
             raise
 
     def enter_now(self) -> bool:
-        """As `__enter__` where nobody is in or waits; otherwise False."""
+        """As `__enter__` where no thread is inside or waits; otherwise False."""
         with self._guard:
             if self._held:
                 return False
@@ -231,12 +231,12 @@ class NixlAgent:
             over, failure = False, ""
             try:
                 over = self._over(self._agent.postXferReq(made))
-            except Exception as error:  # noqa: BLE001 - NIXL's share no base; the caller is told with the handle
+            except Exception as error:  # noqa: BLE001 - NIXL's share no base; the caller gets it with the handle
                 failure = f"{type(error).__name__}: {error}"
             if over or failure:
                 try:
                     self._agent.releaseXferReq(made)
-                except Exception as error:  # noqa: BLE001 - as above; the transfer has begun whatever this says
+                except Exception as error:  # noqa: BLE001 - as above; the transfer has begun all the same
                     _log.warning("NIXL keeps a transfer handle: %s", error)
                 else:
                     made = 0

@@ -1,8 +1,8 @@
 """Finds out by measurement how bytes reach a peer, where the library that moves them does not say.
 
 Formula: a probe writes `PROBE_BYTES` to the peer while the kernel counts what each TCP connection of this process
-sends (tcp(7), TCP_INFO). As many bytes to the peer's addresses mean TCP. Almost none to anybody mean another transport:
-the kernel's copy (CMA) to a process of this host, RDMA to another host if a device of RDMA is open.
+sends (tcp(7), TCP_INFO). As many bytes to the peer's addresses mean TCP. Almost no bytes to any address mean
+another transport: the kernel's copy (CMA) to a process of this host, or RDMA to another host if a device is open.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def traffic() -> Traffic:
 def transport_of(before: Traffic, after: Traffic, peer: ProcessName | None) -> str | None:
     """The transport of a probe between the two counts: "tcp", "cma", "rdma", or "" where it is none that is known.
 
-    None: other traffic was too strong to tell, or the peer does not say where it runs.
+    None: there was too much other traffic, or the peer does not name its process.
     """
     if peer is None:
         return None

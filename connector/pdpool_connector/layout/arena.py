@@ -29,10 +29,10 @@ _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class ArenaLocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a `HostArena` can be found by another process: everything needed to map it, and to know it is the same.
+    """Where another process finds a `HostArena`, and how it recognises it.
 
-    address and nbytes are the owner's mapping; token is random and part of the memfd's name, so a re-used pid or
-    descriptor number is never mistaken for the arena; uid, boot_id and pid_namespace say who can reach it at all.
+    address and nbytes are the owner's mapping. token is random and part of the memfd's name, so a reused pid or
+    descriptor number is never mistaken for the arena. uid, boot_id and pid_namespace limit which processes can map it.
     """
 
     pid: int
@@ -46,7 +46,7 @@ class ArenaLocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArenaError(Exception):
-    """An arena cannot be mapped: its owner is gone, cannot be reached from here, or is not what it says it is."""
+    """An arena cannot be mapped: its owner has ended, is out of reach, or does not match its description."""
 
 
 _live: weakref.WeakSet[HostArena] = weakref.WeakSet()
@@ -56,9 +56,12 @@ _live_lock = threading.Lock()
 class HostArena:
     """`nbytes` bytes of zeroed, page-aligned host memory in a sealed memfd.
 
-    Thread-safe after construction. `close()` or leaving the `with` block gives up the arena; the memory itself goes
-    when the last numpy view of it is gone, so a view can never dangle. Raises LayoutError for a size below 1 and
-    OSError when the kernel refuses the memory.
+    Thread-safe after construction. `close()` or leaving the `with` block gives up the arena. The memory itself is
+    freed with its last numpy view, so a view never dangles.
+
+    Raises:
+        LayoutError: the size is below 1.
+        OSError: the kernel refuses the memory.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -162,7 +165,7 @@ class MappedArena:
         except (OSError, ValueError, OverflowError) as error:
             raise ArenaError(f"the arena's owner, process {location.pid}, is not running: {error}") from error
         self._release = weakref.finalize(self, os.close, self._pidfd)
-        # The pidfd comes first: what is mapped then belongs to the process that the pidfd watches, or mapping fails.
+        # First the pidfd: then the mapping is of the process that the pidfd watches, or it fails.
         try:
             self.view: NDArray[np.uint8] = _map(location)
         except BaseException:
@@ -217,7 +220,7 @@ def _refuse_stranger(link: str, path: str, token: str) -> None:
     expected = f"/memfd:{_memfd_name(token)} (deleted)"
     found = str(Path(link).readlink())
     if found != expected:
-        raise ArenaError(f"{path} is {found!r}, must be {expected!r}: the owner is gone or gave up the arena")
+        raise ArenaError(f"{path} is {found!r}, must be {expected!r}: the owner has ended or gave up the arena")
 
 
 def _memfd_name(token: str) -> str:

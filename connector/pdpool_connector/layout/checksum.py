@@ -4,9 +4,8 @@ Formula: the sum over all words x of m * w * (x ^ x >> 16), modulo 2**32. A word
 token. w is an odd number that depends on the word's place in the page: K or V, token, head, place in the head. m is an
 odd number that depends on the layer, on K or V, and on the page's id at the target.
 
-The sums of several writers add up to the sum of the target's pages, whether they hold other layers or other heads of
-the same pages. m and w are odd, so a change of one word always changes the sum. 32 bits suffice against corruption by
-accident.
+The sums of several writers add up to the sum of the target's pages. The writers may hold other layers, or other heads
+of the same pages. m and w are odd, so a change of one word always changes the sum. 32 bits suffice against accidents.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a process registers for hand-offs, and how it is described to a peer.
 
-A memory is a set of *pools*. In a pool one id selects an item of every region: a page id an item of each KV region, a
-state id an item of each region of one `StatePool`, an aux slot a row of each aux region.
+A memory is a set of *pools*. In a pool one id selects an item of every region. A page id selects an item of each KV
+region, a state id an item of each region of one `StatePool`, an aux slot a row of each aux region.
 """
 
 from __future__ import annotations

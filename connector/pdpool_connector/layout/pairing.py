@@ -194,12 +194,13 @@ def _refuse_gap(what: str, ranges: Sequence[tuple[int, int]], total: int) -> Non
 def pair(prefill: Sequence[ModelShard], decode: Sequence[ModelShard]) -> tuple[tuple[Writer, ...], ...]:
     """For each decode rank, in order, the prefill ranks that serve it, in order of rank.
 
-    Each cell of a decode rank has exactly one writer, and so has each piece of its share of cut state; among replicas
-    the decode rank's turn decides, and of cells rather one that writes state to it. Exactly one writer of each decode
-    rank, one that holds the model's last layer, writes aux. A prefill rank that nobody needs serves one decode
-    rank all the same, with nothing to write, so that its half of every hand-off ends as well.
+    Each cell of a decode rank has exactly one writer, and so has each piece of its share of cut state. Decode ranks
+    take replicas in turn; a replica that writes state to the rank is preferred for its cells. Exactly one writer of
+    each decode rank writes aux; it holds the model's last layer. A prefill rank without work serves one decode rank
+    all the same, with nothing to write, so that its half of every hand-off ends as well.
 
-    Raises LayoutError when an instance is not whole, or they are not of one model.
+    Raises:
+        LayoutError: an instance is not whole, or the two are not of one model.
     """
     check_instance("prefill", prefill)
     check_instance("decode", decode)

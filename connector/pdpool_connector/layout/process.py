@@ -17,11 +17,14 @@ _Text = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class ProcessName(msgspec.Struct, frozen=True, kw_only=True):
-    """A process, for those who share its PID namespace, and where it runs, for everybody else.
+    """A process: its number in its PID namespace, and where it runs.
 
-    started: clock ticks since boot (proc_pid_stat(5)). container_started: the same of process 1 of its PID namespace;
-    None if that cannot be read. addresses: IP addresses of its network namespace. pod_uid: of its Kubernetes pod, ""
-    outside of one. What follows `pid_namespace` is not told by older peers.
+    Args:
+        pid: its number in `pid_namespace`.
+        started: when it began, in clock ticks since boot (proc_pid_stat(5)).
+        container_started: the same of process 1 of its PID namespace; None if that cannot be read.
+        addresses: IP addresses of its network namespace.
+        pod_uid: of its Kubernetes pod, "" outside of one.
     """
 
     pid: int
@@ -80,7 +83,7 @@ def pid_namespace() -> str:
 
 
 def _addresses() -> tuple[str, ...]:
-    """All IP addresses that are up here; none at all if there are more than can be told."""
+    """All IP addresses that are up here; none if there are more than `MAX_ADDRESSES`."""
     found = {ip.ip if isinstance(ip.ip, str) else ip.ip[0] for one in ifaddr.get_adapters() for ip in one.ips}
     return tuple(sorted(found)) if len(found) <= MAX_ADDRESSES else ()
 
@@ -96,7 +99,7 @@ def _started_if_shown(pid: int) -> int | None:
 def open_process(name: ProcessName) -> int | None:
     """A pidfd, which becomes readable when the last thread of the process has ended; the caller closes it.
 
-    None when it cannot be watched from here: another host or PID namespace, gone already, or no descriptor left.
+    None when it cannot be watched from here: another host or PID namespace, ended already, or no descriptor left.
     """
     try:
         if (name.boot_id, name.pid_namespace) != (boot_id(), pid_namespace()):
@@ -138,12 +141,12 @@ def has_ended(pidfd: int) -> bool:
 
 
 def started_at(pid: int) -> int:
-    """When a process began, in clock ticks since boot (proc_pid_stat(5)). Raises OSError when it has gone."""
+    """When a process began, in clock ticks since boot (proc_pid_stat(5)). Raises OSError when it has ended."""
     return int(_stat(pid)[19])
 
 
 def ancestors(pid: int) -> frozenset[tuple[int, int]]:
-    """From whom a process descends, by number and start, as far as they live and are shown."""
+    """The ancestors of a process that still run, by number and start, as far as /proc shows them."""
     found: set[tuple[int, int]] = set()
     with contextlib.suppress(OSError):
         while (pid := int(_stat(pid)[1])) > 0:
@@ -152,6 +155,6 @@ def ancestors(pid: int) -> frozenset[tuple[int, int]]:
 
 
 def _stat(pid: int) -> list[str]:
-    """What proc_pid_stat(5) tells behind the name, which may hold anything."""
+    """The fields of proc_pid_stat(5) behind the name, which may contain any text."""
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     return text.rpartition(")")[2].split()

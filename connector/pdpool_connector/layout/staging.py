@@ -35,8 +35,8 @@ class Reservation:
 class Staging:
     """`slots` slots of `SLOT_BYTES` bytes. Thread-safe.
 
-    A slot belongs to one chunk: who reserved it gives it back when the chunk has settled, and keeps it while bytes may
-    still be read from it. The memory is not backed before it is used. Raises ValueError for fewer slots than one.
+    A slot belongs to one chunk. It is reserved until the chunk has settled, because bytes may be read from it until
+    then. The kernel backs the memory when it is used. Raises ValueError for fewer slots than one.
     """
 
     def __init__(self, slots: int) -> None:

@@ -1,8 +1,7 @@
-"""How a stand-in for an backend reaches the memory of another process, or of its own by the same way.
+"""How a stand-in for a package reaches the memory of another process, or of its own by the same way.
 
-An backend lets others reach what it has registered. It keeps that in a page of its own memory, which those who reach it
-read before they move anything. So what was never registered, or is no more, is refused whoever names it, and an backend
-that has ended, alone or with its process, is noticed.
+A stand-in keeps the ranges that it has registered in a page of its own memory. Others read that page before they move
+anything. So memory that is not registered is refused, and a stand-in that has ended is noticed.
 """
 
 import ctypes
@@ -22,8 +21,8 @@ class LostError(Exception):
     """What should be reached is not there, or not registered: nothing more is moved."""
 
 
-class MachineDriver(msgspec.Struct, frozen=True, array_like=True):
-    """Where an backend is: its process, told from another with the same number, and its page."""
+class Owner(msgspec.Struct, frozen=True, array_like=True):
+    """A stand-in: its process, its start (another process may get the same number), and its page."""
 
     pid: int
     started: int
@@ -31,13 +30,13 @@ class MachineDriver(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Registered:
-    """The ranges that an backend lets others reach: (first address, bytes), zeros where there is none."""
+    """The ranges that a backend lets others reach: (first address, bytes), zeros where there is none."""
 
     def __init__(self):
         self._rows = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64).reshape(-1, 2)
         # Where Yama guards processes, one may reach into another's memory only if that lets it. Elsewhere: an error.
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANYBODY, 0, 0, 0)
-        self.owner = MachineDriver(os.getpid(), started_at(os.getpid()), self._rows.ctypes.data)
+        self.owner = Owner(os.getpid(), started_at(os.getpid()), self._rows.ctypes.data)
 
     def tell(self, ranges):
         assert len(ranges) <= len(self._rows)
@@ -74,10 +73,6 @@ class Reach:
         with _lost(target):
             moved = os.pwrite(self._memory, ctypes.string_at(source, nbytes), target)
         _refuse_part(moved, nbytes, target)
-
-    def read(self, target, source, nbytes):
-        """From address `source` of the other process to `target` of this one."""
-        ctypes.memmove(target, self._read(source, nbytes), nbytes)
 
     def _read(self, source, nbytes):
         with _lost(source):

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import msgspec
 from pdpool_connector.backends import mori
 
-from tests.unit.backends.reach import LostError, MachineDriver, Reach, Registered, within
+from tests.unit.backends.reach import LostError, Owner, Reach, Registered, within
 
 ANSWER_S = 10.0
 """How long the process of a session may take to say where its memory is."""
@@ -138,7 +138,7 @@ class IOEngine:
     def register_remote_engine(self, engine_desc):
         # The real one would replace what it knows, and go on with connections to the one before.
         assert engine_desc.key not in self.remotes
-        self.remotes[engine_desc.key] = _Remote(msgspec.convert(engine_desc._owner, MachineDriver))
+        self.remotes[engine_desc.key] = _Remote(msgspec.convert(engine_desc._owner, Owner))
 
     def deregister_remote_engine(self, engine_desc):
         self.remotes.pop(engine_desc.key).close()
@@ -264,7 +264,7 @@ def _find(store, session):
         try:
             asking.connect(_name(store, session))
             answer = asking.recv(4096)
-            return Reach(msgspec.msgpack.decode(answer, type=MachineDriver))
+            return Reach(msgspec.msgpack.decode(answer, type=Owner))
         except (OSError, msgspec.DecodeError) as error:
             raise LostError(f"session {session}: {error}") from error
 
