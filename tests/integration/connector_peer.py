@@ -117,8 +117,8 @@ class Side:
     """A process with one connector. Every answer has a deadline; `signal` is real.
 
     `pages` (region, page, byte) and `cells` (layer, K or V, page, token, head, byte) look into its memory.
-    `shard`: which part of the model that is. `aux`: rows of the first aux region; `aux_regions`: of each. `state`: for each
-    state pool by name, its regions (item, byte).
+    `shard`: which part of the model that is. `aux`: rows of the first aux region; `aux_regions`: of each.
+    `state`: for each state pool by name, its regions (item, byte).
     """
 
     def __init__(self, role: str, backend: str, **options) -> None:
