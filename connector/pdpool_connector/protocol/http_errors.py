@@ -26,7 +26,7 @@ ANSWERS: Mapping[Cause, tuple[int, str]] = MappingProxyType(
         Cause.PEER_ABORTED: (502, "peer_aborted"),
         Cause.REFUSED: (503, "refused"),
         Cause.TOO_LONG: (400, "context_length_exceeded"),
-        Cause.INVALID: (409, "handoff_invalid"),
+        Cause.INVALID: (400, "handoff_invalid"),
         Cause.TIMED_OUT: (504, "timed_out"),
         Cause.PEER_LOST: (502, "peer_lost"),
         Cause.TRANSFER_FAILED: (502, "transfer_failed"),
@@ -36,8 +36,8 @@ ANSWERS: Mapping[Cause, tuple[int, str]] = MappingProxyType(
         Cause.INTERNAL: (500, "connector_fault"),
     }
 )
-"""Status and code by cause. SGLang's router retries 500, 502, 503 and 504 with another pair. It returns 400 and 409 to
-the client: the request has to change, or the two pools do not fit, and neither does another pair of them."""
+"""Status and code by cause. SGLang's router passes 400 on to the client: the request has to change, or the two pools do
+not fit, and another pair of them does not fit either. It tries every other failure again with another pair."""
 
 PEER_RANK_FAILED = (502, "peer_rank_failed")
 
