@@ -256,7 +256,7 @@ def aux_gate(stage: Stage) -> str:
     stage.prefill.send(name, [1], aux_slot=4)
     for side in (stage.prefill, stage.decode):
         side.until(name, "done")
-    assert (stage.decode.aux[5] == stage.prefill.aux[4]).all(), "done before the aux row was there"
+    assert (stage.decode.aux[8] == stage.prefill.aux[4]).all(), "done before the aux row was there"
     stage.prefill.lose("Ended")
     name, _ = stage.open_both(pages=[9], deadline_s=4.0)
     stage.prefill.send(name, [1])

@@ -31,8 +31,8 @@ OF_LOST = ("._fenced", "_backend.failures", "_backend._abandoned", "_backend._na
 """What is remembered of each lost peer, within a bound."""
 LEVELS_S = 20.0
 """A table that is larger for so long is no level."""
-LAST_TICK = ".fired"
-"""What the last tick found due stays until the next one; a wave is the most."""
+LEVELS = (".fired", ".queues._steps")
+"""What the last tick found due, a wave at most; and the kinds of steps that have occurred, a few dozen at most."""
 Calls = list[tuple[str, dict]]
 
 
@@ -191,7 +191,7 @@ def grown(before: dict, after: dict) -> dict[str, tuple[int, int]]:
         for path, (old, new) in sizes.items()
         if new - old >= losses
         and not (any(name in path for name in OF_LOST) and new - old <= 4 * losses)
-        and not (LAST_TICK in path and new <= 2 * WAVE)
+        and not (any(name in path for name in LEVELS) and new <= 2 * WAVE)
     }
 
 
