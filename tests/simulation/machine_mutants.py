@@ -198,8 +198,6 @@ _PREFILL = (
      "prefill PrefillMachine._set_deadline", "min(until, self._now + self.timeouts.match_s)", "until"),
     ("prefill takes work while draining", "H36", "drain changes nothing at prefill",
      "prefill PrefillMachine._refusal_of_request", "self.draining", "False"),
-    ("prefill's refusal is not sent", "H36", "decode is not informed that prefill drains",
-     "prefill PrefillMachine._on_new_attempt", "self._refuse(frame, Cause.REFUSED, DRAINING)", ""),
     ("drain leaves the parked", "H36", "attempts wait at a draining prefill for requests that it does not take",
      "prefill_base PrefillMachineBase._on_drain", "for handoff in self._rooms.live(): ...", ""),
     ("queues never shrink", "H23", "a hand-off stays in the count of its old state",

@@ -81,6 +81,9 @@ _ROWS = (
      "protocol/rooms.py", "_lacks", "same and frame.rank_index not in handoff.ranks",
      "frame.rank_index not in handoff.ranks",
      "protocol/test_ranks.py", "test_other_rank_waits_for_its_own_request"),
+    ("prefill's refusal is not sent", "H36", "decode is not informed that prefill drains",
+     "protocol/prefill.py", "PrefillMachine._on_new_attempt", "self._refuse(frame, Cause.REFUSED, DRAINING)", "",
+     "protocol/test_prefill_ends.py", "test_drain_finishes_known_requests_and_refuses_new"),
 )  # fmt: skip
 WIRING = {
     name: Mutant(name, hazard, why, file, function, old, new, (f"{_UNIT}/{test}", "-k", sign), sign)
