@@ -217,7 +217,7 @@ class Engine:
 
     def _make_side(self, core: Core) -> Side:
         monitor = self._ranked or self.connector
-        if monitor is None or self.options.mode == "unified":
+        if monitor is None:
             return UnifiedSide(core)
         side = PrefillSide if self.options.mode == "prefill" else DecodeSide
         return side(core, monitor, self._kv)

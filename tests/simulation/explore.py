@@ -26,7 +26,7 @@ ROUNDS = 400
 
 
 WORLDS = (
-    Scenario("an abort, a broken connection, no deadline passes", (1,), 1, aborts=1, breaks=1, timely=True),
+    Scenario("an abort or a drain, a broken connection, no deadline passes", (1,), 1, aborts=1, breaks=1, timely=True),
     Scenario("two writes, aborts and data-plane errors", (2,), 2, aborts=2, errors=1),
     Scenario("aborts and broken connections", (1,), 1, aborts=1, breaks=2),
     Scenario("aborts and crashes of both sides", (1,), 1, aborts=1, crashes=2),

@@ -150,7 +150,7 @@ class RandomWorld(RuleBasedStateMachine):
 
     def _drain(self, one: int, _: int) -> None:
         process = pick(self.world.running(), one)
-        if process and not process.machine.draining and one % 4 == 0:
+        if process and not process.machine.draining and one % 2 == 0:
             self.happens("drain", lambda: self.world.drain(process.slot))
 
     def _offer_late(self, one: int, _: int) -> None:

@@ -12,8 +12,9 @@ class Scenario(NamedTuple):
 
     `aborts`, `breaks`, `crashes`, `errors`: budgets. `prefill`, `decode`: ranks; every rank of one side serves every
     rank of the other. `same`: all requests have the same prompt (n > 1). `named`: both halves have the same request id.
-    `timely`: no time passes until faults stop, and then no request of decode may reach its deadline. Prefill must send
-    it the cause of its end. `least_depth`: so many steps are searched, or `make simulate` fails.
+    `timely`: no time passes until faults stop, and then no request of decode may reach its deadline: prefill must send
+    it the cause of its end. A drain may take the place of an abort. `least_depth`: so many steps are searched, or
+    `make simulate` fails.
     """
 
     name: str

@@ -8,6 +8,7 @@ from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import (
     AbortTransfer,
     Connect,
+    Drain,
     Event,
     OfferPages,
     OpenAttempt,
@@ -95,6 +96,8 @@ class SmallWorld(SmallPlanes):
                     yield f"abort {self.label(rank)} r{request}", partial(self._abort, rank=rank, request=request)
             if crashes:
                 yield f"crash {self.label(rank)}", partial(self._crash, rank=rank)
+            if aborts and self.scenario.timely and not self.machines.get(state.machines[rank]).draining:
+                yield f"drain {self.label(rank)}", partial(self._drain, rank=rank)
         if breaks:
             yield from self._breaks(state)
         if errors:
@@ -209,6 +212,10 @@ class SmallWorld(SmallPlanes):
         state.budget = (state.budget[0] - 1, *state.budget[1:])
         self.do(state, rank, AbortTransfer(request + 1, "explored"))
         require(state.halves[rank][request].ended, f"an abort did not end r{request}")
+
+    def _drain(self, state: State, rank: int) -> None:
+        state.budget = (state.budget[0] - 1, *state.budget[1:])
+        self.do(state, rank, Drain())
 
     # --- Frames and timers ---
 

@@ -29,7 +29,7 @@ class Table:
         return self.rows.pop(key, None)
 """
 Table = Callable[..., str]
-QUICK = ("releases on abort", "one writer's result is enough", "a late Open resurrects", "prompts are not compared")
+QUICK = ("releases on abort", "one writer's result is enough", "ends are by room", "prompts are not compared")
 """A few that show in seconds that the simulation notices faults."""
 
 

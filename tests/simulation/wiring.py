@@ -70,6 +70,20 @@ _ROWS = (
      "protocol/tombstones.py", "TombstoneTable.forgotten",
      "attempt.number <= self._floor.get(attempt.decode, -1)", "attempt.number < self._floor.get(attempt.decode, -1)",
      "protocol/test_prefill_ends.py", "test_late_frame_of_forgotten_attempt_does_not_resurrect"),
+    ("the fenced are still paired", "H5", "a frame of a fenced process opens an attempt",
+     "protocol/machine.py", "Machine._on_fenced", "self._versions.pop(event.peer, None)", "",
+     "protocol/test_prefill_ends.py", "test_fenced_decode_opens_nothing"),
+    ("tombstones have no bound", "H29", "any number of ends is remembered",
+     "protocol/bounded_table.py", "BoundedTable.full",
+     'len(self._rows) + reserved >= self._limit or (peer != "" and of_peer >= self._limit // 2)', "False",
+     "protocol/test_tables.py", "test_no_room_raises_floor_instead"),
+    ("rank groups are mixed", "H11", "ranks of different decode instances join one hand-off",
+     "protocol/rooms.py", "_lacks", "same and frame.rank_index not in handoff.ranks",
+     "frame.rank_index not in handoff.ranks",
+     "protocol/test_ranks.py", "test_other_rank_waits_for_its_own_request"),
+    ("prefill's refusal is not sent", "H36", "decode is not informed that prefill drains",
+     "protocol/prefill.py", "PrefillMachine._on_new_attempt", "self._refuse(frame, Cause.REFUSED, DRAINING)", "",
+     "protocol/test_prefill_ends.py", "test_drain_finishes_known_requests_and_refuses_new"),
 )  # fmt: skip
 WIRING = {
     name: Mutant(name, hazard, why, file, function, old, new, (f"{_UNIT}/{test}", "-k", sign), sign)

@@ -82,6 +82,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         self,
         config: ConnectorConfig,
         memory: KVMemory,
+        instance: tuple[ModelShard, ...],
         machine: AnyMachine,
         parts: Parts,
         *,
@@ -90,13 +91,10 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         running: Running,
         staging: Staging | None = None,
     ) -> None:
-        for name, call in (("on_change", on_change), ("running", running)):
-            if not callable(call):
-                raise TypeError(f"{name}={call!r} cannot be called: give a function without arguments")
         self.config = config
         self.memory = memory
         self.incarnation = parts.identity.incarnation
-        self._instance = _instance_of(config, memory)
+        self._instance = instance
         self._machine: AnyMachine = machine
         self._backend = parts.backend
         self._process = parts.identity.process
@@ -631,8 +629,21 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _instance_of(config: ConnectorConfig, memory: KVMemory) -> tuple[ModelShard, ...]:
-    """The shards of all ranks. Raises ValueError when the memory does not hold the shard of its rank."""
+def check_arguments(
+    config: ConnectorConfig, memory: KVMemory, on_change: OnChange, running: Running
+) -> tuple[ModelShard, ...]:
+    """Check what a connector is made of, before its transfer backend is opened.
+
+    Returns:
+        The shards of all ranks of the instance.
+
+    Raises:
+        ValueError: The memory does not hold the shard of its rank.
+        TypeError: A callback cannot be called.
+    """
+    for name, call in (("on_change", on_change), ("running", running)):
+        if not callable(call):
+            raise TypeError(f"{name}={call!r} cannot be called: give a function without arguments")
     own = shard_of(memory)
     instance = config.instance or (own,)
     if instance[config.rank] != own:

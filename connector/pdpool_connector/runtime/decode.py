@@ -34,7 +34,7 @@ from pdpool_connector.protocol.states import DecodeState
 from pdpool_connector.protocol.status import Cause
 from pdpool_connector.runtime.checksum_verifier import ChecksumVerifier, Written
 from pdpool_connector.runtime.config import ConnectorConfig
-from pdpool_connector.runtime.connector import Connector, OnChange, Running, no_requests, nothing
+from pdpool_connector.runtime.connector import Connector, OnChange, Running, check_arguments, no_requests, nothing
 from pdpool_connector.runtime.instance_connection import Found, InstanceConnection, MisfitError, MisfitRank, Stage
 from pdpool_connector.runtime.misfit_notice import MisfitNotice
 from pdpool_connector.runtime.page_guard import PageGuard
@@ -78,9 +78,12 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         identity: Identity | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        instance = check_arguments(config, memory, on_change, running)
         parts = make_parts("decode", config, backend, identity, clock)
         machine = DecodeMachine(parts.identity.incarnation, config.timeouts)
-        super().__init__(config, memory, machine, parts, on_change=on_change, registry=registry, running=running)
+        super().__init__(
+            config, memory, instance, machine, parts, on_change=on_change, registry=registry, running=running
+        )
         self._instances: dict[str, InstanceConnection] = {}
         """By bootstrap address."""
         self._by_peer: dict[str, InstanceConnection] = {}

@@ -27,7 +27,7 @@ from pdpool_connector.protocol.events import (
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.states import PrefillState as S
 from pdpool_connector.runtime.config import ConnectorConfig
-from pdpool_connector.runtime.connector import Connector, OnChange, Running, no_requests, nothing
+from pdpool_connector.runtime.connector import Connector, OnChange, Running, check_arguments, no_requests, nothing
 from pdpool_connector.runtime.job import ended
 from pdpool_connector.runtime.membership import Membership
 from pdpool_connector.runtime.parts import Identity, make_parts
@@ -80,6 +80,7 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
     ) -> None:
         if config.rank > 0 and config.registry is None:
             raise ValueError(f"registry is missing: rank {config.rank} has to register at that of rank 0")
+        instance = check_arguments(config, memory, on_change, running)
         parts = make_parts("prefill", config, backend, identity, clock)
         machine = PrefillMachine(parts.identity.incarnation, config.timeouts)
         # The CPU gathers pages, and never touches the memory of a device.
@@ -87,6 +88,7 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
         super().__init__(
             config,
             memory,
+            instance,
             machine,
             parts,
             on_change=on_change,

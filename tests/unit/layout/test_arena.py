@@ -159,9 +159,9 @@ def test_mapping_and_closing_leaves_no_descriptor():
         ({"pid": -1}, "is not running"),
         ({"pid": 2**70}, "is not running"),
         ({"fd": 10**6}, "cannot open the arena"),
-        ({"fd": 0}, "the owner is gone or gave up the arena"),
-        ({"token": "0" * 32}, "the owner is gone or gave up the arena"),
-        ({"token": "../../etc"}, "the owner is gone or gave up the arena"),
+        ({"fd": 0}, "the owner has ended or gave up the arena"),
+        ({"token": "0" * 32}, "the owner has ended or gave up the arena"),
+        ({"token": "../../etc"}, "the owner has ended or gave up the arena"),
         ({"nbytes": 8192}, "has 4096 bytes, must have 8192"),
     ],
 )
