@@ -37,7 +37,7 @@ ANSWERS: Mapping[Cause, tuple[int, str]] = MappingProxyType(
     }
 )
 """Status and code by cause. SGLang's router retries 500, 502, 503 and 504 with another pair. It returns 400 and 409 to
-the client: the request has to change, or the two pools do not fit, and neither does another pair of them."""
+the client: The request has to change, or the two pools do not fit. Another pair of them does not fit either."""
 
 PEER_RANK_FAILED = (502, "peer_rank_failed")
 
