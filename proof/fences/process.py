@@ -1,7 +1,7 @@
 """One side of an experiment in a process of its own: a line of JSON in, a line of JSON out.
 
-The writer keeps writing the same pages to the target until it is killed or the peer fails, with several writes under
-way, as a connector under load has. The parent looks into the target's memory itself.
+The writer keeps writing the same pages to the target until it is killed or the peer fails. Several writes are under
+way, as at a connector under load. The parent looks into the target's memory itself.
 """
 
 import os

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the names are the packages' own
-"""Stand-ins for what is native in the backends: they know whom they were told of, and move nothing."""
+"""Stand-ins for what is native in the backends: they note the peers that were given to them, and move nothing."""
 
 import ctypes
 import os
@@ -44,7 +44,7 @@ class Described(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Native:
-    """What all of them are asked for. `known`: whom it was told of, and by what."""
+    """What all of them are asked for. `known`: the peers that were given to it, and by which call."""
 
     def __init__(self, name: str = "", *_: object) -> None:
         self.name, self.known = name, dict[str, bytes]()
@@ -53,7 +53,7 @@ class Native:
         self.writable: set[int] = set()
         self._reached = True
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever is asked for and moves nothing
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any method, which moves nothing
         return lambda *_: 0
 
     # NIXL

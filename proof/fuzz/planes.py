@@ -54,7 +54,7 @@ class _Who(msgspec.Struct):
 
 
 class Paired:
-    """One backend with an honest peer A, that is told of a peer B by whatever an input says."""
+    """One backend with an honest peer A, to which an input introduces a peer B."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -68,7 +68,7 @@ class Paired:
             for other, memory in zip(others, theirs, strict=True)
         ]
         scratch = [self._scratch(remote.descriptor) for remote in self.honest]
-        # What stands in; for an backend that has nothing to be told, one that nobody asks.
+        # The stand-in; for a backend without a native part, one that is not used.
         native = Native()
         if isinstance(self.backend, MooncakeBackend):
             native = self.backend._session._native
@@ -82,7 +82,7 @@ class Paired:
             assert self.connect(self.honest[1])
 
     def _scratch(self, descriptor: bytes) -> int:
-        """The address that a descriptor of NIXL's or Mooncake's tells, otherwise 0."""
+        """The address in a descriptor of NIXL or Mooncake, otherwise 0."""
         return msgspec.msgpack.decode(descriptor, type=_Where).scratch if self.kind in ("nixl", "mooncake") else 0
 
     def lies(self) -> list[RemoteMemory]:
@@ -223,7 +223,7 @@ class _Door:
         assert 0 < seconds <= 1
 
     def sendall(self, message: bytes) -> None:
-        """The greeting is as it is, whatever the session."""
+        """The greeting is the same for each session."""
         assert message == (4).to_bytes(8, "little") + b"\3{}\n"
 
     def recv(self, most: int) -> bytes:
@@ -261,7 +261,7 @@ def door() -> tuple[Fuzzed, Sequence[bytes]]:
             assert 0 < seconds <= 1
             if address[1] > MAX_PORT:
                 raise OverflowError("port must be 0-65535")
-            with contextlib.suppress(socket.gaierror):  # a name, and nobody is asked for its address here
+            with contextlib.suppress(socket.gaierror):  # a name, which is not looked up here
                 socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
             doors.append(_Door(rest))
             return doors[-1]

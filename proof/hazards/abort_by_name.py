@@ -56,7 +56,7 @@ def _abort_one_rid(stage: Stage, pool: ThreadPoolExecutor, prefill: Child, decod
 def _ask(
     stage: Stage, pool: ThreadPoolExecutor, rid: str, prefill: Child, decode: Child
 ) -> dict[str, Future[httpx.Response]]:
-    """One request at both engines, as a router posts it; the answers to come by engine."""
+    """One request at both engines, as a router posts it; returns the future answers by engine."""
     where = {"bootstrap_host": "127.0.0.1", "bootstrap_port": prefill.addresses["bootstrap_port"]}
     body = {"rid": rid, "bootstrap_room": stage.room(), **where}
     return {engine.name: pool.submit(generate, engine, body) for engine in (prefill, decode)}

@@ -15,7 +15,7 @@ SOON_S: Final = 30.0
 
 
 def generate(engine: Child, fields: dict[str, object]) -> httpx.Response:
-    """One request of `NEW_TOKENS` tokens; `fields` are its room and whatever else is to be in it."""
+    """One request of `NEW_TOKENS` tokens; `fields` are its room and its other fields."""
     sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
     body = {"input_ids": list(range(1, 65)), "sampling_params": sampling, **fields}
     answer: httpx.Response = web.post(engine.url + "/generate", json=body, timeout=ANSWER_S)

@@ -16,8 +16,8 @@ from proof.soak.pool import Lease, Pool
 from proof.soak.process import REPORT_S, Process, Report, Request, rows, started
 
 ROOMS = 48
-"""Few for each pair of processes: a room is used again as soon as both sides have reported its last end, whether or not
-that hand-off still quiesces."""
+"""Few for each pair of processes: A room is used again as soon as both sides have reported its last end. That
+hand-off may still quiesce."""
 IN_ROOM = 2
 """Hand-offs at a time in one room, of different prompts."""
 SIZES = (1, 2, 8, 24, 48, 96)

@@ -1,4 +1,4 @@
-"""What pages hold: words that tell whose they are, so that a byte out of place names itself.
+"""What pages hold: words that identify their owner, so that a byte out of place shows where it is from.
 
 Memory is looked at as uint64 words of shape (regions, pages, words of one item). Every item of a page is filled with
 one word. That of a request's page is drawn from (owner, logical page, region), that of a free page from (side, page,

@@ -28,7 +28,7 @@ REQUEST_DEADLINE_S = 20.0
 QUIESCE_S = 20.0
 """Everything has ended and been forgotten by then, or is a leak."""
 WATCH_S = TIMEOUTS.result_s + 1.0
-"""How long after the last hand-off pages are still watched for late bytes; whatever is remembered goes meanwhile."""
+"""How long after the last hand-off pages are still watched for late bytes. Everything remembered goes meanwhile."""
 REPORT_S = 1.0
 
 AnyConnector = TypeVar("AnyConnector", PrefillConnector, DecodeConnector)

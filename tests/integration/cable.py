@@ -35,8 +35,8 @@ def registered(bootstrap: str, within_s: float = 30.0):
 class Cable:
     """A TCP connection to a prefill's control port that can be cut, and the bootstrap registry that leads to it.
 
-    `deafen` cuts it in one direction: as when a network loses all packets of one side, nobody is told, and what was
-    sent meanwhile comes late.
+    `deafen` cuts it in one direction, as when a network loses all packets of one side. Neither side notices, and what
+    was sent meanwhile arrives late.
     """
 
     def __init__(self, prefill: Side) -> None:
@@ -89,7 +89,7 @@ class Cable:
         self._hears[side].clear()
 
     def heal(self) -> None:
-        """Both sides hear each other, and what they have missed."""
+        """Both sides receive again, and first what they have missed."""
         for heard in self._hears.values():
             heard.set()
 

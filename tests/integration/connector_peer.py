@@ -116,8 +116,8 @@ class Plan:
 class Side:
     """A process with one connector. Every answer has a deadline; `signal` is real.
 
-    `pages` (region, page, byte) and `cells` (layer, K or V, page, token, head, byte) look into its memory, `shard` says
-    which part of the model that is. `aux`: rows of the first aux region; `aux_regions`: of each. `state`: for each
+    `pages` (region, page, byte) and `cells` (layer, K or V, page, token, head, byte) look into its memory. `shard` is
+    the part of the model in it. `aux`: rows of the first aux region; `aux_regions`: of each. `state`: for each
     state pool by name, its regions (item, byte).
     """
 

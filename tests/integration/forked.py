@@ -1,7 +1,7 @@
 """Processes of tests that start in milliseconds: one that has imported what they share forks itself for each.
 
 Loading numpy, aiohttp and the connector takes most of a second of CPU, and the tests start hundreds of processes. No
-data plane's library is loaded before the fork: each process loads it for itself, and leaves by the interpreter's own
+data plane's library is loaded before the fork: each process loads it for itself. It ends by the interpreter's own
 shutdown, so that a crash at exit is seen.
 """
 
@@ -120,7 +120,7 @@ def _parent(_pid: int) -> socket.socket:
 
 
 def _serve(connection: socket.socket) -> Callable[[], None]:
-    """Fork for each request and tell how each child ended, until the tests end. In a child: return its work."""
+    """Fork for each request and report how each child ended, until the tests end. In a child: return its work."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     children: dict[int, tuple[int, int]] = {}

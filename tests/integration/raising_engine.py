@@ -1,4 +1,4 @@
-"""An engine that works until it is told to fail, and then ends by an exception, with its connector open and busy.
+"""An engine that works until a command makes it fail, and then ends by an exception, with its connector open and busy.
 
 Its arguments are its role, its data plane and, for decode, prefill's bootstrap address.
 """

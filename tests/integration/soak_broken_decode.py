@@ -1,6 +1,6 @@
 """The soak's decode process with a safety mechanism taken out, to see that the soak notices.
 
-`PDPOOL_BREAK` names which: `release` gives pages back when a hand-off ends, whatever is still on its way to them, as
+`PDPOOL_BREAK` names which: `release` gives pages back when a hand-off ends, even with writes on their way to them, as
 an engine does that frees on abort; `keep` forgets to forget what has ended.
 """
 

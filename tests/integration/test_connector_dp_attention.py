@@ -21,7 +21,7 @@ def dp_ranks(instances, role: str, backend: str = "local", timeouts=PATIENT, **o
 
 
 def open_both(prefill: list[Instance], decode: Instance) -> None:
-    """One room number and one request id at both DP ranks: only by the instance can they be told apart."""
+    """One room number and one request id at both DP ranks: only the instance distinguishes them."""
     for number, name in enumerate(NAMES):
         prefill[number].open("r", 7)
         there = prefill[number].bootstrap

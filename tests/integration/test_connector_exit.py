@@ -1,4 +1,4 @@
-"""An engine that fails leaves by its exception, whatever its connector is doing."""
+"""An engine that fails leaves by its exception, even while its connector is busy."""
 
 import os
 import subprocess

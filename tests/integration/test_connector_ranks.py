@@ -128,7 +128,7 @@ def test_killed_decode_rank_fails_ranks_beside_it(instances) -> None:
 )
 def test_failure_of_one_stage_fails_every_rank(capfd, instances, when: str) -> None:
     prefill = instances("prefill", "local", shape([2, 1]), log="INFO")
-    # A rank that is served by the other stage alone has its part, whatever the data plane of this one does.
+    # A rank that only the other stage serves gets its part even if this one's data plane fails.
     decode = instances("decode", "local", shape([3] if when == "its data plane fails" else [1, 2]), log="INFO")
     own, told, outcome = ("aborted", "peer_aborted", "aborted")
     prefill.fill(1)

@@ -1,7 +1,7 @@
 """Ten thousand rooms through every path there is, over real processes that lose peers now and then.
 
 A leak grows with the rooms, and a level does not. So what is left of 10 000 rooms is compared with what was left of
-1 000, and a table counts as grown only where it stays so.
+1 000. A table counts as grown only where it stays so.
 """
 
 import time

@@ -1,9 +1,9 @@
 """Hybrid models between instances of different tensor parallelism, each rank a real process.
 
-A layer of the model has two state pools. The first holds a convolution of q, k and v, one of a single group behind
-another axis, one of a Mamba whose B and C every rank has, and heads of a recurrent state. The second holds pages of a
-sliding window, which move whole, under ids of their own. The cache has fewer heads than ranks: some ranks write state
-to a rank to which they write no page.
+A layer of the model has two state pools. The first holds three convolutions. One is of q, k and v,
+one of a single group behind another axis, one of a Mamba whose B and C every rank has. It also holds heads of a
+recurrent state. The second holds pages of a sliding window, which move whole, under ids of their own. The cache has
+fewer heads than ranks: some ranks write state to a rank to which they write no page.
 """
 
 from dataclasses import astuple

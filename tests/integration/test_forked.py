@@ -1,4 +1,4 @@
-"""The processes of tests: who asks for one gets its own, whatever became of the one that was asked for before."""
+"""The processes of tests: each request gets a new one, even if an earlier one has failed."""
 
 import functools
 import os

@@ -236,11 +236,11 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         """Release what is held because of `incarnation`: there is proof that it can touch our memory no more.
 
         The caller is responsible for `proofs`, which are logged. Silence, NotReady, or a pod object that is gone are no
-        proof: a node that is cut off goes on writing. Peers on this host need no call if the kernel
-        reports their end. They do need one if we have connections to other hosts over a transfer backend that may use
-        TCP. Where the peer's connections
-        must also have closed at our end, the connector waits for that; calling again does no harm. A fence is for good:
-        nothing is begun with that process again.
+        proof: a node that is cut off goes on writing. Peers on this host need no call if the kernel reports their
+        end. They do need one if we have connections to other hosts over a transfer backend that may use TCP.
+
+        Where the peer's connections must also have closed at our end, the connector waits for that. Calling again does
+        no harm. A fence is permanent: nothing is begun with that process again.
 
         Args:
             incarnation: Of the dead process, 32 hex characters.

@@ -97,7 +97,7 @@ def _one_by_one(native: Any, session: str, parts: list[Ranges]) -> None:  # noqa
 
 
 def _two_at_once(native: Any, session: str, parts: list[Ranges]) -> None:  # noqa: ANN401
-    """The next batch starts while one is under way, and nobody spins: that takes a core from those who move the bytes.
+    """The next batch starts while one is under way. No thread spins: that takes a core from the threads that copy.
 
     Only a batch of one range can be asked without waiting, so the last range of each goes as one.
     """

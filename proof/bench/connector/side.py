@@ -104,7 +104,7 @@ class Side:
         return Counter(self.frames)
 
     def open_idle(self, first: int, count: int, pages: int, prefill: str = "") -> None:
-        """Open hand-offs that nobody sends yet; they stay until `end_idle`. Their pages are the memory's last ones."""
+        """Open hand-offs that are not sent yet; they stay until `end_idle`. Their pages are the memory's last ones."""
         last = np.arange(self.setup.shape.pages - count * pages, self.setup.shape.pages, dtype=np.int32)
         for room, own in enumerate(np.split(last, count), start=first):
             if self.setup.role == "prefill":
