@@ -2,7 +2,7 @@
 
 
 class Clock:
-    """Called, it tells `now`, in seconds."""
+    """A call returns `now`, in seconds."""
 
     def __init__(self, now: float = 100.0) -> None:
         self.now = now

@@ -1,4 +1,4 @@
-"""An HTTP server inside the test, for tests that stand in for somebody's API, and addresses for pods."""
+"""An HTTP server inside the test, for tests that stand in for a foreign API, and addresses for pods."""
 
 import itertools
 import os
@@ -11,7 +11,7 @@ _numbers = itertools.count()
 
 
 def pod_address() -> str:
-    """One of loopback that nobody else uses, not even another run of the same test: pods have fixed ports."""
+    """One of loopback that is not in use, not even by another run of the same test: pods have fixed ports."""
     process = os.getpid()
     return f"127.{100 + next(_numbers) % 150}.{process >> 8 & 255}.{process & 255}"
 

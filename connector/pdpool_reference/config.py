@@ -7,18 +7,18 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Shape and constants of a Llama model with tied embeddings.
 
     Args:
-        name: identifies the weights; the same on both sides of a hand-off.
-        layers: number of blocks.
-        hidden: width of the residual stream.
-        ffn: width between gate/up and down.
-        heads: query heads, a multiple of `kv_heads`.
-        kv_heads: key and value heads.
-        head_dim: elements of a head, even.
-        vocab: number of tokens.
-        rope_base: base of the rotary frequencies.
-        rms_eps: added under the root of RMSNorm.
-        max_context: most tokens of one sequence.
-        eos_ids: tokens that end an answer.
+        name: Identifies the weights; the same on both sides of a hand-off.
+        layers: Number of blocks.
+        hidden: Width of the residual stream.
+        ffn: Width between gate/up and down.
+        heads: Query heads, a multiple of `kv_heads`.
+        kv_heads: Key and value heads.
+        head_dim: Elements of a head, even.
+        vocab: Number of tokens.
+        rope_base: Base of the rotary frequencies.
+        rms_eps: Added under the root of RMSNorm.
+        max_context: Most tokens of one sequence.
+        eos_ids: Tokens that end an answer.
 
     Raises:
         ValueError: the numbers do not fit together.

@@ -34,10 +34,10 @@ class PagedKV:
     """K and V of `pages` pages in one arena, one buffer each per layer, and `AUX_ROWS` aux rows.
 
     Args:
-        config: the model.
-        pages: how many pages.
-        arena: memory of at least `PagedKV.nbytes(config, pages, shard)` bytes; a new arena by default.
-        shard: what the rank holds of the model; the whole model by default.
+        config: The model.
+        pages: How many pages.
+        arena: Memory of at least `PagedKV.nbytes(config, pages, shard)` bytes; a new arena by default.
+        shard: What the rank holds of the model; the whole model by default.
 
     `k` and `v` hold one float32 array (pages, PAGE_TOKENS, kv_heads, head_dim) for each layer of the shard. `memory`
     describes the same bytes to the connector.

@@ -59,10 +59,10 @@ class Ranks:
     """All ranks of one engine. `forward` is for the scheduler's thread; the other methods are for any thread.
 
     Args:
-        model: rank 0's shard.
-        specs: the other ranks, in the order of ranks.
-        stopping: whether to stop waiting for a rank.
-        lost: called when a rank that was up has ended, on the thread that reads from it.
+        model: Rank 0's shard.
+        specs: The other ranks, in the order of ranks.
+        stopping: Whether to stop waiting for a rank.
+        lost: Called when a rank that was up has ended, on the thread that reads from it.
     """
 
     on_change: Callable[[int, Changed], None]

@@ -34,12 +34,12 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """Where a sequence meets the other engine.
+    """By what the two halves of a sequence find each other.
 
     Args:
-        prefill: bootstrap address of the prefill engine, "host:port".
-        room: the router's `bootstrap_room`.
-        prompt: digest by which the two halves match (`prompt_of`); empty matches any half of the room.
+        prefill: Bootstrap address of the prefill engine, "host:port".
+        room: The router's `bootstrap_room`.
+        prompt: Digest by which the two halves match (`prompt_of`); empty matches any half of the room.
     """
 
     prefill: str

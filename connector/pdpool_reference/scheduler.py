@@ -29,12 +29,12 @@ class Scheduler:
     """Owns a Core on a thread of its own. Methods may be called from any thread and return at once.
 
     Args:
-        mode: unified, prefill or decode.
-        model: computes steps over the paged cache.
-        total_pages: pages of the cache.
-        max_queued: most sequences in the engine at a time.
-        make_core: makes the core from the callback for sequences that end.
-        on_crash: called on the scheduler's thread after a turn raised and all sequences have failed.
+        mode: Unified, prefill or decode.
+        model: Computes steps over the paged cache.
+        total_pages: Pages of the cache.
+        max_queued: Most sequences in the engine at a time.
+        make_core: Makes the core from the callback for sequences that end.
+        on_crash: Called on the scheduler's thread after a turn raised and all sequences have failed.
     """
 
     def __init__(

@@ -76,14 +76,14 @@ class Core:
     """The state of one engine. All methods are called on the scheduler's thread.
 
     Args:
-        pages: allocator of the cache's pages.
-        aux: allocator of the aux rows, for engines that hand off.
-        detokenizer: makes a fresh detokenizer for a sequence.
-        eos_ids: tokens that end an answer.
-        limits: bounds.
-        counters: what is counted for Prometheus.
-        on_end: called once for each sequence that ends, after it left its queue and before its last output.
-        side: makes the part that depends on the engine's mode.
+        pages: Allocator of the cache's pages.
+        aux: Allocator of the aux rows, for engines that hand off.
+        detokenizer: Makes a fresh detokenizer for a sequence.
+        eos_ids: Tokens that end an answer.
+        limits: Bounds.
+        counters: What is counted for Prometheus.
+        on_end: Called once for each sequence that ends, after it left its queue and before its last output.
+        side: Makes the part that depends on the engine's mode.
     """
 
     def __init__(

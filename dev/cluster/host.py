@@ -42,11 +42,11 @@ class Record:
     """Changes since this boot, with the values before.
 
     Attributes:
-        boot: id of the boot.
-        state: state folder of the cluster.
-        parameters: kernel parameter -> value before.
-        folders: folders that did not exist before.
-        controllers: cgroup controllers enabled below the root.
+        boot: Id of the boot.
+        state: State folder of the cluster.
+        parameters: Kernel parameter -> value before.
+        folders: Folders that did not exist before.
+        controllers: Cgroup controllers enabled below the root.
     """
 
     boot: str

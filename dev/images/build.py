@@ -22,12 +22,12 @@ class Image:
     """How one image is built.
 
     Attributes:
-        name: short name.
-        tag: name in the local storage and on the nodes.
-        dockerfile: an ordinary Dockerfile.
-        context: returns the folder of its COPY lines.
-        needs_base: whether it uses the base image.
-        prepare: makes files for the context.
+        name: Short name.
+        tag: Name in the local storage and on the nodes.
+        dockerfile: An ordinary Dockerfile.
+        context: Returns the folder of its COPY lines.
+        needs_base: Whether it uses the base image.
+        prepare: Makes files for the context.
     """
 
     name: str

@@ -1,11 +1,12 @@
 """Each data plane beside plain memory copy and beside the raw backend: `python -m proof.bench.dataplane`.
 
 For every plane there is an initiator and a target process. A round measures all planes of a shape one after the other,
-so that a busy moment hits all of them; the figures are medians over the rounds.
+so that a busy moment hits all of them. The figures are medians over the rounds.
 
 - backend: the request cut into chunks, checked, submitted and polled one after the other, as a peer's worker does.
-- raw: NIXL with indices computed beforehand, one handle for the whole request, polled without a pause; Mooncake with
-  ranges computed beforehand, its synchronous batches of as many as it takes, which spin inside Mooncake.
+- raw: NIXL with indices computed beforehand, one handle for the whole request, polled without a pause. Mooncake with
+  ranges computed beforehand, in its largest synchronous batches, which spin inside Mooncake.
+
 - memcpy: one numpy copy of as many contiguous bytes, in the initiator's process.
 """
 

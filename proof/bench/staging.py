@@ -1,8 +1,8 @@
 """Strips beside staging, where decode's tensor parallelism is twice prefill's: `python -m proof.bench.staging`.
 
-An initiator with all heads writes a request of scattered pages to a target with half of them, in turn as strips and
-gathered through staging, so that a busy moment hits both; the figures are medians over the rounds. Both include all
-that a peer's worker does: cut, check, gather, submit, poll, one chunk after the other.
+An initiator with all heads writes a request of scattered pages to a target with half of them. It does so in turn as
+strips and gathered through staging, so that a busy moment hits both. The figures are medians over the rounds. Both
+include all that a peer's worker does: cut, check, gather, submit, poll, one chunk after the other.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""`make fuzz`: coverage-guided fuzzing (atheris) of every decoder, and of the machines driven by whatever decodes."""
+"""`make fuzz`: coverage-guided fuzzing (atheris) of every decoder, and of the machines driven by inputs that decode."""

@@ -35,7 +35,7 @@ SPARE_S = 300
 
 
 class Fuzzed(NamedTuple):
-    """What became of a target. `coverage`: edges seen, where libFuzzer told; `finding`: "" when there is none."""
+    """What became of a target. `coverage`: edges seen, if libFuzzer reports them; `finding`: "" when there is none."""
 
     name: str
     inputs: int
@@ -128,7 +128,7 @@ class Fuzzers:
                     process.kill()
 
     def inputs(self) -> int:
-        """How many there have been so far, as far as libFuzzer has told."""
+        """How many there have been so far, as far as libFuzzer has reported."""
         with self._lock:
             return sum(map(self._count, self._running))
 

@@ -42,7 +42,7 @@ class _Answered:
 
 
 def state() -> tuple[Fuzzed, Sequence[bytes]]:
-    """`look`, and tables of what it saw: whatever is wrong is part of the look, and nothing steers the terminal."""
+    """`look`, and tables of what it saw: each error is part of the look, and nothing steers the terminal."""
     allowance = Allowance()
     before = {ADDRESS: Look(ADDRESS, -1.0, _state())}
 

@@ -69,12 +69,12 @@ OVER_IPV6 = {
     ),
     "mooncake-ipv6": replace(PLANES["mooncake"], host="::1"),
 }
-"""Those whose bytes have an address to go to: the others go through memory, whatever the host is called."""
+"""Those whose bytes have an address to go to: the others go through memory, under any host name."""
 RECORDED = {
     "mori-recorded": Plane("mori", {STAND_INS: "1"}, transport="rdma"),
     "ascend-recorded": Plane("ascend", {STAND_INS: "1", "MF_CONFIG_STORE_URL": "tcp://127.0.0.1:6650"}, transport=""),
 }
-"""Adapters on stand-ins of their packages. How a real transport fails these cannot tell: they are for healthy peers."""
+"""Adapters on stand-ins of their packages. They do not show how a real transport fails: they are for healthy peers."""
 OVER_TCP = {name: PLANES[name] for name in ("nixl-tcp", "mooncake")}
 
 

@@ -34,7 +34,7 @@ from tests.integration.forked import OWN_CODE, ROOT, Forked
 from tests.unit.backends import recorded_packages
 
 ANSWER_TIMEOUT_S = 120.0
-GAP = 4096  # bytes of nobody between two regions
+GAP = 4096  # bytes of no owner between two regions
 STAND_INS = "PDPOOL_TEST_STAND_INS"
 """Set for a process whose backends go over the stand-ins of packages that need hardware."""
 
@@ -250,7 +250,7 @@ class _Side:
                         if time.monotonic() - started > wait_s:
                             break
                 answers[index] = (outcome.value, time.monotonic() - started)
-            except Exception as error:  # noqa: BLE001 - told to the test, which fails on it
+            except Exception as error:  # noqa: BLE001 - returned to the test, which fails on it
                 answers[index] = (repr(error), 0.0)
 
         threads = [threading.Thread(target=work, args=entry) for entry in enumerate(jobs)]
@@ -268,7 +268,7 @@ class _Side:
             try:
                 self.connect(stranger, remote)
                 outcome.append("connected")
-            except Exception as error:  # noqa: BLE001 - told to the test
+            except Exception as error:  # noqa: BLE001 - returned to the test
                 outcome.append(type(error).__name__)
 
         thread = threading.Thread(target=connect)

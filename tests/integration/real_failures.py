@@ -1,7 +1,7 @@
 """How calls of real data planes are made to fail for real, in a process whose peer they serve: nothing is faked.
 
-Mooncake's server refuses a write outside the memory that its own process has registered: a decode that registers half
-of each of its regions fails whoever writes into the other half. NIXL checks that when a peer is paired, so there a
+Mooncake's server refuses a write outside the memory that its own process has registered. So writes fail that
+go to the half of each region which a decode has left out. NIXL checks that when a peer is paired, so there a
 connection is ended under the transfer, as a network does it.
 """
 

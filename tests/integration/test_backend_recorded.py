@@ -1,5 +1,6 @@
-"""The stand-ins that the conformance suite runs over fail, as the real packages would, once a peer is not there: they
-neither call done whatever they are told, nor write to where the peer was.
+"""The stand-ins of the conformance suite fail as the real packages do once a peer has ended.
+
+They do not report such a transfer as done, and do not write to where the peer was.
 """
 
 import signal

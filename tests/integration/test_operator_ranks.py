@@ -1,4 +1,4 @@
-"""The operator's half that asks and tells engines, against a real engine of two ranks."""
+"""The operator's half that queries and commands engines, against a real engine of two ranks."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime

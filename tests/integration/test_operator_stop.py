@@ -1,7 +1,7 @@
-"""An operator that is told to end while it starts: it ends soon, in order, and holds no Lease afterwards.
+"""An operator that gets SIGTERM while it starts: it ends soon, in order, and holds no Lease afterwards.
 
-The real process against an API server of the test's own. As process 1 of a container it would not be ended by a signal
-that it does not handle; here SIGTERM is ignored from the start instead, which is the same until a handler is there.
+The real process against an API server of the test's own. The kernel drops a signal to process 1 of a container that it
+does not handle. Here SIGTERM is ignored from the start instead, which is the same until a handler is there.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ Answer = tuple[int, Any]
 
 
 class ApiServer:
-    """One Lease, and no other object. `hold` keeps a request back, by method and path, until it is told to go on."""
+    """One Lease, and no other object. `hold` keeps a request back, by method and path, until `go_on` is set."""
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
@@ -173,7 +173,7 @@ async def test_before_it_knows_the_lease_it_does_not_take_it(server: ApiServer, 
     async with operator(server, tmp_path) as one:
         await reaches(server, one)
         await one.told_to_end()
-        server.go_on.set()  # nobody holds it
+        server.go_on.set()  # no operator holds it
         await one.ended()
         assert "leading as" not in one.log
     assert not server.lease_writes

@@ -5,7 +5,9 @@ a machine's state has a canonical form, and what an event does to it is worked o
 world is then a tuple of numbers. Three choices make the search wider than the world, never narrower:
 
 - A frame that was sent stays deliverable for ever, to its process: that covers loss, delay, reordering and doubling.
-- Each process has a clock of its own, and any clock may stand still while others run: a timer fires when it likes.
+
+- Each process has a clock of its own, and any clock may stop while others run: a timer fires at any time.
+
 - From every state that is reached, faults stop and frames in flight are lost: all must then come to an end by itself.
 """
 
@@ -178,7 +180,7 @@ class Explorer(SmallWorld):
         return True
 
     def _only_holds(self, state: State) -> bool:
-        """True when nobody waits for anything but proof."""
+        """True when each wait is one for a proof."""
         waiting = any(half.phase and not half.ended for rank in state.halves for half in rank)
         aborting = (self.machines.get(state.machines[rank]).queues.count("aborting") for rank in self.decodes)
         return not waiting and not any(aborting)

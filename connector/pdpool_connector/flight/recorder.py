@@ -96,10 +96,10 @@ class Recorder:
     """See the module. Call `note` after each call of `handle`, and `ended` when a hand-off was reported ended.
 
     Args:
-        incarnation: of this process.
-        keep_s: how long the machine remembers a failed half, and so how long its trace may grow.
-        ring: steps kept of one trace.
-        max_bytes: bound on all traces together.
+        incarnation: Of this process.
+        keep_s: How long the machine remembers a failed half, in seconds. Its trace may grow for that long.
+        ring: Steps kept of one trace.
+        max_bytes: Bound on all traces together.
     """
 
     def __init__(self, incarnation: str, keep_s: float, *, ring: int = RING, max_bytes: int = MAX_BYTES) -> None:

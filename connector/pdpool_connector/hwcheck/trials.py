@@ -58,9 +58,9 @@ def plan(machine: Machine, backends: Mapping[str, str], devices: int, no_devices
     """All trials, those that cannot be made here with the reason.
 
     Args:
-        backends: for each backend why it cannot be loaded, "" where it can.
-        devices: how many CUDA devices this process sees.
-        no_devices: why it sees none.
+        backends: By name of the backend, why it cannot be loaded; "" where it can.
+        devices: How many CUDA devices this process sees.
+        no_devices: Why it sees none.
     """
     rdma = _no_rdma(machine)
     gpu = no_devices or ("" if devices else "no CUDA device is visible")

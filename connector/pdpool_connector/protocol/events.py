@@ -13,15 +13,18 @@ from pdpool_connector.protocol.status import Cause, TransferStatus
 
 
 class Plain(msgspec.Struct, frozen=True, gc=False):
-    """Base of events and effects: made by the thousand for every request, so cheap to make, and never part of a cycle,
-    so that the garbage collector need not look at them."""
+    """Base of events and effects.
+
+    Each request makes thousands of them, so they are cheap to make. None is part of a reference cycle, so the garbage
+    collector does not track them.
+    """
 
 
 # --- Events of both sides ---
 
 
 class PeerReady(Plain, frozen=True):
-    """A process is paired, or paired again after its connection broke; `version` is what it will be spoken to in."""
+    """A process is paired, or paired again after its connection broke. `version`: of the protocol, for our frames."""
 
     peer: str
     version: int
@@ -35,7 +38,7 @@ class PeerLost(Plain, frozen=True):
 
 
 class Fenced(Plain, frozen=True):
-    """There is proof that a process can touch no memory of ours any more, nor we its; `proof` says which, for logs."""
+    """A proof shows that we and a process can no longer access each other's memory. `proof` names it, for logs."""
 
     peer: str
     proof: str
@@ -48,7 +51,7 @@ class Received(Plain, frozen=True):
 
 
 class AbortTransfer(Plain, frozen=True):
-    """The caller gives a hand-off up. Unknown and ended ones are no error: abort may always be said."""
+    """The caller aborts a hand-off. It may do so at any time: for an unknown or ended one nothing happens."""
 
     handle: int
     message: str

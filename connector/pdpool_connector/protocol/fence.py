@@ -92,13 +92,13 @@ def judge(backend: str, proofs: Sequence[Proof], *, sending: bool = False) -> No
     has a row.
 
     Args:
-        backend: name of the transfer backend.
-        proofs: what was observed of the process.
-        sending: our own backend moves the bytes and only reads our memory. The pages are held so that a slow peer never
+        backend: Name of the transfer backend.
+        proofs: What was observed of the process.
+        sending: Our own backend moves the bytes and only reads our memory. The pages are held so that a slow peer never
             receives later contents of them. A dead peer receives nothing, so its end alone suffices.
 
     Raises:
-        InsufficientProofError: they do not suffice.
+        InsufficientProofError: They do not suffice.
     """
     rows = {transport: enough for (name, transport), enough in FENCES.items() if name == backend}
     if not rows:

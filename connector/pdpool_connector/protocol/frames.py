@@ -1,7 +1,7 @@
 """The frames of the control channel: typed, tagged, versioned, bounded, and refused whole when anything is off.
 
-A frame is one msgpack array (msgspec `array_like`), tag first, so that a later version may append fields with defaults
-and an older one ignores them. Times on the wire are durations, never clock readings: the two sides share no clock.
+A frame is one msgpack array (msgspec `array_like`), tag first. So a later version may append fields with defaults, and
+an older one ignores them. Times on the wire are durations, never clock readings: the two sides share no clock.
 """
 
 import re
@@ -23,8 +23,8 @@ MAX_FRAME_BYTES = 2 * MAX_IDS * PAGE_ID_BYTES + 16 * 1024
 Incarnation = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$", max_length=32)]
 """Random 128-bit id of one life of one process, in hex."""
 Named = Annotated[str, msgspec.Meta(min_length=32, max_length=32)]
-"""An incarnation in a frame. That it is hex is checked in `Hello`, by which a process becomes known: other frames must
-name a known one to have any effect, and a pattern costs more than all their other checks together."""
+"""An incarnation in a frame. Only `Hello`, which makes a process known, is checked for hex digits. Other frames have
+no effect unless they name a known process, and a pattern costs more than all their other checks together."""
 _HEX = re.compile("[0-9a-f]{32}")
 ROOMS: Final = 2**63
 Room = Annotated[int, msgspec.Meta(ge=0, le=ROOMS - 1)]
@@ -45,7 +45,7 @@ AuxSlot = Annotated[int, msgspec.Meta(ge=NO_AUX, lt=INDICES)]
 """Index of a row of the aux region; NO_AUX where the row is not asked of this rank."""
 PROMPT_BYTES = 16
 Prompt = Annotated[bytes, msgspec.Meta(max_length=PROMPT_BYTES)]
-"""A digest of what the request's cache is computed from, the same on both sides; empty where it is not told."""
+"""A digest of what the request's cache is computed from, the same on both sides. Empty where the engine gives none."""
 RankCount = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 """How many ranks of decode one rank of prefill writes to; larger instances than this are not known to exist."""
 MAX_STATE_POOLS: Final = 16
@@ -60,7 +60,7 @@ def is_incarnation(name: str) -> bool:
 
 
 def text(message: str) -> str:
-    """As much of a message as a frame carries, in one line: what cannot be shown is escaped.
+    """As much of a message as a frame carries, in one line, with unprintable characters escaped.
 
     It goes into logs, terminals and answers, and may be a peer's.
     """
@@ -68,7 +68,7 @@ def text(message: str) -> str:
 
 
 def shown(words: str) -> str:
-    """Somebody's words, of any length, as part of one line: what would end it, or steer a terminal, is escaped."""
+    """Foreign text of any length as part of one line. Line breaks and terminal control characters are escaped."""
     if words.isprintable():
         return words
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in words)
@@ -81,12 +81,12 @@ class AttemptId(msgspec.Struct, frozen=True, array_like=True, gc=False):
     number: Count
 
     def __str__(self) -> str:
-        """Short form for messages and logs: enough of the incarnation to tell processes apart."""
+        """Short form for messages and logs: enough of the incarnation to distinguish processes."""
         return f"{self.decode[:8]}/{self.number}"
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True, gc=False):
-    """What every frame carries: protocol version, and the process that speaks."""
+    """What every frame carries: protocol version, and the process that sends it."""
 
     version: Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
     sender: Named
@@ -113,14 +113,14 @@ class HelloOk(Frame, frozen=True, kw_only=True):
 
 
 class HelloRefused(Frame, frozen=True, kw_only=True):
-    """Prefill will not pair; `reason` names the field and both values. `retry` tells whether later may differ."""
+    """Prefill will not pair; `reason` names the field and both values. `retry`: whether a later try may succeed."""
 
     reason: Text
     retry: bool
 
 
 class Goodbye(Frame, frozen=True, kw_only=True):
-    """The sender's connector closes: what it still had with this peer has been told attempt by attempt."""
+    """The sender's connector closes. It has sent the end of each attempt with this peer before."""
 
     reason: Text
 
@@ -193,7 +193,7 @@ class Ended(AttemptFrame, frozen=True, kw_only=True):
 
 
 class Ack(AttemptFrame, frozen=True, kw_only=True):
-    """Decode has taken note of a settled `Ended` and has nothing more to say about this attempt."""
+    """Decode has received a settled `Ended`, and sends nothing more about this attempt."""
 
 
 class Abort(RequestFrame, frozen=True, kw_only=True):
@@ -204,7 +204,7 @@ class Abort(RequestFrame, frozen=True, kw_only=True):
 
 
 class Query(AttemptFrame, frozen=True, kw_only=True):
-    """Decode asks how the attempt stands; the answer is whichever frame would say so."""
+    """Decode asks for the state of the attempt. Prefill answers with the frame that reports this state."""
 
 
 AnyAttemptFrame = Open | Offer | Accepted | Ended | Ack | Abort | Query

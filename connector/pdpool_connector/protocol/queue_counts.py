@@ -22,7 +22,7 @@ class QueueCounts(Generic[State]):
         self._went_on: Counter[str] = Counter()
 
     def move(self, who: int, before: State | None, after: State, now: float, *, progress: bool) -> None:
-        """Note that `who` goes from `before` (None: it is new) to `after`. A state without labels is the end.
+        """Note that `who` goes from state `before` (None: it is new) to `after`. A state without labels is final.
 
         `progress`: False for a failure, so that a queue in which requests only expire does not seem to move.
         """

@@ -1,7 +1,7 @@
-"""The states of a hand-off on either side, and the one table that says which cue leads from which state to which.
+"""The states of a hand-off on either side, and the one table of transitions by trigger.
 
-The machines derive a cue from an event and the facts of the attempt, look the next state up here, and can go nowhere
-else. Documentation and tests read the same tables.
+The machines derive a trigger from an event and the facts of the attempt, look the next state up here, and can enter no
+other. Documentation and tests read the same tables.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class PrefillState(StrEnum):
     QUIESCING = "quiescing"
     """It has failed; writes in flight are awaited."""
     HELD = "held"
-    """It has failed, and nothing proves that no write is in flight: the pages stay back until something does."""
+    """It has failed, and a write may be in flight. The pages stay back until a proof that none is."""
     DONE = "done"
     FAILED = "failed"
 

@@ -49,7 +49,7 @@ class Cause(StrEnum):
     """A fault in the connector itself; it ended this attempt only."""
 
     def seen_by_peer(self) -> "Cause":
-        """The same cause in the words of the other side, which is told of it."""
+        """The cause that the other side reports when this side failed with this one."""
         return _SEEN_BY_PEER.get(self, self)
 
 
@@ -57,7 +57,7 @@ _SEEN_BY_PEER = {Cause.ABORTED: Cause.PEER_ABORTED, Cause.SHUTDOWN: Cause.PEER_L
 
 
 def cause_from_peer(text: str, otherwise: Cause) -> Cause:
-    """The cause in a peer's frame, in the words of this side; `otherwise` for one that only a newer version knows."""
+    """The cause that this side reports for the one in a peer's frame. `otherwise`: for causes that are unknown here."""
     try:
         return Cause(text).seen_by_peer()
     except ValueError:
@@ -68,9 +68,9 @@ class TransferStatus(msgspec.Struct, frozen=True, gc=False):
     """Immutable snapshot of one hand-off.
 
     `prefix_pages`: logical pages that decode already holds and prefill need not send (known from READY on).
-    `bytes_moved`: bytes that this side knows to have landed. `releasable`: True once nobody can write (decode) or read
-    (prefill) the pages and the aux row any more; only then may the engine give them back. A failed hand-off that is not
-    releasable yet is a drain in progress or a hold; it becomes releasable later, or when the peer is fenced.
+    `bytes_moved`: bytes that this side knows to have landed. `releasable`: no peer can write (at decode) or read
+    (at prefill) the pages and the aux row any more. Only then may the engine give them back. A failed hand-off that is
+    not releasable yet still quiesces, or is held. It becomes releasable later, or when the peer is fenced.
     """
 
     phase: Phase

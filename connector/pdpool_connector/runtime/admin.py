@@ -3,8 +3,8 @@
 `POST /v1/fence` {"incarnation": "…", "proofs": [{"kind": "container_terminated", …}]} on the admin port: see
 `Connector.fence`. Each call needs a token of its own.
 
-`POST /drain` and `GET /drain` on the Unix socket, which only the pod's own user can reach: start the drain, or only
-ask, and answer how far it is.
+`POST /drain` on the Unix socket starts the drain, and `GET /drain` does not. Both answer how far the drain is. Only the
+pod's own user can connect to this socket.
 """
 
 import json

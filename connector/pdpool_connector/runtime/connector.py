@@ -174,8 +174,8 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         Raises:
             OSError: A port or the admin socket cannot be bound. `start` may be called again.
             BackendError: The transfer backend does not start.
-            RuntimeError: No thread is left (`start` may be called again), the connector was started or closed before,
-                or this process was forked after the connector was made.
+            RuntimeError: No thread is left (`start` may be called again). Or the connector was started or closed
+                before, or this process was forked after the connector was made.
         """
         if self._forked:
             raise RuntimeError(f"the {self.role} connector {_FORKED}")
@@ -234,10 +234,11 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         """Release what is held because of `incarnation`: there is proof that it can touch our memory no more.
 
         The caller is responsible for `proofs`, which are logged. Silence, NotReady, or a pod object that is gone are no
-        proof: a node that is cut off goes on writing. Peers of this host whose end the kernel reports need no call,
-        unless we have connections to other hosts over a transfer backend that may use TCP. Where the peer's connections
-        must also have closed at our end, the connector waits for that; calling again does no harm. A fence is for good:
-        nothing is begun with that process again.
+        proof: a node that is cut off goes on writing. Peers on this host need no call if the kernel reports their
+        end. They do need one if we have connections to other hosts over a transfer backend that may use TCP.
+
+        Where the peer's connections must also have closed at our end, the connector waits for that. Calling again does
+        no harm. A fence is permanent: nothing is begun with that process again.
 
         Args:
             incarnation: Of the dead process, 32 hex characters.

@@ -25,8 +25,8 @@ class Turns(Protocol):
 class HelloQueue:
     """One Hello waits for each connection, its last. The smallest is checked first: large ones delay no other.
 
-    `judge` is called with the Hello, the route and the number of its connection; at once while Hellos have not used up
-    their share of the time. Owner thread only.
+    `judge` is called with the Hello, the route and the number of its connection. It is called at once while Hellos have
+    not used up their share of the time. Owner thread only.
     """
 
     def __init__(self, judge: Judge, turns: Turns, drops: Drops, clock: Callable[[], float] = time.monotonic) -> None:

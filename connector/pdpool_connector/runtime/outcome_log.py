@@ -1,8 +1,8 @@
 """Counts and logs how hand-offs end: in counters, in a histogram, and in one line of the log each.
 
 The lines of both sides have the same `attempt=`, and `room=` and `request_id=`. A search for one of them in the logs of
-all processes gives the life of a hand-off. Its end is one line at INFO (WARNING when it failed other
-than by an abort), at a bounded rate; every other step is one at DEBUG.
+all processes gives the life of a hand-off. Its end is one line at INFO, or at WARNING
+when it failed other than by an abort. The rate of these lines is bounded. Every other step is one line at DEBUG.
 """
 
 import logging

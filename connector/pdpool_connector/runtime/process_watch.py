@@ -101,8 +101,8 @@ class ProcessWatch:
     def _are_others(self, exited: ProcessName, ends: Holders) -> bool:
         """Whether no connection of ours can be one of the exited process, or of a helper that it had forked.
 
-        Who holds its other end must be a peer that lives and was not forked off either, or have begun before the one
-        that has exited.
+        The holder of a connection's other end must meet one of two conditions. It is a living peer that the exited
+        process has not forked. Or it was started before the exited process.
         """
         living = {
             Holder(watched.process.pid, watched.process.started)

@@ -1,7 +1,7 @@
 """The control channel over zmq: prefill listens (ROUTER), decode connects (DEALER). Owner thread only; nothing blocks.
 
 Every socket is bounded (high-water marks, frame size). Every message counts as hostile until `frames.decode` has
-checked it. zmq never rebuilds a connection by itself: its end is evidence about the peer, and is reported.
+checked it. zmq never rebuilds a connection by itself. Its end is reported: it is evidence about the peer.
 """
 
 import contextlib

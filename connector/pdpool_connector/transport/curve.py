@@ -1,8 +1,8 @@
 """Keys of the control channel: CURVE authenticates and encrypts it, one set of keys for all processes of a service.
 
-Keys are rotated with overlap. The first of a set is the one that a process listens with; a client of any key in the set
-is let in, and a client tries the keys of its own set in turn. So a new key is first added behind the old one
-everywhere, then put before it, and then the old one is dropped.
+Keys are rotated with overlap. A process listens with the first key of its set, and admits clients with any key of the
+set. A client tries the keys of its own set in turn. So a rotation has three steps: add the new key behind the old one
+everywhere, then put it first, then drop the old one.
 """
 
 import contextlib

@@ -15,8 +15,8 @@ from aiohttp import web
 from pdpool_connector.protocol.timeouts import Timeouts
 
 MAX_CONNECTIONS = 512
-"""To one port, and a few more when many come in one moment; the rest are closed at once, for they would take the
-descriptors that the control channel needs."""
+"""To one port, and a few more when many arrive at the same moment. Further connections are closed at once: they would
+take the descriptors that the control channel needs."""
 MAX_BODY_BYTES = 16 * 1024
 """Of a request; a longer one is refused with status 413."""
 
@@ -32,8 +32,12 @@ class Page:
 
 
 class Asked(NamedTuple):
-    """A request that is more than a page to read: its whole body, the IP address that it came from, and its header
-    Authorization ("" if there is none).
+    """A request with a body.
+
+    Attributes:
+        body: The whole body.
+        remote: IP address of the client.
+        authorization: Value of the header Authorization; "" if there is none.
     """
 
     body: bytes

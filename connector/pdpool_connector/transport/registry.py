@@ -85,10 +85,11 @@ class Registry:
         self._slots[0].info, self._slots[0].until = own, float("inf")
 
     def register(self, registration: Registration) -> Lease:
-        """Give a rank its slot, or renew it; another process of the same rank takes its place at once.
+        """Give a rank its slot, or renew it. A new process of the same rank replaces the former one at once.
 
-        Raises RegistrationError for a rank that is none of this instance, and for a process that was replaced, as long
-        as the lease of the one in its place holds.
+        Raises:
+            RegistrationError: The rank does not belong to this instance. Or another process has replaced this one, and
+                its lease has not expired.
         """
         info = registration.info
         if registration.ranks != len(self._instance):

@@ -1,4 +1,4 @@
-"""Looking host names up without waiting for those that nobody answers."""
+"""Looks host names up without waiting for those that get no answer."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ class Resolver:
         return pick_allowed(address, ips, self._networks)
 
     async def _look_up(self, host: str) -> list[str]:
-        """Ask the system; whoever asks for a name that is being looked up waits for the same answer."""
+        """Ask the system. Calls for a name that is being looked up wait for the same answer."""
         answer = self._underway.get(host)
         if answer is None:
             if len(self._underway) >= MAX_LOOKUPS:
@@ -52,7 +52,7 @@ class Resolver:
             error = failure
         except UnicodeError as failure:
             error = OSError(f"{host!r} is no host name: {failure}")
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile, and nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile, and no call waits
             answer.get_loop().call_soon_threadsafe(self._found, host, answer, ips, error)
 
     def _found(self, host: str, answer: asyncio.Future[list[str]], ips: list[str], error: OSError | None) -> None:

@@ -1,7 +1,7 @@
 """What the kernel knows of a process's TCP connections: where they lead, and who holds the other ends.
 
-When a process dies, the kernel goes on delivering what it had sent. Our end of such a connection closes only after all
-of it was read, so a process without such ends has received everything that the dead one had sent.
+When a process dies, the kernel goes on delivering what it had sent. Our end of a connection to it closes only after all
+of that was read. So a process without such connections has received everything that the dead process had sent.
 """
 
 import ipaddress
@@ -60,7 +60,7 @@ def other_ends(pid: int) -> list[frozenset[Holder]]:
 
 
 def connections(pid: int) -> frozenset[Connection]:
-    """TCP connections of process `pid` with others, and those of its network namespace that nobody has accepted yet.
+    """TCP connections of process `pid` with others, and those of its network namespace that are not accepted yet.
 
     One of them is in the table until `pid` has closed it, however long the other end is gone. Raises OSError as above.
     """

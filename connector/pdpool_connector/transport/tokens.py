@@ -15,12 +15,12 @@ import jwt
 from pdpool_connector.transport.curve import CurveKey
 
 MAX_LIFE_S: Final = 60
-"""A token that is valid for longer than this is refused, whoever signed it."""
+"""A token that is valid for longer than this is refused, even with a valid signature."""
 SKEW_S: Final = 5
 """How far the clocks of operator and pod may differ."""
 REGISTRATION_LIFE_S: Final = 5
-"""A token for a registration is valid for one lease: a registry that was restarted does not know it, and a replay there
-must not extend a lease for longer."""
+"""A token for a registration is valid for one lease. A restarted registry does not remember which tokens were used. A
+replay there must not extend a lease for longer."""
 MAX_USED: Final = 4096
 """Tokens of operators remembered as used; more within their life are refused."""
 MAX_USED_REGISTRATIONS: Final = 1 << 15

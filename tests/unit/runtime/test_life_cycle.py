@@ -62,7 +62,7 @@ def test_taken_port_leaves_nothing_behind(memory: KVMemory, prefill: PrefillConn
 def test_start_may_follow_a_taken_port(memory: KVMemory, kind, tmp_path) -> None:
     before = set(threading.enumerate())
     config = {"curve": (make_key(),), "flight_dir": tmp_path}
-    with socket.create_server(("0.0.0.0", free_port())) as taken:  # nobody is given it once it is let go
+    with socket.create_server(("0.0.0.0", free_port())) as taken:  # no other process gets it once it is free
         one = kind(ConnectorConfig("127.0.0.1", control_port=taken.getsockname()[1], **config), memory)
         with pytest.raises(OSError, match="in use"):
             one.start()

@@ -40,7 +40,7 @@ class Worker:
 
 
 class Prefill:
-    """Owner, clock and timers of a table, and what the machine has been told."""
+    """Owner, clock and timers of a table, and the events that the machine has received."""
 
     def __init__(self) -> None:
         self.time = 100.0

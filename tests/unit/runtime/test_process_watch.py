@@ -164,7 +164,7 @@ def test_frames_before_the_exit_are_read_first(process):
     )
     watch.watch("peer", msgspec.structs.replace(this_process(), pid=process.pid, started=started_at(process.pid)))
     with contextlib.ExitStack() as undo:
-        for _ in range(16):  # in whatever order a turn serves them, some of them come after the pidfd
+        for _ in range(16):  # in any order of a turn, some of them follow the pidfd
             words = os.eventfd(1, os.EFD_NONBLOCK)
             undo.callback(os.close, words)
             reactor.watch(words, partial(hear, words, said))

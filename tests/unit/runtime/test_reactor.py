@@ -1,4 +1,4 @@
-"""The owner of all state: nothing that it calls can end it, there is one turn at a time, and it stops when told."""
+"""The owner of all state: nothing that it calls can end it, there is one turn at a time, and it stops on request."""
 
 import contextlib
 import os
@@ -179,7 +179,7 @@ def test_timer_of_a_step_wakes_the_loop(reactor: Reactor) -> None:
 
 
 def test_message_announced_during_a_send_is_read(reactor: Reactor) -> None:
-    """Sending takes what zmq has to tell from a socket's descriptor, and the loop sleeps on that."""
+    """Sending clears what zmq signals by a socket's descriptor, and the loop sleeps on that."""
     context: zmq.Context = zmq.Context()
     ours, theirs = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
     ours.bind("inproc://pair")

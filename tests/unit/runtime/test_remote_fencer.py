@@ -51,7 +51,7 @@ class World:
         return seen
 
     def look(self) -> None:
-        """The next look is due, and its result is heard of."""
+        """The next look is due, and its result arrives."""
         timers, self.timers = self.timers, {}
         for call in timers.values():
             call()

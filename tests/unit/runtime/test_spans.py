@@ -1,4 +1,4 @@
-"""Spans tell of each hand-off on both sides, in the request's own trace, with the reason when it failed."""
+"""Spans show each hand-off on both sides, in the request's own trace, with the reason when it failed."""
 
 import os
 import subprocess

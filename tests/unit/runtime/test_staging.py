@@ -18,7 +18,7 @@ OTHERS = np.array([0, 3, 4], np.int32)
 
 
 class Unsure(LocalBackend):
-    """Moves everything, and says afterwards that bytes may still be under way when told to."""
+    """Moves everything. If `unsettled` is set, it reports that bytes may still be under way."""
 
     unsettled = False
     staged = told = 0

@@ -1,4 +1,4 @@
-"""Small moves: several in one transfer, made by whoever brings them where that takes no waiting, and ending apart."""
+"""Small moves: several in one transfer, made by the calling thread where that does not block, and ending apart."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ LITTLE = structs.replace(MEMORY, kv=tuple(structs.replace(region, item_bytes=512
 
 
 class PromptBackend(ScriptedBackend):
-    """Ends what it is given at once in the way that `outcome` tells; None: it would have to wait."""
+    """Ends what it is given at once with `outcome`; None: it would have to wait."""
 
     def __init__(self, outcome: Poll | None) -> None:
         super().__init__()
@@ -54,8 +54,8 @@ def prompt():
         one = Bench(PromptBackend(outcome), LITTLE, LITTLE, **options)
         made.append(one)
         assert one.connected.get(timeout=30) is None
-        # What it does by itself it does with its hands, from before it tells of the end until it sleeps; that it is
-        # connected it tells before it has taken them.
+        # The worker's own thread holds its lock from before it reports an end until it sleeps. It reports that it is
+        # connected before it has taken the lock.
         one.write(0, 200)
         one.next_submit().outcome = Poll.DONE
         assert one.next_end().result is WriteResult.LANDED

@@ -147,7 +147,7 @@ def test_control_outside_networks_is_refused(serve) -> None:
 
 def test_nobody_listening_is_worth_another_try() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # so that nobody else comes to listen there meanwhile
+        taken.bind(("127.0.0.1", 0))  # so that no other process listens there meanwhile
         with pytest.raises(BootstrapError, match="cannot be reached") as caught:
             ask_bootstrap(f"127.0.0.1:{taken.getsockname()[1]}", LOOPBACK, 30.0)
     assert (caught.value.final, caught.value.refused) == (False, True)

@@ -25,7 +25,7 @@ def server() -> Iterator[ControlServer]:
 
 
 def reported(monkeypatch: pytest.MonkeyPatch, *kinds: int) -> None:
-    """What zmq tells of connections at the next look, all by the same descriptor."""
+    """What zmq reports of connections at the next look, all by the same descriptor."""
     events = [{"event": kind, "value": DESCRIPTOR} for kind in kinds]
     monkeypatch.setattr(control, "_events", lambda _: [events.pop(0) for _ in list(events)])
 

@@ -91,7 +91,7 @@ def test_interrupted_close_is_completed_by_the_next(monkeypatch):
             patch.setattr(keeper._authenticator, "is_alive", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 keeper.close()
-        wait_until(lambda: not keeper._authenticator.pipe.poll(0, zmq.POLLOUT))  # zmq knows that nobody listens there
+        wait_until(lambda: not keeper._authenticator.pipe.poll(0, zmq.POLLOUT))  # zmq knows that nothing listens there
         assert made_or_closed(keeper.close) is None
 
 

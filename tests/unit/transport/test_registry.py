@@ -1,4 +1,4 @@
-"""The bootstrap registry: who is registered, for how long, and what decode is told. Time is given by the tests."""
+"""The bootstrap registry: who is registered, for how long, and what decode receives. Time is given by the tests."""
 
 import asyncio
 import json
