@@ -14,7 +14,7 @@ from tests.integration.connector_peer import PAGES, Side
 from tests.integration.handoffs import TIMEOUTS, fill, open_both, settle_empty
 from tests.integration.instances import shape
 
-ROOMS, WAVE, WARM = 10_000, 40, 4_000
+ROOMS, WAVE, WARM = 10_000, 40, 6_000
 """Memory grows until the allocators have warmed up, which takes some thousand rooms; a leak grows on after that."""
 LOSE_EVERY = 2_000
 BYTES_PER_ROOM = 256
