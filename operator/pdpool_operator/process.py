@@ -18,9 +18,9 @@ from .api import names
 from .api.base import Metadata
 from .api.models import POOL_KINDS
 from .build.settings import BuildSettings
-from .controller import Controller
-from .controller_fences import Fencer
-from .controller_judge import Judge
+from .controller.fences import Fencer
+from .controller.judge import Judge
+from .controller.reconcile import Controller
 from .observe.cluster import POOL_RESOURCES, SERVICES_PD, Cluster
 from .observe.http import session
 from .observe.keys import Bindings, Key, keys_of

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pdpool_operator.api.names import Role
 from pdpool_operator.api.reasons import Reason
-from pdpool_operator.controller_apply import carry_out
+from pdpool_operator.controller.apply import carry_out
 from pdpool_operator.observe.http import Unanswered
 from pdpool_operator.plan.model import Delete, Patch, Plan, WorkerAction, WorkerChange
 from pdpool_operator.runtime.api import ForbiddenError, InvalidError, NameConflictError, UnavailableError

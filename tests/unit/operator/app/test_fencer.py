@@ -10,7 +10,7 @@ from pdpool_connector.transport.tokens import TokenVerifier
 from pdpool_operator.api.base import Condition, ConditionStatus
 from pdpool_operator.api.names import ADMIN_PORT, Role
 from pdpool_operator.api.reasons import Reason
-from pdpool_operator.controller_fences import AGAIN, PATIENCE, Fencer
+from pdpool_operator.controller.fences import AGAIN, PATIENCE, Fencer
 from pdpool_operator.observe.http import session
 from pdpool_operator.observe.keys import Key
 from pdpool_operator.observe.lives import Lives

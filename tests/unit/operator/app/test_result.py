@@ -3,8 +3,8 @@
 from typing import Any, cast
 
 from pdpool_operator.api.reasons import Reason
-from pdpool_operator.controller import UNSETTLED_AGAIN_S, Controller
-from pdpool_operator.controller_apply import Outcome
+from pdpool_operator.controller.apply import Outcome
+from pdpool_operator.controller.reconcile import UNSETTLED_AGAIN_S, Controller
 from pdpool_operator.plan.model import Fault, Plan
 from pdpool_operator.plan.objects import TAKEN_POLL_S, Standing, blocked
 from pdpool_operator.runtime.manager import Result

@@ -8,15 +8,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from .diagnose.model import Diagnosis, Subject
-from .diagnose.pools import diagnose, subjects
-from .diagnose.rank import is_current
-from .diagnose.track import RankTrack, follow
-from .observe.keys import POOL_KIND_OF_ROLE, Bindings, Key
-from .observe.model import ObservedPool, RankSample
-from .observe.sampler import Target
-from .runtime.metrics import HoldReading, QueueReading
-from .status.transition import REFRESH
+from ..diagnose.model import Diagnosis, Subject
+from ..diagnose.pools import diagnose, subjects
+from ..diagnose.rank import is_current
+from ..diagnose.track import RankTrack, follow
+from ..observe.keys import POOL_KIND_OF_ROLE, Bindings, Key
+from ..observe.model import ObservedPool, RankSample
+from ..observe.sampler import Target
+from ..runtime.metrics import HoldReading, QueueReading
+from ..status.transition import REFRESH
 
 JUDGE_EVERY_S = 1.0
 ASK_AGAIN = timedelta(seconds=1)

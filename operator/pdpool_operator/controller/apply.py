@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .api.reasons import Reason
-from .observe.http import Unanswered
-from .observe.routers import RouterClient
-from .plan.model import Fault, Plan, WorkerAction, WorkerChange
-from .runtime.api import (
+from ..api.reasons import Reason
+from ..observe.http import Unanswered
+from ..observe.routers import RouterClient
+from ..plan.model import Fault, Plan, WorkerAction, WorkerChange
+from ..runtime.api import (
     CONFIG_MAPS,
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,

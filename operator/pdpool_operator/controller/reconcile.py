@@ -11,28 +11,28 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from .api.base import Condition, ConditionStatus, Metadata, SpecInvalid
-from .api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
-from .api.reasons import Reason
-from .build.settings import BuildSettings
-from .controller_apply import Outcome, carry_out
-from .controller_fences import Fencer
-from .controller_judge import Judge
-from .observe.cluster import EVENTS_AFTER, POOL_RESOURCES, SERVICES_PD, Cluster
-from .observe.keys import Bindings, Key
-from .observe.model import ObservedPool
-from .observe.routers import RouterClient
-from .observe.sampler import Sampler
-from .plan.model import Event, EventType, Plan
-from .plan.pool import plan_pool
-from .plan.service import plan_service
-from .runtime.api import SECRETS, Api, Resource
-from .runtime.manager import Result
-from .runtime.recorder import Recorder
-from .status.chain import ConditionWriter
-from .status.pool import PoolFacts, pool_status
-from .status.service import ServiceFacts, service_status
-from .status.transition import REFRESH, Status, should_write, transition_events
+from ..api.base import Condition, ConditionStatus, Metadata, SpecInvalid
+from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
+from ..api.reasons import Reason
+from ..build.settings import BuildSettings
+from ..observe.cluster import EVENTS_AFTER, POOL_RESOURCES, SERVICES_PD, Cluster
+from ..observe.keys import Bindings, Key
+from ..observe.model import ObservedPool
+from ..observe.routers import RouterClient
+from ..observe.sampler import Sampler
+from ..plan.model import Event, EventType, Plan
+from ..plan.pool import plan_pool
+from ..plan.service import plan_service
+from ..runtime.api import SECRETS, Api, Resource
+from ..runtime.manager import Result
+from ..runtime.recorder import Recorder
+from ..status.chain import ConditionWriter
+from ..status.pool import PoolFacts, pool_status
+from ..status.service import ServiceFacts, service_status
+from ..status.transition import REFRESH, Status, should_write, transition_events
+from .apply import Outcome, carry_out
+from .fences import Fencer
+from .judge import Judge
 
 Object = dict[str, Any]
 

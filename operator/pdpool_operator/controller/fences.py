@@ -5,17 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from .api.base import ConditionStatus
-from .api.reasons import Reason
-from .observe.keys import Key
-from .observe.lives import Lives
-from .observe.model import ObservedPod, ObservedPool, RankSample
-from .observe.sampler import Sampler
-from .plan.fences import Fencing, Unproven, plan_fences
-from .plan.model import Event, EventType, Fence
-from .runtime.engines import Engines, Told
-from .status.chain import find
-from .status.holds import HOLDS_PROVABLE
+from ..api.base import ConditionStatus
+from ..api.reasons import Reason
+from ..observe.keys import Key
+from ..observe.lives import Lives
+from ..observe.model import ObservedPod, ObservedPool, RankSample
+from ..observe.sampler import Sampler
+from ..plan.fences import Fencing, Unproven, plan_fences
+from ..plan.model import Event, EventType, Fence
+from ..runtime.engines import Engines, Told
+from ..status.chain import find
+from ..status.holds import HOLDS_PROVABLE
 
 AGAIN = timedelta(seconds=15)
 """Time after which a fence that had no effect is sent again. It doubles with each try.
