@@ -25,6 +25,7 @@ from .observe.cluster import POOL_RESOURCES, SERVICES_PD, Cluster
 from .observe.http import session
 from .observe.keys import Bindings, Key, keys_of
 from .observe.lives import Lives
+from .observe.router_outcomes import RouterOutcomes
 from .observe.routers import RouterClient, router_key
 from .observe.sampler import CONCURRENCY, Look, Sampler
 from .runtime import health, logs
@@ -97,6 +98,7 @@ class Operator:
             on_samples=self.judge.on_samples,
             on_look=self._count_look,
         )
+        self.router_outcomes = RouterOutcomes(clients.pods, now=_now, on_sample=self.judge.on_router)
         self.lives = Lives()
         signer = Signer(config.seed)
         self.settings = BuildSettings(
@@ -116,6 +118,7 @@ class Operator:
             cluster=Cluster(self.api, self.sampler, routers, self._router_key, self.lives, _now),
             routers=routers,
             sampler=self.sampler,
+            router_outcomes=self.router_outcomes,
             judge=self.judge,
             fencer=fencer,
             bindings=self.bindings,
@@ -191,6 +194,7 @@ class Operator:
     def _parts(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
         return [
             ("sampler", self.sampler.run()),
+            ("router outcomes", self.router_outcomes.run()),
             ("judge", self.judge.run()),
             ("resync", self._catch_up()),
         ]

@@ -159,5 +159,10 @@ def router_url(pod_ip: str) -> str:
     return f"http://{_bracketed(pod_ip)}:{ROUTER_HTTP_PORT}"
 
 
+def router_metrics_url(pod_ip: str) -> str:
+    """URL of a router pod's metrics."""
+    return f"http://{_bracketed(pod_ip)}:{ROUTER_METRICS_PORT}/metrics"
+
+
 def _bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address else address

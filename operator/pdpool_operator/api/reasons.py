@@ -50,6 +50,8 @@ class Reason(StrEnum):
     QUEUES_SATURATED = "QueuesSaturated"
     QUEUES_BLOCKED = "QueuesBlocked"
     QUEUES_STUCK = "QueuesStuck"
+    REQUESTS_FAILING = "RequestsFailing"
+    NOTHING_FINISHES = "NothingFinishes"
     QUEUES_UNKNOWN = "QueuesUnknown"
 
     # Memory that engines hold for lost peers.

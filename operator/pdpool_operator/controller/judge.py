@@ -5,15 +5,19 @@ It makes no API calls. Pods are as the last reconcile saw them. Queues are as th
 
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from ..diagnose.failing import advance
 from ..diagnose.model import Diagnosis, Subject
+from ..diagnose.outcomes import RouterTrack, count_router
 from ..diagnose.pools import diagnose, subjects
 from ..diagnose.rank import is_current
+from ..diagnose.standing import Standing
 from ..diagnose.track import RankTrack, follow
 from ..observe.keys import POOL_KIND_OF_ROLE, Bindings, Key
 from ..observe.model import ObservedPool, RankSample
+from ..observe.router_outcomes import RouterSample
 from ..observe.sampler import Target
 from ..runtime.metrics import HoldReading, QueueReading
 from ..status.transition import REFRESH
@@ -27,7 +31,7 @@ ASK_AGAIN_AT_LATEST = timedelta(seconds=30)
 class _Shown:
     """The inputs of a pool's last reconcile."""
 
-    news: tuple[tuple[int, str, tuple[str, ...]], ...]
+    news: tuple[tuple[int, str, tuple[str, ...], bool], ...]
     """Verdicts whose change the status must show at once."""
     detail: tuple[object, ...]
     """Verdicts and lengths, which change while requests come and go."""
@@ -44,6 +48,10 @@ class Judge:
         self._pools: dict[Key, ObservedPool] = {}
         self._tracks: dict[Key, dict[str, dict[int, RankTrack]]] = {}
         """By pool, then by UID of the pod and rank."""
+        self._routers: dict[Key, dict[str, RouterTrack]] = {}
+        """By service, then by UID of the router's pod."""
+        self._standings: dict[Key, dict[str, Standing]] = {}
+        """By pool, then by UID of the pod."""
         self._shown: dict[Key, _Shown] = {}
         self._diagnoses: dict[Key, tuple[Diagnosis, ...]] = {}
         self._asked: dict[Key, tuple[datetime, timedelta]] = {}
@@ -58,6 +66,24 @@ class Judge:
         before = tracks.get(target.pod_uid, {})
         tracks[target.pod_uid] = {sample.rank: follow(before.get(sample.rank), sample) for sample in samples}
 
+    def on_router(self, service: Key, sample: RouterSample) -> None:
+        """Take in one sample of a router's counters."""
+        tracks = self._routers.setdefault(service, {})
+        tracks[sample.pod_uid] = count_router(tracks.get(sample.pod_uid), sample.engines, sample.at)
+
+    def observed_routers(self, service: Key, uids: Collection[str]) -> None:
+        """Forget the routers of a service that are no longer there."""
+        tracks = {uid: track for uid, track in self._routers.get(service, {}).items() if uid in uids}
+        self._routers[service] = tracks
+        if not uids:
+            del self._routers[service]
+
+    def marked(self, key: Key, pool: ObservedPool) -> ObservedPool:
+        """Return the pool with the instances marked that are to be out of the rotation."""
+        out = {uid for uid, standing in self._standings.get(key, {}).items() if standing.out}
+        marked = (replace(i, out=True) if i.pod is not None and i.pod.uid in out else i for i in pool.instances)
+        return replace(pool, instances=tuple(marked))
+
     def observed(self, key: Key, pool: ObservedPool) -> None:
         """Store the observation of the pool."""
         self._pools[key] = pool
@@ -69,6 +95,7 @@ class Judge:
         """Forget a pool that was deleted."""
         self._pools.pop(key, None)
         self._tracks.pop(key, None)
+        self._standings.pop(key, None)
         self._shown.pop(key, None)
         self._asked.pop(key, None)
         self._diagnoses.pop(key, None)
@@ -78,8 +105,7 @@ class Judge:
         pool = self._pools.get(key)
         if pool is None:
             return ()
-        others = [s for other in self._partners(key) for s in self._subjects(other)]
-        return diagnose(self._subjects(key), others, stuck_after_s=pool.stuck_after_s, now=self._now())
+        return diagnose(self._subjects(key), self._others(key), stuck_after_s=pool.stuck_after_s, now=self._now())
 
     def shown(self, key: Key, diagnoses: tuple[Diagnosis, ...]) -> None:
         """Remember that the pool's status shows these diagnoses."""
@@ -97,6 +123,7 @@ class Judge:
         """Request a reconcile of every pool whose status is out of date, and of its services."""
         for key in self.words_due(self._pools):
             self._ask(key)
+        self._look_at_outcomes()
         for key in list(self._pools):
             diagnoses = self.judge(key)
             shown = self._shown.get(key)
@@ -108,6 +135,13 @@ class Judge:
             if (changed or stale) and self._ask(key):
                 for service in self._bindings.services(key):
                     self._enqueue(service)
+
+    def _look_at_outcomes(self) -> None:
+        """Decide for every pool which of its instances are failing. Both sides are judged by the same standings."""
+        self._standings = {
+            key: advance(self._subjects(key), self._others(key), self._standings.get(key, {}), self._now())
+            for key in self._pools
+        }
 
     def _ask(self, key: Key) -> bool:
         """Request a reconcile of a pool; return whether it was requested.
@@ -157,15 +191,23 @@ class Judge:
 
     def _subjects(self, key: Key) -> tuple[Subject, ...]:
         pool = self._pools.get(key)
-        return subjects(pool, self._tracks.get(key, {})) if pool else ()
+        if pool is None:
+            return ()
+        routers = [r for service in self._bindings.services(key) for r in self._routers.get(service, {}).values()]
+        return subjects(pool, self._tracks.get(key, {}), routers, self._standings.get(key, {}))
+
+    def _others(self, key: Key) -> list[Subject]:
+        return [subject for partner in self._partners(key) for subject in self._subjects(partner)]
 
     def _partners(self, key: Key) -> set[Key]:
         pools = {pool for service in self._bindings.services(key) for pool in self._bindings.pools(service)}
         return {pool for pool in pools if pool.kind != key.kind}
 
 
-def _news(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
-    return tuple((d.subject.index, "" if d.verdict.well else str(d.verdict), d.blames) for d in diagnoses)
+def _news(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, str, tuple[str, ...], bool], ...]:
+    return tuple(
+        (d.subject.index, "" if d.verdict.well else str(d.verdict), d.blames, d.subject.out) for d in diagnoses
+    )
 
 
 def _detail(diagnoses: Sequence[Diagnosis]) -> tuple[object, ...]:

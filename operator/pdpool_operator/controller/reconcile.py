@@ -7,7 +7,7 @@ state is in the cluster. An operator that is killed between any two steps contin
 import logging
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +17,8 @@ from ..api.reasons import Reason
 from ..build.settings import BuildSettings
 from ..observe.cluster import EVENTS_AFTER, POOL_RESOURCES, SERVICES_PD, Cluster
 from ..observe.keys import Bindings, Key
-from ..observe.model import ObservedPool
+from ..observe.model import ObservedPool, ObservedRouter, ObservedService
+from ..observe.router_outcomes import RouterOutcomes
 from ..observe.routers import RouterClient
 from ..observe.sampler import Sampler
 from ..plan.model import Event, EventType, Plan
@@ -54,6 +55,7 @@ class Controller:
     cluster: Cluster
     routers: RouterClient
     sampler: Sampler
+    router_outcomes: RouterOutcomes
     judge: Judge
     fencer: Fencer
     bindings: Bindings
@@ -84,6 +86,7 @@ class Controller:
             return await self._refuse(resource, body, str(invalid))
         observed = await self.cluster.pool(pool)
         self.judge.observed(key, observed)
+        observed = self.judge.marked(key, observed)
         diagnoses = self.judge.judge(key)
         plan = plan_pool(observed, self.engine_settings(key.namespace), self.now())
         outcome = await carry_out(plan, key.namespace, self.api, self.routers)
@@ -100,6 +103,7 @@ class Controller:
         body = await self.api.get(SERVICES_PD, key.namespace, key.name)
         if body is None:
             self.bindings.drop(key)
+            self._watch_routers(key, ())
             self.written.pop(key, None)
             return Result()
         try:
@@ -113,6 +117,8 @@ class Controller:
             observed = await self.cluster.service(service)
         except SpecInvalid as invalid:
             return await self._refuse(SERVICES_PD, body, str(invalid))
+        self._watch_routers(key, observed.routers)
+        observed = self._marked(observed)
         router_key = self.router_key(service.metadata)
         plan = plan_service(observed, self.engine_settings(key.namespace), router_key)
         outcome = await carry_out(plan, key.namespace, self.api, self.routers, router_key)
@@ -128,6 +134,21 @@ class Controller:
         for words in outcome.unsettled:
             log.info("worker list: %s", words, extra={"kind": key.kind, "namespace": key.namespace, "object": key.name})
         return self._result(plan, outcome, pending, SERVICE_RESYNC_S * self.rng.uniform(0.9, 1.1))
+
+    def _watch_routers(self, service: Key, routers: Iterable[ObservedRouter]) -> None:
+        pods = {r.pod.uid: r.pod.ip for r in routers if r.pod.ip and r.pod.phase == "Running"}
+        self.router_outcomes.watch(service, pods.items())
+        self.judge.observed_routers(service, pods.keys())
+
+    def _marked(self, observed: ObservedService) -> ObservedService:
+        """Return the service with the instances marked that are to be out of the rotation."""
+        prefill, decode = (
+            self.judge.marked(Key(pool.pool.kind, pool.pool.metadata.namespace, pool.pool.metadata.name), pool)
+            if pool is not None
+            else None
+            for pool in (observed.prefill, observed.decode)
+        )
+        return replace(observed, prefill=prefill, decode=decode)
 
     async def _write_status(
         self, key: Key, resource: Resource, body: Object, before: Status, after: Status

@@ -7,7 +7,9 @@ from enum import StrEnum
 
 from ..api import names
 from ..api.names import Role
-from ..observe.model import ObservedPod
+from ..observe.model import ObservedPod, Tally
+from .outcomes import OutcomeTrack, total_of
+from .standing import Standing
 from .track import RankTrack
 
 
@@ -26,8 +28,12 @@ class Verdict(StrEnum):
     """The instance does not answer, and Kubernetes reports no reason."""
     GONE = "Gone"
     """Kubernetes reports that the pod has ended."""
+    NOTHING_FINISHES = "NothingFinishes"
+    """Requests fail and none finishes. No sibling serves that could show whether the instance is at fault."""
     BLOCKED = "Blocked"
     """The instance waits for the other side. The message names the instance at fault."""
+    FAILING = "Failing"
+    """Requests fail at the instance while its siblings serve. It is out of the rotation, or on trial."""
     STUCK = "Stuck"
     """Nothing moves, and the instance itself is at fault."""
 
@@ -59,11 +65,30 @@ class Subject:
     """The instance drains or is being deleted."""
     tracks: tuple[RankTrack, ...]
     """Tracks of the present pod's ranks, by rank. Empty if the pod was never sampled."""
+    routers: tuple[OutcomeTrack, ...] = ()
+    """What each router of the pool's services counted at the present pod."""
+    standing: Standing | None = None
+    """`None` before the first look at the pod's outcomes."""
 
     @property
     def name(self) -> str:
         """Name of the instance."""
         return names.instance(self.pool, self.role, self.index)
+
+    @property
+    def out(self) -> bool:
+        """Whether routers must not list the instance while a sibling serves."""
+        return self.standing is not None and self.standing.out
+
+    def tally(self, source: str, since: datetime) -> Tally:
+        """Return how requests ended after a moment, as the routers or the connector counted them.
+
+        Every rank counts each hand-off. The rank with the most failures stands for the instance.
+        """
+        if source == "router":
+            return total_of(track.since(since) for track in self.routers)
+        by_rank = (track.ended.since(since) for track in self.tracks if track.ended is not None)
+        return max(by_rank, key=lambda tally: tally.failed, default=Tally())
 
     @property
     def came_up(self) -> bool:

@@ -1,17 +1,34 @@
 """Judges the instances of a prefill pool and a decode pool that work together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
-from ..observe.model import ObservedPool
+from ..api import names
+from ..observe.model import ObservedPod, ObservedPool
+from .failing import finishes_nothing
 from .model import Diagnosis, Finding, Subject, Verdict
+from .outcomes import OutcomeTrack, RouterTrack
 from .rank import Surroundings, is_overdue, judge_rank, oldest_waiting_since
+from .standing import Standing
 from .track import RankTrack
 
 
-def subjects(observed: ObservedPool, tracks: Mapping[str, Mapping[int, RankTrack]]) -> tuple[Subject, ...]:
-    """Return the instances of a pool as subjects. `tracks` are by UID of the pod, then by rank."""
-    pool = observed.pool
+def subjects(
+    observed: ObservedPool,
+    tracks: Mapping[str, Mapping[int, RankTrack]],
+    routers: Iterable[RouterTrack] = (),
+    standings: Mapping[str, Standing] = MappingProxyType({}),
+) -> tuple[Subject, ...]:
+    """Return the instances of a pool as subjects.
+
+    Args:
+        observed: the pool.
+        tracks: by UID of the pod, then by rank.
+        routers: counters of the routers that send requests to the pool.
+        standings: by UID of the pod.
+    """
+    pool, routers = observed.pool, tuple(routers)
     return tuple(
         Subject(
             pool=pool.metadata.name,
@@ -20,10 +37,17 @@ def subjects(observed: ObservedPool, tracks: Mapping[str, Mapping[int, RankTrack
             pod=instance.pod,
             leaving=instance.deleting or instance.drain_started is not None,
             tracks=tuple(tracks.get(instance.pod.uid, {}).values()) if instance.pod is not None else (),
+            routers=_counted(instance.pod, routers),
+            standing=standings.get(instance.pod.uid) if instance.pod is not None else None,
         )
         for instance in observed.instances
         if instance.controller_uid == pool.metadata.uid
     )
+
+
+def _counted(pod: ObservedPod | None, routers: Iterable[RouterTrack]) -> tuple[OutcomeTrack, ...]:
+    url = names.engine_url(pod.ip) if pod is not None and pod.ip else None
+    return tuple(track for router in routers if url and (track := router.engines.get(url)) is not None)
 
 
 def diagnose(
@@ -44,7 +68,7 @@ def diagnose(
 
 
 def _diagnose(subject: Subject, around: Surroundings) -> Diagnosis:
-    finding = _from_kubernetes(subject) or _from_ranks(subject, around)
+    finding = _from_kubernetes(subject) or _from_evidence(subject, around)
     moments = [moment for track in subject.tracks if (moment := oldest_waiting_since(track, around.now)) is not None]
     since = min(moments, default=None)
     return Diagnosis(
@@ -70,6 +94,26 @@ def _from_kubernetes(subject: Subject) -> Finding | None:
     if not subject.tracks:
         return Finding(Verdict.UNKNOWN, f"{who} has not been sampled yet")
     return None
+
+
+def _from_evidence(subject: Subject, around: Surroundings) -> Finding:
+    """Return the more severe one of the findings about queues and about how requests end."""
+    found = (_from_ranks(subject, around), _from_outcomes(subject, around))
+    return max((finding for finding in found if finding is not None), key=lambda finding: finding.verdict.severity)
+
+
+def _from_outcomes(subject: Subject, around: Surroundings) -> Finding | None:
+    who, standing = f"{subject.role} {subject.name}", subject.standing
+    if standing is not None and standing.failing:
+        now = "out of the rotation" if standing.out else "on trial in the rotation"
+        return Finding(Verdict.FAILING, f"{who} is {now}: {standing.evidence}")
+    if any(other.standing is not None and other.standing.failing for other in around.others):
+        return None
+    if finishes_nothing(subject, around.now) is None:
+        return None
+    side = "prefill" if subject.role is names.Role.DECODE else "decode"
+    message = f"{who}: requests fail and none finishes. It may be the instance or every {side} instance it works with"
+    return Finding(Verdict.NOTHING_FINISHES, message)
 
 
 def _from_ranks(subject: Subject, around: Surroundings) -> Finding:

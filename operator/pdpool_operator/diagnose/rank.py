@@ -10,6 +10,8 @@ With  still(q)   = time since anything moved in the queue q, and
     overdue and not stalled                       Saturated, or Blocked if an engine of the other side is silent;
                                                   Unknown, if nothing has moved since the first sample
 
+    overdue for a failing instance                Blocked by that one
+
     stalled, and own engine loop silent           Stuck
     stalled, and an engine it waits for silent    Blocked by that one
 
@@ -22,6 +24,13 @@ With  still(q)   = time since anything moved in the queue q, and
 An engine is *silent* when its connector answers but its scheduler loop has not run for stuckAfter. Half of stuckAfter
 is enough once requests on the other side are overdue. A connector that does not answer is no evidence: such an engine
 is `Unknown`.
+
+How requests end is judged for the instance as a whole, and the most severe verdict counts:
+
+    it fails requests while siblings serve        Failing, until it has succeeded in a trial (see `failing`)
+
+    requests fail, none finishes, and neither
+    side has an instance that is failing          NothingFinishes
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +41,7 @@ from functools import cached_property
 from ..api.names import Role
 from ..observe.model import ConnectorSample, EngineSample, QueueSample
 from .model import Finding, Subject, Verdict
+from .outcomes import WINDOW
 from .track import RankTrack
 
 STALE_S = 15.0
@@ -76,6 +86,15 @@ class Surroundings:
     def candidates(self) -> Sequence[Subject]:
         """Instances that could take part in a hand-off."""
         return [s for s in self.others if s.came_up and not s.leaving and s.pod is not None and not s.pod.terminating]
+
+    @cached_property
+    def failing(self) -> tuple[str, ...]:
+        """Candidates that were found failing so recently that requests may still wait for them."""
+        return tuple(
+            s.name
+            for s in self.candidates
+            if s.standing is not None and s.standing.failing and self.now - s.standing.since <= WINDOW
+        )
 
     @cached_property
     def unseen(self) -> tuple[str, ...]:
@@ -197,6 +216,8 @@ def _judge_overdue(wait: _Wait, track: RankTrack, around: Surroundings, shared: 
     moving = not wait.stalled(around.stuck_after)
     if wait.name in NEEDS_OTHER_SIDE and around.silent:
         return _blocked_by_silence(wait, around)
+    if wait.name in NEEDS_OTHER_SIDE and around.failing:
+        return Finding(Verdict.BLOCKED, f"{wait}; {', '.join(around.failing)} fails its requests", around.failing)
     if moving:
         return _judge_moving(wait)
     if wait.name in NEEDS_OTHER_SIDE and (finding := _blocked_by_absence(wait, around)) is not None:

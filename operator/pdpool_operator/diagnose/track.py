@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ..observe.model import ConnectorSample, RankSample
+from .outcomes import OutcomeTrack, count
 
 GAP_S = 5.0
 """Seconds without a run of the engine's loop that no ordinary step explains."""
@@ -41,6 +42,8 @@ class RankTrack:
     """From the connector's last answer. 0 for an engine that does not report it."""
     resumed_at: datetime | None = None
     """Time of the sample at which the engine's loop last resumed after a gap."""
+    ended: OutcomeTrack | None = None
+    """Hand-offs that ended at this incarnation. `None` if its connector does not report them."""
 
 
 def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
@@ -56,8 +59,13 @@ def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
         incarnation=sample.connector.incarnation,
         queues=_progress(track.queues if same else {}, sample.connector, sample.at),
         beat_age_s=beat_age_s,
+        ended=_ended(track.ended if same else None, sample.connector, sample.at),
         resumed_at=sample.at if same and beat_age_s < GAP_S <= track.beat_age_s else track.resumed_at,
     )
+
+
+def _ended(before: OutcomeTrack | None, connector: ConnectorSample, at: datetime) -> OutcomeTrack | None:
+    return None if connector.ended is None else count(before, connector.ended, at)
 
 
 def _progress(before: Mapping[str, QueueTrack], connector: ConnectorSample, at: datetime) -> dict[str, QueueTrack]:

@@ -30,6 +30,24 @@ class QueueSample:
 
 
 @dataclass(frozen=True, slots=True)
+class Tally:
+    """How requests ended. What is the client's fault is no failure."""
+
+    done: int = 0
+    failed: int = 0
+
+    @property
+    def ended(self) -> int:
+        """All of them."""
+        return self.done + self.failed
+
+    @property
+    def share(self) -> float:
+        """Share of those that failed; 0 if none ended."""
+        return self.failed / self.ended if self.ended else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class HoldSample:
     """A process of the other side that may still access memory. The connector holds that memory back."""
 
@@ -75,6 +93,8 @@ class ConnectorSample:
     """As the connector itself reports it."""
     container: str = ""
     """Run of the container in which the process lives, as in `HoldSample`."""
+    ended: Tally | None = None
+    """Hand-offs that ended since the incarnation began. `None` if the connector does not report them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +201,8 @@ class ObservedInstance:
     controller: str = ""
     """The controlling owner as `kind/name`. Empty if there is none."""
     owners: FieldOwners = FieldOwners()
+    out: bool = False
+    """The instance is judged Failing, so routers must not list it while a sibling serves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..api.names import Role, admin_url, engine_url
 from .http import Unanswered, invalid, request
-from .model import ConnectorSample, EngineSample, HoldSample, QueueSample, RankSample
+from .model import ConnectorSample, EngineSample, HoldSample, QueueSample, RankSample, Tally
 
 INTERVAL_S = 3.0
 JITTER = 0.2
@@ -66,6 +66,8 @@ class _State(_Answer):
     held_bytes: Count = 0
     held_oldest_s: Seconds | None = None
     held_for: Annotated[list[_Hold], Field(max_length=4096)] = []
+    outcomes: Annotated[dict[Name, Count], Field(max_length=16)] | None = None
+    causes: Annotated[dict[Name, Count], Field(max_length=64)] = {}
 
 
 class _Load(_Answer):
@@ -80,6 +82,9 @@ class _Loads(_Answer):
 
 
 _SUFFIX = "_queue_reqs"
+
+NOT_OURS = frozenset({"aborted", "peer_aborted", "too_long", "invalid"})
+"""Causes that are the client's fault or intention. Their HTTP status is 400, or there is no client any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +298,15 @@ def parse_state(body: bytes) -> ConnectorSample:
         held_for=tuple(HoldSample(h.incarnation, h.pod_uid, h.container) for h in state.held_for),
         pod_uid=state.pod_uid,
         container=state.container,
+        ended=_ended(state),
     )
+
+
+def _ended(state: _State) -> Tally | None:
+    if state.outcomes is None:
+        return None
+    failed = sum(number for cause, number in state.causes.items() if cause not in NOT_OURS)
+    return Tally(state.outcomes.get("done", 0), min(failed, MAX_COUNT))
 
 
 def parse_loads(body: bytes, role: Role) -> dict[int, EngineSample]:

@@ -2,11 +2,13 @@
 
 Per role, let  serving  be the engines that are Ready, neither drain nor terminate, and have an address. Then
 
-    desired = serving                      if there are any
+    desired = serving and not failing      if there are any
+    desired = serving                      otherwise, if there are any
     desired = listed so far and present    otherwise
 
-where *present* engines have a pod with that address that neither drains nor terminates. So an outage of readiness alone
-never empties a list. Routers check health themselves, and a list with unhealthy workers is better than an empty one.
+where *present* engines have a pod with that address that neither drains nor terminates. So neither an outage of
+readiness nor a verdict empties a list. Routers check health themselves, and a list with unhealthy workers is better
+than an empty one.
 """
 
 import json
@@ -102,7 +104,8 @@ def _addresses(pool: ObservedPool | None, listed: frozenset[str]) -> frozenset[s
     ours = [instance for instance in pool.instances if instance.controller_uid == pool.pool.metadata.uid]
     present = {ip: instance for instance in ours if (ip := _address(instance)) is not None}
     serving = frozenset(ip for ip, instance in present.items() if instance.pod is not None and instance.pod.ready)
-    return serving or frozenset(ip for ip in present if names.engine_url(ip) in listed)
+    healthy = frozenset(ip for ip in serving if not present[ip].out)
+    return healthy or serving or frozenset(ip for ip in present if names.engine_url(ip) in listed)
 
 
 def _address(instance: ObservedInstance) -> str | None:

@@ -15,6 +15,8 @@ STEADY = timedelta(seconds=2)
 
 _MEANING = {
     Verdict.STUCK: (ConditionStatus.FALSE, Reason.QUEUES_STUCK),
+    Verdict.FAILING: (ConditionStatus.FALSE, Reason.REQUESTS_FAILING),
+    Verdict.NOTHING_FINISHES: (ConditionStatus.FALSE, Reason.NOTHING_FINISHES),
     Verdict.BLOCKED: (ConditionStatus.FALSE, Reason.QUEUES_BLOCKED),
     Verdict.GONE: (ConditionStatus.UNKNOWN, Reason.QUEUES_UNKNOWN),
     Verdict.UNKNOWN: (ConditionStatus.UNKNOWN, Reason.QUEUES_UNKNOWN),
@@ -27,7 +29,7 @@ _MEANING = {
 
 
 def queues_healthy(writer: ConditionWriter, diagnoses: Sequence[Diagnosis]) -> Condition:
-    """False if an instance is stuck or blocked, Unknown if nothing is known, else True.
+    """False if an instance is stuck, failing or blocked, Unknown if nothing is known, else True.
 
     Instances that start or drain do not hide the verdicts of the others.
     """

@@ -1,0 +1,175 @@
+"""Finds instances that fail requests while their siblings serve, and decides when they are tried again.
+
+A router counts each try at both engines of its pair. So an innocent prefill engine that is paired with a failing decode
+engine has failures too. Per instance and source, over the last minute, with  share = failed / (done + failed):
+
+    fails by itself  <=>  nothing done, failed >= MIN_FAILED, and
+                          a sibling has done >= SIBLING_DONE with a share <= SIBLING_SHARE
+                     or   failed >= MANY_FAILED, share >= MANY_SHARE, and
+                          a sibling has done >= SIBLING_DONE with a share <= FAR_LESS * share
+
+    suspected        <=>  it fails by itself, and has more failures than each instance of the other side that does too
+
+An instance that is suspected leaves the rotation (OUT). After a pause it serves again on TRIAL:
+
+    OUT    -> TRIAL     after PAUSE, doubled for each time in a row, at most LONGEST_PAUSE
+    TRIAL  -> OUT       after TRIAL_FAILED failures without a success, while a sibling succeeds
+    TRIAL  -> SERVING   after TRIAL_DONE successes with a share <= SIBLING_SHARE, or after TRIAL_LASTS without a failure
+    any    -> SERVING   when another process or another pod takes the instance's place
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from ..observe.model import Tally
+from .model import Subject
+from .outcomes import WINDOW
+from .standing import Phase, Standing
+
+MIN_FAILED = 3
+"""Fewer failures may be the client's bad luck."""
+SIBLING_DONE = 5
+SIBLING_SHARE = 0.25
+MANY_FAILED = 10
+MANY_SHARE = 0.5
+FAR_LESS = 0.2
+
+PAUSE = timedelta(seconds=30)
+LONGEST_PAUSE = timedelta(minutes=8)
+TRIAL_FAILED = 2
+TRIAL_DONE = 3
+TRIAL_LASTS = timedelta(minutes=5)
+FORGIVEN_AFTER = timedelta(minutes=10)
+"""Pauses begin from the shortest again after so long without a suspicion."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    tally: Tally
+    sibling: str
+    siblings: Tally
+    """What the sibling has done and failed."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tally.failed} of {self.tally.ended} requests failed within {WINDOW.seconds} s, "
+            f"while {self.sibling} finished {self.siblings.done} of {self.siblings.ended}"
+        )
+
+
+def advance(
+    own: Sequence[Subject], others: Sequence[Subject], standings: Mapping[str, Standing], now: datetime
+) -> dict[str, Standing]:
+    """Return the standing of each pod of one side after a look, by UID of the pod.
+
+    Args:
+        own: instances of one pool.
+        others: instances of the other role that work with them.
+        standings: result of the last look.
+        now: time of the clock that stamped the samples.
+    """
+    suspected = _suspects(own, others, now)
+    return {
+        subject.pod.uid: _step(subject, own, standings.get(subject.pod.uid), suspected.get(subject.name), now)
+        for subject in own
+        if subject.pod is not None
+    }
+
+
+def _step(
+    subject: Subject, own: Sequence[Subject], before: Standing | None, evidence: _Evidence | None, now: datetime
+) -> Standing:
+    assert subject.pod is not None
+    incarnation = next((track.incarnation for track in subject.tracks if track.incarnation), "")
+    if before is None:
+        return Standing(incarnation, Phase.SERVING, subject.pod.created_at)
+    if before.incarnation and incarnation and before.incarnation != incarnation:
+        return Standing(incarnation, Phase.SERVING, now)
+    before = replace(before, incarnation=incarnation or before.incarnation)
+    match before.phase:
+        case Phase.OUT:
+            pause = min(PAUSE * 2 ** (before.times - 1), LONGEST_PAUSE)
+            return replace(before, phase=Phase.TRIAL, since=now) if now - before.since >= pause else before
+        case Phase.TRIAL:
+            return _tried(subject, own, before, now)
+        case Phase.SERVING:
+            if evidence is None:
+                return before
+            times = 1 if now - before.since > FORGIVEN_AFTER else before.times + 1
+            return replace(before, phase=Phase.OUT, since=now, times=times, evidence=str(evidence))
+
+
+def _tried(subject: Subject, own: Sequence[Subject], before: Standing, now: datetime) -> Standing:
+    """Return the standing after a look at an instance on trial."""
+    tallies = [subject.tally(source, before.since) for source in SOURCES]
+    siblings = [s.tally(source, before.since) for s in _siblings(subject, own) for source in SOURCES]
+    if any(t.failed >= TRIAL_FAILED and not t.done for t in tallies) and any(_does_well(t, 1) for t in siblings):
+        return replace(before, phase=Phase.OUT, since=now, times=before.times + 1)
+    passed = any(_does_well(t, TRIAL_DONE) for t in tallies)
+    quiet = now - before.since >= TRIAL_LASTS and not any(t.failed for t in tallies)
+    return replace(before, phase=Phase.SERVING, since=now, evidence="") if passed or quiet else before
+
+
+SOURCES = ("router", "connector")
+"""Who counted the requests. Each is judged by itself, because the two count the same requests."""
+
+
+def finishes_nothing(subject: Subject, now: datetime) -> Tally | None:
+    """Return the failures of an instance at which requests fail and none finishes; None if that is not so."""
+    for source in SOURCES:
+        tally = _recent(subject, source, now)
+        if tally.failed >= MIN_FAILED and not tally.done:
+            return tally
+    return None
+
+
+def _suspects(own: Sequence[Subject], others: Sequence[Subject], now: datetime) -> dict[str, _Evidence]:
+    found: dict[str, _Evidence] = {}
+    for source in SOURCES:
+        most = max((e.tally.failed for e in _failing_by_themselves(others, source, now).values()), default=0)
+        for name, evidence in _failing_by_themselves(own, source, now).items():
+            if evidence.tally.failed > most:
+                found.setdefault(name, evidence)
+    return found
+
+
+def _failing_by_themselves(own: Iterable[Subject], source: str, now: datetime) -> dict[str, _Evidence]:
+    tallies = {s.name: _recent(s, source, now) for s in own if _serves(s)}
+    found = {}
+    for name, tally in tallies.items():
+        limit = _limit(tally)
+        well = [(n, t) for n, t in tallies.items() if n != name and t.done >= SIBLING_DONE and t.share <= limit]
+        if well:
+            found[name] = _Evidence(tally, *max(well, key=lambda one: one[1].done))
+    return found
+
+
+def _limit(tally: Tally) -> float:
+    """Return the largest share of failures of a sibling that still makes this tally suspect; below 0 for none."""
+    if tally.failed >= MIN_FAILED and not tally.done:
+        return SIBLING_SHARE
+    if tally.failed >= MANY_FAILED and tally.share >= MANY_SHARE:
+        return FAR_LESS * tally.share
+    return -1.0
+
+
+def _does_well(tally: Tally, at_least: int) -> bool:
+    return tally.done >= at_least and tally.share <= SIBLING_SHARE
+
+
+def _recent(subject: Subject, source: str, now: datetime) -> Tally:
+    since = subject.standing.since if subject.standing is not None else datetime.min.replace(tzinfo=now.tzinfo)
+    return subject.tally(source, max(now - WINDOW, since))
+
+
+def _serves(subject: Subject) -> bool:
+    """Whether the instance takes new requests, as far as Kubernetes and the operator are concerned."""
+    pod = subject.pod
+    if pod is None or not pod.ready or pod.terminating or subject.leaving:
+        return False
+    return subject.standing is None or subject.standing.phase is Phase.SERVING
+
+
+def _siblings(subject: Subject, own: Sequence[Subject]) -> list[Subject]:
+    return [other for other in own if other.name != subject.name and _serves(other)]

@@ -1,0 +1,70 @@
+"""How requests ended lately: counters of connectors and routers, as increments within a window.
+
+A counter that falls belongs to a new process. Its value then counts from 0. The first sample of a process only sets the
+starting point, so that what happened before this operator started is not counted as recent.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from ..observe.model import Tally
+
+WINDOW = timedelta(seconds=60)
+"""Requests that ended longer ago are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeTrack:
+    """Requests that ended at one engine, by one source."""
+
+    total: Tally
+    """The counters at the newest sample."""
+    recent: tuple[tuple[datetime, Tally], ...] = ()
+    """Increments with the time of their sample. Samples without an increment have no entry."""
+
+    def since(self, moment: datetime) -> Tally:
+        """Return how many requests ended after `moment`."""
+        return total_of(tally for at, tally in self.recent if at > moment)
+
+
+def total_of(tallies: Iterable[Tally]) -> Tally:
+    """Return the sum of tallies."""
+    done = failed = 0
+    for tally in tallies:
+        done, failed = done + tally.done, failed + tally.failed
+    return Tally(done, failed)
+
+
+def count(track: OutcomeTrack | None, total: Tally, at: datetime) -> OutcomeTrack:
+    """Return the track after one more sample."""
+    if track is None:
+        return OutcomeTrack(total)
+    step = Tally(_step(track.total.done, total.done), _step(track.total.failed, total.failed))
+    kept = tuple(entry for entry in track.recent if at - entry[0] <= WINDOW)
+    return OutcomeTrack(total, (*kept, (at, step)) if step != Tally() else kept)
+
+
+def _step(before: int, now: int) -> int:
+    return now - before if now >= before else now
+
+
+@dataclass(frozen=True, slots=True)
+class RouterTrack:
+    """Requests that one router sent to engines, by URL of the engine."""
+
+    engines: Mapping[str, OutcomeTrack] = field(default_factory=dict)
+
+
+def count_router(track: RouterTrack | None, totals: Mapping[str, Tally], at: datetime) -> RouterTrack:
+    """Return the track after one more sample of a router.
+
+    An engine that is new in a known router's counters has them from 0.
+    """
+    known = track.engines if track is not None else None
+    return RouterTrack(
+        {
+            url: count(known.get(url, OutcomeTrack(Tally())) if known is not None else None, total, at)
+            for url, total in totals.items()
+        }
+    )

@@ -1,0 +1,427 @@
+"""Which instances are found failing, from what routers and connectors have counted."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from pdpool_operator.api import names
+from pdpool_operator.api.names import Role
+from pdpool_operator.diagnose.failing import LONGEST_PAUSE, PAUSE, TRIAL_LASTS, advance
+from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
+from pdpool_operator.diagnose.outcomes import RouterTrack, count_router
+from pdpool_operator.diagnose.pools import diagnose, subjects
+from pdpool_operator.diagnose.standing import Standing
+from pdpool_operator.diagnose.track import RankTrack, follow
+from pdpool_operator.observe.model import ObservedPool, Tally
+
+from tests.unit.operator.plan.makers import T0, make_instance, make_observed, make_pool, make_sample, seconds
+
+LOOK_S = 3.0
+P0, P1, D0, D1, D2 = "chat-prefill-0", "chat-prefill-1", "chat-decode-0", "chat-decode-1", "chat-decode-2"
+
+
+class Play:
+    """Two pools, one router, and what happens to their requests. Time passes from look to look."""
+
+    def __init__(self, prefills: int = 1, decodes: int = 2) -> None:
+        self.now = T0
+        self.pools = {
+            Role.PREFILL: self._pool(Role.PREFILL, prefills),
+            Role.DECODE: self._pool(Role.DECODE, decodes),
+        }
+        self.incarnations: dict[str, str] = {}
+        self.queues: dict[str, dict[str, tuple[int, float | None, int | None]]] = {}
+        self.at_router: dict[str, Tally] = {}
+        self.at_connector: dict[str, Tally] = {}
+        self.router: RouterTrack | None = None
+        self.tracks: dict[str, RankTrack] = {}
+        self.standings: dict[str, Standing] = {}
+        self.look()
+
+    @staticmethod
+    def _pool(role: Role, replicas: int) -> ObservedPool:
+        pool = make_pool(role, replicas=replicas)
+        return make_observed(pool, *(make_instance(pool, index) for index in range(replicas)))
+
+    def change(self, name: str, **changes: object) -> None:
+        """Change the pod of an instance."""
+        for role, pool in self.pools.items():
+            instances = tuple(
+                replace(i, pod=replace(i.pod, **changes)) if i.name == name and i.pod else i for i in pool.instances
+            )
+            self.pools[role] = replace(pool, instances=instances)
+
+    def requests(self, *engines: str, done: int = 0, failed: int = 0) -> None:
+        """The router sent requests to these engines."""
+        for name in engines:
+            self.at_router[name] = _plus(self.at_router.get(name, Tally()), done, failed)
+
+    def hand_offs(self, *engines: str, done: int = 0, failed: int = 0) -> None:
+        """Hand-offs have ended at the connectors of these engines."""
+        for name in engines:
+            self.at_connector[name] = _plus(self.at_connector.get(name, Tally()), done, failed)
+
+    def look(self, passes_s: float = LOOK_S) -> dict[str, Verdict]:
+        """Take one sample of everything, and judge."""
+        self.now += seconds(passes_s)
+        urls = {i.name: names.engine_url(i.pod.ip) for i in self._instances() if i.pod and i.pod.ip}
+        self.router = count_router(self.router, {urls[n]: t for n, t in self.at_router.items() if n in urls}, self.now)
+        for instance in self._instances():
+            assert instance.pod is not None
+            sample = make_sample(
+                self.now,
+                pod_uid=instance.pod.uid,
+                incarnation=self.incarnations.get(instance.name, "a" * 32),
+                queues=self.queues.get(instance.name),
+            )
+            assert sample.connector is not None
+            ended = self.at_connector.get(instance.name, Tally())
+            sample = replace(sample, connector=replace(sample.connector, ended=ended))
+            self.tracks[instance.pod.uid] = follow(self.tracks.get(instance.pod.uid), sample)
+        sides = {role: self._subjects(role) for role in self.pools}
+        prefill, decode = sides[Role.PREFILL], sides[Role.DECODE]
+        self.standings = {
+            **advance(prefill, decode, self.standings, self.now),
+            **advance(decode, prefill, self.standings, self.now),
+        }
+        return {name: diagnosis.verdict for name, diagnosis in self.diagnoses().items()}
+
+    def diagnoses(self) -> dict[str, Diagnosis]:
+        prefill, decode = self._subjects(Role.PREFILL), self._subjects(Role.DECODE)
+        both = (
+            *diagnose(prefill, decode, stuck_after_s=10, now=self.now),
+            *diagnose(decode, prefill, stuck_after_s=10, now=self.now),
+        )
+        return {d.subject.name: d for d in both}
+
+    def out(self) -> set[str]:
+        """Names of the instances that routers should not list."""
+        return {d.subject.name for d in self.diagnoses().values() if d.subject.out}
+
+    def _instances(self):
+        return [instance for pool in self.pools.values() for instance in pool.instances]
+
+    def _subjects(self, role: Role) -> tuple[Subject, ...]:
+        tracks = {uid: {0: track} for uid, track in self.tracks.items()}
+        routers = [self.router] if self.router is not None else []
+        return subjects(self.pools[role], tracks, routers, self.standings)
+
+
+def _plus(tally: Tally, done: int, failed: int) -> Tally:
+    return Tally(tally.done + done, tally.failed + failed)
+
+
+def failing(play: Play) -> set[str]:
+    return {name for name, verdict in play.look().items() if verdict is Verdict.FAILING}
+
+
+def decode_fails(play: Play, *bad: str, requests: int = 6) -> None:
+    """Requests alternate between the decodes; those at the bad ones fail, also at their prefill."""
+    decodes = [i.name for i in play.pools[Role.DECODE].instances]
+    prefills = [i.name for i in play.pools[Role.PREFILL].instances]
+    for decode, prefill in itertools.islice(itertools.cycle(itertools.product(decodes, prefills)), requests * 2):
+        if decode in bad:
+            play.requests(prefill, decode, failed=1)
+        else:
+            play.requests(prefill, decode, done=1)
+
+
+class TestFault:
+    def test_failing_decode_is_named_and_leaves_rotation(self) -> None:
+        play = Play()
+        decode_fails(play, D1)
+        assert failing(play) == {D1}
+        assert play.out() == {D1}
+        assert "6 of 6 requests failed" in play.diagnoses()[D1].message
+        assert D0 in play.diagnoses()[D1].message
+
+    def test_failing_prefill_is_named_with_two_decodes(self) -> None:
+        play = Play(prefills=2)
+        play.requests(P1, failed=6)
+        play.requests(P0, done=6)
+        play.requests(D0, D1, done=3, failed=3)
+        assert failing(play) == {P1}
+
+    def test_connector_failures_count_without_router(self) -> None:
+        play = Play()
+        play.hand_offs(D1, failed=3)
+        play.hand_offs(D0, P0, done=5)
+        play.hand_offs(P0, failed=3)
+        assert failing(play) == {D1}
+
+    def test_two_of_three_failing_are_both_named(self) -> None:
+        play = Play(decodes=3)
+        decode_fails(play, D1, D2, requests=9)
+        assert failing(play) == {D1, D2}
+
+    def test_most_requests_failing_is_failing_too(self) -> None:
+        play = Play()
+        play.requests(D1, failed=10, done=4)
+        play.requests(D0, done=20)
+        play.requests(P0, failed=10, done=24)
+        assert failing(play) == {D1}
+
+    def test_failures_spread_over_a_minute_count(self) -> None:
+        play = Play()
+        for _ in range(6):
+            play.requests(D1, P0, failed=1)
+            play.requests(D0, P0, done=2)
+            play.look()
+            play.look()
+        assert play.out() == {D1}
+
+    def test_innocent_prefill_is_blocked_by_it(self) -> None:
+        play = Play()
+        play.queues[P0] = {"prefill_bootstrap": (4, 12.0, 100)}
+        decode_fails(play, D1)
+        play.look()
+        play.queues[P0] = {"prefill_bootstrap": (4, 12.0, 101)}
+        verdicts = play.look()
+        assert verdicts == {P0: Verdict.BLOCKED, D0: Verdict.IDLE, D1: Verdict.FAILING}
+        assert play.diagnoses()[P0].blames == (D1,)
+
+    def test_prefill_is_saturated_a_minute_after_it_left(self) -> None:
+        play = Play()
+        decode_fails(play, D1)
+        play.look()
+        uid = f"uid-of-{D1}-0"
+        play.standings[uid] = replace(play.standings[uid], since=play.now - seconds(58), times=9)
+        for moved in range(3):
+            play.queues[P0] = {"prefill_bootstrap": (4, 12.0, 100 + moved)}
+            verdicts = play.look()
+        assert verdicts == {P0: Verdict.SATURATED, D0: Verdict.IDLE, D1: Verdict.FAILING}
+
+
+class TestLookAlikes:
+    @pytest.mark.parametrize(
+        "happens",
+        [
+            pytest.param(lambda play: play.requests(D0, P0, done=50), id="idle"),
+            pytest.param(lambda play: (play.requests(D0, P0, done=50), play.requests(D1, P0, done=1)), id="slow"),
+            pytest.param(lambda play: (play.requests(D0, P0, done=50), play.requests(D1, P0, failed=1)), id="one bad"),
+            pytest.param(lambda play: (play.requests(D0, P0, done=50), play.requests(D1, P0, failed=2)), id="two bad"),
+            pytest.param(lambda play: play.requests(D0, D1, P0, done=20, failed=15), id="both fail as often"),
+            pytest.param(lambda play: play.requests(D0, D1, P0, failed=30), id="both fail everything"),
+            pytest.param(
+                lambda play: (play.requests(D0, P0, done=4), play.requests(D1, P0, failed=9)), id="sibling hardly used"
+            ),
+            pytest.param(
+                lambda play: (play.requests(D0, P0, done=99), play.requests(D1, P0, done=30, failed=10)), id="a quarter"
+            ),
+        ],
+    )
+    def test_is_not_failing(self, happens: Callable[[Play], object]) -> None:
+        play = Play()
+        happens(play)
+        assert failing(play) == set()
+        assert play.out() == set()
+
+    def test_starting_instance_is_not_failing(self) -> None:
+        play = Play()
+        play.change(D1, ready=False)
+        decode_fails(play, D1)
+        assert failing(play) == set()
+
+    def test_draining_instance_is_not_failing(self) -> None:
+        play = Play()
+        pool = play.pools[Role.DECODE]
+        leaving = replace(pool.instances[1], drain_started=T0)
+        play.pools[Role.DECODE] = replace(pool, instances=(pool.instances[0], leaving))
+        decode_fails(play, D1)
+        assert failing(play) == set()
+
+    def test_failures_before_the_first_look_do_not_count(self) -> None:
+        play = Play()
+        play.router = None
+        decode_fails(play, D1)
+        assert failing(play) == set()
+
+    def test_failures_of_the_address_s_former_pod_do_not_count(self) -> None:
+        play = Play()
+        decode_fails(play, D1)
+        play.change(D1, uid="another", created_at=play.now + seconds(LOOK_S + 1))
+        assert failing(play) == set()
+
+    def test_failures_older_than_a_minute_do_not_count(self) -> None:
+        play = Play()
+        play.requests(D1, P0, failed=2)
+        play.requests(D0, P0, done=5)
+        play.look()
+        play.requests(D1, P0, failed=2)
+        play.requests(D0, P0, done=5)
+        play.look(61)
+        play.look()
+        assert play.out() == set()
+
+    def test_router_restart_is_not_a_burst_of_failures(self) -> None:
+        play = Play()
+        play.requests(D1, D0, P0, done=500, failed=20)
+        play.look()
+        play.look(61)
+        play.at_router = {D0: Tally(5, 0), D1: Tally(5, 0)}
+        assert failing(play) == set()
+
+
+class TestNoSibling:
+    def test_one_pair_that_fails_everything_is_named(self) -> None:
+        play = Play(decodes=1)
+        play.requests(P0, D0, failed=3)
+        assert play.look() == {P0: Verdict.NOTHING_FINISHES, D0: Verdict.NOTHING_FINISHES}
+        assert play.out() == set()
+        assert "every prefill instance" in play.diagnoses()[D0].message
+
+    def test_fixed_pair_that_fails_names_both_of_its_engines(self) -> None:
+        play = Play(prefills=2)
+        play.requests(P0, D0, done=9)
+        play.requests(P1, D1, failed=5)
+        verdicts = play.look()
+        assert {name for name, v in verdicts.items() if v is Verdict.NOTHING_FINISHES} == {P1, D1}
+        assert play.out() == set()
+
+    def test_one_success_ends_it(self) -> None:
+        play = Play(decodes=1)
+        play.requests(P0, D0, failed=5)
+        play.look()
+        play.requests(P0, D0, done=1)
+        assert Verdict.NOTHING_FINISHES not in play.look().values()
+
+    def test_prefill_beside_a_failing_decode_is_not_named(self) -> None:
+        play = Play(prefills=2)
+        play.requests(D1, failed=6)
+        play.requests(D0, done=6)
+        play.requests(P0, failed=3)
+        play.requests(P1, failed=3, done=6)
+        verdicts = play.look()
+        assert verdicts[D1] is Verdict.FAILING
+        assert verdicts[P0] is Verdict.IDLE
+
+
+class TestTrial:
+    def failed_once(self) -> Play:
+        play = Play()
+        decode_fails(play, D1)
+        play.look()
+        assert play.out() == {D1}
+        return play
+
+    def until_trial(self, play: Play) -> float:
+        """Let time pass until the instance is back in the rotation; return how long that took."""
+        began = play.now
+        while D1 in play.out():
+            assert play.look()[D1] is Verdict.FAILING
+        return (play.now - began).total_seconds()
+
+    def test_it_is_tried_again_after_the_pause(self) -> None:
+        play = self.failed_once()
+        assert self.until_trial(play) == pytest.approx(PAUSE.total_seconds(), abs=LOOK_S)
+        assert play.look()[D1] is Verdict.FAILING
+        assert "on trial" in play.diagnoses()[D1].message
+
+    def test_successes_end_the_trial(self) -> None:
+        play = self.failed_once()
+        self.until_trial(play)
+        play.requests(P0, D1, done=3)
+        assert play.look()[D1] is Verdict.IDLE
+
+    def test_two_failures_end_the_trial(self) -> None:
+        play = self.failed_once()
+        self.until_trial(play)
+        play.requests(P0, D1, failed=2)
+        play.requests(P0, D0, done=1)
+        play.look()
+        assert play.out() == {D1}
+
+    def test_one_failure_does_not_end_the_trial(self) -> None:
+        play = self.failed_once()
+        self.until_trial(play)
+        play.requests(P0, D1, failed=1)
+        play.requests(P0, D0, done=1)
+        play.look()
+        assert play.out() == set()
+
+    def test_failures_while_all_fail_do_not_end_the_trial(self) -> None:
+        play = self.failed_once()
+        self.until_trial(play)
+        play.requests(P0, D0, D1, failed=9)
+        play.look()
+        assert play.out() == set()
+
+    def test_pauses_double_up_to_the_longest(self) -> None:
+        play = self.failed_once()
+        pauses = []
+        for _ in range(7):
+            pauses.append(self.until_trial(play))
+            play.requests(P0, D1, failed=2)
+            play.requests(P0, D0, done=1)
+            play.look()
+        expected = [min(PAUSE * 2**n, LONGEST_PAUSE).total_seconds() for n in range(7)]
+        assert pauses == pytest.approx(expected, abs=LOOK_S)
+
+    def test_trial_without_requests_ends_well(self) -> None:
+        play = self.failed_once()
+        self.until_trial(play)
+        play.look(TRIAL_LASTS.total_seconds())
+        assert play.look()[D1] is Verdict.IDLE
+
+    def test_old_failures_do_not_count_after_a_trial(self) -> None:
+        play = Play()
+        play.requests(D1, P0, failed=30)
+        play.requests(D0, P0, done=60)
+        play.look()
+        self.until_trial(play)
+        play.requests(P0, D1, done=3)
+        play.look()
+        assert failing(play) == set()
+
+    def test_restarted_process_begins_anew(self) -> None:
+        play = self.failed_once()
+        play.incarnations[D1] = "b" * 32
+        assert play.look()[D1] is Verdict.IDLE
+
+    def test_new_pod_begins_anew(self) -> None:
+        play = self.failed_once()
+        play.change(D1, uid="another", created_at=play.now)
+        assert play.look()[D1] is Verdict.IDLE
+
+
+def _rule(own: Tally, sibling: Tally, partner: Tally) -> bool:
+    """The rule of the module's docstring, written out once more for one sibling and one innocent partner."""
+    nothing = own.done == 0 and own.failed >= 3 and sibling.done >= 5 and sibling.failed <= sibling.ended * 0.25
+    most = own.failed >= 10 and own.failed >= own.ended * 0.5 and sibling.done >= 5 and sibling.share <= 0.2 * own.share
+    return nothing or most
+
+
+COUNTS = (0, 1, 2, 3, 4, 5, 9, 10, 30)
+
+
+def test_every_pair_of_tallies_is_judged_by_the_rule() -> None:
+    for done, failed, sibling_done, sibling_failed in itertools.product(COUNTS, repeat=4):
+        own, sibling = Tally(done, failed), Tally(sibling_done, sibling_failed)
+        play = Play()
+        play.requests(D1, done=done, failed=failed)
+        play.requests(D0, done=sibling_done, failed=sibling_failed)
+        play.requests(P0, done=done + sibling_done, failed=failed + sibling_failed)
+        expected = {D1} if _rule(own, sibling, Tally()) else set()
+        expected |= {D0} if _rule(sibling, own, Tally()) else set()
+        play.look()
+        assert play.out() == expected, (own, sibling)
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([P0, P1]), st.sampled_from([D0, D1, D2]), st.booleans(), st.sampled_from([0, 3, 30])),
+        max_size=60,
+    )
+)
+def test_some_instance_of_each_side_always_stays(history: list[tuple[str, str, bool, int]]) -> None:
+    play = Play(prefills=2, decodes=3)
+    for prefill, decode, good, passes_s in history:
+        play.requests(prefill, decode, done=5 * good, failed=5 * (not good))
+        if passes_s:
+            play.look(passes_s)
+        assert not {P0, P1} <= play.out()
+        assert not {D0, D1, D2} <= play.out()
