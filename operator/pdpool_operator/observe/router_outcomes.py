@@ -1,7 +1,7 @@
 """Reads from each router how the requests that it sent to each engine ended.
 
 sglang-router counts them for its circuit breaker, also while the breaker is disabled. A failure counts at both engines
-of the pair. An answer with 4xx is a success, except for those that the router tries again (408, 429).
+of the pair. Answers with 400 and 404 count as successes, and so do 2xx. A request whose client leaves is not counted.
 """
 
 import asyncio

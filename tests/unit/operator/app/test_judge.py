@@ -8,6 +8,7 @@ from pdpool_operator.api.models import DecodePool, PrefillPool
 from pdpool_operator.api.names import Role
 from pdpool_operator.controller.judge import Judge
 from pdpool_operator.diagnose.rank import STALE_S
+from pdpool_operator.diagnose.standing import Phase, Standing
 from pdpool_operator.observe.keys import Bindings, Key
 from pdpool_operator.observe.model import (
     ConnectorSample,
@@ -17,7 +18,9 @@ from pdpool_operator.observe.model import (
     ObservedPool,
     QueueSample,
     RankSample,
+    Tally,
 )
+from pdpool_operator.observe.router_outcomes import RouterSample
 from pdpool_operator.observe.sampler import Target
 from pdpool_operator.status.transition import REFRESH
 
@@ -209,3 +212,44 @@ def test_pools_of_which_something_is_to_be_told_about_lost_peers_are_asked_for(w
     world.judge.words_due = lambda pools: [key for key in pools if key == DECODE]
     world.judge.tick()
     assert world.asked == [DECODE]
+
+
+def count_at_router(world: World, done: int, failed: int) -> None:
+    url = "http://127.0.0.1:30000"
+    world.judge.on_router(SERVICE, RouterSample("router", world.now, {url: Tally(done, failed)}))
+
+
+def test_requests_that_all_fail_reach_pool_and_service(world: World) -> None:
+    count_at_router(world, 0, 0)
+    world.now += timedelta(seconds=3)
+    count_at_router(world, 0, 5)
+    world.judge.tick()
+    assert world.verdict(DECODE) == "NothingFinishes"
+    assert {PREFILL, DECODE, SERVICE} <= set(world.asked)
+
+
+def test_counters_of_a_router_that_is_gone_are_forgotten(world: World) -> None:
+    count_at_router(world, 0, 0)
+    count_at_router(world, 0, 5)
+    world.judge.observed_routers(SERVICE, ())
+    world.judge.tick()
+    assert world.verdict(DECODE) == "Idle"
+
+
+def test_instance_that_is_out_is_marked_in_the_observation(world: World) -> None:
+    pool = world.judge._pools[DECODE]
+    uid = "pod-decode"
+    world.judge._standings[DECODE] = {uid: Standing("life", Phase.OUT, world.now, 1)}
+    assert [i.out for i in world.judge.marked(DECODE, pool).instances] == [True]
+    assert [i.out for i in world.judge.marked(PREFILL, world.judge._pools[PREFILL]).instances] == [False]
+
+
+def test_return_from_out_asks_for_a_new_list(world: World) -> None:
+    world.judge._standings[DECODE] = {"pod-decode": Standing("life", Phase.OUT, world.now, 1)}
+    world.reconcile(DECODE)
+    world.asked.clear()
+    world.now += timedelta(seconds=31)
+    world.sample(Role.DECODE, {"decode_transfer": (0, None, 5)})
+    world.judge.tick()
+    assert world.verdict(DECODE) == "Failing"
+    assert {DECODE, SERVICE} <= set(world.asked)

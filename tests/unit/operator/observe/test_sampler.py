@@ -10,10 +10,12 @@ import pytest
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pdpool_connector import client_answer
+from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.observe.http import BODY_LIMIT, Unanswered, session
-from pdpool_operator.observe.model import HoldSample, RankSample
-from pdpool_operator.observe.sampler import MAX_RANKS, Look, Sampler, Target, parse_loads, parse_state
+from pdpool_operator.observe.model import HoldSample, RankSample, Tally
+from pdpool_operator.observe.sampler import MAX_RANKS, NOT_OURS, Look, Sampler, Target, parse_loads, parse_state
 
 from tests.serving import pod_address
 
@@ -406,3 +408,19 @@ def test_no_answer_whatever_raises_anything_but_unanswered(body):
     for parse in (parse_state, lambda text: parse_loads(text, Role.DECODE)):
         with contextlib.suppress(Unanswered):
             parse(body)
+
+
+def test_connector_failures_leave_out_what_is_the_clients() -> None:
+    causes = {"timed_out": 3, "peer_lost": 2, "too_long": 7, "invalid": 5, "aborted": 4, "peer_aborted": 1}
+    body = {"incarnation": "a", "queues": {}, "outcomes": {"done": 40, "failed": 17, "aborted": 5}, "causes": causes}
+    assert parse_state(json.dumps(body).encode()).ended == Tally(40, 5)
+
+
+def test_connector_without_outcomes_has_no_tally() -> None:
+    assert parse_state(b'{"incarnation": "a", "queues": {}}').ended is None
+
+
+def test_excluded_causes_are_answered_with_400_or_to_nobody() -> None:
+    answers = {cause: client_answer(TransferStatus(Phase.FAILED, cause)).status for cause in Cause}
+    refused = {str(cause) for cause, status in answers.items() if status == 400}
+    assert refused | {"aborted", "peer_aborted"} == NOT_OURS

@@ -318,3 +318,21 @@ def test_routers_that_start_or_roll_are_progress() -> None:
     assert starting.progress.reason is Reason.STARTING
     assert rolling.progress is not None
     assert rolling.progress.reason is Reason.UPDATING
+
+
+def test_failing_instance_leaves_rotation_while_another_serves() -> None:
+    plan = plan_service(observe(decode=(decode_instance(0), decode_instance(1, out=True))), SETTINGS, KEY)
+    assert [(c.action, c.url) for c in plan.workers] == [(WorkerAction.REMOVE, DECODE_1.url)]
+
+
+@pytest.mark.parametrize(
+    "other", [decode_instance(1, out=True), unready(decode_instance(1))], ids=["failing too", "not ready"]
+)
+def test_failing_instance_stays_where_no_other_serves(other: ObservedInstance) -> None:
+    observed = observe(decode=(decode_instance(0, out=True), other))
+    assert DECODE_0.url not in [url for action, url in changes_of(observed) if action == str(WorkerAction.REMOVE)]
+
+
+def test_failing_instance_comes_back_to_the_list() -> None:
+    observed = observe(workers=(PREFILL_0, DECODE_0))
+    assert [(action, url) for action, url in changes_of(observed)] == [(str(WorkerAction.ADD), DECODE_1.url)]
