@@ -78,6 +78,7 @@ class Operator:
             queues=self.judge.queues,
             holds=self.judge.holds,
             verdicts=self.judge.verdicts,
+            rotation=self.judge.rotation,
             leading=lambda: self.elector.leading,
             waiting_keys=lambda: len(self.queue),
         )
@@ -123,6 +124,7 @@ class Operator:
             fencer=fencer,
             bindings=self.bindings,
             recorder=Recorder(self.api, config.identity, _now),
+            metrics=self.metrics,
             engine_settings=self._engine_settings,
             router_key=self._router_key,
             enqueue=self.queue.add,

@@ -1,17 +1,23 @@
 """The series that rules and scenarios name are exported by operator and connectors, with these labels."""
 
 import re
+from datetime import UTC, datetime
 
 import pytest
 import yaml
 from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemory
+from pdpool_operator.api.base import Condition
 from pdpool_operator.diagnose.model import Verdict
+from pdpool_operator.observe.keys import Key
 from pdpool_operator.runtime.metrics import HoldReading, Metrics, QueueReading
+from pdpool_operator.runtime.state_metrics import PoolCounts, Serving
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from .test_alerts import SCENARIOS
 
+KEY = Key("DecodePool", "llm", "chat")
+NOW = datetime(2026, 11, 25, tzinfo=UTC)
 QUEUE = ("llm", "chat", "prefill", "0", "0", "prefill_bootstrap")
 
 
@@ -21,9 +27,18 @@ def exported() -> dict[str, set[str]]:
         queues=lambda: [QueueReading(labels=QUEUE, reqs=1, oldest_s=1.0, moved_total=1)],
         holds=lambda: [HoldReading(labels=QUEUE[:5], held_bytes=1, oldest_s=1.0)],
         verdicts=lambda: {QUEUE[:4]: str(Verdict.UNKNOWN)},
+        rotation=lambda: {QUEUE[:4]: True},
         leading=lambda: True,
         waiting_keys=lambda: 0,
     )
+    condition = Condition(
+        type="Ready", status="True", reason="Ready", message="", last_transition_time=NOW, observed_generation=1
+    )
+    metrics.states.show_conditions(KEY, [condition])
+    metrics.states.show_pool(KEY, PoolCounts("decode", 1, 1, 1, 1))
+    metrics.states.show_service(KEY, {"decode": Serving(1, 1)})
+    metrics.states.reconciled(KEY, "error")
+    metrics.states.show_missing_fields({"decodepools.pdpool.dev": 1})
     operator = _series(metrics.registry)
     # Prometheus' discovery adds the pod of a connector and the namespace of the operator, unless the series names a
     # pool.
@@ -86,6 +101,6 @@ def test_scenarios_feed_series_that_the_operator_exports() -> None:
                 assert set(re.findall(r"(\w+)=", labels)) - {"pod"} == known[name] - {"pod"}, series
 
 
-@pytest.mark.parametrize("verdict", [Verdict.STUCK, Verdict.UNKNOWN])
+@pytest.mark.parametrize("verdict", [Verdict.STUCK, Verdict.UNKNOWN, Verdict.FAILING, Verdict.NOTHING_FINISHES])
 def test_verdicts_are_called_by_the_operator_s_words(verdict: Verdict, rules: str) -> None:
     assert f'verdict="{verdict}"' in rules

@@ -1,10 +1,12 @@
 """The alert rules as the chart renders them, under promtool. Each clause of them is also broken in turn."""
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
+from pdpool_operator.api.reasons import Reason
 
 from .conftest import Render
 
@@ -13,6 +15,9 @@ STUCK = "bootstrap_queue_stuck.yaml"
 INSTANCE = "instance_stuck.yaml"
 BLIND = "blind.yaml"
 MEMORY = "memory.yaml"
+SERVING = "serving.yaml"
+FAILING = "failing.yaml"
+OBJECTS = "objects.yaml"
 
 
 def run_scenarios(promtool: Path, folder: Path, rules: str, scenarios: list[Path]) -> subprocess.CompletedProcess[str]:
@@ -91,6 +96,57 @@ MUTATIONS = {
     "corruption is not critical": (MEMORY, "severity: critical", "severity: info"),
     "holds that come and go count as one": (MEMORY, "[10m])) == 0", "[10m])) >= 0"),
     "a hold fires too early": (MEMORY, "for: 10m", "for: 5m"),
+    "scaling to zero is an outage": (SERVING, "(pdpool_service_wanted) > 0", "(pdpool_service_wanted) >= 0"),
+    "a short gap is an outage": (SERVING, "for: 1m", "for: 0s"),
+    "an outage of a service fires late": (SERVING, "for: 1m", "for: 2m"),
+    "a first start is an outage": (
+        SERVING,
+        "(max_over_time(pdpool_service_serving[1h])) > 0",
+        "(max_over_time(pdpool_service_serving[1h])) >= 0",
+    ),
+    "parts of a service are mixed": (SERVING, "(namespace, service, part)", "(namespace, service)"),
+    "one instance of several is an outage": (SERVING, "(pdpool_service_serving) == 0", "(pdpool_service_serving) <= 1"),
+    "a new leader ends an outage of a service": (
+        SERVING,
+        "max by (namespace, service, part)",
+        "max by (namespace, service, part, pod)",
+    ),
+    "an outage at the start never fires": (SERVING, "for: 15m", "for: 3h"),
+    "a first start has no time": (SERVING, "for: 15m", "for: 10m"),
+    "an outage of a service is not critical": (SERVING, "severity: critical", "severity: info"),
+    "any verdict counts as failing": (FAILING, '{verdict="Failing"}', ""),
+    "stuck instances count as failing": (FAILING, 'verdict="Failing"', 'verdict=~"Failing|Stuck"'),
+    "failing instances of a pool are one": (
+        FAILING,
+        'role, instance) (pdpool_instance_verdict{verdict="Failing"}',
+        'role) (pdpool_instance_verdict{verdict="Failing"}',
+    ),
+    "a failing instance fires late": (FAILING, "for: 1m", "for: 2m"),
+    "a failing instance fires at once": (FAILING, "for: 1m", "for: 0s"),
+    "a past failing instance counts": (
+        FAILING,
+        'pdpool_instance_verdict{verdict="Failing"}',
+        'max_over_time(pdpool_instance_verdict{verdict="Failing"}[5m])',
+    ),
+    "a failing instance counts as nothing": (
+        FAILING,
+        'verdict="NothingFinishes"',
+        'verdict=~"NothingFinishes|Failing"',
+    ),
+    "each instance of a pair is an alert": (
+        FAILING,
+        'role) (pdpool_instance_verdict{verdict="NothingFinishes"}',
+        'role, instance) (pdpool_instance_verdict{verdict="NothingFinishes"}',
+    ),
+    "a short failure of reconciles fires": (OBJECTS, "for: 5m", "for: 2m"),
+    "failing reconciles never fire": (OBJECTS, "failing_seconds) > 0", "failing_seconds) > 6000"),
+    "objects are mixed": (OBJECTS, "kind, namespace, name", "kind, namespace"),
+    "each condition is an alert": (OBJECTS, "name, reason)", "name, reason, type)"),
+    "any reason counts": (OBJECTS, 'reason=~"SpecInvalid|TemplateInvalid', 'reason=~".*|SpecInvalid|TemplateInvalid'),
+    "crash loops do not count": (OBJECTS, "|CrashLoop", ""),
+    "a start counts as a pod that cannot run": (OBJECTS, "|CrashLoop", "|CrashLoop|Starting"),
+    "a complete CRD counts": (OBJECTS, "(pdpool_crd_fields_missing) > 0", "(pdpool_crd_fields_missing) >= 0"),
+    "an old CRD never fires": (OBJECTS, "(pdpool_crd_fields_missing) > 0", "(pdpool_crd_fields_missing) > 9"),
     "a hold never fires": (
         MEMORY,
         "pdpool_held_oldest_seconds) > 0",
@@ -117,15 +173,20 @@ def test_windows_are_values(render: Render) -> None:
         "noProgress": "11s",
         "bootstrapQueueStuck": "12s",
         "instanceStuck": "16s",
+        "instanceFailing": "17s",
+        "cannotServe": "18s",
         "operatorDown": "13s",
         "instanceUnknown": "14s",
         "memoryHeld": "15s",
     }
     text = render({"rules": {"windows": windows}}).one("ConfigMap", "pdpool-rules")["data"]["pdpool.rules.yaml"]
     rules = {rule["alert"]: rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]}
-    assert {alert: rule["for"] for alert, rule in rules.items() if "for" in rule} == {
+    set_by_values = {alert: rule["for"] for alert, rule in rules.items() if rule.get("for", "").endswith("s")}
+    assert set_by_values == {
         "PdpoolPrefillBootstrapQueueStuck": "12s",
         "PdpoolInstanceStuck": "16s",
+        "PdpoolInstanceFailing": "17s",
+        "PdpoolServiceCannotServe": "18s",
         "PdpoolOperatorDown": "13s",
         "PdpoolInstanceUnknown": "14s",
         "PdpoolMemoryHeld": "15s",
@@ -153,8 +214,27 @@ def test_an_upgrade_that_reuses_the_values_of_an_older_chart_fills_every_window_
 
 
 def test_every_alert_has_a_section_in_the_documentation(rules: str) -> None:
-    document = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text()
+    document = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
     for group in yaml.safe_load(rules)["groups"]:
         for rule in group["rules"]:
-            assert f"\n## {rule['alert']}\n" in document
-            assert rule["annotations"]["runbook"] == f"docs/alerts.md#{rule['alert'].lower()}"
+            assert f"\n### {rule['alert']}\n" in document
+            assert rule["annotations"]["runbook_url"] == f"docs/monitoring.md#{rule['alert'].lower()}"
+
+
+def test_runbooks_are_linked_where_the_value_says(render: Render) -> None:
+    rendered = render({"rules": {"runbookUrl": "https://wiki.example/pdpool"}})
+    text = rendered.one("ConfigMap", "pdpool-rules")["data"]["pdpool.rules.yaml"]
+    links = {rule["annotations"]["runbook_url"] for group in yaml.safe_load(text)["groups"] for rule in group["rules"]}
+    assert "https://wiki.example/pdpool#pdpooloperatordown" in links
+    assert all(link.startswith("https://wiki.example/pdpool#pdpool") for link in links)
+
+
+WORDS = re.compile(r'reason=~"([A-Za-z|]+)"')
+
+
+def test_every_reason_that_needs_a_person_has_one_alert(rules: str) -> None:
+    alerted = [reason for found in WORDS.findall(rules) for reason in found.split("|")]
+    assert len(alerted) == len(set(alerted))
+    names = list(Reason)
+    needs_a_person = names[: names.index(Reason.NO_PODS)]
+    assert sorted(alerted) == sorted(str(reason) for reason in needs_a_person)

@@ -114,7 +114,7 @@ engines' default request deadline. */}}
 {{- define "pdpool.rules" -}}
 {{- include "pdpool.checkWindows" . -}}
 {{- $text := regexReplaceAllLiteral "^#.*\n" (.Files.Get "files/rules/pdpool.rules.yaml") "" | trim -}}
-{{- range $name, $value := merge (dict) .Values.rules.windows (dict "instanceStuck" "1m" "memoryHeld" "10m" "namespace" .Release.Namespace) -}}
+{{- range $name, $value := merge (dict) .Values.rules.windows (dict "instanceStuck" "1m" "memoryHeld" "10m" "namespace" .Release.Namespace "runbookUrl" .Values.rules.runbookUrl) -}}
 {{- $text = replace (printf "${%s}" $name) $value $text -}}
 {{- end -}}
 {{ $text }}

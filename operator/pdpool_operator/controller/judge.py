@@ -19,6 +19,7 @@ from ..observe.keys import POOL_KIND_OF_ROLE, Bindings, Key
 from ..observe.model import ObservedPool, RankSample
 from ..observe.router_outcomes import RouterSample
 from ..observe.sampler import Target
+from ..plan.rotation import receiving
 from ..runtime.metrics import HoldReading, QueueReading
 from ..status.transition import REFRESH
 
@@ -163,6 +164,16 @@ class Judge:
             for key, diagnoses in self._diagnoses.items()
             for d in diagnoses
         }
+
+    def rotation(self) -> Mapping[tuple[str, str, str, str], bool]:
+        """Return whether routers should list each instance by (namespace, pool, role, instance), for metrics."""
+        found = {}
+        for key, pool in self._pools.items():
+            listed = receiving(self.marked(key, pool))
+            for subject in self._subjects(key):
+                ip = subject.pod.ip if subject.pod is not None else None
+                found[key.namespace, subject.pool, str(subject.role), str(subject.index)] = ip in listed
+        return found
 
     def queues(self) -> Iterator[QueueReading]:
         """Return the hand-off queues as last seen, for metrics. Ranks without a last answer have none."""

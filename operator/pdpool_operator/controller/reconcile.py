@@ -23,10 +23,13 @@ from ..observe.routers import RouterClient
 from ..observe.sampler import Sampler
 from ..plan.model import Event, EventType, Plan
 from ..plan.pool import plan_pool
+from ..plan.rotation import receiving
 from ..plan.service import plan_service
 from ..runtime.api import SECRETS, Api, Resource
 from ..runtime.manager import Result
+from ..runtime.metrics import Metrics
 from ..runtime.recorder import Recorder
+from ..runtime.state_metrics import PoolCounts, Serving
 from ..status.chain import ConditionWriter
 from ..status.pool import PoolFacts, pool_status
 from ..status.service import ServiceFacts, service_status
@@ -60,6 +63,7 @@ class Controller:
     fencer: Fencer
     bindings: Bindings
     recorder: Recorder
+    metrics: Metrics
     engine_settings: Callable[[str], BuildSettings]
     """Settings for the engines of a namespace."""
     router_key: Callable[[Metadata], str]
@@ -93,6 +97,16 @@ class Controller:
         fencing = self.fencer.take(key, observed)
         fenced = await self.fencer.give(fencing.fences)
         status = pool_status(PoolFacts(observed, plan, diagnoses, self.now(), outcome.faults, fencing.unproven))
+        self.metrics.states.show_pool(
+            key,
+            PoolCounts(
+                role=str(pool.role),
+                wanted=pool.spec.replicas,
+                ready=status.ready_replicas,
+                available=len(receiving(observed)),
+                updated=status.updated_replicas,
+            ),
+        )
         pending = await self._write_status(key, resource, body, pool.status, status)
         self.judge.shown(key, diagnoses)
         await self._tell(resource, body, plan, outcome, pool.status, status, fenced)
@@ -104,6 +118,7 @@ class Controller:
         if body is None:
             self.bindings.drop(key)
             self._watch_routers(key, ())
+            self.metrics.states.drop(key)
             self.written.pop(key, None)
             return Result()
         try:
@@ -129,6 +144,7 @@ class Controller:
                 self.cluster.secret_deleted(key.namespace, gone.name)
         diagnoses = tuple(d for pool in sorted(self.bindings.pools(key)) for d in self.judge.judge(pool))
         status = service_status(ServiceFacts(observed, plan, diagnoses, outcome.faults), self.now())
+        self.metrics.states.show_service(key, _serving(observed))
         pending = await self._write_status(key, SERVICES_PD, body, service.status, status)
         await self._tell(SERVICES_PD, body, plan, outcome, service.status, status)
         for words in outcome.unsettled:
@@ -154,11 +170,20 @@ class Controller:
         self, key: Key, resource: Resource, body: Object, before: Status, after: Status
     ) -> float | None:
         """Write the status once, if it has changed; return the seconds after which to write the rest."""
+        self.metrics.states.show_conditions(key, after.conditions)
         if "status" in body and not should_write(before, after, self.written.get(key), self.now()):
             return REFRESH.total_seconds() if before != after else None
-        await self.api.apply_status(resource, body, after.to_dict())
+        await self._apply_status(resource, body, after.to_dict())
         self.written[key] = self.now()
         return None
+
+    async def _apply_status(self, resource: Resource, body: Object, status: Object) -> None:
+        try:
+            await self.api.apply_status(resource, body, status)
+        except Exception:
+            self.metrics.status_writes.labels(resource.kind, "failed").inc()
+            raise
+        self.metrics.status_writes.labels(resource.kind, "ok").inc()
 
     async def _tell(
         self,
@@ -187,6 +212,7 @@ class Controller:
     async def _forget_pool(self, key: Key, kind: type[Pool]) -> Result:
         """Remove the pool from memory. Owner references delete the pool's objects."""
         self.judge.gone(key)
+        self.metrics.states.drop(key)
         await self.sampler.watch(key.namespace, key.name, kind.role, ())
         self.written.pop(key, None)
         return Result()
@@ -201,12 +227,27 @@ class Controller:
             writer.write(kind, ConditionStatus.FALSE, Reason.SPEC_INVALID, message) for kind in ("Ready", "Progressing")
         ]
         others = [condition for condition in before if condition.type not in ("Ready", "Progressing")]
+        meta = body["metadata"]
+        self.metrics.states.show_conditions(Key(resource.kind, meta["namespace"], meta["name"]), (*refused, *others))
         conditions = [condition.to_dict() for condition in (*refused, *others)]
         status = {**live, "observedGeneration": generation, "conditions": conditions}
         if status != live:
-            await self.api.apply_status(resource, body, status)
+            await self._apply_status(resource, body, status)
             await self.recorder.emit(resource, body, str(EventType.WARNING), str(Reason.SPEC_INVALID), message)
         return Result()
+
+
+def _serving(observed: ObservedService) -> dict[str, Serving]:
+    """Return how many of each part of a service can serve. A pool that does not exist can not, and is wanted."""
+    router, deployment = observed.service.spec.router, observed.deployment
+    sides = {"prefill": observed.prefill, "decode": observed.decode}
+    parts = {
+        part: Serving(pool.pool.spec.replicas, len(receiving(pool))) if pool is not None else Serving(1, 0)
+        for part, pool in sides.items()
+    }
+    if router.enabled:
+        parts["router"] = Serving(router.replicas, deployment.ready_replicas if deployment is not None else 0)
+    return parts
 
 
 def _ask_events_again_s(observed: ObservedPool, now: datetime) -> float | None:

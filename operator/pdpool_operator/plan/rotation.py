@@ -42,6 +42,11 @@ def desired_rotation(observed: ObservedService) -> Rotation:
     return Rotation(_addresses(observed.prefill, listed), _addresses(observed.decode, listed))
 
 
+def receiving(pool: ObservedPool) -> frozenset[str]:
+    """Return the addresses of a pool's Ready engines that should get requests."""
+    return _addresses(pool, frozenset())
+
+
 def worker_changes(router: ObservedRouter, rotation: Rotation) -> tuple[WorkerChange, ...]:
     """Return the changes for one router whose list is known, in the order in which to make them.
 

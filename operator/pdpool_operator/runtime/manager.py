@@ -59,6 +59,7 @@ async def work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[Result]],
         finally:
             queue.done(key)
         metrics.reconciles.labels(key.kind, outcome).inc()
+        metrics.states.reconciled(key, outcome)
         metrics.reconcile_seconds.labels(key.kind).observe(time.monotonic() - started)
 
 

@@ -4,12 +4,15 @@ Series of things that may vanish (an instance, a rank, a queue) are not kept in 
 them from the present state, so no series outlives its object. Absent means unknown, never zero.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from .state_metrics import ObjectStates
 
 INSTANCE_LABELS = ("namespace", "pool", "role", "instance")
 RANK_LABELS = (*INSTANCE_LABELS, "rank")
@@ -46,9 +49,11 @@ class _Live(Collector):
         queues: Callable[[], Iterable[QueueReading]],
         holds: Callable[[], Iterable[HoldReading]],
         verdicts: Callable[[], Mapping[tuple[str, str, str, str], str]],
+        rotation: Callable[[], Mapping[tuple[str, str, str, str], bool]],
         leading: Callable[[], bool],
         waiting_keys: Callable[[], int],
     ) -> None:
+        self._rotation = rotation
         self._queues = queues
         self._holds = holds
         self._verdicts = verdicts
@@ -64,11 +69,16 @@ class _Live(Collector):
         )
         for labels, word in self._verdicts().items():
             verdict.add_metric((*labels, word), 1)
+        rotation = GaugeMetricFamily(
+            "pdpool_instance_in_rotation", "1 if routers should list the instance, else 0.", labels=INSTANCE_LABELS
+        )
+        for labels, listed in self._rotation().items():
+            rotation.add_metric(labels, float(listed))
         leader = GaugeMetricFamily("pdpool_leader", "1 while this process is the leader.")
         leader.add_metric((), float(self._leading()))
         keys = GaugeMetricFamily("pdpool_reconcile_waiting", "Objects that wait for a reconcile.")
         keys.add_metric((), self._waiting_keys())
-        yield from (verdict, leader, keys)
+        yield from (verdict, rotation, leader, keys)
 
     def _of_queues(self) -> Iterator[Metric]:
         reqs = GaugeMetricFamily("pdpool_queue_reqs", "Requests in a hand-off queue.", labels=QUEUE_LABELS)
@@ -110,11 +120,14 @@ class Metrics:
         queues: Callable[[], Iterable[QueueReading]],
         holds: Callable[[], Iterable[HoldReading]],
         verdicts: Callable[[], Mapping[tuple[str, str, str, str], str]],
+        rotation: Callable[[], Mapping[tuple[str, str, str, str], bool]],
         leading: Callable[[], bool],
         waiting_keys: Callable[[], int],
     ) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Live(queues, holds, verdicts, leading, waiting_keys))
+        self.registry.register(_Live(queues, holds, verdicts, rotation, leading, waiting_keys))
+        self.states = ObjectStates(time.monotonic)
+        self.registry.register(self.states)
         self.reconciles = Counter(
             "pdpool_reconcile",
             "Reconciles by kind of object and outcome (ok, refused, conflict, error).",
@@ -126,6 +139,12 @@ class Metrics:
             "How long reconciles took.",
             ("kind",),
             buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30),
+            registry=self.registry,
+        )
+        self.status_writes = Counter(
+            "pdpool_status_writes",
+            "Writes of a status, by kind of object and outcome (ok, failed).",
+            ("kind", "outcome"),
             registry=self.registry,
         )
         self.samples = Counter(

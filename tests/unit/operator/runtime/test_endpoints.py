@@ -36,6 +36,7 @@ def metrics(world) -> Metrics:
         queues=lambda: world.queues,
         holds=lambda: world.holds,
         verdicts=lambda: world.verdicts,
+        rotation=dict,
         leading=lambda: True,
         waiting_keys=lambda: 2,
     )

@@ -1,0 +1,168 @@
+"""Metrics about the objects that the operator reconciles, as of their last reconcile.
+
+Each scrape computes the series from the present state. So a condition that changes leaves no old series behind, and a
+deleted object has none.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+OBJECT_LABELS = ("kind", "namespace", "name")
+POOL_LABELS = ("namespace", "pool", "role")
+SERVICE_LABELS = ("namespace", "service", "part")
+
+
+class ShownCondition(Protocol):
+    """Fields of a condition that become labels."""
+
+    @property
+    def type(self) -> str:
+        """Type of the condition."""
+
+    @property
+    def status(self) -> str:
+        """`True`, `False` or `Unknown`."""
+
+    @property
+    def reason(self) -> str:
+        """From the fixed set of reasons."""
+
+
+class ObjectKey(Protocol):
+    """An object that is reconciled."""
+
+    @property
+    def kind(self) -> str:
+        """Kind of the object."""
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """Numbers of instances of one pool."""
+
+    role: str
+    wanted: int
+    ready: int
+    available: int
+    """Ready, and getting requests from routers."""
+    updated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """One part of a service: its prefill instances, its decode instances, or its routers."""
+
+    wanted: int
+    serving: int
+
+
+@dataclass
+class ObjectStates(Collector):
+    """The newest state of each object, and its metrics. `clock` is monotonic, in seconds."""
+
+    clock: Callable[[], float]
+    _conditions: dict[tuple[str, str, str], tuple[tuple[str, str, str], ...]] = field(default_factory=dict)
+    """Type, status and reason of the conditions, by OBJECT_LABELS."""
+    _pools: dict[tuple[str, str, str], PoolCounts] = field(default_factory=dict)
+    _services: dict[tuple[str, str, str], Mapping[str, Serving]] = field(default_factory=dict)
+    _failing_since: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    _missing_fields: dict[str, int] = field(default_factory=dict)
+
+    def show_conditions(self, key: ObjectKey, conditions: Iterable[ShownCondition]) -> None:
+        """Replace the conditions of an object."""
+        self._conditions[_labels(key)] = tuple((c.type, str(c.status), str(c.reason)) for c in conditions)
+
+    def show_pool(self, key: ObjectKey, counts: PoolCounts) -> None:
+        """Replace the numbers of a pool."""
+        self._pools[_labels(key)] = counts
+
+    def show_service(self, key: ObjectKey, parts: Mapping[str, Serving]) -> None:
+        """Replace the parts of a service. A service without routers has no part `router`."""
+        self._services[_labels(key)] = parts
+
+    def reconciled(self, key: ObjectKey, outcome: str) -> None:
+        """Note how a reconcile ended.
+
+        Errors begin or continue a failure. Another writer that was faster (`conflict`) changes nothing.
+        """
+        if outcome == "error":
+            self._failing_since.setdefault(_labels(key), self.clock())
+        elif outcome != "conflict":
+            self._failing_since.pop(_labels(key), None)
+
+    def show_missing_fields(self, missing: Mapping[str, int]) -> None:
+        """Replace the numbers of fields that the served CRDs lack, by name of the CRD. 0: the CRD is complete."""
+        self._missing_fields = dict(missing)
+
+    def drop(self, key: ObjectKey) -> None:
+        """Forget an object that was deleted."""
+        for state in (self._conditions, self._pools, self._services, self._failing_since):
+            state.pop(_labels(key), None)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric families one by one."""
+        yield from self._of_pools()
+        yield from self._of_services()
+        condition = GaugeMetricFamily(
+            "pdpool_condition",
+            "1 for the current status and reason of each condition of an object.",
+            labels=(*OBJECT_LABELS, "type", "status", "reason"),
+        )
+        for labels, conditions in self._conditions.items():
+            for one in conditions:
+                condition.add_metric((*labels, *one), 1)
+        failing = GaugeMetricFamily(
+            "pdpool_reconcile_failing_seconds",
+            "Time since the first of the failed reconciles in a row; absent after a success.",
+            labels=OBJECT_LABELS,
+        )
+        for labels, since in self._failing_since.items():
+            failing.add_metric(labels, self.clock() - since)
+        missing = GaugeMetricFamily(
+            "pdpool_crd_fields_missing", "Fields of the operator's models that a served CRD lacks.", labels=("crd",)
+        )
+        for crd, number in self._missing_fields.items():
+            missing.add_metric((crd,), number)
+        yield from (condition, failing, missing)
+
+    def _of_pools(self) -> Iterator[Metric]:
+        meanings = {
+            "wanted": "Instances that the spec asks for.",
+            "ready": "Instances that are Ready.",
+            "available": "Instances that are Ready and get requests from routers.",
+            "updated": "Instances that run the current spec.",
+        }
+        for name, meaning in meanings.items():
+            family = GaugeMetricFamily(f"pdpool_pool_{name}", meaning, labels=POOL_LABELS)
+            for (_, namespace, pool), counts in self._pools.items():
+                family.add_metric((namespace, pool, counts.role), getattr(counts, name))
+            yield family
+
+    def _of_services(self) -> Iterator[Metric]:
+        wanted = GaugeMetricFamily(
+            "pdpool_service_wanted", "Instances or routers that a part of a service should have.", labels=SERVICE_LABELS
+        )
+        serving = GaugeMetricFamily(
+            "pdpool_service_serving", "Those of them that can serve requests now.", labels=SERVICE_LABELS
+        )
+        for (_, namespace, service), parts in self._services.items():
+            for part, numbers in parts.items():
+                wanted.add_metric((namespace, service, part), numbers.wanted)
+                serving.add_metric((namespace, service, part), numbers.serving)
+        yield from (wanted, serving)
+
+
+def _labels(key: ObjectKey) -> tuple[str, str, str]:
+    return key.kind, key.namespace, key.name
