@@ -68,7 +68,7 @@ class Serving:
     serving: int
 
 
-@dataclass
+@dataclass(eq=False)
 class ObjectStates(Collector):
     """The newest state of each object, and its metrics. `clock` is monotonic, in seconds."""
 

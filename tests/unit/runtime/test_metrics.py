@@ -10,7 +10,7 @@ from pdpool_connector.runtime.stats import ConnectorStats, Distribution, PeerSta
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-TABLE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+TABLE = Path(__file__).resolve().parents[3] / "docs" / "monitoring.md"
 
 
 @pytest.fixture
@@ -60,7 +60,8 @@ def families(stats: ConnectorStats) -> dict[str, tuple[str, set[str]]]:
 
 
 def test_table_of_the_docs_names_each_metric(stats) -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*?) \|", TABLE.read_text(), re.MULTILINE)
+    _, _, text = TABLE.read_text().partition("\n### Table of the connector's metrics\n")
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*?) \|", text, re.MULTILINE)
     documented = {name: (kind, {"rank", *re.findall(r"`(\w+)`", labels)}) for name, kind, labels in rows}
     assert documented == families(stats)
     assert all(name.startswith(PREFIX) for name in documented)
