@@ -133,6 +133,7 @@ MUTATIONS = {
         'verdict="NothingFinishes"',
         'verdict=~"NothingFinishes|Failing"',
     ),
+    "a burst of failures fires": (FAILING, "for: 2m", "for: 1m"),
     "each instance of a pair is an alert": (
         FAILING,
         'role) (pdpool_instance_verdict{verdict="NothingFinishes"}',

@@ -1,11 +1,11 @@
 """Finds instances that fail requests while their siblings serve, and decides when they are tried again.
 
 A router counts each try at both engines of its pair. So an innocent prefill engine that is paired with a failing decode
-engine has failures too. Per instance and source, over the last minute, with  share = failed / (done + failed):
+engine has failures too. Per instance and source, within the last minute, with  share = failed / (done + failed):
 
-    fails by itself  <=>  nothing done, failed >= MIN_FAILED, and
+    fails by itself  <=>  since its last success: failed >= MIN_FAILED, and
                           a sibling has done >= SIBLING_DONE with a share <= SIBLING_SHARE
-                     or   failed >= MANY_FAILED, share >= MANY_SHARE, and
+                     or   in the whole minute: failed >= MANY_FAILED, share >= MANY_SHARE, and
                           a sibling has done >= SIBLING_DONE with a share <= FAR_LESS * share
 
     suspected        <=>  it fails by itself, and has more failures than each instance of the other side that does too
@@ -53,7 +53,7 @@ class _Evidence:
 
     def __str__(self) -> str:
         return (
-            f"{self.tally.failed} of {self.tally.ended} requests failed within {WINDOW.seconds} s, "
+            f"{self.tally.failed} of its last {self.tally.ended} requests failed, "
             f"while {self.sibling} finished {self.siblings.done} of {self.siblings.ended}"
         )
 
@@ -118,7 +118,7 @@ SOURCES = ("router", "connector")
 def finishes_nothing(subject: Subject, now: datetime) -> Tally | None:
     """Return the failures of an instance at which requests fail and none finishes; None if that is not so."""
     for source in SOURCES:
-        tally = _recent(subject, source, now)
+        tally = subject.tally(source, _start(subject, now))
         if tally.failed >= MIN_FAILED and not tally.done:
             return tally
     return None
@@ -135,32 +135,47 @@ def _suspects(own: Sequence[Subject], others: Sequence[Subject], now: datetime) 
 
 
 def _failing_by_themselves(own: Iterable[Subject], source: str, now: datetime) -> dict[str, _Evidence]:
-    tallies = {s.name: _recent(s, source, now) for s in own if _serves(s)}
+    serving = [subject for subject in own if _serves(subject)]
     found = {}
-    for name, tally in tallies.items():
-        limit = _limit(tally)
-        well = [(n, t) for n, t in tallies.items() if n != name and t.done >= SIBLING_DONE and t.share <= limit]
-        if well:
-            found[name] = _Evidence(tally, *max(well, key=lambda one: one[1].done))
+    for subject in serving:
+        siblings = [sibling for sibling in serving if sibling is not subject]
+        start = _start(subject, now)
+        succeeded = subject.last_done(source) or start
+        for since, limit in ((max(start, succeeded), _limit_of_run), (start, _limit_of_all)):
+            tally = subject.tally(source, since)
+            well = [(s.name, t) for s in siblings if _at_most(t := _since(s, source, since, now), limit(tally))]
+            if well:
+                found[subject.name] = _Evidence(tally, *max(well, key=lambda one: one[1].done))
+                break
     return found
 
 
-def _limit(tally: Tally) -> float:
-    """Return the largest share of failures of a sibling that still makes this tally suspect; below 0 for none."""
-    if tally.failed >= MIN_FAILED and not tally.done:
-        return SIBLING_SHARE
-    if tally.failed >= MANY_FAILED and tally.share >= MANY_SHARE:
-        return FAR_LESS * tally.share
-    return -1.0
+def _at_most(sibling: Tally, share: float) -> bool:
+    return sibling.done >= SIBLING_DONE and sibling.share <= share
+
+
+def _limit_of_run(tally: Tally) -> float:
+    """Return the share up to which a sibling's failures make this run of failures suspect; below 0 for none."""
+    return SIBLING_SHARE if tally.failed >= MIN_FAILED and not tally.done else -1.0
+
+
+def _limit_of_all(tally: Tally) -> float:
+    """Return the same for all requests of the window."""
+    return FAR_LESS * tally.share if tally.failed >= MANY_FAILED and tally.share >= MANY_SHARE else -1.0
 
 
 def _does_well(tally: Tally, at_least: int) -> bool:
     return tally.done >= at_least and tally.share <= SIBLING_SHARE
 
 
-def _recent(subject: Subject, source: str, now: datetime) -> Tally:
-    since = subject.standing.since if subject.standing is not None else datetime.min.replace(tzinfo=now.tzinfo)
-    return subject.tally(source, max(now - WINDOW, since))
+def _start(subject: Subject, now: datetime) -> datetime:
+    """Return the moment from which the subject's outcomes count."""
+    window = now - WINDOW
+    return window if subject.standing is None else max(window, subject.standing.since)
+
+
+def _since(subject: Subject, source: str, moment: datetime, now: datetime) -> Tally:
+    return subject.tally(source, max(moment, _start(subject, now)))
 
 
 def _serves(subject: Subject) -> bool:

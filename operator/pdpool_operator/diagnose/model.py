@@ -90,6 +90,11 @@ class Subject:
         by_rank = (track.ended.since(since) for track in self.tracks if track.ended is not None)
         return max(by_rank, key=lambda tally: tally.failed, default=Tally())
 
+    def last_done(self, source: str) -> datetime | None:
+        """Return when a source last showed that a request succeeded, within the window."""
+        tracks = self.routers if source == "router" else [track.ended for track in self.tracks if track.ended]
+        return max((moment for track in tracks if (moment := track.last_done) is not None), default=None)
+
     @property
     def came_up(self) -> bool:
         """Whether its pod was able to serve at some time.

@@ -27,6 +27,11 @@ class OutcomeTrack:
         """Return how many requests ended after `moment`."""
         return total_of(tally for at, tally in self.recent if at > moment)
 
+    @property
+    def last_done(self) -> datetime | None:
+        """When the newest sample showed a success, within the window."""
+        return max((at for at, tally in self.recent if tally.done), default=None)
+
 
 def total_of(tallies: Iterable[Tally]) -> Tally:
     """Return the sum of tallies."""

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from pdpool_operator.api import names
 from pdpool_operator.api.names import Role
-from pdpool_operator.diagnose.failing import LONGEST_PAUSE, PAUSE, TRIAL_LASTS, advance
+from pdpool_operator.diagnose.failing import FORGIVEN_AFTER, LONGEST_PAUSE, PAUSE, TRIAL_LASTS, advance
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
-from pdpool_operator.diagnose.outcomes import RouterTrack, count_router
+from pdpool_operator.diagnose.outcomes import WINDOW, OutcomeTrack, RouterTrack, count, count_router
 from pdpool_operator.diagnose.pools import diagnose, subjects
 from pdpool_operator.diagnose.standing import Standing
 from pdpool_operator.diagnose.track import RankTrack, follow
 from pdpool_operator.observe.model import ObservedPool, Tally
 
-from tests.unit.operator.plan.makers import T0, make_instance, make_observed, make_pool, make_sample, seconds
+from tests.unit.operator.plan.makers import T0, make_instance, make_observed, make_pod, make_pool, make_sample, seconds
 
 LOOK_S = 3.0
 P0, P1, D0, D1, D2 = "chat-prefill-0", "chat-prefill-1", "chat-decode-0", "chat-decode-1", "chat-decode-2"
@@ -135,7 +135,7 @@ class TestFault:
         decode_fails(play, D1)
         assert failing(play) == {D1}
         assert play.out() == {D1}
-        assert "6 of 6 requests failed" in play.diagnoses()[D1].message
+        assert "6 of its last 6 requests failed" in play.diagnoses()[D1].message
         assert D0 in play.diagnoses()[D1].message
 
     def test_failing_prefill_is_named_with_two_decodes(self) -> None:
@@ -150,6 +150,15 @@ class TestFault:
         play.hand_offs(D1, failed=3)
         play.hand_offs(D0, P0, done=5)
         play.hand_offs(P0, failed=3)
+        assert failing(play) == {D1}
+
+    def test_busy_instance_that_begins_to_fail_is_found_at_once(self) -> None:
+        play = Play()
+        for _ in range(10):
+            play.requests(D0, D1, done=100)
+            play.requests(P0, done=200)
+            play.look()
+        decode_fails(play, D1)
         assert failing(play) == {D1}
 
     def test_two_of_three_failing_are_both_named(self) -> None:
@@ -172,6 +181,26 @@ class TestFault:
             play.look()
             play.look()
         assert play.out() == {D1}
+
+    def test_router_restart_does_not_hide_failures(self) -> None:
+        play = Play()
+        play.requests(D1, D0, P0, done=500)
+        play.look()
+        play.look(61)
+        play.at_router = {}
+        decode_fails(play, D1)
+        assert failing(play) == {D1}
+
+    def test_rank_with_the_most_failures_counts(self) -> None:
+        play = Play()
+        play.hand_offs(D1, failed=3)
+        play.hand_offs(D0, P0, done=5)
+        play.look()
+        bad = play.tracks[f"uid-of-{D1}-0"]
+        good = replace(bad, ended=OutcomeTrack(Tally(9, 0), ((play.now, Tally(9, 0)),)))
+        for tracks in ((good, bad), (bad, good)):
+            subject = Subject("chat", Role.DECODE, 1, make_pod(), leaving=False, tracks=tracks)
+            assert subject.tally("connector", T0) == Tally(0, 3)
 
     def test_innocent_prefill_is_blocked_by_it(self) -> None:
         play = Play()
@@ -232,6 +261,7 @@ class TestLookAlikes:
         play.pools[Role.DECODE] = replace(pool, instances=(pool.instances[0], leaving))
         decode_fails(play, D1)
         assert failing(play) == set()
+        assert play.out() == set()
 
     def test_failures_before_the_first_look_do_not_count(self) -> None:
         play = Play()
@@ -360,6 +390,20 @@ class TestTrial:
         expected = [min(PAUSE * 2**n, LONGEST_PAUSE).total_seconds() for n in range(7)]
         assert pauses == pytest.approx(expected, abs=LOOK_S)
 
+    def test_long_good_service_shortens_the_pause_again(self) -> None:
+        play = self.failed_once()
+        self.until_trial(play)
+        play.requests(P0, D1, failed=2)
+        play.requests(P0, D0, done=1)
+        play.look()
+        self.until_trial(play)
+        play.requests(P0, D1, done=3)
+        play.look()
+        play.look(FORGIVEN_AFTER.total_seconds())
+        decode_fails(play, D1)
+        play.look()
+        assert self.until_trial(play) == pytest.approx(PAUSE.total_seconds(), abs=LOOK_S)
+
     def test_trial_without_requests_ends_well(self) -> None:
         play = self.failed_once()
         self.until_trial(play)
@@ -395,10 +439,11 @@ def _rule(own: Tally, sibling: Tally, partner: Tally) -> bool:
 
 
 COUNTS = (0, 1, 2, 3, 4, 5, 9, 10, 30)
+FEWER = (0, 1, 4, 5, 10, 30)
 
 
 def test_every_pair_of_tallies_is_judged_by_the_rule() -> None:
-    for done, failed, sibling_done, sibling_failed in itertools.product(COUNTS, repeat=4):
+    for done, failed, sibling_done, sibling_failed in itertools.product(COUNTS, COUNTS, FEWER, FEWER):
         own, sibling = Tally(done, failed), Tally(sibling_done, sibling_failed)
         play = Play()
         play.requests(D1, done=done, failed=failed)
@@ -425,3 +470,12 @@ def test_some_instance_of_each_side_always_stays(history: list[tuple[str, str, b
             play.look(passes_s)
         assert not {P0, P1} <= play.out()
         assert not {D0, D1, D2} <= play.out()
+
+
+def test_memory_of_outcomes_is_bounded() -> None:
+    track = None
+    for look in range(500):
+        track = count(track, Tally(look, look), T0 + seconds(look * LOOK_S))
+    assert track is not None
+    assert len(track.recent) <= WINDOW.total_seconds() / LOOK_S + 1
+    assert track.since(T0 + seconds(499 * LOOK_S) - WINDOW) == Tally(20, 20)

@@ -336,3 +336,9 @@ def test_failing_instance_stays_where_no_other_serves(other: ObservedInstance) -
 def test_failing_instance_comes_back_to_the_list() -> None:
     observed = observe(workers=(PREFILL_0, DECODE_0))
     assert [(action, url) for action, url in changes_of(observed)] == [(str(WorkerAction.ADD), DECODE_1.url)]
+
+
+def test_failing_instances_enter_the_list_where_no_other_serves() -> None:
+    both = (decode_instance(0, out=True), decode_instance(1, out=True))
+    observed = observe(decode=both, workers=(PREFILL_0,), workers_json=None)
+    assert {url for action, url in changes_of(observed)} == {DECODE_0.url, DECODE_1.url}
