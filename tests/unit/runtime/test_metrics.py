@@ -5,8 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pdpool_connector.runtime.metrics import PREFIX, ConnectorCollector
+from pdpool_connector.runtime.metrics import PREFIX, ConnectorCollector, state_json
 from pdpool_connector.runtime.stats import ConnectorStats, Distribution, PeerStats, QueueStats
+from pdpool_operator.observe.model import Tally
+from pdpool_operator.observe.sampler import parse_state
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -98,3 +100,8 @@ def test_transports_in_use_have_one_series_each(stats) -> None:
     for transport in ("rc", "tcp"):
         labels = {"rank": "0", "backend": "nixl", "transport": transport}
         assert registry.get_sample_value(f"{PREFIX}transport_info", labels) == 1
+
+
+def test_operator_reads_outcomes_and_causes_of_the_state(stats) -> None:
+    stats = replace(stats, outcomes={"done": 9, "failed": 5, "aborted": 1}, causes={"peer_lost": 3, "too_long": 2})
+    assert parse_state(state_json(stats)).ended == Tally(9, 3)
