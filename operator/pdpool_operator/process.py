@@ -115,7 +115,6 @@ class Operator:
             api=self.api,
             cluster=Cluster(self.api, self.sampler, routers, self._router_key, self.lives, _now),
             routers=routers,
-            sampler=self.sampler,
             judge=self.judge,
             fencer=fencer,
             bindings=self.bindings,

@@ -99,6 +99,27 @@ class TransferSpec(Model):
     )
 
 
+class Surge(StrEnum):
+    """Whether an update of a pool with one instance may run a second one for a while."""
+
+    AUTO = "Auto"
+    NEVER = "Never"
+
+
+class RolloutSpec(Model):
+    """How instances are replaced when the spec changes. No field of it restarts a pod."""
+
+    surge: Surge = Field(
+        default=Surge.AUTO,
+        description=(
+            "Only for a pool with one instance. Auto starts the new instance first, and removes the old one when the "
+            "new one is Ready. If the cluster has no room for both after 60 s, it removes the old one first, and the "
+            "pool serves nothing until the new one is Ready. Never always does that. A pool with more instances "
+            "replaces one at a time while the others serve."
+        ),
+    )
+
+
 class PoolSpec(Model):
     """Desired state of a pool. Both kinds of pool have the same fields."""
 
@@ -122,6 +143,7 @@ class PoolSpec(Model):
             "grace period of the engine's pods is derived from it."
         ),
     )
+    rollout: RolloutSpec = Field(default_factory=RolloutSpec, description="How an update replaces instances.")
     template: dict[str, Any] = Field(
         default_factory=dict,
         description=(

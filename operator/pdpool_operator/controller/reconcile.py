@@ -19,9 +19,9 @@ from ..observe.cluster import EVENTS_AFTER, POOL_RESOURCES, SERVICES_PD, Cluster
 from ..observe.keys import Bindings, Key
 from ..observe.model import ObservedPool
 from ..observe.routers import RouterClient
-from ..observe.sampler import Sampler
 from ..plan.model import Event, EventType, Plan
 from ..plan.pool import plan_pool
+from ..plan.selection import AT_FAULT
 from ..plan.service import plan_service
 from ..runtime.api import SECRETS, Api, Resource
 from ..runtime.manager import Result
@@ -53,7 +53,6 @@ class Controller:
     api: Api
     cluster: Cluster
     routers: RouterClient
-    sampler: Sampler
     judge: Judge
     fencer: Fencer
     bindings: Bindings
@@ -85,7 +84,8 @@ class Controller:
         observed = await self.cluster.pool(pool)
         self.judge.observed(key, observed)
         diagnoses = self.judge.judge(key)
-        plan = plan_pool(observed, self.engine_settings(key.namespace), self.now())
+        at_fault = {diagnosis.subject.index for diagnosis in diagnoses if diagnosis.verdict in AT_FAULT}
+        plan = plan_pool(observed, self.engine_settings(key.namespace), self.now(), at_fault)
         outcome = await carry_out(plan, key.namespace, self.api, self.routers)
         fencing = self.fencer.take(key, observed)
         fenced = await self.fencer.give(fencing.fences)
@@ -166,7 +166,7 @@ class Controller:
     async def _forget_pool(self, key: Key, kind: type[Pool]) -> Result:
         """Remove the pool from memory. Owner references delete the pool's objects."""
         self.judge.gone(key)
-        await self.sampler.watch(key.namespace, key.name, kind.role, ())
+        await self.cluster.forget_pool(key.namespace, key.name, kind.role)
         self.written.pop(key, None)
         return Result()
 

@@ -66,6 +66,8 @@ class Cluster:
         self._router_key = router_key
         self._now = now
         self._secrets: dict[str, tuple[datetime, ObservedObject]] = {}
+        self._drains: dict[tuple[str, str, str], dict[str, tuple[datetime, datetime]]] = {}
+        """By pool, then by UID of the StatefulSet: start of the drain, and when this process first saw it."""
 
     def secret_applied(self, namespace: str, secret: Mapping[str, Any]) -> None:
         """Remember a Secret as it was just stored."""
@@ -77,13 +79,24 @@ class Cluster:
         self._secrets.pop(f"{namespace}/{name}", None)
 
     async def pool(self, pool: Pool) -> ObservedPool:
-        """Return the pool with its instances, and with the worker lists of its services' routers."""
+        """Return the pool with its instances, and with the worker lists of its services' routers.
+
+        From now on the sampler samples exactly these pods of the pool.
+        """
         services = await self._services_of(pool)
         listed, routers = await asyncio.gather(
-            self._pool(pool), asyncio.gather(*(self._service_routers(meta) for meta, _ in services))
+            self._watched(pool), asyncio.gather(*(self._service_routers(meta) for meta, _ in services))
         )
         stuck_after = min((service.spec.stuck_after_seconds for _, service in services if service), default=30)
-        return _with_routers(replace(listed, stuck_after_s=stuck_after), [r for some in routers for r in some])
+        # A service that cannot be read may have a router.
+        routed = any(service is None or service.spec.router.enabled for _, service in services)
+        listed = replace(listed, stuck_after_s=stuck_after, routed=routed)
+        return _with_routers(listed, [r for some in routers for r in some])
+
+    async def forget_pool(self, namespace: str, name: str, role: names.Role) -> None:
+        """Forget a pool that was deleted, and stop sampling its pods."""
+        self._drains.pop((namespace, name, role), None)
+        await self._sampler.watch(namespace, name, role, ())
 
     async def service(self, service: DisaggregatedService) -> ObservedService:
         """Return the service with both pools, its router's objects, and the worker list of each router replica.
@@ -157,11 +170,7 @@ class Cluster:
             self._lives.note(pod)
         by_owner = {parse.controller_uid(pod): pod for pod in sorted(pods, key=_age)}
         instances = [self._instance(index, sts, by_owner) for index, sts in stateful_sets]
-        await self._watch(pool, instances)
-        instances = [replace(i, ranks=self._sampler.newest(i.pod.uid)) if i.pod else i for i in instances]
-        instances = await self._with_events(
-            namespace, instances, {sts["metadata"]["uid"]: sts for _, sts in stateful_sets}
-        )
+        instances = await self._with_events(pool, instances, {sts["metadata"]["uid"]: sts for _, sts in stateful_sets})
         keys = parse.applied_keys(objects[0], names.engine_secret(name, role)) if objects[0] is not None else None
         if any(map(self._lacks_volume, instances)):
             keys = None
@@ -175,21 +184,46 @@ class Cluster:
             others_have_keys=all(map(_has_keys, others)),
         )
 
+    async def _watched(self, pool: Pool) -> ObservedPool:
+        """Return the pool with the newest samples of its pods.
+
+        Only the pool's own reconcile calls this. So the sampler's list and the drains of a pool have one owner.
+        """
+        observed = await self._pool(pool)
+        await self._watch(pool, observed.instances)
+        meta = pool.metadata
+        key = meta.namespace, meta.name, str(pool.role)
+        drains = self._drains[key] = _first_seen(observed.instances, self._drains.get(key, {}), self._now())
+        instances = (
+            replace(
+                instance,
+                ranks=self._sampler.newest(instance.pod.uid) if instance.pod else {},
+                drain_seen=drains[instance.uid][1] if instance.uid in drains else None,
+            )
+            for instance in observed.instances
+        )
+        return replace(observed, instances=tuple(instances))
+
     async def _stateful_sets(self, pool: Pool) -> list[tuple[int, Object]]:
-        """Return StatefulSets that carry the pool's labels, and those that occupy a name that the pool needs."""
+        """Return StatefulSets that the pool owns, that carry its labels, or that occupy a name that it needs.
+
+        A StatefulSet whose labels were removed is still the pool's. So the whole namespace is listed.
+        """
         namespace, name, role = pool.metadata.namespace, pool.metadata.name, pool.role
-        wanted = {names.instance(name, role, index): index for index in range(pool.spec.replicas)}
-        selector = names.selector_string(names.pool_selector(name, role))
-        ours = {sts["metadata"]["name"]: sts for sts in await self._list(STATEFUL_SETS, namespace, selector)}
-        if wanted.keys() - ours.keys():  # to be created: a foreign object may have that name
-            everything = await self._list(STATEFUL_SETS, namespace)
-            ours |= {sts["metadata"]["name"]: sts for sts in everything if sts["metadata"]["name"] in wanted}
-        found = []
-        for sts in ours.values():
-            index = wanted.get(sts["metadata"]["name"], _index(sts, name, role))
-            if index is not None:
-                found.append((index, sts))
-        return found
+        selector = names.pool_selector(name, role).items()
+        indexed = [
+            (index, sts)
+            for sts in await self._list(STATEFUL_SETS, namespace)
+            if (index := _index(sts, name, role)) is not None
+        ]
+        owned = {index: sts for index, sts in indexed if parse.controller_uid(sts) == pool.metadata.uid}
+        present = [sts for sts in owned.values() if "deletionTimestamp" not in sts["metadata"]]
+        needed = names.free_indexes(owned, pool.spec.replicas - len(present))
+        return [
+            (index, sts)
+            for index, sts in indexed
+            if index in owned or index in needed or selector <= parse.labels(sts).items()
+        ]
 
     def _instance(self, index: int, sts: Object, by_owner: dict[str, Object]) -> ObservedInstance:
         meta = sts["metadata"]
@@ -209,6 +243,7 @@ class Cluster:
             pod=pod,
             controller=parse.controller(sts),
             owners=parse.field_owners(sts),
+            labels=parse.labels(sts),
         )
 
     def _drain_started(self, sts: Object) -> datetime | None:
@@ -229,12 +264,12 @@ class Cluster:
         await self._sampler.watch(meta.namespace, meta.name, pool.role, targets)
 
     async def _with_events(
-        self, namespace: str, instances: list[ObservedInstance], bodies: dict[str, Object]
+        self, pool: Pool, instances: list[ObservedInstance], bodies: dict[str, Object]
     ) -> list[ObservedInstance]:
         """Read events for pods that are not Ready and for instances without a pod. Only a few are read, and not at
         once.
         """
-        lookups = 0
+        lookups, namespace = 0, pool.metadata.namespace
         result = []
         for instance in instances:
             pod, since = instance.pod, bodies[instance.uid]["metadata"]["creationTimestamp"]
@@ -249,8 +284,21 @@ class Cluster:
                 result.append(replace(instance, pod=replace(pod, warnings=parse.warnings(events))))
             else:
                 refused = parse.warnings(events, "FailedCreate")
-                result.append(replace(instance, create_error=refused[0] if refused else ""))
+                why = await self._occupied(pool, instance) or (refused[0] if refused else "")
+                result.append(replace(instance, create_error=why))
         return result
+
+    async def _occupied(self, pool: Pool, instance: ObservedInstance) -> str:
+        """Return which pod occupies the name of the instance's pod.
+
+        The StatefulSet releases a pod whose labels do not match. It then cannot create its own, and reports nothing.
+        """
+        name = f"{instance.name}-0"
+        selector = names.instance_selector(pool.metadata.name, pool.role, instance.index)
+        for pod in await self._list(PODS, pool.metadata.namespace, fields=f"metadata.name={name}"):
+            if parse.controller_uid(pod) != instance.uid:
+                return parse.occupied(pod, selector)
+        return ""
 
     async def _service_routers(self, meta: Metadata) -> tuple[ObservedRouter, ...]:
         selector = names.selector_string(names.router_selector(meta.name))
@@ -302,10 +350,23 @@ def _binds(service: DisaggregatedService, pool: Pool) -> bool:
     return side.pool_ref.name == pool.metadata.name
 
 
+def _first_seen(
+    instances: Iterable[ObservedInstance], before: Mapping[str, tuple[datetime, datetime]], now: datetime
+) -> dict[str, tuple[datetime, datetime]]:
+    """Return when each present drain was first seen, by UID of the StatefulSet, with the start of the drain."""
+    drains: dict[str, tuple[datetime, datetime]] = {}
+    for instance in instances:
+        if (started := instance.drain_started) is not None:
+            known = before.get(instance.uid)
+            drains[instance.uid] = known if known is not None and known[0] == started else (started, now)
+    return drains
+
+
 def _index(sts: Object, pool: str, role: names.Role) -> int | None:
     """Return the instance's number if the object's name follows our scheme."""
-    number = sts["metadata"]["name"].removeprefix(names.instance(pool, role, 0).removesuffix("0"))
-    return int(number) if number.isdecimal() else None
+    prefix, name = names.instance(pool, role, 0).removesuffix("0"), str(sts["metadata"]["name"])
+    number = name.removeprefix(prefix)
+    return int(number) if name.startswith(prefix) and number.isdecimal() and number == str(int(number)) else None
 
 
 def _age(pod: Object) -> tuple[bool, str]:
@@ -317,10 +378,13 @@ def _with_routers(pool: ObservedPool, routers: Iterable[ObservedRouter]) -> Obse
     """Add to each instance which routers list it.
 
     A terminating router accepts requests until it receives SIGTERM, and answers until then. After that it only finishes
-    streams, which takes minutes. The operator does not wait for that.
+    streams, which takes minutes. The operator does not wait for that. A silent router that is not Ready gets no
+    requests either, as on a lost node.
     """
     running = [r for r in routers if r.pod.phase == "Running"]
-    lists = [(r.pod.name, r.workers) for r in running if not r.pod.terminating or r.workers is not None]
+    lists = [
+        (r.pod.name, r.workers) for r in running if r.workers is not None or (r.pod.ready and not r.pod.terminating)
+    ]
 
     def listed_by(instance: ObservedInstance) -> tuple[str, ...] | None:
         if any(workers is None for _, workers in lists):

@@ -172,8 +172,10 @@ class ObservedInstance:
     drain_reason: str
     """Value of the annotation. Empty if absent."""
     pod: ObservedPod | None
+    drain_seen: datetime | None = None
+    """When this process first saw the present drain, by its own clock. `None` if it has not."""
     create_error: str = ""
-    """Message of the newest FailedCreate event of the StatefulSet while it has no pod."""
+    """Why the StatefulSet has no pod: its newest FailedCreate event, or a pod that occupies the name."""
     listed_by: tuple[str, ...] | None = ()
     """Names of the router pods whose worker list has this instance's URL. `None` if a router did not answer."""
     ranks: Mapping[int, RankSample] = field(default_factory=dict)
@@ -181,6 +183,8 @@ class ObservedInstance:
     controller: str = ""
     """The controlling owner as `kind/name`. Empty if there is none."""
     owners: FieldOwners = FieldOwners()
+    labels: Mapping[str, str] | None = None
+    """`None` if they were not observed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +201,8 @@ class ObservedObject:
     controller: str = ""
     """The controlling owner as `kind/name`."""
     owners: FieldOwners = FieldOwners()
+    labels: Mapping[str, str] | None = None
+    """`None` if they were not observed, as of a Secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +211,13 @@ class ObservedPool:
 
     pool: Pool
     instances: tuple[ObservedInstance, ...]
-    """All StatefulSets that carry the pool's labels or one of its names, by index."""
+    """All StatefulSets that the pool owns, that carry its labels, or that occupy a name that it needs, by index."""
     objects: tuple[ObservedObject, ...]
     """Service and PodDisruptionBudget with the pool's names, regardless of their owner."""
     stuck_after_s: float = 30.0
     """From the service that binds the pool, else the default."""
+    routed: bool = True
+    """A service with a router binds the pool. Without one, the operator does not control which requests arrive."""
     others_have_keys: bool = True
     """Every engine pod of the other role in the namespace was built with keys for the control channel."""
 
@@ -254,6 +262,8 @@ class ObservedDeployment:
     controller: str = ""
     """The controlling owner as `kind/name`."""
     owners: FieldOwners = FieldOwners()
+    labels: Mapping[str, str] | None = None
+    """`None` if they were not observed."""
 
 
 @dataclass(frozen=True, slots=True)

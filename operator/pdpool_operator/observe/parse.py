@@ -43,9 +43,22 @@ def annotation(obj: Object, key: str) -> str:
     return str((obj["metadata"].get("annotations") or {}).get(key, ""))
 
 
-def label(obj: Object, key: str) -> str:
-    """Return the value of a label, or an empty text."""
-    return str((obj["metadata"].get("labels") or {}).get(key, ""))
+def labels(obj: Object) -> Mapping[str, str]:
+    """Return the labels."""
+    return dict(obj["metadata"].get("labels") or {})
+
+
+def occupied(pod: Object, wanted: Mapping[str, str]) -> str:
+    """Return why a StatefulSet whose selector is `wanted` cannot use a pod that has the name of its own."""
+    name, found = pod["metadata"]["name"], labels(pod)
+    wrong = [
+        f"its label {key} is {f'{found[key]!r}' if key in found else 'missing'} (must be {value!r})"
+        for key, value in wanted.items()
+        if found.get(key) != value
+    ]
+    if wrong:
+        return f"pod {name} occupies the name, but {', '.join(wrong)}; restore the label or delete the pod"
+    return f"pod {name} occupies the name and belongs to {controller(pod) or 'no controller'}; delete the pod"
 
 
 def condition(obj: Object, type_: str) -> Mapping[str, Any]:
@@ -162,22 +175,32 @@ def observed_object(obj: Object) -> ObservedObject:
         build_hash=annotation(obj, names.ANNOTATION_BUILD_HASH),
         controller=controller(obj),
         owners=field_owners(obj),
+        labels=labels(obj),
     )
 
 
 def field_owners(obj: Object) -> FieldOwners:
-    """Return the managers that set the fields which we apply."""
+    """Return the managers that set the fields which we apply.
+
+    Fields that a merge patch of the operator has set are ours too. The API server lists them apart from those that it
+    has applied.
+    """
     ours: Object = {}
     others: list[Object] = []
     for entry in obj["metadata"].get("managedFields") or ():
         fields = entry.get("fieldsV1") or {}
         if entry.get("subresource"):
             continue
-        if entry.get("manager") == names.FIELD_MANAGER and entry.get("operation") == "Apply":
-            ours = fields
+        if entry.get("manager") == names.FIELD_MANAGER:
+            ours = _joined(ours, fields)
         else:
             others.append(fields)
     return FieldOwners(ours, tuple(others))
+
+
+def _joined(one: Object, other: Object) -> Object:
+    """Return the fields of both, in the form of fieldsV1."""
+    return {**one, **other, **{name: _joined(one[name], other[name]) for name in one.keys() & other.keys()}}
 
 
 def applied_keys(service: Object, name: str) -> ObservedObject | None:
@@ -209,6 +232,7 @@ def observed_deployment(obj: Object) -> ObservedDeployment:
         failure=failure.get("message", "") if failure.get("status") == "True" else "",
         controller=controller(obj),
         owners=field_owners(obj),
+        labels=labels(obj),
     )
 
 

@@ -106,8 +106,8 @@ class Look:
 class Sampler:
     """Holds the list of engine pods to sample, and the newest samples.
 
-    Reconciles set the list with `watch`. A pod that is no longer in it is forgotten. `on_look` is called for every
-    request to a source, `on_samples` for every sampled pod with one sample per rank.
+    Only the reconcile of a pool sets the list of its pods, with `watch`. A pod that is no longer in it is forgotten.
+    `on_look` is called for every request to a source, `on_samples` for every sampled pod with one sample per rank.
     """
 
     def __init__(
@@ -179,7 +179,9 @@ class Sampler:
                         self._looking.add(uid)
                         looks.create_task(self._look(self._targets[uid]))
                 self._changed.clear()
-                wait = min(self._due.values(), default=now + self._interval_s) - self._clock()
+                # A pod whose sample is late is due again when that sample ends, which sets `_changed`.
+                idle = (due for uid, due in self._due.items() if uid not in self._looking)
+                wait = min(idle, default=now + self._interval_s) - self._clock()
                 try:
                     async with asyncio.timeout(max(0.01, wait)):
                         await self._changed.wait()
@@ -191,6 +193,7 @@ class Sampler:
             samples = await self.sample(target)
         finally:
             self._looking.discard(target.pod_uid)
+            self._changed.set()
             if looked := self._looked.get(target.pod_uid):
                 looked.set()
         if self._targets.get(target.pod_uid) != target:

@@ -129,6 +129,8 @@ class Plan:
     faults: tuple[Fault, ...] = ()
     progress: Progress | None = None
     """`None` means that nothing is left to do."""
+    surplus: tuple[str, ...] = ()
+    """Names of the instances that are to be removed, in that order. All others are wanted."""
     update_available: tuple[str, ...] = ()
     """Workloads that another version of the builders made from the current spec. They are left unchanged."""
     requeue_after_s: float | None = None

@@ -61,9 +61,17 @@ def missing_or_changed(
         one = found.get((obj["kind"], obj["metadata"]["name"]))
         if one is None or one.build_hash != obj["metadata"]["annotations"][ANNOTATION_BUILD_HASH]:
             return False
-        return not edited(obj, one.owners)
+        return not (edited(obj, one.owners) or lost_labels(obj["metadata"]["labels"], one.labels))
 
     return tuple(obj for obj in wanted if not stands(obj))
+
+
+def lost_labels(wanted: Mapping[str, str], present: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the labels that an object should have and does not have.
+
+    The owners of fields do not show a removed label: it has no owner. `present` is None if it was not observed.
+    """
+    return {} if present is None else {key: value for key, value in wanted.items() if present.get(key) != value}
 
 
 def edited(obj: Mapping[str, Any], owners: FieldOwners) -> bool:

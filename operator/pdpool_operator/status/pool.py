@@ -46,9 +46,8 @@ class PoolFacts:
     @property
     def wanted(self) -> tuple[ObservedInstance, ...]:
         """Desired instances that exist."""
-        replicas = self.observed.pool.spec.replicas
         uid = self.observed.pool.metadata.uid
-        return tuple(i for i in self.observed.instances if i.index < replicas and i.controller_uid == uid)
+        return tuple(i for i in self.observed.instances if i.controller_uid == uid and i.name not in self.plan.surplus)
 
 
 def being_deleted(facts: PoolFacts) -> Violation | None:

@@ -9,7 +9,7 @@ from ..api.models import DisaggregatedServiceStatus
 from ..api.reasons import Reason
 from ..diagnose.model import Diagnosis
 from ..observe.model import ObservedPool, ObservedService
-from ..plan.model import Fault, Plan
+from ..plan.model import DrainReason, Fault, Plan
 from ..plan.service import router_url
 from .chain import ConditionWriter, Rule, Violation, first_violation
 from .contradictions import contradictions
@@ -195,4 +195,5 @@ def _ready_text(pool: ObservedPool | None, role: str) -> str:
     if pool is None:
         return f"no {role}"
     wanted = pool.pool.spec.replicas
-    return f"{sum(is_ready(i) for i in pool.instances if i.index < wanted)}/{wanted} {role}"
+    staying = (i for i in pool.instances if i.drain_reason != DrainReason.SCALE_DOWN)
+    return f"{sum(is_ready(i) for i in staying)}/{wanted} {role}"

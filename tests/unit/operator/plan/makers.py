@@ -97,6 +97,7 @@ def make_instance(pool: Pool, index: int = 0, *, ready: bool = True, **changes: 
         drain_started=None,
         drain_reason="",
         pod=pod,
+        labels=names.instance_labels(pool.metadata.name, pool.role, index),
     )
     return replace(instance, **changes)
 
@@ -110,6 +111,7 @@ def as_observed(obj: dict[str, Any]) -> ObservedObject:
         uid=f"uid-of-{obj['kind']}-{meta['name']}",
         controller_uid=meta["ownerReferences"][0]["uid"],
         build_hash=meta["annotations"][names.ANNOTATION_BUILD_HASH],
+        labels=None if obj["kind"] == "Secret" else meta["labels"],
     )
 
 
