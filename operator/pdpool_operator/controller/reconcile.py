@@ -22,7 +22,7 @@ from ..observe.routers import RouterClient
 from ..plan.model import Event, EventType, Plan
 from ..plan.pool import plan_pool
 from ..plan.selection import AT_FAULT
-from ..plan.service import plan_service
+from ..plan.service import plan_service, worker_events
 from ..runtime.api import SECRETS, Api, Resource
 from ..runtime.manager import Result
 from ..runtime.recorder import Recorder
@@ -150,8 +150,13 @@ class Controller:
         seen: tuple[Event, ...] = (),
     ) -> None:
         """Record events: completed steps of the plan, observations made beside it, and changes of the status."""
-        done = () if outcome.faults or outcome.unsettled else plan.events
-        for event in (*done, *seen, *transition_events(before.conditions, after.conditions)):
+        done = () if outcome.faults else plan.events
+        for event in (
+            *done,
+            *worker_events(outcome.workers),
+            *seen,
+            *transition_events(before.conditions, after.conditions),
+        ):
             await self.recorder.emit(resource, body, str(event.type), str(event.reason), event.message)
 
     def _result(self, plan: Plan, outcome: Outcome, *at_latest_s: float | None) -> Result:

@@ -104,10 +104,11 @@ def _with_rotation(plan: Plan, observed: ObservedService, rotation: Rotation) ->
     elif silent:
         progress = progress or Progress(Reason.ROUTER_LIST_OUTDATED, f"No worker list from {', '.join(silent)}")
     requeue = READ_BACK_S if changes else ASK_AGAIN_S if silent else plan.requeue_after_s
-    return replace(plan, workers=changes, events=_events(changes), progress=progress, requeue_after_s=requeue)
+    return replace(plan, workers=changes, progress=progress, requeue_after_s=requeue)
 
 
-def _events(changes: tuple[WorkerChange, ...]) -> tuple[Event, ...]:
+def worker_events(changes: tuple[WorkerChange, ...]) -> tuple[Event, ...]:
+    """Return the events about changes of worker lists that routers accepted."""
     words = (
         (WorkerAction.REMOVE, Reason.WORKER_REMOVED, "Removing from rotation"),
         (WorkerAction.ADD, Reason.WORKER_ADDED, "Adding to rotation"),

@@ -19,7 +19,7 @@ from pdpool_operator.observe.model import (
 )
 from pdpool_operator.plan.model import WorkerAction
 from pdpool_operator.plan.pool import plan_pool
-from pdpool_operator.plan.service import ASK_AGAIN_S, READ_BACK_S, plan_service, router_url
+from pdpool_operator.plan.service import ASK_AGAIN_S, READ_BACK_S, plan_service, router_url, worker_events
 
 from tests.unit.operator.plan.makers import (
     SETTINGS,
@@ -126,7 +126,11 @@ def test_a_new_engine_is_added_to_every_router_with_its_bootstrap_port() -> None
         ("chat-router-0", "10.0.9.1", WorkerAction.ADD, "http://10.0.1.1:30000", Role.PREFILL, 8998),
         ("chat-router-1", "10.0.9.2", WorkerAction.ADD, "http://10.0.1.1:30000", Role.PREFILL, 8998),
     ]
-    assert [event.reason for event in plan.events] == [Reason.WORKER_ADDED]
+    (event,) = worker_events(plan.workers)
+    assert (event.reason, event.message) == (
+        Reason.WORKER_ADDED,
+        "Adding to rotation: prefill http://10.0.1.1:30000",
+    )
     assert plan.requeue_after_s == READ_BACK_S
 
 
