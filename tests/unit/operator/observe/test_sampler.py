@@ -138,8 +138,8 @@ def sampler(http, **options) -> Recording:
     def on_samples(target: Target, samples) -> None:
         seen.setdefault(target.pod_uid, []).extend(samples)
 
-    given = {"timeout_s": 30.0} | options
-    one = Recording(http, clock=loop.time, now=lambda: NOW, rng=random.Random(0), on_samples=on_samples, **given)
+    given = {"timeout_s": 30.0, "clock": loop.time} | options
+    one = Recording(http, now=lambda: NOW, rng=random.Random(0), on_samples=on_samples, **given)
     one.seen = seen
     return one
 
@@ -345,6 +345,23 @@ async def test_a_pod_that_hangs_is_asked_once_at_a_time_and_does_not_hold_up_oth
     slow.hold.set()
     await asyncio.wait_for(watching, 30)
     assert one.seen["slow"]
+
+
+async def test_late_sample_does_not_keep_the_loop_awake(http, serve, running):
+    slow = await serve(Pod())
+    slow.state, slow.loads = STATE, LOADS
+    slow.hold.clear()
+    calls, loop = [], asyncio.get_running_loop()
+    clock = lambda: calls.append(None) or loop.time()  # noqa: E731
+    one = sampler(http, interval_s=0.05, timeout_s=60.0, clock=clock)
+    watching = asyncio.create_task(one.watch("llm", "chat", Role.PREFILL, [target(slow)]))
+    await eventually(lambda: slow.asked >= 2)
+    running(one)
+    await asyncio.sleep(1.0)  # the time over which wake-ups are counted: 20 intervals
+    assert len(calls) <= 100
+    slow.hold.set()
+    await asyncio.wait_for(watching, 30)
+    await eventually(lambda: len(one.seen["u1"]) >= 3)
 
 
 async def test_what_is_seen_of_a_pod_after_it_was_forgotten_is_dropped(http, serve):

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 from pdpool_operator.observe.model import FieldOwners
+from pdpool_operator.observe.parse import field_owners
 from pdpool_operator.plan.objects import edited
 from pdpool_operator.plan.pool import plan_pool
 
-from tests.unit.operator.plan.makers import SETTINGS, T0, make_instance, make_observed, make_pod, make_pool
+from tests.unit.operator.plan.makers import SETTINGS, T0, hashes, make_instance, make_observed, make_pod, make_pool
 
 SERVICE = {
     "apiVersion": "v1",
@@ -118,3 +119,45 @@ def test_what_is_no_edit_of_what_this_operator_made_is_left_alone(changes: dict[
     pool = make_pool()
     plan = plan_pool(make_observed(pool, replace(make_instance(pool), **changes)), SETTINGS, T0)
     assert not plan.acts
+
+
+def managed(*entries: tuple[str, str, dict[str, Any]]) -> dict[str, Any]:
+    """Return an object with these entries of `managedFields`: manager, operation, fields."""
+    fields = [{"manager": who, "operation": how, "fieldsV1": what} for who, how, what in entries]
+    return {"metadata": {"managedFields": fields}}
+
+
+REPLICAS = {"f:spec": {"f:replicas": {}}}
+TEMPLATE = {"f:spec": {"f:template": {}}}
+DEPLOYMENT = {"spec": {"replicas": 2, "template": {"spec": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("entries", "found"),
+    [
+        ((("pdpool", "Apply", TEMPLATE), ("pdpool", "Update", REPLICAS)), False),
+        ((("pdpool", "Update", REPLICAS), ("pdpool", "Apply", TEMPLATE)), False),
+        ((("pdpool", "Apply", TEMPLATE), ("kubectl", "Update", REPLICAS)), True),
+        ((("pdpool", "Apply", TEMPLATE), ("pdpool", "Update", REPLICAS), ("hpa", "Apply", REPLICAS)), False),
+        ((("pdpool", "Apply", REPLICAS), ("pdpool", "Update", {"f:metadata": {}}), ("x", "Update", TEMPLATE)), True),
+    ],
+    ids=["our patch", "our patch first", "another's patch", "the same value by another", "another's beside ours"],
+)
+def test_patch_of_the_operator_is_no_edit(entries: Any, found: bool) -> None:
+    assert edited(DEPLOYMENT, field_owners(managed(*entries))) is found
+
+
+@pytest.mark.parametrize(
+    ("change", "applied"),
+    [
+        ({"build_hash": ""}, True),
+        ({"spec_hash": ""}, True),
+        ({"build_hash": "", "pod": make_pod(spec_hash=hashes(make_pool())[0], build_hash="earlier")}, False),
+    ],
+    ids=["build hash", "spec hash", "build hash, and another version built it"],
+)
+def test_removed_hash_is_applied_again_where_the_build_is_ours(change: dict[str, Any], applied: bool) -> None:
+    pool = make_pool()
+    plan = plan_pool(make_observed(pool, make_instance(pool, **change)), SETTINGS, T0)
+    assert [obj["kind"] for obj in plan.apply] == ["StatefulSet"] * applied
+    assert (plan.patch, plan.delete) == ((), ())
