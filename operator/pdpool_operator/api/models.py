@@ -46,6 +46,15 @@ class EngineSpec(Model):
             "pdpool's own small CPU engine."
         ),
     )
+    startup_timeout_seconds: int | None = Field(
+        default=None,
+        ge=10,
+        le=86400,
+        description=(
+            "Seconds that an engine may take to load its model. Then Kubernetes restarts the container. Default: "
+            "600 for the Reference engine."
+        ),
+    )
 
 
 class ModelSpec(Model):

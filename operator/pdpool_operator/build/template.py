@@ -12,19 +12,30 @@ Rules by field:
 Rules within the container `engine`:
 
 - `args`: the user's follow ours. A flag that pdpool sets from a typed field is refused.
-- `env`: by name; the user's wins. Names that begin with `PDPOOL_` are refused.
+- `env`: by name; the user's wins. Names that begin with `PDPOOL_` are refused, and those that hand-offs depend on.
 - `ports`: by name. A port of ours with another number is refused.
 - `volumeMounts`: by mount path; the user's wins.
-- `lifecycle`: key by key. `preStop` is refused, because the engine drains by it.
+- `lifecycle`: key by key. `preStop` is refused if the engine drains by it.
 - probes, resources, image, command and every other field: the user's, whole.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..api.names import ENGINE_CONTAINER, GROUP
 
 ROOT = "spec.template"
+ENGINE_PATH = f"{ROOT}.spec.containers[{ENGINE_CONTAINER}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """What typed fields set in the container `engine`, so that a template must not set it."""
+
+    flags: frozenset[str]
+    environment: frozenset[str] = frozenset()
 
 
 class TemplateInvalid(ValueError):  # noqa: N818 -- named as the reason that it becomes
@@ -38,13 +49,13 @@ class TemplateInvalid(ValueError):  # noqa: N818 -- named as the reason that it 
         self.expected = expected
 
 
-def merge_template(ours: dict[str, Any], user: dict[str, Any], *, owned_flags: frozenset[str]) -> dict[str, Any]:
+def merge_template(ours: dict[str, Any], user: dict[str, Any], *, owned: Owned) -> dict[str, Any]:
     """Merge the user's pod template into pdpool's.
 
     Args:
         ours: a pod template whose first container is `engine`.
         user: `spec.template` as the user wrote it, unchecked.
-        owned_flags: command-line flags of the engine that typed fields set.
+        owned: flags and variables of the engine that typed fields set.
 
     Raises:
         TemplateInvalid: for the first error found.
@@ -54,7 +65,7 @@ def merge_template(ours: dict[str, Any], user: dict[str, Any], *, owned_flags: f
     user_spec = _mapping(user.get("spec"), f"{ROOT}.spec")
     return {
         "metadata": _merge_metadata(ours["metadata"], user_meta),
-        "spec": _merge_spec(ours["spec"], user_spec, owned_flags),
+        "spec": _merge_spec(ours["spec"], user_spec, owned),
     }
 
 
@@ -75,7 +86,7 @@ def _merge_metadata(ours: dict[str, Any], user: dict[str, Any]) -> dict[str, Any
     return merged
 
 
-def _merge_spec(ours: dict[str, Any], user: dict[str, Any], owned_flags: frozenset[str]) -> dict[str, Any]:
+def _merge_spec(ours: dict[str, Any], user: dict[str, Any], owned: Owned) -> dict[str, Any]:
     path = f"{ROOT}.spec"
     if "terminationGracePeriodSeconds" in user:
         raise TemplateInvalid(
@@ -85,7 +96,7 @@ def _merge_spec(ours: dict[str, Any], user: dict[str, Any], owned_flags: frozens
         )
     containers = _named(user.get("containers"), f"{path}.containers")
     engine, *others = ours["containers"]
-    merged_engine = _merge_engine(engine, containers.pop(ENGINE_CONTAINER, {}), owned_flags)
+    merged_engine = _merge_engine(engine, containers.pop(ENGINE_CONTAINER, {}), owned)
     merged = {**ours, **user}
     merged["containers"] = [merged_engine, *others, *containers.values()]
     merged["volumes"] = _by_key(ours["volumes"], user.get("volumes"), "name", f"{path}.volumes")
@@ -98,13 +109,15 @@ def _merge_spec(ours: dict[str, Any], user: dict[str, Any], owned_flags: frozens
     return merged
 
 
-def _merge_engine(ours: dict[str, Any], user: dict[str, Any], owned_flags: frozenset[str]) -> dict[str, Any]:
-    path = f"{ROOT}.spec.containers[{ENGINE_CONTAINER}]"
+def _merge_engine(ours: dict[str, Any], user: dict[str, Any], owned: Owned) -> dict[str, Any]:
+    path = ENGINE_PATH
     merged = {**ours, **user}
     args = _strings(user.get("args"), f"{path}.args")
-    _refuse_owned_flags(args, owned_flags, f"{path}.args")
+    _refuse_owned_flags(args, owned.flags, f"{path}.args")
     merged["args"] = [*ours["args"], *args]
-    merged["env"] = _by_key(ours["env"], user.get("env"), "name", f"{path}.env", _refuse_own_environment)
+    merged["env"] = _by_key(
+        ours["env"], user.get("env"), "name", f"{path}.env", partial(_refuse_own_environment, owned.environment)
+    )
     merged["ports"] = _merge_ports(ours["ports"], user.get("ports"), f"{path}.ports")
     merged["volumeMounts"] = _by_key(
         ours["volumeMounts"], user.get("volumeMounts"), "mountPath", f"{path}.volumeMounts"
@@ -114,7 +127,7 @@ def _merge_engine(ours: dict[str, Any], user: dict[str, Any], owned_flags: froze
         **_mapping(user.get("securityContext"), f"{path}.securityContext"),
     }
     lifecycle = _mapping(user.get("lifecycle"), f"{path}.lifecycle")
-    if "preStop" in lifecycle:
+    if "preStop" in lifecycle and "preStop" in ours["lifecycle"]:
         raise TemplateInvalid(
             f"{path}.lifecycle.preStop", lifecycle["preStop"], "pdpool drains the engine there; remove it"
         )
@@ -129,7 +142,11 @@ def _refuse_owned_flags(args: Iterable[str], owned: frozenset[str], path: str) -
             raise TemplateInvalid(path, arg, f"pdpool sets {flag} from the pool's own fields; remove it")
 
 
-def _refuse_own_environment(entry: dict[str, Any], _ours: dict[str, Any] | None, path: str) -> None:
+def _refuse_own_environment(
+    owned: frozenset[str], entry: dict[str, Any], _ours: dict[str, Any] | None, path: str
+) -> None:
+    if entry["name"] in owned:
+        raise TemplateInvalid(path, entry["name"], "pdpool sets this variable, and hand-offs depend on it; remove it")
     if entry["name"].startswith("PDPOOL_"):
         raise TemplateInvalid(path, entry["name"], "names that begin with PDPOOL_ are pdpool's; choose another")
 

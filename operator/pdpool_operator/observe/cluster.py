@@ -222,7 +222,7 @@ class Cluster:
     async def _watch(self, pool: Pool, instances: Iterable[ObservedInstance]) -> None:
         meta = pool.metadata
         targets = [
-            Target(meta.namespace, meta.name, pool.role, instance.index, pod.uid, pod.ip)
+            Target(meta.namespace, meta.name, pool.role, instance.index, pod.uid, pod.ip, pool.spec.engine.type)
             for instance in instances
             if instance.controller_uid == meta.uid and (pod := instance.pod) and pod.ip and pod.phase == "Running"
         ]

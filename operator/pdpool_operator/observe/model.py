@@ -10,6 +10,7 @@ from typing import Any
 
 from ..api.models import DisaggregatedService, Pool
 from ..api.names import Role
+from ..engines.answers import EngineSample as EngineSample
 
 CRASH_LOOP = "CrashLoopBackOff"
 """Kubernetes' reason for a container that waits for a restart."""
@@ -75,16 +76,6 @@ class ConnectorSample:
     """As the connector itself reports it."""
     container: str = ""
     """Run of the container in which the process lives, as in `HoldSample`."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSample:
-    """Answer of the engine's scheduler, `GET :30000/v1/loads`."""
-
-    running: int
-    waiting: int
-    queues: Mapping[str, int]
-    """Lengths of the hand-off queues, under the same names as the connector's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pdpool_operator.api.models import EngineType
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.observe.http import BODY_LIMIT, Unanswered, session
 from pdpool_operator.observe.model import HoldSample, RankSample
@@ -403,6 +404,6 @@ async def test_all_requests_together_are_bounded_and_waiting_for_a_turn_is_no_si
     )
 )
 def test_no_answer_whatever_raises_anything_but_unanswered(body):
-    for parse in (parse_state, lambda text: parse_loads(text, Role.DECODE)):
+    for parse in (parse_state, lambda text: parse_loads(text, Role.DECODE, EngineType.REFERENCE)):
         with contextlib.suppress(Unanswered):
             parse(body)
