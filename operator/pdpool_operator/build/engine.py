@@ -7,10 +7,11 @@ from ..api.models import Pool
 from ..engines import engine_of
 from ..engines.base import Directory, Engine, Instance, Probe
 from .common import TERMINATION_MARGIN_S, container_security_context, http_probe, pod_security_context
-from .settings import BuildSettings
-from .template import ENGINE_PATH, Owned, TemplateInvalid, merge_template
+from .settings import BuildSettings, ControlKeys
+from .template import ENGINE_PATH, TemplateInvalid, merge_template
 
 KEYS_MODE = 0o440
+KEYS_MOUNT = {"name": "pdpool-keys", "mountPath": names.KEYS_DIRECTORY, "readOnly": True}
 
 OWN_DIRECTORIES = (Directory("tmp", "/tmp"), Directory("run-pdpool", names.RUN_DIRECTORY))  # noqa: S108 -- an emptyDir
 
@@ -22,8 +23,8 @@ def engine_template(pool: Pool, index: int, settings: BuildSettings) -> dict[str
         TemplateInvalid: the user's template contradicts what pdpool sets, or is malformed.
     """
     kind = engine_of(pool.spec.engine.type)
-    ours = _template(kind, Instance(pool, index, settings.control_keys))
-    template = merge_template(ours, pool.spec.template, owned=Owned(kind.owned_flags, kind.owned_environment))
+    ours = _template(kind, Instance(pool, index, _control_keys(kind, pool, settings)))
+    template = merge_template(ours, pool.spec.template, owned_flags=kind.owned_flags)
     engine = template["spec"]["containers"][0]
     if not engine.get("image"):
         engine["image"] = _default_image(kind, settings)
@@ -31,6 +32,10 @@ def engine_template(pool: Pool, index: int, settings: BuildSettings) -> dict[str
     for refusal in kind.refusals(pool, engine):
         raise TemplateInvalid(f"{ENGINE_PATH}.{refusal.field}", refusal.value, refusal.expected)
     return template
+
+
+def _control_keys(kind: Engine, pool: Pool, settings: BuildSettings) -> ControlKeys:
+    return settings.control_keys if kind.has_connector(pool) else ControlKeys.NONE
 
 
 def _default_image(kind: Engine, settings: BuildSettings) -> str:
@@ -42,6 +47,7 @@ def _default_image(kind: Engine, settings: BuildSettings) -> str:
 def _template(kind: Engine, instance: Instance) -> dict[str, Any]:
     pool = instance.pool
     secret = names.engine_secret(pool.metadata.name, pool.role)
+    keys = kind.has_connector(pool)
     directories = [*OWN_DIRECTORIES, *kind.directories()]
     return {
         "metadata": {
@@ -56,7 +62,11 @@ def _template(kind: Engine, instance: Instance) -> dict[str, Any]:
             "containers": [_engine_container(kind, instance, directories)],
             "volumes": [
                 *({"name": d.name, "emptyDir": {"medium": "Memory"} if d.in_memory else {}} for d in directories),
-                {"name": "pdpool-keys", "secret": {"secretName": secret, "defaultMode": KEYS_MODE}},
+                *(
+                    [{"name": "pdpool-keys", "secret": {"secretName": secret, "defaultMode": KEYS_MODE}}]
+                    if keys
+                    else []
+                ),
             ],
         },
     }
@@ -80,7 +90,7 @@ def _engine_container(kind: Engine, instance: Instance, directories: list[Direct
         "securityContext": container_security_context(),
         "volumeMounts": [
             *({"name": d.name, "mountPath": d.path} for d in directories),
-            {"name": "pdpool-keys", "mountPath": names.KEYS_DIRECTORY, "readOnly": True},
+            *([KEYS_MOUNT] if kind.has_connector(instance.pool) else []),
         ],
     }
 

@@ -12,7 +12,7 @@ Rules by field:
 Rules within the container `engine`:
 
 - `args`: the user's follow ours. A flag that pdpool sets from a typed field is refused.
-- `env`: by name; the user's wins. Names that begin with `PDPOOL_` are refused, and those that hand-offs depend on.
+- `env`: by name; the user's wins. Names that begin with `PDPOOL_` are refused.
 - `ports`: by name. A port of ours with another number is refused.
 - `volumeMounts`: by mount path; the user's wins.
 - `lifecycle`: key by key. `preStop` is refused if the engine drains by it.
@@ -20,22 +20,12 @@ Rules within the container `engine`:
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ..api.names import ENGINE_CONTAINER, GROUP
 
 ROOT = "spec.template"
 ENGINE_PATH = f"{ROOT}.spec.containers[{ENGINE_CONTAINER}]"
-
-
-@dataclass(frozen=True, slots=True)
-class Owned:
-    """What typed fields set in the container `engine`, so that a template must not set it."""
-
-    flags: frozenset[str]
-    environment: frozenset[str] = frozenset()
 
 
 class TemplateInvalid(ValueError):  # noqa: N818 -- named as the reason that it becomes
@@ -49,13 +39,13 @@ class TemplateInvalid(ValueError):  # noqa: N818 -- named as the reason that it 
         self.expected = expected
 
 
-def merge_template(ours: dict[str, Any], user: dict[str, Any], *, owned: Owned) -> dict[str, Any]:
+def merge_template(ours: dict[str, Any], user: dict[str, Any], *, owned_flags: frozenset[str]) -> dict[str, Any]:
     """Merge the user's pod template into pdpool's.
 
     Args:
         ours: a pod template whose first container is `engine`.
         user: `spec.template` as the user wrote it, unchecked.
-        owned: flags and variables of the engine that typed fields set.
+        owned_flags: command-line flags of the engine that typed fields set.
 
     Raises:
         TemplateInvalid: for the first error found.
@@ -65,7 +55,7 @@ def merge_template(ours: dict[str, Any], user: dict[str, Any], *, owned: Owned) 
     user_spec = _mapping(user.get("spec"), f"{ROOT}.spec")
     return {
         "metadata": _merge_metadata(ours["metadata"], user_meta),
-        "spec": _merge_spec(ours["spec"], user_spec, owned),
+        "spec": _merge_spec(ours["spec"], user_spec, owned_flags),
     }
 
 
@@ -86,7 +76,7 @@ def _merge_metadata(ours: dict[str, Any], user: dict[str, Any]) -> dict[str, Any
     return merged
 
 
-def _merge_spec(ours: dict[str, Any], user: dict[str, Any], owned: Owned) -> dict[str, Any]:
+def _merge_spec(ours: dict[str, Any], user: dict[str, Any], owned_flags: frozenset[str]) -> dict[str, Any]:
     path = f"{ROOT}.spec"
     if "terminationGracePeriodSeconds" in user:
         raise TemplateInvalid(
@@ -96,7 +86,7 @@ def _merge_spec(ours: dict[str, Any], user: dict[str, Any], owned: Owned) -> dic
         )
     containers = _named(user.get("containers"), f"{path}.containers")
     engine, *others = ours["containers"]
-    merged_engine = _merge_engine(engine, containers.pop(ENGINE_CONTAINER, {}), owned)
+    merged_engine = _merge_engine(engine, containers.pop(ENGINE_CONTAINER, {}), owned_flags)
     merged = {**ours, **user}
     merged["containers"] = [merged_engine, *others, *containers.values()]
     merged["volumes"] = _by_key(ours["volumes"], user.get("volumes"), "name", f"{path}.volumes")
@@ -109,15 +99,13 @@ def _merge_spec(ours: dict[str, Any], user: dict[str, Any], owned: Owned) -> dic
     return merged
 
 
-def _merge_engine(ours: dict[str, Any], user: dict[str, Any], owned: Owned) -> dict[str, Any]:
+def _merge_engine(ours: dict[str, Any], user: dict[str, Any], owned_flags: frozenset[str]) -> dict[str, Any]:
     path = ENGINE_PATH
     merged = {**ours, **user}
     args = _strings(user.get("args"), f"{path}.args")
-    _refuse_owned_flags(args, owned.flags, f"{path}.args")
+    _refuse_owned_flags(args, owned_flags, f"{path}.args")
     merged["args"] = [*ours["args"], *args]
-    merged["env"] = _by_key(
-        ours["env"], user.get("env"), "name", f"{path}.env", partial(_refuse_own_environment, owned.environment)
-    )
+    merged["env"] = _by_key(ours["env"], user.get("env"), "name", f"{path}.env", _refuse_own_environment)
     merged["ports"] = _merge_ports(ours["ports"], user.get("ports"), f"{path}.ports")
     merged["volumeMounts"] = _by_key(
         ours["volumeMounts"], user.get("volumeMounts"), "mountPath", f"{path}.volumeMounts"
@@ -140,13 +128,13 @@ def _refuse_owned_flags(args: Iterable[str], owned: frozenset[str], path: str) -
         flag = arg.split("=", 1)[0]
         if flag in owned:
             raise TemplateInvalid(path, arg, f"pdpool sets {flag} from the pool's own fields; remove it")
+        # Python's argparse takes every unambiguous beginning of a flag for the flag.
+        meant = next((name for name in sorted(owned) if len(flag) > 2 and name.startswith(flag)), None)
+        if flag.startswith("--") and meant is not None:
+            raise TemplateInvalid(path, arg, f"this is short for {meant}, which pdpool sets; remove it")
 
 
-def _refuse_own_environment(
-    owned: frozenset[str], entry: dict[str, Any], _ours: dict[str, Any] | None, path: str
-) -> None:
-    if entry["name"] in owned:
-        raise TemplateInvalid(path, entry["name"], "pdpool sets this variable, and hand-offs depend on it; remove it")
+def _refuse_own_environment(entry: dict[str, Any], _ours: dict[str, Any] | None, path: str) -> None:
     if entry["name"].startswith("PDPOOL_"):
         raise TemplateInvalid(path, entry["name"], "names that begin with PDPOOL_ are pdpool's; choose another")
 

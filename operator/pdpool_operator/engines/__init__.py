@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from ..api.models import EngineType
 from .base import Engine
 from .reference import Reference
+from .sglang import SGLang
 
-ENGINES: Mapping[EngineType, Engine] = {engine.type: engine for engine in (Reference(),)}
+ENGINES: Mapping[EngineType, Engine] = {engine.type: engine for engine in (Reference(), SGLang())}
 
 
 def engine_of(kind: EngineType) -> Engine:

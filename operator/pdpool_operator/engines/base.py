@@ -75,8 +75,6 @@ class Engine(ABC):
     command: ClassVar[Sequence[str]]
     owned_flags: ClassVar[frozenset[str]]
     """Flags that follow from typed fields or from fixed ports. A template must not set them."""
-    owned_environment: ClassVar[frozenset[str]] = frozenset()
-    """Variables that hand-offs depend on, beside those that begin with `PDPOOL_`. A template must not set them."""
     default_image: ClassVar[bool]
     """The operator has an image for it. Otherwise the template must name one."""
     startup_s: ClassVar[int]
@@ -121,7 +119,7 @@ class Engine(ABC):
         return True
 
     def refusals(self, pool: Pool, container: Mapping[str, Any]) -> Iterator[Refusal]:  # noqa: ARG002
-        """Return what in the merged container contradicts a typed field, beside owned flags and variables."""
+        """Return what in the merged container contradicts a typed field, beside owned flags."""
         return iter(())
 
     def startup_probe(self, pool: Pool, path: str) -> Probe:

@@ -17,6 +17,8 @@ class Reference(Engine):
     owned_flags = frozenset(
         {
             "--mode",
+            "--tp-size",
+            "--pp-size",
             "--model-path",
             "--served-model-name",
             "--host",
@@ -57,6 +59,10 @@ class Reference(Engine):
             # the kubelet kills it. If the hook used the whole grace period, 2 s are left for that.
             "--shutdown-grace": "0",
         }
+        if pool.spec.parallelism.tensor > 1:
+            flags["--tp-size"] = str(pool.spec.parallelism.tensor)
+        if pool.spec.parallelism.pipeline > 1:
+            flags["--pp-size"] = str(pool.spec.parallelism.pipeline)
         if pool.role is Role.PREFILL:
             flags["--bootstrap-port"] = str(names.BOOTSTRAP_PORT)
         return [*(f"{flag}={value}" for flag, value in flags.items()), *_key_args(instance.control_keys)]

@@ -74,8 +74,8 @@ def test_schemas_are_structural_and_bounded(file: str) -> None:
 def test_every_rule_says_which_field_is_wrong(file: str) -> None:
     for path, node in nodes(schema_of(crds()[file])):
         for rule in node.get("x-kubernetes-validations", []):
-            field = path.removeprefix(".spec.") or "metadata.name"
-            assert field in rule["message"], rule
+            fields = {"": ["metadata.name"], ".spec": list(node.get("properties", {}))}
+            assert any(field in rule["message"] for field in fields.get(path, [path.removeprefix(".spec.")])), rule
 
 
 def pattern_of(file: str, field: str) -> str:
@@ -96,7 +96,15 @@ POOLS, SERVICES = "pdpool.dev_prefillpools.yaml", "pdpool.dev_disaggregatedservi
         (
             POOLS,
             "model.path",
-            ("/m", "/models/smollm2", "/models/smollm2/", "/srv/.cache/hub/3a9f", "/models/Qwen-2.5_x"),
+            (
+                "/m",
+                "/models/smollm2",
+                "/models/smollm2/",
+                "/srv/.cache/hub/3a9f",
+                "/models/Qwen-2.5_x",
+                "Qwen/Qwen3-32B",
+                "meta-llama/Llama-3.1-8B",
+            ),
             (
                 "/",
                 "//",
@@ -110,6 +118,12 @@ POOLS, SERVICES = "pdpool.dev_prefillpools.yaml", "pdpool.dev_disaggregatedservi
                 "m",
                 "/a b",
                 "",
+                "Qwen/",
+                "a/b/c",
+                "../x",
+                "./x",
+                "a/-b",
+                "https://hub/a",
             ),
         ),
         (
@@ -156,9 +170,18 @@ def test_a_crd_survives_yaml_and_fits_into_client_side_apply() -> None:
 
 def test_defaults_are_visible_also_when_their_parent_is_absent() -> None:
     spec = schema_of(crds()["pdpool.dev_prefillpools.yaml"])["properties"]["spec"]
-    assert spec["default"] == {}
-    assert spec["properties"]["model"]["default"] == {}
-    assert spec["properties"]["model"]["properties"]["path"]["default"] == "/models/smollm2"
+    assert spec["properties"]["engine"]["default"] == {}
+    assert spec["properties"]["engine"]["properties"]["type"]["default"] == "Reference"
+
+
+@pytest.mark.parametrize("file", [POOLS, "pdpool.dev_decodepools.yaml"])
+def test_a_pool_must_name_its_model(file: str) -> None:
+    schema = schema_of(crds()[file])
+    assert schema["required"] == ["spec"]
+    assert "model" in schema["properties"]["spec"]["required"]
+    model = schema["properties"]["spec"]["properties"]["model"]
+    assert model["required"] == ["path"]
+    assert "default" not in model["properties"]["path"]
 
 
 def test_pools_can_be_scaled_and_services_not() -> None:
@@ -226,6 +249,7 @@ def test_an_object_that_does_not_fit_is_refused_by_field_and_value() -> None:
 
 def test_a_status_of_another_version_does_not_make_an_object_unreadable() -> None:
     body = {"metadata": {"name": "x", "namespace": "n", "uid": "u"}, "status": {"conditions": [{"type": "New"}]}}
+    body["spec"] = {"model": {"path": "/m"}}
     assert PrefillPool.parse(body).status.conditions == ()
 
 

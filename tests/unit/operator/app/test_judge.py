@@ -43,7 +43,9 @@ class World:
         instance = ObservedInstance(
             0, f"chat-{kind.role}-0", "sts", key.kind, False, "h", "b", 1, None, "", pod, listed_by=()
         )
-        self.judge.observed(key, ObservedPool(kind.parse({"metadata": meta}), (instance,), ()))
+        self.judge.observed(
+            key, ObservedPool(kind.parse({"metadata": meta, "spec": {"model": {"path": "tiny"}}}), (instance,), ())
+        )
 
     def reconcile(self, key: Key) -> None:
         self.observe(key)
