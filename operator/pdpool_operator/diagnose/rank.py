@@ -32,6 +32,7 @@ from functools import cached_property
 from ..api.names import Role
 from ..observe.model import ConnectorSample, EngineSample, QueueSample
 from .model import Finding, Subject, Verdict
+from .native import judge_native_rank
 from .track import RankTrack
 
 STALE_S = 15.0
@@ -123,6 +124,8 @@ def judge_rank(track: RankTrack, around: Surroundings, shared: EngineSample | No
 
     `shared` is the sample of the scheduler that counts the requests of ranks without a count of their own.
     """
+    if not track.latest.has_connector and is_current(track, around.now):
+        return judge_native_rank(track, around.stuck_after, around.now)
     connector = current_connector(track, around.now)
     if connector is None:
         why = track.latest.connector_error or f"last look {_seconds(around.now - track.latest.at)} ago"

@@ -43,7 +43,7 @@ class EngineSample:
 
 
 class _Load(Answer):
-    dp_rank: int = 0
+    dp_rank: Annotated[int, Field(ge=0, le=255)] = 0
     num_running_reqs: Count = 0
     num_waiting_reqs: Count = 0
     disaggregation: dict[str, Any] | None = None

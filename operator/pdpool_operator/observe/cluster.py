@@ -14,6 +14,7 @@ from ..api import names
 from ..api.base import Metadata, SpecInvalid
 from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
 from ..build.settings import ControlKeys
+from ..engines import engine_of
 from ..runtime.api import (
     CONFIG_MAPS,
     DEPLOYMENTS,
@@ -220,9 +221,18 @@ class Cluster:
         return None if started is not None and started > self._now() else started
 
     async def _watch(self, pool: Pool, instances: Iterable[ObservedInstance]) -> None:
-        meta = pool.metadata
+        meta, kind = pool.metadata, engine_of(pool.spec.engine.type)
         targets = [
-            Target(meta.namespace, meta.name, pool.role, instance.index, pod.uid, pod.ip, pool.spec.engine.type)
+            Target(
+                meta.namespace,
+                meta.name,
+                pool.role,
+                instance.index,
+                pod.uid,
+                pod.ip,
+                kind.type,
+                kind.has_connector(pool),
+            )
             for instance in instances
             if instance.controller_uid == meta.uid and (pod := instance.pod) and pod.ip and pod.phase == "Running"
         ]

@@ -98,6 +98,8 @@ class RankSample:
     Empty if the engine answered and counts the requests of this rank at another one, as for ranks that share a
     scheduler.
     """
+    has_connector: bool = True
+    """The pod runs pdpool's connector. Otherwise only the engine is asked."""
 
 
 @dataclass(frozen=True, slots=True)

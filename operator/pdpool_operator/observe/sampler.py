@@ -68,6 +68,8 @@ class Target:
     pod_uid: str
     ip: str
     engine: EngineType = EngineType.REFERENCE
+    has_connector: bool = True
+    """Every rank has pdpool's connector with its admin endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,8 @@ class Sampler:
 
         The connectors report how many ranks there are, now or at the last sample.
         """
+        if not target.has_connector:
+            return await self._sample_native(target)
         asked_at = self._now()
         known = max(1, len(self.newest(target.pod_uid)))
         (engines, engine_error), connectors = await asyncio.gather(
@@ -199,6 +203,25 @@ class Sampler:
                 engine_error=_why_no_engine(rank, engines, engine_error),
             )
             for rank, (connector, error) in enumerate(connectors)
+        ]
+
+    async def _sample_native(self, target: Target) -> list[RankSample]:
+        """Sample a pod without pdpool's connector: the engine alone says which ranks there are."""
+        asked_at = self._now()
+        engines, error = await self._ask_engine(target)
+        ranks = sorted(engines) or sorted(self.newest(target.pod_uid)) or [0]
+        return [
+            RankSample(
+                rank=rank,
+                pod_uid=target.pod_uid,
+                at=self._now(),
+                asked_at=asked_at,
+                connector=None,
+                engine=engines.get(rank),
+                engine_error=error,
+                has_connector=False,
+            )
+            for rank in ranks
         ]
 
     async def _ask_connectors(self, target: Target, ranks: Iterable[int]) -> list[tuple[ConnectorSample | None, str]]:

@@ -407,3 +407,16 @@ def test_no_answer_whatever_raises_anything_but_unanswered(body):
     for parse in (parse_state, lambda text: parse_loads(text, Role.DECODE, EngineType.REFERENCE)):
         with contextlib.suppress(Unanswered):
             parse(body)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_without_connector_only_the_engine_is_asked(serve, http, ranks):
+    pod = await serve(Pod(), admin=False)
+    pod.loads = {"loads": [LOADS["loads"][0] | {"dp_rank": rank} for rank in range(ranks)]}
+    asked: list[Look] = []
+    stock = Target("llm", "chat", Role.PREFILL, 0, "u1", pod.ip, EngineType.SGLANG, has_connector=False)
+    looks = await sampler(http, on_look=asked.append).sample(stock)
+    assert [look.rank for look in looks] == list(range(ranks))
+    assert all(not look.has_connector and look.connector is None and not look.engine_error for look in looks)
+    assert [look.engine.queues["prefill_bootstrap"] for look in looks] == [3] * ranks
+    assert [look.source for look in asked] == ["engine"]
