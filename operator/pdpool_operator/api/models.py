@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, WrapValidator, model_validator
 
 from .base import Condition, LocalReference, Model, Resource, Time, cel_rule, tolerant
 from .names import Role
+from .rdma import RDMA_RULES, RdmaSpec
 from .rules import MAX_RANKS, POOL_RULES, TINY_MODEL, broken, rules_schema
 
 MAX_INSTANCES = 256
@@ -159,6 +160,10 @@ class PoolSpec(Model):
     transfer: TransferSpec = Field(
         default_factory=TransferSpec, description="How KV cache is handed from prefill to decode."
     )
+    rdma: RdmaSpec | None = Field(
+        default=None,
+        description=("RDMA devices of the engines. Absent: engines get no device, and transfers use what they find."),
+    )
     drain_timeout_seconds: int = Field(
         default=60,
         ge=0,
@@ -180,8 +185,9 @@ class PoolSpec(Model):
 
     @model_validator(mode="after")
     def _obey_rules(self) -> Self:
-        if faults := broken(POOL_RULES, self):
-            raise ValueError(faults)
+        faults = [broken(POOL_RULES, self), broken(RDMA_RULES, self.rdma) if self.rdma is not None else ""]
+        if any(faults):
+            raise ValueError("; ".join(filter(None, faults)))
         return self
 
 

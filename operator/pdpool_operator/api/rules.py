@@ -47,6 +47,16 @@ POOL_RULES = (
         lambda s: s.engine.type != "Reference" or s.parallelism.data == 1,
     ),
     Rule(
+        "!has(self.rdma) || self.rdma.mode == 'Off' || self.transfer.backend != 'Local'",
+        "rdma.mode must be Off or absent for transfer.backend Local, which copies within one host",
+        lambda s: s.rdma is None or s.rdma.mode == "Off" or s.transfer.backend != "Local",
+    ),
+    Rule(
+        "!has(self.rdma) || self.rdma.mode != 'Required' || self.transfer.connector == 'Pdpool'",
+        "rdma.mode Required needs transfer.connector Pdpool, because no other connector reports its transport",
+        lambda s: s.rdma is None or s.rdma.mode != "Required" or s.transfer.connector == "Pdpool",
+    ),
+    Rule(
         f"self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data <= {MAX_RANKS}",
         f"parallelism: tensor x pipeline x data must be at most {MAX_RANKS}, because an instance is one pod",
         lambda s: s.parallelism.tensor * s.parallelism.pipeline * s.parallelism.data <= MAX_RANKS,

@@ -7,6 +7,7 @@ from ..api.models import Pool
 from ..engines import engine_of
 from ..engines.base import Directory, Engine, Instance, Probe
 from .common import TERMINATION_MARGIN_S, container_security_context, http_probe, pod_security_context
+from .rdma import rdma_environment, with_rdma
 from .settings import BuildSettings, ControlKeys
 from .template import ENGINE_PATH, TemplateInvalid, merge_template
 
@@ -31,7 +32,7 @@ def engine_template(pool: Pool, index: int, settings: BuildSettings) -> dict[str
         engine.setdefault("imagePullPolicy", "IfNotPresent")
     for refusal in kind.refusals(pool, engine):
         raise TemplateInvalid(f"{ENGINE_PATH}.{refusal.field}", refusal.value, refusal.expected)
-    return template
+    return with_rdma(template, pool.spec.template, pool.spec.rdma)
 
 
 def _control_keys(kind: Engine, pool: Pool, settings: BuildSettings) -> ControlKeys:
@@ -81,7 +82,7 @@ def _engine_container(kind: Engine, instance: Instance, directories: list[Direct
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "command": list(kind.command),
         "args": kind.args(instance),
-        "env": [*_identity(instance), *kind.environment(instance)],
+        "env": [*_identity(instance), *kind.environment(instance), *rdma_environment(instance.pool.spec.rdma)],
         "ports": container_ports(instance.pool),
         "startupProbe": _probe(probes.startup),
         "readinessProbe": _probe(probes.readiness),

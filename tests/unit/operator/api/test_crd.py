@@ -1,6 +1,6 @@
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import yaml
@@ -133,6 +133,18 @@ POOLS, SERVICES = "pdpool.dev_prefillpools.yaml", "pdpool.dev_disaggregatedservi
             ("-x", "/x", " ", "a b", "a\nb", "org/", "org//model", "a:", ""),
         ),
         (
+            POOLS,
+            "rdma.resource",
+            ("rdma/ib", "vpc.amazonaws.com/efa", "rdma/hca_shared_devices_a", "networking.gke.io.networks/rdma-0"),
+            ("rdma", "rdma/", "/ib", "RDMA/ib", "rdma/ib/x", "rdma/-ib", ""),
+        ),
+        (
+            POOLS,
+            "rdma.networks[]",
+            ("rdma-0", "kube-system/rdma-0"),
+            ("", "/a", "a/", "a/b/c", "A", "a b"),
+        ),
+        (
             SERVICES,
             "prefill.poolRef.name",
             ("chat", "a", "a-1"),
@@ -218,6 +230,14 @@ class Pair(Model):
     pair: tuple[int, str] = Field(default=(1, "a"), description="x")
 
 
+class UnboundedMap(Model):
+    labels: dict[str, Annotated[str, Field(max_length=5)]] = Field(default_factory=dict, description="x")
+
+
+class MapOfUnbounded(Model):
+    labels: dict[str, str] = Field(default_factory=dict, max_length=4, description="x")
+
+
 class Exclusive(Model):
     share: float = Field(default=1, gt=0, description="x")
 
@@ -230,6 +250,8 @@ class Exclusive(Model):
         (UnboundedInteger, ".count: lacks maximum"),
         (Undescribed, ".count: lacks description"),
         (Pair, "prefixItems"),
+        (UnboundedMap, ".labels: lacks maxProperties"),
+        (MapOfUnbounded, r".labels\[\]: lacks maxLength"),
         (Exclusive, "exclusiveMinimum"),
     ],
 )
