@@ -18,7 +18,6 @@ from .rules import MAX_RANKS, POOL_RULES, TINY_MODEL, broken, rules_schema
 
 MAX_INSTANCES = 256
 MAX_CONDITIONS = 16
-MAX_RANK_QUEUES = 64
 BY_TYPE: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
 
 
@@ -191,16 +190,6 @@ class PoolSpec(Model):
         return self
 
 
-class RankQueue(Model):
-    """Length of one hand-off queue of one engine rank."""
-
-    rank: int = Field(ge=0, le=65535, description="Rank of the engine process within the instance.")
-    name: str = Field(
-        max_length=64, description="Queue: prefill_bootstrap, prefill_inflight, decode_prealloc or decode_transfer."
-    )
-    reqs: int = Field(ge=0, description="Requests in the queue when it was last sampled.")
-
-
 class InstanceStatus(Model):
     """One engine instance as last observed."""
 
@@ -217,11 +206,6 @@ class InstanceStatus(Model):
         description="Verdict on its queues: Idle, Flowing, Saturated, Blocked, Stuck, …",
     )
     message: str = Field(default="", max_length=1024, description="The evidence for the verdict.")
-    queues: tuple[RankQueue, ...] = Field(
-        default=(),
-        max_length=MAX_RANK_QUEUES,
-        description="Queue lengths at the last sample. An absent queue is unknown, not empty.",
-    )
 
 
 class PoolStatus(Model):
@@ -245,6 +229,11 @@ class PoolStatus(Model):
             "stuckAfterSeconds, and while the age is unknown."
         ),
     )
+    restarted_at: str | None = Field(
+        default=None,
+        max_length=256,
+        description="Value of the annotation pdpool.dev/restarted-at with which all instances run.",
+    )
     instances: tuple[InstanceStatus, ...] = Field(
         default=(), max_length=MAX_INSTANCES, description="The instances, by index."
     )
@@ -252,7 +241,7 @@ class PoolStatus(Model):
         default=(),
         max_length=MAX_CONDITIONS,
         json_schema_extra=BY_TYPE,
-        description="Ready, Progressing, QueuesHealthy and HoldsProvable.",
+        description="Available, Ready, QueuesHealthy, HoldsProvable; Reconciling and Stalled while they are True.",
     )
 
 
@@ -336,11 +325,16 @@ class DisaggregatedServiceStatus(Model):
             "stuckAfterSeconds, and while the age is unknown."
         ),
     )
+    restarted_at: str | None = Field(
+        default=None,
+        max_length=256,
+        description="Value of the annotation pdpool.dev/restarted-at with which all routers run.",
+    )
     conditions: tuple[Condition, ...] = Field(
         default=(),
         max_length=MAX_CONDITIONS,
         json_schema_extra=BY_TYPE,
-        description="Ready, Progressing, QueuesHealthy and RouterReady.",
+        description="Available, Ready, QueuesHealthy, RouterReady; Reconciling and Stalled while they are True.",
     )
 
 

@@ -30,7 +30,7 @@ class _Shown:
     news: tuple[tuple[int, str, tuple[str, ...]], ...]
     """Verdicts whose change the status must show at once."""
     detail: tuple[object, ...]
-    """Verdicts and lengths, which change while requests come and go."""
+    """Verdicts and whether requests wait long, which change while requests come and go."""
     at: datetime
 
 
@@ -169,14 +169,4 @@ def _news(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, str, tuple[str, ..
 
 
 def _detail(diagnoses: Sequence[Diagnosis]) -> tuple[object, ...]:
-    return tuple(d.verdict for d in diagnoses), _lengths(diagnoses)
-
-
-def _lengths(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, int, str, int], ...]:
-    return tuple(
-        (d.subject.index, track.latest.rank, name, queue.reqs)
-        for d in diagnoses
-        for track in d.subject.tracks
-        if track.latest.connector is not None
-        for name, queue in track.latest.connector.queues.items()
-    )
+    return tuple((d.verdict, d.waiting_since is None) for d in diagnoses)

@@ -119,6 +119,12 @@ class ObservedPod:
     build_hash: str
     created_at: datetime
     node: str = ""
+    ready_since: datetime | None = None
+    """When the pod last became Ready. `None` while it is not Ready."""
+    node_silent: bool = False
+    """The node controller marked the pod as not Ready, because the node's kubelet does not report. The containers were
+    ready when the kubelet last reported.
+    """
     was_ready: bool = False
     """The pod is not Ready but was before. A restart of its containers or of this operator does not change that."""
     gone_by: datetime | None = None
@@ -174,6 +180,12 @@ class ObservedInstance:
     controller: str = ""
     """The controlling owner as `kind/name`. Empty if there is none."""
     owners: FieldOwners = FieldOwners()
+    labelled: bool = False
+    """It carries the labels of its pool. Without a controller it then belongs to the pool."""
+
+    def belongs_to(self, uid: str) -> bool:
+        """Whether the pool of this UID controls the instance, or may adopt it."""
+        return self.controller_uid == uid or (not self.controller_uid and self.labelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +202,8 @@ class ObservedObject:
     controller: str = ""
     """The controlling owner as `kind/name`."""
     owners: FieldOwners = FieldOwners()
+    labelled: bool = False
+    """It carries the labels of its pool or service. Without a controller it may be adopted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +261,8 @@ class ObservedDeployment:
     controller: str = ""
     """The controlling owner as `kind/name`."""
     owners: FieldOwners = FieldOwners()
+    labelled: bool = False
+    """As of `ObservedObject`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,5 +281,7 @@ class ObservedService:
     resync.
     """
     routers: tuple[ObservedRouter, ...]
+    orphans: Mapping[Role, tuple[ObservedPod, ...]] = field(default_factory=dict)
+    """Engine pods with the labels of a bound pool that does not exist, by role. They may outlive it."""
     workers_json: str | None = None
     """Content of the ConfigMap's `workers.json`. `None` if there is no ConfigMap."""

@@ -73,6 +73,8 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
         build_hash=annotation(pod, names.ANNOTATION_BUILD_HASH),
         created_at=moment(meta["creationTimestamp"]) or datetime.fromtimestamp(0, UTC),
         node=spec.get("nodeName", ""),
+        ready_since=_ready_since(pod),
+        node_silent=_node_silent(pod),
         was_ready=_was_ready(pod),
         gone_by=moment(meta.get("deletionTimestamp")),
         restarts=sum(int(c.get("restartCount", 0)) for c in containers),
@@ -96,6 +98,25 @@ def _was_ready(pod: Object) -> bool:
     if ready.get("status") == "True" or changed is None or taken_up is None:
         return False
     return changed > taken_up
+
+
+def _ready_since(pod: Object) -> datetime | None:
+    ready = condition(pod, "Ready")
+    return moment(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None
+
+
+def _node_silent(pod: Object) -> bool:
+    """Whether the node controller made the pod not Ready, because its kubelet does not report.
+
+    It changes only the status of the condition Ready (controller/util/node, MarkPodsNotReady). A kubelet that makes a
+    pod not Ready gives a reason, or its containers are not ready either.
+    """
+    ready = condition(pod, "Ready")
+    return (
+        ready.get("status") == "False"
+        and not ready.get("reason")
+        and condition(pod, "ContainersReady").get("status") == "True"
+    )
 
 
 def _keeps_ending(container: Object) -> bool:
@@ -151,8 +172,13 @@ def _status(pod: Object) -> Object:
     return pod.get("status") or {}
 
 
-def observed_object(obj: Object) -> ObservedObject:
-    """Parse an object that we create other than an instance."""
+def has_labels(obj: Object, wanted: Mapping[str, str]) -> bool:
+    """Whether the object carries all these labels."""
+    return wanted.items() <= (obj["metadata"].get("labels") or {}).items()
+
+
+def observed_object(obj: Object, labels: Mapping[str, str]) -> ObservedObject:
+    """Parse an object that we create other than an instance. `labels` are those that we give it."""
     meta = obj["metadata"]
     return ObservedObject(
         kind=obj["kind"],
@@ -162,6 +188,7 @@ def observed_object(obj: Object) -> ObservedObject:
         build_hash=annotation(obj, names.ANNOTATION_BUILD_HASH),
         controller=controller(obj),
         owners=field_owners(obj),
+        labelled=has_labels(obj, labels),
     )
 
 
@@ -180,7 +207,7 @@ def field_owners(obj: Object) -> FieldOwners:
     return FieldOwners(ours, tuple(others))
 
 
-def applied_keys(service: Object, name: str) -> ObservedObject | None:
+def applied_keys(service: Object, name: str, labels: Mapping[str, str]) -> ObservedObject | None:
     """Return the Secret `name` as it was applied before this Service of a pool.
 
     The Service's annotation records it. Return None without that annotation.
@@ -188,11 +215,12 @@ def applied_keys(service: Object, name: str) -> ObservedObject | None:
     applied = annotation(service, names.ANNOTATION_KEYS_HASH)
     if not applied:
         return None
-    return ObservedObject("Secret", name, "", controller_uid(service), applied, controller(service))
+    owner, labelled = controller_uid(service), has_labels(service, labels)
+    return ObservedObject("Secret", name, "", owner, applied, controller(service), labelled=labelled)
 
 
-def observed_deployment(obj: Object) -> ObservedDeployment:
-    """Parse the router's Deployment."""
+def observed_deployment(obj: Object, labels: Mapping[str, str]) -> ObservedDeployment:
+    """Parse the router's Deployment. `labels` are those that we give it."""
     meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     failure = condition(obj, "ReplicaFailure")
     return ObservedDeployment(
@@ -209,6 +237,7 @@ def observed_deployment(obj: Object) -> ObservedDeployment:
         failure=failure.get("message", "") if failure.get("status") == "True" else "",
         controller=controller(obj),
         owners=field_owners(obj),
+        labelled=has_labels(obj, labels),
     )
 
 

@@ -48,7 +48,7 @@ from ..build.template import TemplateInvalid
 from ..observe.model import ObservedInstance, ObservedPool
 from .drain import GIVEN_UP_GRACE_S, deadline, has_work_to_lose, work_left
 from .model import Delete, DrainReason, Event, EventType, Fault, Patch, Plan, Progress
-from .objects import Standing, blocked, edited, missing_or_changed
+from .objects import EDITED, Standing, blocked, edited, missing_or_changed, restored, restored_events
 
 DRAIN_POLL_S = 1.0
 """How often a drain is checked: queues change without an event in the cluster."""
@@ -70,9 +70,18 @@ def plan_pool(observed: ObservedPool, settings: BuildSettings, now: datetime) ->
     except TemplateInvalid as invalid:
         return Plan(faults=(Fault(Reason.TEMPLATE_INVALID, str(invalid)),), patch=_put_back(observed))
     context = _Context(pool, observed, pool_spec_hash(pool), wanted, now)
-    support = missing_or_changed(pool_objects(pool, settings), observed.objects)
+    objects = pool_objects(pool, settings)
+    support = missing_or_changed(objects, observed.objects)
+    events = restored(objects, observed.objects, set_up=pool.status.observed_generation > 0)
     plan = _join(
-        [Plan(apply=support), _create(context), _align(context), _cancel(context), _go_on(context), _begin(context)]
+        [
+            Plan(apply=support, events=events),
+            _create(context),
+            _align(context),
+            _cancel(context),
+            _go_on(context),
+            _begin(context),
+        ]
     )
     return replace(
         plan,
@@ -150,15 +159,17 @@ def _align(context: _Context) -> Plan:
     """Step 2. Under `OnDelete` a changed template disturbs no running pod."""
     apply: list[dict[str, Any]] = []
     patches: list[Patch] = []
+    reverted: list[str] = []
     for instance in context.present:
         if context.surplus(instance):
             continue
         late = instance.spec_hash != context.spec_hash and not context.outdated(instance)
         if late or _is_edited(context, instance):
             apply.append(context.wanted[instance.index])
+            reverted += [] if late else [f"StatefulSet {instance.name}"]
         elif instance.replicas != PODS_PER_INSTANCE:
             patches.append(_patch(instance, {"spec": {"replicas": PODS_PER_INSTANCE}}))
-    return Plan(apply=tuple(apply), patch=tuple(patches))
+    return Plan(apply=tuple(apply), patch=tuple(patches), events=restored_events(reverted, EDITED))
 
 
 def _is_edited(context: _Context, instance: ObservedInstance) -> bool:
@@ -208,7 +219,7 @@ def _go_on_with(context: _Context, instance: ObservedInstance) -> Plan:
     given_up = bool(left) and context.now >= deadline(instance.drain_started, timeout_s)
     if left and not given_up:
         return Plan(
-            progress=Progress(Reason.DRAINING, f"{instance.name} drains: {'; '.join(left)}"),
+            progress=Progress(Reason.DRAINING, f"{instance.name} finishes its requests"),
             requeue_after_s=DRAIN_POLL_S,
         )
     events: tuple[Event, ...] = ()
@@ -349,10 +360,10 @@ def _patch(instance: ObservedInstance, body: dict[str, Any]) -> Patch:
     return Patch("StatefulSet", instance.name, {**body, "metadata": meta})
 
 
-def _standing(observed: ObservedPool) -> list[Standing]:
+def _standing(observed: ObservedPool) -> list[tuple[str, Standing]]:
     return [
-        *(Standing("StatefulSet", i.name, i.controller_uid, i.controller) for i in observed.instances),
-        *(Standing(obj.kind, obj.name, obj.controller_uid, obj.controller) for obj in observed.objects),
+        *(("StatefulSet", instance) for instance in observed.instances),
+        *((obj.kind, obj) for obj in observed.objects),
     ]
 
 

@@ -110,11 +110,11 @@ def test_silence_alone_asks_too(world):
     assert world.verdict(PREFILL) == "Unknown"
 
 
-def test_lengths_that_change_are_shown_every_half_minute_and_not_more_often(world):
+def test_verdicts_that_alternate_are_shown_every_half_minute(world):
     asked_at = []
     for second in range(1, 91):
         world.now += timedelta(seconds=1)
-        world.sample(Role.PREFILL, {"prefill_bootstrap": (second % 3 + 1, 0.5, 5 + second)})
+        world.sample(Role.PREFILL, {"prefill_bootstrap": (second // 7 % 2, 0.5, 5 + second)})
         world.sample(Role.DECODE, {"decode_transfer": (0, None, 5)})
         world.asked.clear()
         world.judge.tick()
