@@ -24,6 +24,9 @@ CONDITIONS: Mapping[ConditionType, str] = {
     ConditionType.HOLDS_PROVABLE: (
         "Pool only. False: an engine holds memory for a lost peer, and nothing proves that the peer has ended."
     ),
+    ConditionType.TRANSFER_READY: (
+        "Pool with `rdma.mode` Required or Preferred only. False: KV cache travels by another transport than RDMA."
+    ),
 }
 
 REASONS: Mapping[str, Mapping[Reason, str]] = {
@@ -81,6 +84,12 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
     "Held memory": {
         Reason.NOTHING_UNPROVEN: "All held memory can be released.",
         Reason.PEER_UNPROVEN: "An engine holds memory for a peer of which nothing proves that it has ended.",
+    },
+    "Transport": {
+        Reason.RDMA_IN_USE: "All paired engines transfer by RDMA.",
+        Reason.NOT_RDMA: "An engine reaches a peer by another transport. Under `Required` it is not available.",
+        Reason.NOT_PAIRED: "No engine has paired with a peer yet, so the transport is not known.",
+        Reason.TRANSPORT_UNKNOWN: "The transfer backend does not tell its transport.",
     },
     "Events only": {
         Reason.FENCED_PEER: "The operator proved to an engine that a peer has ended.",

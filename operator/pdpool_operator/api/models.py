@@ -222,6 +222,15 @@ class PoolStatus(Model):
     queues: str = Field(
         default="", max_length=64, description="The most severe verdict in the pool, and which instance has it."
     )
+    engine: str = Field(
+        default="", max_length=128, description="Engines with their versions, as their connectors report them."
+    )
+    connector: str = Field(default="", max_length=128, description="Versions of pdpool's connector in the engines.")
+    transport: str = Field(
+        default="",
+        max_length=128,
+        description="Transfer backends and transports between paired engines: nixl rdma. Empty before the first pair.",
+    )
     oldest_waiting_since: Time | None = Field(
         default=None,
         description=(

@@ -16,6 +16,7 @@ class ConditionType(StrEnum):
     QUEUES_HEALTHY = "QueuesHealthy"
     ROUTER_READY = "RouterReady"
     HOLDS_PROVABLE = "HoldsProvable"
+    TRANSFER_READY = "TransferReady"
 
 
 class Reason(StrEnum):
@@ -75,6 +76,12 @@ class Reason(StrEnum):
     # Memory that engines hold for lost peers.
     NOTHING_UNPROVEN = "NothingUnproven"
     PEER_UNPROVEN = "PeerUnproven"
+
+    # Transport of KV cache.
+    RDMA_IN_USE = "RdmaInUse"
+    NOT_RDMA = "NotRdma"
+    NOT_PAIRED = "NotPaired"
+    TRANSPORT_UNKNOWN = "TransportUnknown"
 
     # For events only: actions and observations.
     FENCED_PEER = "FencedPeer"

@@ -18,9 +18,11 @@ from .model import Finding, Verdict
 from .track import QueueTrack, RankTrack
 
 
-def judge_native_rank(track: RankTrack, stuck_after: timedelta, now: datetime) -> Finding:
-    """Return the verdict on one rank whose pod has no connector of pdpool."""
+def judge_native_rank(track: RankTrack, stuck_after: timedelta, now: datetime, *, current: bool) -> Finding:
+    """Return the verdict on one rank whose pod has no connector of pdpool. `current`: its last sample is recent."""
     engine = track.latest.engine
+    if not current:
+        return Finding(Verdict.UNKNOWN, "the engine was not sampled lately")
     if engine is None:
         return Finding(Verdict.UNKNOWN, f"the engine does not report its queues ({track.latest.engine_error})")
     waits = {name: reqs for name, reqs in sorted(engine.queues.items()) if reqs}

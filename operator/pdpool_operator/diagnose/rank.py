@@ -120,8 +120,8 @@ def judge_rank(track: RankTrack, around: Surroundings, shared: EngineSample | No
 
     `shared` is the sample of the scheduler that counts the requests of ranks without a count of their own.
     """
-    if not track.latest.has_connector and is_current(track, around.now):
-        return judge_native_rank(track, around.stuck_after, around.now)
+    if not track.latest.has_connector:
+        return judge_native_rank(track, around.stuck_after, around.now, current=is_current(track, around.now))
     connector = current_connector(track, around.now)
     if connector is None:
         why = track.latest.connector_error or f"no sample for {STALE_S:.0f} s"

@@ -35,6 +35,8 @@ class RankTrack:
 
     latest: RankSample
     """The last sample, answered or not."""
+    answer: ConnectorSample | None = None
+    """The connector's last answer. `None` if it never answered."""
     incarnation: str = ""
     """From the connector's last answer. Empty if it never answered."""
     queues: Mapping[str, QueueTrack] = field(default_factory=dict)
@@ -55,6 +57,7 @@ def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
     beat_age_s = sample.connector.beat_age_s or 0.0
     return RankTrack(
         latest=sample,
+        answer=sample.connector,
         incarnation=sample.connector.incarnation,
         queues=_progress(track.queues if same else {}, sample.connector, sample.at),
         beat_age_s=beat_age_s,

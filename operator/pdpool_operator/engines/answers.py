@@ -23,6 +23,9 @@ Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Name = Annotated[str, Field(max_length=64, pattern="^[A-Za-z0-9._-]*$")]
 """The text becomes part of messages and a metric label."""
 
+Version = Annotated[str, Field(max_length=64, pattern="^[A-Za-z0-9 ._+-]*$")]
+"""The text becomes part of the status."""
+
 _SUFFIX = "_queue_reqs"
 
 

@@ -43,6 +43,17 @@ class HoldSample:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerSample:
+    """A process with which a connector has paired."""
+
+    incarnation: str
+    backend: str
+    """Name of the transfer backend between them."""
+    transport: str
+    """How bytes reach it: `rdma`, `tcp`, `cma`, ... Empty if not known, as always at decode."""
+
+
+@dataclass(frozen=True, slots=True)
 class PodLife:
     """The kubelet's reports of ended runs of a pod's engine container."""
 
@@ -76,6 +87,11 @@ class ConnectorSample:
     """As the connector itself reports it."""
     container: str = ""
     """Run of the container in which the process lives, as in `HoldSample`."""
+    engine: str = ""
+    """Name and version of the engine. Empty if it reports none."""
+    version: str = ""
+    """Version of the connector. Empty if it reports none."""
+    peers: tuple[PeerSample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,17 @@ from pydantic import Field, ValidationError
 from ..api.models import EngineType
 from ..api.names import Role, admin_url, engine_url
 from ..engines import engine_of
-from ..engines.answers import Answer, Count, Name, Seconds
+from ..engines.answers import Answer, Count, Name, Seconds, Version
 from .http import Unanswered, invalid, request
-from .model import ConnectorSample, EngineSample, HoldSample, QueueSample, RankSample
+from .model import ConnectorSample, EngineSample, HoldSample, PeerSample, QueueSample, RankSample
 
 INTERVAL_S = 3.0
 JITTER = 0.2
 TIMEOUT_S = 2.0
 CONCURRENCY = 64
 """Concurrent requests, to all pods together."""
+MAX_PEERS = 4096
+"""Limit of peers per rank."""
 MAX_RANKS = 256
 """Limit of ranks per pod. A larger claim is rejected, because each rank costs a request per sample."""
 
@@ -44,6 +46,12 @@ class _Hold(Answer):
     container: Annotated[str, Field(max_length=256)] = ""
 
 
+class _Peer(Answer):
+    incarnation: Name
+    backend: Name = ""
+    transport: Name = ""
+
+
 class _State(Answer):
     incarnation: Name
     ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 1
@@ -55,6 +63,9 @@ class _State(Answer):
     held_bytes: Count = 0
     held_oldest_s: Seconds | None = None
     held_for: list[_Hold] = Field(default_factory=list, max_length=4096)
+    engine: Version = ""
+    connector_version: Version = ""
+    peers: list[_Peer] = Field(default_factory=list, max_length=MAX_PEERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +294,9 @@ def parse_state(body: bytes) -> ConnectorSample:
         held_for=tuple(HoldSample(h.incarnation, h.pod_uid, h.container) for h in state.held_for),
         pod_uid=state.pod_uid,
         container=state.container,
+        engine=state.engine,
+        version=state.connector_version,
+        peers=tuple(PeerSample(peer.incarnation, peer.backend, peer.transport) for peer in state.peers),
     )
 
 

@@ -17,8 +17,9 @@ from .chain import ConditionWriter, Rule, Violation, first_violation, shortened,
 from .holds import holds_provable
 from .pods import PodFacts, pod_trouble
 from .queues import oldest_waiting_since, queues_column, queues_healthy
-from .serving import CANNOT_SERVE, fallen, is_ready, serving, silent_nodes
+from .serving import cannot_serve, fallen, is_ready, serving, silent_nodes
 from .summary import from_faults, restarted_at, summary, update_available
+from .transfer import connectors_in_use, engines_in_use, transfer_ready, transports_in_use
 
 MAX_INSTANCE_MESSAGE = 512
 LINGERS_AFTER = timedelta(seconds=60)
@@ -117,13 +118,21 @@ def is_updating(facts: PoolFacts) -> Violation | None:
 
 def engines_not_ready(facts: PoolFacts) -> Violation | None:
     """An engine cannot serve."""
-    broken = {d.subject.index for d in facts.diagnoses if d.verdict in CANNOT_SERVE}
+    broken = {d.subject.index for d in facts.diagnoses if cannot_serve(d)}
     waiting = [i for i in facts.wanted if not is_ready(i) or i.index in broken]
     if not waiting:
         return None
     reason = Reason.ENGINES_NOT_READY if any(fallen(i, facts.diagnoses) for i in waiting) else Reason.STARTING
-    shown = some([f"{i.name}{' (stuck)' if i.index in broken else ''}" for i in waiting])
+    shown = some([f"{i.name}{_why(i, facts.diagnoses)}" for i in waiting])
     return Violation(reason, f"{len(waiting)} of {len(facts.wanted)} instances cannot serve: {shown}")
+
+
+def _why(instance: ObservedInstance, diagnoses: Sequence[Diagnosis]) -> str:
+    """Return in brackets why an instance cannot serve although its pod may be Ready."""
+    for diagnosis in diagnoses:
+        if diagnosis.subject.index == instance.index and cannot_serve(diagnosis):
+            return f" ({diagnosis.unfit or 'stuck'})"
+    return ""
 
 
 def is_in_progress(facts: PoolFacts) -> Violation | None:
@@ -161,6 +170,9 @@ def pool_status(facts: PoolFacts) -> PoolStatus:
         ready=f"{ready}/{pool.spec.replicas}",
         selector=names.selector_string(names.pool_selector(pool.metadata.name, pool.role)),
         queues=queues_column(facts.diagnoses),
+        engine=engines_in_use(facts.diagnoses),
+        connector=connectors_in_use(facts.diagnoses),
+        transport=transports_in_use(facts.diagnoses),
         oldest_waiting_since=oldest_waiting_since(facts.diagnoses, before.oldest_waiting_since),
         restarted_at=restarted_at(pool.metadata, before.restarted_at, complete=unready is None),
         instances=tuple(
@@ -181,6 +193,7 @@ def _conditions(writer: ConditionWriter, facts: PoolFacts, unready: Violation | 
         ),
         queues_healthy(writer, facts.diagnoses),
         holds_provable(writer, facts.unproven),
+        *transfer_ready(writer, facts.observed.pool.spec.rdma, facts.diagnoses),
     )
 
 

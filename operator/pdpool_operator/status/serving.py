@@ -9,6 +9,11 @@ CANNOT_SERVE = frozenset({Verdict.STUCK})
 """Verdicts by which an instance serves nothing, although its pod may be Ready."""
 
 
+def cannot_serve(diagnosis: Diagnosis) -> bool:
+    """Whether an instance serves nothing, or must not serve, although its pod may be Ready."""
+    return diagnosis.verdict in CANNOT_SERVE or bool(diagnosis.unfit)
+
+
 def is_ready(instance: ObservedInstance) -> bool:
     """Whether Kubernetes counts the instance's pod as Ready."""
     return instance.pod is not None and instance.pod.ready and not instance.pod.terminating
@@ -23,7 +28,7 @@ def serving(observed: ObservedPool, diagnoses: Iterable[Diagnosis]) -> tuple[Obs
     broken = {
         d.subject.index
         for d in diagnoses
-        if (d.subject.pool, d.subject.role) == (pool.metadata.name, pool.role) and d.verdict in CANNOT_SERVE
+        if (d.subject.pool, d.subject.role) == (pool.metadata.name, pool.role) and cannot_serve(d)
     }
     return tuple(
         instance
@@ -34,7 +39,7 @@ def serving(observed: ObservedPool, diagnoses: Iterable[Diagnosis]) -> tuple[Obs
 
 def fallen(instance: ObservedInstance, diagnoses: Sequence[Diagnosis]) -> bool:
     """Whether an instance that is not Ready served before, so that it is not just starting."""
-    broken = any(d.subject.index == instance.index and d.verdict in CANNOT_SERVE for d in diagnoses)
+    broken = any(d.subject.index == instance.index and cannot_serve(d) for d in diagnoses)
     return broken or (instance.pod is not None and instance.pod.was_ready and not instance.pod.terminating)
 
 

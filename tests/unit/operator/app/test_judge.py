@@ -15,6 +15,7 @@ from pdpool_operator.observe.model import (
     ObservedInstance,
     ObservedPod,
     ObservedPool,
+    PeerSample,
     QueueSample,
     RankSample,
 )
@@ -211,3 +212,18 @@ def test_pools_of_which_something_is_to_be_told_about_lost_peers_are_asked_for(w
     world.judge.words_due = lambda pools: [key for key in pools if key == DECODE]
     world.judge.tick()
     assert world.asked == [DECODE]
+
+
+@pytest.mark.parametrize(("transport", "asked"), [("tcp", True), ("rdma", True), ("", False)])
+def test_a_pair_that_becomes_known_asks_for_the_pool(world, transport, asked):
+    world.reconcile(PREFILL)
+    world.reconcile(DECODE)
+    before = world.judge.judge(PREFILL)
+    assert all(diagnosis.pairs == () for diagnosis in before)
+    peers = (PeerSample("stranger", "nixl", transport),) if transport else ()
+    connector = ConnectorSample("life", 0.0, {}, peers=peers)
+    look = RankSample(0, "pod-prefill", world.now, world.now, connector, EngineSample(0, 0, {}))
+    world.asked.clear()
+    world.judge.on_samples(Target("llm", "chat", Role.PREFILL, 0, "pod-prefill", "127.0.0.1"), [look])
+    world.judge.tick()
+    assert (PREFILL in world.asked) is asked

@@ -54,7 +54,7 @@ def test_answer_of_sglang_gives_lengths_of_own_role():
         ([(0, lengths(prealloc=1)), (40, lengths(prealloc=9))], 40, Verdict.UNKNOWN, "decode_prealloc was not seen"),
         ([(0, lengths(transfer=1)), (20, lengths()), (40, lengths(transfer=1))], 40, Verdict.FLOWING, "1 in"),
         ([(0, lengths(transfer=1)), (40, None)], 40, Verdict.UNKNOWN, "does not report its queues (timeout)"),
-        ([(0, lengths())], 60, Verdict.UNKNOWN, "last look 60 s ago"),
+        ([(0, lengths())], 60, Verdict.UNKNOWN, "was not sampled lately"),
     ],
 )
 def test_verdict_follows_from_lengths_over_time(samples, at, verdict, words):

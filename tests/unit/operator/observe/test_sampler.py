@@ -420,3 +420,27 @@ async def test_without_connector_only_the_engine_is_asked(serve, http, ranks):
     assert all(not look.has_connector and look.connector is None and not look.engine_error for look in looks)
     assert [look.engine.queues["prefill_bootstrap"] for look in looks] == [3] * ranks
     assert [look.source for look in asked] == ["engine"]
+
+
+def test_state_has_versions_and_transports():
+    peer = {"incarnation": "cd" * 16, "backend": "nixl", "transport": "rdma", "last_seen_s": 0.5}
+    state = STATE | {"engine": "sglang 0.5.23", "connector_version": "0.1.0", "peers": [peer]}
+    sample = parse_state(json.dumps(state).encode())
+    assert (sample.engine, sample.version) == ("sglang 0.5.23", "0.1.0")
+    assert [(one.incarnation, one.backend, one.transport) for one in sample.peers] == [("cd" * 16, "nixl", "rdma")]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"engine": "x" * 65},
+        {"engine": "line\nbreak"},
+        {"connector_version": 1},
+        {"peers": [{"incarnation": "a b"}]},
+        {"peers": [{"incarnation": "ab", "transport": "r dma"}]},
+        {"peers": [{"incarnation": "ab"}] * 4097},
+    ],
+)
+def test_state_with_unusable_texts_is_refused(change):
+    with pytest.raises(Unanswered, match="invalid"):
+        parse_state(json.dumps(STATE | change).encode())
