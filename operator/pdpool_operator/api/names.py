@@ -86,6 +86,15 @@ class Role(StrEnum):
     ROUTER = "router"
 
 
+class ControlKeys(StrEnum):
+    """Whether engines have keys for the control channel. Value of the annotation `pdpool.dev/control-keys`."""
+
+    REQUIRED = "required"
+    OPTIONAL = "optional"
+    """For decode engines: they have keys, and also connect to prefill engines without keys."""
+    NONE = "none"
+
+
 def pool_workload(pool: str, role: Role) -> str:
     """Name of the pool's headless Service and PodDisruptionBudget: `chat-prefill`."""
     return f"{pool}-{role}"

@@ -78,7 +78,7 @@ def headless_service(pool: Pool, keys: dict[str, Any]) -> dict[str, Any]:
                 "selector": names.pool_selector(pool.metadata.name, pool.role),
                 "ports": [
                     {"name": port["name"], "port": port["containerPort"], "targetPort": port["name"]}
-                    for port in container_ports(pool.role)
+                    for port in container_ports(pool)
                 ],
             },
         }

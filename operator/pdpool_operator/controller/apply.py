@@ -65,6 +65,8 @@ async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient,
     """
     faults: list[Fault] = []
     secrets: list[Mapping[str, Any]] = []
+    for orphan in plan.adopt:
+        await api.adopt(RESOURCES[orphan.kind], namespace, orphan.name, orphan.uid, orphan.owner)
     for obj in plan.verify:
         faults += await _apply(api, obj, secrets, dry_run=True)
     for obj in () if faults else plan.apply:
@@ -98,9 +100,9 @@ async def _apply(
         return [Fault(Reason.NAME_CONFLICT, str(conflict))]
     except InvalidError as invalid:
         reason = Reason.TEMPLATE_INVALID if kind in WORKLOADS else Reason.APPLY_FAILED
-        return [Fault(reason, f"{kind} {name} is refused: {invalid.message}")]
+        return [Fault(reason, f"The API server refuses {kind} {name}: {invalid.message}")]
     except ForbiddenError as forbidden:
-        return [Fault(Reason.APPLY_FAILED, f"{kind} {name} is refused: {forbidden.message}")]
+        return [Fault(Reason.APPLY_FAILED, f"The API server refuses {kind} {name}: {forbidden.message}")]
     return []
 
 

@@ -14,6 +14,7 @@ from ..api import names
 from ..api.base import Metadata, SpecInvalid
 from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
 from ..build.settings import ControlKeys
+from ..engines import engine_of
 from ..runtime.api import (
     CONFIG_MAPS,
     DEPLOYMENTS,
@@ -71,7 +72,7 @@ class Cluster:
 
     def secret_applied(self, namespace: str, secret: Mapping[str, Any]) -> None:
         """Remember a Secret as it was just stored."""
-        seen = parse.observed_object({**secret, "kind": "Secret"})
+        seen = parse.observed_object({**secret, "kind": "Secret"}, {})
         self._secrets[f"{namespace}/{seen.name}"] = (self._now(), seen)
 
     def secret_deleted(self, namespace: str, name: str) -> None:
@@ -105,27 +106,37 @@ class Cluster:
             SpecInvalid: one of the pools does not fit its model. The message names the pool.
         """
         namespace, router = service.metadata.namespace, names.router(service.metadata.name)
+        labels = names.router_labels(service.metadata.name)
         prefill, decode, routers = await asyncio.gather(
             self._side(PrefillPool, namespace, service.spec.prefill.pool_ref.name),
             self._side(DecodePool, namespace, service.spec.decode.pool_ref.name),
             self._service_routers(service.metadata),
         )
+        orphans = {
+            role: await self._orphans(namespace, side.pool_ref.name, role)
+            for role, side, pool in (
+                (names.Role.PREFILL, service.spec.prefill, prefill),
+                (names.Role.DECODE, service.spec.decode, decode),
+            )
+            if pool is None
+        }
         deployment, config, *objects = await asyncio.gather(
             self._api.get(DEPLOYMENTS, namespace, router),
             self._api.get(CONFIG_MAPS, namespace, router),
             self._api.get(SERVICES, namespace, router),
             self._api.get(DISRUPTION_BUDGETS, namespace, router),
         )
-        seen = [parse.observed_object(obj) for obj in (config, *objects) if obj is not None]
+        seen = [parse.observed_object(obj, labels) for obj in (config, *objects) if obj is not None]
         secret = self._secret(service, routers)
         stuck_after = float(service.spec.stuck_after_seconds)
         return ObservedService(
             service=service,
             prefill=prefill and _with_routers(replace(prefill, stuck_after_s=stuck_after), routers),
             decode=decode and _with_routers(replace(decode, stuck_after_s=stuck_after), routers),
-            deployment=parse.observed_deployment(deployment) if deployment else None,
+            deployment=parse.observed_deployment(deployment, labels) if deployment else None,
             objects=(*seen, *([secret] if secret else [])),
             routers=routers,
+            orphans=orphans,
             workers_json=(config.get("data") or {}).get(names.WORKERS_KEY) if config else None,
         )
 
@@ -138,6 +149,11 @@ class Cluster:
         except SpecInvalid as invalid:
             # This is not the same as no pool: its running engines must stay in rotation.
             raise SpecInvalid(f"{kind.kind} {name}: {invalid}") from invalid
+
+    async def _orphans(self, namespace: str, pool: str, role: names.Role) -> tuple[ObservedPod, ...]:
+        """Return the engine pods of a pool that does not exist. `kubectl delete --cascade=orphan` leaves them."""
+        found = await self._list(PODS, namespace, names.selector_string(names.pool_labels(pool, role)))
+        return tuple(parse.observed_pod(pod) for pod in found)
 
     async def _services_of(self, pool: Pool) -> list[tuple[Metadata, DisaggregatedService | None]]:
         """Return the services that bind a pool, and the services that do not fit their model.
@@ -157,7 +173,7 @@ class Cluster:
 
     async def _pool(self, pool: Pool) -> ObservedPool:
         namespace, name, role = pool.metadata.namespace, pool.metadata.name, pool.role
-        shared = names.pool_workload(name, role)
+        shared, labels = names.pool_workload(name, role), names.pool_labels(name, role)
         other = names.Role.DECODE if role is names.Role.PREFILL else names.Role.PREFILL
         stateful_sets, pods, others, *objects = await asyncio.gather(
             self._stateful_sets(pool),
@@ -169,16 +185,18 @@ class Cluster:
         for pod in pods:
             self._lives.note(pod)
         by_owner = {parse.controller_uid(pod): pod for pod in sorted(pods, key=_age)}
-        instances = [self._instance(index, sts, by_owner) for index, sts in stateful_sets]
+        instances = [self._instance(index, sts, by_owner, labels) for index, sts in stateful_sets]
         instances = await self._with_events(pool, instances, {sts["metadata"]["uid"]: sts for _, sts in stateful_sets})
-        keys = parse.applied_keys(objects[0], names.engine_secret(name, role)) if objects[0] is not None else None
+        keys = (
+            parse.applied_keys(objects[0], names.engine_secret(name, role), labels) if objects[0] is not None else None
+        )
         if any(map(self._lacks_volume, instances)):
             keys = None
         return ObservedPool(
             pool=pool,
             instances=tuple(sorted(instances, key=lambda instance: instance.index)),
             objects=(
-                *(parse.observed_object(obj) for obj in objects if obj is not None),
+                *(parse.observed_object(obj, labels) for obj in objects if obj is not None),
                 *([keys] if keys else []),
             ),
             others_have_keys=all(map(_has_keys, others)),
@@ -210,22 +228,29 @@ class Cluster:
         A StatefulSet whose labels were removed is still the pool's. So the whole namespace is listed.
         """
         namespace, name, role = pool.metadata.namespace, pool.metadata.name, pool.role
-        selector = names.pool_selector(name, role).items()
+        selector, all_labels = names.pool_selector(name, role), names.pool_labels(name, role)
         indexed = [
             (index, sts)
             for sts in await self._list(STATEFUL_SETS, namespace)
             if (index := _index(sts, name, role)) is not None
         ]
-        owned = {index: sts for index, sts in indexed if parse.controller_uid(sts) == pool.metadata.uid}
+        owned = {
+            index: sts
+            for index, sts in indexed
+            if (owner := parse.controller_uid(sts)) == pool.metadata.uid
+            or (not owner and parse.has_labels(sts, all_labels))
+        }
         present = [sts for sts in owned.values() if "deletionTimestamp" not in sts["metadata"]]
         needed = names.free_indexes(owned, pool.spec.replicas - len(present))
         return [
             (index, sts)
             for index, sts in indexed
-            if index in owned or index in needed or selector <= parse.labels(sts).items()
+            if index in owned or index in needed or parse.has_labels(sts, selector)
         ]
 
-    def _instance(self, index: int, sts: Object, by_owner: dict[str, Object]) -> ObservedInstance:
+    def _instance(
+        self, index: int, sts: Object, by_owner: dict[str, Object], labels: Mapping[str, str]
+    ) -> ObservedInstance:
         meta = sts["metadata"]
         body = by_owner.get(meta["uid"])
         pod = parse.observed_pod(body) if body else None
@@ -243,7 +268,8 @@ class Cluster:
             pod=pod,
             controller=parse.controller(sts),
             owners=parse.field_owners(sts),
-            labels=parse.labels(sts),
+            labels=parse.labels_of(sts),
+            labelled=parse.has_labels(sts, labels),
         )
 
     def _drain_started(self, sts: Object) -> datetime | None:
@@ -255,11 +281,20 @@ class Cluster:
         return None if started is not None and started > self._now() else started
 
     async def _watch(self, pool: Pool, instances: Iterable[ObservedInstance]) -> None:
-        meta = pool.metadata
+        meta, kind = pool.metadata, engine_of(pool.spec.engine.type)
         targets = [
-            Target(meta.namespace, meta.name, pool.role, instance.index, pod.uid, pod.ip)
+            Target(
+                meta.namespace,
+                meta.name,
+                pool.role,
+                instance.index,
+                pod.uid,
+                pod.ip,
+                kind.type,
+                kind.has_connector(pool),
+            )
             for instance in instances
-            if instance.controller_uid == meta.uid and (pod := instance.pod) and pod.ip and pod.phase == "Running"
+            if instance.belongs_to(meta.uid) and (pod := instance.pod) and pod.ip and pod.phase == "Running"
         ]
         await self._sampler.watch(meta.namespace, meta.name, pool.role, targets)
 

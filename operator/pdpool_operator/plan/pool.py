@@ -49,7 +49,17 @@ from ..build.template import TemplateInvalid
 from ..observe.model import ObservedInstance, ObservedPool
 from .drain import GIVEN_UP_GRACE_S, deadline, needs_drain, work_left
 from .model import Delete, DrainReason, Event, EventType, Fault, Patch, Plan, Progress
-from .objects import Standing, blocked, edited, lost_labels, missing_or_changed
+from .objects import (
+    EDITED,
+    UNLABELLED,
+    Standing,
+    blocked,
+    edited,
+    lost_labels,
+    missing_or_changed,
+    restored,
+    restored_events,
+)
 from .selection import Selection, Selector, available
 
 DRAIN_POLL_S = 1.0
@@ -73,7 +83,7 @@ def plan_pool(
     pool = observed.pool
     if pool.metadata.deletion_timestamp is not None:
         return Plan()
-    ours = [instance for instance in observed.instances if instance.controller_uid == pool.metadata.uid]
+    ours = [instance for instance in observed.instances if instance.belongs_to(pool.metadata.uid)]
     selector = Selector(pool, pool_spec_hash(pool), at_fault, now)
     selection = selector.select(ours)
     surplus = tuple(instance.name for instance in selection.surplus)
@@ -87,9 +97,18 @@ def plan_pool(
     except TemplateInvalid as invalid:
         return Plan(faults=(Fault(Reason.TEMPLATE_INVALID, str(invalid)),), patch=put_back, surplus=surplus)
     context = _Context(pool, observed, selector, selection, wanted, now)
-    support = missing_or_changed(pool_objects(pool, settings), observed.objects)
+    objects = pool_objects(pool, settings)
+    support = missing_or_changed(objects, observed.objects)
+    events = restored(objects, observed.objects, set_up=pool.status.observed_generation > 0)
     plan = _join(
-        [Plan(apply=support), _create(context), _align(context), _cancel(context), _go_on(context), _begin(context)]
+        [
+            Plan(apply=support, events=events),
+            _create(context),
+            _align(context),
+            _cancel(context),
+            _go_on(context),
+            _begin(context),
+        ]
     )
     plan = _join([plan, _lacking_room(context)])
     return replace(
@@ -176,6 +195,8 @@ def _align(context: _Context) -> Plan:
     """Step 2. Under `OnDelete` a changed template disturbs no running pod."""
     apply: list[dict[str, Any]] = []
     patches: list[Patch] = []
+    reverted: list[str] = []
+    unlabelled: list[str] = []
     for instance in context.present:
         if context.surplus(instance):
             continue
@@ -183,14 +204,17 @@ def _align(context: _Context) -> Plan:
         late = instance.spec_hash != context.spec_hash and not context.outdated(instance)
         if late or _is_edited(context, instance):
             apply.append(wanted)
+            reverted += [] if late else [f"StatefulSet {instance.name}"]
             continue
         lost = lost_labels(wanted["metadata"]["labels"], instance.labels)
+        unlabelled += [f"StatefulSet {instance.name}"] if lost else []
         body = ({"metadata": {"labels": lost}} if lost else {}) | (
             {"spec": {"replicas": PODS_PER_INSTANCE}} if instance.replicas != PODS_PER_INSTANCE else {}
         )
         if body:
             patches.append(_patch(instance, body))
-    return Plan(apply=tuple(apply), patch=tuple(patches))
+    events = (*restored_events(reverted, EDITED), *restored_events(unlabelled, UNLABELLED))
+    return Plan(apply=tuple(apply), patch=tuple(patches), events=events)
 
 
 def _is_edited(context: _Context, instance: ObservedInstance) -> bool:
@@ -240,7 +264,7 @@ def _go_on_with(context: _Context, instance: ObservedInstance) -> Plan:
     given_up = bool(left) and context.now >= deadline(instance.drain_started, timeout_s)
     if left and not given_up:
         return Plan(
-            progress=Progress(Reason.DRAINING, f"{instance.name} drains: {'; '.join(left)}"),
+            progress=Progress(Reason.DRAINING, f"{instance.name} finishes its requests"),
             requeue_after_s=DRAIN_POLL_S,
         )
     events: tuple[Event, ...] = ()
@@ -408,10 +432,10 @@ def _patch(instance: ObservedInstance, body: dict[str, Any]) -> Patch:
     return Patch("StatefulSet", instance.name, {**body, "metadata": meta})
 
 
-def _standing(observed: ObservedPool) -> list[Standing]:
+def _standing(observed: ObservedPool) -> list[tuple[str, Standing]]:
     return [
-        *(Standing("StatefulSet", i.name, i.controller_uid, i.controller) for i in observed.instances),
-        *(Standing(obj.kind, obj.name, obj.controller_uid, obj.controller) for obj in observed.objects),
+        *(("StatefulSet", instance) for instance in observed.instances),
+        *((obj.kind, obj) for obj in observed.objects),
     ]
 
 

@@ -111,7 +111,7 @@ async def test_a_refused_dry_run_stops_all_but_the_rotation():
     assert api.done == ["remove 10.1 w", "add 10.1 new"]
     (fault,) = outcome.faults
     assert fault.reason is Reason.TEMPLATE_INVALID
-    assert fault.message == "StatefulSet next is refused: spec.x: bad"
+    assert fault.message == "The API server refuses StatefulSet next: spec.x: bad"
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,8 @@ async def test_surplus_stateful_set_without_labels_is_removed() -> None:
 )
 async def test_foreign_stateful_set_counts_only_where_it_is_in_the_way(change: dict[str, Any], taken: bool) -> None:
     pool = await observed(("StatefulSet", stateful_set(**change)))
-    assert bool(plan_pool(pool, SETTINGS, NOW).faults) == taken
+    plan = plan_pool(pool, SETTINGS, NOW)
+    assert bool(plan.faults or plan.adopt) == taken
     assert len(pool.instances) == int(taken)
 
 
@@ -157,7 +158,8 @@ async def test_other_child_without_its_labels_is_applied_again(kind: str) -> Non
 async def test_only_the_reconcile_of_a_pool_sets_what_is_sampled() -> None:
     sampling = Sampling()
     metadata = {"name": "chat", "namespace": "llm", "uid": POOL_UID}
-    bodies = ("PrefillPool", {"metadata": metadata}), ("StatefulSet", stateful_set()), ("Pod", pod())
+    spec = make_pool().spec.to_dict()
+    bodies = ("PrefillPool", {"metadata": metadata, "spec": spec}), ("StatefulSet", stateful_set()), ("Pod", pod())
     one = cluster(Server(*bodies), sampling)
     await one.pool(make_pool())
     assert sampling.watched == {"chat": ["uid-of-chat-prefill-0-0"]}

@@ -298,7 +298,7 @@ def test_without_a_router_everything_of_ours_is_removed_and_nothing_else() -> No
 def test_an_object_of_somebody_else_under_our_name_is_a_conflict(which: str) -> None:
     observed = observe()
     if which == "Deployment":
-        observed = replace(observed, deployment=deployment(observed.service, controller_uid=""))
+        observed = replace(observed, deployment=deployment(observed.service, controller_uid="x"))
     else:
         objects = tuple(replace(o, controller_uid="x") if o.kind == which else o for o in observed.objects)
         observed = replace(observed, objects=objects)
@@ -322,3 +322,15 @@ def test_routers_that_start_or_roll_are_progress() -> None:
     assert starting.progress.reason is Reason.STARTING
     assert rolling.progress is not None
     assert rolling.progress.reason is Reason.UPDATING
+
+
+def test_deployment_that_lost_labels_gets_them_back_without_a_restart() -> None:
+    service = make_service()
+    labels = router.router_deployment(service, SETTINGS)["metadata"]["labels"]
+    kept = {key: value for key, value in labels.items() if key != names.LABEL_ROLE}
+    plan = plan_service(observe(deployment=deployment(service, labels=kept)), SETTINGS, KEY)
+    assert plan.apply == ()
+    lost = {names.LABEL_ROLE: labels[names.LABEL_ROLE]}
+    assert [patch.body for patch in plan.patch] == [{"metadata": {"uid": "uid-of-deployment", "labels": lost}}]
+    assert [event.reason for event in plan.events] == [Reason.OBJECT_RESTORED]
+    assert not plan_service(observe(deployment=deployment(service, labels=labels)), SETTINGS, KEY).acts
