@@ -77,9 +77,9 @@ def _deployment(observed: ObservedService, built: dict[str, Any]) -> Plan:
             events=restored_events(what, LOST) if lost else restored_events(what if reverts else [], EDITED),
             progress=Progress(Reason.UPDATING, "Applying the router's Deployment"),
         )
-    if lost := lost_labels(built["metadata"]["labels"], present.labels):
+    if labels := lost_labels(built["metadata"]["labels"], present.labels):
         return Plan(
-            patch=(Patch("Deployment", present.name, {"metadata": {"uid": present.uid, "labels": lost}}),),
+            patch=(Patch("Deployment", present.name, {"metadata": {"uid": present.uid, "labels": labels}}),),
             events=restored_events([f"Deployment {present.name}"], UNLABELLED),
             progress=Progress(Reason.UPDATING, "Restoring the labels of the router's Deployment"),
         )

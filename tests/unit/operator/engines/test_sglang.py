@@ -12,6 +12,7 @@ from pdpool_operator.build.engine import engine_template
 from pdpool_operator.build.pool import headless_service, instance_stateful_set, pool_objects
 from pdpool_operator.build.settings import BuildSettings
 from pdpool_operator.build.template import TemplateInvalid
+from pdpool_operator.engines.base import PROXIES_NOTICE_S
 
 from tests.unit.operator.plan.makers import SETTINGS, make_pool
 
