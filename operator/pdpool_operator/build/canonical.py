@@ -4,11 +4,15 @@ The API server stores some texts in another form and fills in defaults. So two t
 equal objects. Rules:
 
 - Quantities have one form: `cpu: 0.02` is `20m`, `memory: 1024Mi` is `1Gi`.
-- A field with the default of the API server counts as absent, and so does an empty `args`, `env`, `ports` and the like.
-  Fields for which pdpool sets another value have no such default.
-- `env` is sorted by name, unless a value contains `$(`: a reference reaches only entries that come earlier. It is not
-  sorted if a name occurs twice either, because the last one counts.
-- Lists of things with names or of a set are sorted: volumes, volumeMounts, ports, tolerations, capabilities.
+
+- A field with the default of the API server counts as absent. So does an empty list or map that is merged. Fields for
+  which pdpool sets another value have no such default.
+
+- `env` is sorted by name, unless a value contains `$(`. A reference reaches only entries that come earlier. If a name
+  occurs twice, the last entry counts, and the list keeps its order.
+
+- Lists without a meaning in their order are sorted: volumes, volumeMounts, ports, tolerations, capabilities.
+
 - The order of `args`, `command`, `envFrom`, `initContainers` and of the containers beside `engine` has a meaning.
 """
 

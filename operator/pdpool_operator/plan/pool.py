@@ -2,7 +2,8 @@
 
 Let n = spec.replicas and H = the hash of the user's spec without replicas. An instance (one StatefulSet) is
 
-    surplus     it is one of those by which the pool has more than n (see `selection`)
+    surplus     the pool has too many, and `selection` chose it
+
     outdated    its pod was built from another spec than H (without a pod: its StatefulSet)
 
     available   its pod is Ready, does not terminate, and the instance does not drain
@@ -12,8 +13,8 @@ between calls is only in the cluster: two annotations on the StatefulSet. An ope
 continues from there.
 
 1. Create every missing instance. Create or update the pool's other objects that are missing or built differently.
-2. Update StatefulSets where that disturbs no pod. Causes are a template whose pod is already of H, a changed
-   `replicas`, removed labels, or an edit by another manager of what this operator built.
+2. Update StatefulSets where that disturbs no pod. A cause is a template whose pod is already of H. Others are a changed
+   `replicas`, removed labels, and an edit by another manager of what this operator built.
 3. Cancel drains whose reason no longer holds.
 4. Continue drains. When an instance is drained, or its time is over, remove it (surplus) or replace it (outdated).
    To replace means: apply the new template, then delete the pod by its UID.

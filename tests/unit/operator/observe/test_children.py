@@ -1,4 +1,4 @@
-"""What belongs to a pool whatever has happened to its labels, what is sampled, and which routers a drain waits for."""
+"""What belongs to a pool that lost labels, what is sampled, and which routers a drain waits for."""
 
 from typing import Any, cast
 
