@@ -118,7 +118,6 @@ class Operator:
             api=self.api,
             cluster=Cluster(self.api, self.sampler, routers, self._router_key, self.lives, _now),
             routers=routers,
-            sampler=self.sampler,
             router_outcomes=self.router_outcomes,
             judge=self.judge,
             fencer=fencer,

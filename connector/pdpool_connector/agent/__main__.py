@@ -21,19 +21,27 @@ def main() -> None:
 @main.command()
 @click.option("--socket", "path", type=click.Path(path_type=Path), required=True, help="The connector's admin socket.")
 @click.option("--deadline", "deadline_s", type=click.FloatRange(0, 86400), required=True, help="Seconds to wait.")
-def drain(path: Path, deadline_s: float) -> None:
+@click.option(
+    "--after",
+    "after_s",
+    type=click.FloatRange(0, 300),
+    default=0.0,
+    help="Seconds before the drain begins. The engine still takes requests, while proxies notice that the pod ends.",
+)
+def drain(path: Path, deadline_s: float, after_s: float) -> None:
     """Have the engine take no new requests, and wait until queues and holds are at zero.
 
     Exit code 0: drained. 1: not within the deadline. 2: the connector does not answer.
     """
-    sys.exit(asyncio.run(_drain(path, deadline_s)))
+    sys.exit(asyncio.run(_drain(path, deadline_s, after_s)))
 
 
-async def _drain(path: Path, deadline_s: float) -> int:
+async def _drain(path: Path, deadline_s: float, after_s: float) -> int:
     timeout = aiohttp.ClientTimeout(total=None)  # the deadline below bounds it
     async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path)), timeout=timeout) as session:
         try:
             async with asyncio.timeout(deadline_s):
+                await asyncio.sleep(after_s)  # nothing inside the pod shows when the last proxy has noticed
                 return await _watch(session)
         except TimeoutError:
             _say(f"not drained within {deadline_s:g} s")

@@ -4,6 +4,8 @@ Builders, observers and tests take each name from one function or constant here.
 ends in a role, or in a role and an instance number, so it can be parsed in only one way.
 """
 
+import itertools
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Final
 
@@ -84,6 +86,15 @@ class Role(StrEnum):
     ROUTER = "router"
 
 
+class ControlKeys(StrEnum):
+    """Whether engines have keys for the control channel. Value of the annotation `pdpool.dev/control-keys`."""
+
+    REQUIRED = "required"
+    OPTIONAL = "optional"
+    """For decode engines: they have keys, and also connect to prefill engines without keys."""
+    NONE = "none"
+
+
 def pool_workload(pool: str, role: Role) -> str:
     """Name of the pool's headless Service and PodDisruptionBudget: `chat-prefill`."""
     return f"{pool}-{role}"
@@ -97,6 +108,16 @@ def engine_secret(pool: str, role: Role) -> str:
 def instance(pool: str, role: Role, index: int) -> str:
     """Name of an instance's StatefulSet: `chat-prefill-0`."""
     return f"{pool}-{role}-{index}"
+
+
+def free_indexes(taken: Collection[int], count: int) -> tuple[int, ...]:
+    """Indexes of new instances: the lowest that are not taken."""
+    return tuple(itertools.islice((index for index in itertools.count() if index not in taken), max(0, count)))
+
+
+def instance_selector(pool: str, role: Role, index: int) -> dict[str, str]:
+    """Labels by which an instance's StatefulSet selects its pods."""
+    return {**pool_selector(pool, role), LABEL_INSTANCE: str(index)}
 
 
 def router(service: str) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..api import names
 from ..api.models import Pool
+from .canonical import canonical_template
 from .common import content_hash, disruption_budget, metadata, spec_hash, with_build_hash
 from .engine import container_ports, engine_template
 from .settings import BuildSettings
@@ -13,8 +14,16 @@ PODS_PER_INSTANCE = 1
 
 
 def pool_spec_hash(pool: Pool) -> str:
-    """Hash that the pool's pods carry if they were built from its current spec."""
-    return spec_hash(pool, pool.spec, without=frozenset({"replicas"}))
+    """Hash that the pool's pods carry if they were built from its current spec.
+
+    Specs that mean the same have the same hash: see `canonical`. A `servedName` that is the default is left out.
+    """
+    spec = pool.spec
+    model = spec.model
+    if model.served_name == model.model_copy(update={"served_name": None}).effective_name:
+        model = model.model_copy(update={"served_name": None})
+    means = spec.model_copy(update={"template": canonical_template(spec.template), "model": model})
+    return spec_hash(pool, means, without=frozenset({"replicas", "rollout"}))
 
 
 def instance_stateful_set(pool: Pool, index: int, settings: BuildSettings) -> dict[str, Any]:
@@ -33,7 +42,7 @@ def instance_stateful_set(pool: Pool, index: int, settings: BuildSettings) -> di
     template["metadata"]["annotations"] = {**template["metadata"].get("annotations", {}), **hashes}
     name = names.instance(pool.metadata.name, pool.role, index)
     labels = names.instance_labels(pool.metadata.name, pool.role, index)
-    selector = {**names.pool_selector(pool.metadata.name, pool.role), names.LABEL_INSTANCE: str(index)}
+    selector = names.instance_selector(pool.metadata.name, pool.role, index)
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
@@ -69,7 +78,7 @@ def headless_service(pool: Pool, keys: dict[str, Any]) -> dict[str, Any]:
                 "selector": names.pool_selector(pool.metadata.name, pool.role),
                 "ports": [
                     {"name": port["name"], "port": port["containerPort"], "targetPort": port["name"]}
-                    for port in container_ports(pool.role)
+                    for port in container_ports(pool)
                 ],
             },
         }

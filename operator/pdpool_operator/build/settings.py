@@ -1,16 +1,8 @@
 """Inputs of the builders besides the user's object."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class ControlKeys(StrEnum):
-    """Whether engines have keys for the control channel. Value of the annotation `pdpool.dev/control-keys`."""
-
-    REQUIRED = "required"
-    OPTIONAL = "optional"
-    """For decode engines: they have keys, and also connect to prefill engines without keys."""
-    NONE = "none"
+from ..api.names import ControlKeys as ControlKeys
 
 
 @dataclass(frozen=True, slots=True)

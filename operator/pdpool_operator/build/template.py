@@ -15,7 +15,7 @@ Rules within the container `engine`:
 - `env`: by name; the user's wins. Names that begin with `PDPOOL_` are refused.
 - `ports`: by name. A port of ours with another number is refused.
 - `volumeMounts`: by mount path; the user's wins.
-- `lifecycle`: key by key. `preStop` is refused, because the engine drains by it.
+- `lifecycle`: key by key. `preStop` is refused if the engine drains by it.
 - probes, resources, image, command and every other field: the user's, whole.
 """
 
@@ -25,6 +25,7 @@ from typing import Any
 from ..api.names import ENGINE_CONTAINER, GROUP
 
 ROOT = "spec.template"
+ENGINE_PATH = f"{ROOT}.spec.containers[{ENGINE_CONTAINER}]"
 
 
 class TemplateInvalid(ValueError):  # noqa: N818 -- named as the reason that it becomes
@@ -99,7 +100,7 @@ def _merge_spec(ours: dict[str, Any], user: dict[str, Any], owned_flags: frozens
 
 
 def _merge_engine(ours: dict[str, Any], user: dict[str, Any], owned_flags: frozenset[str]) -> dict[str, Any]:
-    path = f"{ROOT}.spec.containers[{ENGINE_CONTAINER}]"
+    path = ENGINE_PATH
     merged = {**ours, **user}
     args = _strings(user.get("args"), f"{path}.args")
     _refuse_owned_flags(args, owned_flags, f"{path}.args")
@@ -114,7 +115,7 @@ def _merge_engine(ours: dict[str, Any], user: dict[str, Any], owned_flags: froze
         **_mapping(user.get("securityContext"), f"{path}.securityContext"),
     }
     lifecycle = _mapping(user.get("lifecycle"), f"{path}.lifecycle")
-    if "preStop" in lifecycle:
+    if "preStop" in lifecycle and "preStop" in ours["lifecycle"]:
         raise TemplateInvalid(
             f"{path}.lifecycle.preStop", lifecycle["preStop"], "pdpool drains the engine there; remove it"
         )
@@ -127,6 +128,10 @@ def _refuse_owned_flags(args: Iterable[str], owned: frozenset[str], path: str) -
         flag = arg.split("=", 1)[0]
         if flag in owned:
             raise TemplateInvalid(path, arg, f"pdpool sets {flag} from the pool's own fields; remove it")
+        # Python's argparse takes every unambiguous beginning of a flag for the flag.
+        meant = next((name for name in sorted(owned) if len(flag) > 2 and name.startswith(flag)), None)
+        if flag.startswith("--") and meant is not None:
+            raise TemplateInvalid(path, arg, f"this is short for {meant}, which pdpool sets; remove it")
 
 
 def _refuse_own_environment(entry: dict[str, Any], _ours: dict[str, Any] | None, path: str) -> None:

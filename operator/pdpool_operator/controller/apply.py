@@ -42,6 +42,18 @@ class Outcome:
     unsettled: tuple[str, ...] = ()
     """Changes of worker lists that a router refused, or that its list does not show yet, as text."""
     secrets: tuple[Mapping[str, Any], ...] = ()
+    workers: tuple[WorkerChange, ...] = ()
+    """Changes of worker lists that routers accepted. The next plan has only those that the lists do not show yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """Result of one change of a worker list."""
+
+    change: WorkerChange
+    accepted: bool
+    unsettled: str = ""
+    """Why the list does not show the change. Empty if it does."""
 
 
 async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient, router_key: str = "") -> Outcome:
@@ -53,6 +65,8 @@ async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient,
     """
     faults: list[Fault] = []
     secrets: list[Mapping[str, Any]] = []
+    for orphan in plan.adopt:
+        await api.adopt(RESOURCES[orphan.kind], namespace, orphan.name, orphan.uid, orphan.owner)
     for obj in plan.verify:
         faults += await _apply(api, obj, secrets, dry_run=True)
     for obj in () if faults else plan.apply:
@@ -64,8 +78,13 @@ async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient,
         await api.merge(RESOURCES[patch.kind], namespace, patch.name, patch.body)
     for gone in () if faults else plan.delete:
         await api.delete(RESOURCES[gone.kind], namespace, gone.name, gone.uid, gone.grace_period_s)
-    unsettled = await _change_workers(plan.workers, routers, router_key)
-    return Outcome(tuple(faults), unsettled, tuple(secrets))
+    changed = await _change_workers(plan.workers, routers, router_key)
+    return Outcome(
+        faults=tuple(faults),
+        unsettled=tuple(one.unsettled for one in changed if one.unsettled),
+        secrets=tuple(secrets),
+        workers=tuple(one.change for one in changed if one.accepted),
+    )
 
 
 async def _apply(
@@ -81,41 +100,37 @@ async def _apply(
         return [Fault(Reason.NAME_CONFLICT, str(conflict))]
     except InvalidError as invalid:
         reason = Reason.TEMPLATE_INVALID if kind in WORKLOADS else Reason.APPLY_FAILED
-        return [Fault(reason, f"{kind} {name} is refused: {invalid.message}")]
+        return [Fault(reason, f"The API server refuses {kind} {name}: {invalid.message}")]
     except ForbiddenError as forbidden:
-        return [Fault(Reason.APPLY_FAILED, f"{kind} {name} is refused: {forbidden.message}")]
+        return [Fault(Reason.APPLY_FAILED, f"The API server refuses {kind} {name}: {forbidden.message}")]
     return []
 
 
-async def _change_workers(changes: tuple[WorkerChange, ...], routers: RouterClient, key: str) -> tuple[str, ...]:
-    """Change the lists of all routers at the same time, each in the plan's order.
-
-    Returns what the lists do not show yet, as text.
-    """
+async def _change_workers(changes: tuple[WorkerChange, ...], routers: RouterClient, key: str) -> list[_Changed]:
+    """Change the lists of all routers at the same time, each in the plan's order."""
     by_router: dict[str, list[WorkerChange]] = {}
     for change in changes:
         by_router.setdefault(change.router, []).append(change)
-    told = await asyncio.gather(*(_change_router(some, routers, key) for some in by_router.values()))
-    return tuple(words for some in told for words in some)
+    changed = await asyncio.gather(*(_change_router(some, routers, key) for some in by_router.values()))
+    return [one for some in changed for one in some]
 
 
-async def _change_router(changes: list[WorkerChange], routers: RouterClient, key: str) -> list[str]:
+async def _change_router(changes: list[WorkerChange], routers: RouterClient, key: str) -> list[_Changed]:
     """Change one list in the plan's order. Consecutive changes of one kind run at the same time.
 
     Changes after additions wait until the additions show, because they may remove the last engine of a side.
     """
-    unsettled: list[str] = []
+    changed: list[_Changed] = []
     for action, some in itertools.groupby(changes, key=lambda change: change.action):
-        told = await asyncio.gather(*(_change(change, routers, key) for change in some))
-        missing = [words for words in told if words is not None]
-        unsettled += missing
-        if missing and action is WorkerAction.ADD:
+        results = await asyncio.gather(*(_change(change, routers, key) for change in some))
+        changed += results
+        if action is WorkerAction.ADD and any(result.unsettled for result in results):
             break
-    return unsettled
+    return changed
 
 
-async def _change(change: WorkerChange, routers: RouterClient, key: str) -> str | None:
-    """Make one change. Return why it does not show yet, or nothing if it shows."""
+async def _change(change: WorkerChange, routers: RouterClient, key: str) -> _Changed:
+    """Make one change."""
     what = f"{change.router}: {change.action} {change.role} {change.url}"
     try:
         if change.action is WorkerAction.REMOVE:
@@ -123,5 +138,5 @@ async def _change(change: WorkerChange, routers: RouterClient, key: str) -> str 
         else:
             shows = await routers.add(change.router_ip, key, change.url, change.role, change.bootstrap_port)
     except Unanswered as silence:
-        return f"{what}: {silence}"
-    return None if shows else f"{what}: does not show yet"
+        return _Changed(change, accepted=False, unsettled=f"{what}: {silence}")
+    return _Changed(change, accepted=True, unsettled="" if shows else f"{what}: does not show yet")

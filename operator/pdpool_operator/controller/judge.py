@@ -15,6 +15,7 @@ from ..diagnose.pools import diagnose, subjects
 from ..diagnose.rank import is_current
 from ..diagnose.standing import Standing
 from ..diagnose.track import RankTrack, follow
+from ..diagnose.transport import with_transports
 from ..observe.keys import POOL_KIND_OF_ROLE, Bindings, Key
 from ..observe.model import ObservedPool, RankSample
 from ..observe.router_outcomes import RouterSample
@@ -35,7 +36,7 @@ class _Shown:
     news: tuple[tuple[int, str, tuple[str, ...], bool], ...]
     """Verdicts whose change the status must show at once."""
     detail: tuple[object, ...]
-    """Verdicts and lengths, which change while requests come and go."""
+    """Verdicts and whether requests wait long, which change while requests come and go."""
     at: datetime
 
 
@@ -106,7 +107,9 @@ class Judge:
         pool = self._pools.get(key)
         if pool is None:
             return ()
-        return diagnose(self._subjects(key), self._others(key), stuck_after_s=pool.stuck_after_s, now=self._now())
+        others = self._others(key)
+        diagnoses = diagnose(self._subjects(key), others, stuck_after_s=pool.stuck_after_s, now=self._now())
+        return with_transports(diagnoses, others, pool.pool.spec.rdma)
 
     def shown(self, key: Key, diagnoses: tuple[Diagnosis, ...]) -> None:
         """Remember that the pool's status shows these diagnoses."""
@@ -217,19 +220,15 @@ class Judge:
 
 def _news(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, str, tuple[str, ...], bool], ...]:
     return tuple(
-        (d.subject.index, "" if d.verdict.well else str(d.verdict), d.blames, d.subject.out) for d in diagnoses
+        (
+            d.subject.index,
+            "" if d.verdict.well else str(d.verdict),
+            (*d.blames, d.unfit, *d.transports),
+            d.subject.out,
+        )
+        for d in diagnoses
     )
 
 
 def _detail(diagnoses: Sequence[Diagnosis]) -> tuple[object, ...]:
-    return tuple(d.verdict for d in diagnoses), _lengths(diagnoses)
-
-
-def _lengths(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, int, str, int], ...]:
-    return tuple(
-        (d.subject.index, track.latest.rank, name, queue.reqs)
-        for d in diagnoses
-        for track in d.subject.tracks
-        if track.latest.connector is not None
-        for name, queue in track.latest.connector.queues.items()
-    )
+    return tuple((d.verdict, d.waiting_since is None) for d in diagnoses)

@@ -11,21 +11,21 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from ..api.base import Condition, ConditionStatus, Metadata, SpecInvalid
+from ..api.base import Condition, Metadata, SpecInvalid
 from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
-from ..api.reasons import Reason
+from ..api.reasons import ConditionType, Reason
 from ..build.settings import BuildSettings
 from ..observe.cluster import EVENTS_AFTER, POOL_RESOURCES, SERVICES_PD, Cluster
 from ..observe.keys import Bindings, Key
 from ..observe.model import ObservedPool, ObservedRouter, ObservedService
 from ..observe.router_outcomes import RouterOutcomes
 from ..observe.routers import RouterClient
-from ..observe.sampler import Sampler
-from ..plan.model import Event, EventType, Plan
+from ..plan.model import Event, EventType, Fault, Plan
 from ..plan.pool import plan_pool
 from ..plan.rotation import receiving
-from ..plan.service import plan_service
-from ..runtime.api import SECRETS, Api, Resource
+from ..plan.selection import AT_FAULT
+from ..plan.service import plan_service, worker_events
+from ..runtime.api import SECRETS, Api, ApiError, ConflictError, NotFoundError, Resource
 from ..runtime.manager import Result
 from ..runtime.metrics import Metrics
 from ..runtime.recorder import Recorder
@@ -33,6 +33,7 @@ from ..runtime.state_metrics import PoolCounts, Serving
 from ..status.chain import ConditionWriter
 from ..status.pool import PoolFacts, pool_status
 from ..status.service import ServiceFacts, service_status
+from ..status.summary import refused
 from ..status.transition import REFRESH, Status, should_write, transition_events
 from .apply import Outcome, carry_out
 from .fences import Fencer
@@ -52,12 +53,11 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Controller:
-    """Dependencies of a reconcile. The only state is the time at which each status was last written."""
+    """Dependencies of a reconcile. Its only state: when each status was written, and which calls keep failing."""
 
     api: Api
     cluster: Cluster
     routers: RouterClient
-    sampler: Sampler
     router_outcomes: RouterOutcomes
     judge: Judge
     fencer: Fencer
@@ -71,12 +71,23 @@ class Controller:
     now: Callable[[], datetime]
     rng: random.Random = field(default_factory=random.Random)
     written: dict[Key, datetime] = field(default_factory=dict)
+    failures: dict[Key, int] = field(default_factory=dict)
+    """Reconciles of an object that failed in a row because calls of the API failed."""
 
     async def reconcile(self, key: Key) -> Result:
         """Bring one object closer to its desired state."""
-        if key.kind == DisaggregatedService.kind:
-            return await self.reconcile_service(key)
-        return await self.reconcile_pool(key, KINDS[key.kind])
+        try:
+            if key.kind == DisaggregatedService.kind:
+                result = await self.reconcile_service(key)
+            else:
+                result = await self.reconcile_pool(key, KINDS[key.kind])
+        except (ConflictError, NotFoundError):
+            raise  # another writer was faster: this heals at once
+        except ApiError:
+            self.failures[key] = self.failures.get(key, 0) + 1
+            raise
+        self.failures.pop(key, None)
+        return result
 
     async def reconcile_pool(self, key: Key, kind: type[Pool]) -> Result:
         """Reconcile one pool."""
@@ -87,13 +98,18 @@ class Controller:
         try:
             pool = kind.parse(body)
         except SpecInvalid as invalid:
-            return await self._refuse(resource, body, str(invalid))
-        observed = await self.cluster.pool(pool)
+            return await self._refuse(key, resource, body, str(invalid))
+        try:
+            observed = await self.cluster.pool(pool)
+        except ApiError as error:
+            await self._report_failing(key, resource, body, error)
+            raise
         self.judge.observed(key, observed)
         observed = self.judge.marked(key, observed)
         diagnoses = self.judge.judge(key)
-        plan = plan_pool(observed, self.engine_settings(key.namespace), self.now())
-        outcome = await carry_out(plan, key.namespace, self.api, self.routers)
+        at_fault = {diagnosis.subject.index for diagnosis in diagnoses if diagnosis.verdict in AT_FAULT}
+        plan = plan_pool(observed, self.engine_settings(key.namespace), self.now(), at_fault)
+        outcome, failure = await self._carry_out(key, plan)
         fencing = self.fencer.take(key, observed)
         fenced = await self.fencer.give(fencing.fences)
         status = pool_status(PoolFacts(observed, plan, diagnoses, self.now(), outcome.faults, fencing.unproven))
@@ -110,6 +126,8 @@ class Controller:
         pending = await self._write_status(key, resource, body, pool.status, status)
         self.judge.shown(key, diagnoses)
         await self._tell(resource, body, plan, outcome, pool.status, status, fenced)
+        if failure is not None:
+            raise failure
         return self._result(plan, outcome, pending, _ask_events_again_s(observed, self.now()))
 
     async def reconcile_service(self, key: Key) -> Result:
@@ -118,37 +136,41 @@ class Controller:
         if body is None:
             self.bindings.drop(key)
             self._watch_routers(key, ())
-            self.metrics.states.drop(key)
-            self.written.pop(key, None)
+            self._forget(key)
             return Result()
         try:
             service = DisaggregatedService.parse(body)
         except SpecInvalid as invalid:
-            return await self._refuse(SERVICES_PD, body, str(invalid))
+            return await self._refuse(key, SERVICES_PD, body, str(invalid))
         if self.bindings.bind(key, service.spec.prefill.pool_ref.name, service.spec.decode.pool_ref.name):
             for pool in self.bindings.pools(key):
                 self.enqueue(pool)
         try:
             observed = await self.cluster.service(service)
         except SpecInvalid as invalid:
-            return await self._refuse(SERVICES_PD, body, str(invalid))
+            return await self._refuse(key, SERVICES_PD, body, str(invalid))
+        except ApiError as error:
+            await self._report_failing(key, SERVICES_PD, body, error)
+            raise
         self._watch_routers(key, observed.routers)
         observed = self._marked(observed)
         router_key = self.router_key(service.metadata)
         plan = plan_service(observed, self.engine_settings(key.namespace), router_key)
-        outcome = await carry_out(plan, key.namespace, self.api, self.routers, router_key)
+        outcome, failure = await self._carry_out(key, plan, router_key)
         for secret in outcome.secrets:
             self.cluster.secret_applied(key.namespace, secret)
         for gone in plan.delete:
             if gone.kind == SECRETS.kind:
                 self.cluster.secret_deleted(key.namespace, gone.name)
         diagnoses = tuple(d for pool in sorted(self.bindings.pools(key)) for d in self.judge.judge(pool))
-        status = service_status(ServiceFacts(observed, plan, diagnoses, outcome.faults), self.now())
         self.metrics.states.show_service(key, _serving(observed))
+        status = service_status(ServiceFacts(observed, plan, diagnoses, outcome.faults, outcome.unsettled), self.now())
         pending = await self._write_status(key, SERVICES_PD, body, service.status, status)
         await self._tell(SERVICES_PD, body, plan, outcome, service.status, status)
         for words in outcome.unsettled:
             log.info("worker list: %s", words, extra={"kind": key.kind, "namespace": key.namespace, "object": key.name})
+        if failure is not None:
+            raise failure
         return self._result(plan, outcome, pending, SERVICE_RESYNC_S * self.rng.uniform(0.9, 1.1))
 
     def _watch_routers(self, service: Key, routers: Iterable[ObservedRouter]) -> None:
@@ -165,6 +187,26 @@ class Controller:
             for pool in (observed.prefill, observed.decode)
         )
         return replace(observed, prefill=prefill, decode=decode)
+
+    async def _carry_out(self, key: Key, plan: Plan, router_key: str = "") -> tuple[Outcome, ApiError | None]:
+        """Carry out the plan. A failure that lasts becomes a fault; the caller raises it after the status is written.
+
+        Raises:
+            ApiError: the first failure in a row, which the next reconcile usually heals.
+        """
+        try:
+            return await carry_out(plan, key.namespace, self.api, self.routers, router_key), None
+        except (ConflictError, NotFoundError):
+            raise
+        except ApiError as error:
+            if not self.failures.get(key):
+                raise
+            return Outcome(faults=(Fault(Reason.API_FAILING, _failing(error)),)), error
+
+    async def _report_failing(self, key: Key, resource: Resource, body: Object, error: ApiError) -> None:
+        """Show in the status that the object cannot be observed, if that has lasted for two reconciles."""
+        if self.failures.get(key):
+            await self._report(key, resource, body, Reason.API_FAILING, _failing(error))
 
     async def _write_status(
         self, key: Key, resource: Resource, body: Object, before: Status, after: Status
@@ -196,8 +238,13 @@ class Controller:
         seen: tuple[Event, ...] = (),
     ) -> None:
         """Record events: completed steps of the plan, observations made beside it, and changes of the status."""
-        done = () if outcome.faults or outcome.unsettled else plan.events
-        for event in (*done, *seen, *transition_events(before.conditions, after.conditions)):
+        done = () if outcome.faults else plan.events
+        for event in (
+            *done,
+            *worker_events(outcome.workers),
+            *seen,
+            *transition_events(before.conditions, after.conditions),
+        ):
             await self.recorder.emit(resource, body, str(event.type), str(event.reason), event.message)
 
     def _result(self, plan: Plan, outcome: Outcome, *at_latest_s: float | None) -> Result:
@@ -212,29 +259,38 @@ class Controller:
     async def _forget_pool(self, key: Key, kind: type[Pool]) -> Result:
         """Remove the pool from memory. Owner references delete the pool's objects."""
         self.judge.gone(key)
-        self.metrics.states.drop(key)
-        await self.sampler.watch(key.namespace, key.name, kind.role, ())
-        self.written.pop(key, None)
+        await self.cluster.forget_pool(key.namespace, key.name, kind.role)
+        self._forget(key)
         return Result()
 
-    async def _refuse(self, resource: Resource, body: Object, message: str) -> Result:
+    def _forget(self, key: Key) -> None:
+        self.metrics.states.drop(key)
+        self.written.pop(key, None)
+        self.failures.pop(key, None)
+
+    async def _refuse(self, key: Key, resource: Resource, body: Object, message: str) -> Result:
         """Report that the object does not fit its model. Everything that runs stays as it is."""
+        await self._report(key, resource, body, Reason.SPEC_INVALID, message)
+        return Result()
+
+    async def _report(self, key: Key, resource: Resource, body: Object, reason: Reason, message: str) -> None:
+        """Write a status for an object of which no observation is at hand. The other fields keep their values."""
         live = body.get("status") or {}
         generation = int(body["metadata"].get("generation", 0))
         before = tuple(_readable(live.get("conditions") or ()))
-        writer = ConditionWriter(before, generation, self.now())
-        refused = [
-            writer.write(kind, ConditionStatus.FALSE, Reason.SPEC_INVALID, message) for kind in ("Ready", "Progressing")
-        ]
-        others = [condition for condition in before if condition.type not in ("Ready", "Progressing")]
-        meta = body["metadata"]
-        self.metrics.states.show_conditions(Key(resource.kind, meta["namespace"], meta["name"]), (*refused, *others))
-        conditions = [condition.to_dict() for condition in (*refused, *others)]
-        status = {**live, "observedGeneration": generation, "conditions": conditions}
-        if status != live:
-            await self._apply_status(resource, body, status)
-            await self.recorder.emit(resource, body, str(EventType.WARNING), str(Reason.SPEC_INVALID), message)
-        return Result()
+        conditions = refused(ConditionWriter(before, generation, self.now()), reason, message)
+        self.metrics.states.show_conditions(key, conditions)
+        shown = {(c.type, c.status, c.reason, c.observed_generation) for c in before if c.type in set(ConditionType)}
+        if shown == {(c.type, c.status, c.reason, c.observed_generation) for c in conditions}:
+            return
+        status = {**live, "observedGeneration": generation, "conditions": [c.to_dict() for c in conditions]}
+        await self._apply_status(resource, body, status)
+        self.written[key] = self.now()
+        await self.recorder.emit(resource, body, str(EventType.WARNING), str(reason), message)
+
+
+def _failing(error: ApiError) -> str:
+    return f"Calls of the API server fail and are repeated: {error}"
 
 
 def _serving(observed: ObservedService) -> dict[str, Serving]:

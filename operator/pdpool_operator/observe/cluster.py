@@ -14,6 +14,7 @@ from ..api import names
 from ..api.base import Metadata, SpecInvalid
 from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
 from ..build.settings import ControlKeys
+from ..engines import engine_of
 from ..runtime.api import (
     CONFIG_MAPS,
     DEPLOYMENTS,
@@ -66,10 +67,12 @@ class Cluster:
         self._router_key = router_key
         self._now = now
         self._secrets: dict[str, tuple[datetime, ObservedObject]] = {}
+        self._drains: dict[tuple[str, str, str], dict[str, tuple[datetime, datetime]]] = {}
+        """By pool, then by UID of the StatefulSet: start of the drain, and when this process first saw it."""
 
     def secret_applied(self, namespace: str, secret: Mapping[str, Any]) -> None:
         """Remember a Secret as it was just stored."""
-        seen = parse.observed_object({**secret, "kind": "Secret"})
+        seen = parse.observed_object({**secret, "kind": "Secret"}, {})
         self._secrets[f"{namespace}/{seen.name}"] = (self._now(), seen)
 
     def secret_deleted(self, namespace: str, name: str) -> None:
@@ -77,13 +80,24 @@ class Cluster:
         self._secrets.pop(f"{namespace}/{name}", None)
 
     async def pool(self, pool: Pool) -> ObservedPool:
-        """Return the pool with its instances, and with the worker lists of its services' routers."""
+        """Return the pool with its instances, and with the worker lists of its services' routers.
+
+        From now on the sampler samples exactly these pods of the pool.
+        """
         services = await self._services_of(pool)
         listed, routers = await asyncio.gather(
-            self._pool(pool), asyncio.gather(*(self._service_routers(meta) for meta, _ in services))
+            self._watched(pool), asyncio.gather(*(self._service_routers(meta) for meta, _ in services))
         )
         stuck_after = min((service.spec.stuck_after_seconds for _, service in services if service), default=30)
-        return _with_routers(replace(listed, stuck_after_s=stuck_after), [r for some in routers for r in some])
+        # A service that cannot be read may have a router.
+        routed = any(service is None or service.spec.router.enabled for _, service in services)
+        listed = replace(listed, stuck_after_s=stuck_after, routed=routed)
+        return _with_routers(listed, [r for some in routers for r in some])
+
+    async def forget_pool(self, namespace: str, name: str, role: names.Role) -> None:
+        """Forget a pool that was deleted, and stop sampling its pods."""
+        self._drains.pop((namespace, name, role), None)
+        await self._sampler.watch(namespace, name, role, ())
 
     async def service(self, service: DisaggregatedService) -> ObservedService:
         """Return the service with both pools, its router's objects, and the worker list of each router replica.
@@ -92,27 +106,37 @@ class Cluster:
             SpecInvalid: one of the pools does not fit its model. The message names the pool.
         """
         namespace, router = service.metadata.namespace, names.router(service.metadata.name)
+        labels = names.router_labels(service.metadata.name)
         prefill, decode, routers = await asyncio.gather(
             self._side(PrefillPool, namespace, service.spec.prefill.pool_ref.name),
             self._side(DecodePool, namespace, service.spec.decode.pool_ref.name),
             self._service_routers(service.metadata),
         )
+        orphans = {
+            role: await self._orphans(namespace, side.pool_ref.name, role)
+            for role, side, pool in (
+                (names.Role.PREFILL, service.spec.prefill, prefill),
+                (names.Role.DECODE, service.spec.decode, decode),
+            )
+            if pool is None
+        }
         deployment, config, *objects = await asyncio.gather(
             self._api.get(DEPLOYMENTS, namespace, router),
             self._api.get(CONFIG_MAPS, namespace, router),
             self._api.get(SERVICES, namespace, router),
             self._api.get(DISRUPTION_BUDGETS, namespace, router),
         )
-        seen = [parse.observed_object(obj) for obj in (config, *objects) if obj is not None]
+        seen = [parse.observed_object(obj, labels) for obj in (config, *objects) if obj is not None]
         secret = self._secret(service, routers)
         stuck_after = float(service.spec.stuck_after_seconds)
         return ObservedService(
             service=service,
             prefill=prefill and _with_routers(replace(prefill, stuck_after_s=stuck_after), routers),
             decode=decode and _with_routers(replace(decode, stuck_after_s=stuck_after), routers),
-            deployment=parse.observed_deployment(deployment) if deployment else None,
+            deployment=parse.observed_deployment(deployment, labels) if deployment else None,
             objects=(*seen, *([secret] if secret else [])),
             routers=routers,
+            orphans=orphans,
             workers_json=(config.get("data") or {}).get(names.WORKERS_KEY) if config else None,
         )
 
@@ -125,6 +149,11 @@ class Cluster:
         except SpecInvalid as invalid:
             # This is not the same as no pool: its running engines must stay in rotation.
             raise SpecInvalid(f"{kind.kind} {name}: {invalid}") from invalid
+
+    async def _orphans(self, namespace: str, pool: str, role: names.Role) -> tuple[ObservedPod, ...]:
+        """Return the engine pods of a pool that does not exist. `kubectl delete --cascade=orphan` leaves them."""
+        found = await self._list(PODS, namespace, names.selector_string(names.pool_labels(pool, role)))
+        return tuple(parse.observed_pod(pod) for pod in found)
 
     async def _services_of(self, pool: Pool) -> list[tuple[Metadata, DisaggregatedService | None]]:
         """Return the services that bind a pool, and the services that do not fit their model.
@@ -144,7 +173,7 @@ class Cluster:
 
     async def _pool(self, pool: Pool) -> ObservedPool:
         namespace, name, role = pool.metadata.namespace, pool.metadata.name, pool.role
-        shared = names.pool_workload(name, role)
+        shared, labels = names.pool_workload(name, role), names.pool_labels(name, role)
         other = names.Role.DECODE if role is names.Role.PREFILL else names.Role.PREFILL
         stateful_sets, pods, others, *objects = await asyncio.gather(
             self._stateful_sets(pool),
@@ -156,42 +185,72 @@ class Cluster:
         for pod in pods:
             self._lives.note(pod)
         by_owner = {parse.controller_uid(pod): pod for pod in sorted(pods, key=_age)}
-        instances = [self._instance(index, sts, by_owner) for index, sts in stateful_sets]
-        await self._watch(pool, instances)
-        instances = [replace(i, ranks=self._sampler.newest(i.pod.uid)) if i.pod else i for i in instances]
-        instances = await self._with_events(
-            namespace, instances, {sts["metadata"]["uid"]: sts for _, sts in stateful_sets}
+        instances = [self._instance(index, sts, by_owner, labels) for index, sts in stateful_sets]
+        instances = await self._with_events(pool, instances, {sts["metadata"]["uid"]: sts for _, sts in stateful_sets})
+        keys = (
+            parse.applied_keys(objects[0], names.engine_secret(name, role), labels) if objects[0] is not None else None
         )
-        keys = parse.applied_keys(objects[0], names.engine_secret(name, role)) if objects[0] is not None else None
         if any(map(self._lacks_volume, instances)):
             keys = None
         return ObservedPool(
             pool=pool,
             instances=tuple(sorted(instances, key=lambda instance: instance.index)),
             objects=(
-                *(parse.observed_object(obj) for obj in objects if obj is not None),
+                *(parse.observed_object(obj, labels) for obj in objects if obj is not None),
                 *([keys] if keys else []),
             ),
             others_have_keys=all(map(_has_keys, others)),
         )
 
-    async def _stateful_sets(self, pool: Pool) -> list[tuple[int, Object]]:
-        """Return StatefulSets that carry the pool's labels, and those that occupy a name that the pool needs."""
-        namespace, name, role = pool.metadata.namespace, pool.metadata.name, pool.role
-        wanted = {names.instance(name, role, index): index for index in range(pool.spec.replicas)}
-        selector = names.selector_string(names.pool_selector(name, role))
-        ours = {sts["metadata"]["name"]: sts for sts in await self._list(STATEFUL_SETS, namespace, selector)}
-        if wanted.keys() - ours.keys():  # to be created: a foreign object may have that name
-            everything = await self._list(STATEFUL_SETS, namespace)
-            ours |= {sts["metadata"]["name"]: sts for sts in everything if sts["metadata"]["name"] in wanted}
-        found = []
-        for sts in ours.values():
-            index = wanted.get(sts["metadata"]["name"], _index(sts, name, role))
-            if index is not None:
-                found.append((index, sts))
-        return found
+    async def _watched(self, pool: Pool) -> ObservedPool:
+        """Return the pool with the newest samples of its pods.
 
-    def _instance(self, index: int, sts: Object, by_owner: dict[str, Object]) -> ObservedInstance:
+        Only the pool's own reconcile calls this. So the sampler's list and the drains of a pool have one owner.
+        """
+        observed = await self._pool(pool)
+        await self._watch(pool, observed.instances)
+        meta = pool.metadata
+        key = meta.namespace, meta.name, str(pool.role)
+        drains = self._drains[key] = _first_seen(observed.instances, self._drains.get(key, {}), self._now())
+        instances = (
+            replace(
+                instance,
+                ranks=self._sampler.newest(instance.pod.uid) if instance.pod else {},
+                drain_seen=drains[instance.uid][1] if instance.uid in drains else None,
+            )
+            for instance in observed.instances
+        )
+        return replace(observed, instances=tuple(instances))
+
+    async def _stateful_sets(self, pool: Pool) -> list[tuple[int, Object]]:
+        """Return StatefulSets that the pool owns, that carry its labels, or that occupy a name that it needs.
+
+        A StatefulSet whose labels were removed is still the pool's. So the whole namespace is listed.
+        """
+        namespace, name, role = pool.metadata.namespace, pool.metadata.name, pool.role
+        selector, all_labels = names.pool_selector(name, role), names.pool_labels(name, role)
+        indexed = [
+            (index, sts)
+            for sts in await self._list(STATEFUL_SETS, namespace)
+            if (index := _index(sts, name, role)) is not None
+        ]
+        owned = {
+            index: sts
+            for index, sts in indexed
+            if (owner := parse.controller_uid(sts)) == pool.metadata.uid
+            or (not owner and parse.has_labels(sts, all_labels))
+        }
+        present = [sts for sts in owned.values() if "deletionTimestamp" not in sts["metadata"]]
+        needed = names.free_indexes(owned, pool.spec.replicas - len(present))
+        return [
+            (index, sts)
+            for index, sts in indexed
+            if index in owned or index in needed or parse.has_labels(sts, selector)
+        ]
+
+    def _instance(
+        self, index: int, sts: Object, by_owner: dict[str, Object], labels: Mapping[str, str]
+    ) -> ObservedInstance:
         meta = sts["metadata"]
         body = by_owner.get(meta["uid"])
         pod = parse.observed_pod(body) if body else None
@@ -209,6 +268,8 @@ class Cluster:
             pod=pod,
             controller=parse.controller(sts),
             owners=parse.field_owners(sts),
+            labels=parse.labels_of(sts),
+            labelled=parse.has_labels(sts, labels),
         )
 
     def _drain_started(self, sts: Object) -> datetime | None:
@@ -220,21 +281,30 @@ class Cluster:
         return None if started is not None and started > self._now() else started
 
     async def _watch(self, pool: Pool, instances: Iterable[ObservedInstance]) -> None:
-        meta = pool.metadata
+        meta, kind = pool.metadata, engine_of(pool.spec.engine.type)
         targets = [
-            Target(meta.namespace, meta.name, pool.role, instance.index, pod.uid, pod.ip)
+            Target(
+                meta.namespace,
+                meta.name,
+                pool.role,
+                instance.index,
+                pod.uid,
+                pod.ip,
+                kind.type,
+                kind.has_connector(pool),
+            )
             for instance in instances
-            if instance.controller_uid == meta.uid and (pod := instance.pod) and pod.ip and pod.phase == "Running"
+            if instance.belongs_to(meta.uid) and (pod := instance.pod) and pod.ip and pod.phase == "Running"
         ]
         await self._sampler.watch(meta.namespace, meta.name, pool.role, targets)
 
     async def _with_events(
-        self, namespace: str, instances: list[ObservedInstance], bodies: dict[str, Object]
+        self, pool: Pool, instances: list[ObservedInstance], bodies: dict[str, Object]
     ) -> list[ObservedInstance]:
         """Read events for pods that are not Ready and for instances without a pod. Only a few are read, and not at
         once.
         """
-        lookups = 0
+        lookups, namespace = 0, pool.metadata.namespace
         result = []
         for instance in instances:
             pod, since = instance.pod, bodies[instance.uid]["metadata"]["creationTimestamp"]
@@ -249,8 +319,21 @@ class Cluster:
                 result.append(replace(instance, pod=replace(pod, warnings=parse.warnings(events))))
             else:
                 refused = parse.warnings(events, "FailedCreate")
-                result.append(replace(instance, create_error=refused[0] if refused else ""))
+                why = await self._occupied(pool, instance) or (refused[0] if refused else "")
+                result.append(replace(instance, create_error=why))
         return result
+
+    async def _occupied(self, pool: Pool, instance: ObservedInstance) -> str:
+        """Return which pod occupies the name of the instance's pod.
+
+        The StatefulSet releases a pod whose labels do not match. It then cannot create its own, and reports nothing.
+        """
+        name = f"{instance.name}-0"
+        selector = names.instance_selector(pool.metadata.name, pool.role, instance.index)
+        for pod in await self._list(PODS, pool.metadata.namespace, fields=f"metadata.name={name}"):
+            if parse.controller_uid(pod) != instance.uid:
+                return parse.occupied(pod, selector)
+        return ""
 
     async def _service_routers(self, meta: Metadata) -> tuple[ObservedRouter, ...]:
         selector = names.selector_string(names.router_selector(meta.name))
@@ -302,10 +385,23 @@ def _binds(service: DisaggregatedService, pool: Pool) -> bool:
     return side.pool_ref.name == pool.metadata.name
 
 
+def _first_seen(
+    instances: Iterable[ObservedInstance], before: Mapping[str, tuple[datetime, datetime]], now: datetime
+) -> dict[str, tuple[datetime, datetime]]:
+    """Return when each present drain was first seen, by UID of the StatefulSet, with the start of the drain."""
+    drains: dict[str, tuple[datetime, datetime]] = {}
+    for instance in instances:
+        if (started := instance.drain_started) is not None:
+            known = before.get(instance.uid)
+            drains[instance.uid] = known if known is not None and known[0] == started else (started, now)
+    return drains
+
+
 def _index(sts: Object, pool: str, role: names.Role) -> int | None:
     """Return the instance's number if the object's name follows our scheme."""
-    number = sts["metadata"]["name"].removeprefix(names.instance(pool, role, 0).removesuffix("0"))
-    return int(number) if number.isdecimal() else None
+    prefix, name = names.instance(pool, role, 0).removesuffix("0"), str(sts["metadata"]["name"])
+    number = name.removeprefix(prefix)
+    return int(number) if name.startswith(prefix) and number.isdecimal() and number == str(int(number)) else None
 
 
 def _age(pod: Object) -> tuple[bool, str]:
@@ -317,10 +413,13 @@ def _with_routers(pool: ObservedPool, routers: Iterable[ObservedRouter]) -> Obse
     """Add to each instance which routers list it.
 
     A terminating router accepts requests until it receives SIGTERM, and answers until then. After that it only finishes
-    streams, which takes minutes. The operator does not wait for that.
+    streams, which takes minutes. The operator does not wait for that. A silent router that is not Ready gets no
+    requests either, as on a lost node.
     """
     running = [r for r in routers if r.pod.phase == "Running"]
-    lists = [(r.pod.name, r.workers) for r in running if not r.pod.terminating or r.workers is not None]
+    lists = [
+        (r.pod.name, r.workers) for r in running if r.workers is not None or (r.pod.ready and not r.pod.terminating)
+    ]
 
     def listed_by(instance: ObservedInstance) -> tuple[str, ...] | None:
         if any(workers is None for _, workers in lists):

@@ -7,6 +7,7 @@ from typing import Any
 from ..api import names
 from ..api.models import POOL_KINDS, DecodePool, DisaggregatedService, PrefillPool
 from ..api.names import Role
+from .parse import controller
 
 POOL_KIND_OF_ROLE = {str(kind.role): kind.kind for kind in POOL_KINDS}
 
@@ -67,4 +68,13 @@ def keys_of(body: Mapping[str, Any], bindings: Bindings) -> Iterable[Key]:
     if role in POOL_KIND_OF_ROLE and pool:
         key = Key(POOL_KIND_OF_ROLE[role], namespace, pool)
         return {key, *bindings.services(key)}
-    return ()
+    return _of_owner(body, bindings)
+
+
+def _of_owner(body: Mapping[str, Any], bindings: Bindings) -> Iterable[Key]:
+    """Return the objects that need a reconcile when a child has lost labels. Its owner reference names its owner."""
+    kind, _, name = controller(body).partition("/")
+    key = Key(kind, body["metadata"]["namespace"], name)
+    if kind == DisaggregatedService.kind:
+        return {key}
+    return {key, *bindings.services(key)} if kind in POOL_KIND_OF_ROLE.values() else ()

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..api.models import DisaggregatedService, Pool
 from ..api.names import Role
+from ..engines.answers import EngineSample as EngineSample
 
 CRASH_LOOP = "CrashLoopBackOff"
 """Kubernetes' reason for a container that waits for a restart."""
@@ -60,6 +61,17 @@ class HoldSample:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerSample:
+    """A process with which a connector has paired."""
+
+    incarnation: str
+    backend: str
+    """Name of the transfer backend between them."""
+    transport: str
+    """How bytes reach it: `rdma`, `tcp`, `cma`, ... Empty if not known, as always at decode."""
+
+
+@dataclass(frozen=True, slots=True)
 class PodLife:
     """The kubelet's reports of ended runs of a pod's engine container."""
 
@@ -93,18 +105,13 @@ class ConnectorSample:
     """As the connector itself reports it."""
     container: str = ""
     """Run of the container in which the process lives, as in `HoldSample`."""
+    engine: str = ""
+    """Name and version of the engine. Empty if it reports none."""
+    version: str = ""
+    """Version of the connector. Empty if it reports none."""
+    peers: tuple[PeerSample, ...] = ()
     ended: Tally | None = None
     """Hand-offs that ended since the incarnation began. `None` if the connector does not report them."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSample:
-    """Answer of the engine's scheduler, `GET :30000/v1/loads`."""
-
-    running: int
-    waiting: int
-    queues: Mapping[str, int]
-    """Lengths of the hand-off queues, under the same names as the connector's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +134,8 @@ class RankSample:
     Empty if the engine answered and counts the requests of this rank at another one, as for ranks that share a
     scheduler.
     """
+    has_connector: bool = True
+    """The pod runs pdpool's connector. Otherwise only the engine is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +155,12 @@ class ObservedPod:
     build_hash: str
     created_at: datetime
     node: str = ""
+    ready_since: datetime | None = None
+    """When the pod last became Ready. `None` while it is not Ready."""
+    node_silent: bool = False
+    """The node controller marked the pod as not Ready, because the node's kubelet does not report. The containers were
+    ready when the kubelet last reported.
+    """
     was_ready: bool = False
     """The pod is not Ready but was before. A restart of its containers or of this operator does not change that."""
     gone_by: datetime | None = None
@@ -192,8 +207,10 @@ class ObservedInstance:
     drain_reason: str
     """Value of the annotation. Empty if absent."""
     pod: ObservedPod | None
+    drain_seen: datetime | None = None
+    """When this process first saw the present drain, by its own clock. `None` if it has not."""
     create_error: str = ""
-    """Message of the newest FailedCreate event of the StatefulSet while it has no pod."""
+    """Why the StatefulSet has no pod: its newest FailedCreate event, or a pod that occupies the name."""
     listed_by: tuple[str, ...] | None = ()
     """Names of the router pods whose worker list has this instance's URL. `None` if a router did not answer."""
     ranks: Mapping[int, RankSample] = field(default_factory=dict)
@@ -203,6 +220,14 @@ class ObservedInstance:
     owners: FieldOwners = FieldOwners()
     out: bool = False
     """The instance is judged Failing, so routers must not list it while a sibling serves."""
+    labels: Mapping[str, str] | None = None
+    """`None` if they were not observed."""
+    labelled: bool = False
+    """It carries the labels of its pool. Without a controller it then belongs to the pool."""
+
+    def belongs_to(self, uid: str) -> bool:
+        """Whether the pool of this UID controls the instance, or may adopt it."""
+        return self.controller_uid == uid or (not self.controller_uid and self.labelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +244,10 @@ class ObservedObject:
     controller: str = ""
     """The controlling owner as `kind/name`."""
     owners: FieldOwners = FieldOwners()
+    labels: Mapping[str, str] | None = None
+    """`None` if they were not observed, as of a Secret."""
+    labelled: bool = False
+    """It carries the labels of its pool or service. Without a controller it may be adopted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +256,13 @@ class ObservedPool:
 
     pool: Pool
     instances: tuple[ObservedInstance, ...]
-    """All StatefulSets that carry the pool's labels or one of its names, by index."""
+    """All StatefulSets that the pool owns, that carry its labels, or that occupy a name that it needs, by index."""
     objects: tuple[ObservedObject, ...]
     """Service and PodDisruptionBudget with the pool's names, regardless of their owner."""
     stuck_after_s: float = 30.0
     """From the service that binds the pool, else the default."""
+    routed: bool = True
+    """A service with a router binds the pool. Without one, the operator does not control which requests arrive."""
     others_have_keys: bool = True
     """Every engine pod of the other role in the namespace was built with keys for the control channel."""
 
@@ -276,6 +307,10 @@ class ObservedDeployment:
     controller: str = ""
     """The controlling owner as `kind/name`."""
     owners: FieldOwners = FieldOwners()
+    labels: Mapping[str, str] | None = None
+    """`None` if they were not observed."""
+    labelled: bool = False
+    """As of `ObservedObject`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,5 +329,7 @@ class ObservedService:
     resync.
     """
     routers: tuple[ObservedRouter, ...]
+    orphans: Mapping[Role, tuple[ObservedPod, ...]] = field(default_factory=dict)
+    """Engine pods with the labels of a bound pool that does not exist, by role. They may outlive it."""
     workers_json: str | None = None
     """Content of the ConfigMap's `workers.json`. `None` if there is no ConfigMap."""

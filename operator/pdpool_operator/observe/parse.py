@@ -43,9 +43,22 @@ def annotation(obj: Object, key: str) -> str:
     return str((obj["metadata"].get("annotations") or {}).get(key, ""))
 
 
-def label(obj: Object, key: str) -> str:
-    """Return the value of a label, or an empty text."""
-    return str((obj["metadata"].get("labels") or {}).get(key, ""))
+def labels_of(obj: Object) -> Mapping[str, str]:
+    """Return the labels."""
+    return dict(obj["metadata"].get("labels") or {})
+
+
+def occupied(pod: Object, wanted: Mapping[str, str]) -> str:
+    """Return why a StatefulSet whose selector is `wanted` cannot use a pod that has the name of its own."""
+    name, found = pod["metadata"]["name"], labels_of(pod)
+    wrong = [
+        f"its label {key} is {f'{found[key]!r}' if key in found else 'missing'} (must be {value!r})"
+        for key, value in wanted.items()
+        if found.get(key) != value
+    ]
+    if wrong:
+        return f"pod {name} occupies the name, but {', '.join(wrong)}; restore the label or delete the pod"
+    return f"pod {name} occupies the name and belongs to {controller(pod) or 'no controller'}; delete the pod"
 
 
 def condition(obj: Object, type_: str) -> Mapping[str, Any]:
@@ -73,6 +86,8 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
         build_hash=annotation(pod, names.ANNOTATION_BUILD_HASH),
         created_at=moment(meta["creationTimestamp"]) or datetime.fromtimestamp(0, UTC),
         node=spec.get("nodeName", ""),
+        ready_since=_ready_since(pod),
+        node_silent=_node_silent(pod),
         was_ready=_was_ready(pod),
         gone_by=moment(meta.get("deletionTimestamp")),
         restarts=sum(int(c.get("restartCount", 0)) for c in containers),
@@ -96,6 +111,25 @@ def _was_ready(pod: Object) -> bool:
     if ready.get("status") == "True" or changed is None or taken_up is None:
         return False
     return changed > taken_up
+
+
+def _ready_since(pod: Object) -> datetime | None:
+    ready = condition(pod, "Ready")
+    return moment(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None
+
+
+def _node_silent(pod: Object) -> bool:
+    """Whether the node controller made the pod not Ready, because its kubelet does not report.
+
+    It changes only the status of the condition Ready (controller/util/node, MarkPodsNotReady). A kubelet that makes a
+    pod not Ready gives a reason, or its containers are not ready either.
+    """
+    ready = condition(pod, "Ready")
+    return (
+        ready.get("status") == "False"
+        and not ready.get("reason")
+        and condition(pod, "ContainersReady").get("status") == "True"
+    )
 
 
 def _keeps_ending(container: Object) -> bool:
@@ -151,8 +185,13 @@ def _status(pod: Object) -> Object:
     return pod.get("status") or {}
 
 
-def observed_object(obj: Object) -> ObservedObject:
-    """Parse an object that we create other than an instance."""
+def has_labels(obj: Object, wanted: Mapping[str, str]) -> bool:
+    """Whether the object carries all these labels."""
+    return wanted.items() <= labels_of(obj).items()
+
+
+def observed_object(obj: Object, labels: Mapping[str, str]) -> ObservedObject:
+    """Parse an object that we create other than an instance. `labels` are those that we give it."""
     meta = obj["metadata"]
     return ObservedObject(
         kind=obj["kind"],
@@ -162,25 +201,36 @@ def observed_object(obj: Object) -> ObservedObject:
         build_hash=annotation(obj, names.ANNOTATION_BUILD_HASH),
         controller=controller(obj),
         owners=field_owners(obj),
+        labels=labels_of(obj),
+        labelled=has_labels(obj, labels),
     )
 
 
 def field_owners(obj: Object) -> FieldOwners:
-    """Return the managers that set the fields which we apply."""
+    """Return the managers that set the fields which we apply.
+
+    Fields that a merge patch of the operator has set are ours too. The API server lists them apart from those that it
+    has applied.
+    """
     ours: Object = {}
     others: list[Object] = []
     for entry in obj["metadata"].get("managedFields") or ():
         fields = entry.get("fieldsV1") or {}
         if entry.get("subresource"):
             continue
-        if entry.get("manager") == names.FIELD_MANAGER and entry.get("operation") == "Apply":
-            ours = fields
+        if entry.get("manager") == names.FIELD_MANAGER:
+            ours = _joined(ours, fields)
         else:
             others.append(fields)
     return FieldOwners(ours, tuple(others))
 
 
-def applied_keys(service: Object, name: str) -> ObservedObject | None:
+def _joined(one: Object, other: Object) -> Object:
+    """Return the fields of both, in the form of fieldsV1."""
+    return {**one, **other, **{name: _joined(one[name], other[name]) for name in one.keys() & other.keys()}}
+
+
+def applied_keys(service: Object, name: str, labels: Mapping[str, str]) -> ObservedObject | None:
     """Return the Secret `name` as it was applied before this Service of a pool.
 
     The Service's annotation records it. Return None without that annotation.
@@ -188,11 +238,12 @@ def applied_keys(service: Object, name: str) -> ObservedObject | None:
     applied = annotation(service, names.ANNOTATION_KEYS_HASH)
     if not applied:
         return None
-    return ObservedObject("Secret", name, "", controller_uid(service), applied, controller(service))
+    owner, labelled = controller_uid(service), has_labels(service, labels)
+    return ObservedObject("Secret", name, "", owner, applied, controller(service), labelled=labelled)
 
 
-def observed_deployment(obj: Object) -> ObservedDeployment:
-    """Parse the router's Deployment."""
+def observed_deployment(obj: Object, labels: Mapping[str, str]) -> ObservedDeployment:
+    """Parse the router's Deployment. `labels` are those that we give it."""
     meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     failure = condition(obj, "ReplicaFailure")
     return ObservedDeployment(
@@ -209,6 +260,8 @@ def observed_deployment(obj: Object) -> ObservedDeployment:
         failure=failure.get("message", "") if failure.get("status") == "True" else "",
         controller=controller(obj),
         owners=field_owners(obj),
+        labels=labels_of(obj),
+        labelled=has_labels(obj, labels),
     )
 
 

@@ -3,13 +3,19 @@
 An instance is *drained* when no new work can reach it and no old work is left:
 
     drained  <=>  no router lists it
-             and  every rank has answered a request sent after  drain_started + SETTLE_S
+             and  every rank has answered a request sent after  drain_seen + SETTLE_S
              and  running = waiting = queues = holds = 0  on every rank
+
+`drain_seen` is when this process first saw the drain. Samples are stamped by the same clock. The operator that began
+the drain may have had another clock.
 
 The drain is given up at  drain_started + drainTimeoutSeconds,  even if work is left. Unknown values count as work left:
 a missing answer is not a zero. The pod's preStop hook begins a drain of its own, which then has at most
 `GIVEN_UP_GRACE_S`. The kubelet gives the engine 2 s more. In that time the engine fails the rest and notifies its
 peers.
+
+Without a router of pdpool's, nothing but the pod's own state keeps requests away from an engine. So the pod is deleted
+with its whole grace period: it leaves the EndpointSlices at once, and its preStop hook lets the requests end.
 """
 
 from collections.abc import Iterator
@@ -35,11 +41,19 @@ def has_work_to_lose(instance: ObservedInstance) -> bool:
     return pod.ready or bool(instance.listed_by) or any(_known_work(rank) for rank in instance.ranks.values())
 
 
-def work_left(instance: ObservedInstance, drain_started: datetime) -> tuple[str, ...]:
+def needs_drain(instance: ObservedInstance, *, routed: bool) -> bool:
+    """Whether the operator must drain the instance before its pod is deleted.
+
+    Args:
+        instance: the instance.
+        routed: whether a service with a router binds its pool. A router that was turned off may still list the engine.
+    """
+    return has_work_to_lose(instance) and (routed or instance.listed_by != ())
+
+
+def work_left(instance: ObservedInstance, *, routed: bool) -> tuple[str, ...]:
     """Return what a draining instance still waits for, as text. Empty if it is drained."""
-    if not has_work_to_lose(instance):
-        return ()
-    return tuple(_left(instance, drain_started + timedelta(seconds=SETTLE_S)))
+    return tuple(_left(instance)) if needs_drain(instance, routed=routed) else ()
 
 
 def deadline(drain_started: datetime, timeout_s: int) -> datetime:
@@ -47,7 +61,8 @@ def deadline(drain_started: datetime, timeout_s: int) -> datetime:
     return drain_started + timedelta(seconds=timeout_s)
 
 
-def _left(instance: ObservedInstance, settled: datetime) -> Iterator[str]:
+def _left(instance: ObservedInstance) -> Iterator[str]:
+    seen = instance.drain_seen
     if instance.listed_by is None:
         yield "a router did not return its worker list"
     elif instance.listed_by:
@@ -55,11 +70,11 @@ def _left(instance: ObservedInstance, settled: datetime) -> Iterator[str]:
     if not instance.ranks:
         yield "no rank has been sampled"
     for number, rank in sorted(instance.ranks.items()):
-        if rank.connector is None or rank.engine_error:
+        if (rank.connector is None and rank.has_connector) or rank.engine_error:
             yield f"rank {number} does not answer ({rank.connector_error or rank.engine_error})"
         elif known := list(_known_work(rank)):
             yield f"rank {number} has {', '.join(known)}"
-        elif rank.asked_at < settled:
+        elif seen is None or rank.asked_at < seen + timedelta(seconds=SETTLE_S):
             yield f"rank {number} has not been sampled since it left the rotation"
 
 

@@ -1,29 +1,30 @@
 """Plans the next safe actions for one pool.
 
-Let n = spec.replicas and H = the hash of the user's spec without replicas. An instance i (one StatefulSet) is
+Let n = spec.replicas and H = the hash of the user's spec without replicas. An instance (one StatefulSet) is
 
-    surplus     i >= n
+    surplus     the pool has too many, and `selection` chose it
+
     outdated    its pod was built from another spec than H (without a pod: its StatefulSet)
 
     available   its pod is Ready, does not terminate, and the instance does not drain
 
-Goal: exactly the instances 0..n-1 exist, none is outdated, none drains. Each call takes all steps below that apply. The
-state between calls is only in the cluster: two annotations on the StatefulSet. An operator that is killed at any point
+Goal: exactly n instances exist, none is outdated, none drains. Each call takes all steps below that apply. The state
+between calls is only in the cluster: two annotations on the StatefulSet. An operator that is killed at any point
 continues from there.
 
 1. Create every missing instance. Create or update the pool's other objects that are missing or built differently.
-2. Update StatefulSets where that disturbs no pod. Causes are a template whose pod is already of H, a changed
-   `replicas`, or an edit by another manager of what this operator built.
+2. Update StatefulSets where that disturbs no pod. A cause is a template whose pod is already of H. Others are a changed
+   `replicas`, removed labels, and an edit by another manager of what this operator built.
 3. Cancel drains whose reason no longer holds.
 4. Continue drains. When an instance is drained, or its time is over, remove it (surplus) or replace it (outdated).
    To replace means: apply the new template, then delete the pod by its UID.
-5. If nothing drains, begin one drain: of the highest surplus instance, else of the highest outdated one. Instances
-   without work to lose need no drain and go first, then those that are not available.
+5. Remove surplus instances that need no drain. If nothing drains, begin one drain: of the first surplus instance,
+   else of the first outdated one. `selection` has the order. An outdated instance that needs no drain is replaced.
 
-Step 5 takes an outdated instance only while every instance of H is available. An instance of H that is not available
-was just replaced, was just created, or fails. This rule has three effects. A serving instance is taken only if all
-others are available. At most one instance at a time is unavailable because of the operator. A spec that does not start
-stops at the first instance.
+Step 5 takes an outdated instance only while every instance of H is available and not at fault. An instance of H that is
+not available was just replaced, was just created, or fails. This rule has three effects. A serving instance is taken
+only if all others are available. At most one instance at a time is unavailable because of the operator. A spec that
+does not start stops at the first instance. The only instance of a pool is taken when a second one serves.
 
 Nothing is taken out of service while the template is invalid, a name is taken, or the API server refuses an object.
 Desired instances that drain return to service, because the error may last long. Their drain starts again when the error
@@ -33,6 +34,7 @@ A change of what the builders render under an unchanged H (another operator vers
 Kubernetes restarts failed pods, as long as the StatefulSet exists.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -46,9 +48,20 @@ from ..build.pool import PODS_PER_INSTANCE, instance_stateful_set, pool_objects,
 from ..build.settings import BuildSettings, ControlKeys
 from ..build.template import TemplateInvalid
 from ..observe.model import ObservedInstance, ObservedPool
-from .drain import GIVEN_UP_GRACE_S, deadline, has_work_to_lose, work_left
+from .drain import GIVEN_UP_GRACE_S, deadline, needs_drain, work_left
 from .model import Delete, DrainReason, Event, EventType, Fault, Patch, Plan, Progress
-from .objects import Standing, blocked, edited, missing_or_changed
+from .objects import (
+    EDITED,
+    UNLABELLED,
+    Standing,
+    blocked,
+    edited,
+    lost_labels,
+    missing_or_changed,
+    restored,
+    restored_events,
+)
+from .selection import Selection, Selector, available
 
 DRAIN_POLL_S = 1.0
 """How often a drain is checked: queues change without an event in the cluster."""
@@ -57,27 +70,53 @@ HOLD_POLL_S = 10.0
 """Fallback interval for changes that the cluster announces by events."""
 
 
-def plan_pool(observed: ObservedPool, settings: BuildSettings, now: datetime) -> Plan:
-    """Return the next actions for the pool. Empty if the goal is reached."""
+def plan_pool(
+    observed: ObservedPool, settings: BuildSettings, now: datetime, at_fault: Collection[int] = frozenset()
+) -> Plan:
+    """Return the next actions for the pool. Empty if the goal is reached.
+
+    Args:
+        observed: the pool as it is.
+        settings: for the builders.
+        now: the present time.
+        at_fault: indexes of the instances whose verdict is one of `selection.AT_FAULT`.
+    """
     pool = observed.pool
     if pool.metadata.deletion_timestamp is not None:
         return Plan()
+    ours = [instance for instance in observed.instances if instance.belongs_to(pool.metadata.uid)]
+    selector = Selector(pool, pool_spec_hash(pool), at_fault, now)
+    selection = selector.select(ours)
+    surplus = tuple(instance.name for instance in selection.surplus)
+    put_back = _put_back(ours, selection)
     if taken := blocked(pool, _standing(observed)):
-        return replace(taken, patch=_put_back(observed))
+        return replace(taken, patch=put_back, surplus=surplus)
     settings = replace(settings, control_keys=control_keys(observed))
+    indexes = sorted((*(instance.index for instance in selection.kept), *selection.missing))
     try:
-        wanted = [instance_stateful_set(pool, index, settings) for index in range(pool.spec.replicas)]
+        wanted = {index: instance_stateful_set(pool, index, settings) for index in indexes}
     except TemplateInvalid as invalid:
-        return Plan(faults=(Fault(Reason.TEMPLATE_INVALID, str(invalid)),), patch=_put_back(observed))
-    context = _Context(pool, observed, pool_spec_hash(pool), wanted, now)
-    support = missing_or_changed(pool_objects(pool, settings), observed.objects)
+        return Plan(faults=(Fault(Reason.TEMPLATE_INVALID, str(invalid)),), patch=put_back, surplus=surplus)
+    context = _Context(pool, observed, selector, selection, wanted, now)
+    objects = pool_objects(pool, settings)
+    support = missing_or_changed(objects, observed.objects)
+    events = restored(objects, observed.objects, set_up=pool.status.observed_generation > 0)
     plan = _join(
-        [Plan(apply=support), _create(context), _align(context), _cancel(context), _go_on(context), _begin(context)]
+        [
+            Plan(apply=support, events=events),
+            _create(context),
+            _align(context),
+            _cancel(context),
+            _go_on(context),
+            _begin(context),
+        ]
     )
+    plan = _join([plan, _lacking_room(context)])
     return replace(
         plan,
-        put_back=_put_back(observed),
+        put_back=put_back,
         progress=plan.progress or _waiting(context),
+        surplus=surplus,
         update_available=_built_otherwise(context),
     )
 
@@ -98,21 +137,33 @@ def control_keys(observed: ObservedPool) -> ControlKeys:
 class _Context:
     pool: Pool
     observed: ObservedPool
-    spec_hash: str
-    wanted: list[dict[str, Any]]
-    """StatefulSets of the instances 0..n-1."""
+    selector: Selector
+    selection: Selection
+    wanted: dict[int, dict[str, Any]]
+    """StatefulSets of the instances that are kept or missing, by index."""
     now: datetime
 
     @property
     def present(self) -> list[ObservedInstance]:
         return [instance for instance in self.observed.instances if not instance.deleting]
 
+    @property
+    def spec_hash(self) -> str:
+        return self.selector.spec_hash
+
     def surplus(self, instance: ObservedInstance) -> bool:
-        return instance.index >= self.pool.spec.replicas
+        return instance in self.selection.surplus
 
     def outdated(self, instance: ObservedInstance) -> bool:
-        made_from = instance.pod.spec_hash if instance.pod is not None else instance.spec_hash
-        return made_from != self.spec_hash
+        return self.selector.outdated(instance)
+
+    def needs_drain(self, instance: ObservedInstance) -> bool:
+        return needs_drain(instance, routed=self.observed.routed)
+
+    def replaced_by_surge(self, instance: ObservedInstance) -> bool:
+        """Whether a surplus instance goes because one of the current spec takes its place."""
+        alone = self.pool.spec.replicas == 1 and self.outdated(instance)
+        return alone and any(not self.outdated(kept) for kept in self.selection.kept)
 
     def cancelled(self, instance: ObservedInstance) -> bool:
         """Whether the reason of a drain no longer holds."""
@@ -125,24 +176,19 @@ class _Context:
         return [i for i in self.present if i.drain_started is not None and not self.cancelled(i)]
 
 
-def available(instance: ObservedInstance) -> bool:
-    """Whether the instance serves: Ready, and not being removed."""
-    pod = instance.pod
-    if pod is None or instance.deleting or instance.drain_started is not None:
-        return False
-    return pod.ready and not pod.terminating
-
-
 def _create(context: _Context) -> Plan:
-    existing = {instance.index for instance in context.observed.instances}
-    missing = [wanted for index, wanted in enumerate(context.wanted) if index not in existing]
+    missing = [context.wanted[index] for index in context.selection.missing]
     if not missing:
         return Plan()
     what = ", ".join(wanted["metadata"]["name"] for wanted in missing)
+    creating = Progress(Reason.SCALING_UP, f"Creating {what}")
+    if context.selection.surge and context.selection.kept:
+        old = _list([instance.name for instance in context.selection.kept])
+        creating = Progress(Reason.UPDATING, f"Creating {what}, which replaces {old} once it serves")
     return Plan(
         apply=tuple(missing),
         events=(Event(EventType.NORMAL, Reason.INSTANCE_CREATED, f"Created {what}"),),
-        progress=Progress(Reason.SCALING_UP, f"Creating {what}"),
+        progress=creating,
     )
 
 
@@ -150,28 +196,40 @@ def _align(context: _Context) -> Plan:
     """Step 2. Under `OnDelete` a changed template disturbs no running pod."""
     apply: list[dict[str, Any]] = []
     patches: list[Patch] = []
+    reverted: list[str] = []
+    unlabelled: list[str] = []
     for instance in context.present:
         if context.surplus(instance):
             continue
+        wanted = context.wanted[instance.index]
         late = instance.spec_hash != context.spec_hash and not context.outdated(instance)
         if late or _is_edited(context, instance):
-            apply.append(context.wanted[instance.index])
-        elif instance.replicas != PODS_PER_INSTANCE:
-            patches.append(_patch(instance, {"spec": {"replicas": PODS_PER_INSTANCE}}))
-    return Plan(apply=tuple(apply), patch=tuple(patches))
+            apply.append(wanted)
+            reverted += [] if late else [f"StatefulSet {instance.name}"]
+            continue
+        lost = lost_labels(wanted["metadata"]["labels"], instance.labels)
+        unlabelled += [f"StatefulSet {instance.name}"] if lost else []
+        body = ({"metadata": {"labels": lost}} if lost else {}) | (
+            {"spec": {"replicas": PODS_PER_INSTANCE}} if instance.replicas != PODS_PER_INSTANCE else {}
+        )
+        if body:
+            patches.append(_patch(instance, body))
+    events = (*restored_events(reverted, EDITED), *restored_events(unlabelled, UNLABELLED))
+    return Plan(apply=tuple(apply), patch=tuple(patches), events=events)
 
 
 def _is_edited(context: _Context, instance: ObservedInstance) -> bool:
     """Whether others have edited what this operator version built.
 
-    A StatefulSet that another version built stays as it is: reverting an edit would update it.
+    A StatefulSet that another version built stays as it is: reverting an edit would update it. If the hash of the build
+    was removed, the pod's counts.
     """
     wanted = context.wanted[instance.index]
-    annotations = wanted["metadata"]["annotations"]
-    made = instance.spec_hash, instance.build_hash
-    if made != (context.spec_hash, annotations[ANNOTATION_BUILD_HASH]):
+    build_hash = wanted["metadata"]["annotations"][ANNOTATION_BUILD_HASH]
+    lost = not instance.build_hash and instance.pod is not None and instance.pod.build_hash == build_hash
+    if instance.spec_hash != context.spec_hash or not (lost or instance.build_hash == build_hash):
         return False
-    return edited(wanted, instance.owners)
+    return lost or edited(wanted, instance.owners)
 
 
 def _cancel(context: _Context) -> Plan:
@@ -186,14 +244,13 @@ def _cancel(context: _Context) -> Plan:
     )
 
 
-def _put_back(observed: ObservedPool) -> tuple[Patch, ...]:
-    """End the drains of desired instances. While an object is refused, nothing can replace them."""
-    ours, replicas = observed.pool.metadata.uid, observed.pool.spec.replicas
+def _put_back(ours: Sequence[ObservedInstance], selection: Selection) -> tuple[Patch, ...]:
+    """End the drains of instances that the pool needs. While an object is refused, nothing can replace them."""
     return tuple(
         _annotate(instance, None, None)
-        for instance in observed.instances
-        if instance.controller_uid == ours and instance.index < replicas
+        for instance in ours
         if instance.drain_started is not None and not instance.deleting
+        if instance not in selection.surplus or instance.drain_reason == DrainReason.UPDATE
     )
 
 
@@ -203,12 +260,12 @@ def _go_on(context: _Context) -> Plan:
 
 def _go_on_with(context: _Context, instance: ObservedInstance) -> Plan:
     assert instance.drain_started is not None
-    left = work_left(instance, instance.drain_started)
+    left = work_left(instance, routed=context.observed.routed)
     timeout_s = context.pool.spec.drain_timeout_seconds
     given_up = bool(left) and context.now >= deadline(instance.drain_started, timeout_s)
     if left and not given_up:
         return Plan(
-            progress=Progress(Reason.DRAINING, f"{instance.name} drains: {'; '.join(left)}"),
+            progress=Progress(Reason.DRAINING, f"{instance.name} finishes its requests"),
             requeue_after_s=DRAIN_POLL_S,
         )
     events: tuple[Event, ...] = ()
@@ -221,25 +278,26 @@ def _go_on_with(context: _Context, instance: ObservedInstance) -> Plan:
 
 def _begin(context: _Context) -> Plan:
     """Step 5."""
+    surplus = [instance for instance in context.selection.surplus if instance not in context.draining]
+    idle = [instance for instance in surplus if not context.needs_drain(instance)]
+    if idle:
+        return _join([_remove(context, instance, given_up=False) for instance in idle])
     if context.draining:
         return Plan()
-    surplus = sorted((i for i in context.present if context.surplus(i)), key=_idle_first)
     if surplus:
-        return _begin_removal(context, surplus)
-    outdated = sorted((i for i in context.present if context.outdated(i) and not context.cancelled(i)), key=_idle_first)
+        reason = DrainReason.UPDATE if context.replaced_by_surge(surplus[0]) else DrainReason.SCALE_DOWN
+        return _drain(context, surplus[0], reason)
+    outdated = context.selector.in_turn(
+        [i for i in context.present if context.outdated(i) and not context.cancelled(i)]
+    )
     if not outdated or _on_its_way(context):
         return Plan()
     chosen = outdated[0]
-    if not has_work_to_lose(chosen):
+    if context.selection.surge and not any(available(other) for other in context.present if other is not chosen):
+        return Plan()
+    if not context.needs_drain(chosen):
         return _replace(context, chosen, given_up=False)
     return replace(_drain(context, chosen, DrainReason.UPDATE), verify=(context.wanted[chosen.index],))
-
-
-def _begin_removal(context: _Context, surplus: list[ObservedInstance]) -> Plan:
-    idle = [instance for instance in surplus if not has_work_to_lose(instance)]
-    if idle:
-        return _join([_remove(context, instance, given_up=False) for instance in idle])
-    return _drain(context, surplus[0], DrainReason.SCALE_DOWN)
 
 
 def _on_its_way(context: _Context) -> list[ObservedInstance]:
@@ -251,35 +309,40 @@ def _on_its_way(context: _Context) -> list[ObservedInstance]:
 
 
 def _comes_back(context: _Context, instance: ObservedInstance) -> bool:
-    """Whether the instance is available, or will be once its drain is cancelled."""
-    return available(instance) or (context.cancelled(instance) and available(replace(instance, drain_started=None)))
-
-
-def _idle_first(instance: ObservedInstance) -> tuple[bool, bool, int]:
-    """Order in which instances are taken out: without work to lose first, then those not available, then the rest."""
-    return has_work_to_lose(instance), available(instance), -instance.index
+    """Whether the instance serves, or will once its drain is cancelled."""
+    if context.cancelled(instance):
+        instance = replace(instance, drain_started=None)
+    return context.selector.serves(instance)
 
 
 def _drain(context: _Context, instance: ObservedInstance, reason: DrainReason) -> Plan:
     why = "is surplus" if reason is DrainReason.SCALE_DOWN else "runs an earlier spec"
+    message = f"{instance.name} {why} and drains"
+    stops = context.pool.spec.replicas > 0 and not any(available(i) for i in context.present if i is not instance)
+    if stops:
+        successor = context.selection.awaited.name if context.selection.awaited else "its replacement"
+        message += f". No other instance serves: the pool serves nothing until {successor} is Ready"
     return Plan(
         patch=(_annotate(instance, format_time(context.now), reason),),
-        events=(Event(EventType.NORMAL, Reason.DRAIN_STARTED, f"{instance.name} {why} and drains"),),
-        progress=Progress(Reason.DRAINING, f"{instance.name} {why} and drains"),
+        events=(Event(EventType.WARNING if stops else EventType.NORMAL, Reason.DRAIN_STARTED, message),),
+        progress=Progress(Reason.DRAINING, message),
         requeue_after_s=DRAIN_POLL_S,
     )
 
 
 def _remove(context: _Context, instance: ObservedInstance, *, given_up: bool) -> Plan:
     """Delete a surplus instance. Kubernetes deletes its pod with it, unless the drain was given up."""
+    replaced = context.replaced_by_surge(instance)
+    why = "which runs an earlier spec" if replaced else "which is surplus"
     deletions = [Delete("StatefulSet", instance.name, instance.uid)]
     if given_up and instance.pod is not None:
         deletions.append(Delete("Pod", instance.pod.name, instance.pod.uid, GIVEN_UP_GRACE_S))
     return Plan(
         delete=tuple(deletions),
-        events=(Event(EventType.NORMAL, Reason.INSTANCE_DELETED, f"Deleted {instance.name}, which is surplus"),),
+        events=(Event(EventType.NORMAL, Reason.INSTANCE_DELETED, f"Deleted {instance.name}, {why}"),),
         progress=Progress(
-            Reason.SCALING_DOWN, f"Removing {instance.name}; spec.replicas is {context.pool.spec.replicas}"
+            Reason.UPDATING if replaced else Reason.SCALING_DOWN,
+            f"Removing {instance.name}, {why}; spec.replicas is {context.pool.spec.replicas}",
         ),
     )
 
@@ -308,10 +371,31 @@ def _waiting(context: _Context) -> Progress | None:
     outdated = [instance for instance in context.present if context.outdated(instance)]
     waiting = [instance.name for instance in context.present if not available(instance)]
     if outdated:
-        return Progress(Reason.UPDATING, f"{len(outdated)} instances run an earlier spec; waiting for {_list(waiting)}")
+        at_fault = [i.name for i in context.present if i.index in context.selector.at_fault and i.name not in waiting]
+        what = _list(waiting + at_fault)
+        return Progress(Reason.UPDATING, f"{len(outdated)} instances run an earlier spec; waiting for {what}")
     if waiting:
         return Progress(Reason.STARTING, f"Waiting for {_list(waiting)} to be Ready")
     return None
+
+
+def _lacking_room(context: _Context) -> Plan:
+    """Announce that the only serving instance will be drained to make room for its successor."""
+    for new in context.present if context.selection.surge else ():
+        until = None if context.outdated(new) else context.selector.no_room_until(new)
+        if until is not None:
+            old = _list([i.name for i in context.present if context.outdated(i)])
+            cause = new.pod.unschedulable or "; ".join(new.pod.warnings) if new.pod else new.create_error
+            message = (
+                f"There is no room for {new.name} beside {old}: {cause}. At {format_time(until)} {old} will be "
+                f"drained to make room. The pool then serves nothing until {new.name} is Ready. Add capacity to avoid "
+                f"that"
+            )
+            return Plan(
+                progress=Progress(Reason.UPDATING, message),
+                requeue_after_s=max(DRAIN_POLL_S, (until - context.now).total_seconds()),
+            )
+    return Plan()
 
 
 def _built_otherwise(context: _Context) -> tuple[str, ...]:
@@ -349,10 +433,10 @@ def _patch(instance: ObservedInstance, body: dict[str, Any]) -> Patch:
     return Patch("StatefulSet", instance.name, {**body, "metadata": meta})
 
 
-def _standing(observed: ObservedPool) -> list[Standing]:
+def _standing(observed: ObservedPool) -> list[tuple[str, Standing]]:
     return [
-        *(Standing("StatefulSet", i.name, i.controller_uid, i.controller) for i in observed.instances),
-        *(Standing(obj.kind, obj.name, obj.controller_uid, obj.controller) for obj in observed.objects),
+        *(("StatefulSet", instance) for instance in observed.instances),
+        *((obj.kind, obj) for obj in observed.objects),
     ]
 
 

@@ -282,6 +282,17 @@ def test_socket_drains_and_says_when_drained(memory: KVMemory, tmp_path) -> None
     assert not path.exists()
 
 
+def test_drain_that_waits_first_takes_requests_meanwhile(memory: KVMemory, tmp_path) -> None:
+    path = tmp_path / "admin.sock"
+    with PrefillConnector(ConnectorConfig("127.0.0.1", admin_socket=path), memory) as connector:
+        with pytest.raises(SystemExit, match="1"):  # the deadline includes the wait
+            agent(["drain", "--socket", str(path), "--deadline", "0.5", "--after", "60"])
+        assert not connector.draining
+        with pytest.raises(SystemExit, match="0"):
+            agent(["drain", "--socket", str(path), "--deadline", "60", "--after", "0.5"])
+        assert connector.draining
+
+
 def test_socket_left_behind_is_replaced(memory: KVMemory, tmp_path) -> None:
     path = tmp_path / "admin.sock"
     with socket.socket(socket.AF_UNIX) as left:

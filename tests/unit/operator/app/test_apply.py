@@ -111,7 +111,7 @@ async def test_a_refused_dry_run_stops_all_but_the_rotation():
     assert api.done == ["remove 10.1 w", "add 10.1 new"]
     (fault,) = outcome.faults
     assert fault.reason is Reason.TEMPLATE_INVALID
-    assert fault.message == "StatefulSet next is refused: spec.x: bad"
+    assert fault.message == "The API server refuses StatefulSet next: spec.x: bad"
 
 
 @pytest.mark.parametrize(
@@ -169,3 +169,11 @@ async def test_removals_that_come_after_an_addition_wait_until_it_shows():
     outcome = await run(Plan(workers=(ADD, LAST)), waiting, slow="10.1")
     assert waiting.done == ["add 10.1 new"]
     assert outcome.unsettled == ("r1: add decode new: does not show yet",)
+
+
+async def test_accepted_changes_are_known_whatever_other_routers_do():
+    api = Api()
+    slow, silent = (replace(ADD, router=name, router_ip=ip) for name, ip in (("r2", "10.2"), ("r3", "10.3")))
+    outcome = await run(Plan(workers=(REMOVE, slow, silent)), api, slow="10.2", silent="10.3")
+    assert outcome.workers == (REMOVE, slow)
+    assert len(outcome.unsettled) == 2

@@ -55,3 +55,21 @@ def test_a_binding_is_news_once_and_is_gone_with_its_service(bindings):
     bindings.drop(SERVICE)
     assert bindings.services(PREFILL) == []
     assert bindings.pools(SERVICE) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("owner", "wakes"),
+    [
+        ("DecodePool/d", {DECODE, SERVICE}),
+        ("DisaggregatedService/svc", {SERVICE}),
+        ("ReplicaSet/d", set()),
+        ("", set()),
+    ],
+)
+@pytest.mark.parametrize("labels", [{}, {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_POOL: "d"}])
+def test_child_without_its_labels_wakes_its_owner(bindings, owner, wakes, labels):
+    kind, _, name = owner.partition("/")
+    child = body("StatefulSet", "d-decode-3", labels)
+    if owner:
+        child["metadata"]["ownerReferences"] = [{"kind": kind, "name": name, "uid": "u", "controller": True}]
+    assert set(keys_of(child, bindings)) == wakes

@@ -129,7 +129,7 @@ def test_warnings_come_newest_first_each_once_whoever_wrote_them():
 
 
 def test_a_deployment_is_read_with_its_defaults():
-    deployment = parse.observed_deployment({"metadata": {"name": "d", "uid": "u", "generation": 2}, "spec": {}})
+    deployment = parse.observed_deployment({"metadata": {"name": "d", "uid": "u", "generation": 2}, "spec": {}}, {})
     assert (deployment.replicas, deployment.ready_replicas, deployment.failure) == (1, 0, "")
     assert deployment.observed_generation < deployment.generation
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pdpool_connector import client_answer
 from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
+from pdpool_operator.api.models import EngineType
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.observe.http import BODY_LIMIT, Unanswered, session
 from pdpool_operator.observe.model import HoldSample, RankSample, Tally
@@ -140,8 +141,8 @@ def sampler(http, **options) -> Recording:
     def on_samples(target: Target, samples) -> None:
         seen.setdefault(target.pod_uid, []).extend(samples)
 
-    given = {"timeout_s": 30.0} | options
-    one = Recording(http, clock=loop.time, now=lambda: NOW, rng=random.Random(0), on_samples=on_samples, **given)
+    given = {"timeout_s": 30.0, "clock": loop.time} | options
+    one = Recording(http, now=lambda: NOW, rng=random.Random(0), on_samples=on_samples, **given)
     one.seen = seen
     return one
 
@@ -349,6 +350,23 @@ async def test_a_pod_that_hangs_is_asked_once_at_a_time_and_does_not_hold_up_oth
     assert one.seen["slow"]
 
 
+async def test_late_sample_does_not_keep_the_loop_awake(http, serve, running):
+    slow = await serve(Pod())
+    slow.state, slow.loads = STATE, LOADS
+    slow.hold.clear()
+    calls, loop = [], asyncio.get_running_loop()
+    clock = lambda: calls.append(None) or loop.time()  # noqa: E731
+    one = sampler(http, interval_s=0.05, timeout_s=60.0, clock=clock)
+    watching = asyncio.create_task(one.watch("llm", "chat", Role.PREFILL, [target(slow)]))
+    await eventually(lambda: slow.asked >= 2)
+    running(one)
+    await asyncio.sleep(1.0)  # the time over which wake-ups are counted: 20 intervals
+    assert len(calls) <= 100
+    slow.hold.set()
+    await asyncio.wait_for(watching, 30)
+    await eventually(lambda: len(one.seen["u1"]) >= 3)
+
+
 async def test_what_is_seen_of_a_pod_after_it_was_forgotten_is_dropped(http, serve):
     pod = await serve(Pod())
     pod.state, pod.loads = STATE, LOADS
@@ -405,7 +423,7 @@ async def test_all_requests_together_are_bounded_and_waiting_for_a_turn_is_no_si
     )
 )
 def test_no_answer_whatever_raises_anything_but_unanswered(body):
-    for parse in (parse_state, lambda text: parse_loads(text, Role.DECODE)):
+    for parse in (parse_state, lambda text: parse_loads(text, Role.DECODE, EngineType.REFERENCE)):
         with contextlib.suppress(Unanswered):
             parse(body)
 
@@ -424,3 +442,40 @@ def test_excluded_causes_are_answered_with_400_or_to_nobody() -> None:
     answers = {cause: client_answer(TransferStatus(Phase.FAILED, cause)).status for cause in Cause}
     refused = {str(cause) for cause, status in answers.items() if status == 400}
     assert refused | {"aborted", "peer_aborted"} == NOT_OURS
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_without_connector_only_the_engine_is_asked(serve, http, ranks):
+    pod = await serve(Pod(), admin=False)
+    pod.loads = {"loads": [LOADS["loads"][0] | {"dp_rank": rank} for rank in range(ranks)]}
+    asked: list[Look] = []
+    stock = Target("llm", "chat", Role.PREFILL, 0, "u1", pod.ip, EngineType.SGLANG, has_connector=False)
+    looks = await sampler(http, on_look=asked.append).sample(stock)
+    assert [look.rank for look in looks] == list(range(ranks))
+    assert all(not look.has_connector and look.connector is None and not look.engine_error for look in looks)
+    assert [look.engine.queues["prefill_bootstrap"] for look in looks] == [3] * ranks
+    assert [look.source for look in asked] == ["engine"]
+
+
+def test_state_has_versions_and_transports():
+    peer = {"incarnation": "cd" * 16, "backend": "nixl", "transport": "rdma", "last_seen_s": 0.5}
+    state = STATE | {"engine": "sglang 0.5.23", "connector_version": "0.1.0", "peers": [peer]}
+    sample = parse_state(json.dumps(state).encode())
+    assert (sample.engine, sample.version) == ("sglang 0.5.23", "0.1.0")
+    assert [(one.incarnation, one.backend, one.transport) for one in sample.peers] == [("cd" * 16, "nixl", "rdma")]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"engine": "x" * 65},
+        {"engine": "line\nbreak"},
+        {"connector_version": 1},
+        {"peers": [{"incarnation": "a b"}]},
+        {"peers": [{"incarnation": "ab", "transport": "r dma"}]},
+        {"peers": [{"incarnation": "ab"}] * 4097},
+    ],
+)
+def test_state_with_unusable_texts_is_refused(change):
+    with pytest.raises(Unanswered, match="invalid"):
+        parse_state(json.dumps(STATE | change).encode())

@@ -40,6 +40,7 @@ def seconds(value: float) -> timedelta:
 def make_pool(role: Role = Role.PREFILL, name: str = "chat", **spec: Any) -> Pool:
     kind = {Role.PREFILL: PrefillPool, Role.DECODE: DecodePool}[role]
     uid = POOL_UID if role is Role.PREFILL else POOL_UID.replace("1", "2")
+    spec = {**spec, "model": {"path": "/models/smollm2", **spec.get("model", {})}}
     return kind.parse({"metadata": {"name": name, "namespace": "llm", "uid": uid, "generation": 1}, "spec": spec})
 
 
@@ -97,6 +98,7 @@ def make_instance(pool: Pool, index: int = 0, *, ready: bool = True, **changes: 
         drain_started=None,
         drain_reason="",
         pod=pod,
+        labels=names.instance_labels(pool.metadata.name, pool.role, index),
     )
     return replace(instance, **changes)
 
@@ -110,6 +112,7 @@ def as_observed(obj: dict[str, Any]) -> ObservedObject:
         uid=f"uid-of-{obj['kind']}-{meta['name']}",
         controller_uid=meta["ownerReferences"][0]["uid"],
         build_hash=meta["annotations"][names.ANNOTATION_BUILD_HASH],
+        labels=None if obj["kind"] == "Secret" else meta["labels"],
     )
 
 

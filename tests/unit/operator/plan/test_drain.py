@@ -11,12 +11,12 @@ LATER = T0 + seconds(SETTLE_S)
 
 
 def draining(**changes: Any) -> ObservedInstance:
-    defaults = {"drain_started": T0, "drain_reason": "Update", "ranks": {0: make_sample(LATER)}}
+    defaults = {"drain_started": T0, "drain_seen": T0, "drain_reason": "Update", "ranks": {0: make_sample(LATER)}}
     return make_instance(make_pool(), **{**defaults, **changes})
 
 
 def test_an_idle_engine_that_no_router_lists_is_drained() -> None:
-    assert work_left(draining(), T0) == ()
+    assert work_left(draining(), routed=True) == ()
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def test_an_idle_engine_that_no_router_lists_is_drained() -> None:
     ],
 )
 def test_what_is_left_or_cannot_be_seen_keeps_a_drain_going(changes: dict[str, Any], left: str) -> None:
-    assert work_left(draining(**changes), T0) == (left,)
+    assert work_left(draining(**changes), routed=True) == (left,)
 
 
 def test_ranks_whose_requests_another_rank_counts_do_not_keep_a_drain_going() -> None:
     counted_elsewhere = replace(make_sample(LATER, rank=1), engine=None)
-    assert work_left(draining(ranks={0: make_sample(LATER), 1: counted_elsewhere}), T0) == ()
+    assert work_left(draining(ranks={0: make_sample(LATER), 1: counted_elsewhere}), routed=True) == ()
 
 
 def test_a_pod_that_is_not_ready_has_only_the_work_it_is_known_to_have() -> None:
@@ -71,8 +71,8 @@ def test_a_pod_that_is_not_ready_has_only_the_work_it_is_known_to_have() -> None
 
 def test_a_pod_that_is_not_ready_is_drained_only_when_no_router_lists_it() -> None:
     listed = draining(pod=make_pod(ready=False), ranks={}, listed_by=("chat-router-x",))
-    assert "in the worker list of chat-router-x" in work_left(listed, T0)
-    assert work_left(replace(listed, listed_by=()), T0) == ()
+    assert "in the worker list of chat-router-x" in work_left(listed, routed=True)
+    assert work_left(replace(listed, listed_by=()), routed=True) == ()
 
 
 @pytest.mark.parametrize("change", [{"terminating": True}, {"phase": "Failed"}, {"phase": "Succeeded"}])

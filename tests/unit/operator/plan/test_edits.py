@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 from pdpool_operator.observe.model import FieldOwners
+from pdpool_operator.observe.parse import field_owners
 from pdpool_operator.plan.objects import edited
 from pdpool_operator.plan.pool import plan_pool
 
-from tests.unit.operator.plan.makers import SETTINGS, T0, make_instance, make_observed, make_pod, make_pool
+from tests.unit.operator.plan.makers import SETTINGS, T0, hashes, make_instance, make_observed, make_pod, make_pool
 
 SERVICE = {
     "apiVersion": "v1",
@@ -100,10 +101,10 @@ def test_an_edited_stateful_set_is_put_right_and_no_pod_is_touched() -> None:
 
 
 def test_an_edit_is_put_right_also_while_the_pod_of_an_earlier_spec_is_still_there() -> None:
-    pool = make_pool()
+    pool = make_pool(rollout={"surge": "Never"})
     instance = make_instance(pool, owners=IMAGE_EDITED, pod=make_pod(spec_hash="earlier"))
     plan = plan_pool(make_observed(pool, instance), SETTINGS, T0)
-    assert [obj["kind"] for obj in plan.apply] == ["StatefulSet"]
+    assert [obj["metadata"]["name"] for obj in plan.apply if obj["kind"] == "StatefulSet"] == ["chat-prefill-0"]
 
 
 @pytest.mark.parametrize(
@@ -111,11 +112,52 @@ def test_an_edit_is_put_right_also_while_the_pod_of_an_earlier_spec_is_still_the
     [
         {"owners": ROLLOUT_RESTART},
         {"owners": IMAGE_EDITED, "build_hash": "of an earlier operator"},
-        {"owners": IMAGE_EDITED, "deleting": True},
     ],
-    ids=["kubectl rollout restart", "built by an earlier operator", "on its way out"],
+    ids=["kubectl rollout restart", "built by an earlier operator"],
 )
 def test_what_is_no_edit_of_what_this_operator_made_is_left_alone(changes: dict[str, Any]) -> None:
     pool = make_pool()
     plan = plan_pool(make_observed(pool, replace(make_instance(pool), **changes)), SETTINGS, T0)
     assert not plan.acts
+
+
+def managed(*entries: tuple[str, str, dict[str, Any]]) -> dict[str, Any]:
+    """Return an object with these entries of `managedFields`: manager, operation, fields."""
+    fields = [{"manager": who, "operation": how, "fieldsV1": what} for who, how, what in entries]
+    return {"metadata": {"managedFields": fields}}
+
+
+REPLICAS = {"f:spec": {"f:replicas": {}}}
+TEMPLATE = {"f:spec": {"f:template": {}}}
+DEPLOYMENT = {"spec": {"replicas": 2, "template": {"spec": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("entries", "found"),
+    [
+        ((("pdpool", "Apply", TEMPLATE), ("pdpool", "Update", REPLICAS)), False),
+        ((("pdpool", "Update", REPLICAS), ("pdpool", "Apply", TEMPLATE)), False),
+        ((("pdpool", "Apply", TEMPLATE), ("kubectl", "Update", REPLICAS)), True),
+        ((("pdpool", "Apply", TEMPLATE), ("pdpool", "Update", REPLICAS), ("hpa", "Apply", REPLICAS)), False),
+        ((("pdpool", "Apply", REPLICAS), ("pdpool", "Update", {"f:metadata": {}}), ("x", "Update", TEMPLATE)), True),
+    ],
+    ids=["our patch", "our patch first", "another's patch", "the same value by another", "another's beside ours"],
+)
+def test_patch_of_the_operator_is_no_edit(entries: Any, found: bool) -> None:
+    assert edited(DEPLOYMENT, field_owners(managed(*entries))) is found
+
+
+@pytest.mark.parametrize(
+    ("change", "applied"),
+    [
+        ({"build_hash": ""}, True),
+        ({"spec_hash": ""}, True),
+        ({"build_hash": "", "pod": make_pod(spec_hash=hashes(make_pool())[0], build_hash="earlier")}, False),
+    ],
+    ids=["build hash", "spec hash", "build hash, and another version built it"],
+)
+def test_removed_hash_is_applied_again_where_the_build_is_ours(change: dict[str, Any], applied: bool) -> None:
+    pool = make_pool()
+    plan = plan_pool(make_observed(pool, make_instance(pool, **change)), SETTINGS, T0)
+    assert [obj["kind"] for obj in plan.apply] == ["StatefulSet"] * applied
+    assert (plan.patch, plan.delete) == ((), ())

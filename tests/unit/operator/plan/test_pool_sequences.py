@@ -10,6 +10,8 @@ from pdpool_operator.plan.pool import plan_pool
 from tests.unit.operator.plan.makers import SETTINGS, T0, seconds
 from tests.unit.operator.plan.world import BAD_MODEL, World, settled
 
+IN_PLACE = {"surge": "Never"}
+
 
 def test_a_new_pool_is_created_at_once() -> None:
     world = World()
@@ -67,7 +69,7 @@ def test_an_update_replaces_one_instance_after_the_other() -> None:
 
 
 def test_scaling_down_and_updating_together_removes_before_it_replaces() -> None:
-    world = settled(2)
+    world = settled(2, rollout=IN_PLACE)
     world.want(replicas=1, model={"path": "/models/next"})
     world.settle()
     assert world.trace == ["drain 1", "remove 1", "drain 0", "update 0", "kill 0", "undrain 0"]
@@ -100,7 +102,7 @@ def test_a_spec_that_does_not_come_up_is_mended_by_the_next_one_without_a_drain(
 
 
 def test_a_drain_whose_start_somebody_has_made_unreadable_begins_anew() -> None:
-    world = settled(1)
+    world = settled(1, rollout=IN_PLACE)
     world.want(model={"path": "/models/next"})
     world.carry_out(world.plan())
     world.sets["chat-prefill-0"].annotations[names.ANNOTATION_DRAIN_STARTED] = "junk"
@@ -154,7 +156,7 @@ def test_nothing_is_drained_for_an_update_while_an_instance_is_on_its_way_out() 
 
 
 def test_a_pod_that_has_the_wanted_spec_again_is_kept_and_only_the_template_is_mended() -> None:
-    world = settled(1)
+    world = settled(1, rollout=IN_PLACE)
     before = world.sets["chat-prefill-0"].body
     world.want(model={"path": "/models/next"})
     world.settle()
@@ -224,7 +226,7 @@ def test_a_drain_that_does_not_end_is_given_up_at_its_deadline_and_the_pod_gets_
 
 
 def test_a_drained_instance_is_replaced_with_its_own_grace_period() -> None:
-    world = settled(1)
+    world = settled(1, rollout=IN_PLACE)
     world.want(model={"path": "/models/next"})
     world.carry_out(world.plan())
     while not world.plan().delete:
@@ -251,7 +253,7 @@ def test_another_build_of_the_same_spec_restarts_nothing_and_shows_as_available(
 
 
 def test_users_adopt_another_build_by_asking_for_a_restart() -> None:
-    world = settled(1)
+    world = settled(1, rollout=IN_PLACE)
     world.settings = replace(SETTINGS, engine_image="localhost/pdpool-engine:next")
     meta = world.pool.metadata.model_copy(update={"annotations": {names.ANNOTATION_RESTARTED_AT: "now"}})
     world.pool = world.pool.model_copy(update={"metadata": meta})
@@ -278,12 +280,12 @@ def test_a_lost_service_is_made_again() -> None:
 def test_an_object_of_somebody_else_under_our_name_is_a_conflict_and_nothing_is_touched() -> None:
     world = settled(2)
     key = ("Service", "chat-prefill")
-    world.objects[key] = replace(world.objects[key], controller_uid="")
+    world.objects[key] = replace(world.objects[key], controller_uid="x", controller="Deployment/y")
     world.want(replicas=1)
     plan = world.plan()
     assert not plan.acts
     assert [fault.reason for fault in plan.faults] == [Reason.NAME_CONFLICT]
-    assert "Service chat-prefill exists and belongs to another owner" in plan.faults[0].message
+    assert "Service chat-prefill belongs to Deployment y; rename or delete" in plan.faults[0].message
 
 
 def test_what_an_earlier_pool_of_the_name_has_left_is_waited_for_and_no_fault() -> None:
@@ -310,7 +312,7 @@ def test_an_invalid_template_touches_nothing() -> None:
 
 
 def test_a_template_that_becomes_invalid_during_a_drain_puts_the_instance_back_and_once_mended_drains_it_anew() -> None:
-    world = settled(1)
+    world = settled(1, rollout=IN_PLACE)
     world.want(model={"path": "/models/next"})
     world.carry_out(world.plan())
     world.tick()
@@ -334,7 +336,9 @@ def test_a_name_that_is_taken_during_a_drain_puts_the_instance_back_and_touches_
     observed = world.observe()
     drains = observed.instances[1]
     assert drains.drain_started is not None
-    foreign = replace(drains, index=2, name="chat-prefill-2", uid="theirs", controller_uid="", controller="")
+    foreign = replace(
+        drains, index=2, name="chat-prefill-2", uid="theirs", controller_uid="x", controller="Deployment/y"
+    )
     plan = plan_pool(replace(observed, instances=(*observed.instances, foreign)), SETTINGS, T0 + seconds(world.now))
     assert [fault.reason for fault in plan.faults] == [Reason.NAME_CONFLICT]
     assert [patch.name for patch in plan.patch] == [drains.name]

@@ -19,7 +19,7 @@ from pdpool_operator.observe.model import (
 )
 from pdpool_operator.plan.model import WorkerAction
 from pdpool_operator.plan.pool import plan_pool
-from pdpool_operator.plan.service import ASK_AGAIN_S, READ_BACK_S, plan_service, router_url
+from pdpool_operator.plan.service import ASK_AGAIN_S, READ_BACK_S, plan_service, router_url, worker_events
 
 from tests.unit.operator.plan.makers import (
     SETTINGS,
@@ -126,7 +126,11 @@ def test_a_new_engine_is_added_to_every_router_with_its_bootstrap_port() -> None
         ("chat-router-0", "10.0.9.1", WorkerAction.ADD, "http://10.0.1.1:30000", Role.PREFILL, 8998),
         ("chat-router-1", "10.0.9.2", WorkerAction.ADD, "http://10.0.1.1:30000", Role.PREFILL, 8998),
     ]
-    assert [event.reason for event in plan.events] == [Reason.WORKER_ADDED]
+    (event,) = worker_events(plan.workers)
+    assert (event.reason, event.message) == (
+        Reason.WORKER_ADDED,
+        "Adding to rotation: prefill http://10.0.1.1:30000",
+    )
     assert plan.requeue_after_s == READ_BACK_S
 
 
@@ -294,7 +298,7 @@ def test_without_a_router_everything_of_ours_is_removed_and_nothing_else() -> No
 def test_an_object_of_somebody_else_under_our_name_is_a_conflict(which: str) -> None:
     observed = observe()
     if which == "Deployment":
-        observed = replace(observed, deployment=deployment(observed.service, controller_uid=""))
+        observed = replace(observed, deployment=deployment(observed.service, controller_uid="x"))
     else:
         objects = tuple(replace(o, controller_uid="x") if o.kind == which else o for o in observed.objects)
         observed = replace(observed, objects=objects)
@@ -342,3 +346,15 @@ def test_failing_instances_enter_the_list_where_no_other_serves() -> None:
     both = (decode_instance(0, out=True), decode_instance(1, out=True))
     observed = observe(decode=both, workers=(PREFILL_0,), workers_json=None)
     assert {url for action, url in changes_of(observed)} == {DECODE_0.url, DECODE_1.url}
+
+
+def test_deployment_that_lost_labels_gets_them_back_without_a_restart() -> None:
+    service = make_service()
+    labels = router.router_deployment(service, SETTINGS)["metadata"]["labels"]
+    kept = {key: value for key, value in labels.items() if key != names.LABEL_ROLE}
+    plan = plan_service(observe(deployment=deployment(service, labels=kept)), SETTINGS, KEY)
+    assert plan.apply == ()
+    lost = {names.LABEL_ROLE: labels[names.LABEL_ROLE]}
+    assert [patch.body for patch in plan.patch] == [{"metadata": {"uid": "uid-of-deployment", "labels": lost}}]
+    assert [event.reason for event in plan.events] == [Reason.OBJECT_RESTORED]
+    assert not plan_service(observe(deployment=deployment(service, labels=labels)), SETTINGS, KEY).acts

@@ -46,6 +46,7 @@ class Sts:
     uid: str
     body: dict[str, Any]
     annotations: dict[str, str]
+    labels: dict[str, str]
     pod: Pod | None = None
     listed: bool = False
 
@@ -109,8 +110,7 @@ class World:
             pod.load = self.work_per_pod if in_rotation else max(0, pod.load - 1)
             if in_rotation and name in self.taken:
                 self.taken.remove(name)
-        wanted = {names.instance(self.pool.metadata.name, self.pool.role, i) for i in range(self.pool.spec.replicas)}
-        self.taken = [name for name in self.taken if name in wanted & self.sets.keys()]
+        self.taken = [name for name in self.taken if name in self.sets]
 
     def settle(self, limit: int = 400) -> None:
         """Plan and carry out, second by second, until the goal is reached.
@@ -154,8 +154,10 @@ class World:
         if name in self.sets:
             self.sets[name].body = obj
             self.sets[name].annotations |= obj["metadata"]["annotations"]
+            self.sets[name].labels |= obj["metadata"]["labels"]
         else:
-            self.sets[name] = Sts(self._uid(), obj, dict(obj["metadata"]["annotations"]))
+            meta = obj["metadata"]
+            self.sets[name] = Sts(self._uid(), obj, dict(meta["annotations"]), dict(meta["labels"]))
 
     def _patch(self, patch: Patch) -> None:
         sts = self.sets[patch.name]
@@ -170,6 +172,9 @@ class World:
             self.trace.append(f"{'drain' if draining else 'undrain'} {self.index(patch.name)}")
         if draining and sts.annotations[names.ANNOTATION_DRAIN_REASON] == "Update" and patch.name not in self.taken:
             self.taken.append(patch.name)
+        if labels := patch.body["metadata"].get("labels"):
+            sts.labels |= labels
+            self.trace.append(f"label {self.index(patch.name)}")
         if "spec" in patch.body:
             sts.body = {**sts.body, "spec": {**sts.body["spec"], **patch.body["spec"]}}
             self.trace.append(f"resize {self.index(patch.name)}")
@@ -202,6 +207,8 @@ class World:
             drain_started=parse.moment(sts.annotations.get(names.ANNOTATION_DRAIN_STARTED, "")),
             drain_reason=sts.annotations.get(names.ANNOTATION_DRAIN_REASON, ""),
             pod=None,
+            drain_seen=parse.moment(sts.annotations.get(names.ANNOTATION_DRAIN_STARTED, "")),
+            labels=sts.labels,
         )
         if pod is None:
             return instance
