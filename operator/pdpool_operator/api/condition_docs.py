@@ -79,6 +79,8 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
         Reason.QUEUES_SATURATED: "Requests wait long, but the queues move.",
         Reason.QUEUES_BLOCKED: "An instance waits for the other side, which is at fault.",
         Reason.QUEUES_STUCK: "Nothing moves at an instance, and it is itself at fault.",
+        Reason.REQUESTS_FAILING: "An instance fails requests that its siblings serve, and leaves the rotation.",
+        Reason.NOTHING_FINISHES: "Requests fail at an instance and none finishes, and no sibling serves.",
         Reason.QUEUES_UNKNOWN: "An instance does not answer.",
     },
     "Held memory": {

@@ -13,8 +13,10 @@ from typing import Any
 
 from ..api.base import Condition, Metadata, SpecInvalid
 from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
+from ..api.names import Role
 from ..api.reasons import ConditionType, Reason
 from ..build.settings import BuildSettings
+from ..diagnose.model import Diagnosis
 from ..observe.cluster import EVENTS_AFTER, POOL_RESOURCES, SERVICES_PD, Cluster
 from ..observe.keys import Bindings, Key
 from ..observe.model import ObservedPool, ObservedRouter, ObservedService
@@ -22,7 +24,6 @@ from ..observe.router_outcomes import RouterOutcomes
 from ..observe.routers import RouterClient
 from ..plan.model import Event, EventType, Fault, Plan
 from ..plan.pool import plan_pool
-from ..plan.rotation import receiving
 from ..plan.selection import AT_FAULT
 from ..plan.service import plan_service, worker_events
 from ..runtime.api import SECRETS, Api, ApiError, ConflictError, NotFoundError, Resource
@@ -33,6 +34,7 @@ from ..runtime.state_metrics import PoolCounts, Serving
 from ..status.chain import ConditionWriter
 from ..status.pool import PoolFacts, pool_status
 from ..status.service import ServiceFacts, service_status
+from ..status.serving import serving
 from ..status.summary import refused
 from ..status.transition import REFRESH, Status, should_write, transition_events
 from .apply import Outcome, carry_out
@@ -119,7 +121,7 @@ class Controller:
                 role=str(pool.role),
                 wanted=pool.spec.replicas,
                 ready=status.ready_replicas,
-                available=len(receiving(observed)),
+                available=len(serving(observed, diagnoses)),
                 updated=status.updated_replicas,
             ),
         )
@@ -163,7 +165,7 @@ class Controller:
             if gone.kind == SECRETS.kind:
                 self.cluster.secret_deleted(key.namespace, gone.name)
         diagnoses = tuple(d for pool in sorted(self.bindings.pools(key)) for d in self.judge.judge(pool))
-        self.metrics.states.show_service(key, _serving(observed))
+        self.metrics.states.show_service(key, _parts(observed, diagnoses))
         status = service_status(ServiceFacts(observed, plan, diagnoses, outcome.faults, outcome.unsettled), self.now())
         pending = await self._write_status(key, SERVICES_PD, body, service.status, status)
         await self._tell(SERVICES_PD, body, plan, outcome, service.status, status)
@@ -293,13 +295,16 @@ def _failing(error: ApiError) -> str:
     return f"Calls of the API server fail and are repeated: {error}"
 
 
-def _serving(observed: ObservedService) -> dict[str, Serving]:
-    """Return how many of each part of a service can serve. A pool that does not exist can not, and is wanted."""
+def _parts(observed: ObservedService, diagnoses: Iterable[Diagnosis]) -> dict[str, Serving]:
+    """Return how many of each part of a service serve. A pool that does not exist is wanted."""
     router, deployment = observed.service.spec.router, observed.deployment
-    sides = {"prefill": observed.prefill, "decode": observed.decode}
+    diagnoses = tuple(diagnoses)
+    sides = {Role.PREFILL: observed.prefill, Role.DECODE: observed.decode}
     parts = {
-        part: Serving(pool.pool.spec.replicas, len(receiving(pool))) if pool is not None else Serving(1, 0)
-        for part, pool in sides.items()
+        str(role): Serving(pool.pool.spec.replicas, len(serving(pool, diagnoses)))
+        if pool is not None
+        else Serving(1, sum(pod.ready and not pod.terminating for pod in observed.orphans.get(role, ())))
+        for role, pool in sides.items()
     }
     if router.enabled:
         parts["router"] = Serving(router.replicas, deployment.ready_replicas if deployment is not None else 0)

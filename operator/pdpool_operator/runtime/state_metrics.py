@@ -56,7 +56,7 @@ class PoolCounts:
     wanted: int
     ready: int
     available: int
-    """Ready, and getting requests from routers."""
+    """Those that serve requests, as the condition Available counts them."""
     updated: int
 
 
@@ -141,7 +141,7 @@ class ObjectStates(Collector):
         meanings = {
             "wanted": "Instances that the spec asks for.",
             "ready": "Instances that are Ready.",
-            "available": "Instances that are Ready and get requests from routers.",
+            "available": "Instances that serve requests.",
             "updated": "Instances that run the current spec.",
         }
         for name, meaning in meanings.items():

@@ -17,7 +17,7 @@ from .chain import ConditionWriter, Rule, Violation, first_violation, shortened,
 from .holds import holds_provable
 from .pods import PodFacts, pod_trouble
 from .queues import oldest_waiting_since, queues_column, queues_healthy
-from .serving import cannot_serve, fallen, is_ready, serving, silent_nodes
+from .serving import CANNOT_SERVE, cannot_serve, fallen, is_ready, serving, silent_nodes
 from .summary import from_faults, restarted_at, summary, update_available
 from .transfer import connectors_in_use, engines_in_use, transfer_ready, transports_in_use
 
@@ -130,7 +130,7 @@ def _why(instance: ObservedInstance, diagnoses: Sequence[Diagnosis]) -> str:
     """Return in brackets why an instance cannot serve although its pod may be Ready."""
     for diagnosis in diagnoses:
         if diagnosis.subject.index == instance.index and cannot_serve(diagnosis):
-            return f" ({diagnosis.unfit or 'stuck'})"
+            return f" ({diagnosis.unfit or CANNOT_SERVE[diagnosis.verdict]})"
     return ""
 
 

@@ -5,8 +5,12 @@ from collections.abc import Iterable, Sequence
 from ..diagnose.model import Diagnosis, Verdict
 from ..observe.model import ObservedInstance, ObservedPod, ObservedPool
 
-CANNOT_SERVE = frozenset({Verdict.STUCK})
-"""Verdicts by which an instance serves nothing, although its pod may be Ready."""
+CANNOT_SERVE = {
+    Verdict.STUCK: "stuck",
+    Verdict.FAILING: "fails requests",
+    Verdict.NOTHING_FINISHES: "finishes no request",
+}
+"""Verdicts by which an instance serves nothing, although its pod may be Ready, in words for messages."""
 
 
 def cannot_serve(diagnosis: Diagnosis) -> bool:
