@@ -38,11 +38,10 @@ def exported() -> dict[str, set[str]]:
     metrics.states.show_pool(KEY, PoolCounts("decode", 1, 1, 1, 1))
     metrics.states.show_service(KEY, {"decode": Serving(1, 1)})
     metrics.states.reconciled(KEY, "error")
-    metrics.states.show_missing_fields({"decodepools.pdpool.dev": 1})
     operator = _series(metrics.registry)
     # Prometheus' discovery adds the pod of a connector and the namespace of the operator, unless the series names a
     # pool.
-    found = _of_a_connector() | {"pdpool_leader": operator["pdpool_leader"]}
+    found = _of_a_connector() | {name: operator[name] for name in ("pdpool_leader", "pdpool_crd_fields_missing")}
     return operator | {name: labels | {"namespace", "pod"} for name, labels in found.items()}
 
 

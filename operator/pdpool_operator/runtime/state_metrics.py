@@ -78,7 +78,6 @@ class ObjectStates(Collector):
     _pools: dict[tuple[str, str, str], PoolCounts] = field(default_factory=dict)
     _services: dict[tuple[str, str, str], Mapping[str, Serving]] = field(default_factory=dict)
     _failing_since: dict[tuple[str, str, str], float] = field(default_factory=dict)
-    _missing_fields: dict[str, int] = field(default_factory=dict)
 
     def show_conditions(self, key: ObjectKey, conditions: Iterable[ShownCondition]) -> None:
         """Replace the conditions of an object."""
@@ -101,10 +100,6 @@ class ObjectStates(Collector):
             self._failing_since.setdefault(_labels(key), self.clock())
         elif outcome != "conflict":
             self._failing_since.pop(_labels(key), None)
-
-    def show_missing_fields(self, missing: Mapping[str, int]) -> None:
-        """Replace the numbers of fields that the served CRDs lack, by name of the CRD. 0: the CRD is complete."""
-        self._missing_fields = dict(missing)
 
     def drop(self, key: ObjectKey) -> None:
         """Forget an object that was deleted."""
@@ -130,12 +125,7 @@ class ObjectStates(Collector):
         )
         for labels, since in self._failing_since.items():
             failing.add_metric(labels, self.clock() - since)
-        missing = GaugeMetricFamily(
-            "pdpool_crd_fields_missing", "Fields of the operator's models that a served CRD lacks.", labels=("crd",)
-        )
-        for crd, number in self._missing_fields.items():
-            missing.add_metric((crd,), number)
-        yield from (condition, failing, missing)
+        yield from (condition, failing)
 
     def _of_pools(self) -> Iterator[Metric]:
         meanings = {

@@ -122,14 +122,6 @@ class TestFailingReconciles:
         assert self.LABELS in series(states, self.NAME)
 
 
-def test_missing_fields_are_shown_by_crd(states: ObjectStates) -> None:
-    states.show_missing_fields({"decodepools.pdpool.dev": 2, "prefillpools.pdpool.dev": 0})
-    assert series(states, "pdpool_crd_fields_missing") == {
-        ("decodepools.pdpool.dev",): 2,
-        ("prefillpools.pdpool.dev",): 0,
-    }
-
-
 def exported() -> dict[str, tuple[str, frozenset[str]]]:
     """Kind and labels of everything that the operator exports, by the name that a person would query."""
     metrics = Metrics(
@@ -144,7 +136,7 @@ def exported() -> dict[str, tuple[str, frozenset[str]]]:
     metrics.states.show_pool(POOL, PoolCounts("decode", 1, 1, 1, 1))
     metrics.states.show_service(SERVICE, {"decode": Serving(1, 1)})
     metrics.states.reconciled(POOL, "error")
-    metrics.states.show_missing_fields({"decodepools.pdpool.dev": 1})
+    metrics.report_missing_fields(["decodepools.pdpool.dev: spec.rdma"])
     metrics.reconciles.labels("DecodePool", "ok").inc()
     metrics.reconcile_seconds.labels("DecodePool").observe(1)
     metrics.status_writes.labels("DecodePool", "ok").inc()
