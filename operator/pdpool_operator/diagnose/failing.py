@@ -31,6 +31,8 @@ MIN_FAILED = 3
 """Fewer failures may be the client's bad luck."""
 SIBLING_DONE = 5
 SIBLING_SHARE = 0.25
+LATELY = timedelta(seconds=45)
+"""Failures without a sibling must be this recent. A single burst is then forgotten before an alert fires."""
 MANY_FAILED = 10
 MANY_SHARE = 0.5
 FAR_LESS = 0.2
@@ -115,13 +117,13 @@ SOURCES = ("router", "connector")
 """Who counted the requests. Each is judged by itself, because the two count the same requests."""
 
 
-def finishes_nothing(subject: Subject, now: datetime) -> Tally | None:
-    """Return the failures of an instance at which requests fail and none finishes; None if that is not so."""
-    for source in SOURCES:
-        tally = subject.tally(source, _start(subject, now))
-        if tally.failed >= MIN_FAILED and not tally.done:
-            return tally
-    return None
+def finishes_nothing(subject: Subject, now: datetime) -> bool:
+    """Whether requests fail at an instance and none finishes."""
+    start = _start(subject, now)
+    return any(
+        subject.tally(source, max(start, now - LATELY)).failed >= MIN_FAILED and not subject.tally(source, start).done
+        for source in SOURCES
+    )
 
 
 def _suspects(own: Sequence[Subject], others: Sequence[Subject], now: datetime) -> dict[str, _Evidence]:

@@ -121,7 +121,7 @@ def _from_outcomes(subject: Subject, around: Surroundings) -> Finding | None:
         return Finding(Verdict.FAILING, f"{who} is {now}: {standing.evidence}")
     if any(other.standing is not None and other.standing.failing for other in around.others):
         return None
-    if finishes_nothing(subject, around.now) is None:
+    if not finishes_nothing(subject, around.now):
         return None
     side = "prefill" if subject.role is names.Role.DECODE else "decode"
     message = f"{who}: requests fail and none finishes. It may be the instance or every {side} instance it works with"

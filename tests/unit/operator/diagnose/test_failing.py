@@ -311,6 +311,21 @@ class TestNoSibling:
         assert {name for name, v in verdicts.items() if v is Verdict.NOTHING_FINISHES} == {P1, D1}
         assert play.out() == set()
 
+    def test_single_burst_is_forgotten_within_a_minute(self) -> None:
+        play = Play(decodes=1)
+        play.requests(P0, D0, failed=9)
+        play.look()
+        assert play.look(41)[D0] is Verdict.NOTHING_FINISHES
+        assert play.look(5)[D0] is Verdict.IDLE
+
+    def test_failures_that_go_on_are_named_throughout(self) -> None:
+        play = Play(decodes=1)
+        seen = []
+        for _ in range(12):
+            play.requests(P0, D0, failed=1)
+            seen.append(play.look(14)[D0])
+        assert set(seen[2:]) == {Verdict.NOTHING_FINISHES}
+
     def test_one_success_ends_it(self) -> None:
         play = Play(decodes=1)
         play.requests(P0, D0, failed=5)
