@@ -35,9 +35,11 @@ def instance_stateful_set(pool: Pool, index: int, settings: BuildSettings) -> di
         TemplateInvalid: the user's template cannot be merged.
     """
     template = engine_template(pool, index, settings)
+    if restarted_at := pool.metadata.annotations.get(names.ANNOTATION_RESTARTED_AT):
+        template["metadata"]["annotations"][names.ANNOTATION_RESTARTED_AT] = restarted_at
     hashes = {
         names.ANNOTATION_SPEC_HASH: pool_spec_hash(pool),
-        names.ANNOTATION_BUILD_HASH: content_hash(template),
+        names.ANNOTATION_BUILD_HASH: content_hash(canonical_template(template)),
     }
     template["metadata"]["annotations"] = {**template["metadata"].get("annotations", {}), **hashes}
     name = names.instance(pool.metadata.name, pool.role, index)

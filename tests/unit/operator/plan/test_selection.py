@@ -17,7 +17,7 @@ FULL = "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) had untolerated t
 
 
 def select(pool: Pool, *instances: ObservedInstance, at_fault: frozenset[int] = frozenset()) -> Selection:
-    return Selector(pool, pool_spec_hash(pool), at_fault, T0).select(instances)
+    return Selector(pool, pool_spec_hash(pool), {}, at_fault, T0).select(instances)
 
 
 def pending(pool: Pool, index: int) -> ObservedInstance:
@@ -29,7 +29,7 @@ def pending(pool: Pool, index: int) -> ObservedInstance:
 def outdated(pool: Pool, index: int, **changes: Any) -> ObservedInstance:
     instance = make_instance(pool, index, spec_hash="earlier", **changes)
     assert instance.pod is not None
-    return replace(instance, pod=replace(instance.pod, spec_hash="earlier"))
+    return replace(instance, pod=replace(instance.pod, spec_hash="earlier", build_hash="earlier"))
 
 
 def gone_first(pool: Pool, *instances: ObservedInstance, **options: Any) -> list[int]:
