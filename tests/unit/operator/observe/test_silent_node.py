@@ -1,4 +1,4 @@
-"""A pod that only the silence of its node makes not Ready, told apart from pods whose kubelet reports."""
+"""A silent node makes a pod not Ready. Pods whose kubelet reports are not Ready for other reasons."""
 
 from typing import Any
 
