@@ -614,3 +614,13 @@ def test_a_pool_that_was_not_sampled_is_not_judged() -> None:
     subject = Subject("chat", Role.PREFILL, 0, make_pod(), leaving=False, tracks=())
     unsampled = Diagnosis(subject, Verdict.UNKNOWN, "not sampled")
     assert shown_pool(one(), verdicts=(unsampled,)).reason("QueuesHealthy") == ("Unknown", "NotJudged")
+
+
+def test_kubelet_alternating_between_pull_and_back_off_gives_one_status() -> None:
+    pulls = {"waiting_reason": "ErrImagePull", "waiting_message": "no such image"}
+    waits = {
+        "waiting_reason": "ImagePullBackOff",
+        "waiting_message": 'Back-off pulling image "x:1": ErrImagePull: no such image',
+    }
+    found = [shown_pool(one(ready=False, **pod)).status for pod in (pulls, waits)]
+    assert found[0] == found[1]
