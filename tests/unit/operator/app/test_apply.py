@@ -148,9 +148,13 @@ async def test_what_was_taken_out_of_service_is_put_back_when_something_is_refus
     assert "patch StatefulSet drained" not in well.done
 
 
-async def test_an_error_that_may_pass_is_raised():
+@pytest.mark.parametrize("step", ["next", "s", "a"])
+async def test_a_failed_call_is_raised_after_the_rotation(step: str):
+    api = Api(**{step: UnavailableError(503, "", "busy", "")})
     with pytest.raises(UnavailableError):
-        await run(PLAN, Api(s=UnavailableError(503, "", "busy", "")))
+        await run(PLAN, api)
+    assert api.done[-2:] == ["remove 10.1 w", "add 10.1 new"]
+    assert not [action for action in api.done if action.startswith("delete")]
 
 
 async def test_a_router_that_is_silent_or_slow_is_told_and_holds_up_no_other():
