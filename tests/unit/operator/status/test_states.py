@@ -17,7 +17,7 @@ from pdpool_operator.observe.model import HoldSample, ObservedInstance, Observed
 from pdpool_operator.plan.fences import Unproven
 from pdpool_operator.plan.model import Fault
 from pdpool_operator.plan.pool import plan_pool
-from pdpool_operator.plan.service import plan_service
+from pdpool_operator.plan.service import plan_service, worker_events
 from pdpool_operator.status.chain import ConditionWriter, find
 from pdpool_operator.status.pool import PoolFacts, pool_status
 from pdpool_operator.status.service import ServiceFacts, service_status
@@ -479,7 +479,7 @@ def events_of(world: World, limit: int = 60) -> set[str]:
 
 
 def test_every_event_reason_is_reached() -> None:
-    new = World(make_pool(replicas=1))
+    new = World(make_pool(replicas=1, rollout={"surge": "Never"}))
     seen = events_of(new)
     new.want(model={"path": "/models/next"})
     seen |= events_of(new)
@@ -493,7 +493,8 @@ def test_every_event_reason_is_reached() -> None:
     scaled.want(replicas=1)
     seen |= events_of(scaled)
     lists = (observe(workers=()), observe(decode=(decode_instance(0),)))
-    seen |= {event.reason for observed in lists for event in plan_service(observed, SETTINGS, KEY).events}
+    changes = tuple(change for observed in lists for change in plan_service(observed, SETTINGS, KEY).workers)
+    seen |= {event.reason for event in worker_events(changes)}
     orphans = make_observed(make_pool(), orphan(one()))
     seen |= {event.reason for event in plan_pool(orphans, SETTINGS, T0).events}
     pool = make_pool().model_copy(update={"status": shown_pool(one()).status})
@@ -539,8 +540,9 @@ def waited_for(world: World) -> bool:
     return kubectl_wait(world.pool.metadata, world.pool.status, "Ready")
 
 
-def test_a_roll_out_stays_available_and_is_waited_for() -> None:
-    rollout = Rollout(3)
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_roll_out_stays_available_and_is_waited_for(replicas: int) -> None:
+    rollout = Rollout(replicas)
     assert waited_for(rollout.world)
     rollout.change(generation=2)
     rollout.world.want(model={"path": "/models/next"})
