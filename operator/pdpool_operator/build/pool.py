@@ -4,7 +4,8 @@ import base64
 from typing import Any
 
 from ..api import names
-from ..api.models import Pool
+from ..api.models import Pool, PoolSpec
+from ..api.rdma import RdmaMode
 from .common import content_hash, disruption_budget, metadata, spec_hash, with_build_hash
 from .engine import container_ports, engine_template
 from .settings import BuildSettings
@@ -14,7 +15,14 @@ PODS_PER_INSTANCE = 1
 
 def pool_spec_hash(pool: Pool) -> str:
     """Hash that the pool's pods carry if they were built from its current spec."""
-    return spec_hash(pool, pool.spec, without=frozenset({"replicas"}))
+    return spec_hash(pool, _shaping(pool.spec), without=frozenset({"replicas"}))
+
+
+def _shaping(spec: PoolSpec) -> PoolSpec:
+    """Return the spec without the difference of two RDMA modes that build the same pods."""
+    if spec.rdma is None or spec.rdma.mode is not RdmaMode.REQUIRED:
+        return spec
+    return spec.model_copy(update={"rdma": spec.rdma.model_copy(update={"mode": RdmaMode.PREFERRED})})
 
 
 def instance_stateful_set(pool: Pool, index: int, settings: BuildSettings) -> dict[str, Any]:
