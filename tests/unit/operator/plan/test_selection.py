@@ -106,7 +106,7 @@ def test_replicas_count_instances_whatever_their_index() -> None:
     assert plan.surplus == ()
 
 
-def test_instance_under_deletion_neither_counts_nor_frees_its_index() -> None:
+def test_instance_under_deletion_keeps_its_index() -> None:
     pool = make_pool(replicas=2)
     selection = select(pool, make_instance(pool, 0, deleting=True), make_instance(pool, 1))
     assert selection.missing == (2,)
