@@ -45,7 +45,7 @@ async def uid(here: Bench, pod: str) -> str:
     return str(found["metadata"]["uid"])
 
 
-async def test_scale_in_keeps_the_serving_instances_and_scale_out_fills_gaps(here: Bench):
+async def test_scale_in_keeps_serving_instances_and_leaves_gaps(here: Bench):
     await here.operator().start()
     await here.pool("DecodePool", replicas=4)
     for index in (1, 2, 3):  # the pod of instance 0 stays without a node
@@ -141,7 +141,7 @@ async def test_template_that_means_the_same_restarts_nothing(here: Bench):
         assert now["metadata"]["generation"] == sts["metadata"]["generation"]
 
 
-async def test_update_of_the_only_instance_starts_the_next_one_first(here: Bench):
+async def test_update_of_one_instance_starts_another_first(here: Bench):
     await here.operator().start()
     await here.pool("DecodePool")
     await here.run_pod("chat-decode-0-0")
@@ -156,3 +156,37 @@ async def test_update_of_the_only_instance_starts_the_next_one_first(here: Bench
     await here.until("DecodePool", "Ready", status="True")
     new = await here.see(PODS, "chat-decode-1-0")
     assert "--served-model-name=another" in new["spec"]["containers"][0]["args"]
+
+
+async def test_lack_of_room_is_announced_before_serving_stops(here: Bench):
+    """The new pods name the real scheduler, so the causes are in its own words."""
+
+    async def update(**spec: object) -> None:
+        await here.admin.edit(DECODE_POOLS, here.namespace, "chat", {"spec": {"template": {"spec": spec}}})
+
+    async def unschedulable(cause: str) -> None:
+        async def check() -> bool:
+            conditions = (await here.pod("chat-decode-1-0"))["status"].get("conditions", [])
+            return any(cause in one.get("message", "") for one in conditions)
+
+        await eventually(check)
+
+    await here.operator().start()
+    await here.pool("DecodePool")
+    await here.run_pod("chat-decode-0-0")
+    await here.until("DecodePool", "Ready", status="True")
+    await update(schedulerName="default-scheduler", nodeSelector={"pdpool.dev/no-such-node": ""})
+    await unschedulable("didn't match Pod's node affinity/selector")
+    stays = await here.until("DecodePool", "Reconciling", status="True", reason="Updating")
+    assert "make room" not in stays["message"]
+    huge = {"name": "engine", "resources": {"requests": {"cpu": "1000"}}}
+    await update(nodeSelector=None, containers=[huge])
+    await unschedulable("Insufficient cpu")
+
+    async def announced() -> bool:
+        message = (await here.condition("DecodePool", "Reconciling"))["message"]
+        return "serves nothing until chat-decode-1 is Ready" in message
+
+    await eventually(announced)
+    await until_sets(here, 0, 1)
+    await until_sets(here, 1)

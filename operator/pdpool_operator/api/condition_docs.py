@@ -91,7 +91,7 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
         Reason.RDMA_IN_USE: "All paired engines transfer by RDMA.",
         Reason.NOT_RDMA: "An engine reaches a peer by another transport. Under `Required` it is not available.",
         Reason.NOT_PAIRED: "No engine has paired with a peer yet, so the transport is not known.",
-        Reason.TRANSPORT_UNKNOWN: "The transfer backend does not tell its transport.",
+        Reason.TRANSPORT_UNKNOWN: "The transfer backend does not report its transport.",
     },
     "Events only": {
         Reason.FENCED_PEER: "The operator proved to an engine that a peer has ended.",

@@ -61,6 +61,8 @@ POOL_COLUMNS = [
     REASON_COLUMN,
     *QUEUE_COLUMNS,
     _column("Model", ".spec.model.path", priority=1),
+    _column("Engine", ".status.engine", description="Engine and version.", priority=1),
+    _column("Transport", ".status.transport", description="Transfer backends and transports in use.", priority=1),
     AGE_COLUMN,
 ]
 SERVICE_COLUMNS = [

@@ -4,7 +4,8 @@ import base64
 from typing import Any
 
 from ..api import names
-from ..api.models import Pool
+from ..api.models import Pool, PoolSpec
+from ..api.rdma import RdmaMode
 from .canonical import canonical_template
 from .common import content_hash, disruption_budget, metadata, spec_hash, with_build_hash
 from .engine import container_ports, engine_template
@@ -14,16 +15,22 @@ PODS_PER_INSTANCE = 1
 
 
 def pool_spec_hash(pool: Pool) -> str:
-    """Hash that the pool's pods carry if they were built from its current spec.
+    """Hash that the pool's pods carry if they were built from its current spec."""
+    return spec_hash(pool, _shaping(pool.spec), without=frozenset({"replicas", "rollout"}))
 
-    Specs that mean the same have the same hash: see `canonical`. A `servedName` that is the default is left out.
+
+def _shaping(spec: PoolSpec) -> PoolSpec:
+    """Return the one form of all specs that build the same pods.
+
+    Templates that mean the same have one form: see `canonical`. A `servedName` that is the default is left out, and so
+    is the difference of two RDMA modes.
     """
-    spec = pool.spec
-    model = spec.model
+    model, rdma = spec.model, spec.rdma
     if model.served_name == model.model_copy(update={"served_name": None}).effective_name:
         model = model.model_copy(update={"served_name": None})
-    means = spec.model_copy(update={"template": canonical_template(spec.template), "model": model})
-    return spec_hash(pool, means, without=frozenset({"replicas", "rollout"}))
+    if rdma is not None and rdma.mode is RdmaMode.REQUIRED:
+        rdma = rdma.model_copy(update={"mode": RdmaMode.PREFERRED})
+    return spec.model_copy(update={"template": canonical_template(spec.template), "model": model, "rdma": rdma})
 
 
 def instance_stateful_set(pool: Pool, index: int, settings: BuildSettings) -> dict[str, Any]:
@@ -35,9 +42,11 @@ def instance_stateful_set(pool: Pool, index: int, settings: BuildSettings) -> di
         TemplateInvalid: the user's template cannot be merged.
     """
     template = engine_template(pool, index, settings)
+    if restarted_at := pool.metadata.annotations.get(names.ANNOTATION_RESTARTED_AT):
+        template["metadata"]["annotations"][names.ANNOTATION_RESTARTED_AT] = restarted_at
     hashes = {
         names.ANNOTATION_SPEC_HASH: pool_spec_hash(pool),
-        names.ANNOTATION_BUILD_HASH: content_hash(template),
+        names.ANNOTATION_BUILD_HASH: content_hash(canonical_template(template)),
     }
     template["metadata"]["annotations"] = {**template["metadata"].get("annotations", {}), **hashes}
     name = names.instance(pool.metadata.name, pool.role, index)

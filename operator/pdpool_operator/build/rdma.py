@@ -13,7 +13,7 @@ NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 
 
 class Fabric(StrEnum):
-    """Kind of network behind a device resource, as far as its name tells."""
+    """Kind of network behind a device resource, as far as its name shows."""
 
     INFINIBAND = "InfiniBand"
     ROCE = "RoCE"

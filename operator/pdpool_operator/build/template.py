@@ -12,7 +12,8 @@ Rules by field:
 Rules within the container `engine`:
 
 - `args`: the user's follow ours. A flag that pdpool sets from a typed field is refused.
-- `env`: by name; the user's wins. Names that begin with `PDPOOL_` are refused.
+- `env`: by name; the user's wins. Names that begin with `PDPOOL_` are refused, but for switches
+  of the SGLang plugin (`PDPOOL_SGLANG_`).
 - `ports`: by name. A port of ours with another number is refused.
 - `volumeMounts`: by mount path; the user's wins.
 - `lifecycle`: key by key. `preStop` is refused if the engine drains by it.
@@ -135,7 +136,7 @@ def _refuse_owned_flags(args: Iterable[str], owned: frozenset[str], path: str) -
 
 
 def _refuse_own_environment(entry: dict[str, Any], _ours: dict[str, Any] | None, path: str) -> None:
-    if entry["name"].startswith("PDPOOL_"):
+    if entry["name"].startswith("PDPOOL_") and not entry["name"].startswith(FOR_USERS):
         raise TemplateInvalid(path, entry["name"], "names that begin with PDPOOL_ are pdpool's; choose another")
 
 
@@ -153,6 +154,9 @@ def _refuse_other_port(entry: dict[str, Any], ours: dict[str, Any] | None, path:
             f"{path}[{entry['name']}]", entry.get("containerPort"), f"this port is {ours['containerPort']}; remove it"
         )
 
+
+FOR_USERS = "PDPOOL_SGLANG_"
+"""Switches of the SGLang plugin, such as PDPOOL_SGLANG_ANY_VERSION."""
 
 Check = Callable[[dict[str, Any], dict[str, Any] | None, str], None]
 

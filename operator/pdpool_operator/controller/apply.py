@@ -19,6 +19,7 @@ from ..runtime.api import (
     SERVICES,
     STATEFUL_SETS,
     Api,
+    ApiError,
     ForbiddenError,
     InvalidError,
     NameConflictError,
@@ -61,10 +62,31 @@ async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient,
 
     If the API server refuses an object, the other objects are still applied. Disruptive steps are then skipped, because
     the plan assumed that object. Worker lists are changed in any case, because an engine that left the rotation must
-    not get requests. Errors that may pass (busy, conflict) are raised, and the next reconcile makes a new plan.
+    not get requests.
+
+    Raises:
+        ApiError: the API server failed (busy, conflict). The next reconcile makes a new plan.
     """
+    failure: ApiError | None = None
     faults: list[Fault] = []
     secrets: list[Mapping[str, Any]] = []
+    try:
+        await _write(plan, namespace, api, faults, secrets)
+    except ApiError as error:
+        failure = error
+    changed = await _change_workers(plan.workers, routers, router_key)
+    if failure is not None:
+        raise failure
+    return Outcome(
+        faults=tuple(faults),
+        unsettled=tuple(one.unsettled for one in changed if one.unsettled),
+        secrets=tuple(secrets),
+        workers=tuple(one.change for one in changed if one.accepted),
+    )
+
+
+async def _write(plan: Plan, namespace: str, api: Api, faults: list[Fault], secrets: list[Mapping[str, Any]]) -> None:
+    """Write the plan's objects. Add refusals to `faults`, and stored Secrets to `secrets`."""
     for orphan in plan.adopt:
         await api.adopt(RESOURCES[orphan.kind], namespace, orphan.name, orphan.uid, orphan.owner)
     for obj in plan.verify:
@@ -78,13 +100,6 @@ async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient,
         await api.merge(RESOURCES[patch.kind], namespace, patch.name, patch.body)
     for gone in () if faults else plan.delete:
         await api.delete(RESOURCES[gone.kind], namespace, gone.name, gone.uid, gone.grace_period_s)
-    changed = await _change_workers(plan.workers, routers, router_key)
-    return Outcome(
-        faults=tuple(faults),
-        unsettled=tuple(one.unsettled for one in changed if one.unsettled),
-        secrets=tuple(secrets),
-        workers=tuple(one.change for one in changed if one.accepted),
-    )
 
 
 async def _apply(

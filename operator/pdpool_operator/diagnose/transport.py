@@ -4,7 +4,7 @@ Prefill writes, so only a prefill connector knows the transport to a peer. A *pa
 that have paired. Its transport, as the prefill rank reports it, is
 
     "rdma"        RDMA
-    ""            unknown: the transfer backend could not tell
+    ""            unknown: the transfer backend does not report it
     else          another transport: "tcp", "cma" (the kernel copies within one host), ...
 
 Under `rdma.mode: Required`, an end of every pair of another transport is *unfit*, so that no pair of two fit instances

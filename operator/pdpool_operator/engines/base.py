@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..api import names
 from ..api.models import EngineType, Pool
 from ..api.names import ControlKeys, Role
 from .answers import EngineSample
@@ -131,7 +130,8 @@ class Engine(ABC):
         return Probe(path, STARTUP_PERIOD_S, timeout_s=3, failures=-(-seconds // STARTUP_PERIOD_S))
 
 
-def agent_drain(python: str, pool: Pool) -> list[str]:
-    """Return the command that drains through the connector's socket."""
-    drain = [python, "-m", "pdpool_connector.agent", "drain", "--socket", names.ADMIN_SOCKET]
+def agent_drain(python: str, pool: Pool, *sockets: str) -> list[str]:
+    """Return the command that drains through the sockets of connectors."""
+    drain = [python, "-m", "pdpool_connector.agent", "drain"]
+    drain += [word for socket in sockets for word in ("--socket", socket)]
     return [*drain, "--after", str(PROXIES_NOTICE_S), "--deadline", str(pool.spec.drain_timeout_seconds)]

@@ -94,7 +94,7 @@ class Reference(Engine):
 
     def drain_command(self, pool: Pool) -> Sequence[str] | None:
         """See `Engine`."""
-        return agent_drain("python", pool)
+        return agent_drain("python", pool, names.ADMIN_SOCKET)
 
     def parse_loads(self, body: bytes, role: Role) -> Mapping[int, EngineSample]:
         """See `Engine`."""

@@ -4,6 +4,7 @@ Written against SGLang 0.5.23. With `transfer.connector: Native` nothing of pdpo
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from ..api import names
@@ -23,7 +24,8 @@ REFUSED_FLAGS = {
     "--node-rank": "an instance is one pod; remove it",
     "--dist-init-addr": "an instance is one pod; remove it",
 }
-TOKENIZER_WORKERS = "--tokenizer-worker-num"
+BALANCE, BY_ROOM = "--load-balance-method", "follow_bootstrap_room"
+"""Decode finds the data-parallel rank of prefill by the room."""
 DP_ATTENTION = "--enable-dp-attention"
 GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 
@@ -75,6 +77,8 @@ class SGLang(Engine):
             "--pp-size": str(spec.parallelism.pipeline),
             "--dp-size": str(spec.parallelism.data),
         }
+        if self._balances(instance.pool):
+            flags[BALANCE] = BY_ROOM
         # An idle scheduler otherwise spins on a core.
         return [*(f"{flag}={value}" for flag, value in flags.items()), "--enable-metrics", "--sleep-on-idle"]
 
@@ -116,8 +120,14 @@ class SGLang(Engine):
         )
 
     def drain_command(self, pool: Pool) -> Sequence[str] | None:
-        """See `Engine`. Without our connector, SGLang ends its requests after SIGTERM."""
-        return agent_drain("python3", pool) if self.has_connector(pool) else None
+        """See `Engine`. Without our connector, SGLang ends its requests after SIGTERM.
+
+        Every rank has a socket, the further ones with their number behind the name.
+        """
+        if not self.has_connector(pool):
+            return None
+        further = [f"{names.ADMIN_SOCKET}.{number}" for number in range(1, rank_count(pool))]
+        return agent_drain("python3", pool, names.ADMIN_SOCKET, *further)
 
     def directories(self) -> Sequence[Directory]:
         """See `Engine`."""
@@ -133,14 +143,17 @@ class SGLang(Engine):
 
     def refusals(self, pool: Pool, container: Mapping[str, Any]) -> Iterator[Refusal]:
         """See `Engine`."""
-        for arg in container["args"]:
-            flag = arg.partition("=")[0]
+        for arg, after in pairwise([*container["args"], ""]):
+            flag, separator, value = arg.partition("=")
             if flag in REFUSED_FLAGS:
                 yield Refusal("args", arg, REFUSED_FLAGS[flag])
-            if flag == TOKENIZER_WORKERS and self.has_connector(pool):
-                yield Refusal("args", arg, "tokenizer workers load no plugins, so they do not know pdpool; remove it")
+            if flag == BALANCE and self._balances(pool) and (value if separator else after) != BY_ROOM:
+                yield Refusal("args", arg, f"must be {BY_ROOM} for prefill with pdpool's connector; remove it")
         yield from self._refused_environment(pool, container)
         yield from _too_few_gpus(pool, container)
+
+    def _balances(self, pool: Pool) -> bool:
+        return self.has_connector(pool) and pool.role is Role.PREFILL and pool.spec.parallelism.data > 1
 
     def _refused_environment(self, pool: Pool, container: Mapping[str, Any]) -> Iterator[Refusal]:
         pinned = _pinned() if self.has_connector(pool) else {}

@@ -90,7 +90,6 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
         node_silent=_node_silent(pod),
         was_ready=_was_ready(pod),
         gone_by=moment(meta.get("deletionTimestamp")),
-        restarts=sum(int(c.get("restartCount", 0)) for c in containers),
         waiting_container=waits.get("name", ""),
         waiting_reason=CRASH_LOOP if looping else waiting.get("reason", ""),
         waiting_message=waiting.get("message", ""),

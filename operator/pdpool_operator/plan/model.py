@@ -145,6 +145,8 @@ class Plan:
     """`None` means that nothing is left to do."""
     surplus: tuple[str, ...] = ()
     """Names of the instances that are to be removed, in that order. All others are wanted."""
+    same_build: tuple[str, ...] = ()
+    """Names of the instances whose pod was built from another spec, but as the current spec says."""
     update_available: tuple[str, ...] = ()
     """Workloads that another version of the builders made from the current spec. They are left unchanged."""
     requeue_after_s: float | None = None

@@ -85,17 +85,25 @@ def plan_pool(
     if pool.metadata.deletion_timestamp is not None:
         return Plan()
     ours = [instance for instance in observed.instances if instance.belongs_to(pool.metadata.uid)]
-    selector = Selector(pool, pool_spec_hash(pool), at_fault, now)
+    settings = replace(settings, control_keys=control_keys(observed))
+    invalid: TemplateInvalid | None = None
+    wanted: dict[int, dict[str, Any]] = {}
+    try:
+        wanted = {instance.index: instance_stateful_set(pool, instance.index, settings) for instance in ours}
+    except TemplateInvalid as error:
+        invalid = error
+    builds = {index: sts["metadata"]["annotations"][ANNOTATION_BUILD_HASH] for index, sts in wanted.items()}
+    selector = Selector(pool, pool_spec_hash(pool), builds, at_fault, now)
     selection = selector.select(ours)
     surplus = tuple(instance.name for instance in selection.surplus)
     put_back = _put_back(ours, selection)
     if taken := blocked(pool, _standing(observed)):
         return replace(taken, patch=put_back, surplus=surplus)
-    settings = replace(settings, control_keys=control_keys(observed))
-    indexes = sorted((*(instance.index for instance in selection.kept), *selection.missing))
     try:
-        wanted = {index: instance_stateful_set(pool, index, settings) for index in indexes}
-    except TemplateInvalid as invalid:
+        wanted |= {index: instance_stateful_set(pool, index, settings) for index in selection.missing}
+    except TemplateInvalid as error:
+        invalid = error
+    if invalid is not None and pool.spec.replicas > 0:
         return Plan(faults=(Fault(Reason.TEMPLATE_INVALID, str(invalid)),), patch=put_back, surplus=surplus)
     context = _Context(pool, observed, selector, selection, wanted, now)
     objects = pool_objects(pool, settings)
@@ -117,6 +125,11 @@ def plan_pool(
         put_back=put_back,
         progress=plan.progress or _waiting(context),
         surplus=surplus,
+        same_build=tuple(
+            i.name
+            for i in context.present
+            if i.pod and i.pod.spec_hash != context.spec_hash and not context.outdated(i)
+        ),
         update_available=_built_otherwise(context),
     )
 
@@ -140,7 +153,7 @@ class _Context:
     selector: Selector
     selection: Selection
     wanted: dict[int, dict[str, Any]]
-    """StatefulSets of the instances that are kept or missing, by index."""
+    """StatefulSets of the present and the missing instances, by index."""
     now: datetime
 
     @property

@@ -9,7 +9,7 @@ current spec does, the pool has one instance more. It ends when the new one serv
 room for the new one beside the old one. Then the old one goes first.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import IntEnum
@@ -75,19 +75,30 @@ class Selector:
     Args:
         pool: the pool.
         spec_hash: hash of its current spec.
+        build_hashes: hash of what the builders render from it now, by index. Empty if the template is invalid.
         at_fault: indexes of the instances whose verdict is one of `AT_FAULT`.
         now: the present time.
     """
 
     pool: Pool
     spec_hash: str
+    build_hashes: Mapping[int, str]
     at_fault: Collection[int]
     now: datetime
 
     def outdated(self, instance: ObservedInstance) -> bool:
-        """Whether the instance's pod was built from another spec. Without a pod, its StatefulSet counts."""
-        made_from = instance.pod.spec_hash if instance.pod is not None else instance.spec_hash
-        return made_from != self.spec_hash
+        """Whether the instance's pod was built from another spec. Without a pod, its StatefulSet counts.
+
+        A pod is not outdated if the current spec renders the same pod. Its StatefulSet is then applied with the current
+        spec's hash, and shows this also to an operator that renders pods in another way.
+        """
+        made = instance.pod if instance.pod is not None else instance
+        if made.spec_hash == self.spec_hash:
+            return False
+        same = {self.build_hashes.get(instance.index)}
+        if instance.spec_hash == self.spec_hash:
+            same.add(instance.build_hash)
+        return not made.build_hash or made.build_hash not in same
 
     def serves(self, instance: ObservedInstance) -> bool:
         """Whether the instance is available, and not at fault."""

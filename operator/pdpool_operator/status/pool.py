@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 
 from ..api import names
 from ..api.base import Condition, format_time
@@ -26,7 +27,7 @@ LINGERS_AFTER = timedelta(seconds=60)
 """Time after a pod's grace period within which a healthy kubelet reports that the pod is gone."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PoolFacts:
     """Inputs of a pool's status."""
 
@@ -49,6 +50,16 @@ class PoolFacts:
         """Desired instances that exist."""
         uid = self.observed.pool.metadata.uid
         return tuple(i for i in self.observed.instances if i.belongs_to(uid) and i.name not in self.plan.surplus)
+
+    @cached_property
+    def spec_hash(self) -> str:
+        """Hash of the pool's current spec."""
+        return pool_spec_hash(self.observed.pool)
+
+    def updated(self, instance: ObservedInstance) -> bool:
+        """Whether the instance's pod is as the current spec says."""
+        pod = instance.pod
+        return pod is not None and (pod.spec_hash == self.spec_hash or instance.name in self.plan.same_build)
 
 
 def being_deleted(facts: PoolFacts) -> Violation | None:
@@ -108,8 +119,7 @@ def lacks_instances(facts: PoolFacts) -> Violation | None:
 
 def is_updating(facts: PoolFacts) -> Violation | None:
     """Instances still run an earlier spec."""
-    spec_hash = pool_spec_hash(facts.observed.pool)
-    old = [i.name for i in facts.wanted if i.pod is not None and i.pod.spec_hash != spec_hash]
+    old = [i.name for i in facts.wanted if i.pod is not None and not facts.updated(i)]
     if not old:
         return None
     return Violation(Reason.UPDATING, f"{len(old)} of {len(facts.wanted)} instances run an earlier spec")
@@ -157,7 +167,6 @@ def pool_status(facts: PoolFacts) -> PoolStatus:
     """Return the status to show now. The earlier status affects transition times and `restartedAt`."""
     pool, before = facts.observed.pool, facts.observed.pool.status
     writer = ConditionWriter(before.conditions, pool.metadata.generation, facts.now)
-    spec_hash = pool_spec_hash(pool)
     mine = [i for i in facts.observed.instances if i.belongs_to(pool.metadata.uid)]
     ready = sum(is_ready(instance) for instance in facts.wanted)
     unready = first_violation(READY_CHAIN, facts)
@@ -165,7 +174,7 @@ def pool_status(facts: PoolFacts) -> PoolStatus:
         observed_generation=pool.metadata.generation,
         replicas=len(mine),
         ready_replicas=ready,
-        updated_replicas=sum(i.pod is not None and i.pod.spec_hash == spec_hash for i in facts.wanted),
+        updated_replicas=sum(facts.updated(instance) for instance in facts.wanted),
         ready=f"{ready}/{pool.spec.replicas}",
         selector=names.selector_string(names.pool_selector(pool.metadata.name, pool.role)),
         queues=queues_column(facts.diagnoses),
@@ -174,9 +183,7 @@ def pool_status(facts: PoolFacts) -> PoolStatus:
         transport=transports_in_use(facts.diagnoses),
         oldest_waiting_since=oldest_waiting_since(facts.diagnoses, before.oldest_waiting_since),
         restarted_at=restarted_at(pool.metadata, before.restarted_at, complete=unready is None),
-        instances=tuple(
-            _instance_status(instance, facts, spec_hash) for instance in mine if instance.index < MAX_INSTANCES
-        ),
+        instances=tuple(_instance_status(instance, facts) for instance in mine if instance.index < MAX_INSTANCES),
         conditions=_conditions(writer, facts, unready),
     )
 
@@ -215,13 +222,13 @@ def _well(facts: PoolFacts) -> Violation:
     return Violation(Reason.READY, f"{'1 instance serves' if replicas == 1 else f'All {replicas} instances serve'}")
 
 
-def _instance_status(instance: ObservedInstance, facts: PoolFacts, spec_hash: str) -> InstanceStatus:
+def _instance_status(instance: ObservedInstance, facts: PoolFacts) -> InstanceStatus:
     diagnosis = next((d for d in facts.diagnoses if d.subject.index == instance.index), None)
     pod = instance.pod
     return InstanceStatus(
         index=instance.index,
         ready=is_ready(instance),
-        updated=pod is not None and pod.spec_hash == spec_hash,
+        updated=facts.updated(instance),
         pod=pod.name if pod is not None else None,
         pod_uid=pod.uid if pod is not None else None,
         verdict=str(diagnosis.verdict) if diagnosis is not None else str(Verdict.UNKNOWN),

@@ -1,9 +1,9 @@
 """The conditions Available, Ready, Reconciling and Stalled, as `kubectl wait` and kstatus read them.
 
-Available   requests can be served
-Ready       all is as the spec says
-Stalled     not Ready, and nothing proceeds until a person changes something
-Reconciling not Ready, and not Stalled
+- Available: requests can be served.
+- Ready: all is as the spec says.
+- Stalled: not Ready, and nothing proceeds until a person changes something.
+- Reconciling: not Ready, and not Stalled.
 
 kstatus wants `Stalled` and `Reconciling` to be present only while they are True. At most one of them is.
 """

@@ -30,7 +30,7 @@ def transfer_ready(
         return (writer.write(kind, ConditionStatus.UNKNOWN, Reason.NOT_PAIRED, message),)
     if unknown:
         shown = some([f"{pair.writer} to {pair.target}" for pair in unknown], "; ")
-        message = f"The transfer backend does not tell its transport: {shown}"
+        message = f"The transfer backend does not report its transport: {shown}"
         return (writer.write(kind, ConditionStatus.UNKNOWN, Reason.TRANSPORT_UNKNOWN, message),)
     return (writer.write(kind, ConditionStatus.TRUE, Reason.RDMA_IN_USE, "All paired engines transfer by RDMA"),)
 

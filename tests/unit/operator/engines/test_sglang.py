@@ -1,5 +1,6 @@
 """Pods of `engine.type: SGLang`: whole objects against committed YAML, and each rule of its own."""
 
+import itertools
 import shlex
 from pathlib import Path
 
@@ -114,6 +115,32 @@ def test_drain_goes_through_the_connectors_socket():
     assert environment(container)["PDPOOL_ADMIN_SOCKET"] == ADMIN_SOCKET
 
 
+def test_drain_names_the_socket_of_every_rank():
+    command = engine(sglang(parallelism={"tensor": 3}))["lifecycle"]["preStop"]["exec"]["command"]
+    sockets = [after for word, after in itertools.pairwise(command) if word == "--socket"]
+    assert sockets == [ADMIN_SOCKET, f"{ADMIN_SOCKET}.1", f"{ADMIN_SOCKET}.2"]
+
+
+@pytest.mark.parametrize(
+    ("role", "spec", "given"),
+    [
+        (Role.PREFILL, {"parallelism": {"data": 2}}, True),
+        (Role.PREFILL, {}, False),
+        (Role.DECODE, {"parallelism": {"data": 2}}, False),
+        (Role.PREFILL, {"parallelism": {"data": 2}, "transfer": {"connector": "Native"}}, False),
+    ],
+)
+def test_prefill_finds_data_parallel_ranks_by_room(role, spec, given):
+    assert ("--load-balance-method=follow_bootstrap_room" in engine(sglang(role, **spec))["args"]) is given
+
+
+@pytest.mark.parametrize("args", [["--load-balance-method=round_robin"], ["--load-balance-method", "round_robin"]])
+def test_another_balance_of_data_parallel_prefill_is_refused(args):
+    pool = sglang(parallelism={"data": 2}, template=template(args=args))
+    with pytest.raises(TemplateInvalid, match="must be follow_bootstrap_room for prefill"):
+        engine(pool)
+
+
 def test_everything_that_is_written_lies_on_a_volume():
     pod = engine_template(sglang(), 0, SETTINGS)["spec"]
     container = pod["containers"][0]
@@ -154,7 +181,6 @@ def test_native_pod_may_have_a_pre_stop_hook_of_its_own():
         ({"args": ["--model", "/m"]}, "pdpool sets --model from"),
         ({"args": ["--config", "x.yaml"]}, "args: '--config': a file of flags could contradict"),
         ({"args": ["--nnodes=2"]}, "an instance is one pod"),
-        ({"args": ["--tokenizer-worker-num", "4"]}, "tokenizer workers load no plugins"),
         ({"env": [{"name": "SGLANG_PLUGINS", "value": "other"}]}, "env[SGLANG_PLUGINS]: 'other': the list of plugins"),
         (
             {"env": [{"name": "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT", "value": "30"}]},
@@ -180,6 +206,8 @@ def test_template_that_contradicts_a_typed_field_is_refused(container, message):
     "container",
     [
         {"args": ["--page-size=64", "--mem-fraction-static=0.85", "--disaggregation-ib-device=mlx5_0"]},
+        {"args": ["--tokenizer-worker-num", "4", "--load-balance-method=round_robin"]},
+        {"env": [{"name": "PDPOOL_SGLANG_ANY_VERSION", "value": "1"}]},
         {"env": [{"name": "SGLANG_PLUGINS", "value": "another,pdpool"}, {"name": "HF_HOME", "value": "/cache"}]},
         {"resources": {"limits": {"nvidia.com/gpu": 2}}},
         {"resources": {"limits": {"nvidia.com/gpu": 8}}},

@@ -96,7 +96,7 @@ def without(key: str) -> dict[str, str]:
     [*(without(key) for key in LABELS), {}, LABELS | {names.LABEL_POOL: "other"}],
     ids=[*LABELS, "all", "another pool's"],
 )
-async def test_stateful_set_without_its_labels_is_found_and_labelled_again(labels: dict[str, str]) -> None:
+async def test_stateful_set_without_labels_is_labelled_again(labels: dict[str, str]) -> None:
     pool = await observed(("StatefulSet", stateful_set(labels=labels)), ("Pod", pod()))
     (instance,) = pool.instances
     assert instance.pod is not None
@@ -122,7 +122,7 @@ async def test_surplus_stateful_set_without_labels_is_removed() -> None:
     ],
     ids=["no owner", "needed name", "name that is not needed", "no number of ours", "another pool's name"],
 )
-async def test_foreign_stateful_set_counts_only_where_it_is_in_the_way(change: dict[str, Any], taken: bool) -> None:
+async def test_foreign_stateful_set_counts_only_under_needed_name(change: dict[str, Any], taken: bool) -> None:
     pool = await observed(("StatefulSet", stateful_set(**change)))
     plan = plan_pool(pool, SETTINGS, NOW)
     assert bool(plan.faults or plan.adopt) == taken
@@ -155,7 +155,7 @@ async def test_other_child_without_its_labels_is_applied_again(kind: str) -> Non
         assert (kind in [obj["kind"] for obj in plan.apply]) == again
 
 
-async def test_only_the_reconcile_of_a_pool_sets_what_is_sampled() -> None:
+async def test_only_a_pools_reconcile_changes_sampling() -> None:
     sampling = Sampling()
     metadata = {"name": "chat", "namespace": "llm", "uid": POOL_UID}
     spec = make_pool().spec.to_dict()
@@ -185,7 +185,7 @@ def service(**router: Any) -> tuple[str, dict[str, Any]]:
     ],
     ids=["none", "no router", "a router", "unreadable"],
 )
-async def test_pool_is_routed_by_a_service_with_a_router(services: tuple[Any, ...], routed: bool) -> None:
+async def test_pool_is_routed_by_services_with_routers(services: tuple[Any, ...], routed: bool) -> None:
     assert (await observed(*services, ("StatefulSet", stateful_set()))).routed is routed
 
 

@@ -378,3 +378,18 @@ def test_a_pool_that_is_being_deleted_is_left_to_garbage_collection() -> None:
     world.pool = world.pool.model_copy(update={"metadata": meta})
     world.want(replicas=0)
     assert not world.plan().acts
+
+
+def test_spec_that_writes_out_what_pdpool_renders_restarts_nothing() -> None:
+    world = settled(2)
+    probe = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 2, "timeoutSeconds": 3}
+    container = {"name": "engine", "readinessProbe": probe, "securityContext": {"readOnlyRootFilesystem": True}}
+    world.want(template={"spec": {"automountServiceAccountToken": False, "containers": [container]}})
+    world.settle()
+    assert world.trace == ["update 0", "update 1"]
+    assert world.plan().same_build == ("chat-prefill-0", "chat-prefill-1")
+    world.settings = replace(world.settings, engine_image="localhost/pdpool-engine:next")
+    plan = world.plan()
+    assert not plan.acts
+    assert plan.update_available == ("chat-prefill-0", "chat-prefill-1")
+    assert plan.same_build == ("chat-prefill-0", "chat-prefill-1")

@@ -17,7 +17,7 @@ FULL = "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) had untolerated t
 
 
 def select(pool: Pool, *instances: ObservedInstance, at_fault: frozenset[int] = frozenset()) -> Selection:
-    return Selector(pool, pool_spec_hash(pool), at_fault, T0).select(instances)
+    return Selector(pool, pool_spec_hash(pool), {}, at_fault, T0).select(instances)
 
 
 def pending(pool: Pool, index: int) -> ObservedInstance:
@@ -29,7 +29,7 @@ def pending(pool: Pool, index: int) -> ObservedInstance:
 def outdated(pool: Pool, index: int, **changes: Any) -> ObservedInstance:
     instance = make_instance(pool, index, spec_hash="earlier", **changes)
     assert instance.pod is not None
-    return replace(instance, pod=replace(instance.pod, spec_hash="earlier"))
+    return replace(instance, pod=replace(instance.pod, spec_hash="earlier", build_hash="earlier"))
 
 
 def gone_first(pool: Pool, *instances: ObservedInstance, **options: Any) -> list[int]:
@@ -106,7 +106,7 @@ def test_replicas_count_instances_whatever_their_index() -> None:
     assert plan.surplus == ()
 
 
-def test_instance_under_deletion_neither_counts_nor_frees_its_index() -> None:
+def test_instance_under_deletion_keeps_its_index() -> None:
     pool = make_pool(replicas=2)
     selection = select(pool, make_instance(pool, 0, deleting=True), make_instance(pool, 1))
     assert selection.missing == (2,)

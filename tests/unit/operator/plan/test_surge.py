@@ -50,7 +50,7 @@ def test_next_update_takes_the_free_index_again() -> None:
     assert list(world.sets) == ["chat-prefill-0"]
 
 
-def test_spec_that_does_not_start_leaves_the_old_instance_serving() -> None:
+def test_spec_that_fails_leaves_the_old_instance_serving() -> None:
     world = settled(1)
     world.want(model={"path": BAD_MODEL})
     for _ in range(100):
@@ -75,7 +75,7 @@ def test_update_taken_back_removes_the_new_instance() -> None:
     assert world.sets["chat-prefill-0"].listed
 
 
-def test_update_taken_back_during_the_drain_keeps_one_serving() -> None:
+def test_update_taken_back_in_drain_keeps_one_serving() -> None:
     world = settled(1)
     world.want(model=NEXT)
     while "drain 0" not in world.trace:
@@ -109,7 +109,7 @@ def test_scale_in_and_update_together_keep_one_serving() -> None:
     ],
     ids=["no capacity", "another scheduler", "a volume for one node"],
 )
-def test_lack_of_room_is_announced_and_ends_in_a_drain(lack: ObservedInstance) -> None:
+def test_lack_of_room_is_announced_before_a_drain(lack: ObservedInstance) -> None:
     early = plan_at(30, observed(lack))
     assert not early.acts
     assert early.requeue_after_s == 30
@@ -142,13 +142,13 @@ def test_exceeded_quota_is_no_room_at_once() -> None:
     ],
     ids=["no such node", "taint", "image", "crash", "refused"],
 )
-def test_spec_that_cannot_start_never_stops_the_old_instance(trouble: ObservedInstance) -> None:
+def test_spec_without_fitting_nodes_stops_nothing(trouble: ObservedInstance) -> None:
     plan = plan_at(3600, observed(trouble))
     assert not plan.acts
     assert plan.progress is not None
 
 
-def test_never_replaces_in_place_and_says_that_serving_stops() -> None:
+def test_never_surging_says_that_serving_stops() -> None:
     world = settled(1, rollout={"surge": "Never"})
     world.want(model=NEXT)
     (event,) = world.plan().events
@@ -158,13 +158,13 @@ def test_never_replaces_in_place_and_says_that_serving_stops() -> None:
     assert world.trace == ["drain 0", "update 0", "kill 0", "undrain 0"]
 
 
-def test_faulty_new_instance_does_not_replace_the_old_one() -> None:
+def test_faulty_new_instance_replaces_no_old_one() -> None:
     pool = observed(make_instance(make_pool(), 1))
     assert [patch.name for patch in plan_pool(pool, SETTINGS, T0).patch] == ["chat-prefill-0"]
     assert not plan_pool(pool, SETTINGS, T0, {1}).acts
 
 
-def test_old_instance_that_serves_nothing_is_replaced_in_place() -> None:
+def test_idle_old_instance_is_replaced_in_place() -> None:
     world = settled(1)
     world.fail("chat-prefill-0")
     world.want(model=NEXT)

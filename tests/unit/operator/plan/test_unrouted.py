@@ -19,7 +19,7 @@ def deletions(*instances: ObservedInstance, routed: bool = False) -> list[tuple[
     return [(deletion.kind, deletion.name, deletion.grace_period_s) for deletion in plan.delete]
 
 
-def test_update_under_traffic_deletes_with_the_pods_own_grace_period() -> None:
+def test_update_under_traffic_keeps_the_grace_period() -> None:
     instances = outdated(POOL, 0, **BUSY), outdated(POOL, 1, **BUSY)
     assert deletions(*instances) == [("Pod", "chat-prefill-1-0", None)]
     assert deletions(*instances, routed=True) == []
@@ -37,7 +37,7 @@ def test_scale_in_under_traffic_needs_no_drain() -> None:
     assert deletions(*instances) == [("StatefulSet", "chat-prefill-2", None)]
 
 
-def test_router_that_was_turned_off_during_a_drain_ends_it() -> None:
+def test_router_turned_off_during_a_drain_ends_it() -> None:
     drains = outdated(POOL, 1, drain_started=T0, drain_seen=T0, drain_reason="Update", **BUSY)
     other = outdated(POOL, 0, **BUSY)
     assert deletions(other, drains, routed=True) == []

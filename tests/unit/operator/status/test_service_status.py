@@ -122,7 +122,7 @@ def test_one_engine_of_each_side_is_enough_to_serve() -> None:
 def test_a_side_that_cannot_serve_is_told_with_what_keeps_its_pods_down() -> None:
     pulling = decode_instance(0, pod=make_pod("chat-decode-0-0", ready=False, waiting_reason="ErrImagePull"))
     message = outcome(status_of(observe(decode=(pulling,))))[2]
-    assert message == "No instance of DecodePool chat can serve: chat-decode-0-0: ErrImagePull"
+    assert message == "No instance of DecodePool chat can serve: chat-decode-0-0 cannot pull its image: ErrImagePull"
 
 
 @pytest.mark.parametrize("ready_replicas", [0, 1])
