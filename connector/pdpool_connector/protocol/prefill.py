@@ -168,7 +168,6 @@ class PrefillMachine(PrefillMachineBase):
             self._await_missing_ranks(handoff)
         self._move(exchange, Trigger.OPENED)
         self._set_deadline(handoff)
-        self._answer(exchange)
         self._report(handoff)
 
     def _full(self, frame: f.Open, found: HandOff | None) -> str:
@@ -233,8 +232,6 @@ class PrefillMachine(PrefillMachineBase):
             self._move(exchange, Trigger.OFFERED)
             self._report(handoff)
             self._write_sends(exchange)
-        if exchange.state in (S.PARKED, S.READY):
-            self._answer(exchange)
 
     # --- Writing ---
 
