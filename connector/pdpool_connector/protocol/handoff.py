@@ -52,7 +52,8 @@ class HandOff:
     has come or has ended unseen. `exchanges`: by rank index. `unclaimed`: an exchange in WAITING that stands for the
     ranks which have not come; None while there is no request, and when all ranks have come. `prompt`: of all halves,
     empty while no half has given one. `sends`: all sends of the engine; each exchange cuts its own runs from them.
-    `deadline`: when the hand-off ends although all halves have come.
+    `deadline`: when the hand-off ends although all halves have come. `engine_ran_s`: see `EngineRan`, at its first
+    event after an attempt came without the request.
     """
 
     serial: int
@@ -66,6 +67,7 @@ class HandOff:
     unclaimed: "RankExchange | None" = None
     sends: list[SendPages] = field(default_factory=list)
     deadline: float = float("inf")
+    engine_ran_s: float | None = None
     state: PrefillState | None = None
     cause: Cause | None = None
     message: str = ""

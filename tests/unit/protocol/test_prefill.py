@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 from pdpool_connector.protocol import frames as f
-from pdpool_connector.protocol.events import PeerLost, PeerReady, WriteEnded, WriteResult
+from pdpool_connector.protocol.events import EngineRan, PeerLost, PeerReady, WriteEnded, WriteResult
 from pdpool_connector.protocol.status import Cause, Phase
 
 from tests.unit.protocol.sides import (
@@ -214,6 +214,28 @@ class TestDeadlines:
         (ended, *_) = sent(side.wait(2), f.Ended)
         assert (ended.cause, ended.settled) == (Cause.TIMED_OUT, True)
         assert "the engine of prefill never sent the request" in ended.message
+
+    def test_attempt_ends_when_engine_runs_without_its_request(self) -> None:
+        side = Prefill()
+        side.do(EngineRan(100.0))
+        side.opened()
+        assert [names(side.do(EngineRan(total))) for total in (200.0, 202.9)] == [[], []]
+        (ended,) = sent(side.do(EngineRan(203.0)), f.Ended)
+        assert (ended.cause, ended.settled) == (Cause.TIMED_OUT, True)
+        assert "has not received the request" in ended.message
+        side.request()
+        assert side.status[1].cause is Cause.TIMED_OUT
+
+    def test_running_engine_spares_requests_and_later_attempts(self) -> None:
+        side = Prefill()
+        side.request()
+        side.opened(1)
+        side.do(EngineRan(1.0))
+        side.opened(2, room=8)
+        side.do(EngineRan(3.0))
+        assert not sent(side.do(EngineRan(5.9)), f.Ended)
+        (ended,) = sent(side.do(EngineRan(6.0)), f.Ended)
+        assert ended.attempt.number == 2
 
     def test_parked_attempt_ends_at_its_deadline_if_sooner(self) -> None:
         side = Prefill()
