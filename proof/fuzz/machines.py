@@ -9,6 +9,7 @@ from pdpool_connector.protocol.decode import DecodeMachine
 from pdpool_connector.protocol.events import (
     AbortTransfer,
     Drain,
+    EngineRan,
     Event,
     Fenced,
     Linked,
@@ -154,13 +155,17 @@ class Watched:
             lambda: (Drain, Shutdown)[data.below(2)]() if data.below(8) == 0 else Tick(),
         ]
         prefill = isinstance(self.machine, PrefillMachine)
-        own = [self.request, self.send] if prefill else [self.attempt, self.link, self.offer]
+        own = [self.request, self.send, self.engine_ran] if prefill else [self.attempt, self.link, self.offer]
         choices = [*common, *(lambda make=make: make(data) for make in own)]
         return choices[(kind - 10) % len(choices)]()
 
     def tick(self, data: Bytes) -> Event:
         self.now = max(self.now + data.below(8), self.machine.next_deadline or 0.0)
         return Tick()
+
+    def engine_ran(self, data: Bytes) -> Event:
+        self.now += data.below(4)
+        return EngineRan(self.now)
 
     def request(self, data: Bytes) -> Event:
         self.handles += 1

@@ -73,6 +73,16 @@ def _on_the_way(sender: str) -> Trial:
     return trial
 
 
+def _accepted(stage: Stage, kind: str) -> None:
+    """Prefill answers decode's repetitions while there is nothing to write yet."""
+    name, _ = stage.open_both()
+    with _losing(stage.prefill, kind):
+        stage.prefill.until(name, "ready")
+    stage.prefill.send(name, [1, 2])
+    for side in (stage.decode, stage.prefill):
+        side.until(name, "done")
+
+
 def _query(stage: Stage, kind: str) -> None:
     name, _ = stage.open_both()
     with _losing(stage.decode, kind):
@@ -148,7 +158,7 @@ def _goodbye(stage: Stage, kind: str) -> None:
 TRIALS: Final[Mapping[str, Trial]] = {
     "Open": _on_the_way("decode"),
     "Offer": _on_the_way("decode"),
-    "Accepted": _on_the_way("prefill"),
+    "Accepted": _accepted,
     "Ended": _ended,
     "Ack": _on_the_way("decode"),
     "Query": _query,

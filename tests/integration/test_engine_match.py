@@ -25,6 +25,7 @@ ROOMS = itertools.count(5_000_000)
 BODY = {"input_ids": list(range(1, 40)), "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}}
 SOON_S = 2.0
 MATCH_S = Timeouts().match_s
+ENGINE_MATCH_S = Timeouts().engine_match_s
 
 
 @pytest.fixture(scope="module")
@@ -201,8 +202,8 @@ def test_decode_waits_shortly_for_half_that_never_comes(prefill, decode):
     begun = time.monotonic()
     response, at = post(decode, {**BODY, **where(prefill)})
     assert error_of(response) == (504, "timed_out")
-    assert MATCH_S - 1 < at - begun < MATCH_S + SOON_S
-    assert "the request" in response.json()["error"]["message"]
+    assert ENGINE_MATCH_S - 1 < at - begun < ENGINE_MATCH_S + SOON_S
+    assert "has not received the request" in response.json()["error"]["message"]
     until(lambda: load_of(decode.url)["num_used_tokens"] == 0)
 
 
@@ -228,8 +229,30 @@ def test_router_answers_beside_prefill_whose_http_side_fails(prefill, decode, ch
             response, at = post(router, BODY)
             assert response.status_code == 200
             slowest = max(slowest, at - begun)
-        assert MATCH_S - 1 < slowest < MATCH_S + 5.0
+        assert ENGINE_MATCH_S - 1 < slowest < ENGINE_MATCH_S + 5.0
         router.stop()
+
+
+def test_router_answers_within_20_s_if_no_prefill_receives(prefill, decode, children):
+    with answering(500) as url:
+        broken = SimpleNamespace(url=url, addresses=prefill.addresses)
+        router = children.router([broken], [decode], extra=PATIENT_ROUTER)
+        begun = time.monotonic()
+        response, at = post(router, BODY)
+        assert response.status_code == 500
+        assert at - begun < 20.0
+        router.stop()
+
+
+def test_frozen_prefill_engine_keeps_attempts_until_match_s(prefill, decode):
+    freeze(prefill)
+    try:
+        begun = time.monotonic()
+        response, at = post(decode, {**BODY, **where(prefill)})
+        assert error_of(response) == (504, "timed_out")
+        assert at - begun > MATCH_S - 1
+    finally:
+        freeze(prefill, frozen=False)
 
 
 BAD = {

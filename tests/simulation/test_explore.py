@@ -26,7 +26,7 @@ def test_no_interleaving_breaks_a_promise(scenario: Scenario) -> None:
     [
         ("releases on abort", 1, "abort d0 r0"),
         ("an unsettled write counts as settled", 1, "unsettled p0-d0 r0 0"),
-        ("one writer's settled result is enough", 10, "offer d0 r0"),
+        ("one writer's settled result is enough", 10, "timer p0"),
     ],
 )
 def test_fault_is_found_by_a_shortest_trace(name: str, scenario: int, step: str) -> None:

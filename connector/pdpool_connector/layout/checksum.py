@@ -115,7 +115,8 @@ class PageSums:
             if cut is not None:
                 words = words.reshape(len(batch), *shape.axes)[(slice(None), *cut)].reshape(len(batch), -1)
             np.einsum("pw,w->p", _mixed(words, buffers[1]), flat_weights, out=sums[start : start + step])
-            time.sleep(0)
+            if len(batch) == step:
+                time.sleep(0)
         return sums
 
     def _read(self, index: int, pages: list[int], buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:

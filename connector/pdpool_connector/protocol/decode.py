@@ -35,7 +35,7 @@ from pdpool_connector.protocol.states import (
     TransitionError,
     Trigger,
 )
-from pdpool_connector.protocol.status import Cause, Phase, TransferStatus, cause_from_peer
+from pdpool_connector.protocol.status import JUST_OPENED, Cause, Phase, TransferStatus, cause_from_peer
 from pdpool_connector.protocol.timeouts import Timeouts
 
 S = DecodeState
@@ -78,7 +78,7 @@ class DecodeAttempt:
     cause: Cause | None = None
     message: str = ""
     retry_s: float = 0.0
-    reported: TransferStatus | None = None
+    reported: TransferStatus = JUST_OPENED
 
     @property
     def room(self) -> int:
@@ -254,6 +254,10 @@ class DecodeMachine(Machine[DecodeState]):
             self._note_offered(attempt)
         attempt.retry_s = self.timeouts.retry_first_s
         self._nudge(attempt)
+        if attempt.cause is None and attempt.offered:
+            for writer in attempt.unsettled_peers:
+                if writer not in attempt.accepted:
+                    self._send_offer(writer, attempt)
 
     # --- Links ---
 
@@ -325,6 +329,8 @@ class DecodeMachine(Machine[DecodeState]):
         attempt.accepted.add(frame.sender)
         if frame.offered:
             attempt.offer_accepted.add(frame.sender)
+        elif attempt.offered:
+            self._send_offer(frame.sender, attempt)
         if waited and attempt.answered:
             self._timers.set(("nudge", attempt), self._now + self.timeouts.query_s)
 
@@ -453,13 +459,12 @@ class DecodeMachine(Machine[DecodeState]):
             reason = {"cause": attempt.cause, "message": attempt.message}
             self._send(writer, f.Abort, attempt, **_request(attempt, writer), **reason)
             return
-        opened, offered = writer in attempt.accepted, writer in attempt.offer_accepted
-        if not opened:
+        if writer not in attempt.accepted:
             left = min(max(attempt.deadline - self._now, 0.0), attempt.params.deadline_s)
             self._send(writer, f.Open, attempt, **_request(attempt, writer), deadline_s=left)
-        if attempt.offered and not offered:
+        elif attempt.offered and writer not in attempt.offer_accepted:
             self._send_offer(writer, attempt)
-        elif opened:
+        else:
             self._send(writer, f.Query, attempt)
 
     def _send_offer(self, writer: str, attempt: DecodeAttempt) -> None:

@@ -101,6 +101,16 @@ class SendPages(Plain, frozen=True):
     state: tuple[bytes, ...] = ()
 
 
+class EngineRan(Plain, frozen=True):
+    """For how long the loop of prefill's engine was seen running since the connector's start, in seconds.
+
+    A pause of the loop counts 1 s at most, so that a long step does not count as time in which the engine takes
+    requests in.
+    """
+
+    total_s: float
+
+
 class WriteResult(StrEnum):
     """How a write ended."""
 
@@ -257,6 +267,7 @@ Event = (
     | Tick
     | OpenRequest
     | SendPages
+    | EngineRan
     | WriteEnded
     | OpenAttempt
     | OfferPages

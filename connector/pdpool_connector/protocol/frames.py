@@ -96,7 +96,7 @@ class Hello(Frame, frozen=True, kw_only=True):
     """Decode asks for pairing: versions it speaks, its memory, and what must match (opaque, judged by `layout`).
 
     `kv`: the sender wants the cells that both hold from this prefill rank, and not from a replica of it. `state`: it
-    wants what both hold of the shares of cut state (since version 4).
+    wants what both hold of the shares of cut state.
     """
 
     oldest_version: Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
@@ -173,7 +173,10 @@ class Offer(AttemptFrame, frozen=True, kw_only=True):
 
 
 class Accepted(AttemptFrame, frozen=True, kw_only=True):
-    """Prefill knows the attempt and will serve it. `offered`: it knows the memory as well."""
+    """Prefill knows the attempt and will serve it. Sent when decode repeats a frame or asks.
+
+    `offered`: prefill knows the memory as well.
+    """
 
     offered: bool = False
 

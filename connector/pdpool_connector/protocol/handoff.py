@@ -12,7 +12,7 @@ from pdpool_connector.protocol.events import OpenRequest, SendPages
 from pdpool_connector.protocol.frames import PAGE_ID_BYTES, AttemptId
 from pdpool_connector.protocol.release import prefill_may_release
 from pdpool_connector.protocol.states import PREFILL_PHASES, PrefillState
-from pdpool_connector.protocol.status import Cause, TransferStatus
+from pdpool_connector.protocol.status import JUST_OPENED, Cause, TransferStatus
 
 S = PrefillState
 ENDED = frozenset({S.DONE, S.FAILED})
@@ -52,7 +52,8 @@ class HandOff:
     has come or has ended unseen. `exchanges`: by rank index. `unclaimed`: an exchange in WAITING that stands for the
     ranks which have not come; None while there is no request, and when all ranks have come. `prompt`: of all halves,
     empty while no half has given one. `sends`: all sends of the engine; each exchange cuts its own runs from them.
-    `deadline`: when the hand-off ends although all halves have come.
+    `deadline`: when the hand-off ends although all halves have come. `engine_ran_s`: see `EngineRan`, at its first
+    event after an attempt came without the request.
     """
 
     serial: int
@@ -66,16 +67,25 @@ class HandOff:
     unclaimed: "RankExchange | None" = None
     sends: list[SendPages] = field(default_factory=list)
     deadline: float = float("inf")
+    engine_ran_s: float | None = None
     state: PrefillState | None = None
     cause: Cause | None = None
     message: str = ""
-    reported: TransferStatus | None = None
+    reported: TransferStatus = JUST_OPENED
 
     @property
     def all(self) -> "list[RankExchange]":
         """Every exchange, with the one that stands for the missing ranks."""
         claimed = list(self.exchanges.values())
         return claimed if self.unclaimed is None else [*claimed, self.unclaimed]
+
+    @property
+    def joint_state(self) -> PrefillState:
+        """The state of all exchanges together, by `aggregate`."""
+        parts = self.all
+        if len(parts) == 1 and (only := parts[0].state) is not None:
+            return only
+        return aggregate(exchange.state for exchange in parts if exchange.state is not None)
 
     @property
     def lacks_ranks(self) -> bool:
@@ -113,15 +123,14 @@ class HandOff:
     def status(self) -> TransferStatus:
         """What the engine sees of all exchanges together."""
         assert self.state is not None
-        offers = [exchange.offer for exchange in self.exchanges.values() if exchange.offer is not None]
-        return TransferStatus(
-            phase=PREFILL_PHASES[self.state],
-            cause=self.cause,
-            message=self.message,
-            prefix_pages=min((offer.prefix_pages for offer in offers), default=0),
-            bytes_moved=sum(exchange.bytes_moved for exchange in self.exchanges.values()),
-            releasable=all(prefill_may_release(exchange) for exchange in self.all),
-        )
+        prefix_pages, bytes_moved, releasable = None, 0, True
+        for exchange in self.all:
+            bytes_moved += exchange.bytes_moved
+            releasable = releasable and prefill_may_release(exchange)
+            if (offer := exchange.offer) is not None and (prefix_pages is None or offer.prefix_pages < prefix_pages):
+                prefix_pages = offer.prefix_pages
+        phase = PREFILL_PHASES[self.state]
+        return TransferStatus(phase, self.cause, self.message, prefix_pages or 0, bytes_moved, releasable)
 
 
 @dataclass(slots=True, eq=False)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import (
+    EngineRan,
     OpenRequest,
     Received,
     Report,
@@ -26,6 +27,7 @@ from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.protocol.tombstones import Tombstone
 
 S = PrefillState
+NOT_RECEIVED = "timed out at prefill: its engine runs, and has not received the request; see the answer of prefill"
 DRAINING = "prefill is draining and takes no new requests"
 
 
@@ -37,6 +39,7 @@ class PrefillMachine(PrefillMachineBase):
             **PrefillMachineBase.EVENTS,
             OpenRequest: "_on_request",
             SendPages: "_on_send_pages",
+            EngineRan: "_on_engine_ran",
             WriteEnded: "_on_write_ended",
         }
     )
@@ -116,6 +119,16 @@ class PrefillMachine(PrefillMachineBase):
             until = min(until, self._now + self.timeouts.match_s)
         self._timers.set(("life", handoff), until)
 
+    def _on_engine_ran(self, event: EngineRan) -> None:
+        """End attempts without a request once the engine has run for `engine_match_s`: it would have received it."""
+        for handoff in self._rooms.live():
+            if handoff.request is not None:
+                continue
+            if handoff.engine_ran_s is None:
+                handoff.engine_ran_s = event.total_s
+            elif event.total_s - handoff.engine_ran_s >= self.timeouts.engine_match_s:
+                self._fail(handoff, Cause.TIMED_OUT, NOT_RECEIVED)
+
     # --- Attempts of decode ---
 
     def _on_received(self, event: Received) -> None:
@@ -168,7 +181,6 @@ class PrefillMachine(PrefillMachineBase):
             self._await_missing_ranks(handoff)
         self._move(exchange, Trigger.OPENED)
         self._set_deadline(handoff)
-        self._answer(exchange)
         self._report(handoff)
 
     def _full(self, frame: f.Open, found: HandOff | None) -> str:
@@ -233,8 +245,6 @@ class PrefillMachine(PrefillMachineBase):
             self._move(exchange, Trigger.OFFERED)
             self._report(handoff)
             self._write_sends(exchange)
-        if exchange.state in (S.PARKED, S.READY):
-            self._answer(exchange)
 
     # --- Writing ---
 

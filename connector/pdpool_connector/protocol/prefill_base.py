@@ -22,7 +22,7 @@ from pdpool_connector.protocol.events import (
     StopWriting,
 )
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.handoff import ENDED, LIVE, HandOff, RankExchange, aggregate
+from pdpool_connector.protocol.handoff import ENDED, LIVE, HandOff, RankExchange
 from pdpool_connector.protocol.machine import Machine
 from pdpool_connector.protocol.release import prefill_may_release
 from pdpool_connector.protocol.rooms import ENDED_HALF, Rooms
@@ -296,14 +296,14 @@ class PrefillMachineBase(Machine[PrefillState], ABC):
             raise TransitionError(f"prefill has no transition for {trigger} in {before}")
         exchange.state = after
         handoff = exchange.handoff
-        was, handoff.state = handoff.state, aggregate([one.state for one in handoff.all if one.state is not None])
+        was, handoff.state = handoff.state, handoff.joint_state
         if handoff.state is not was:
             progress = trigger not in FAILURES
             self.queues.move(handoff.serial, was, handoff.state, self._now, progress=progress)
 
     def _report(self, handoff: HandOff) -> None:
         """Report the status of the whole, if it has changed."""
-        if handoff.request is None or (handoff.reported is not None and handoff.reported.releasable):
+        if handoff.request is None or handoff.reported.releasable:
             return
         if (status := handoff.status()) != handoff.reported:
             handoff.reported = status

@@ -1,6 +1,7 @@
 """What an engine sees of a hand-off: its phase, why it failed, and whether the pages may be given back."""
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -84,3 +85,7 @@ class TransferStatus(msgspec.Struct, frozen=True, gc=False):
     def ended(self) -> bool:
         """True for DONE and FAILED."""
         return self.phase is Phase.DONE or self.phase is Phase.FAILED
+
+
+JUST_OPENED: Final = TransferStatus(Phase.WAITING)
+"""The status of a transfer when `open` returns. The machines report what differs from it."""

@@ -282,8 +282,10 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         Keep the transfers that you open: one that your program has dropped may be missing here.
         """
         with self._changed_lock:
-            changed, self._changed_transfers = self._changed_transfers, weakref.WeakValueDictionary()
-        return list(changed.values())
+            changed, self._changed_transfers = list(self._changed_transfers.values()), weakref.WeakValueDictionary()
+            for transfer in changed:
+                transfer._in_poll = False
+        return changed
 
     def stats(self) -> ConnectorStats:
         """The connector's state as of a fraction of a second ago. Never waits for the owner thread."""
@@ -501,7 +503,9 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
     def _settle(self, transfer: AnyTransfer, status: TransferStatus) -> None:
         transfer._settle(status)
         with self._changed_lock:
-            self._changed_transfers[transfer._handle] = transfer
+            if not transfer._in_poll:
+                transfer._in_poll = True
+                self._changed_transfers[transfer._handle] = transfer
         self._has_news = True
 
     def _after_turn(self) -> None:

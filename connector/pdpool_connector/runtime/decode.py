@@ -134,7 +134,8 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         event = OpenAttempt(
             next(self._handles), prefill, request.room, request.request_id, request.deadline_s, request.prompt
         )
-        return self._open(DecodeTransfer(event, self._post, self.memory, self._guard), event, traceparent)
+        transfer = DecodeTransfer(event, self.incarnation, self._post, self.memory, self._guard)
+        return self._open(transfer, event, traceparent)
 
     def facts(self, prefill: str) -> Mapping[str, str] | None:
         """What the registry of a prefill instance says of its engine (`ConnectorConfig.facts`). Never blocks.

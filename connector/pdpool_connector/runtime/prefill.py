@@ -15,6 +15,7 @@ from pdpool_connector.layout.staging import SLOT_BYTES, Reservation, Staging
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.events import (
     Effect,
+    EngineRan,
     OpenRequest,
     PeerLost,
     PeerReady,
@@ -42,6 +43,9 @@ from pdpool_connector.transport.control import Arrival
 from pdpool_connector.transport.http import HttpServer
 
 log = logging.getLogger(__name__)
+
+ENGINE_LOOK_S = 0.5
+"""How often the machine learns that the engine runs, while attempts wait for their requests."""
 
 
 class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
@@ -101,6 +105,7 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
         """Writes under way of each attempt."""
         self._ready_queue = ReadyQueue(self._post, config.timeouts.ready_poll_s)
         self._membership: Membership | None = None
+        self._watches_engine = False
         self._peers = PeerTable(
             self, self.incarnation, memory, self._backend.name, self._reactor, self._drops, config.timeouts
         )
@@ -271,7 +276,15 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
     def _after_turn(self) -> None:
         """Decode waits for these frames; the engine's news can wait until they are out."""
         self._ports.control.flush()
+        if not self._watches_engine and self._machine.queues.count("parked"):
+            self._watches_engine = True
+            self._reactor.at("engine", self._reactor.now() + ENGINE_LOOK_S, self._look_at_engine)
         super()._after_turn()
+
+    def _look_at_engine(self) -> None:
+        """While attempts wait for their requests, the machine learns how long the engine has run."""
+        self._watches_engine = False
+        self._driver.drive(EngineRan(self._publisher.engine_ran_s))
 
     def _transmit(self, peer: str, frame: f.Frame) -> None:
         if (route := self._peers.route_to(peer)) is not None:

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from pdpool_connector.layout.memory import KVMemory
 from pdpool_connector.layout.process import ProcessName
@@ -17,6 +17,8 @@ MAX_QUEUES = 8
 """Queues of the engine's own. The operator reads at most 16 in all."""
 
 Take = Callable[[float], ConnectorStats]
+LONGEST_PAUSE_S: Final = 1.0
+"""A longer pause between two beats is a step of the engine, in which it takes no requests in."""
 
 
 class StatsPublisher:
@@ -26,6 +28,8 @@ class StatsPublisher:
         self._take, self._lag, self._snapshot_s = take, lag, snapshot_s
         self._born = self._taken_at = time.monotonic()
         self._engine_beat: float | None = None
+        self.engine_ran_s = 0.0
+        """Seconds for which the engine's loop was seen running; see `EngineRan`."""
         self._queues: dict[str, QueueStats] = {}
         self._snapshot: ConnectorStats | None = None
 
@@ -38,7 +42,10 @@ class StatsPublisher:
 
     def beat(self) -> None:
         """The engine's scheduler loop is alive."""
-        self._engine_beat = time.monotonic()
+        now = time.monotonic()
+        if self._engine_beat is not None:
+            self.engine_ran_s += min(now - self._engine_beat, LONGEST_PAUSE_S)
+        self._engine_beat = now
 
     def set_queue(self, name: str, queue: QueueStats) -> None:
         """Show a queue of the engine's own. Raises ValueError for one too many."""

@@ -9,7 +9,7 @@ from typing import SupportsIndex
 from pdpool_connector.layout.memory import KVMemory
 from pdpool_connector.protocol.events import AbortTransfer, Event, OfferPages, OpenAttempt, OpenRequest, SendPages
 from pdpool_connector.protocol.frames import AttemptId
-from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
+from pdpool_connector.protocol.status import JUST_OPENED, Cause, Phase, TransferStatus
 from pdpool_connector.runtime.page_guard import PageGuard
 from pdpool_connector.runtime.ready_queue import Ready, ReadyQueue
 from pdpool_connector.runtime.validation import (
@@ -55,10 +55,12 @@ class Transfer:
         self.room = room
         self.request_id = request_id
         self.prefill = prefill
-        self.status = TransferStatus(phase=Phase.WAITING)
+        self.status = JUST_OPENED
         self.attempts: tuple[AttemptId, ...] = ()
         self.opened_at = time.monotonic()
         self.failed_at: float | None = None
+        self._in_poll = False
+        """For the connector, under its lock: the next `poll` returns this transfer."""
         self._lock = threading.Lock()
         self._attached: list[Callable[[], None]] = []
         self._waiting: list[threading.Event] = []
@@ -232,8 +234,9 @@ class PrefillTransfer(Transfer):
 class DecodeTransfer(Transfer):
     """Decode's end of a hand-off: `offer` memory when there is some; the status says when the pages have landed."""
 
-    def __init__(self, attempt: OpenAttempt, post: Post, memory: KVMemory, guard: PageGuard) -> None:
+    def __init__(self, attempt: OpenAttempt, incarnation: str, post: Post, memory: KVMemory, guard: PageGuard) -> None:
         super().__init__(attempt.handle, attempt.room, attempt.request_id, attempt.prefill, post)
+        self.attempts = (AttemptId(incarnation, attempt.handle),)
         self._memory = memory
         self._guard = guard
         self._offered = False

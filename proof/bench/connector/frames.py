@@ -14,8 +14,10 @@ from .pair import Pair
 from .results import Results, Row
 from .scheduler import Job
 
-NEEDED = ("Open", "Offer", "Accepted", "Ended", "Ack")
-"""What a protocol without aborts needs as well: request, memory, and end, with the answers that stop repetition."""
+NEEDED = ("Open", "Offer", "Ended", "Ack")
+"""What a protocol without aborts needs as well: request, memory, end, and the answer that stops its repetition."""
+ANSWER = "Accepted"
+"""Sent only because a frame was repeated."""
 ABORT_FRAMES = ("Abort", "Query")
 """Frames about an end other than success: a protocol without aborts would lack these."""
 HANDOFFS = 200
@@ -46,19 +48,17 @@ def frames(results: Results, stack: ExitStack) -> None:
 
 def judged(plane: str, counts: Counter[Content], handoffs: int) -> Iterable[Row]:
     """Rows of what was sent, each judged by the value that it shows."""
-    first = Counter(name for name, _ in counts)
+    first = Counter(name for name, _ in counts if name != ANSWER)
     again = Counter(dict.fromkeys(first, 0))
     for (name, _), number in counts.items():
-        again[name] += number - 1
+        again[name] += number if name == ANSWER else number - 1
     target = len(NEEDED)
     each, repeated = first.total() / handoffs, again.total() / handoffs
     safety = sum(first[name] + again[name] for name in ABORT_FRAMES) / handoffs
     what = "frames of a hand-off, each counted once"
     yield Row("frames", plane, what, each, "", "", f"<= {target}", each <= target, _list(first, handoffs))
-    note = _list(+again, handoffs)
-    if again["Accepted"]:
-        note += "; Accepted answers Open, and then Offer"
-    yield Row("frames again", plane, "repeated frames of a hand-off", repeated, "", note=note)
+    again_note = _list(+again, handoffs)
+    yield Row("frames again", plane, "repeated frames of a hand-off", repeated, "", note=again_note)
     note = f"{', '.join(ABORT_FRAMES)} together, repeated or not, where no side aborts"
     yield Row("frames for aborts", plane, "frames for the safety of aborts", safety, "", "", "<= 0", safety <= 0, note)
 

@@ -16,7 +16,7 @@ def counted(handoffs: int = 200) -> Counter[frames.Content]:
 
 def test_frames_are_judged_by_the_shown_value() -> None:
     each, again, safety = frames.judged("nixl", counted(), 200)
-    assert (each.value, each.target, each.met) == (5, "<= 5", True)
+    assert (each.value, each.target, each.met) == (4, "<= 4", True)
     assert (again.value, again.met) == (0, None)
     assert (safety.value, safety.met) == (0, True)
 
@@ -25,17 +25,18 @@ def test_one_frame_too_many_misses_the_target() -> None:
     counts = counted()
     counts["Goodbye", 7] += 1
     each, *_ = frames.judged("nixl", counts, 200)
-    assert each.value == pytest.approx(5.005)
+    assert each.value == pytest.approx(4.005)
     assert each.met is False
 
 
-def test_repetitions_have_a_row_with_their_reason() -> None:
+def test_repetitions_and_their_answers_have_a_row() -> None:
     counts = counted()
+    counts["Open", 7] += 10
     counts["Accepted", 7] += 10
     each, again, _ = frames.judged("nixl", counts, 200)
-    assert each.value == 5
-    assert again.value == pytest.approx(0.05)
-    assert "Accepted 0.05; Accepted answers" in again.note
+    assert each.value == 4
+    assert again.value == pytest.approx(0.1)
+    assert again.note == "Open 0.05, Accepted 0.05"
 
 
 @pytest.mark.parametrize("name", frames.ABORT_FRAMES)

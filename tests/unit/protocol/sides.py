@@ -25,7 +25,7 @@ from pdpool_connector.protocol.events import (
     WriteResult,
 )
 from pdpool_connector.protocol.prefill import PrefillMachine
-from pdpool_connector.protocol.status import TransferStatus
+from pdpool_connector.protocol.status import JUST_OPENED, TransferStatus
 from pdpool_connector.protocol.timeouts import Timeouts
 
 PREFILL = "a" * 32
@@ -53,6 +53,8 @@ class Side:
     def do(self, event: Event) -> list[Effect]:
         effects = self.machine.handle(event, self.now)
         self.effects += effects
+        if isinstance(event, OpenRequest | OpenAttempt):
+            self.status[event.handle] = JUST_OPENED
         self.status |= {effect.handle: effect.status for effect in effects if isinstance(effect, Report)}
         return effects
 

@@ -14,7 +14,6 @@ from pdpool_connector.protocol.events import (
     OpenAttempt,
     PeerLost,
     PeerReady,
-    Report,
     Shutdown,
     Tick,
     Unlinked,
@@ -122,9 +121,17 @@ class TestRepetition:
         side = Decode()
         side.open()
         side.offer()
-        assert names(side.wait(0.1)) == ["Open", "Offer"]
-        side.receive(accepted())
+        assert names(side.wait(0.1)) == ["Open"]
+        assert names(side.receive(accepted())) == ["Offer"]
         assert names(side.wait(0.5))[:1] == ["Offer"]
+
+    def test_answer_to_open_accepts_offer_too(self) -> None:
+        side = Decode()
+        side.open()
+        side.offer()
+        assert names(side.wait(0.1)) == ["Open"]
+        assert names(side.receive(accepted(offered=True))) == []
+        assert names(side.wait(4)) == ["Query"]
 
     def test_accepted_attempt_is_queried(self) -> None:
         side = Decode()
@@ -368,7 +375,7 @@ class TestFences:
         side = Decode()
         side.do(Fenced(PREFILL, "kubelet"))
         effects = side.open()
-        assert [type(effect) for effect in effects] == [Report, Connect]
+        assert [type(effect) for effect in effects] == [Connect]
         restarted(side)
         assert sent(side.effects, f.Open)[0].attempt.number == 1
 

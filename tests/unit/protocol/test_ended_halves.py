@@ -50,7 +50,7 @@ class TestRequestEndedFirst:
         side.request(1, rid="first")
         side.abort(1)
         side.request(2, rid="second")
-        assert names(side.opened(1, rid="second")) == ["Accepted"]
+        assert names(side.opened(1, rid="second")) == []
         assert names(side.opened(2, rid="first")) == ["Ended(aborted)"]
 
 
@@ -99,7 +99,7 @@ class TestRanks:
         if not requested:
             side.request(1, rid="old")
         assert side.status[1].cause is Cause.PEER_ABORTED
-        assert names(side.opened(1, peer=DECODE_2, rid="new", rank_index=1, rank_count=2)) == ["Accepted"]
+        assert names(side.opened(1, peer=DECODE_2, rid="new", rank_index=1, rank_count=2)) == []
         late = side.opened(2, peer=DECODE_2, rid="old", rank_index=1, rank_count=2)
         assert names(late) == ["Ended(peer_aborted)"]
 

@@ -23,9 +23,9 @@ class TestSuccess:
     def test_request_open_offer_and_send_write_pages(self) -> None:
         side = Prefill()
         side.request()
-        assert names(side.opened()) == ["Accepted"]
+        assert names(side.opened()) == []
         assert side.status[1].phase is Phase.WAITING
-        assert names(side.offered()) == ["Accepted+"]
+        assert names(side.offered()) == []
         assert side.status[1].phase is Phase.READY
         (write,) = writes(side.send())
         assert side.status[1].phase is Phase.TRANSFERRING

@@ -111,6 +111,7 @@ class TestHandle:
     def test_frames_carry_version_of_pairing(self) -> None:
         side = Prefill()
         side.do(PeerReady(DECODE, 7))
+        side.opened()
         (effect,) = side.opened()
         assert effect.frame.version == 7
 

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 from pdpool_connector.protocol import frames as f
-from pdpool_connector.protocol.events import PeerLost, PeerReady, WriteEnded, WriteResult
+from pdpool_connector.protocol.events import EngineRan, PeerLost, PeerReady, WriteEnded, WriteResult
 from pdpool_connector.protocol.status import Cause, Phase
 
 from tests.unit.protocol.sides import (
@@ -26,16 +26,16 @@ from tests.unit.protocol.sides import (
 
 
 class TestOpenAndOffer:
-    def test_open_before_request_is_accepted(self) -> None:
+    def test_first_open_and_offer_are_not_answered(self) -> None:
         side = Prefill()
-        assert names(side.opened()) == ["Accepted"]
-        assert names(side.offered()) == ["Accepted+"]
+        assert names(side.opened()) == []
+        assert names(side.offered()) == []
         assert side.status == {}
         side.request()
         assert side.status[1].phase is Phase.READY
-        assert names(side.effects) == ["Accepted", "Accepted+"]
+        assert names(side.effects) == []
 
-    def test_handoff_costs_three_frames_if_pages_wait(self) -> None:
+    def test_prefill_sends_one_frame_for_a_handoff(self) -> None:
         side = Prefill()
         side.request()
         side.send()
@@ -44,7 +44,7 @@ class TestOpenAndOffer:
         side.landed(write)
         side.receive(ack())
         side.wait(200)
-        assert names(side.effects) == ["Accepted", "Ended(done)"]
+        assert names(side.effects) == ["Ended(done)"]
         assert side.machine.rows == 0
 
     def test_repeated_open_says_whether_memory_is_known(self) -> None:
@@ -73,7 +73,7 @@ class TestOpenAndOffer:
         assert ignored(side.offered()) == ["unknown"]
         assert side.status[1].phase is Phase.WAITING
         side.opened()
-        assert names(side.offered()) == ["Accepted+"]
+        assert names(side.offered()) == []
         assert side.status[1].phase is Phase.READY
 
     @pytest.mark.parametrize(
@@ -215,6 +215,28 @@ class TestDeadlines:
         assert (ended.cause, ended.settled) == (Cause.TIMED_OUT, True)
         assert "the engine of prefill never sent the request" in ended.message
 
+    def test_attempt_ends_when_engine_runs_without_its_request(self) -> None:
+        side = Prefill()
+        side.do(EngineRan(100.0))
+        side.opened()
+        assert [names(side.do(EngineRan(total))) for total in (200.0, 202.9)] == [[], []]
+        (ended,) = sent(side.do(EngineRan(203.0)), f.Ended)
+        assert (ended.cause, ended.settled) == (Cause.TIMED_OUT, True)
+        assert "has not received the request" in ended.message
+        side.request()
+        assert side.status[1].cause is Cause.TIMED_OUT
+
+    def test_running_engine_spares_requests_and_later_attempts(self) -> None:
+        side = Prefill()
+        side.request()
+        side.opened(1)
+        side.do(EngineRan(1.0))
+        side.opened(2, room=8)
+        side.do(EngineRan(3.0))
+        assert not sent(side.do(EngineRan(5.9)), f.Ended)
+        (ended,) = sent(side.do(EngineRan(6.0)), f.Ended)
+        assert ended.attempt.number == 2
+
     def test_parked_attempt_ends_at_its_deadline_if_sooner(self) -> None:
         side = Prefill()
         side.opened(deadline_s=5.0)
@@ -313,8 +335,8 @@ class TestBounds:
         side = Prefill(replace(TIMEOUTS, max_attempts=4), DECODE, DECODE_2)
         for number in range(3):
             side.opened(number, room=number)
-        assert names(side.effects) == ["Accepted", "Accepted", "Ended(refused)"]
-        assert names(side.opened(1, room=9, peer=DECODE_2)) == ["Accepted"]
+        assert names(side.effects) == ["Ended(refused)"]
+        assert names(side.opened(1, room=9, peer=DECODE_2)) == []
 
     def test_requests_are_bounded(self) -> None:
         side = Prefill(replace(TIMEOUTS, max_attempts=2))
@@ -332,13 +354,14 @@ class TestBounds:
             number = next(numbers)
             whose = {"peer": peer, "room": number, "attempt": f.AttemptId(peer, number)}
             side.opened(**whose)
-            return names(side.offered(**whose, pages=range(100), state=(bytes(400),)))[-1]
+            offered = side.offered(**whose, pages=range(100), state=(bytes(400),))
+            return names(offered)[-1] if names(offered) else "taken"
 
-        assert [offer(DECODE) for _ in range(3)] == ["Accepted+", "Accepted+", "Ended(refused)"]
+        assert [offer(DECODE) for _ in range(3)] == ["taken", "taken", "Ended(refused)"]
         assert "as many ids" in sent(side.effects, f.Ended)[-1].message
-        assert [offer(DECODE_2) for _ in range(3)] == ["Accepted+", "Accepted+", "Ended(refused)"]
-        assert [offer(third) for _ in range(2)] == ["Accepted+", "Ended(refused)"], "five of 800 in 4000"
+        assert [offer(DECODE_2) for _ in range(3)] == ["taken", "taken", "Ended(refused)"]
+        assert [offer(third) for _ in range(2)] == ["taken", "Ended(refused)"], "five of 800 in 4000"
         side.do(PeerLost(DECODE, "gone"))
-        assert [offer(third) for _ in range(2)] == ["Accepted+", "Ended(refused)"], "two of 800 in its half"
+        assert [offer(third) for _ in range(2)] == ["taken", "Ended(refused)"], "two of 800 in its half"
         side.wait(TIMEOUTS.match_s + 1)
-        assert [offer(DECODE_2) for _ in range(3)] == ["Accepted+", "Accepted+", "Ended(refused)"]
+        assert [offer(DECODE_2) for _ in range(3)] == ["taken", "taken", "Ended(refused)"]

@@ -178,7 +178,7 @@ class TestMatching:
         side = Prefill(TIMEOUTS, DECODE, DECODE_2)
         side.request(prompt=b"p")
         side.opened(1, **FIRST)
-        assert names(side.opened(1, peer=DECODE_2, **fields)) == ["Accepted"]
+        assert names(side.opened(1, peer=DECODE_2, **fields)) == []
         assert side.machine.queues.count("parked") == 1
         side.opened(2, peer=DECODE_2, **SECOND)
         assert side.machine.queues.count("matched") == 1
@@ -199,7 +199,7 @@ class TestMatching:
         side.wait(TIMEOUTS.match_s + 1)
         assert (side.status[1].cause, side.status[1].releasable) == (Cause.TIMED_OUT, True)
         assert "only 1 of 2 decode ranks" in side.status[1].message
-        assert names(side.effects)[:2] == ["Accepted", "Ended(timed_out)"]
+        assert names(side.effects)[:1] == ["Ended(timed_out)"]
 
     def test_parked_ranks_end_together(self) -> None:
         side = Prefill(TIMEOUTS, DECODE, DECODE_2)
@@ -212,7 +212,7 @@ class TestMatching:
         side = two_ranks()
         side.opened(5, room=8, **FIRST)
         assert [frame.room for frame in sent(side.do(Drain()), f.Ended)] == [8]
-        assert names(side.opened(1, peer=DECODE_2, **SECOND)) == ["Accepted"]
+        assert names(side.opened(1, peer=DECODE_2, **SECOND)) == []
 
 
 class TestWriting:

@@ -151,7 +151,7 @@ class TestWithoutPrompt:
         side = Prefill(TIMEOUTS, DECODE, DECODE_2)
         side.request(1, rid="a")
         side.opened(1, rid="x", prompt=OLD, rank_index=0, rank_count=2)
-        assert names(side.opened(1, peer=DECODE_2, rid="x", prompt=NEW, rank_index=1, rank_count=2)) == ["Accepted"]
+        assert names(side.opened(1, peer=DECODE_2, rid="x", prompt=NEW, rank_index=1, rank_count=2)) == []
         assert side.machine.queues.count("parked") == 1, "a rank with another prompt is another request's"
 
     def test_decode_gives_prompt_with_open_and_abort(self) -> None:
@@ -174,7 +174,7 @@ class TestBounds:
     def test_full_room_refuses_attempt_and_still_matches(self) -> None:
         side = Prefill()
         for number in range(MAX_PER_ROOM):
-            assert names(side.opened(number, rid=f"r{number}")) == ["Accepted"]
+            assert names(side.opened(number, rid=f"r{number}")) == []
         (refused,) = sent(side.opened(MAX_PER_ROOM, rid="one more"), f.Ended)
         assert (refused.cause, refused.settled) == (Cause.REFUSED, True)
         side.request(1, rid="r5")
