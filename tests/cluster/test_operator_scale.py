@@ -177,7 +177,7 @@ async def test_lack_of_room_is_announced_before_serving_stops(here: Bench):
     await here.until("DecodePool", "Ready", status="True")
     await update(schedulerName="default-scheduler", nodeSelector={"pdpool.dev/no-such-node": ""})
     await unschedulable("didn't match Pod's node affinity/selector")
-    stays = await here.until("DecodePool", "Reconciling", status="True", reason="Updating")
+    stays = await here.until("DecodePool", "Reconciling", status="True", reason="Unschedulable")
     assert "make room" not in stays["message"]
     huge = {"name": "engine", "resources": {"requests": {"cpu": "1000"}}}
     await update(nodeSelector=None, containers=[huge])

@@ -145,6 +145,8 @@ class Plan:
     """`None` means that nothing is left to do."""
     surplus: tuple[str, ...] = ()
     """Names of the instances that are to be removed, in that order. All others are wanted."""
+    stops_serving: str = ""
+    """Announcement that the only instance that serves will be drained, with the time. Empty if it will not."""
     same_build: tuple[str, ...] = ()
     """Names of the instances whose pod was built from another spec, but as the current spec says."""
     update_available: tuple[str, ...] = ()

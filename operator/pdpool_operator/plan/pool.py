@@ -119,12 +119,14 @@ def plan_pool(
             _begin(context),
         ]
     )
-    plan = _join([plan, _lacking_room(context)])
+    lacking = _lacking_room(context)
+    plan = _join([lacking, plan])
     return replace(
         plan,
         put_back=put_back,
         progress=plan.progress or _waiting(context),
         surplus=surplus,
+        stops_serving=lacking.progress.message if lacking.progress else "",
         same_build=tuple(
             i.name
             for i in context.present

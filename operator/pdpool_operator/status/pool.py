@@ -74,6 +74,11 @@ def has_fault(facts: PoolFacts) -> Violation | None:
     return from_faults(facts.all_faults)
 
 
+def will_stop_serving(facts: PoolFacts) -> Violation | None:
+    """The update has no room for a second instance, and will drain the only one."""
+    return Violation(Reason.UPDATING, facts.plan.stops_serving) if facts.plan.stops_serving else None
+
+
 def has_pod_trouble(facts: PoolFacts) -> Violation | None:
     """Kubernetes cannot run a pod."""
     return pod_trouble([PodFacts(i.name, i.pod, i.create_error) for i in facts.wanted])
@@ -153,6 +158,7 @@ def is_in_progress(facts: PoolFacts) -> Violation | None:
 READY_CHAIN: Sequence[Rule[PoolFacts]] = (
     being_deleted,
     has_fault,
+    will_stop_serving,
     has_pod_trouble,
     has_lingering_pod,
     is_on_silent_node,

@@ -8,6 +8,7 @@ from pdpool_operator.api.reasons import Reason
 from pdpool_operator.observe.model import ObservedInstance, ObservedPool
 from pdpool_operator.plan.model import EventType, Plan
 from pdpool_operator.plan.pool import plan_pool
+from pdpool_operator.status.pool import PoolFacts, pool_status
 
 from tests.unit.operator.plan.makers import SETTINGS, T0, make_instance, make_observed, make_pool, seconds
 from tests.unit.operator.plan.test_selection import FULL, outdated
@@ -28,6 +29,11 @@ def observed(successor: ObservedInstance, **old: Any) -> ObservedPool:
 
 def plan_at(after_s: float, pool: ObservedPool) -> Plan:
     return plan_pool(pool, SETTINGS, T0 + seconds(after_s))
+
+
+def conditions(pool: ObservedPool, plan: Plan) -> dict[str, str]:
+    """Return the message of each condition."""
+    return {one.type: one.message for one in pool_status(PoolFacts(pool, plan, (), T0)).conditions}
 
 
 def test_new_instance_serves_before_the_old_one_drains() -> None:
@@ -116,6 +122,8 @@ def test_lack_of_room_is_announced_before_a_drain(lack: ObservedInstance) -> Non
     assert early.progress is not None
     assert "serves nothing until chat-prefill-1 is Ready" in early.progress.message
     assert "2026-11-21T12:01:00Z" in early.progress.message
+    assert conditions(observed(lack), early)["Ready"] == early.progress.message
+    assert conditions(observed(lack), early)["Reconciling"] == early.progress.message
     late = plan_at(60, observed(lack))
     assert [patch.name for patch in late.patch] == ["chat-prefill-0"]
     assert [(event.type, event.reason) for event in late.events] == [(EventType.WARNING, Reason.DRAIN_STARTED)]
@@ -144,6 +152,7 @@ def test_exceeded_quota_is_no_room_at_once() -> None:
 )
 def test_spec_without_fitting_nodes_stops_nothing(trouble: ObservedInstance) -> None:
     plan = plan_at(3600, observed(trouble))
+    assert "make room" not in conditions(observed(trouble), plan)["Ready"]
     assert not plan.acts
     assert plan.progress is not None
 
