@@ -89,9 +89,7 @@ async def _one(play: Play, name: str, number: int) -> Step:
 
 
 @contextlib.asynccontextmanager
-async def _requests(
-    pair: Pair, body: dict[str, object]
-) -> AsyncIterator[list["asyncio.Task[tuple[Reply, Reply]]"]]:
+async def _requests(pair: Pair, body: dict[str, object]) -> AsyncIterator[list["asyncio.Task[tuple[Reply, Reply]]"]]:
     """Send requests; all are answered, or have given up, when the block is left."""
     async with session() as client:
         tasks = [asyncio.create_task(ask(client, pair, body)) for _ in range(UNDER_WAY)]

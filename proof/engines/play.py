@@ -32,9 +32,8 @@ class Play:
 
     def begin(self, prefill: Launch, decode: Launch, *, unified: bool = True) -> Pair:
         """Return a running pair of these two; ends another one that is up. Starts the unified server beside it."""
-        if self.pair and all(server.alive() for server in self.pair.servers):
-            if (self.pair.prefill.launch, self.pair.decode.launch) == (prefill, decode):
-                return self.pair
+        if self.pair and [server.launch for server in self.pair.servers if server.alive()] == [prefill, decode]:
+            return self.pair
         self.end_pair()
         if unified and self.unified is None:
             self.pair, self.unified = self.stage.trio(prefill, decode, UNIFIED)

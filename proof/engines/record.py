@@ -1,4 +1,4 @@
-"""Results of a run on disk, so that an interrupted run can be continued, and the last line. Pure apart from one file."""
+"""Results of a run on disk, so that an interrupted run can be continued, and the last line."""
 
 import hashlib
 import json

@@ -16,7 +16,7 @@ PERIOD_S = 0.001
 
 def register() -> None:
     """Register the hook."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415 - only in SGLang's processes
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register("sglang.srt.disaggregation.nixl.conn.NixlKVManager.__init__", _around, HookType.AROUND)
 
@@ -26,7 +26,7 @@ def _around(original: Callable[..., None], manager: Any, args: Any, *rest: Any, 
     if os.environ.get("PDPOOL_STOCK_NIXL") != "best":
         original(manager, args, *rest, **named)
         return
-    from nixl import _api  # noqa: PLC0415 - a library of that environment
+    from nixl import _api
 
     whole = _api.nixl_agent_config
     _api.nixl_agent_config = lambda **settings: whole(**settings, enable_prog_thread=False)

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import aiohttp
 import click
@@ -65,6 +65,12 @@ def schedule(aborts: int, seed: int) -> list[Case]:
     ]
 
 
+def storm_prompts(seed: int) -> dict[int, dict[str, Any]]:
+    """Return a request of each length: the unified server answers each once."""
+    rng = random.Random(seed)
+    return {length: body_of(rng.choices(TOKEN_IDS, k=length), NEW_TOKENS) for length in LENGTHS}
+
+
 async def run(play: Play, aborts: int) -> None:
     """Abort `aborts` requests, in rounds of `ROUND`."""
     for number, first in enumerate(range(0, aborts, ROUND)):
@@ -84,9 +90,7 @@ async def storm(play: Play, pair: Pair, aborts: int, seed: int) -> Step:
         server's, `kept` KV tokens were in use right after the round, `leftovers` is what is not zero 5 s later.
     """
     cases = schedule(aborts, seed)
-    rng = random.Random(seed)
-    # A few prompts of each length: the unified server answers each once.
-    prompts = {length: body_of(rng.choices(TOKEN_IDS, k=length), NEW_TOKENS) for length in LENGTHS}
+    prompts = storm_prompts(seed)
     expected = dict(zip(prompts, await play.expected(list(prompts.values())), strict=True))
     begun = time.monotonic()
     async with session() as client:
@@ -127,7 +131,7 @@ def _wrong(case: Case, replies: dict[str, Reply], expected: tuple[tuple[tuple[in
 
 
 async def _play(
-    client: aiohttp.ClientSession, pair: Pair, case: Case, body: dict[str, object], name: str
+    client: aiohttp.ClientSession, pair: Pair, case: Case, body: dict[str, Any], name: str
 ) -> dict[str, Reply]:
     """Send a case's halves, abort it; returns the replies of clients that have not left."""
     sent, act, sides = WAYS[case.way]
