@@ -5,7 +5,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -183,9 +183,10 @@ def ratios(figures: dict[str, dict[Backend, Figures]]) -> Step:
     }
 
 
-def ratio(by_backend: dict[Backend, Figures], name: str) -> float:
+def ratio(by_backend: Mapping[Backend, Figures], name: str) -> float:
     """Return the median of ours divided by the median of stock at its best."""
-    return statistics.median(by_backend["pdpool"][name]) / statistics.median(by_backend["nixl"][name])
+    ours, stock = (float(statistics.median(by_backend[backend][name])) for backend in ("pdpool", "nixl"))
+    return ours / stock
 
 
 def _spread(values: Sequence[float], factor: float = 1.0) -> str:

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -88,7 +89,8 @@ def _packages(environment: Environment) -> None:
         raise EnginesError(f"{environment.root} has {free >> 30} GiB of free space, must have {FREE_BYTES >> 30}")
     if not environment.python.exists():
         _run("making the environment", [_uv(), "venv", "-q", "--clear", "-p", "3.11", environment.venv], 600)
-    install = [_uv(), "pip", "install", "-q", "-p", environment.python, "--no-deps", "-r", REQUIREMENTS]
+    install: list[str | Path] = [_uv(), "pip", "install", "-q", "-p", environment.python, "--no-deps"]
+    install += ["-r", REQUIREMENTS]
     _run("installing packages", install, INSTALL_S, weigh=environment.venv)
     (site,) = environment.venv.glob("lib/python3.*/site-packages")
     shutil.copytree(KERNELS, site / KERNELS.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -102,13 +104,17 @@ def _model(environment: Environment, name: str) -> None:
     if stamp.exists() and stamp.read_text() == digest:
         return
     print(f"engines: making the model {name} in {directory}", flush=True)
-    command = [environment.python, HERE / "models.py", name, directory]
+    command: list[str | Path] = [environment.python, HERE / "models.py", name, directory]
     _run(f"making {name}", command, MODEL_S, env={"PYTHONPATH": str(CHECKOUT / "connector")})
     stamp.write_text(digest)
 
 
 def _run(
-    what: str, command: list[str | Path], timeout_s: float, env: dict[str, str] | None = None, weigh: Path | None = None
+    what: str,
+    command: Sequence[str | Path],
+    timeout_s: float,
+    env: dict[str, str] | None = None,
+    weigh: Path | None = None,
 ) -> None:
     def state() -> str:
         return f"engines: {what}" + (f", {_size(weigh) / 1e9:.1f} of 5.9 GB" if weigh else "")

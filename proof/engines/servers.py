@@ -176,7 +176,8 @@ class Stage:
 
     def pair(self, prefill: Launch, decode: Launch) -> Pair:
         """Start both sides."""
-        return Pair(*self.start(prefill, decode), room=random.randrange(1 << 40))
+        first, second = self.start(prefill, decode)
+        return Pair(first, second, room=random.randrange(1 << 40))
 
     def trio(self, prefill: Launch, decode: Launch, unified: Launch) -> tuple[Pair, Server]:
         """Start both sides and the unified server beside each other."""
@@ -200,6 +201,7 @@ class Stage:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command(launch, ports, self.environment),
+                cwd=self.folder,
                 env=inherited | dict(added),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
