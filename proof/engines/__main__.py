@@ -62,7 +62,7 @@ def _terminated(*_: object) -> NoReturn:
 @click.option("--part", type=click.Choice([*PARTS, "smoke"]), help="Only this part.  [default: all but smoke]")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Logs and results.  [default: the cache]")
 @click.option("--docs", type=click.Path(path_type=Path, file_okay=False), help="Write the benchmark's page here.")
-@click.option("--fresh", is_flag=True, help="Begin anew where an earlier run was interrupted.")
+@click.option("--fresh", is_flag=True, help="Start from the beginning where an earlier run was interrupted.")
 @click.option("--prompts", default=PROMPTS, show_default=True, help="Prompts of each topology.")
 @click.option("--aborts", default=ABORTS, show_default=True, help="Aborted requests.")
 @click.option("--times", default=TIMES, show_default=True, help="How often each fault is tried.")

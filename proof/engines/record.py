@@ -31,7 +31,7 @@ class Record:
     Args:
         path: JSON file.
         digest: code and settings of this run.
-        fresh: begin anew in any case.
+        fresh: start a new run in any case.
     """
 
     def __init__(self, path: Path, digest: str, *, fresh: bool = False) -> None:
@@ -65,7 +65,7 @@ class Record:
         write_text(self.path, json.dumps(self._data))
 
     def finish(self) -> None:
-        """Mark the run as finished: the next one begins anew."""
+        """Mark the run as finished: the next one starts from the beginning."""
         self._data["finished"] = True
         self.save()
 

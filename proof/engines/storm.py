@@ -86,8 +86,8 @@ async def storm(play: Play, pair: Pair, aborts: int, seed: int) -> Step:
     """Run one round on a pair.
 
     Returns:
-        Step with the counts: `hung` clients got no answer within their time, `wrong` answers differ from the unified
-        server's, `kept` KV tokens were in use right after the round, `leftovers` is what is not zero 5 s later.
+        The counts. `hung`: clients without an answer within their time. `wrong`: answers that differ from the unified
+        server's. `kept`: KV tokens in use right after the round. `leftovers`: counters that are not zero 5 s later.
     """
     cases = schedule(aborts, seed)
     prompts = storm_prompts(seed)

@@ -137,7 +137,7 @@ class TestRecord:
     @pytest.mark.parametrize(
         ("digest", "fresh", "finished"), [("new", False, False), ("code", True, False), ("code", False, True)]
     )
-    def test_other_run_begins_anew(self, tmp_path: Path, digest, fresh, finished):
+    def test_other_run_starts_again(self, tmp_path: Path, digest, fresh, finished):
         first = Record(tmp_path / "r.json", "code")
         self.run(first, 1)
         if finished:
