@@ -5,7 +5,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from pdpool_connector import LayoutError, StateCut
-from pdpool_sglang.memory import Heads, Placement, describe, pages_of, reference_heads, shards_of, state_ids, state_names
+from pdpool_sglang.memory import (
+    Heads,
+    Placement,
+    describe,
+    pages_of,
+    reference_heads,
+    shards_of,
+    state_ids,
+    state_names,
+)
 
 PAGE, PAGES, BASE = 16, 8, 0x10000000
 
@@ -14,7 +23,15 @@ def kv_args(entries, item, *, drafts=0, draft_item=0, state=()):
     """KVArgs with buffers one behind the other."""
     items = [item] * entries + [draft_item] * drafts
     spans = np.cumsum([0, *(PAGES * one for one in items)])
-    names = ("types", "data_ptrs", "data_lens", "item_lens", "dim_per_tensor", "slice_outer_counts", "conv_shard_groups")
+    names = (
+        "types",
+        "data_ptrs",
+        "data_lens",
+        "item_lens",
+        "dim_per_tensor",
+        "slice_outer_counts",
+        "conv_shard_groups",
+    )
     columns = {f"state_{name}": [one[index] for one in state] for index, name in enumerate(names)}
     return SimpleNamespace(
         kv_data_ptrs=[BASE + int(span) for span in spans[:-1]],
