@@ -10,11 +10,12 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from proof.engines.client import ANSWER_S, HUNG, Reply, ask, session, warmed
+from proof.engines.environment import EnginesError
 from proof.engines.launch import Launch
 from proof.engines.play import Play, settled, show
 from proof.engines.prompts import TOKEN_IDS, body_of, difference
@@ -31,7 +32,7 @@ RELEASE_S: Final = 30.0
 """Longest wait until the survivor of a killed peer has all its pages back."""
 KNOWN_S: Final = 2.0
 """Clients of the survivor know of a killed peer within this time."""
-LATEST_S: Final = 0.6
+LATEST_S: Final = 0.8
 TP2_PREFILL: Final = Launch("prefill", "pdpool", tensor=2)
 TP2_DECODE: Final = Launch("decode", "pdpool")
 SMOKE: Final = ("prefill killed", "decode killed")
@@ -53,25 +54,27 @@ async def _one(play: Play, name: str, number: int) -> Step:
     launches = (TP2_PREFILL, TP2_DECODE) if name == "one rank killed" else (TP1.prefill, TP1.decode)
     pair = play.begin(*launches)
     rng = random.Random(number)
-    body = body_of(rng.choices(TOKEN_IDS, k=LENGTH), NEW_TOKENS)
-    (expected,) = await play.expected([body])
+    # All different: prefill computes each of them.
+    bodies = [body_of(rng.choices(TOKEN_IDS, k=LENGTH), NEW_TOKENS) for _ in range(UNDER_WAY)]
+    probe = body_of(rng.choices(TOKEN_IDS, k=60))
+    right, *expected = await play.expected([probe, *bodies])
     async with session() as client:
-        reply = await warmed(client, pair, body)
-    if problem := difference(expected, reply):
-        raise AssertionError(f"the pair does not answer before the fault: {problem}")
-    async with _requests(pair, body) as tasks, _proof(pair) as freed:
+        reply = await warmed(client, pair, probe)
+    if problem := difference(right, reply):
+        raise EnginesError(f"the pair does not answer before the fault: {problem}")
+    async with _requests(pair, bodies) as tasks, _proof(pair) as freed:
         await asyncio.sleep(rng.uniform(0.05, LATEST_S))
         step = await FAULTS[name](play, pair, tasks)
     replies: Replies = [task.result() for task in tasks]
     async with session() as client:
-        reply = await warmed(client, pair, body)
-    answers = [decode for _, decode in replies if decode.tokens is not None]
-    lines = [line for answer in [*answers, reply] if (line := difference(expected, answer))]
+        reply = await warmed(client, pair, probe)
+    answers = [(tokens, decode) for tokens, (_, decode) in zip(expected, replies, strict=True) if decode.tokens]
+    lines = [line for tokens, answer in [*answers, (right, reply)] if (line := difference(tokens, answer))]
     left = await settled(pair.servers)
     statuses = sorted({reply.status for both in replies for reply in both})
-    recovered = reply.tokens is not None and step.get("known_s", 0.0) <= KNOWN_S
+    recovered = not difference(right, reply) and step.get("known_s", 0.0) <= KNOWN_S
     click.echo(
-        f"  faults, {name} {number}: {', '.join(f'{key}={value:.2f}' for key, value in step.items())} "
+        f"  faults, {name} {number}: {', '.join(f'{key}={value:.3g}' for key, value in step.items())} "
         f"statuses={statuses} complete={len(answers)} recovered={recovered} left over: {left or 'nothing'}"
     )
     show([*lines, *freed])
@@ -89,10 +92,12 @@ async def _one(play: Play, name: str, number: int) -> Step:
 
 
 @contextlib.asynccontextmanager
-async def _requests(pair: Pair, body: dict[str, object]) -> AsyncIterator[list["asyncio.Task[tuple[Reply, Reply]]"]]:
+async def _requests(
+    pair: Pair, bodies: list[dict[str, Any]]
+) -> AsyncIterator[list["asyncio.Task[tuple[Reply, Reply]]"]]:
     """Send requests; all are answered, or have given up, when the block is left."""
     async with session() as client:
-        tasks = [asyncio.create_task(ask(client, pair, body)) for _ in range(UNDER_WAY)]
+        tasks = [asyncio.create_task(ask(client, pair, body)) for body in bodies]
         try:
             yield tasks
         finally:
@@ -161,7 +166,7 @@ async def _lost(
     getattr(pair, side).kill()
     begun = time.monotonic()
     await asyncio.to_thread(restarted, play.stage, pair, side)
-    return {"known_s": known, "released_s": released, "restart_s": time.monotonic() - begun}
+    return {"interrupted": len(errors), "known_s": known, "released_s": released, "restart_s": time.monotonic() - begun}
 
 
 async def _stopped(side: str, _play: Play, pair: Pair, tasks: list["asyncio.Task[tuple[Reply, Reply]]"]) -> Step:
