@@ -190,11 +190,11 @@ async def _dropped(_play: Play, pair: Pair, tasks: list["asyncio.Task[tuple[Repl
 
 
 FAULTS: Final[dict[str, Callable[[Play, Pair, list["asyncio.Task[tuple[Reply, Reply]]"]], Awaitable[Step]]]] = {
-    "prefill killed": partial(_killed, "prefill"),
-    "decode killed": partial(_killed, "decode"),
     "prefill stopped": partial(_stopped, "prefill"),
     "decode stopped": partial(_stopped, "decode"),
     "control messages dropped": _dropped,
+    "prefill killed": partial(_killed, "prefill"),
+    "decode killed": partial(_killed, "decode"),
     "one rank killed": _rank_killed,
 }
 

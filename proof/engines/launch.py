@@ -43,7 +43,7 @@ class Launch:
         role, backend: What it is.
         model: `tiny` or `smollm2`.
         tensor, data: Ranks of tensor parallelism, and of data parallelism.
-        core: The core that all its processes share; None: any.
+        core: The core that all its processes share once it serves; None: any.
         flags, env: In addition to those that every server has.
     """
 
@@ -92,10 +92,7 @@ class Ports:
 
 def command(launch: Launch, ports: Ports, environment: Environment) -> list[str]:
     """Return the command line. The server ends when its starter dies."""
-    words = ["setpriv", "--pdeathsig", "TERM"]
-    if launch.core is not None:
-        words += ["taskset", "-c", str(launch.core)]
-    words += [str(environment.python), "-m", "sglang.launch_server"]
+    words = ["setpriv", "--pdeathsig", "TERM", str(environment.python), "-m", "sglang.launch_server"]
     words += ["--model-path", str(environment.model(launch.model)), "--port", str(ports.http), *_FLAGS]
     if launch.role != "unified":
         words += ["--disaggregation-mode", launch.role, "--disaggregation-bootstrap-port", str(ports.bootstrap)]

@@ -89,6 +89,17 @@ class Server:
         """Return the CPU seconds that the schedulers have used."""
         return sum(_cpu_s(pid) for pid in self.schedulers())
 
+    def pin(self) -> None:
+        """Give all its threads the one core of its launch. Its start may use all of them."""
+        if self.launch.core is None:
+            return
+        cores = sorted(os.sched_getaffinity(0))
+        chosen = {cores[self.launch.core % len(cores)]}
+        for pid in self._group():
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(int(task.name), chosen)
+
     def signal_schedulers(self, number: signal.Signals) -> None:
         """Send a signal to the processes that run the model. A stop has taken effect when this returns."""
         for pid in self.schedulers():
@@ -222,6 +233,8 @@ class Stage:
                     late = waiting[0]
                     raise EnginesError(f"{late.launch.name} does not serve after {START_S:.0f} s; log:\n{late.tail()}")
                 time.sleep(0.5)
+        for server in servers:
+            server.pin()
         return servers
 
     def _plugin(self, backend: Backend) -> Path | None:

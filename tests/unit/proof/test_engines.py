@@ -161,4 +161,3 @@ class TestLaunch:
     def test_stock_is_named_as_sglang_names_it(self, tmp_path: Path):
         words = command(Launch("prefill", "nixl-shipped", core=1), Ports(20_000), Environment(tmp_path))
         assert words[words.index("--disaggregation-transfer-backend") + 1] == "nixl"
-        assert words[words.index("taskset") + 2] == "1"
