@@ -128,7 +128,7 @@ soak: $(READY) ## 100 000 aborted hand-offs over real data planes, every byte wa
 
 .PHONY: engines
 engines: $(READY) ## Real SGLang on CPU with pdpool and stock NIXL, about 6 GB (PART=smoke|tokens|aborts|faults|bench)
-	@$(PY) -m proof.engines $(if $(PART),--part $(PART)) --docs docs/benchmarks $(ARGS)
+	@$(PY) -m proof.engines $(PART:%=--part %) --docs docs/benchmarks $(ARGS)
 
 .PHONY: dist
 dist: $(READY) ## Build the wheel and the source distribution into dist/

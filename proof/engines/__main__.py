@@ -59,7 +59,13 @@ def _terminated(*_: object) -> NoReturn:
 
 
 @click.command(help=__doc__)
-@click.option("--part", type=click.Choice([*PARTS, "smoke"]), help="Only this part.  [default: all but smoke]")
+@click.option(
+    "--part",
+    "only",
+    type=click.Choice([*PARTS, "smoke"]),
+    multiple=True,
+    help="Only this part.  [default: all but smoke]",
+)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Logs and results.  [default: the cache]")
 @click.option("--docs", type=click.Path(path_type=Path, file_okay=False), help="Write the benchmark's page here.")
 @click.option("--fresh", is_flag=True, help="Start from the beginning where an earlier run was interrupted.")
@@ -67,15 +73,15 @@ def _terminated(*_: object) -> NoReturn:
 @click.option("--aborts", default=ABORTS, show_default=True, help="Aborted requests.")
 @click.option("--times", default=TIMES, show_default=True, help="How often each fault is tried.")
 def main(
-    part: str | None, out: Path | None, docs: Path | None, fresh: bool, prompts: int, aborts: int, times: int
+    only: tuple[str, ...], out: Path | None, docs: Path | None, fresh: bool, prompts: int, aborts: int, times: int
 ) -> None:
     """Run the parts, print the last line."""
     signal.signal(signal.SIGTERM, _terminated)
     begun = time.monotonic()
-    parts = (part,) if part else PARTS
+    parts = only or PARTS
     try:
         environment = ensure()
-        folder = out or cache_dir() / "engines" / "runs" / (part or "all")
+        folder = out or cache_dir() / "engines" / "runs" / ("-".join(only) or "all")
         click.echo(f"engines: logs and results are in {folder}")
         settings = f"{sources_digest()} {parts} {prompts} {aborts} {times}"
         record = Record(folder / "results.json", settings, fresh=fresh)

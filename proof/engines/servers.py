@@ -96,8 +96,8 @@ class Server:
         cores = sorted(os.sched_getaffinity(0))
         chosen = {cores[self.launch.core % len(cores)]}
         for pid in self._group():
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                for task in Path(f"/proc/{pid}/task").iterdir():
                     os.sched_setaffinity(int(task.name), chosen)
 
     def signal_schedulers(self, number: signal.Signals) -> None:
