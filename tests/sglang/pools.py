@@ -79,7 +79,7 @@ def show(name, pool, tensors, *, draft=None, heads=0, tp=1, rank=0):
         window_heads=surface.window_heads(queue),
         device=surface.device_of(SimpleNamespace(device="cpu"), args),
     )
-    print(
+    print(  # noqa: T201 - its parent reads it
         json.dumps(
             {
                 "name": name,
