@@ -25,9 +25,9 @@ class TestRelease:
     def test_other_rank_delays_ours(self):
         freed, holds = [], Holds()
         holds.add(hold(True, freed, "a"))
-        holds.release(lambda flags: [0])
+        holds.release(lambda _flags: [0])
         assert not freed
-        holds.release(lambda flags: [1])
+        holds.release(lambda _flags: [1])
         assert freed == ["a"]
         assert not holds
 
