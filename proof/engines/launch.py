@@ -120,8 +120,9 @@ def variables(launch: Launch, ports: Ports, pythonpath: Path | None) -> Mapping[
     found = dict(_VARIABLES)
     if pythonpath is not None:
         found["PYTHONPATH"] = str(pythonpath)
-    if launch.tensor > 1:
-        found["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank) for rank in range(launch.tensor))
+    if launch.ranks > 1:
+        # Without it SGLang wants as many NUMA nodes as ranks.
+        found["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank) for rank in range(launch.ranks))
         found["SGLANG_NCCL_SO_PATH"] = "/nonexistent"
     if launch.backend == "pdpool":
         found |= {

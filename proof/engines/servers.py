@@ -25,7 +25,8 @@ START_S: Final = 400.0
 """A pair takes 60 to 110 s on two idle cores."""
 END_S: Final = 30.0
 GET_S: Final = 10.0
-TAIL_LINES: Final = 25
+TAIL_LINES: Final = 15
+TAIL_ERRORS: Final = 5
 SCHEDULER: Final = "sglang::scheduler"
 """Beginning of the title of the processes that run the model."""
 
@@ -47,8 +48,10 @@ class Server:
         return self._process.poll() is None
 
     def tail(self) -> str:
-        """Return the last lines of the log."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+        """Return the errors in the log, which SGLang's processes write before others that follow from them, and its end."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        errors = [line[:500] for line in lines[:-TAIL_LINES] if "Error: " in line]
+        return "\n".join(errors[:TAIL_ERRORS] + lines[-TAIL_LINES:])
 
     def check(self) -> None:
         """Raise EnginesError with the end of the log if the server has died."""

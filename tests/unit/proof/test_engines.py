@@ -161,3 +161,8 @@ class TestLaunch:
     def test_stock_is_named_as_sglang_names_it(self, tmp_path: Path):
         words = command(Launch("prefill", "nixl-shipped", core=1), Ports(20_000), Environment(tmp_path))
         assert words[words.index("--disaggregation-transfer-backend") + 1] == "nixl"
+
+    @pytest.mark.parametrize("ranks", [{"tensor": 2}, {"data": 2}])
+    def test_each_rank_has_a_core(self, ranks):
+        found = variables(Launch("prefill", "pdpool", **ranks), Ports(20_000), None)
+        assert found["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1"
