@@ -48,7 +48,7 @@ class Server:
         return self._process.poll() is None
 
     def tail(self) -> str:
-        """Return the errors in the log, which SGLang's processes write before others that follow from them, and its end."""
+        """Return the first errors in the log, and its last lines. Other errors follow from the first."""
         lines = self.log.read_text(errors="replace").splitlines()
         errors = [line[:500] for line in lines[:-TAIL_LINES] if "Error: " in line]
         return "\n".join(errors[:TAIL_ERRORS] + lines[-TAIL_LINES:])

@@ -12,6 +12,7 @@ from proof.engines.environment import Environment
 from proof.engines.launch import PORTS, Launch, Ports, command, variables
 from proof.engines.prompts import difference, identical, make
 from proof.engines.record import Record, summary
+from proof.engines.report import write
 from proof.engines.storm import WAYS, schedule
 
 RIGHT = (((1, 2, 3), "length"),)
@@ -92,6 +93,23 @@ class TestRatios:
 
     def test_idle_is_busier_side(self):
         assert ratios(FIGURES)["idle_cpu"] == 1.5
+
+
+class TestPage:
+    def test_page_has_a_row_for_each_figure(self, tmp_path: Path):
+        storm = {"seconds": 2.5, "hung": 0, "wrong": 0, "kept": 32, "leftovers": 0}
+        one = {**{f"ttft {length}": [0.02, 0.04] for length in (18, 168, 1200)}}
+        whole = {**one, "idle": [1.0, 1.5], "storm": storm, "kill": {"known_s": 0.2, "released_s": 1.0}}
+        whole |= {f"rps {concurrency}": [10.0] for concurrency in (1, 8, 32)}
+        backends = ("pdpool", "nixl", "nixl-shipped")
+        figures = {"tiny": dict.fromkeys(backends, whole), "smollm2": dict.fromkeys(backends, one)}
+        write(tmp_path, figures, ratios(figures))
+        text = (tmp_path / "sglang.md").read_text()
+        assert "| TTFT, smollm2, 1200 tokens, ms | 30 [22 .. 38] | 30 [22 .. 38] | 30 [22 .. 38] | 1.000 |" in text
+        assert "| storm: KV tokens in use at its end | 32 | 32 | 32 |  |" in text
+        assert {path.name for path in tmp_path.glob("*.svg")} == {
+            f"sglang_{kind}.svg" for kind in ("ttft", "rps", "idle")
+        }
 
 
 class TestLastLine:
