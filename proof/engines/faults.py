@@ -9,18 +9,19 @@ import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 import click
 
-from proof.engines.client import ANSWER_S, HUNG, Reply, ask, session, warmed
+from proof.engines.client import ANSWER_S, HUNG, Reply, ask, cancelled, post, session, warmed
 from proof.engines.environment import EnginesError
 from proof.engines.launch import Launch
 from proof.engines.play import Play, settled, show
 from proof.engines.prompts import TOKEN_IDS, body_of, difference
 from proof.engines.record import Step
-from proof.engines.servers import Pair, restarted
+from proof.engines.servers import Pair, Server, restarted
 from proof.engines.tokens import TP1
 
 UNDER_WAY: Final = 8
@@ -35,6 +36,10 @@ KNOWN_S: Final = 2.0
 LATEST_S: Final = 0.8
 TP2_PREFILL: Final = Launch("prefill", "pdpool", tensor=2)
 TP2_DECODE: Final = Launch("decode", "pdpool")
+TOKEN_BYTES: Final = 1024
+"""KV cache of a token of the tiny model: two layers, keys and values, two heads of 32, 4 bytes."""
+AUX_BYTES: Final = 8192
+"""More than what a hold has beside KV cache."""
 SMOKE: Final = ("prefill killed", "decode killed")
 
 Replies = list[tuple[Reply, Reply]]
@@ -62,7 +67,7 @@ async def _one(play: Play, name: str, number: int) -> Step:
         reply = await warmed(client, pair, probe)
     if problem := difference(right, reply):
         raise EnginesError(f"the pair does not answer before the fault: {problem}")
-    async with _requests(pair, bodies) as tasks, _proof(pair) as freed:
+    async with _requests(pair, bodies) as tasks, _holds(pair) as seen:
         await asyncio.sleep(rng.uniform(0.05, LATEST_S))
         step = await FAULTS[name](play, pair, tasks)
     replies: Replies = [task.result() for task in tasks]
@@ -70,24 +75,27 @@ async def _one(play: Play, name: str, number: int) -> Step:
         reply = await warmed(client, pair, probe)
     answers = [(tokens, decode) for tokens, (_, decode) in zip(expected, replies, strict=True) if decode.tokens]
     lines = [line for tokens, answer in [*answers, (right, reply)] if (line := difference(tokens, answer))]
+    lines += seen.lines
     left = await settled(pair.servers)
     statuses = sorted({reply.status for both in replies for reply in both})
     recovered = not difference(right, reply) and step.get("known_s", 0.0) <= KNOWN_S
     click.echo(
         f"  faults, {name} {number}: {', '.join(f'{key}={value:.3g}' for key, value in step.items())} "
-        f"statuses={statuses} complete={len(answers)} recovered={recovered} left over: {left or 'nothing'}"
+        f"statuses={statuses} complete={len(answers)} "
+        f"holds={seen.peak} recovered={recovered} left over: {left or 'nothing'}"
     )
-    show([*lines, *freed])
+    show(lines)
     hung = sum(reply.status == HUNG for both in replies for reply in both)
     return {
         **step,
         "faults": 1,
+        "holds": seen.peak,
         "recovered": int(recovered),
         "hung": hung,
-        "wrong": len(lines) + len(freed),
+        "wrong": len(lines),
         "leftovers": len(left),
         "left": left,
-        "different": [*lines, *freed],
+        "different": lines,
     }
 
 
@@ -97,45 +105,61 @@ async def _requests(
 ) -> AsyncIterator[list["asyncio.Task[tuple[Reply, Reply]]"]]:
     """Send requests; all are answered, or have given up, when the block is left."""
     async with session() as client:
-        tasks = [asyncio.create_task(ask(client, pair, body)) for body in bodies]
+        rids = [f"{pair.room}-{number}" for number in range(len(bodies))]
+        tasks = [
+            asyncio.create_task(ask(client, pair, {**body, "rid": rid}), name=rid)
+            for body, rid in zip(bodies, rids, strict=True)
+        ]
         try:
             yield tasks
         finally:
             await asyncio.wait(tasks, timeout=2 * ANSWER_S)
 
 
+@dataclass
+class Holds:
+    """What was seen of holds: how many at most, and where pages were given back in spite of them."""
+
+    peak: int = 0
+    lines: list[str] = field(default_factory=list)
+
+
 @contextlib.asynccontextmanager
-async def _proof(pair: Pair) -> AsyncIterator[list[str]]:
-    """Watch that no server gives back its last KV token while its connector has holds."""
-    lines: list[str] = []
-
-    async def watch() -> None:
-        suspects: set[str] = set()
-        while True:
-            found = await asyncio.to_thread(_freed_early, pair)
-            # The two counters are read one after the other: only what is so twice counts.
-            lines.extend(sorted(found & suspects))
-            suspects = found
-            await asyncio.sleep(0.2)
-
-    task = asyncio.create_task(watch())
+async def _holds(pair: Pair) -> AsyncIterator[Holds]:
+    """Watch that each server keeps at least the KV tokens that its connector holds."""
+    seen = Holds()
+    # One task for each server: a stopped one does not answer.
+    tasks = [asyncio.create_task(_watch(server, seen)) for server in pair.servers]
     try:
-        yield lines
+        yield seen
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await cancelled(tasks)
 
 
-def _freed_early(pair: Pair) -> set[str]:
-    found = set()
-    for server in pair.servers:
+async def _watch(server: Server, seen: Holds) -> None:
+    suspect = False
+    while True:
         with contextlib.suppress(OSError):
-            used = sum(load["num_used_tokens"] for load in server.loads())
-            holds = sum(state["holds"] for state in server.connectors())
-            if holds and not used:
-                found.add(f"{server.launch.name}: {holds} holds, and no KV token in use")
-    return found
+            used, holds, held = await asyncio.to_thread(_kept, server)
+            seen.peak = max(seen.peak, holds)
+            early = held_too_little(used, holds, held)
+            # The counters are read one after the other: only what is so twice counts.
+            if early and suspect:
+                seen.lines.append(f"{server.launch.name}: {holds} holds of {held} bytes, {used} KV tokens in use")
+            suspect = early
+        await asyncio.sleep(0.2)
+
+
+def _kept(server: Server) -> tuple[int, int, int]:
+    used = sum(load["num_used_tokens"] for load in server.loads())
+    states = server.connectors()
+    # Ranks of tensor parallelism hold shares of the same tokens.
+    return used, max(state["holds"] for state in states), sum(state["held_bytes"] for state in states)
+
+
+def held_too_little(used_tokens: int, holds: int, held_bytes: int) -> bool:
+    """Return whether SGLang keeps fewer tokens of the tiny model than the connector holds bytes for."""
+    return held_bytes - holds * AUX_BYTES > used_tokens * TOKEN_BYTES
 
 
 async def _killed(side: str, play: Play, pair: Pair, tasks: list["asyncio.Task[tuple[Reply, Reply]]"]) -> Step:
@@ -170,9 +194,13 @@ async def _lost(
 
 
 async def _stopped(side: str, _play: Play, pair: Pair, tasks: list["asyncio.Task[tuple[Reply, Reply]]"]) -> Step:
-    server = getattr(pair, side)
+    """Stop a side. The other side aborts half of the requests meanwhile, and keeps their pages until it is safe."""
+    server, other = (pair.prefill, pair.decode) if side == "prefill" else (pair.decode, pair.prefill)
     server.signal_schedulers(signal.SIGSTOP)
     try:
+        async with session() as client:
+            for task in tasks[::2]:
+                await post(client, other, "/abort_request", {"rid": task.get_name()})
         await asyncio.sleep(STOPPED_S)
     finally:
         server.signal_schedulers(signal.SIGCONT)

@@ -9,6 +9,7 @@ import pytest
 from proof.engines.bench import ratios
 from proof.engines.client import HUNG, Reply
 from proof.engines.environment import Environment
+from proof.engines.faults import AUX_BYTES, held_too_little
 from proof.engines.launch import PORTS, Launch, Ports, command, variables
 from proof.engines.prompts import difference, identical, make
 from proof.engines.record import Record, summary
@@ -93,6 +94,15 @@ class TestRatios:
 
     def test_idle_is_busier_side(self):
         assert ratios(FIGURES)["idle_cpu"] == 1.5
+
+
+class TestHolds:
+    @pytest.mark.parametrize(("used", "early"), [(2400, False), (2399, True), (0, True)])
+    def test_fewer_tokens_than_held_is_early(self, used, early):
+        assert held_too_little(used, 2, 2400 * 1024 + 2 * AUX_BYTES) is early
+
+    def test_nothing_held_is_never_early(self):
+        assert not held_too_little(0, 0, 0)
 
 
 class TestPage:
