@@ -85,7 +85,7 @@ class Half:
         """Digest of the request's prompt, the same on both sides.
 
         Args:
-            recomputed: prefill is asked to compute prompt and output anew; its prompt is both.
+            recomputed: prefill is asked to compute prompt and output; its prompt is both.
         """
         tokens = surface.recomputed_tokens(self._request) if recomputed else surface.prompt_tokens(self._request)
         return prompt_digest(tokens)

@@ -21,7 +21,7 @@ from .settings import address
 log = logging.getLogger(__name__)
 
 RECOMPUTE_THREADS = 4
-"""Requests under way to prefills, to compute retracted requests anew."""
+"""Requests under way to prefills, to compute retracted requests again."""
 
 
 class BootstrapServer(surface.BaseKVBootstrapServer):
@@ -112,7 +112,7 @@ class Manager(surface.BaseKVManager):
         return self.prefill_info_table.get(bootstrap_addr) is not None
 
     def submit_prefill_recompute(self, kv_receiver: Receiver, payload: dict[str, Any]) -> None:
-        """Have prefill compute a retracted request anew. One rank of decode asks; all of them receive."""
+        """Have prefill compute a retracted request again. One rank of decode asks; all of them receive."""
         if not surface.leads_instance():
             return
         info = self.prefill_info_table.get(kv_receiver.bootstrap_addr)
@@ -182,8 +182,8 @@ def _ask_recompute(url: str, payload: dict[str, Any], receiver: Receiver, timeou
     """In a thread of its own: prefill answers when it has sent the pages."""
     failure = surface.post(url, payload, timeout_s)
     if failure:
-        log.error("prefill does not compute %s anew: %s", payload.get("rid"), failure)
-        receiver.half.refuse(f"prefill does not compute the request anew: {failure}", Cause.PEER_LOST)
+        log.error("prefill does not compute %s again: %s", payload.get("rid"), failure)
+        receiver.half.refuse(f"prefill does not compute the request again: {failure}", Cause.PEER_LOST)
 
 
 __all__ = ["BootstrapServer", "Manager", "Receiver", "Sender"]

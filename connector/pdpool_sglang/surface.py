@@ -178,7 +178,7 @@ def taken_request() -> Any:  # noqa: ANN401
 
 
 def taken_recomputed() -> bool:
-    """Whether prefill has to compute that request anew."""
+    """Whether prefill has to compute that request again."""
     return bool(_aside.pop("recomputed", False))
 
 
