@@ -36,7 +36,7 @@ class Side:
         self.args.aux_data_ptrs, self.args.aux_data_lens = [self.aux.ctypes.data], [self.aux.nbytes]
         self.args.aux_item_lens, self.args.state_types = [self.aux[0].nbytes], []
         self.args.page_size, self.args.kv_cache_dtype_str = PAGE, "float32"
-        place, heads = Placement(stage_layers=(LAYERS,)), Heads(HEADS, HEADS, element_bytes=4)
+        place, heads = Placement(), Heads(HEADS, HEADS, element_bytes=4)
         self.memory = describe(self.args, model="m", place=place, target=heads)
         self.held = []
 

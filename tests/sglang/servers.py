@@ -15,25 +15,11 @@ import aiohttp
 
 CHECKOUT = Path(__file__).parents[2]
 START_S, CLIENT_S = 420.0, 120.0
-FLAGS = [
-    "--host",
-    "127.0.0.1",
-    "--device",
-    "cpu",
-    "--attention-backend",
-    "torch_native",
-    "--dtype",
-    "float32",
-    "--max-total-tokens",
-    "16384",
-    "--max-running-requests",
-    "16",
-    "--page-size",
-    "16",
-    "--enable-metrics",
-    "--skip-server-warmup",
-    "--sleep-on-idle",
-]
+FLAGS = (
+    *("--host", "127.0.0.1", "--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"),
+    *("--max-total-tokens", "16384", "--max-running-requests", "16", "--page-size", "16"),
+    *("--enable-metrics", "--skip-server-warmup", "--sleep-on-idle"),
+)
 ENVIRON = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "SGLANG_HOST_IP": "127.0.0.1",

@@ -73,22 +73,23 @@ async def stop_target(client):
     prompt = client.prompt(600)
     expected = await client.tokens(prompt)
     await client.until(lambda: is_empty(client))
-    rooms = range(200, 200 + REQUESTS)
-    prompts = [client.prompt(PROMPT) for _ in rooms]
-    halves = [
-        asyncio.create_task(client.ask(server, one, room, f"gone-{room}-{server.role}"))
-        for server in (client.prefill, client.decode)
-        for one, room in zip(prompts, rooms, strict=True)
-    ]
+    requests = [(room, client.prompt(PROMPT)) for room in range(200, 200 + REQUESTS)]
+    receiving = [asyncio.create_task(client.ask(client.decode, one, room)) for room, one in requests]
 
-    async def is_sending():
-        return (await client.state(client.prefill))["attempts"]["sending"]["reqs"] > 0
+    async def all_offered():
+        return (await client.state(client.prefill))["attempts"]["parked"]["reqs"] == REQUESTS
 
-    await client.until(is_sending)
+    await client.until(all_offered)
     with client.decode.stopped():
+        sending = [asyncio.create_task(client.ask(client.prefill, one, room, f"gone-{room}")) for room, one in requests]
+
+        async def is_sending():
+            return (await client.used(client.prefill))[1].get("prefill_inflight_queue_reqs", 0) >= 2
+
+        await client.until(is_sending)
         began = time.monotonic()
-        await asyncio.gather(*(client.abort(client.prefill, f"gone-{room}-prefill") for room in rooms))
-        await asyncio.gather(*halves[:REQUESTS])
+        await asyncio.gather(*(client.abort(client.prefill, f"gone-{room}") for room, _ in requests))
+        await asyncio.gather(*sending)
         assert time.monotonic() - began < ANSWER_S
         holding, queues = await client.used(client.prefill)
         assert queues == {}, "the scheduler has no request any more"
@@ -101,6 +102,7 @@ async def stop_target(client):
         assert (await client.used(client.prefill))[0] == holding
         async with client.session.post(f"http://127.0.0.1:{client.prefill.port}/flush_cache") as response:
             assert response.status == 400
-    await asyncio.gather(*halves)
+    answers = await asyncio.gather(*receiving)
+    assert {status for status, _ in answers} == {502}
     await client.until(lambda: is_empty(client))
     assert await client.tokens(prompt) == expected
