@@ -42,12 +42,9 @@ class Half:
         """The transfer's, or that of a request for which none was opened."""
         return self.transfer.status if self.transfer is not None else self._unopened
 
-    def refuse(self, message: str, cause: Cause = Cause.INVALID) -> None:
-        """Fail without a transfer, or give the transfer up."""
-        if self.transfer is not None:
-            self.give_up(message)
-        else:
-            self._unopened = TransferStatus(Phase.FAILED, cause, message, releasable=True)
+    def refuse(self, message: str) -> None:
+        """Fail as invalid, before a transfer is opened."""
+        self._unopened = TransferStatus(Phase.FAILED, Cause.INVALID, message, releasable=True)
 
     def give_up(self, message: str) -> None:
         """Abort the hand-off. One that has ended stays as it ended."""
@@ -85,7 +82,7 @@ class Half:
         """Digest of the request's prompt, the same on both sides.
 
         Args:
-            recomputed: prefill is asked to compute prompt and output anew; its prompt is both.
+            recomputed: prefill is asked to compute prompt and output; its prompt is both.
         """
         tokens = surface.recomputed_tokens(self._request) if recomputed else surface.prompt_tokens(self._request)
         return prompt_digest(tokens)

@@ -8,11 +8,11 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from pdpool_connector import Cause, DecodeConnector, PrefillConnector
+from pdpool_connector import DecodeConnector, PrefillConnector
 
 from . import surface
 from .holds import Holds
-from .memory import describe, reference_heads, shards_of
+from .memory import describe, instance_of
 from .queues import QueueSampler
 from .receiver import Receiver
 from .sender import Sender
@@ -21,7 +21,7 @@ from .settings import address
 log = logging.getLogger(__name__)
 
 RECOMPUTE_THREADS = 4
-"""Requests under way to prefills, to compute retracted requests anew."""
+"""Requests under way to prefills, to compute retracted requests again."""
 
 
 class BootstrapServer(surface.BaseKVBootstrapServer):
@@ -58,7 +58,7 @@ class Manager(surface.BaseKVManager):
         self.kv_args = args
         self.server_args = server_args
         self.scheduler = queue.scheduler
-        engine = surface.read_engine(disaggregation_mode, args, queue, bool(is_mla_backend))
+        engine = surface.read_engine(disaggregation_mode, queue)
         engine.refuse()
         self.dp_rank, self.dp_size = engine.dp_rank, engine.dp_size
         target, draft = surface.heads_of(queue, bool(is_mla_backend), engine.place.tp_size)
@@ -71,12 +71,10 @@ class Manager(surface.BaseKVManager):
             window_heads=surface.window_heads(queue),
             device=surface.device_of(server_args, args),
         )
-        shards = shards_of(
-            engine.place, reference_heads(target, draft), cut_state=any(pool.ranks for pool in memory.state)
-        )
+        instance = instance_of(engine.place, memory)
         make = PrefillConnector if engine.role == "prefill" else DecodeConnector
         running = partial(surface.running, self.scheduler)
-        self.connector: Any = make(engine.config(shards), memory, running=running)
+        self.connector: Any = make(engine.config(instance), memory, running=running)
         self.connector.start()
         atexit.register(self.connector.close)
         self.holds = Holds()
@@ -89,7 +87,7 @@ class Manager(surface.BaseKVManager):
             "pdpool: %s, rank %d of %d, data-parallel rank %d of %d, admin %s",
             engine.role,
             engine.place.rank,
-            len(shards),
+            len(instance),
             self.dp_rank,
             self.dp_size,
             self.connector.admin_address,
@@ -112,7 +110,7 @@ class Manager(surface.BaseKVManager):
         return self.prefill_info_table.get(bootstrap_addr) is not None
 
     def submit_prefill_recompute(self, kv_receiver: Receiver, payload: dict[str, Any]) -> None:
-        """Have prefill compute a retracted request anew. One rank of decode asks; all of them receive."""
+        """Have prefill compute a retracted request again. One rank of decode asks; all of them receive."""
         if not surface.leads_instance():
             return
         info = self.prefill_info_table.get(kv_receiver.bootstrap_addr)
@@ -182,8 +180,8 @@ def _ask_recompute(url: str, payload: dict[str, Any], receiver: Receiver, timeou
     """In a thread of its own: prefill answers when it has sent the pages."""
     failure = surface.post(url, payload, timeout_s)
     if failure:
-        log.error("prefill does not compute %s anew: %s", payload.get("rid"), failure)
-        receiver.half.refuse(f"prefill does not compute the request anew: {failure}", Cause.PEER_LOST)
+        log.error("prefill does not compute %s again: %s", payload.get("rid"), failure)
+        receiver.half.give_up(f"prefill does not compute the request again: {failure}")
 
 
 __all__ = ["BootstrapServer", "Manager", "Receiver", "Sender"]

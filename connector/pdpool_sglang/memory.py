@@ -24,10 +24,10 @@ class Heads:
     """The KV heads of one pool of SGLang's.
 
     Args:
-        held: heads on this rank; 1 for MLA.
-        total: heads in the model; 1 for MLA.
+        held: Heads on this rank; 1 for MLA.
+        total: Heads in the model; 1 for MLA.
         latent: MLA, one buffer for each layer.
-        element_bytes: size of one element.
+        element_bytes: Size of one element.
     """
 
     held: int
@@ -38,35 +38,34 @@ class Heads:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where this rank stands in its instance: one attention-DP rank, with its tensor, context and pipeline ranks.
+    """Where this rank stands in its instance: the tensor and context ranks of one data-parallel rank.
 
     Args:
-        stage_layers: KV layers of each pipeline stage, the draft's on the last one.
-        state_rank, state_ranks: which share of state that is cut this rank holds.
+        tp_rank, tp_size: Attention tensor parallelism. State that is cut is divided over the same ranks.
+        cp_rank, cp_size: Context parallelism; these ranks are replicas.
     """
 
     tp_rank: int = 0
     tp_size: int = 1
-    pp_rank: int = 0
-    stage_layers: tuple[int, ...] = (1,)
     cp_rank: int = 0
     cp_size: int = 1
-    state_rank: int = 0
-    state_ranks: int = 1
 
     @property
     def rank(self) -> int:
-        """This rank's number in the instance; context-parallel ranks are replicas."""
-        return (self.cp_rank * len(self.stage_layers) + self.pp_rank) * self.tp_size + self.tp_rank
+        """This rank's number in the instance."""
+        return self.cp_rank * self.tp_size + self.tp_rank
 
 
-def shards_of(place: Placement, total_heads: int, *, cut_state: bool) -> tuple[ModelShard, ...]:
-    """What each rank of the instance holds, in order of rank."""
-    shards = shard_model(place.stage_layers, total_heads, tp=place.tp_size, split_state=cut_state)
-    return shards * place.cp_size
+def instance_of(place: Placement, memory: KVMemory) -> tuple[ModelShard, ...]:
+    """What each rank of the instance holds, in order of rank, as one of them describes its memory."""
+    return _shards(place, memory.layers, memory.total_heads, cut_state=_is_cut(memory.state))
 
 
-def reference_heads(target: Heads, draft: Heads | None) -> int:
+def _shards(place: Placement, layers: int, total_heads: int, *, cut_state: bool) -> tuple[ModelShard, ...]:
+    return shard_model((layers,), total_heads, tp=place.tp_size, split_state=cut_state) * place.cp_size
+
+
+def _reference_heads(target: Heads, draft: Heads | None) -> int:
     """The heads by which shards are counted: those of the pool whose heads are divided over most ranks."""
     return max(target.total, draft.total if draft is not None else 0)
 
@@ -85,20 +84,19 @@ def describe(
 
     Args:
         args: SGLang's KVArgs.
-        model: name that prefill and decode have in common.
-        place: this rank's place in its instance.
-        target, draft: heads of the two pools.
-        window_heads: heads held of a sliding-window pool with K and V; 0 where its items move whole.
-        device: index of the GPU that holds the cache, None for host memory.
+        model: Name that prefill and decode have in common.
+        place: This rank's place in its instance.
+        target, draft: Heads of the two pools.
+        window_heads: Heads held of a sliding-window pool with K and V; 0 where its items move whole.
+        device: Index of the GPU that holds the cache; None for host memory.
 
     Raises:
-        LayoutError: the connector cannot describe this memory; the message names the field.
+        LayoutError: The connector cannot describe this memory. The message names the field.
     """
     drafts = int(getattr(args, "num_draft_entries", 0) or 0)
     entries = list(zip(args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens, strict=True))
     split = len(entries) - drafts
     state = state_pools(args, place, window_heads, device)
-    (shard,) = shards_of(place, reference_heads(target, draft), cut_state=_is_cut(state))[place.rank : place.rank + 1]
     regions = _by_layer(entries[:split], target, "kv_data_ptrs", device)
     layers = [target] * _layers(split, target)
     if drafts:
@@ -106,6 +104,8 @@ def describe(
             raise LayoutError("kv_data_ptrs has draft layers, must be of the kind (MLA or not) of the target's")
         regions += _by_layer(entries[split:], draft, "draft kv_data_ptrs", device)
         layers += [draft] * _layers(drafts, draft)
+    heads = _reference_heads(target, draft if drafts else None)
+    shard = _shards(place, len(layers), heads, cut_state=_is_cut(state))[place.rank]
     return KVMemory(
         kv=tuple(regions),
         aux=tuple(
@@ -118,8 +118,6 @@ def describe(
         head_dim=_head_dim(entries[0][2], target, args.page_size),
         dtype=str(args.kv_cache_dtype_str),
         model=model,
-        first_layer=shard.first_layer,
-        total_layers=shard.total_layers,
         first_head=shard.first_head,
         total_heads=shard.total_heads,
         heads=_layer_heads(args, layers, shard, split, target) if draft is not None and drafts else (),
@@ -178,8 +176,6 @@ def state_pools(
         kind = name.split("#")[0]
         if kind in REFUSED_STATE:
             raise LayoutError(f"state_types has {kind!r}, which cannot be moved: {REFUSED_STATE[kind]}")
-        if len(place.stage_layers) > 1:
-            raise LayoutError(f"state_types has {kind!r}: state and pipeline parallelism are not supported together")
         regions = tuple(
             Region(address, item, length // item, device)
             for address, length, item in zip(
@@ -188,7 +184,7 @@ def state_pools(
         )
         cuts = _cuts(args, index, kind, place, window_heads, len(regions))
         if any(cuts):
-            pools.append(StatePool(name, regions, cuts=cuts, rank=place.state_rank, ranks=place.state_ranks))
+            pools.append(StatePool(name, regions, cuts=cuts, rank=place.tp_rank, ranks=place.tp_size))
         else:
             pools.append(StatePool(name, regions))
     return tuple(pools)
@@ -217,8 +213,7 @@ def _cuts(
         outers = args.state_slice_outer_counts[index] or [1] * regions
         groups = args.state_conv_shard_groups[index] or [None] * regions
         return tuple(
-            _mamba_cut(dim, outer, group, place.state_ranks)
-            for dim, outer, group in zip(dims, outers, groups, strict=True)
+            _mamba_cut(dim, outer, group, place.tp_size) for dim, outer, group in zip(dims, outers, groups, strict=True)
         )
     if kind == "swa" and window_heads and args.page_size * regions <= MAX_CUT_SEGMENTS:
         return (StateCut(args.page_size, (window_heads,)),) * regions

@@ -24,7 +24,7 @@ POLLS: Final = {
 class Receiver(surface.BaseKVReceiver):
     """One request at decode. The transfer is opened when the request arrives, and memory is offered later.
 
-    A request that prefill must compute anew is opened with its offer: prefill gets its half only then.
+    A request that prefill computes again is opened with its offer. Prefill gets its half only then.
     """
 
     require_staging = False

@@ -23,16 +23,18 @@ class Engine:
 
     Args:
         role: "prefill" or "decode".
-        version: of SGLang.
-        host: address of this process for peers, unless the environment names one.
-        leader_host: address of the instance's rank 0.
-        http_port: of the server.
-        bootstrap_port: of the prefill server.
-        dp_rank, dp_size: which of how many data-parallel ranks, plain or attention.
-        replicas: data-parallel replicas of plain DP; 1 with DP attention.
-        world_rank, world_size: this process among those of its replica.
-        nodes: over which a replica is spread.
-        deadline_s: life of a hand-off.
+        version: Version of SGLang.
+        host: Address of this process for peers, unless the environment names one.
+        leader_host: Address of the instance's rank 0.
+        http_port: Port of the server.
+        bootstrap_port: Port of prefill's first registry.
+        place: This rank in its instance.
+        dp_rank, dp_size: Which of how many data-parallel ranks, plain or attention.
+        replicas: Data-parallel replicas of plain DP; 1 with DP attention.
+        world_rank, world_size: This process among those of its replica.
+        nodes: Nodes over which a replica is spread.
+        deadline_s: Life of a hand-off in seconds.
+        refusals: What is set and cannot work: the setting, and what to do.
     """
 
     role: str
@@ -50,7 +52,6 @@ class Engine:
     nodes: int = 1
     deadline_s: float = 300.0
     refusals: Mapping[str, str] = field(default_factory=dict)
-    """What is set and cannot work: the setting, and what to do."""
 
     @property
     def pod_ranks(self) -> int:
@@ -83,11 +84,11 @@ class Engine:
         """Make the connector's configuration: PDPOOL_* variables, and what SGLang knows better.
 
         Args:
-            instance: the shards of this rank's instance.
-            environ: the variables.
+            instance: The shards of this rank's instance.
+            environ: The variables.
 
         Raises:
-            ValueError: a variable has no usable value.
+            ValueError: A variable has no usable value.
         """
         variables = dict(environ)
         variables.setdefault("PDPOOL_TRANSFER_BACKEND", DEFAULT_BACKEND)

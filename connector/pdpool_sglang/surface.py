@@ -178,7 +178,7 @@ def taken_request() -> Any:  # noqa: ANN401
 
 
 def taken_recomputed() -> bool:
-    """Whether prefill has to compute that request anew."""
+    """Whether prefill has to compute that request again."""
     return bool(_aside.pop("recomputed", False))
 
 
@@ -294,7 +294,7 @@ def leads_instance() -> bool:
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()
-    return not (parallel.attn_tp_rank or parallel.attn_cp_rank or parallel.pp_rank)
+    return not (parallel.attn_tp_rank or parallel.attn_cp_rank)
 
 
 def heads_of(queue: Any, latent: bool, tp_size: int) -> tuple[Heads, Heads | None]:  # noqa: ANN401
@@ -326,7 +326,7 @@ def _full(pool: Any) -> Any:  # noqa: ANN401
     return getattr(pool, "full_kv_pool", pool)
 
 
-def read_engine(mode: Any, args: Any, queue: Any, latent: bool) -> Engine:  # noqa: ANN401
+def read_engine(mode: Any, queue: Any) -> Engine:  # noqa: ANN401
     """Read SGLang's published configuration."""
     from sglang.srt.environ import envs
     from sglang.srt.runtime_context import get_disagg, get_parallel, get_serving
@@ -335,16 +335,11 @@ def read_engine(mode: Any, args: Any, queue: Any, latent: bool) -> Engine:  # no
     parallel, disagg, serving = get_parallel(), get_disagg(), get_serving()
     host = get_local_ip_auto()
     leader = NetworkAddress.parse(parallel.dist_init_addr).resolved().host if parallel.dist_init_addr else host
-    entries = len(args.kv_data_ptrs)
     place = Placement(
         tp_rank=parallel.attn_tp_rank,
         tp_size=parallel.attn_tp_size,
-        pp_rank=parallel.pp_rank,
-        stage_layers=(entries if latent else entries // 2,),
         cp_rank=parallel.attn_cp_rank,
         cp_size=parallel.attn_cp_size,
-        state_rank=parallel.attn_tp_rank,
-        state_ranks=parallel.attn_tp_size,
     )
     return Engine(
         role=mode.value,
@@ -357,8 +352,8 @@ def read_engine(mode: Any, args: Any, queue: Any, latent: bool) -> Engine:  # no
         dp_rank=parallel.dp_rank or parallel.attn_dp_rank,
         dp_size=parallel.num_dp_ranks,
         replicas=parallel.dp_size,
-        world_rank=parallel.pp_rank * parallel.tp_size + parallel.tp_rank,
-        world_size=parallel.pp_size * parallel.tp_size,
+        world_rank=parallel.tp_rank,
+        world_size=parallel.tp_size,
         nodes=parallel.nnodes,
         deadline_s=float(
             max(envs.SGLANG_DISAGGREGATION_WAITING_TIMEOUT.get(), envs.SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT.get())

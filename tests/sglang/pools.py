@@ -62,14 +62,7 @@ def show(name, pool, tensors, *, draft=None, heads=0, tp=1, rank=0):
     )
     latent = is_mla_backend(pool)
     target, drafts = surface.heads_of(queue, latent, tp)
-    entries = len(args.kv_data_ptrs)
-    place = Placement(
-        tp_rank=rank,
-        tp_size=tp,
-        stage_layers=(entries if latent else entries // 2,),
-        state_rank=rank,
-        state_ranks=tp,
-    )
+    place = Placement(tp_rank=rank, tp_size=tp)
     memory = describe(
         args,
         model="m",

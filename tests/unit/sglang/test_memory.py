@@ -9,9 +9,8 @@ from pdpool_sglang.memory import (
     Heads,
     Placement,
     describe,
+    instance_of,
     pages_of,
-    reference_heads,
-    shards_of,
     state_ids,
     state_names,
 )
@@ -64,7 +63,7 @@ def mha(tp=1, rank=0, total=4, layers=3, **named):
     """Memory of a model with K and V."""
     held = max(total // tp, 1)
     args = kv_args(2 * layers, PAGE * held * 8 * 2, **named)
-    place = Placement(tp_rank=rank, tp_size=tp, stage_layers=(layers,), state_rank=rank, state_ranks=tp)
+    place = Placement(tp_rank=rank, tp_size=tp)
     return args, describe(args, model="m", place=place, target=Heads(held, total), window_heads=held)
 
 
@@ -79,7 +78,7 @@ class TestKeysAndValues:
     def test_odd_buffers_are_refused(self):
         args = kv_args(3, 1024)
         with pytest.raises(LayoutError, match="as many of K as of V"):
-            describe(args, model="m", place=Placement(stage_layers=(1,)), target=Heads(4, 4))
+            describe(args, model="m", place=Placement(), target=Heads(4, 4))
 
     def test_tensor_ranks_hold_their_heads(self):
         _, memory = mha(tp=2, rank=1)
@@ -92,7 +91,7 @@ class TestKeysAndValues:
     def test_latent_has_one_region_each_layer(self):
         args = kv_args(3, PAGE * 576 * 2)
         target = Heads(1, 1, latent=True)
-        memory = describe(args, model="m", place=Placement(stage_layers=(3,)), target=target)
+        memory = describe(args, model="m", place=Placement(), target=target)
         assert (len(memory.kv), memory.head_dim, memory.total_heads) == (3, 576, 1)
 
     def test_device_is_that_of_the_cache(self):
@@ -110,7 +109,7 @@ class TestDrafts:
     def test_draft_layers_follow_with_own_heads(self):
         args = kv_args(4, PAGE * 4 * 8 * 2, drafts=2, draft_item=PAGE * 2 * 16 * 2)
         draft = Heads(2, 2)
-        memory = describe(args, model="m", place=Placement(stage_layers=(3,)), target=Heads(4, 4), draft=draft)
+        memory = describe(args, model="m", place=Placement(), target=Heads(4, 4), draft=draft)
         assert [one.kv_heads for one in memory.heads] == [4, 4, 2]
         assert [one.head_dim for one in memory.heads] == [8, 8, 16]
         assert memory.kv[4].address == args.kv_data_ptrs[4]
@@ -118,13 +117,14 @@ class TestDrafts:
     def test_draft_of_another_kind_is_refused(self):
         args = kv_args(4, 1024, drafts=1, draft_item=512)
         with pytest.raises(LayoutError, match="draft"):
-            describe(
-                args, model="m", place=Placement(stage_layers=(3,)), target=Heads(4, 4), draft=Heads(1, 1, latent=True)
-            )
+            describe(args, model="m", place=Placement(), target=Heads(4, 4), draft=Heads(1, 1, latent=True))
 
-    def test_reference_is_the_pool_with_most_heads(self):
-        assert reference_heads(Heads(1, 2), Heads(1, 4)) == 4
-        assert reference_heads(Heads(1, 2), None) == 2
+    def test_shards_count_the_pool_with_most_heads(self):
+        args = kv_args(4, PAGE * 8 * 2, drafts=2, draft_item=PAGE * 8 * 2)
+        place = Placement(tp_rank=3, tp_size=4)
+        memory = describe(args, model="m", place=place, target=Heads(1, 2), draft=Heads(1, 4))
+        assert (memory.first_head, memory.total_heads) == (3, 4)
+        assert [one.first_head for one in memory.heads] == [1, 1, 3]
 
 
 class TestState:
@@ -152,11 +152,6 @@ class TestState:
         with pytest.raises(LayoutError, match="dsa_tail"):
             mha(state=[window("dsa_tail")])
 
-    def test_stages_with_state_are_refused(self):
-        args = kv_args(2, 1024, state=[window("dsa")])
-        with pytest.raises(LayoutError, match="pipeline"):
-            describe(args, model="m", place=Placement(stage_layers=(1, 1)), target=Heads(4, 4))
-
     @pytest.mark.parametrize(
         ("given", "ids"),
         [([np.array([3])], [3]), (np.array([1, 2]), [1, 2]), ([4, 5], [4, 5]), (None, []), ([], [])],
@@ -169,18 +164,20 @@ class TestState:
         assert state_ids(kv_args(2, 1024), []) is None
 
 
-class TestPlacement:
+class TestInstance:
     def test_context_ranks_are_replicas(self):
-        place = Placement(tp_rank=1, tp_size=2, stage_layers=(3,), cp_rank=1, cp_size=2)
-        shards = shards_of(place, 4, cut_state=False)
-        assert (len(shards), place.rank) == (4, 3)
-        assert shards[1] == shards[3]
+        args = kv_args(2, PAGE * 2 * 8 * 2)
+        place = Placement(tp_rank=1, tp_size=2, cp_rank=1, cp_size=2)
+        memory = describe(args, model="m", place=place, target=Heads(2, 4))
+        instance = instance_of(place, memory)
+        assert (len(instance), place.rank) == (4, 3)
+        assert instance[1] == instance[3]
+        assert instance[3].first_head == memory.first_head == 2
 
-    def test_stages_hold_their_layers(self):
-        args = kv_args(2, PAGE * 4 * 8 * 2)
-        place = Placement(pp_rank=1, stage_layers=(2, 1))
-        memory = describe(args, model="m", place=place, target=Heads(4, 4))
-        assert (memory.first_layer, memory.layers, memory.total_layers) == (2, 1, 3)
+    def test_cut_state_is_shared(self):
+        _, memory = mha(tp=2, rank=1, state=[window("swa")])
+        instance = instance_of(Placement(tp_rank=1, tp_size=2), memory)
+        assert [(one.state_rank, one.state_ranks) for one in instance] == [(0, 2), (1, 2)]
 
 
 class TestPrefix:
