@@ -128,6 +128,10 @@ fences: $(READY) ## Count bytes that land after a peer's end, its silence, a der
 soak: $(READY) ## 100 000 aborted hand-offs over real data planes, every byte watched (ARGS='--aborts 2000')
 	@$(PY) -m proof.soak $(ARGS)
 
+.PHONY: engines
+engines: $(READY) ## Real SGLang on CPU with pdpool and stock NIXL, about 6 GB (PART=smoke|tokens|aborts|faults|bench)
+	@$(PY) -m proof.engines $(PART:%=--part %) --docs docs/benchmarks $(ARGS)
+
 .PHONY: dist
 dist: $(READY) ## Build the wheel and the source distribution into dist/
 	$(VENV)/bin/uv build -q --out-dir dist

@@ -26,6 +26,12 @@ RANKS_PATH: Final = BOOTSTRAP_PATH + "/ranks"
 MAX_INFO_BYTES: Final = 512 * 1024
 """Room for `MAX_RANKS` ranks; more is not read."""
 
+OTHER_BACKEND: Final = (
+    f"does not serve {BOOTSTRAP_PATH} (HTTP status 404): it is no registry of pdpool's connector, so its engine uses "
+    "another transfer backend than this one"
+)
+"""An engine's own registry answers 404, and will not become another one."""
+
 MAX_FACTS: Final = 32
 MAX_FACT: Final = 256
 """Most entries of the facts of an instance, and most characters of a key or a value."""
@@ -157,6 +163,8 @@ class BootstrapClient:
             async with asyncio.timeout(timeout_s):
                 target = await self._resolver.resolve(parse_address(where))
                 status, answer = await _exchange(method, f"http://{target}{path}", body, signature)
+            if status == 404:
+                raise BootstrapError(f"bootstrap {where} {OTHER_BACKEND}", final=True)
             if status != 200:
                 raise BootstrapError(f"bootstrap {where} {_why(status, answer)}")
             return decode_json(answers, answer)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from aiohttp import web
 
@@ -56,6 +56,11 @@ Handler = Callable[[Asked], Reply]
 """Called in the server's thread, so it must not block."""
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 """What aiohttp calls for a request."""
+
+NOT_SERVED: Final = (
+    "this is a process of pdpool's connector, and an engine with another transfer backend cannot be paired with it"
+)
+"""For engines that ask for a page of their own registry: they put the text into their logs."""
 
 
 class HttpServer:
@@ -138,7 +143,10 @@ class HttpServer:
         async def note_request(request: web.Request, handler: Answer) -> web.StreamResponse:
             if (deadline := silent.pop(request.protocol, None)) is not None:
                 deadline.cancel()
-            return await handler(request)
+            try:
+                return await handler(request)
+            except web.HTTPNotFound:
+                return web.Response(status=404, text=f"{request.path} is not served here: {NOT_SERVED}")
 
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[note_request])
         for path, page in pages.items():

@@ -1,0 +1,56 @@
+"""What SGLang runs in each of its processes: it registers the backend `pdpool`.
+
+SGLang logs the error of a plugin and goes on without it. So a fault here ends the process, if it was started with our
+backend; under another backend it is only logged.
+"""
+
+import os
+import sys
+from typing import Any, NoReturn
+
+NAME = "pdpool"
+FLAG = "--disaggregation-transfer-backend"
+APP_PATH = "SGLANG_HTTP_SERVER_APP_PATH"
+
+
+def register() -> None:
+    """Register name, classes and hooks; SGLang's entry point."""
+    try:
+        _register()
+    except Exception as error:
+        if is_selected(sys.argv):
+            _end(f"{type(error).__name__}: {error}")
+        raise
+
+
+def is_selected(arguments: list[str]) -> bool:
+    """Whether a command line of SGLang's names our backend."""
+    pairs = zip(arguments, [*arguments[1:], ""], strict=False)
+    return any(one == f"{FLAG}={NAME}" or (one == FLAG and after == NAME) for one, after in pairs)
+
+
+def _register() -> None:
+    from . import surface
+
+    surface.check_version(os.environ)
+    surface.add_backend(NAME, _class)
+    surface.add_hooks()
+    os.environ.setdefault(APP_PATH, "pdpool_sglang.workers:app")
+
+
+def _class(kind: str) -> Any:  # noqa: ANN401 - a class that SGLang makes objects of
+    """The class of one kind: "manager", "sender", "receiver", "bootstrap_server"."""
+    from . import manager
+
+    return {
+        "manager": manager.Manager,
+        "sender": manager.Sender,
+        "receiver": manager.Receiver,
+        "bootstrap_server": manager.BootstrapServer,
+    }.get(kind)
+
+
+def _end(reason: str) -> NoReturn:
+    sys.stderr.write(f"pdpool: the transfer backend cannot be used in process {os.getpid()}: {reason}\n")
+    sys.stderr.flush()
+    os._exit(1)

@@ -1,0 +1,139 @@
+"""From SGLang's arguments to the connector's configuration. Pure: plain values in, plain values out.
+
+Each attention data-parallel rank of prefill is an instance of its own. Rank d serves its registry at the bootstrap port
+plus d. Every connector of a pod has the control and admin port plus its number in the pod.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pdpool_connector import ConnectorConfig
+
+from .memory import Placement
+
+DEFAULT_BACKEND: Final = "nixl"
+"""The connector's own default is `local`, which cannot move memory that SGLang has allocated."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What the plugin reads from SGLang's arguments.
+
+    Args:
+        role: "prefill" or "decode".
+        version: Version of SGLang.
+        host: Address of this process for peers, unless the environment names one.
+        leader_host: Address of the instance's rank 0.
+        http_port: Port of the server.
+        bootstrap_port: Port of prefill's first registry.
+        place: This rank in its instance.
+        dp_rank, dp_size: Which of how many data-parallel ranks, plain or attention.
+        replicas: Data-parallel replicas of plain DP; 1 with DP attention.
+        world_rank, world_size: This process among those of its replica.
+        nodes: Nodes over which a replica is spread.
+        deadline_s: Life of a hand-off in seconds.
+        refusals: What is set and cannot work: the setting, and what to do.
+    """
+
+    role: str
+    version: str
+    host: str
+    leader_host: str
+    http_port: int
+    bootstrap_port: int
+    place: Placement
+    dp_rank: int = 0
+    dp_size: int = 1
+    replicas: int = 1
+    world_rank: int = 0
+    world_size: int = 1
+    nodes: int = 1
+    deadline_s: float = 300.0
+    refusals: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def pod_ranks(self) -> int:
+        """Connectors in this pod."""
+        return self.replicas * (self.world_size // self.nodes)
+
+    @property
+    def pod_rank(self) -> int:
+        """Number of this connector in its pod."""
+        local = self.world_size // self.nodes
+        replica = self.dp_rank if self.replicas > 1 else 0
+        return replica * local + self.world_rank % local
+
+    def refuse(self) -> None:
+        """Raise ValueError if SGLang was started with something that the plugin cannot do."""
+        if self.refusals:
+            named = "; ".join(f"{setting} cannot be used: {remedy}" for setting, remedy in self.refusals.items())
+            raise ValueError(f"transfer backend pdpool: {named}")
+
+    def facts(self) -> Mapping[str, str]:
+        """What prefill publishes for decode."""
+        return {
+            "engine": "sglang",
+            "engine_version": self.version,
+            "dp_size": str(self.dp_size),
+            "http_port": str(self.http_port),
+        }
+
+    def config(self, instance: tuple[Any, ...], environ: Mapping[str, str] = os.environ) -> ConnectorConfig:
+        """Make the connector's configuration: PDPOOL_* variables, and what SGLang knows better.
+
+        Args:
+            instance: The shards of this rank's instance.
+            environ: The variables.
+
+        Raises:
+            ValueError: A variable has no usable value.
+        """
+        variables = dict(environ)
+        variables.setdefault("PDPOOL_TRANSFER_BACKEND", DEFAULT_BACKEND)
+        if not variables.get("PDPOOL_ADVERTISE_HOST") and not variables.get("PDPOOL_POD_IP"):
+            variables["PDPOOL_ADVERTISE_HOST"] = self.host
+        for name in ("PDPOOL_CONTROL_PORT", "PDPOOL_ADMIN_PORT"):
+            variables[name] = offset_port(variables.get(name, ""), self.pod_rank)
+        if socket := variables.get("PDPOOL_ADMIN_SOCKET"):
+            variables["PDPOOL_ADMIN_SOCKET"] = socket_of(socket, self.pod_rank)
+        own: dict[str, Any] = {
+            "rank": self.place.rank,
+            "instance": instance,
+            "pod_rank": self.pod_rank,
+            "pod_ranks": self.pod_ranks,
+            "request_deadline_s": self.deadline_s,
+        }
+        if self.role == "prefill":
+            port = self.bootstrap_port + self.dp_rank
+            own |= {"bootstrap_port": port, "facts": self.facts()}
+            if self.place.rank:
+                own["registry"] = address(self.leader_host, port)
+        return ConnectorConfig.from_env(variables, **own)
+
+
+def offset_port(text: str, pod_rank: int) -> str:
+    """A port of the environment for one connector of the pod; empty and 0 stay as they are."""
+    return str(int(text) + pod_rank) if text.isascii() and text.isdigit() and int(text) else text
+
+
+def socket_of(path: str, pod_rank: int) -> str:
+    """The admin socket of one connector of the pod: the path itself for number 0, else with the number behind it."""
+    return f"{path}.{pod_rank}" if pod_rank else path
+
+
+def address(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def registry_of(bootstrap: str, dp_rank: int) -> str:
+    """The registry of one data-parallel rank, from the bootstrap address that the router names.
+
+    Raises ValueError for what is no address.
+    """
+    host, _, port = bootstrap.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit():
+        raise ValueError(f"bootstrap address is {bootstrap!r}, must be host:port")
+    return f"{host}:{int(port) + dp_rank}"

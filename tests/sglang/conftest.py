@@ -1,0 +1,27 @@
+"""Tests with real SGLang: they need the environment of `make engines`, and run with PDPOOL_ENGINES=1."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+CACHE = Path(os.environ.get("PDPOOL_CACHE") or Path.home() / ".cache/pdpool")
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items):
+    """Leave these tests out of runs that did not ask for real engines."""
+    if os.environ.get("PDPOOL_ENGINES") == "1":
+        return
+    reason = "needs SGLang: `make engines PART=install`, then PDPOOL_ENGINES=1"
+    for item in items:
+        if Path(item.path).is_relative_to(HERE):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def engines():
+    """The folder with `venv` and `models`."""
+    folder = CACHE / "engines"
+    assert (folder / "venv/bin/python").exists(), f"{folder} has no SGLang: run `make engines PART=install`"
+    return folder

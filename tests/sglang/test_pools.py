@@ -1,0 +1,59 @@
+"""Pools of SGLang's own classes, described to the connector: K and V, drafts, MLA, windows, Mamba state."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def cases(engines):
+    environ = {**os.environ, "PYTHONPATH": str(CHECKOUT / "connector"), "SGLANG_USE_CPU_ENGINE": "1"}
+    done = subprocess.run(
+        [engines / "venv/bin/python", Path(__file__).with_name("pools.py"), engines / "models/tiny"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {row["name"]: row for row in rows}
+
+
+@pytest.mark.parametrize("name", ["mha", "draft", "mla", "mla draft", "window", "mamba tp1", "mamba tp2"])
+def test_regions_are_the_tensors(cases, name):
+    case = cases[name]
+    assert case["kv"] == case["tensors"]
+    assert case["pages"] == 32
+    assert case["aux"] == [8, 10]
+
+
+def test_second_tensor_rank_holds_later_heads(cases):
+    assert cases["mha"]["heads"] == [2, 2, 4]
+
+
+def test_draft_has_its_own_heads(cases):
+    assert cases["draft"]["layers"] == [[2, 32], [2, 32], [2, 32], [1, 64]]
+
+
+def test_latent_is_whole_on_every_rank(cases):
+    assert (cases["mla"]["heads"], cases["mla"]["head_dim"]) == ([1, 0, 1], 80)
+
+
+def test_window_is_cut_by_heads(cases):
+    (pool,) = cases["window"]["state"]
+    assert (pool["name"], pool["cuts"]) == ("swa", [[16, 2]] * 4)
+
+
+def test_mamba_shares_make_up_the_whole(cases):
+    (whole,), (half,) = cases["mamba tp1"]["state"], cases["mamba tp2"]["state"]
+    assert whole["cuts"] == [[1, 16, 16, 32]] * 2 + [[1, 8]] * 2
+    assert half["cuts"] == [[1, 8, 8, 16]] * 2 + [[1, 4]] * 2
+    assert half["share"] == [1, 2]
+    assert [one[1] for one in whole["regions"]] == [2 * one[1] for one in half["regions"]]
