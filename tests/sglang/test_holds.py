@@ -99,7 +99,7 @@ async def stop_target(client):
             return (await client.state(client.prefill))["holds"] > 0
 
         await client.until(is_held)
-        assert (await client.used(client.prefill))[0] == holding
+        assert 0 < (await client.used(client.prefill))[0] <= holding
         async with client.session.post(f"http://127.0.0.1:{client.prefill.port}/flush_cache") as response:
             assert response.status == 400
     answers = await asyncio.gather(*receiving)
