@@ -32,7 +32,7 @@ from .runtime.api import PODS, Api, ApiError, UnavailableError, connect
 from .runtime.config import Config, ConfigInvalidError, load
 from .runtime.engines import Engines
 from .runtime.keys import Signer, control_keys
-from .runtime.lease import Elector
+from .runtime.lease import UNACTED_S, Elector
 from .runtime.lease_store import CALL_TIMEOUT_S, ApiLease
 from .runtime.manager import work
 from .runtime.metrics import Metrics
@@ -88,6 +88,7 @@ class Operator:
             namespace=config.namespace,
             clock=time.monotonic,
             on_lost=_stop_at_once,
+            pods_version=lambda: self.pods_version,
         )
         self.api = Api(clients.api, write_budget=self.elector.write_budget_s, on_call=self.metrics.on_call)
         self.sampler = Sampler(
@@ -125,6 +126,8 @@ class Operator:
             enqueue=self.queue.add,
             now=_now,
         )
+        self.pods_version = ""
+        """resourceVersion of the newest list of pods. Empty before the first list."""
         self.watching = asyncio.Event()
         self.listed = asyncio.Event()
 
@@ -196,27 +199,36 @@ class Operator:
         ]
 
     async def _catch_up(self) -> None:
-        await asyncio.gather(self._recall(), self._resync())
+        await asyncio.gather(self._recall(), self._follow_pods(), self._resync())
 
     async def _recall(self) -> None:
         """Read what kubelets reported while no operator was leading, as far back as the API server remembers."""
-        marks = list(self.elector.inherited)
-        while marks:
+        while since := self.elector.inherited:
             try:
                 where = self.config.watch_namespaces or (None,)
-                states = await asyncio.gather(
-                    *(self.api.history(PODS, one, names.SELECT_MADE, marks[0]) for one in where)
-                )
+                states = await asyncio.gather(*(self.api.history(PODS, one, names.SELECT_MADE, since) for one in where))
             except UnavailableError as error:
                 log.warning("cannot read the history of pods, retrying soon: %s", error)
                 await asyncio.sleep(NOT_SERVED_AGAIN_S)
             except ApiError as error:
                 log.warning("the history of pods is not available: %s", error)
-                del marks[0]
-            else:
-                said = sum(self.lives.note(pod) for some in states for pod in some)
-                log.info("read the history of pods: %d ended containers", said)
                 return
+            else:
+                added = sum(self.lives.note(pod) for some in states for pod in some)
+                log.info("read the history of pods: %d ended containers", added)
+                return
+
+    async def _follow_pods(self) -> None:
+        """Read the resourceVersion of pods at intervals. The next leader reads the history of pods from it."""
+        while True:
+            try:
+                where = self.config.watch_namespaces[0] if self.config.watch_namespaces else None
+                self.pods_version = await self.api.version(PODS, where)
+            except ApiError as error:
+                log.warning("cannot read the version of pods, retrying soon: %s", error)
+                await asyncio.sleep(NOT_SERVED_AGAIN_S)
+                continue
+            await asyncio.sleep(UNACTED_S)
 
     async def _resync(self) -> None:
         """Queue all objects at intervals. This finds what a watch has missed."""

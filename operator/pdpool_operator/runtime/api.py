@@ -229,6 +229,11 @@ class Api:
                 return
             query["continue"] = token
 
+    async def version(self, resource: Resource, namespace: str | None) -> str:
+        """Return the resourceVersion of a list of `resource` as of now. Reads at most one object."""
+        page = await self._call("list", resource, resource.path(namespace), query={"limit": "1"}, accept=METADATA_ONLY)
+        return str(page["metadata"]["resourceVersion"])
+
     async def history(self, resource: Resource, namespace: str | None, labels: str, since: str) -> tuple[Object, ...]:
         """Return the states that matching objects have had after the resourceVersion `since`, in order.
 

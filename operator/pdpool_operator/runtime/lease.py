@@ -8,8 +8,9 @@ A holder stops writing at once when `RENEW_DEADLINE_S` have passed without a ren
 its last renewal was sent. So the holder stops before another candidate may take over. Every write to the Lease carries
 the resourceVersion on which it is based. If two candidates write at the same time, one write fails.
 
-The holder also records in the Lease from where the next leader must read history: the resourceVersion that the Lease
-had `UNACTED_S` before. The holder may not have acted on later events.
+The holder also records in the Lease from where the next leader must read the history of pods: the resourceVersion that
+a list of pods had `UNACTED_S` before. The holder may not have acted on later events. The Lease's own version would not
+do, because a cluster may keep Leases in another etcd.
 
 `decide` is a pure function. `Elector` is the loop around it.
 """
@@ -46,7 +47,7 @@ class Record:
     acquired: str = ""
     renewed: str = ""
     history: str = ""
-    """resourceVersion from which the next leader must read. Empty if not recorded."""
+    """resourceVersion of pods from which the next leader must read. Empty if not recorded."""
 
 
 @dataclass(frozen=True)
@@ -165,13 +166,12 @@ class Elector:
     namespace: str
     clock: Callable[[], float]
     on_lost: Callable[[str], None]
+    pods_version: Callable[[], str]
+    """Returns the newest known resourceVersion of a list of pods. Empty if none is known."""
     sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep
     view: View = field(default_factory=View)
-    inherited: tuple[str, ...] = ()
-    """resourceVersions from which to read the history before this process led, the oldest first.
-
-    Empty if no process led before it.
-    """
+    inherited: str = ""
+    """resourceVersion from which to read the history of pods before this process led. Empty if none is recorded."""
     _marks: deque[tuple[float, str]] = field(default_factory=deque)
 
     @property
@@ -254,13 +254,14 @@ class Elector:
         old = self.view.record
         version = old.version if old else ""
         if isinstance(action, Acquire):
-            before = (old.history, old.version) if old else ()
-            self.inherited = tuple(dict.fromkeys(mark for mark in before if mark))
-            self._marks = deque((started, mark) for mark in self.inherited[:1])
+            self.inherited = old.history if old else ""
+            self._marks = deque([(started, self.inherited)] if self.inherited else ())
             record = Record(self.me, LEASE_DURATION_S, version, action.transitions, stamp, stamp)
         else:
             acquired, transitions = (old.acquired, old.transitions) if old else (stamp, 0)
             record = Record(self.me, LEASE_DURATION_S, version, transitions, acquired, stamp)
+        if known := self.pods_version():
+            self._marks.append((started, known))
         record = replace(record, history=self._mark(started))
         try:
             stored = _parse(await self.store.write(self._body(record)))
@@ -268,8 +269,6 @@ class Elector:
             log.info("lease not written: %s", error)
             return
         self.view = View(stored, self.clock(), started)
-        if stored is not None:
-            self._marks.append((started, stored.version))
 
     def _mark(self, now: float) -> str:
         while len(self._marks) > 1 and now - self._marks[1][0] >= UNACTED_S:
