@@ -40,7 +40,6 @@ from .runtime.queue import WorkQueue
 from .runtime.recorder import Recorder
 from .runtime.stopping import Signals, unless
 
-LEASE = "pdpool-operator"
 WORKERS = 16
 """Number of concurrent reconciles.
 
@@ -82,9 +81,9 @@ class Operator:
         )
         lease_api = Api(clients.lease, timeout_s=CALL_TIMEOUT_S, on_call=self.metrics.on_call)
         self.elector = Elector(
-            store=ApiLease(lease_api, config.namespace, LEASE),
+            store=ApiLease(lease_api, config.namespace, config.lease),
             me=config.identity,
-            name=LEASE,
+            name=config.lease,
             namespace=config.namespace,
             clock=time.monotonic,
             on_lost=_stop_at_once,

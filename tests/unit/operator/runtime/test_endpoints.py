@@ -247,6 +247,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "seed").write_text("s" * 32)
     return {
         "PDPOOL_NAMESPACE": "pdpool-system",
+        "PDPOOL_LEASE": "pdpool-operator",
         "PDPOOL_ENGINE_IMAGE": "e",
         "PDPOOL_ROUTER_IMAGE": "r",
         "PDPOOL_ROUTER_SEED_FILE": str(tmp_path / "seed"),
@@ -266,6 +267,7 @@ def test_the_environment_is_read(env):
     ("name", "value", "words"),
     [
         ("PDPOOL_NAMESPACE", "", "PDPOOL_NAMESPACE is not set"),
+        ("PDPOOL_LEASE", "", "PDPOOL_LEASE is not set"),
         ("PDPOOL_ENGINE_IMAGE", " ", "PDPOOL_ENGINE_IMAGE is not set"),
         ("PDPOOL_LOG_LEVEL", "LOUD", "PDPOOL_LOG_LEVEL is 'LOUD'; it must be one of DEBUG"),
         ("PDPOOL_LISTEN", "8080x", "PDPOOL_LISTEN is '8080x'"),
