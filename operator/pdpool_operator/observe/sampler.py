@@ -14,10 +14,10 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import aiohttp
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ..api.names import Role, admin_url, engine_url
-from .http import Unanswered, invalid, request
+from .http import ByteBudget, Unanswered, invalid, request
 from .model import ConnectorSample, EngineSample, HoldSample, QueueSample, RankSample
 
 INTERVAL_S = 3.0
@@ -27,6 +27,13 @@ CONCURRENCY = 64
 """Concurrent requests, to all pods together."""
 MAX_RANKS = 256
 """Limit of ranks per pod. A larger claim is rejected, because each rank costs a request per sample."""
+
+MAX_HOLDS = 256
+"""Holds that are read per rank. The rest is read once these have been released."""
+ANSWER_BYTES = 192 << 10
+"""Limit of one answer. A rank with 500 peers needs about half of it. Parsing one answer takes at most 16 MiB."""
+LOOK_BYTES = 2 << 20
+"""Limit of all answers to one look at a pod: bounds what a look costs in memory and time."""
 
 MAX_COUNT = (1 << 63) - 1
 """Largest integer of the Kubernetes API. With a larger one, one engine could make status and metrics of all fail."""
@@ -55,6 +62,10 @@ class _Hold(_Answer):
     container: Annotated[str, Field(max_length=256)] = ""
 
 
+def _first_holds(holds: Any) -> Any:  # noqa: ANN401 - any JSON, validated next
+    return holds[:MAX_HOLDS] if isinstance(holds, list) else holds
+
+
 class _State(_Answer):
     incarnation: Name
     ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 1
@@ -65,7 +76,7 @@ class _State(_Answer):
     holds: Count = 0
     held_bytes: Count = 0
     held_oldest_s: Seconds | None = None
-    held_for: Annotated[list[_Hold], Field(max_length=4096)] = []
+    held_for: Annotated[list[_Hold], BeforeValidator(_first_holds)] = []
 
 
 class _Load(_Answer):
@@ -76,7 +87,7 @@ class _Load(_Answer):
 
 
 class _Loads(_Answer):
-    loads: Annotated[list[_Load], Field(max_length=4096)]
+    loads: Annotated[list[_Load], Field(max_length=MAX_RANKS)]
 
 
 _SUFFIX = "_queue_reqs"
@@ -204,12 +215,12 @@ class Sampler:
         The connectors report how many ranks there are, now or at the last sample.
         """
         asked_at = self._now()
-        known = max(1, len(self.newest(target.pod_uid)))
+        known, budget = max(1, len(self.newest(target.pod_uid))), ByteBudget(LOOK_BYTES, ANSWER_BYTES)
         (engines, engine_error), connectors = await asyncio.gather(
-            self._ask_engine(target), self._ask_connectors(target, range(known))
+            self._ask_engine(target, budget), self._ask_connectors(target, range(known), budget)
         )
         said = max((one.ranks for one, _ in connectors if one is not None), default=known)
-        connectors = [*connectors[:said], *await self._ask_connectors(target, range(known, said))]
+        connectors = [*connectors[:said], *await self._ask_connectors(target, range(known, said), budget)]
         at = self._now()
         return [
             RankSample(
@@ -225,30 +236,32 @@ class Sampler:
             for rank, (connector, error) in enumerate(connectors)
         ]
 
-    async def _ask_connectors(self, target: Target, ranks: Iterable[int]) -> list[tuple[ConnectorSample | None, str]]:
-        return await asyncio.gather(*(self._ask_connector(target, rank) for rank in ranks))
+    async def _ask_connectors(
+        self, target: Target, ranks: Iterable[int], budget: ByteBudget
+    ) -> list[tuple[ConnectorSample | None, str]]:
+        return await asyncio.gather(*(self._ask_connector(target, rank, budget) for rank in ranks))
 
-    async def _ask_connector(self, target: Target, rank: int) -> tuple[ConnectorSample | None, str]:
+    async def _ask_connector(self, target: Target, rank: int, budget: ByteBudget) -> tuple[ConnectorSample | None, str]:
         try:
-            sample = parse_state(await self._get(f"{admin_url(target.ip, rank)}/v1/state"))
+            sample = parse_state(await self._get(f"{admin_url(target.ip, rank)}/v1/state", budget))
         except Unanswered as error:
             self._on_look(Look(target.role, "connector", error.outcome))
             return None, str(error)
         self._on_look(Look(target.role, "connector", "ok"))
         return sample, ""
 
-    async def _ask_engine(self, target: Target) -> tuple[dict[int, EngineSample], str]:
+    async def _ask_engine(self, target: Target, budget: ByteBudget) -> tuple[dict[int, EngineSample], str]:
         try:
-            samples = parse_loads(await self._get(f"{engine_url(target.ip)}/v1/loads?include=all"), target.role)
+            samples = parse_loads(await self._get(f"{engine_url(target.ip)}/v1/loads?include=all", budget), target.role)
         except Unanswered as error:
             self._on_look(Look(target.role, "engine", error.outcome))
             return {}, str(error)
         self._on_look(Look(target.role, "engine", "ok"))
         return samples, ""
 
-    async def _get(self, url: str) -> bytes:
+    async def _get(self, url: str, budget: ByteBudget) -> bytes:
         async with self._slots:  # before the deadline begins: other pods that hang must not count against this one
-            status, body = await request(self._http, "GET", url, timeout_s=self._timeout_s)
+            status, body = await request(self._http, "GET", url, timeout_s=self._timeout_s, budget=budget)
         if status != 200:
             raise Unanswered(f"http {status}")
         return body
