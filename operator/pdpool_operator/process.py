@@ -21,6 +21,7 @@ from .build.settings import BuildSettings
 from .controller.fences import Fencer
 from .controller.judge import Judge
 from .controller.reconcile import Controller
+from .controller.served_fields import ServedFields
 from .observe.cluster import POOL_RESOURCES, SERVICES_PD, Cluster
 from .observe.http import session
 from .observe.keys import Bindings, Key, keys_of
@@ -110,6 +111,7 @@ class Operator:
             self._count_fence,
         )
         self.judge.words_due = fencer.look
+        self.served = ServedFields(self.api, self.metrics.report_missing_fields)
         routers = RouterClient(clients.control, write_budget=self.elector.write_budget_s)
         self.controller = Controller(
             api=self.api,
@@ -117,6 +119,7 @@ class Operator:
             routers=routers,
             sampler=self.sampler,
             judge=self.judge,
+            served=self.served,
             fencer=fencer,
             bindings=self.bindings,
             recorder=Recorder(self.api, config.identity, _now),
@@ -232,6 +235,7 @@ class Operator:
     async def _resync(self) -> None:
         """Queue all objects at intervals. This finds what a watch has missed."""
         while True:
+            await self.served.check()
             try:
                 async for key in self._keys():
                     self.queue.add(key)

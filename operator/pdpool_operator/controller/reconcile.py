@@ -33,6 +33,7 @@ from ..status.transition import REFRESH, Status, should_write, transition_events
 from .apply import Outcome, carry_out
 from .fences import Fencer
 from .judge import Judge
+from .served_fields import ServedFields
 
 Object = dict[str, Any]
 
@@ -55,6 +56,7 @@ class Controller:
     routers: RouterClient
     sampler: Sampler
     judge: Judge
+    served: ServedFields
     fencer: Fencer
     bindings: Bindings
     recorder: Recorder
@@ -133,9 +135,11 @@ class Controller:
         self, key: Key, resource: Resource, body: Object, before: Status, after: Status
     ) -> float | None:
         """Write the status once, if it has changed; return the seconds after which to write the rest."""
+        storable = self.served.storable(resource.kind, after.to_dict())
+        after = type(after).model_validate(storable)  # as it will be read back
         if "status" in body and not should_write(before, after, self.written.get(key), self.now()):
             return REFRESH.total_seconds() if before != after else None
-        await self.api.apply_status(resource, body, after.to_dict())
+        await self.api.apply_status(resource, body, storable)
         self.written[key] = self.now()
         return None
 
@@ -181,7 +185,9 @@ class Controller:
         ]
         others = [condition for condition in before if condition.type not in ("Ready", "Progressing")]
         conditions = [condition.to_dict() for condition in (*refused, *others)]
-        status = {**live, "observedGeneration": generation, "conditions": conditions}
+        status = self.served.storable(
+            resource.kind, {**live, "observedGeneration": generation, "conditions": conditions}
+        )
         if status != live:
             await self.api.apply_status(resource, body, status)
             await self.recorder.emit(resource, body, str(EventType.WARNING), str(Reason.SPEC_INVALID), message)

@@ -70,6 +70,8 @@ DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
+OPENAPI = Resource("", "v3", "openapi", "OpenAPI")
+"""Names the API server's description of itself in metrics. Every authenticated user may read it."""
 
 
 class ApiError(Exception):
@@ -228,6 +230,10 @@ class Api:
             if not token:
                 return
             query["continue"] = token
+
+    async def openapi(self, group: str, version: str) -> Object:
+        """Return the OpenAPI v3 document of a group and version."""
+        return await self._call("get", OPENAPI, f"/openapi/v3/apis/{quote(group)}/{quote(version)}")
 
     async def version(self, resource: Resource, namespace: str | None) -> str:
         """Return the resourceVersion of a list of `resource` as of now. Reads at most one object."""

@@ -143,8 +143,17 @@ class Metrics:
             ("verb", "resource", "status"),
             registry=self.registry,
         )
+        self.crd_fields_missing = Gauge(
+            "pdpool_crd_fields_missing",
+            "Fields of this version that the installed CRDs do not have. The log names them.",
+            registry=self.registry,
+        )
         self.started = Gauge("pdpool_start_time_seconds", "When this process started.", registry=self.registry)
         self.started.set_to_current_time()
+
+    def report_missing_fields(self, fields: list[str]) -> None:
+        """Show how many fields the installed CRDs lack."""
+        self.crd_fields_missing.set(len(fields))
 
     def on_call(self, verb: str, plural: str, status: int, _seconds: float) -> None:
         """Count a call of the API."""
