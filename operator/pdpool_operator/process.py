@@ -33,13 +33,15 @@ from .runtime.api import PODS, Api, ApiError, UnavailableError, connect
 from .runtime.config import Config, ConfigInvalidError, load
 from .runtime.engines import Engines
 from .runtime.keys import Signer, control_keys
-from .runtime.lease import UNACTED_S, Elector
+from .runtime.lease import Elector
 from .runtime.lease_store import CALL_TIMEOUT_S, ApiLease
 from .runtime.manager import work
 from .runtime.metrics import Metrics
 from .runtime.queue import WorkQueue
 from .runtime.recorder import Recorder
 from .runtime.stopping import Signals, unless
+from .runtime.store import Store
+from .runtime.watch_feeds import WatchFeeds
 
 WORKERS = 16
 """Number of concurrent reconciles.
@@ -88,9 +90,12 @@ class Operator:
             namespace=config.namespace,
             clock=time.monotonic,
             on_lost=_stop_at_once,
-            pods_version=lambda: self.pods_version,
+            pods_version=lambda: self.feeds.version(PODS),
         )
         self.api = Api(clients.api, write_budget=self.elector.write_budget_s, on_call=self.metrics.on_call)
+        self.store = Store(on_gone=self._nudge)
+        watching = Api(clients.watch, on_call=self.metrics.on_call)
+        self.feeds = WatchFeeds(watching, (*app.PRIMARY, *app.OWNED), self.store, clock=time.monotonic)
         self.sampler = Sampler(
             clients.pods,
             clock=time.monotonic,
@@ -128,23 +133,23 @@ class Operator:
             enqueue=self.queue.add,
             now=_now,
         )
-        self.pods_version = ""
-        """resourceVersion of the newest list of pods. Empty before the first list."""
         self.watching = asyncio.Event()
         self.listed = asyncio.Event()
 
     def state(self) -> str | None:
         """Return the state of this process: `leader` once it watches and has listed all, `standby` while another one
-        leads.
+        leads. A leader that cannot renew its Lease is neither.
         """
         if self.watching.is_set() and self.listed.is_set():
-            return "leader"
+            return "leader" if self.elector.leading else None
         record = self.elector.view.record
         return "standby" if record is not None and record.holder not in {"", self.config.identity} else None
 
     def health(self) -> web.Application:
         """Return the application of the HTTP endpoints."""
-        return health.application(self.metrics.registry, stalled_s=self.queue.stalled_s, state=self.state)
+        return health.application(
+            self.metrics.registry, stalled_s=self.queue.stalled_s, state=self.state, blind=self.feeds.blind
+        )
 
     async def lead(self, stop: asyncio.Event) -> None:
         """Work as the leader until `stop` is set. If a part ends before that, raise its error."""
@@ -158,6 +163,7 @@ class Operator:
         kopf_stop = asyncio.Event()
         watch = app.watch(
             self._nudge,
+            self.feeds,
             self.config.watch_namespaces,
             identity=self.config.identity,
             stop=kopf_stop,
@@ -201,7 +207,7 @@ class Operator:
         ]
 
     async def _catch_up(self) -> None:
-        await asyncio.gather(self._recall(), self._follow_pods(), self._resync())
+        await asyncio.gather(self._recall(), self._resync())
 
     async def _recall(self) -> None:
         """Read what kubelets reported while no operator was leading, as far back as the API server remembers."""
@@ -219,18 +225,6 @@ class Operator:
                 added = sum(self.lives.note(pod) for some in states for pod in some)
                 log.info("read the history of pods: %d ended containers", added)
                 return
-
-    async def _follow_pods(self) -> None:
-        """Read the resourceVersion of pods at intervals. The next leader reads the history of pods from it."""
-        while True:
-            try:
-                where = self.config.watch_namespaces[0] if self.config.watch_namespaces else None
-                self.pods_version = await self.api.version(PODS, where)
-            except ApiError as error:
-                log.warning("cannot read the version of pods, retrying soon: %s", error)
-                await asyncio.sleep(NOT_SERVED_AGAIN_S)
-                continue
-            await asyncio.sleep(UNACTED_S)
 
     async def _resync(self) -> None:
         """Queue all objects at intervals. This finds what a watch has missed."""
@@ -284,7 +278,7 @@ class Operator:
 
 
 class Clients:
-    """The connections of one process: to the API server and to pods. The Lease has its own.
+    """The connections of one process: to the API server and to pods. The Lease and watches have their own.
 
     Requests that change a pod have their own connections. Samples of a lost node's pods occupy theirs until the
     deadline.
@@ -292,16 +286,17 @@ class Clients:
 
     api: Any
     lease: Any
+    watch: Any
     pods: Any
     control: Any
 
     async def __aenter__(self) -> "Clients":
-        self.api, self.lease = await connect(), await connect()
+        self.api, self.lease, self.watch = await connect(), await connect(), await connect()
         self.pods, self.control = session(CONCURRENCY), session(CONTROL_CONNECTIONS)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for client in (self.api, self.lease, self.pods, self.control):
+        for client in (self.api, self.lease, self.watch, self.pods, self.control):
             await client.close()
 
 

@@ -4,6 +4,7 @@ It uses `kubernetes.aio` for credentials, certificates and token rotation. The c
 are level-triggered and try again by themselves.
 """
 
+import asyncio
 import json
 import logging
 import math
@@ -23,6 +24,8 @@ from ..api.names import FIELD_MANAGER, STATUS_FIELD_MANAGER
 REQUEST_TIMEOUT_S = 10.0
 PAGE_LIMIT = 500
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+LINE_LIMIT = 16 << 20
+"""Bytes of one event of a watch. The API server stores objects of at most 1.5 MiB."""
 HISTORY_S = 5
 """Seconds for which the API server keeps a history request open. Remembered events arrive at once."""
 
@@ -34,6 +37,7 @@ managedfields/internal/structuredmerge.go).
 """
 
 Object = dict[str, Any]
+Objects = list[Object]
 
 log = logging.getLogger(__name__)
 
@@ -200,10 +204,7 @@ class Api:
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         """Return the object, or None."""
-        try:
-            return await self._call("get", resource, resource.path(namespace, name))
-        except NotFoundError:
-            return None
+        return await self.read(resource, resource.path(namespace, name))
 
     async def list(
         self,
@@ -231,14 +232,77 @@ class Api:
                 return
             query["continue"] = token
 
+    async def whole_list(self, resource: Resource, namespace: str | None, labels: str) -> tuple[Objects, str]:
+        """Return all objects of one state of the cluster, and its resourceVersion.
+
+        Raises:
+            GoneError: the API server forgot that state before the last page was read.
+        """
+        query = {"limit": str(PAGE_LIMIT)} | ({"labelSelector": labels} if labels else {})
+        found: Objects = []
+        while True:
+            page = await self._call("list", resource, resource.path(namespace), query=query)
+            if not isinstance(items := page.get("items") or [], list) or "metadata" not in page:
+                raise UnavailableError(0, "NoList", "the answer is not a list", f"list {resource.path(namespace)}")
+            found += [item | {"apiVersion": resource.api_version, "kind": resource.kind} for item in items]
+            query["continue"] = page["metadata"].get("continue") or ""
+            if not query["continue"]:
+                return found, str(page["metadata"]["resourceVersion"])
+
+    async def watch(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: str,
+        since: str,
+        *,
+        seconds: int,
+        silent_s: float,
+        opened: Callable[[], None],
+    ) -> AsyncIterator[Object]:
+        """Yield the changes after the resourceVersion `since`, and bookmarks, for at most `seconds`.
+
+        Every event is a dict with `type` and `object`. The object has a resourceVersion. `opened` is called when the
+        API server has accepted the watch.
+
+        Raises:
+            GoneError: the watch cannot go on; list again.
+            UnavailableError: the connection broke, or nothing came for `silent_s`. It may be resumed.
+        """
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": since,
+            "timeoutSeconds": str(seconds),
+        } | ({"labelSelector": labels} if labels else {})
+        path = resource.path(namespace)
+        what, started, status = f"watch {path}", time.monotonic(), 0
+        timeout = aiohttp.ClientTimeout(total=seconds + silent_s, sock_read=silent_s)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await self._request("GET", path, query, timeout)
+            async with answer:
+                status = answer.status
+                if status != 200:
+                    raise _error(status, await answer.read(), what)
+                opened()
+                async for line in _lines(answer.content, what):
+                    yield _event(line, what)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise UnavailableError(0, type(error).__name__, str(error) or "no answer in time", what) from error
+        finally:
+            self._on_call("watch", resource.plural, status, time.monotonic() - started)
+
+    async def read(self, resource: Resource, path: str) -> Object | None:
+        """Return the object at a path, or None."""
+        try:
+            return await self._call("get", resource, path)
+        except NotFoundError:
+            return None
+
     async def openapi(self, group: str, version: str) -> Object:
         """Return the OpenAPI v3 document of a group and version."""
         return await self._call("get", OPENAPI, f"/openapi/v3/apis/{quote(group)}/{quote(version)}")
-
-    async def version(self, resource: Resource, namespace: str | None) -> str:
-        """Return the resourceVersion of a list of `resource` as of now. Reads at most one object."""
-        page = await self._call("list", resource, resource.path(namespace), query={"limit": "1"}, accept=METADATA_ONLY)
-        return str(page["metadata"]["resourceVersion"])
 
     async def history(self, resource: Resource, namespace: str | None, labels: str, since: str) -> tuple[Object, ...]:
         """Return the states that matching objects have had after the resourceVersion `since`, in order.
@@ -390,18 +454,10 @@ class Api:
     ) -> bytes:
         timeout_s = min(self._timeout_s, budget_s)
         method = {"create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE"}.get(verb, "GET")
-        headers = {
-            "Accept": accept,
-            "Content-Type": content if method == "PATCH" else "application/json",
-            "User-Agent": "pdpool-operator",
-        }
-        await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
-        url = self._client.configuration.host + path + (f"?{urlencode(query)}" if query else "")
         what, started, status = f"{verb} {path}", time.monotonic(), 0
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
-            answer = await self._client.rest_client.request(
-                method, url, headers=headers, body=body, _request_timeout=aiohttp.ClientTimeout(total=timeout_s)
-            )
+            answer = await self._request(method, path, query, timeout, body=body, content=content, accept=accept)
             data: bytes = await answer.read()
             status = answer.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -412,6 +468,58 @@ class Api:
         if not 200 <= status < 300:
             raise _error(status, data, what)
         return data
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        within: aiohttp.ClientTimeout,
+        *,
+        body: Mapping[str, Any] | None = None,
+        content: str = "application/json",
+        accept: str = "application/json",
+    ) -> aiohttp.ClientResponse:
+        headers = {
+            "Accept": accept,
+            "Content-Type": content if method == "PATCH" else "application/json",
+            "User-Agent": "pdpool-operator",
+        }
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        url = self._client.configuration.host + path + (f"?{urlencode(query)}" if query else "")
+        answer = await self._client.rest_client.request(
+            method, url, headers=headers, body=body, _request_timeout=within
+        )
+        response: aiohttp.ClientResponse = answer.response
+        return response
+
+
+async def _lines(content: aiohttp.StreamReader, what: str) -> AsyncIterator[bytes]:
+    """Yield complete lines. The last one may lack its end; a half one is no JSON."""
+    buffer = bytearray()
+    async for chunk in content.iter_any():
+        buffer += chunk
+        *lines, rest = bytes(buffer).split(b"\n") if b"\n" in chunk else [bytes(buffer)]
+        if len(rest) > LINE_LIMIT:
+            raise UnavailableError(0, "TooLong", f"an event has more than {LINE_LIMIT} bytes", what)
+        for line in lines:
+            if line.strip():
+                yield line
+        buffer = bytearray(rest)
+    if buffer.strip():
+        yield bytes(buffer)
+
+
+def _event(line: bytes, what: str) -> Object:
+    """Return an event of a watch."""
+    event = _parsed(line, what)
+    match event:
+        case {"type": "ERROR", "object": status}:
+            message = status.get("message", "") if isinstance(status, dict) else str(status)
+            raise GoneError(410, "WatchError", message, what)
+        case {"type": str(), "object": {"metadata": {"resourceVersion": str()}}}:
+            return event
+    raise UnavailableError(0, "NoEvent", f"not an event of a watch: {line[:100]!r}", what)
 
 
 def controller_uid(obj: Mapping[str, Any]) -> str | None:
@@ -432,6 +540,7 @@ def _owner_in_words(obj: Mapping[str, Any]) -> str:
 async def connect() -> ApiClient:
     """Return a client: by the service account in a pod, by KUBECONFIG (or ~/.kube/config) elsewhere."""
     configuration = Configuration()
+    configuration.connection_pool_maxsize = 0  # no limit: each watch keeps a connection
     if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
         kubeconfig.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
     else:

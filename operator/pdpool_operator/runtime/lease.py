@@ -5,7 +5,8 @@ has not changed for the record's duration *on the candidate's own clock*. Times 
 so clock skew does no harm.
 
 A holder stops writing at once when `RENEW_DEADLINE_S` have passed without a renewal. The time is counted from *before*
-its last renewal was sent. So the holder stops before another candidate may take over. Every write to the Lease carries
+its last renewal was sent. So the holder stops before another candidate may take over. It may write again once it has
+renewed a Lease that still names it: then no other process has led. Every write to the Lease carries
 the resourceVersion on which it is based. If two candidates write at the same time, one write fails.
 
 The holder also records in the Lease from where the next leader must read the history of pods: the resourceVersion that
@@ -60,6 +61,8 @@ class View:
     record: Record | None = None
     since: float = 0.0
     renewed_at: float | None = None
+    lapsed: bool = False
+    """Whether this process led, could not renew in time, and has not found another holder since."""
 
     def seen(self, record: Record | None, now: float) -> "View":
         """Return the view after reading `record` at `now`.
@@ -100,9 +103,11 @@ class Wait:
 
 @dataclass(frozen=True)
 class Lost:
-    """This process was the leader and no longer is. It must stop."""
+    """This process was the leader and no longer is. It must stop writing."""
 
     why: str
+    taken: bool = False
+    """Whether another process has held the Lease since. If not, this process may renew it and lead again."""
 
 
 Action = Acquire | Renew | Wait | Lost
@@ -116,7 +121,11 @@ def decide(view: View, now: float, me: str) -> Action:
             return Lost(f"the lease was not renewed for {now - view.renewed_at:.1f} s")
         if record is None or record.holder == me:
             return Renew()
-        return Lost(f"the lease is held by {record.holder or 'no process'}")
+        return Lost(f"the lease is held by {record.holder or 'no process'}", taken=True)
+    if view.lapsed:
+        if record is not None and record.holder == me and record.version:
+            return Renew()  # no other process has written it, so none has led
+        return Lost("the lease was released or deleted, or another process holds it", taken=True)
     if record is None:
         return Acquire(transitions=0)
     if record.holder == me:  # our own write, whose answer we never received
@@ -156,8 +165,8 @@ class LeaseUnavailableError(Exception):
 class Elector:
     """Takes part in the election as `me`, and keeps this process's view of the Lease.
 
-    `on_lost` is called once when leadership is lost. It must end the process at once, and must not return control to
-    code that writes.
+    `on_lost` is called once when another process has taken the Lease. It must end the process at once, and must not
+    return control to code that writes.
     """
 
     store: LeaseStore
@@ -205,18 +214,33 @@ class Elector:
         return self.leading
 
     async def hold(self) -> None:
-        """Renew for ever. Returns, after `on_lost`, when leadership is lost."""
-        lost: Lost | None = None
-        while lost is None:
+        """Renew for ever. Returns, after `on_lost`, when another process has taken the Lease.
+
+        While it cannot be renewed in time, this process may not write, and goes on trying to renew.
+        """
+        while True:
             await self.sleep(RETRY_S)
-            assert self.view.renewed_at is not None
-            try:
-                async with asyncio.timeout(max(0.0, self.view.renewed_at + RENEW_DEADLINE_S - self.clock())):
-                    lost = await self._step()
-            except TimeoutError:
-                lost = Lost(f"the lease was not renewed for {RENEW_DEADLINE_S:.0f} s")
-        self.view = replace(self.view, renewed_at=None)
-        self.on_lost(lost.why)
+            lost = await self._renew()
+            if lost is not None and lost.taken:
+                self.view = replace(self.view, renewed_at=None)
+                self.on_lost(lost.why)
+                return
+            if lost is not None:
+                self.view = replace(self.view, renewed_at=None, lapsed=True)
+                log.warning("%s: writing nothing until it is renewed", lost.why)
+
+    async def _renew(self) -> Lost | None:
+        """Take one step, within the deadline of the last renewal if there is one."""
+        renewed_at = self.view.renewed_at
+        deadline_s = RENEW_DEADLINE_S if renewed_at is None else renewed_at + RENEW_DEADLINE_S - self.clock()
+        try:
+            async with asyncio.timeout(max(0.0, deadline_s)):
+                lost = await self._step()
+        except TimeoutError:
+            return None if self.view.lapsed else Lost(f"the lease was not renewed for {RENEW_DEADLINE_S:.0f} s")
+        if renewed_at is None and self.leading:
+            log.warning("the lease is renewed: writing again")
+        return lost
 
     async def release(self) -> None:
         """Release the Lease, so that the next process need not wait for its expiry. No write may follow."""

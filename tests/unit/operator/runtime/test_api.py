@@ -270,10 +270,3 @@ async def test_an_answer_that_is_no_object_is_no_answer(server, connect, body):
     server.answers["GET", PATH] = 200, web.Response(text=body)
     with pytest.raises(UnavailableError):
         await connect().get(STATEFUL_SETS, "llm", "x")
-
-
-async def test_version_of_a_list_reads_one_object(server, connect):
-    server.answers["GET", "/api/v1/namespaces/llm/pods"] = 200, {"metadata": {"resourceVersion": "42"}, "items": []}
-    assert await connect().version(PODS, "llm") == "42"
-    ((_, _, query, _, _),) = server.asked
-    assert query == {"limit": "1"}
