@@ -5,6 +5,7 @@ server-side apply, status, merge patches and deletions. No controller runs in it
 """
 
 import asyncio
+import contextlib
 import copy
 import itertools
 import json
@@ -53,6 +54,8 @@ class FakeApi:
 
     bookmark_s: float = 1.0
     fault: Fault | None = None
+    on_put: Callable[["FakeApi", Resource, Object], None] = lambda *_: None
+    """Called after each stored object. Takes the place of controllers and kubelets."""
     objects: dict[Resource, dict[tuple[str, str], Object]] = field(default_factory=dict)
     history: list[tuple[int, Resource, str, Object]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
@@ -106,6 +109,7 @@ class FakeApi:
         obj = body | {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
         self.objects[resource][namespace, name] = obj
         self._record(resource, "MODIFIED" if known else "ADDED", obj)
+        self.on_put(self, resource, obj)
         return obj
 
     def remove(self, resource: Resource, namespace: str, name: str, *, unseen: bool = False) -> None:
@@ -192,18 +196,20 @@ class FakeApi:
         await answer.prepare(request)
         since, sent = int(request.query["resourceVersion"]), 0
         ends = time.monotonic() + float(request.query.get("timeoutSeconds", 300))
+        marked = time.monotonic()
         while time.monotonic() < ends:
             changed = self._changed
             for version, kind, type_, obj in self.history[sent:]:
                 if version > since and kind == resource and self._matching(request, namespace, obj):
                     await answer.write(json.dumps({"type": type_, "object": obj}).encode() + b"\n")
             sent = len(self.history)
-            try:
-                async with asyncio.timeout(min(self.bookmark_s, max(0.0, ends - time.monotonic()))):
-                    await changed.wait()
-            except TimeoutError:
+            if time.monotonic() >= marked + self.bookmark_s:
+                marked = time.monotonic()
                 mark = {"kind": resource.kind, "metadata": {"resourceVersion": str(self.version)}}
                 await answer.write(json.dumps({"type": "BOOKMARK", "object": mark}).encode() + b"\n")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, min(marked + self.bookmark_s, ends) - time.monotonic())):
+                    await changed.wait()
         return answer
 
     def _one(

@@ -29,7 +29,8 @@ from .observe.lives import Lives
 from .observe.routers import RouterClient, router_key
 from .observe.sampler import CONCURRENCY, Look, Sampler
 from .runtime import health, logs
-from .runtime.api import PODS, Api, ApiError, UnavailableError, connect
+from .runtime.api import PODS, Api, ApiError, Resource, UnavailableError, connect
+from .runtime.cached_reads import CachedReads
 from .runtime.config import Config, ConfigInvalidError, load
 from .runtime.engines import Engines
 from .runtime.keys import Signer, control_keys
@@ -40,7 +41,7 @@ from .runtime.metrics import Metrics
 from .runtime.queue import WorkQueue
 from .runtime.recorder import Recorder
 from .runtime.stopping import Signals, unless
-from .runtime.store import Store
+from .runtime.store import Store, has_labels
 from .runtime.watch_feeds import WatchFeeds
 
 WORKERS = 16
@@ -51,6 +52,8 @@ may do so before other objects have to wait.
 """
 RESYNC_S = 600.0
 NOT_SERVED_AGAIN_S = 3.0
+MADE = {names.LABEL_MANAGED_BY: names.MANAGED_BY}
+"""Labels of the objects that are watched."""
 STOP_WITHIN_S = 2.0
 CONTROL_CONNECTIONS = 64
 
@@ -92,10 +95,17 @@ class Operator:
             on_lost=_stop_at_once,
             pods_version=lambda: self.feeds.version(PODS),
         )
-        self.api = Api(clients.api, write_budget=self.elector.write_budget_s, on_call=self.metrics.on_call)
         self.store = Store(on_gone=self._nudge)
         watching = Api(clients.watch, on_call=self.metrics.on_call)
         self.feeds = WatchFeeds(watching, (*app.PRIMARY, *app.OWNED), self.store, clock=time.monotonic)
+        self.api = Api(
+            clients.api,
+            write_budget=self.elector.write_budget_s,
+            on_call=self.metrics.on_call,
+            on_stored=self._stored,
+            on_deleted=self.store.drop,
+        )
+        reads = CachedReads(self.api, self.store, self.feeds.age_s, app.PRIMARY, f"{names.GROUP}/")
         self.sampler = Sampler(
             clients.pods,
             clock=time.monotonic,
@@ -120,7 +130,7 @@ class Operator:
         routers = RouterClient(clients.control, write_budget=self.elector.write_budget_s)
         self.controller = Controller(
             api=self.api,
-            cluster=Cluster(self.api, self.sampler, routers, self._router_key, self.lives, _now),
+            cluster=Cluster(reads, self.api, self.sampler, routers, self._router_key, self.lives, _now),
             routers=routers,
             sampler=self.sampler,
             judge=self.judge,
@@ -263,6 +273,11 @@ class Operator:
             self.lives.note(body)
         for key in keys_of(body, self.bindings):
             self.queue.add(key)
+
+    def _stored(self, resource: Resource, obj: dict[str, Any]) -> None:
+        """Take the operator's own write into the store. A reconcile that follows must see it."""
+        if resource in app.PRIMARY or (resource in app.OWNED and has_labels(obj, MADE)):
+            self.store.put(resource, obj)
 
     def _engine_settings(self, namespace: str) -> BuildSettings:
         return replace(self.settings, curve_keys=control_keys(self.config.seed, namespace))

@@ -75,19 +75,25 @@ class Controller:
         return await self.reconcile_pool(key, KINDS[key.kind])
 
     async def reconcile_pool(self, key: Key, kind: type[Pool]) -> Result:
-        """Reconcile one pool."""
+        """Reconcile one pool. A plan that cannot be undone is made again from live state, and only then carried out."""
+        return await self._pool(key, kind, self.cluster) or await self._pool(key, kind, self.cluster.live) or Result()
+
+    async def _pool(self, key: Key, kind: type[Pool], cluster: Cluster) -> Result | None:
+        """Reconcile one pool from what `cluster` reads. Return None, and do nothing, if that must be live state."""
         resource = POOL_RESOURCES[kind]
-        body = await self.api.get(resource, key.namespace, key.name)
+        body = await cluster.body(resource, key.namespace, key.name)
         if body is None:
             return await self._forget_pool(key, kind)
         try:
             pool = kind.parse(body)
         except SpecInvalid as invalid:
             return await self._refuse(resource, body, str(invalid))
-        observed = await self.cluster.pool(pool)
+        observed = await cluster.pool(pool)
         self.judge.observed(key, observed)
         diagnoses = self.judge.judge(key)
         plan = plan_pool(observed, self.engine_settings(key.namespace), self.now())
+        if plan.needs_live_state and not cluster.is_live:
+            return None
         outcome = await carry_out(plan, key.namespace, self.api, self.routers)
         fencing = self.fencer.take(key, observed)
         fenced = await self.fencer.give(fencing.fences)
@@ -98,8 +104,11 @@ class Controller:
         return self._result(plan, outcome, pending, _ask_events_again_s(observed, self.now()))
 
     async def reconcile_service(self, key: Key) -> Result:
-        """Reconcile one service."""
-        body = await self.api.get(SERVICES_PD, key.namespace, key.name)
+        """Reconcile one service, as a pool."""
+        return await self._service(key, self.cluster) or await self._service(key, self.cluster.live) or Result()
+
+    async def _service(self, key: Key, cluster: Cluster) -> Result | None:
+        body = await cluster.body(SERVICES_PD, key.namespace, key.name)
         if body is None:
             self.bindings.drop(key)
             self.written.pop(key, None)
@@ -112,11 +121,13 @@ class Controller:
             for pool in self.bindings.pools(key):
                 self.enqueue(pool)
         try:
-            observed = await self.cluster.service(service)
+            observed = await cluster.service(service)
         except SpecInvalid as invalid:
             return await self._refuse(SERVICES_PD, body, str(invalid))
         router_key = self.router_key(service.metadata)
         plan = plan_service(observed, self.engine_settings(key.namespace), router_key)
+        if plan.needs_live_state and not cluster.is_live:
+            return None
         outcome = await carry_out(plan, key.namespace, self.api, self.routers, router_key)
         for secret in outcome.secrets:
             self.cluster.secret_applied(key.namespace, secret)

@@ -183,6 +183,8 @@ class Api:
         write_budget: called before every write. Returns the seconds within which the write must end. If it returns 0,
             the call raises NotLeaderError.
         on_call: called for every call with verb, plural, HTTP status (0 if there was none) and seconds.
+        on_stored: called with each object that a write has stored.
+        on_deleted: called with resource, namespace, name and UID of each object that a call has deleted.
     """
 
     def __init__(
@@ -192,7 +194,10 @@ class Api:
         timeout_s: float = REQUEST_TIMEOUT_S,
         write_budget: Callable[[], float] = _always,
         on_call: Callable[[str, str, int, float], None] = lambda *_: None,
+        on_stored: Callable[[Resource, Object], None] = lambda *_: None,
+        on_deleted: Callable[[Resource, str, str, str], None] = lambda *_: None,
     ) -> None:
+        self._on_stored, self._on_deleted = on_stored, on_deleted
         self._client: Any = client  # its methods have no annotations
         self._timeout_s = timeout_s
         self._write_budget = write_budget
@@ -387,9 +392,11 @@ class Api:
         if grace_period_s is not None:
             options["gracePeriodSeconds"] = grace_period_s
         try:
-            await self._write(
+            answer = await self._write(
                 "delete", resource, resource.path(namespace, name), options, {"propagationPolicy": "Background"}
             )
+            if answer.get("kind") == "Status":  # otherwise it is the object, which ends later
+                self._on_deleted(resource, namespace, name, uid)
         except (NotFoundError, ConflictError) as gone:
             log.debug("not deleted: %s", gone)
 
@@ -421,7 +428,10 @@ class Api:
         content: str = "application/apply-patch+yaml",
     ) -> Object:
         budget = within_budget(self._write_budget, f"{verb} {path}")
-        return await self._call(verb, resource, path, body=body, query=query, content=content, budget_s=budget)
+        stored = await self._call(verb, resource, path, body=body, query=query, content=content, budget_s=budget)
+        if "dryRun" not in query and stored.get("kind") != "Status":
+            self._on_stored(resource, stored)
+        return stored
 
     async def _call(
         self,

@@ -60,7 +60,7 @@ class Feed:
     confirmed_at: float = -1e9
     """When the API server last sent a complete list, an event or a bookmark."""
     listed: bool = False
-    """Whether the objects are complete. False from a 410 until the next list."""
+    """Whether a complete list has been read."""
     failures: int = 0
     """Calls that failed in a row."""
     failing: bool = False
@@ -102,7 +102,7 @@ class WatchFeeds:
         return self._feeds.setdefault((resource.path(None), namespace), Feed(resource, namespace))
 
     def age_s(self, resource: Resource, namespace: str | None) -> float:
-        """Return how old the known objects may be, in seconds. Infinite while they are not complete."""
+        """Return how old the known objects may be, in seconds. Infinite before the first list."""
         for where in (None, namespace):
             feed = self._feeds.get((resource.path(None), where))
             if feed is not None and feed.listed:
@@ -191,7 +191,6 @@ class WatchFeeds:
             self._failed(feed, error)
         except ApiError as error:
             self._lasted(feed, began)
-            feed.listed = False
             self._failed(feed, error)
             yield GONE_LINE
         else:
