@@ -1,8 +1,8 @@
 """Uses kopf as the informer: watches objects and queues the keys that may need a reconcile.
 
 This is the only module that imports kopf. Its handlers only enqueue. They write nothing on objects: no finalizer, no
-annotation, no event. A reconcile does not use the content of an event; it reads the objects itself. kopf's requests go
-through `WatchFeeds`, which keeps failures of the API server from it.
+annotation, no event. A reconcile reads the objects itself and does not use the content of an event. `WatchFeeds`
+carries kopf's requests and keeps failures of the API server from it.
 """
 
 import asyncio

@@ -22,7 +22,7 @@ WRITES = frozenset({"create", "update", "patch", "delete"})
 
 
 def run_pods(api: FakeApi, resource: Resource, obj: Object) -> None:
-    """Have each StatefulSet run a Ready pod, whose engine answers nobody."""
+    """Have each StatefulSet run a Ready pod, whose engine does not answer."""
     meta = obj["metadata"]
     if resource != STATEFUL_SETS or ("llm", f"{meta['name']}-0") in api.objects.get(PODS, {}):
         return

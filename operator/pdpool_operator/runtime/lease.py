@@ -9,9 +9,9 @@ its last renewal was sent. So the holder stops before another candidate may take
 renewed a Lease that still names it: then no other process has led. Every write to the Lease carries
 the resourceVersion on which it is based. If two candidates write at the same time, one write fails.
 
-The holder also records in the Lease from where the next leader must read the history of pods: the resourceVersion that
-a list of pods had `UNACTED_S` before. The holder may not have acted on later events. The Lease's own version would not
-do, because a cluster may keep Leases in another etcd.
+The holder also records in the Lease from where the next leader must read the history of pods. It is the
+resourceVersion that a list of pods had `UNACTED_S` before. The holder may not have acted on later events. The Lease's
+own version would not do, because a cluster may keep Leases in another etcd.
 
 `decide` is a pure function. `Elector` is the loop around it.
 """

@@ -1,8 +1,8 @@
 """Lists and watches resources so that no failure of the API server or of the network reaches kopf.
 
 kopf ends the process on most failures of a watch. It also never notices an object that was deleted while its watch was
-down. So kopf gets this object as its HTTP session: lists are repeated until one is complete, a broken watch just ends,
-and a watch that cannot go on ends with 410, after which kopf lists again.
+down. So kopf gets this object as its HTTP session. Lists are repeated until one is complete. A broken watch just ends.
+A watch that cannot go on ends with 410, and kopf lists again.
 
 Calls for one resource start at least `PACE_S` apart, and after failures at growing intervals up to `BACKOFF_LIMIT_S`.
 """
@@ -55,6 +55,8 @@ class Feed:
 
     resource: Resource
     namespace: str | None
+    began_at: float = 0.0
+    """When it was first asked for."""
     version: str = ""
     """Newest resourceVersion of the resource. Empty before the first list."""
     confirmed_at: float = -1e9
@@ -92,14 +94,13 @@ class WatchFeeds:
         self._api, self._sink, self._clock, self._sleep = api, sink, clock, sleep
         self._resources = {resource.path(None): resource for resource in resources}
         self._feeds: dict[tuple[str, str | None], Feed] = {}
-        self._started_at = clock()
         self._rng = rng or random.Random()  # noqa: S311 - spreads calls, guards nothing
         self.headers = {"User-Agent": "pdpool-operator"}
         self.closed = False
 
     def feed(self, resource: Resource, namespace: str | None) -> Feed:
         """Return the feed of a resource in a namespace, or in all."""
-        return self._feeds.setdefault((resource.path(None), namespace), Feed(resource, namespace))
+        return self._feeds.setdefault((resource.path(None), namespace), Feed(resource, namespace, self._clock()))
 
     def age_s(self, resource: Resource, namespace: str | None) -> float:
         """Return how old the known objects may be, in seconds. Infinite before the first list."""
@@ -118,7 +119,7 @@ class WatchFeeds:
         """Return for how many seconds a resource has been out of sight, and which one. 0 while all are seen."""
         now, ages = self._clock(), [(0.0, "")]
         for feed in self._feeds.values():
-            age = now - max(feed.confirmed_at, self._started_at)
+            age = now - max(feed.confirmed_at, feed.began_at)
             if feed.failing or age > NOTICED_S:
                 ages.append((age, str(feed)))
         return max(ages)

@@ -174,6 +174,19 @@ async def test_failing_feed_is_out_of_sight_until_a_watch_opens(feeds, api, cloc
     assert feeds.blind() == (0.0, "")
 
 
+async def test_first_list_that_fails_counts_from_its_start(feeds, api, clock):
+    async def hangs(*_: Any) -> None:
+        await asyncio.sleep(60)  # the client gives up long before
+
+    clock.now += 3600  # a standby asks for nothing
+    api.fault = hangs
+    listing = asyncio.create_task(listed(feeds))
+    await asyncio.wait([listing], timeout=1.5)  # longer than the deadline of a call
+    listing.cancel()
+    assert clock.slept
+    assert feeds.blind()[0] < 60
+
+
 async def test_age_counts_from_the_last_confirmation(feeds, clock):
     assert feeds.age_s(PODS, "llm") == float("inf")
     await listed(feeds)
