@@ -26,6 +26,8 @@ from .runtime.watch_feeds import WATCH_S, WatchFeeds
 
 PRIMARY = (PREFILL_POOLS, DECODE_POOLS, SERVICES_PD)
 OWNED = (PODS, STATEFUL_SETS, DEPLOYMENTS, SERVICES, DISRUPTION_BUDGETS, CONFIG_MAPS)
+WHOLE = (*PRIMARY, STATEFUL_SETS)
+"""Resources of which all objects are watched. A StatefulSet without our labels may have a name that a pool needs."""
 
 
 def _registry(nudge: Callable[[Mapping[str, Any]], None], feeds: WatchFeeds) -> kopf.OperatorRegistry:
@@ -50,7 +52,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True  # otherwise kopf watches namespaces and CRDs, which needs permissions
     settings.watching.inactivity_timeout = 2 * WATCH_S  # the feeds give up silent watches earlier
     settings.process.ultimate_exiting_timeout = 30
-    for resource in OWNED:
+    for resource in set(OWNED) - set(WHOLE):
         settings.watching.label_selectors[_selector(resource)] = names.SELECT_MADE
     return settings
 

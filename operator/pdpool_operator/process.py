@@ -105,7 +105,7 @@ class Operator:
             on_stored=self._stored,
             on_deleted=self.store.drop,
         )
-        reads = CachedReads(self.api, self.store, self.feeds.age_s, app.PRIMARY, f"{names.GROUP}/")
+        reads = CachedReads(self.api, self.store, self.feeds.age_s, app.WHOLE, f"{names.GROUP}/")
         self.sampler = Sampler(
             clients.pods,
             clock=time.monotonic,
@@ -276,7 +276,7 @@ class Operator:
 
     def _stored(self, resource: Resource, obj: dict[str, Any]) -> None:
         """Take the operator's own write into the store. A reconcile that follows must see it."""
-        if resource in app.PRIMARY or (resource in app.OWNED and has_labels(obj, MADE)):
+        if resource in app.WHOLE or (resource in app.OWNED and has_labels(obj, MADE)):
             self.store.put(resource, obj)
 
     def _engine_settings(self, namespace: str) -> BuildSettings:

@@ -139,5 +139,10 @@ class TestCachedReads:
     async def test_unwatched_resources_are_read_live(self, reads, what):
         assert (await reads.get(what, "llm", "a"))["metadata"]["name"] == "live"
 
+    async def test_whole_resource_is_listed_without_labels(self, reads, store, live):
+        store.put(POOLS, pod("one", 3))
+        found = [obj["metadata"]["name"] async for obj in reads.list(POOLS, "llm")]
+        assert (found, live.asked) == (["one"], 0)
+
     async def test_selector_needs_every_label(self, reads):
         assert await self.listed(reads, "pdpool.dev/pool=another,pdpool.dev/role=prefill") == []
