@@ -1,8 +1,8 @@
 """Uses kopf as the informer: watches objects and queues the keys that may need a reconcile.
 
 This is the only module that imports kopf. Its handlers only enqueue. They write nothing on objects: no finalizer, no
-annotation, no event. A reconcile does not use the content of an event; it reads the objects itself. The periodic resync
-finds what kopf misses.
+annotation, no event. A reconcile reads the objects itself and does not use the content of an event. `WatchFeeds`
+carries kopf's requests and keeps failures of the API server from it.
 """
 
 import asyncio
@@ -22,19 +22,22 @@ from .runtime.api import (
     STATEFUL_SETS,
     Resource,
 )
+from .runtime.watch_feeds import WATCH_S, WatchFeeds
 
 PRIMARY = (PREFILL_POOLS, DECODE_POOLS, SERVICES_PD)
 OWNED = (PODS, STATEFUL_SETS, DEPLOYMENTS, SERVICES, DISRUPTION_BUDGETS, CONFIG_MAPS)
+WHOLE = (*PRIMARY, STATEFUL_SETS)
+"""Resources of which all objects are watched. A StatefulSet without our labels may have a name that a pool needs."""
 
 
-def _registry(nudge: Callable[[Mapping[str, Any]], None]) -> kopf.OperatorRegistry:
+def _registry(nudge: Callable[[Mapping[str, Any]], None], feeds: WatchFeeds) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     async def on_event(body: kopf.Body, **_: Any) -> None:  # noqa: ANN401 - kopf's calling convention
         nudge(body)
 
-    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:  # noqa: ANN401 - kopf's calling convention
-        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+    async def login(**_: Any) -> kopf.AiohttpSession:  # noqa: ANN401 - kopf's calling convention
+        return kopf.AiohttpSession(server="", aiohttp_session=cast("Any", feeds))
 
     for resource in (*PRIMARY, *OWNED):
         kopf.on.event(*_selector(resource), id=f"see-{resource.plural}", registry=registry)(on_event)
@@ -47,13 +50,9 @@ def _settings() -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True  # otherwise kopf watches namespaces and CRDs, which needs permissions
-    settings.watching.server_timeout = 300
-    settings.watching.chunk_size = 500
-    settings.networking.request_timeout = 30
-    settings.networking.connect_timeout = 10
-    settings.networking.error_backoffs = [1, 2, 4, 8]
+    settings.watching.inactivity_timeout = 2 * WATCH_S  # the feeds give up silent watches earlier
     settings.process.ultimate_exiting_timeout = 30
-    for resource in OWNED:
+    for resource in set(OWNED) - set(WHOLE):
         settings.watching.label_selectors[_selector(resource)] = names.SELECT_MADE
     return settings
 
@@ -65,6 +64,7 @@ def _selector(resource: Resource) -> tuple[str, str] | tuple[str, str, str]:
 
 async def watch(
     nudge: Callable[[Mapping[str, Any]], None],
+    feeds: WatchFeeds,
     namespaces: Iterable[str],
     *,
     identity: str,
@@ -74,14 +74,14 @@ async def watch(
 ) -> None:
     """Watch until `stop` is set.
 
-    `nudge` is called with the body of every object that is added, changed or deleted. `started` is called when kopf has
-    installed its own signal handlers, before any signal can reach them. `identity` is the name of this process. Without
-    it, kopf looks up the user's name, which a container may not have.
+    `nudge` is called with the body of every object that is added, changed or deleted. `feeds` sends kopf's requests.
+    `started` is called when kopf has installed its own signal handlers, before any signal can reach them. `identity` is
+    the name of this process. Without it, kopf looks up the user's name, which a container may not have.
     """
     wanted = list(namespaces)
     others = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
-        registry=_registry(nudge),
+        registry=_registry(nudge, feeds),
         settings=_settings(),
         clusterwide=not wanted,
         namespaces=wanted,

@@ -21,6 +21,7 @@ from .build.settings import BuildSettings
 from .controller.fences import Fencer
 from .controller.judge import Judge
 from .controller.reconcile import Controller
+from .controller.served_fields import ServedFields
 from .observe.cluster import POOL_RESOURCES, SERVICES_PD, Cluster
 from .observe.http import session
 from .observe.keys import Bindings, Key, keys_of
@@ -29,7 +30,8 @@ from .observe.router_outcomes import RouterOutcomes
 from .observe.routers import RouterClient, router_key
 from .observe.sampler import CONCURRENCY, Look, Sampler
 from .runtime import health, logs
-from .runtime.api import PODS, Api, ApiError, UnavailableError, connect
+from .runtime.api import PODS, Api, ApiError, Resource, UnavailableError, connect
+from .runtime.cached_reads import CachedReads
 from .runtime.config import Config, ConfigInvalidError, load
 from .runtime.engines import Engines
 from .runtime.keys import Signer, control_keys
@@ -40,8 +42,9 @@ from .runtime.metrics import Metrics
 from .runtime.queue import WorkQueue
 from .runtime.recorder import Recorder
 from .runtime.stopping import Signals, unless
+from .runtime.store import Store, has_labels
+from .runtime.watch_feeds import WatchFeeds
 
-LEASE = "pdpool-operator"
 WORKERS = 16
 """Number of concurrent reconciles.
 
@@ -50,6 +53,8 @@ may do so before other objects have to wait.
 """
 RESYNC_S = 600.0
 NOT_SERVED_AGAIN_S = 3.0
+MADE = {names.LABEL_MANAGED_BY: names.MANAGED_BY}
+"""Labels of the objects that are watched."""
 STOP_WITHIN_S = 2.0
 CONTROL_CONNECTIONS = 64
 
@@ -84,14 +89,25 @@ class Operator:
         )
         lease_api = Api(clients.lease, timeout_s=CALL_TIMEOUT_S, on_call=self.metrics.on_call)
         self.elector = Elector(
-            store=ApiLease(lease_api, config.namespace, LEASE),
+            store=ApiLease(lease_api, config.namespace, config.lease),
             me=config.identity,
-            name=LEASE,
+            name=config.lease,
             namespace=config.namespace,
             clock=time.monotonic,
             on_lost=_stop_at_once,
+            pods_version=lambda: self.feeds.version(PODS),
         )
-        self.api = Api(clients.api, write_budget=self.elector.write_budget_s, on_call=self.metrics.on_call)
+        self.store = Store(on_gone=self._nudge)
+        watching = Api(clients.watch, on_call=self.metrics.on_call)
+        self.feeds = WatchFeeds(watching, (*app.PRIMARY, *app.OWNED), self.store, clock=time.monotonic)
+        self.api = Api(
+            clients.api,
+            write_budget=self.elector.write_budget_s,
+            on_call=self.metrics.on_call,
+            on_stored=self._stored,
+            on_deleted=self.store.drop,
+        )
+        reads = CachedReads(self.api, self.store, self.feeds.age_s, app.WHOLE, f"{names.GROUP}/")
         self.sampler = Sampler(
             clients.pods,
             clock=time.monotonic,
@@ -113,13 +129,15 @@ class Operator:
             self._count_fence,
         )
         self.judge.words_due = fencer.look
+        self.served = ServedFields(self.api, self.metrics.report_missing_fields)
         routers = RouterClient(clients.control, write_budget=self.elector.write_budget_s)
         self.controller = Controller(
             api=self.api,
-            cluster=Cluster(self.api, self.sampler, routers, self._router_key, self.lives, _now),
+            cluster=Cluster(reads, self.api, self.sampler, routers, self._router_key, self.lives, _now),
             routers=routers,
             router_outcomes=self.router_outcomes,
             judge=self.judge,
+            served=self.served,
             fencer=fencer,
             bindings=self.bindings,
             recorder=Recorder(self.api, config.identity, _now),
@@ -134,16 +152,18 @@ class Operator:
 
     def state(self) -> str | None:
         """Return the state of this process: `leader` once it watches and has listed all, `standby` while another one
-        leads.
+        leads. A leader that cannot renew its Lease is neither.
         """
         if self.watching.is_set() and self.listed.is_set():
-            return "leader"
+            return "leader" if self.elector.leading else None
         record = self.elector.view.record
         return "standby" if record is not None and record.holder not in {"", self.config.identity} else None
 
     def health(self) -> web.Application:
         """Return the application of the HTTP endpoints."""
-        return health.application(self.metrics.registry, stalled_s=self.queue.stalled_s, state=self.state)
+        return health.application(
+            self.metrics.registry, stalled_s=self.queue.stalled_s, state=self.state, blind=self.feeds.blind
+        )
 
     async def lead(self, stop: asyncio.Event) -> None:
         """Work as the leader until `stop` is set. If a part ends before that, raise its error."""
@@ -157,6 +177,7 @@ class Operator:
         kopf_stop = asyncio.Event()
         watch = app.watch(
             self._nudge,
+            self.feeds,
             self.config.watch_namespaces,
             identity=self.config.identity,
             stop=kopf_stop,
@@ -205,27 +226,25 @@ class Operator:
 
     async def _recall(self) -> None:
         """Read what kubelets reported while no operator was leading, as far back as the API server remembers."""
-        marks = list(self.elector.inherited)
-        while marks:
+        while since := self.elector.inherited:
             try:
                 where = self.config.watch_namespaces or (None,)
-                states = await asyncio.gather(
-                    *(self.api.history(PODS, one, names.SELECT_MADE, marks[0]) for one in where)
-                )
+                states = await asyncio.gather(*(self.api.history(PODS, one, names.SELECT_MADE, since) for one in where))
             except UnavailableError as error:
                 log.warning("cannot read the history of pods, retrying soon: %s", error)
                 await asyncio.sleep(NOT_SERVED_AGAIN_S)
             except ApiError as error:
                 log.warning("the history of pods is not available: %s", error)
-                del marks[0]
+                return
             else:
-                said = sum(self.lives.note(pod) for some in states for pod in some)
-                log.info("read the history of pods: %d ended containers", said)
+                added = sum(self.lives.note(pod) for some in states for pod in some)
+                log.info("read the history of pods: %d ended containers", added)
                 return
 
     async def _resync(self) -> None:
         """Queue all objects at intervals. This finds what a watch has missed."""
         while True:
+            await self.served.check()
             try:
                 async for key in self._keys():
                     self.queue.add(key)
@@ -260,6 +279,11 @@ class Operator:
         for key in keys_of(body, self.bindings):
             self.queue.add(key)
 
+    def _stored(self, resource: Resource, obj: dict[str, Any]) -> None:
+        """Take the operator's own write into the store. A reconcile that follows must see it."""
+        if resource in app.WHOLE or (resource in app.OWNED and has_labels(obj, MADE)):
+            self.store.put(resource, obj)
+
     def _engine_settings(self, namespace: str) -> BuildSettings:
         return replace(self.settings, curve_keys=control_keys(self.config.seed, namespace))
 
@@ -274,7 +298,7 @@ class Operator:
 
 
 class Clients:
-    """The connections of one process: to the API server and to pods. The Lease has its own.
+    """The connections of one process: to the API server and to pods. The Lease and watches have their own.
 
     Requests that change a pod have their own connections. Samples of a lost node's pods occupy theirs until the
     deadline.
@@ -282,16 +306,17 @@ class Clients:
 
     api: Any
     lease: Any
+    watch: Any
     pods: Any
     control: Any
 
     async def __aenter__(self) -> "Clients":
-        self.api, self.lease = await connect(), await connect()
+        self.api, self.lease, self.watch = await connect(), await connect(), await connect()
         self.pods, self.control = session(CONCURRENCY), session(CONTROL_CONNECTIONS)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for client in (self.api, self.lease, self.pods, self.control):
+        for client in (self.api, self.lease, self.watch, self.pods, self.control):
             await client.close()
 
 

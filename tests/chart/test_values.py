@@ -91,6 +91,7 @@ def test_operator_gets_its_environment_from_values(render: Render) -> None:
     assert environment(deployment) == {
         "POD_ID": None,
         "PDPOOL_NAMESPACE": None,
+        "PDPOOL_LEASE": "pdpool-operator",
         "PDPOOL_WATCH_NAMESPACES": "a,b",
         "PDPOOL_ENGINE_IMAGE": "registry.example:5000/team/my/engine:dev",
         "PDPOOL_ROUTER_IMAGE": "registry.example:5000/team/pdpool-router:dev",

@@ -148,6 +148,7 @@ class Bench:
             "PYTHONPATH": str(ROOT / "operator"),
             "KUBECONFIG": str(self.folder / "kubeconfig"),
             "PDPOOL_NAMESPACE": self.namespace,
+            "PDPOOL_LEASE": "pdpool-operator",
             "PDPOOL_WATCH_NAMESPACES": self.namespace,
             "PDPOOL_ENGINE_IMAGE": "localhost/pdpool-engine:dev",
             "PDPOOL_ROUTER_IMAGE": "localhost/pdpool-router:dev",

@@ -131,6 +131,7 @@ async def operator(server: ApiServer, folder: Path, **env: str) -> AsyncIterator
         "PYTHONPATH": str(ROOT / "operator"),
         "KUBECONFIG": str(folder / "kubeconfig"),
         "PDPOOL_NAMESPACE": "pdpool-system",
+        "PDPOOL_LEASE": "pdpool-operator",
         "PDPOOL_ENGINE_IMAGE": "engine",
         "PDPOOL_ROUTER_IMAGE": "router",
         "PDPOOL_ROUTER_SEED_FILE": str(folder / "seed"),

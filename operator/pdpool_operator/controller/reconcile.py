@@ -40,6 +40,7 @@ from ..status.transition import REFRESH, Status, should_write, transition_events
 from .apply import Outcome, carry_out
 from .fences import Fencer
 from .judge import Judge
+from .served_fields import ServedFields
 
 Object = dict[str, Any]
 
@@ -62,6 +63,7 @@ class Controller:
     routers: RouterClient
     router_outcomes: RouterOutcomes
     judge: Judge
+    served: ServedFields
     fencer: Fencer
     bindings: Bindings
     recorder: Recorder
@@ -92,9 +94,13 @@ class Controller:
         return result
 
     async def reconcile_pool(self, key: Key, kind: type[Pool]) -> Result:
-        """Reconcile one pool."""
+        """Reconcile one pool. A plan that cannot be undone is made again from live state, and only then carried out."""
+        return await self._pool(key, kind, self.cluster) or await self._pool(key, kind, self.cluster.live) or Result()
+
+    async def _pool(self, key: Key, kind: type[Pool], cluster: Cluster) -> Result | None:
+        """Reconcile one pool from what `cluster` reads. Return None, and do nothing, if that must be live state."""
         resource = POOL_RESOURCES[kind]
-        body = await self.api.get(resource, key.namespace, key.name)
+        body = await cluster.body(resource, key.namespace, key.name)
         if body is None:
             return await self._forget_pool(key, kind)
         try:
@@ -102,15 +108,17 @@ class Controller:
         except SpecInvalid as invalid:
             return await self._refuse(key, resource, body, str(invalid))
         try:
-            observed = await self.cluster.pool(pool)
+            observed = await cluster.pool(pool)
         except ApiError as error:
             await self._report_failing(key, resource, body, error)
             raise
         self.judge.observed(key, observed)
         observed = self.judge.marked(key, observed)
         diagnoses = self.judge.judge(key)
-        at_fault = {diagnosis.subject.index for diagnosis in diagnoses if diagnosis.verdict in AT_FAULT}
+        at_fault = {d.subject.index for d in diagnoses if d.verdict in AT_FAULT or d.unfit}
         plan = plan_pool(observed, self.engine_settings(key.namespace), self.now(), at_fault)
+        if plan.needs_live_state and not cluster.is_live:
+            return None
         outcome, failure = await self._carry_out(key, plan)
         fencing = self.fencer.take(key, observed)
         fenced = await self.fencer.give(fencing.fences)
@@ -133,8 +141,11 @@ class Controller:
         return self._result(plan, outcome, pending, _ask_events_again_s(observed, self.now()))
 
     async def reconcile_service(self, key: Key) -> Result:
-        """Reconcile one service."""
-        body = await self.api.get(SERVICES_PD, key.namespace, key.name)
+        """Reconcile one service, as a pool."""
+        return await self._service(key, self.cluster) or await self._service(key, self.cluster.live) or Result()
+
+    async def _service(self, key: Key, cluster: Cluster) -> Result | None:
+        body = await cluster.body(SERVICES_PD, key.namespace, key.name)
         if body is None:
             self.bindings.drop(key)
             self._watch_routers(key, ())
@@ -148,7 +159,7 @@ class Controller:
             for pool in self.bindings.pools(key):
                 self.enqueue(pool)
         try:
-            observed = await self.cluster.service(service)
+            observed = await cluster.service(service)
         except SpecInvalid as invalid:
             return await self._refuse(key, SERVICES_PD, body, str(invalid))
         except ApiError as error:
@@ -158,6 +169,8 @@ class Controller:
         observed = self._marked(observed)
         router_key = self.router_key(service.metadata)
         plan = plan_service(observed, self.engine_settings(key.namespace), router_key)
+        if plan.needs_live_state and not cluster.is_live:
+            return None
         outcome, failure = await self._carry_out(key, plan, router_key)
         for secret in outcome.secrets:
             self.cluster.secret_applied(key.namespace, secret)
@@ -214,10 +227,12 @@ class Controller:
         self, key: Key, resource: Resource, body: Object, before: Status, after: Status
     ) -> float | None:
         """Write the status once, if it has changed; return the seconds after which to write the rest."""
+        storable = self.served.storable(resource.kind, after.to_dict())
+        after = type(after).model_validate(storable)  # as it will be read back
         self.metrics.states.show_conditions(key, after.conditions)
         if "status" in body and not should_write(before, after, self.written.get(key), self.now()):
             return REFRESH.total_seconds() if before != after else None
-        await self._apply_status(resource, body, after.to_dict())
+        await self._apply_status(resource, body, storable)
         self.written[key] = self.now()
         return None
 
@@ -286,7 +301,7 @@ class Controller:
         if shown == {(c.type, c.status, c.reason, c.observed_generation) for c in conditions}:
             return
         status = {**live, "observedGeneration": generation, "conditions": [c.to_dict() for c in conditions]}
-        await self._apply_status(resource, body, status)
+        await self._apply_status(resource, body, self.served.storable(resource.kind, status))
         self.written[key] = self.now()
         await self.recorder.emit(resource, body, str(EventType.WARNING), str(reason), message)
 

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..api.names import Role
 
+MAX_RANKS = 256
+"""Limit of ranks per pod. A larger claim is rejected, because each rank costs a request per sample."""
 MAX_COUNT = (1 << 63) - 1
 """Largest integer of the Kubernetes API."""
 MAX_SECONDS = 1e9
@@ -53,7 +55,7 @@ class _Load(Answer):
 
 
 class _Loads(Answer):
-    loads: Annotated[list[_Load], Field(max_length=4096)]
+    loads: Annotated[list[_Load], Field(max_length=MAX_RANKS)]
 
 
 def parse_sglang_loads(body: bytes, role: Role) -> dict[int, EngineSample]:

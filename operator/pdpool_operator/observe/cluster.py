@@ -1,14 +1,14 @@
-"""Reads the current state of a pool or service, always from the API server and never from an informer's cache.
+"""Reads the current state of a pool or service: from the watched objects, or with `live` from the API server.
 
-kopf misses deletions that happen while its watch is down. A reconcile lists the objects itself, so it does not
-depend on the event that started it.
+A reconcile reads the objects itself, so it does not depend on the event that started it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import copy
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from ..api import names
 from ..api.base import Metadata, SpecInvalid
@@ -23,7 +23,6 @@ from ..runtime.api import (
     PODS,
     SERVICES,
     STATEFUL_SETS,
-    Api,
     Resource,
 )
 from . import parse
@@ -44,16 +43,36 @@ EVENTS_AFTER = timedelta(seconds=3)
 """Age from which events are read for a pod that is not Ready, or for an instance without a pod."""
 MAX_EVENT_LOOKUPS = 8
 SECRET_MISSED_AFTER = timedelta(seconds=10)
-SECRET_TRUST = timedelta(minutes=10)
-"""Time for which an applied Secret is assumed to exist. The operator cannot read Secrets."""
+
+
+class Reads(Protocol):
+    """Reads objects."""
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        """Return the object, or None."""
+
+    def list(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: str = "",
+        fields: str = "",
+        *,
+        metadata_only: bool = False,
+    ) -> AsyncIterator[Object]:
+        """Yield all objects that match the selectors."""
 
 
 class Cluster:
-    """Reads the state of pools and services: from the API server, from routers, and from the sampler's memory."""
+    """Reads the state of pools and services: from `reads`, from routers, and from the sampler's memory.
+
+    `live` reads the same from the API server. A decision that cannot be undone must rest on it.
+    """
 
     def __init__(
         self,
-        api: Api,
+        reads: Reads,
+        live: Reads,
         sampler: Sampler,
         routers: RouterClient,
         router_key: Callable[[Metadata], str],
@@ -61,19 +80,35 @@ class Cluster:
         now: Callable[[], datetime],
     ) -> None:
         self._lives = lives
-        self._api = api
+        self._api, self._live = reads, live
         self._sampler = sampler
         self._routers = routers
         self._router_key = router_key
         self._now = now
-        self._secrets: dict[str, tuple[datetime, ObservedObject]] = {}
+        self._secrets: dict[str, ObservedObject] = {}
         self._drains: dict[tuple[str, str, str], dict[str, tuple[datetime, datetime]]] = {}
         """By pool, then by UID of the StatefulSet: start of the drain, and when this process first saw it."""
+
+    @property
+    def live(self) -> "Cluster":
+        """The same, read from the API server. What is remembered is shared."""
+        other = copy.copy(self)
+        other._api = self._live
+        return other
+
+    @property
+    def is_live(self) -> bool:
+        """Whether this reads from the API server."""
+        return self._api is self._live
+
+    async def body(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        """Return an object as it is stored, or None."""
+        return await self._api.get(resource, namespace, name)
 
     def secret_applied(self, namespace: str, secret: Mapping[str, Any]) -> None:
         """Remember a Secret as it was just stored."""
         seen = parse.observed_object({**secret, "kind": "Secret"}, {})
-        self._secrets[f"{namespace}/{seen.name}"] = (self._now(), seen)
+        self._secrets[f"{namespace}/{seen.name}"] = seen
 
     def secret_deleted(self, namespace: str, name: str) -> None:
         """Forget a Secret."""
@@ -357,13 +392,13 @@ class Cluster:
         return waits and pod is not None and self._now() - pod.created_at > SECRET_MISSED_AFTER
 
     def _secret(self, service: DisaggregatedService, routers: Iterable[ObservedRouter]) -> ObservedObject | None:
-        """Return the Secret as applied for this very service, while it can be assumed to exist."""
+        """Return the Secret as applied for this very service, while no router lacks it. It cannot be read."""
         where = f"{service.metadata.namespace}/{names.router_secret(service.metadata.name)}"
-        at, secret = self._secrets.get(where, (None, None))
+        secret = self._secrets.get(where)
         doubt = any(router.pod.waiting_reason == "CreateContainerConfigError" for router in routers)
-        if secret is None or at is None:
+        if secret is None:
             return None
-        if doubt or self._now() - at > SECRET_TRUST or secret.controller_uid != service.metadata.uid:
+        if doubt or secret.controller_uid != service.metadata.uid:
             del self._secrets[where]
             return None
         return secret

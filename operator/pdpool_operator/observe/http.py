@@ -12,6 +12,23 @@ from pydantic import ValidationError
 
 BODY_LIMIT = 1 << 20
 """Limit in bytes. A longer answer counts as no answer."""
+CHUNK = 1 << 16
+
+
+class ByteBudget:
+    """Bytes that several answers may have together, each at most `per_answer`."""
+
+    def __init__(self, total: int, per_answer: int) -> None:
+        self.left = total
+        self.per_answer = per_answer
+
+    def spend(self, received: int, of_this_answer: int) -> None:
+        """Count `received` bytes of an answer that now has `of_this_answer`; raises Unanswered beyond a limit."""
+        self.left -= received
+        if of_this_answer > self.per_answer:
+            raise Unanswered(f"invalid: more than {self.per_answer} bytes")
+        if self.left < 0:
+            raise Unanswered("invalid: the answers of this pod are too long together")
 
 
 class Unanswered(Exception):  # noqa: N818 - not an error of ours but the state of the pod
@@ -50,23 +67,24 @@ async def request(
     timeout_s: float,
     headers: dict[str, str] | None = None,
     json: Any = None,  # noqa: ANN401 - any JSON
+    budget: ByteBudget | None = None,
 ) -> tuple[int, bytes]:
-    """Return status and body.
+    """Return status and body. The body is counted in `budget`, by default one of `BODY_LIMIT` for this answer.
 
     Raises:
-        Unanswered: there is no answer within `timeout_s`, connecting included.
+        Unanswered: there is no answer within `timeout_s`, connecting included, or it is too long.
     """
+    budget = budget or ByteBudget(BODY_LIMIT, BODY_LIMIT)
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with http.request(
             method, url, timeout=timeout, headers=headers, json=json, allow_redirects=False
         ) as answer:
-            body = await answer.content.read(BODY_LIMIT + 1)
-            while len(body) <= BODY_LIMIT and (more := await answer.content.read(BODY_LIMIT + 1 - len(body))):
-                body += more
-            if len(body) > BODY_LIMIT:
-                raise Unanswered(f"invalid: more than {BODY_LIMIT} bytes")
-            return answer.status, body
+            body = bytearray()
+            async for chunk in answer.content.iter_chunked(CHUNK):
+                budget.spend(len(chunk), len(body) + len(chunk))
+                body += chunk
+            return answer.status, bytes(body)
     except TimeoutError as error:
         raise Unanswered("timeout") from error
     except aiohttp.ClientConnectorError as error:

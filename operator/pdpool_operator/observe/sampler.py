@@ -11,16 +11,16 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import aiohttp
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from ..api.models import EngineType
 from ..api.names import Role, admin_url, engine_url
 from ..engines import engine_of
-from ..engines.answers import MAX_COUNT, Answer, Count, Name, Seconds, Version
-from .http import Unanswered, invalid, request
+from ..engines.answers import MAX_COUNT, MAX_RANKS, Answer, Count, Name, Seconds, Version
+from .http import ByteBudget, Unanswered, invalid, request
 from .model import ConnectorSample, EngineSample, HoldSample, PeerSample, QueueSample, RankSample, Tally
 
 INTERVAL_S = 3.0
@@ -30,8 +30,13 @@ CONCURRENCY = 64
 """Concurrent requests, to all pods together."""
 MAX_PEERS = 4096
 """Limit of peers per rank."""
-MAX_RANKS = 256
-"""Limit of ranks per pod. A larger claim is rejected, because each rank costs a request per sample."""
+
+MAX_HOLDS = 256
+"""Holds that are read per rank. The rest is read once these have been released."""
+ANSWER_BYTES = 192 << 10
+"""Limit of one answer. A rank with 500 peers needs about half of it. Parsing one answer takes at most 16 MiB."""
+LOOK_BYTES = 2 << 20
+"""Limit of all answers to one look at a pod: bounds what a look costs in memory and time."""
 
 
 class _Queue(Answer):
@@ -52,6 +57,10 @@ class _Peer(Answer):
     transport: Name = ""
 
 
+def _first_holds(holds: Any) -> Any:  # noqa: ANN401 - any JSON, validated next
+    return holds[:MAX_HOLDS] if isinstance(holds, list) else holds
+
+
 class _State(Answer):
     incarnation: Name
     ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 1
@@ -62,7 +71,7 @@ class _State(Answer):
     holds: Count = 0
     held_bytes: Count = 0
     held_oldest_s: Seconds | None = None
-    held_for: list[_Hold] = Field(default_factory=list, max_length=4096)
+    held_for: Annotated[list[_Hold], BeforeValidator(_first_holds)] = Field(default_factory=list)
     engine: Version = ""
     connector_version: Version = ""
     peers: list[_Peer] = Field(default_factory=list, max_length=MAX_PEERS)
@@ -204,12 +213,12 @@ class Sampler:
         if not target.has_connector:
             return await self._sample_native(target)
         asked_at = self._now()
-        known = max(1, len(self.newest(target.pod_uid)))
+        known, budget = max(1, len(self.newest(target.pod_uid))), ByteBudget(LOOK_BYTES, ANSWER_BYTES)
         (engines, engine_error), connectors = await asyncio.gather(
-            self._ask_engine(target), self._ask_connectors(target, range(known))
+            self._ask_engine(target, budget), self._ask_connectors(target, range(known), budget)
         )
         said = max((one.ranks for one, _ in connectors if one is not None), default=known)
-        connectors = [*connectors[:said], *await self._ask_connectors(target, range(known, said))]
+        connectors = [*connectors[:said], *await self._ask_connectors(target, range(known, said), budget)]
         at = self._now()
         return [
             RankSample(
@@ -228,7 +237,7 @@ class Sampler:
     async def _sample_native(self, target: Target) -> list[RankSample]:
         """Sample a pod without pdpool's connector: the engine alone says which ranks there are."""
         asked_at = self._now()
-        engines, error = await self._ask_engine(target)
+        engines, error = await self._ask_engine(target, ByteBudget(LOOK_BYTES, ANSWER_BYTES))
         ranks = sorted(engines) or sorted(self.newest(target.pod_uid)) or [0]
         return [
             RankSample(
@@ -244,31 +253,33 @@ class Sampler:
             for rank in ranks
         ]
 
-    async def _ask_connectors(self, target: Target, ranks: Iterable[int]) -> list[tuple[ConnectorSample | None, str]]:
-        return await asyncio.gather(*(self._ask_connector(target, rank) for rank in ranks))
+    async def _ask_connectors(
+        self, target: Target, ranks: Iterable[int], budget: ByteBudget
+    ) -> list[tuple[ConnectorSample | None, str]]:
+        return await asyncio.gather(*(self._ask_connector(target, rank, budget) for rank in ranks))
 
-    async def _ask_connector(self, target: Target, rank: int) -> tuple[ConnectorSample | None, str]:
+    async def _ask_connector(self, target: Target, rank: int, budget: ByteBudget) -> tuple[ConnectorSample | None, str]:
         try:
-            sample = parse_state(await self._get(f"{admin_url(target.ip, rank)}/v1/state"))
+            sample = parse_state(await self._get(f"{admin_url(target.ip, rank)}/v1/state", budget))
         except Unanswered as error:
             self._on_look(Look(target.role, "connector", error.outcome))
             return None, str(error)
         self._on_look(Look(target.role, "connector", "ok"))
         return sample, ""
 
-    async def _ask_engine(self, target: Target) -> tuple[Mapping[int, EngineSample], str]:
+    async def _ask_engine(self, target: Target, budget: ByteBudget) -> tuple[Mapping[int, EngineSample], str]:
         try:
             url = f"{engine_url(target.ip)}{engine_of(target.engine).loads_path}"
-            samples = parse_loads(await self._get(url), target.role, target.engine)
+            samples = parse_loads(await self._get(url, budget), target.role, target.engine)
         except Unanswered as error:
             self._on_look(Look(target.role, "engine", error.outcome))
             return {}, str(error)
         self._on_look(Look(target.role, "engine", "ok"))
         return samples, ""
 
-    async def _get(self, url: str) -> bytes:
+    async def _get(self, url: str, budget: ByteBudget) -> bytes:
         async with self._slots:  # before the deadline begins: other pods that hang must not count against this one
-            status, body = await request(self._http, "GET", url, timeout_s=self._timeout_s)
+            status, body = await request(self._http, "GET", url, timeout_s=self._timeout_s, budget=budget)
         if status != 200:
             raise Unanswered(f"http {status}")
         return body

@@ -155,6 +155,11 @@ class Plan:
     """Reconcile again after this time even if nothing changes in the cluster."""
 
     @property
+    def needs_live_state(self) -> bool:
+        """Whether the plan has steps that cannot be undone, or that begin such a step."""
+        return bool(self.patch or self.delete)
+
+    @property
     def acts(self) -> bool:
         """Whether the plan changes anything."""
         return bool(self.adopt or self.apply or self.patch or self.delete or self.workers)

@@ -4,6 +4,7 @@ It uses `kubernetes.aio` for credentials, certificates and token rotation. The c
 are level-triggered and try again by themselves.
 """
 
+import asyncio
 import json
 import logging
 import math
@@ -23,6 +24,8 @@ from ..api.names import FIELD_MANAGER, STATUS_FIELD_MANAGER
 REQUEST_TIMEOUT_S = 10.0
 PAGE_LIMIT = 500
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+LINE_LIMIT = 16 << 20
+"""Bytes of one event of a watch. The API server stores objects of at most 1.5 MiB."""
 HISTORY_S = 5
 """Seconds for which the API server keeps a history request open. Remembered events arrive at once."""
 
@@ -34,6 +37,7 @@ managedfields/internal/structuredmerge.go).
 """
 
 Object = dict[str, Any]
+Objects = list[Object]
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +74,8 @@ DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
+OPENAPI = Resource("", "v3", "openapi", "OpenAPI")
+"""Names the API server's description of itself in metrics. Every authenticated user may read it."""
 
 
 class ApiError(Exception):
@@ -177,6 +183,8 @@ class Api:
         write_budget: called before every write. Returns the seconds within which the write must end. If it returns 0,
             the call raises NotLeaderError.
         on_call: called for every call with verb, plural, HTTP status (0 if there was none) and seconds.
+        on_stored: called with each object that a write has stored.
+        on_deleted: called with resource, namespace, name and UID of each object that a call has deleted.
     """
 
     def __init__(
@@ -186,7 +194,10 @@ class Api:
         timeout_s: float = REQUEST_TIMEOUT_S,
         write_budget: Callable[[], float] = _always,
         on_call: Callable[[str, str, int, float], None] = lambda *_: None,
+        on_stored: Callable[[Resource, Object], None] = lambda *_: None,
+        on_deleted: Callable[[Resource, str, str, str], None] = lambda *_: None,
     ) -> None:
+        self._on_stored, self._on_deleted = on_stored, on_deleted
         self._client: Any = client  # its methods have no annotations
         self._timeout_s = timeout_s
         self._write_budget = write_budget
@@ -198,10 +209,7 @@ class Api:
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         """Return the object, or None."""
-        try:
-            return await self._call("get", resource, resource.path(namespace, name))
-        except NotFoundError:
-            return None
+        return await self.read(resource, resource.path(namespace, name))
 
     async def list(
         self,
@@ -228,6 +236,78 @@ class Api:
             if not token:
                 return
             query["continue"] = token
+
+    async def whole_list(self, resource: Resource, namespace: str | None, labels: str) -> tuple[Objects, str]:
+        """Return all objects of one state of the cluster, and its resourceVersion.
+
+        Raises:
+            GoneError: the API server forgot that state before the last page was read.
+        """
+        query = {"limit": str(PAGE_LIMIT)} | ({"labelSelector": labels} if labels else {})
+        found: Objects = []
+        while True:
+            page = await self._call("list", resource, resource.path(namespace), query=query)
+            if not isinstance(items := page.get("items") or [], list) or "metadata" not in page:
+                raise UnavailableError(0, "NoList", "the answer is not a list", f"list {resource.path(namespace)}")
+            found += [item | {"apiVersion": resource.api_version, "kind": resource.kind} for item in items]
+            query["continue"] = page["metadata"].get("continue") or ""
+            if not query["continue"]:
+                return found, str(page["metadata"]["resourceVersion"])
+
+    async def watch(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: str,
+        since: str,
+        *,
+        seconds: int,
+        silent_s: float,
+        opened: Callable[[], None],
+    ) -> AsyncIterator[Object]:
+        """Yield the changes after the resourceVersion `since`, and bookmarks, for at most `seconds`.
+
+        Every event is a dict with `type` and `object`. The object has a resourceVersion. `opened` is called when the
+        API server has accepted the watch.
+
+        Raises:
+            GoneError: the watch cannot go on; list again.
+            UnavailableError: the connection broke, or nothing came for `silent_s`. It may be resumed.
+        """
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": since,
+            "timeoutSeconds": str(seconds),
+        } | ({"labelSelector": labels} if labels else {})
+        path = resource.path(namespace)
+        what, started, status = f"watch {path}", time.monotonic(), 0
+        timeout = aiohttp.ClientTimeout(total=seconds + silent_s, sock_read=silent_s)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await self._request("GET", path, query, timeout)
+            async with answer:
+                status = answer.status
+                if status != 200:
+                    raise _error(status, await answer.read(), what)
+                opened()
+                async for line in _lines(answer.content, what):
+                    yield _event(line, what)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise UnavailableError(0, type(error).__name__, str(error) or "no answer in time", what) from error
+        finally:
+            self._on_call("watch", resource.plural, status, time.monotonic() - started)
+
+    async def read(self, resource: Resource, path: str) -> Object | None:
+        """Return the object at a path, or None."""
+        try:
+            return await self._call("get", resource, path)
+        except NotFoundError:
+            return None
+
+    async def openapi(self, group: str, version: str) -> Object:
+        """Return the OpenAPI v3 document of a group and version."""
+        return await self._call("get", OPENAPI, f"/openapi/v3/apis/{quote(group)}/{quote(version)}")
 
     async def history(self, resource: Resource, namespace: str | None, labels: str, since: str) -> tuple[Object, ...]:
         """Return the states that matching objects have had after the resourceVersion `since`, in order.
@@ -312,9 +392,11 @@ class Api:
         if grace_period_s is not None:
             options["gracePeriodSeconds"] = grace_period_s
         try:
-            await self._write(
+            answer = await self._write(
                 "delete", resource, resource.path(namespace, name), options, {"propagationPolicy": "Background"}
             )
+            if answer.get("kind") == "Status":  # otherwise it is the object, which ends later
+                self._on_deleted(resource, namespace, name, uid)
         except (NotFoundError, ConflictError) as gone:
             log.debug("not deleted: %s", gone)
 
@@ -364,7 +446,10 @@ class Api:
         content: str = "application/apply-patch+yaml",
     ) -> Object:
         budget = within_budget(self._write_budget, f"{verb} {path}")
-        return await self._call(verb, resource, path, body=body, query=query, content=content, budget_s=budget)
+        stored = await self._call(verb, resource, path, body=body, query=query, content=content, budget_s=budget)
+        if "dryRun" not in query and stored.get("kind") != "Status":
+            self._on_stored(resource, stored)
+        return stored
 
     async def _call(
         self,
@@ -397,18 +482,10 @@ class Api:
     ) -> bytes:
         timeout_s = min(self._timeout_s, budget_s)
         method = {"create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE"}.get(verb, "GET")
-        headers = {
-            "Accept": accept,
-            "Content-Type": content if method == "PATCH" else "application/json",
-            "User-Agent": "pdpool-operator",
-        }
-        await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
-        url = self._client.configuration.host + path + (f"?{urlencode(query)}" if query else "")
         what, started, status = f"{verb} {path}", time.monotonic(), 0
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
-            answer = await self._client.rest_client.request(
-                method, url, headers=headers, body=body, _request_timeout=aiohttp.ClientTimeout(total=timeout_s)
-            )
+            answer = await self._request(method, path, query, timeout, body=body, content=content, accept=accept)
             data: bytes = await answer.read()
             status = answer.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -419,6 +496,58 @@ class Api:
         if not 200 <= status < 300:
             raise _error(status, data, what)
         return data
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        within: aiohttp.ClientTimeout,
+        *,
+        body: Mapping[str, Any] | None = None,
+        content: str = "application/json",
+        accept: str = "application/json",
+    ) -> aiohttp.ClientResponse:
+        headers = {
+            "Accept": accept,
+            "Content-Type": content if method == "PATCH" else "application/json",
+            "User-Agent": "pdpool-operator",
+        }
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        url = self._client.configuration.host + path + (f"?{urlencode(query)}" if query else "")
+        answer = await self._client.rest_client.request(
+            method, url, headers=headers, body=body, _request_timeout=within
+        )
+        response: aiohttp.ClientResponse = answer.response
+        return response
+
+
+async def _lines(content: aiohttp.StreamReader, what: str) -> AsyncIterator[bytes]:
+    """Yield complete lines. The last one may lack its end; a half one is no JSON."""
+    buffer = bytearray()
+    async for chunk in content.iter_any():
+        buffer += chunk
+        *lines, rest = bytes(buffer).split(b"\n") if b"\n" in chunk else [bytes(buffer)]
+        if len(rest) > LINE_LIMIT:
+            raise UnavailableError(0, "TooLong", f"an event has more than {LINE_LIMIT} bytes", what)
+        for line in lines:
+            if line.strip():
+                yield line
+        buffer = bytearray(rest)
+    if buffer.strip():
+        yield bytes(buffer)
+
+
+def _event(line: bytes, what: str) -> Object:
+    """Return an event of a watch."""
+    event = _parsed(line, what)
+    match event:
+        case {"type": "ERROR", "object": status}:
+            message = status.get("message", "") if isinstance(status, dict) else str(status)
+            raise GoneError(410, "WatchError", message, what)
+        case {"type": str(), "object": {"metadata": {"resourceVersion": str()}}}:
+            return event
+    raise UnavailableError(0, "NoEvent", f"not an event of a watch: {line[:100]!r}", what)
 
 
 def controller_uid(obj: Mapping[str, Any]) -> str | None:
@@ -439,6 +568,7 @@ def _owner_in_words(obj: Mapping[str, Any]) -> str:
 async def connect() -> ApiClient:
     """Return a client: by the service account in a pod, by KUBECONFIG (or ~/.kube/config) elsewhere."""
     configuration = Configuration()
+    configuration.connection_pool_maxsize = 0  # no limit: each watch keeps a connection
     if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
         kubeconfig.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
     else:

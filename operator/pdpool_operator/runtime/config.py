@@ -21,6 +21,8 @@ class Config:
 
     namespace: str
     """The operator's own namespace, which has its Lease."""
+    lease: str
+    """Name of the Lease. Operators of one installation share it; each installation has its own."""
     watch_namespaces: tuple[str, ...]
     """Namespaces to serve. Empty means all."""
     engine_image: str
@@ -45,6 +47,7 @@ def load(env: Mapping[str, str] = os.environ) -> Config:
         raise ConfigInvalidError(f"PDPOOL_LISTEN is {env['PDPOOL_LISTEN']!r}; it must be ADDRESS:PORT")
     return Config(
         namespace=_required(env, "PDPOOL_NAMESPACE"),
+        lease=_required(env, "PDPOOL_LEASE"),
         watch_namespaces=tuple(name for name in names if name),
         engine_image=_required(env, "PDPOOL_ENGINE_IMAGE"),
         router_image=_required(env, "PDPOOL_ROUTER_IMAGE"),

@@ -5,11 +5,13 @@ has not changed for the record's duration *on the candidate's own clock*. Times 
 so clock skew does no harm.
 
 A holder stops writing at once when `RENEW_DEADLINE_S` have passed without a renewal. The time is counted from *before*
-its last renewal was sent. So the holder stops before another candidate may take over. Every write to the Lease carries
+its last renewal was sent. So the holder stops before another candidate may take over. It may write again once it has
+renewed a Lease that still names it: then no other process has led. Every write to the Lease carries
 the resourceVersion on which it is based. If two candidates write at the same time, one write fails.
 
-The holder also records in the Lease from where the next leader must read history: the resourceVersion that the Lease
-had `UNACTED_S` before. The holder may not have acted on later events.
+The holder also records in the Lease from where the next leader must read the history of pods. It is the
+resourceVersion that a list of pods had `UNACTED_S` before. The holder may not have acted on later events. The Lease's
+own version would not do, because a cluster may keep Leases in another etcd.
 
 `decide` is a pure function. `Elector` is the loop around it.
 """
@@ -46,7 +48,7 @@ class Record:
     acquired: str = ""
     renewed: str = ""
     history: str = ""
-    """resourceVersion from which the next leader must read. Empty if not recorded."""
+    """resourceVersion of pods from which the next leader must read. Empty if not recorded."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class View:
     record: Record | None = None
     since: float = 0.0
     renewed_at: float | None = None
+    lapsed: bool = False
+    """Whether this process led, could not renew in time, and has not found another holder since."""
 
     def seen(self, record: Record | None, now: float) -> "View":
         """Return the view after reading `record` at `now`.
@@ -99,9 +103,11 @@ class Wait:
 
 @dataclass(frozen=True)
 class Lost:
-    """This process was the leader and no longer is. It must stop."""
+    """This process was the leader and no longer is. It must stop writing."""
 
     why: str
+    taken: bool = False
+    """Whether another process has held the Lease since. If not, this process may renew it and lead again."""
 
 
 Action = Acquire | Renew | Wait | Lost
@@ -115,7 +121,11 @@ def decide(view: View, now: float, me: str) -> Action:
             return Lost(f"the lease was not renewed for {now - view.renewed_at:.1f} s")
         if record is None or record.holder == me:
             return Renew()
-        return Lost(f"the lease is held by {record.holder or 'no process'}")
+        return Lost(f"the lease is held by {record.holder or 'no process'}", taken=True)
+    if view.lapsed:
+        if record is not None and record.holder == me and record.version:
+            return Renew()  # no other process has written it, so none has led
+        return Lost("the lease was released or deleted, or another process holds it", taken=True)
     if record is None:
         return Acquire(transitions=0)
     if record.holder == me:  # our own write, whose answer we never received
@@ -155,8 +165,8 @@ class LeaseUnavailableError(Exception):
 class Elector:
     """Takes part in the election as `me`, and keeps this process's view of the Lease.
 
-    `on_lost` is called once when leadership is lost. It must end the process at once, and must not return control to
-    code that writes.
+    `on_lost` is called once when another process has taken the Lease. It must end the process at once, and must not
+    return control to code that writes.
     """
 
     store: LeaseStore
@@ -165,13 +175,12 @@ class Elector:
     namespace: str
     clock: Callable[[], float]
     on_lost: Callable[[str], None]
+    pods_version: Callable[[], str]
+    """Returns the newest known resourceVersion of a list of pods. Empty if none is known."""
     sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep
     view: View = field(default_factory=View)
-    inherited: tuple[str, ...] = ()
-    """resourceVersions from which to read the history before this process led, the oldest first.
-
-    Empty if no process led before it.
-    """
+    inherited: str = ""
+    """resourceVersion from which to read the history of pods before this process led. Empty if none is recorded."""
     _marks: deque[tuple[float, str]] = field(default_factory=deque)
 
     @property
@@ -205,18 +214,33 @@ class Elector:
         return self.leading
 
     async def hold(self) -> None:
-        """Renew for ever. Returns, after `on_lost`, when leadership is lost."""
-        lost: Lost | None = None
-        while lost is None:
+        """Renew for ever. Returns, after `on_lost`, when another process has taken the Lease.
+
+        While it cannot be renewed in time, this process may not write, and goes on trying to renew.
+        """
+        while True:
             await self.sleep(RETRY_S)
-            assert self.view.renewed_at is not None
-            try:
-                async with asyncio.timeout(max(0.0, self.view.renewed_at + RENEW_DEADLINE_S - self.clock())):
-                    lost = await self._step()
-            except TimeoutError:
-                lost = Lost(f"the lease was not renewed for {RENEW_DEADLINE_S:.0f} s")
-        self.view = replace(self.view, renewed_at=None)
-        self.on_lost(lost.why)
+            lost = await self._renew()
+            if lost is not None and lost.taken:
+                self.view = replace(self.view, renewed_at=None)
+                self.on_lost(lost.why)
+                return
+            if lost is not None:
+                self.view = replace(self.view, renewed_at=None, lapsed=True)
+                log.warning("%s: writing nothing until it is renewed", lost.why)
+
+    async def _renew(self) -> Lost | None:
+        """Take one step, within the deadline of the last renewal if there is one."""
+        renewed_at = self.view.renewed_at
+        deadline_s = RENEW_DEADLINE_S if renewed_at is None else renewed_at + RENEW_DEADLINE_S - self.clock()
+        try:
+            async with asyncio.timeout(max(0.0, deadline_s)):
+                lost = await self._step()
+        except TimeoutError:
+            return None if self.view.lapsed else Lost(f"the lease was not renewed for {RENEW_DEADLINE_S:.0f} s")
+        if renewed_at is None and self.leading:
+            log.warning("the lease is renewed: writing again")
+        return lost
 
     async def release(self) -> None:
         """Release the Lease, so that the next process need not wait for its expiry. No write may follow."""
@@ -254,13 +278,14 @@ class Elector:
         old = self.view.record
         version = old.version if old else ""
         if isinstance(action, Acquire):
-            before = (old.history, old.version) if old else ()
-            self.inherited = tuple(dict.fromkeys(mark for mark in before if mark))
-            self._marks = deque((started, mark) for mark in self.inherited[:1])
+            self.inherited = old.history if old else ""
+            self._marks = deque([(started, self.inherited)] if self.inherited else ())
             record = Record(self.me, LEASE_DURATION_S, version, action.transitions, stamp, stamp)
         else:
             acquired, transitions = (old.acquired, old.transitions) if old else (stamp, 0)
             record = Record(self.me, LEASE_DURATION_S, version, transitions, acquired, stamp)
+        if known := self.pods_version():
+            self._marks.append((started, known))
         record = replace(record, history=self._mark(started))
         try:
             stored = _parse(await self.store.write(self._body(record)))
@@ -268,8 +293,6 @@ class Elector:
             log.info("lease not written: %s", error)
             return
         self.view = View(stored, self.clock(), started)
-        if stored is not None:
-            self._marks.append((started, stored.version))
 
     def _mark(self, now: float) -> str:
         while len(self._marks) > 1 and now - self._marks[1][0] >= UNACTED_S:

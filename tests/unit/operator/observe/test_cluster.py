@@ -72,7 +72,7 @@ class NoLooks:
 
 async def seen(api: object, routers: object) -> ObservedInstance:
     looks, key = cast("Any", NoLooks()), lambda meta: f"key of {meta.name}"
-    cluster = Cluster(cast("Any", api), looks, cast("Any", routers), key, Lives(), lambda: T0)
+    cluster = Cluster(cast("Any", api), cast("Any", api), looks, cast("Any", routers), key, Lives(), lambda: T0)
     (instance,) = (await cluster.pool(make_pool())).instances
     return instance
 
@@ -112,7 +112,13 @@ class OneBadPool:
 
 async def test_a_pool_that_does_not_fit_its_model_is_not_taken_for_no_pool():
     cluster = Cluster(
-        cast("Any", OneBadPool()), cast("Any", None), cast("Any", None), lambda _: "key", Lives(), lambda: T0
+        cast("Any", OneBadPool()),
+        cast("Any", None),
+        cast("Any", None),
+        cast("Any", None),
+        lambda _: "key",
+        Lives(),
+        lambda: T0,
     )
     with pytest.raises(SpecInvalid, match=r"PrefillPool chat: spec\.replicas"):
         await cluster.service(SERVICE)

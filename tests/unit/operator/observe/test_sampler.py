@@ -14,9 +14,18 @@ from pdpool_connector import client_answer
 from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
 from pdpool_operator.api.models import EngineType
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
-from pdpool_operator.observe.http import BODY_LIMIT, Unanswered, session
+from pdpool_operator.observe.http import Unanswered, session
 from pdpool_operator.observe.model import HoldSample, RankSample, Tally
-from pdpool_operator.observe.sampler import MAX_RANKS, NOT_OURS, Look, Sampler, Target, parse_loads, parse_state
+from pdpool_operator.observe.sampler import (
+    ANSWER_BYTES,
+    MAX_RANKS,
+    NOT_OURS,
+    Look,
+    Sampler,
+    Target,
+    parse_loads,
+    parse_state,
+)
 
 from tests.serving import pod_address
 
@@ -245,7 +254,7 @@ async def test_an_answer_that_drips_is_unknown_within_the_deadline(http, serve):
         pytest.param(STATE | {"ranks": MAX_RANKS + 1}, "invalid", id="too many ranks"),
         pytest.param(STATE | {"queues": {"x": {"reqs": "many"}}}, "invalid", id="wrong type"),
         pytest.param(STATE | {"queues": {str(i): {"reqs": 1} for i in range(17)}}, "invalid", id="too many queues"),
-        pytest.param(lambda: web.Response(body=b" " * (BODY_LIMIT + 2)), "invalid", id="too long"),
+        pytest.param(lambda: web.Response(body=b" " * (ANSWER_BYTES + 2)), "invalid", id="too long"),
         pytest.param(lambda: web.Response(status=302, headers={"Location": "/v1/state"}), "http 302", id="redirect"),
         pytest.param(lambda: web.Response(status=500), "http 500", id="500"),
         pytest.param(

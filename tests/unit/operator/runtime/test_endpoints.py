@@ -14,6 +14,7 @@ from pdpool_operator.observe.keys import Key
 from pdpool_operator.runtime import health, logs, manager
 from pdpool_operator.runtime.api import PODS, ConflictError, ForbiddenError, NotFoundError, UnavailableError
 from pdpool_operator.runtime.config import ConfigInvalidError, load
+from pdpool_operator.runtime.health import BLIND_LIMIT_S, BLIND_SHOWN_S
 from pdpool_operator.runtime.manager import Result, work
 from pdpool_operator.runtime.metrics import HoldReading, Metrics, QueueReading
 from pdpool_operator.runtime.queue import BACKOFF_FIRST_S, WorkQueue
@@ -26,7 +27,12 @@ HELD = HoldReading(("llm", "chat", "prefill", "0", "1"), 4096, 7.5)
 @pytest.fixture
 def world() -> SimpleNamespace:
     return SimpleNamespace(
-        queues=[READING], holds=[HELD], verdicts={("llm", "chat", "prefill", "0"): "Stuck"}, stalled=0.0, state=None
+        queues=[READING],
+        holds=[HELD],
+        verdicts={("llm", "chat", "prefill", "0"): "Stuck"},
+        stalled=0.0,
+        state=None,
+        blind=(0.0, ""),
     )
 
 
@@ -44,7 +50,9 @@ def metrics(world) -> Metrics:
 
 @pytest.fixture
 async def client(world, metrics):
-    app = health.application(metrics.registry, stalled_s=lambda: world.stalled, state=lambda: world.state)
+    app = health.application(
+        metrics.registry, stalled_s=lambda: world.stalled, state=lambda: world.state, blind=lambda: world.blind
+    )
     async with TestClient(TestServer(app)) as one:
         yield one
 
@@ -62,6 +70,22 @@ async def test_it_is_ready_as_leader_or_standby_and_healthy_while_work_goes_on(w
     assert (await get(client, "/healthz"))[0] == 200
     world.stalled = 1000.0
     assert await get(client, "/healthz") == (503, "no reconcile has ended for 1000 s\n")
+
+
+async def test_blind_leader_is_not_ready_and_later_unhealthy(world, client):
+    world.state = "leader"
+    world.blind = BLIND_SHOWN_S - 1, "pods"
+    assert (await get(client, "/readyz"))[0] == (await get(client, "/healthz"))[0] == 200
+    world.blind = BLIND_SHOWN_S + 1, "pods in llm"
+    assert await get(client, "/readyz") == (503, "leader, but no pods in llm seen for 16 s\n")
+    assert await get(client, "/healthz") == (200, "ok, but no pods in llm seen for 16 s\n")
+    world.blind = BLIND_LIMIT_S + 1, "pods"
+    assert await get(client, "/healthz") == (503, "no pods seen for 301 s\n")
+
+
+async def test_blind_process_that_does_not_lead_is_not_restarted(world, client):
+    world.blind = BLIND_LIMIT_S + 1, "pods"
+    assert await get(client, "/healthz") == (200, "ok, but no pods seen for 301 s\n")
 
 
 async def test_series_of_what_vanished_or_is_unknown_are_absent_and_not_zero(world, client):
@@ -248,6 +272,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "seed").write_text("s" * 32)
     return {
         "PDPOOL_NAMESPACE": "pdpool-system",
+        "PDPOOL_LEASE": "pdpool-operator",
         "PDPOOL_ENGINE_IMAGE": "e",
         "PDPOOL_ROUTER_IMAGE": "r",
         "PDPOOL_ROUTER_SEED_FILE": str(tmp_path / "seed"),
@@ -267,6 +292,7 @@ def test_the_environment_is_read(env):
     ("name", "value", "words"),
     [
         ("PDPOOL_NAMESPACE", "", "PDPOOL_NAMESPACE is not set"),
+        ("PDPOOL_LEASE", "", "PDPOOL_LEASE is not set"),
         ("PDPOOL_ENGINE_IMAGE", " ", "PDPOOL_ENGINE_IMAGE is not set"),
         ("PDPOOL_LOG_LEVEL", "LOUD", "PDPOOL_LOG_LEVEL is 'LOUD'; it must be one of DEBUG"),
         ("PDPOOL_LISTEN", "8080x", "PDPOOL_LISTEN is '8080x'"),

@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,8 @@ from pdpool_operator.runtime.lease import (
     decide,
 )
 
+from tests.cluster.hands import eventually
+
 OTHERS = Record(holder="other", duration_s=15, version="7", transitions=3)
 MINE = replace(OTHERS, holder="me")
 
@@ -41,6 +43,7 @@ MINE = replace(OTHERS, holder="me")
         pytest.param(View(MINE, since=10.0), 10.1, Acquire(transitions=3), id="our own write, answer never seen"),
         pytest.param(View(MINE, since=10.0, renewed_at=10.0), 19.9, Renew(), id="ours"),
         pytest.param(View(None, since=12.0, renewed_at=10.0), 12.0, Renew(), id="ours, but deleted"),
+        pytest.param(View(MINE, since=10.0, lapsed=True), 99.0, Renew(), id="lapsed, still ours"),
     ],
 )
 def test_decision(view, now, expected):
@@ -48,8 +51,14 @@ def test_decision(view, now, expected):
 
 
 def test_a_leader_that_could_not_renew_in_time_or_finds_another_holder_has_lost():
-    assert isinstance(decide(View(MINE, 10.0, renewed_at=10.0), 20.0, "me"), Lost)
-    assert isinstance(decide(View(OTHERS, 12.0, renewed_at=10.0), 12.0, "me"), Lost)
+    late, taken = View(MINE, 10.0, renewed_at=10.0), View(OTHERS, 12.0, renewed_at=10.0)
+    assert decide(late, 20.0, "me") == Lost("the lease was not renewed for 10.0 s")
+    assert decide(taken, 12.0, "me") == Lost("the lease is held by other", taken=True)
+    for record in (OTHERS, replace(MINE, version=""), replace(MINE, holder=""), None):
+        lapsed = View(record, 12.0, lapsed=True)
+        assert decide(lapsed, 99.0, "me") == Lost(
+            "the lease was released or deleted, or another process holds it", True
+        )
 
 
 def test_a_record_counts_as_unchanged_from_when_this_process_first_saw_it():
@@ -73,11 +82,11 @@ class Store:
         self.lease: dict[str, Any] | None = None
         self.version = 0
         self.down = False
-        self.hang = False
+        self.hang, self.resumed = False, asyncio.Event()
 
     async def read(self) -> Mapping[str, Any] | None:
         if self.hang:
-            await asyncio.Event().wait()
+            await self.resumed.wait()
         if self.down:
             raise LeaseUnavailableError("down")
         return copy.deepcopy(self.lease)
@@ -102,12 +111,14 @@ class Clock:
         return self.offset + self.true * self.rate
 
 
-def elector(store: Store, me: str, clock: Clock, lost: list[str]) -> Elector:
+def elector(
+    store: Store, me: str, clock: Clock, lost: list[str], pods_version: Callable[[], str] = lambda: ""
+) -> Elector:
     async def sleep(seconds: float) -> None:
         clock.true += seconds
         await asyncio.sleep(0)
 
-    return Elector(store, me, "pdpool-operator", "pdpool-system", clock, lost.append, sleep=sleep)
+    return Elector(store, me, "pdpool-operator", "pdpool-system", clock, lost.append, pods_version, sleep=sleep)
 
 
 async def test_it_acquires_renews_and_releases():
@@ -145,24 +156,69 @@ async def test_a_released_lease_is_taken_at_once_and_a_held_one_only_after_it_ra
     assert store.lease["spec"]["leaseTransitions"] == 2
 
 
-@pytest.mark.parametrize("how", ["down", "taken"])
-async def test_loss_is_told_once_and_before_anybody_else_may_lead(how):
+async def test_lease_taken_by_another_is_lost_once():
     store, clock, lost = Store(), Clock(), []
     leader = elector(store, "a", clock, lost)
     await leader.acquire(asyncio.Event())
-    start = clock()
-    if how == "down":
-        store.down = True
-    else:
-        await store.write({**store.lease, "spec": {"holderIdentity": "b", "leaseDurationSeconds": 15}})
+    await store.write({**store.lease, "spec": {"holderIdentity": "b", "leaseDurationSeconds": 15}})
     await asyncio.wait_for(leader.hold(), 30)
     assert len(lost) == 1
     assert not leader.leading
     assert leader.write_budget_s() == 0
-    assert clock() - start <= RENEW_DEADLINE_S + RETRY_S < LEASE_DURATION_S
 
 
-async def test_a_renewal_that_hangs_ends_in_loss(monkeypatch):
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("never")
+
+
+class TestLapsedLease:
+    """A leader that cannot renew in time stops writing. Whether it leads again depends on the Lease's holder."""
+
+    @pytest.fixture
+    async def lapsed(self):
+        store, clock, lost = Store(), Clock(), []
+        leader = elector(store, "a", clock, lost)
+        await leader.acquire(asyncio.Event())
+        start = clock()
+        holding = asyncio.create_task(leader.hold())
+        store.down = True
+        await until(lambda: not leader.leading)
+        assert leader.write_budget_s() == 0
+        assert clock() - start <= RENEW_DEADLINE_S + RETRY_S < LEASE_DURATION_S
+        clock.true += 75
+        assert not lost
+        yield store, leader, lost, holding
+        holding.cancel()
+
+    async def test_leads_again_when_nobody_led(self, lapsed):
+        store, leader, lost, _ = lapsed
+        store.down = False
+        await until(lambda: leader.leading)
+        assert store.lease["spec"]["holderIdentity"] == "a"
+        assert store.lease["spec"]["leaseTransitions"] == 0
+        assert not lost
+
+    @pytest.mark.parametrize("holder", ["b", ""])
+    async def test_is_lost_when_another_led(self, lapsed, holder):
+        store, leader, lost, holding = lapsed
+        store.down = False
+        await store.write({**store.lease, "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15}})
+        await asyncio.wait_for(holding, 30)
+        assert len(lost) == 1
+        assert not leader.leading
+
+    async def test_is_lost_when_the_lease_was_deleted(self, lapsed):
+        store, _, lost, holding = lapsed
+        store.lease, store.down = None, False
+        await asyncio.wait_for(holding, 30)
+        assert len(lost) == 1
+
+
+async def test_renewal_that_hangs_stops_writes(monkeypatch):
     monkeypatch.setattr("pdpool_operator.runtime.lease.RENEW_DEADLINE_S", 0.2)
     store, lost = Store(), []
     loop = asyncio.get_running_loop()
@@ -170,11 +226,23 @@ async def test_a_renewal_that_hangs_ends_in_loss(monkeypatch):
     async def sleep(_: float) -> None:
         await asyncio.sleep(0.01)
 
-    leader = Elector(store, "a", "n", "ns", loop.time, lost.append, sleep=sleep)
+    leader = Elector(store, "a", "n", "ns", loop.time, lost.append, lambda: "", sleep=sleep)
     await leader.acquire(asyncio.Event())
     store.hang = True
-    await asyncio.wait_for(leader.hold(), 30)
-    assert len(lost) == 1
+    holding = asyncio.create_task(leader.hold())
+
+    async def leads() -> bool:
+        return leader.leading
+
+    async def lapsed() -> bool:
+        return leader.view.lapsed and leader.write_budget_s() == 0
+
+    await eventually(lapsed, within_s=30, every_s=0.01)
+    store.hang = False
+    store.resumed.set()
+    await eventually(leads, within_s=30, every_s=0.01)
+    holding.cancel()
+    assert not lost
 
 
 async def test_a_write_may_not_outlast_the_lease():
@@ -240,7 +308,9 @@ class World:
         one.view = one.view.seen(self.stored, now)
         action = decide(one.view, now, one.me)
         if isinstance(action, Lost):
-            one.restart()
+            one.view = replace(one.view, renewed_at=None, lapsed=True)
+            if action.taken:
+                self.restart(one)
         elif isinstance(action, Acquire | Renew):
             one.pending = now, one.view.record.version if one.view.record else ""
 
@@ -291,36 +361,44 @@ def test_two_never_lead_at_once_under_any_interleaving(rates, steps):
         assert len(world.leaders()) <= 1
 
 
-async def test_a_successor_learns_how_far_back_it_has_to_read():
-    store, clock, lost = Store(), Clock(), []
-    first = elector(store, "a", clock, lost)
-    await first.acquire(asyncio.Event())
-    assert first.inherited == (), "no process led before"
-    holding = asyncio.create_task(first.hold())
-    seen = {}
-    while clock.true < 100:
-        await asyncio.sleep(0)
-        seen.setdefault(int(store.lease["metadata"]["resourceVersion"]), clock.true)
-    holding.cancel()
-    last = store.lease["metadata"]["resourceVersion"]
-    second = elector(store, "b", clock, lost)
-    await second.acquire(asyncio.Event())
-    history, version = second.inherited
-    assert version == last
-    assert UNACTED_S <= seen[int(last)] - seen[int(history)] <= UNACTED_S + 3 * RETRY_S
-    third = elector(store, "c", clock, lost)
-    await third.acquire(asyncio.Event())
-    assert third.inherited[0] == history, "what the second had no time to act on is still to be read"
+class TestHistoryOfPods:
+    """Versions of pods and of Leases are not comparable: here pods count in milliseconds, the Lease in writes."""
 
+    async def lead(self, store: Store, me: str, clock: Clock, seconds: float) -> Elector:
+        one = elector(store, me, clock, [], lambda: str(int(clock.true * 1000)))
+        await one.acquire(asyncio.Event())
+        holding = asyncio.create_task(one.hold())
+        until = clock.true + seconds
+        for _ in range(10_000):
+            await asyncio.sleep(0)
+            if clock.true >= until:
+                break
+        holding.cancel()
+        return one
 
-async def test_a_lease_that_says_nothing_of_the_past_is_read_from_its_own_version():
-    store = Store()
-    store.version = 7
-    store.lease = {"metadata": {"resourceVersion": "7"}, "spec": {"holderIdentity": "", "leaseDurationSeconds": 1}}
-    one = elector(store, "a", Clock(), [])
-    await one.acquire(asyncio.Event())
-    assert one.inherited == ("7",)
-    await one.release()
-    two = elector(store, "b", Clock(), [])
-    await two.acquire(asyncio.Event())
-    assert two.inherited == ("7", "9")
+    async def test_first_leader_inherits_nothing(self):
+        assert (await self.lead(Store(), "a", Clock(), 1)).inherited == ""
+
+    async def test_successor_reads_from_a_version_of_pods(self):
+        store, clock = Store(), Clock()
+        await self.lead(store, "a", clock, 100)
+        ended = clock.true
+        second = await self.lead(store, "b", clock, 0)
+        assert UNACTED_S <= ended - int(second.inherited) / 1000 <= UNACTED_S + 3 * RETRY_S
+
+    async def test_unread_history_passes_to_the_third_leader(self):
+        store, clock = Store(), Clock()
+        await self.lead(store, "a", clock, 100)
+        second = await self.lead(store, "b", clock, 0)
+        third = await self.lead(store, "c", clock, 0)
+        assert third.inherited == second.inherited
+
+    async def test_lease_version_is_never_a_version_of_pods(self):
+        store = Store()
+        store.version = 7
+        store.lease = {"metadata": {"resourceVersion": "7"}, "spec": {"holderIdentity": "", "leaseDurationSeconds": 1}}
+        one = elector(store, "a", Clock(), [])
+        await one.acquire(asyncio.Event())
+        assert one.inherited == ""
+        await one.release()
+        assert "annotations" not in store.lease["metadata"]
