@@ -83,6 +83,7 @@ class Judge:
     def marked(self, key: Key, pool: ObservedPool) -> ObservedPool:
         """Return the pool with the instances marked that are to be out of the rotation."""
         out = {uid for uid, standing in self._standings.get(key, {}).items() if standing.out}
+        out |= {d.subject.pod.uid for d in self._diagnoses.get(key, ()) if d.unfit and d.subject.pod is not None}
         marked = (replace(i, out=True) if i.pod is not None and i.pod.uid in out else i for i in pool.instances)
         return replace(pool, instances=tuple(marked))
 

@@ -172,11 +172,7 @@ class Controller:
         if plan.needs_live_state and not cluster.is_live:
             return None
         outcome, failure = await self._carry_out(key, plan, router_key)
-        for secret in outcome.secrets:
-            self.cluster.secret_applied(key.namespace, secret)
-        for gone in plan.delete:
-            if gone.kind == SECRETS.kind:
-                self.cluster.secret_deleted(key.namespace, gone.name)
+        self._remember_secrets(key.namespace, plan, outcome)
         diagnoses = tuple(d for pool in sorted(self.bindings.pools(key)) for d in self.judge.judge(pool))
         self.metrics.states.show_service(key, _parts(observed, diagnoses))
         status = service_status(ServiceFacts(observed, plan, diagnoses, outcome.faults, outcome.unsettled), self.now())
@@ -187,6 +183,13 @@ class Controller:
         if failure is not None:
             raise failure
         return self._result(plan, outcome, pending, SERVICE_RESYNC_S * self.rng.uniform(0.9, 1.1))
+
+    def _remember_secrets(self, namespace: str, plan: Plan, outcome: Outcome) -> None:
+        for secret in outcome.secrets:
+            self.cluster.secret_applied(namespace, secret)
+        for gone in plan.delete:
+            if gone.kind == SECRETS.kind:
+                self.cluster.secret_deleted(namespace, gone.name)
 
     def _watch_routers(self, service: Key, routers: Iterable[ObservedRouter]) -> None:
         pods = {r.pod.uid: r.pod.ip for r in routers if r.pod.ip and r.pod.phase == "Running"}

@@ -157,7 +157,7 @@ class Plan:
     @property
     def needs_live_state(self) -> bool:
         """Whether the plan has steps that cannot be undone, or that begin such a step."""
-        return bool(self.patch or self.delete)
+        return bool(self.adopt or self.patch or self.delete)
 
     @property
     def acts(self) -> bool:
