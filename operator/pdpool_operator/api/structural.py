@@ -19,6 +19,7 @@ KEPT = (
     "maxLength",
     "minItems",
     "maxItems",
+    "maxProperties",
     "x-kubernetes-validations",
     "x-kubernetes-preserve-unknown-fields",
     "x-kubernetes-list-type",
@@ -65,6 +66,8 @@ class _Converter:
             required = node.get("required", [])
             if required:
                 result["required"] = sorted(required)
+        if isinstance(node.get("additionalProperties"), dict):
+            result["additionalProperties"] = self.convert(node["additionalProperties"], f"{path}[]")
         if "items" in node:
             result["items"] = self.convert(node["items"], f"{path}[]")
         self._check(result, path)
@@ -105,6 +108,8 @@ class _Converter:
             missing += [key for key in ("maxItems", "items") if key not in node]
         elif kind == "integer" and self._written_by_users:
             missing += [key for key in ("minimum", "maximum") if key not in node]
+        elif kind == "object" and "additionalProperties" in node:
+            missing += [key for key in ("maxProperties",) if key not in node]
         elif kind == "object" and "properties" not in node and "x-kubernetes-preserve-unknown-fields" not in node:
             missing.append("properties")
         if path and "[]" not in path and "description" not in node:

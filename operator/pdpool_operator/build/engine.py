@@ -3,11 +3,12 @@
 from typing import Any
 
 from ..api import names
+from ..api.key_epochs import FIRST_KEYS, KeyEpochs
 from ..api.models import EngineType, Pool
 from ..api.names import Role
-from .common import TERMINATION_MARGIN_S, container_security_context, http_probe, pod_security_context
-from .settings import BuildSettings, ControlKeys
-from .template import TemplateInvalid, merge_template
+from .common import TERMINATION_MARGIN_S, http_probe, keys_volume
+from .settings import BuildSettings
+from .template import MergeRules, TemplateInvalid, merge_template
 
 REFERENCE_COMMAND = ("python", "-m", "pdpool_reference")
 AGENT_COMMAND = ("python", "-m", "pdpool_connector.agent")
@@ -15,8 +16,6 @@ AGENT_COMMAND = ("python", "-m", "pdpool_connector.agent")
 STARTUP_PERIOD_S = 2
 STARTUP_FAILURES = 300
 """Together ten minutes for an engine to load its model. After that, the kubelet restarts it."""
-
-KEYS_MODE = 0o440
 
 OWNED_FLAGS = frozenset(
     {
@@ -32,27 +31,33 @@ OWNED_FLAGS = frozenset(
         "--advertise-host",
         "--transfer-backend",
         "--curve-keys",
-        "--curve-optional",
         "--operator-key",
         "--pod-uid",
     }
 )
 """Flags that follow from typed fields or from fixed ports. A template must not set them."""
 
+RULES = MergeRules(
+    root="spec.template",
+    container=names.ENGINE_CONTAINER,
+    owned_flags=OWNED_FLAGS,
+    flags_from="the pool's own fields",
+    grace_period="it is derived from spec.drainTimeoutSeconds; set that instead",
+    pre_stop="pdpool drains the engine there; remove it",
+)
 
-def engine_template(pool: Pool, index: int, settings: BuildSettings) -> dict[str, Any]:
+
+def engine_template(pool: Pool, index: int, settings: BuildSettings, keys: KeyEpochs = FIRST_KEYS) -> dict[str, Any]:
     """Pod template of one instance, with the user's template merged in.
 
     Raises:
         TemplateInvalid: the user's template contradicts what pdpool sets, or is malformed.
     """
-    template = merge_template(
-        _template(pool, index, settings.control_keys), pool.spec.template, owned_flags=OWNED_FLAGS
-    )
+    template = merge_template(_template(pool, index, settings, keys), pool.spec.template, RULES)
     engine = template["spec"]["containers"][0]
     if not engine.get("image"):
         engine["image"] = _default_image(pool, settings)
-        engine.setdefault("imagePullPolicy", "IfNotPresent")
+        engine.setdefault("imagePullPolicy", settings.pods.image_pull_policy)
     return template
 
 
@@ -64,35 +69,36 @@ def _default_image(pool: Pool, settings: BuildSettings) -> str:
     return settings.engine_image
 
 
-def _template(pool: Pool, index: int, control_keys: ControlKeys) -> dict[str, Any]:
-    secret = names.engine_secret(pool.metadata.name, pool.role)
+def _template(pool: Pool, index: int, settings: BuildSettings, keys: KeyEpochs) -> dict[str, Any]:
+    files = (names.curve_file(keys), names.operator_file(keys.newest))
     return {
         "metadata": {
             "labels": names.instance_labels(pool.metadata.name, pool.role, index),
-            "annotations": {names.ANNOTATION_CONTROL_KEYS: str(control_keys)},
+            "annotations": {names.ANNOTATION_KEY_EPOCH: str(keys)},
         },
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": pod_security_context(),
+            **settings.pods.pull_secrets(),
+            "securityContext": dict(settings.pods.pod_security_context),
             "terminationGracePeriodSeconds": pool.spec.drain_timeout_seconds + TERMINATION_MARGIN_S,
-            "containers": [_engine_container(pool, index, control_keys)],
+            "containers": [_engine_container(pool, index, settings, keys)],
             "volumes": [
                 {"name": "tmp", "emptyDir": {}},
                 {"name": "run-pdpool", "emptyDir": {}},
-                {"name": "pdpool-keys", "secret": {"secretName": secret, "defaultMode": KEYS_MODE}},
+                keys_volume({file: file for file in files}),
             ],
         },
     }
 
 
-def _engine_container(pool: Pool, index: int, control_keys: ControlKeys) -> dict[str, Any]:
+def _engine_container(pool: Pool, index: int, settings: BuildSettings, keys: KeyEpochs) -> dict[str, Any]:
     return {
         "name": names.ENGINE_CONTAINER,
         # The pool's status then shows why an engine does not start. Engines write no prompts or keys there.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "command": list(REFERENCE_COMMAND),
-        "args": [*_args(pool), *_key_args(control_keys)],
+        "args": [*_args(pool), *_key_args(keys)],
         "env": _environment(pool, index),
         "ports": container_ports(pool.role),
         "startupProbe": http_probe(
@@ -119,7 +125,7 @@ def _engine_container(pool: Pool, index: int, control_keys: ControlKeys) -> dict
                 }
             }
         },
-        "securityContext": container_security_context(),
+        "securityContext": dict(settings.pods.container_security_context),
         "volumeMounts": [
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 -- an emptyDir of the pod
             {"name": "run-pdpool", "mountPath": names.RUN_DIRECTORY},
@@ -151,13 +157,11 @@ def _args(pool: Pool) -> list[str]:
     return [f"{flag}={value}" for flag, value in flags.items()]
 
 
-def _key_args(control_keys: ControlKeys) -> list[str]:
-    args = [f"--operator-key={names.KEYS_DIRECTORY}/{names.OPERATOR_KEY_KEY}"]
-    if control_keys is not ControlKeys.NONE:
-        args.append(f"--curve-keys={names.KEYS_DIRECTORY}/{names.CURVE_KEYS_KEY}")
-    if control_keys is ControlKeys.OPTIONAL:
-        args.append("--curve-optional")
-    return args
+def _key_args(keys: KeyEpochs) -> list[str]:
+    return [
+        f"--operator-key={names.KEYS_DIRECTORY}/{names.operator_file(keys.newest)}",
+        f"--curve-keys={names.KEYS_DIRECTORY}/{names.curve_file(keys)}",
+    ]
 
 
 def _environment(pool: Pool, index: int) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,23 +28,23 @@ RESOURCES = {
     resource.kind: resource
     for resource in (STATEFUL_SETS, DEPLOYMENTS, SERVICES, DISRUPTION_BUDGETS, CONFIG_MAPS, SECRETS, PODS)
 }
+RouterKey = Callable[[str, int], str]
+"""Key of a namespace's routers of one epoch."""
+
 WORKLOADS = {STATEFUL_SETS.kind, DEPLOYMENTS.kind}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of carrying out a plan.
-
-    `faults` are the API server's refusals, in its own words. `secrets` are the Secrets that it stored.
-    """
+    """Result of carrying out a plan."""
 
     faults: tuple[Fault, ...] = ()
+    """The API server's refusals, in its own words."""
     unsettled: tuple[str, ...] = ()
     """Changes of worker lists that a router refused, or that its list does not show yet, as text."""
-    secrets: tuple[Mapping[str, Any], ...] = ()
 
 
-async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient, router_key: str = "") -> Outcome:
+async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient, router_key: RouterKey) -> Outcome:
     """Carry out the plan in its order.
 
     If the API server refuses an object, the other objects are still applied. Disruptive steps are then skipped, because
@@ -52,11 +52,10 @@ async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient,
     not get requests. Errors that may pass (busy, conflict) are raised, and the next reconcile makes a new plan.
     """
     faults: list[Fault] = []
-    secrets: list[Mapping[str, Any]] = []
     for obj in plan.verify:
-        faults += await _apply(api, obj, secrets, dry_run=True)
+        faults += await _apply(api, obj, dry_run=True)
     for obj in () if faults else plan.apply:
-        refused = await _apply(api, obj, secrets)
+        refused = await _apply(api, obj)
         faults += refused
         if refused and obj["kind"] == SECRETS.kind:
             break  # the Service applied next would claim that the Secret exists
@@ -64,17 +63,15 @@ async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient,
         await api.merge(RESOURCES[patch.kind], namespace, patch.name, patch.body)
     for gone in () if faults else plan.delete:
         await api.delete(RESOURCES[gone.kind], namespace, gone.name, gone.uid, gone.grace_period_s)
-    unsettled = await _change_workers(plan.workers, routers, router_key)
-    return Outcome(tuple(faults), unsettled, tuple(secrets))
+    unsettled = await _change_workers(plan.workers, routers, lambda epoch: router_key(namespace, epoch))
+    return Outcome(tuple(faults), unsettled)
 
 
-async def _apply(
-    api: Api, obj: Mapping[str, Any], secrets: list[Mapping[str, Any]], *, dry_run: bool = False
-) -> list[Fault]:
+async def _apply(api: Api, obj: Mapping[str, Any], *, dry_run: bool = False) -> list[Fault]:
     kind, name = obj["kind"], obj["metadata"]["name"]
     try:
         if kind == SECRETS.kind:
-            secrets.append(await api.apply_unread(SECRETS, obj))
+            await api.apply_unread(SECRETS, obj)
         else:
             await api.apply(RESOURCES[kind], obj, dry_run=dry_run)
     except NameConflictError as conflict:
@@ -87,7 +84,9 @@ async def _apply(
     return []
 
 
-async def _change_workers(changes: tuple[WorkerChange, ...], routers: RouterClient, key: str) -> tuple[str, ...]:
+async def _change_workers(
+    changes: tuple[WorkerChange, ...], routers: RouterClient, key: Callable[[int], str]
+) -> tuple[str, ...]:
     """Change the lists of all routers at the same time, each in the plan's order.
 
     Returns what the lists do not show yet, as text.
@@ -99,14 +98,14 @@ async def _change_workers(changes: tuple[WorkerChange, ...], routers: RouterClie
     return tuple(words for some in told for words in some)
 
 
-async def _change_router(changes: list[WorkerChange], routers: RouterClient, key: str) -> list[str]:
+async def _change_router(changes: list[WorkerChange], routers: RouterClient, key: Callable[[int], str]) -> list[str]:
     """Change one list in the plan's order. Consecutive changes of one kind run at the same time.
 
     Changes after additions wait until the additions show, because they may remove the last engine of a side.
     """
     unsettled: list[str] = []
     for action, some in itertools.groupby(changes, key=lambda change: change.action):
-        told = await asyncio.gather(*(_change(change, routers, key) for change in some))
+        told = await asyncio.gather(*(_change(change, routers, key(change.key_epoch)) for change in some))
         missing = [words for words in told if words is not None]
         unsettled += missing
         if missing and action is WorkerAction.ADD:

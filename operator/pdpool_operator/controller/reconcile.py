@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from ..api.base import Condition, ConditionStatus, Metadata, SpecInvalid
+from ..api.base import Condition, ConditionStatus, SpecInvalid
+from ..api.key_epochs import KeyEpochs
 from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
 from ..api.reasons import Reason
 from ..build.settings import BuildSettings
@@ -23,7 +24,7 @@ from ..observe.sampler import Sampler
 from ..plan.model import Event, EventType, Plan
 from ..plan.pool import plan_pool
 from ..plan.service import plan_service
-from ..runtime.api import SECRETS, Api, Resource
+from ..runtime.api import Api, Resource
 from ..runtime.manager import Result
 from ..runtime.recorder import Recorder
 from ..status.chain import ConditionWriter
@@ -41,6 +42,8 @@ UNSETTLED_AGAIN_S = 5.0
 EVENTS_FIRST_S = EVENTS_AFTER.total_seconds() + 0.5
 EVENTS_LAST_S = 60.0
 NO_POD_AGAIN_S = 10.0
+ROTATION_AGAIN_S = 10.0
+"""While keys are rotated, a pool waits for the pods of the other side. No event of those pods wakes it."""
 KINDS: dict[str, type[Pool]] = {"PrefillPool": PrefillPool, "DecodePool": DecodePool}
 
 log = logging.getLogger(__name__)
@@ -60,7 +63,8 @@ class Controller:
     recorder: Recorder
     engine_settings: Callable[[str], BuildSettings]
     """Settings for the engines of a namespace."""
-    router_key: Callable[[Metadata], str]
+    router_key: Callable[[str, int], str]
+    """Key of a namespace's routers of one epoch."""
     enqueue: Callable[[Key], object]
     now: Callable[[], datetime]
     rng: random.Random = field(default_factory=random.Random)
@@ -85,15 +89,17 @@ class Controller:
         observed = await self.cluster.pool(pool)
         self.judge.observed(key, observed)
         diagnoses = self.judge.judge(key)
-        plan = plan_pool(observed, self.engine_settings(key.namespace), self.now())
-        outcome = await carry_out(plan, key.namespace, self.api, self.routers)
+        settings = self.engine_settings(key.namespace)
+        plan = plan_pool(observed, settings, self.now())
+        rotates = None if observed.keys == KeyEpochs(settings.key_epoch) else ROTATION_AGAIN_S
+        outcome = await carry_out(plan, key.namespace, self.api, self.routers, self.router_key)
         fencing = self.fencer.take(key, observed)
         fenced = await self.fencer.give(fencing.fences)
         status = pool_status(PoolFacts(observed, plan, diagnoses, self.now(), outcome.faults, fencing.unproven))
         pending = await self._write_status(key, resource, body, pool.status, status)
         self.judge.shown(key, diagnoses)
         await self._tell(resource, body, plan, outcome, pool.status, status, fenced)
-        return self._result(plan, outcome, pending, _ask_events_again_s(observed, self.now()))
+        return self._result(plan, outcome, pending, _ask_events_again_s(observed, self.now()), rotates)
 
     async def reconcile_service(self, key: Key) -> Result:
         """Reconcile one service."""
@@ -113,14 +119,8 @@ class Controller:
             observed = await self.cluster.service(service)
         except SpecInvalid as invalid:
             return await self._refuse(SERVICES_PD, body, str(invalid))
-        router_key = self.router_key(service.metadata)
-        plan = plan_service(observed, self.engine_settings(key.namespace), router_key)
-        outcome = await carry_out(plan, key.namespace, self.api, self.routers, router_key)
-        for secret in outcome.secrets:
-            self.cluster.secret_applied(key.namespace, secret)
-        for gone in plan.delete:
-            if gone.kind == SECRETS.kind:
-                self.cluster.secret_deleted(key.namespace, gone.name)
+        plan = plan_service(observed, self.engine_settings(key.namespace))
+        outcome = await carry_out(plan, key.namespace, self.api, self.routers, self.router_key)
         diagnoses = tuple(d for pool in sorted(self.bindings.pools(key)) for d in self.judge.judge(pool))
         status = service_status(ServiceFacts(observed, plan, diagnoses, outcome.faults), self.now())
         pending = await self._write_status(key, SERVICES_PD, body, service.status, status)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from ..api.key_epochs import FIRST_KEYS, KeyEpochs
 from ..api.models import DisaggregatedService, Pool
 from ..api.names import Role
 
@@ -125,6 +126,8 @@ class ObservedPod:
     """Annotations of the pod. Empty if absent."""
     build_hash: str
     created_at: datetime
+    keys: KeyEpochs = FIRST_KEYS
+    """Epochs of its keys, from the annotation."""
     node: str = ""
     was_ready: bool = False
     """The pod is not Ready but was before. A restart of its containers or of this operator does not change that."""
@@ -210,8 +213,8 @@ class ObservedPool:
     """Service and PodDisruptionBudget with the pool's names, regardless of their owner."""
     stuck_after_s: float = 30.0
     """From the service that binds the pool, else the default."""
-    others_have_keys: bool = True
-    """Every engine pod of the other role in the namespace was built with keys for the control channel."""
+    keys: KeyEpochs = FIRST_KEYS
+    """Keys that new pods get, so that they can connect to every engine pod of the other role in the namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,10 +269,9 @@ class ObservedService:
     decode: ObservedPool | None
     deployment: ObservedDeployment | None
     objects: tuple[ObservedObject, ...]
-    """Service, PodDisruptionBudget, ConfigMap and Secret with the router's names.
+    """Service, PodDisruptionBudget and ConfigMap with the router's names, and the Secret with the keys.
 
-    The operator may write Secrets but not read them. The runtime reports those that it has applied since the last
-    resync.
+    The operator never reads Secrets. The Service's annotation records the Secret that was applied before it.
     """
     routers: tuple[ObservedRouter, ...]
     workers_json: str | None = None

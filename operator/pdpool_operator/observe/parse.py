@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..api import names
+from ..api.key_epochs import FIRST_KEYS, KeyEpochs
 from .model import CRASH_LOOP, FieldOwners, ObservedDeployment, ObservedObject, ObservedPod, PodLife
 
 Object = Mapping[str, Any]
@@ -43,6 +44,11 @@ def annotation(obj: Object, key: str) -> str:
     return str((obj["metadata"].get("annotations") or {}).get(key, ""))
 
 
+def key_epochs(pod: Object) -> KeyEpochs:
+    """Return the epochs of a pod's keys. A pod without the annotation counts as one of the first epoch."""
+    return KeyEpochs.parse(annotation(pod, names.ANNOTATION_KEY_EPOCH)) or FIRST_KEYS
+
+
 def label(obj: Object, key: str) -> str:
     """Return the value of a label, or an empty text."""
     return str((obj["metadata"].get("labels") or {}).get(key, ""))
@@ -72,6 +78,7 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
         spec_hash=annotation(pod, names.ANNOTATION_SPEC_HASH),
         build_hash=annotation(pod, names.ANNOTATION_BUILD_HASH),
         created_at=moment(meta["creationTimestamp"]) or datetime.fromtimestamp(0, UTC),
+        keys=key_epochs(pod),
         node=spec.get("nodeName", ""),
         was_ready=_was_ready(pod),
         gone_by=moment(meta.get("deletionTimestamp")),
@@ -180,15 +187,15 @@ def field_owners(obj: Object) -> FieldOwners:
     return FieldOwners(ours, tuple(others))
 
 
-def applied_keys(service: Object, name: str) -> ObservedObject | None:
-    """Return the Secret `name` as it was applied before this Service of a pool.
+def applied_keys(service: Object) -> ObservedObject | None:
+    """Return the Secret with the keys as it was applied before this Service of a pool or router.
 
     The Service's annotation records it. Return None without that annotation.
     """
     applied = annotation(service, names.ANNOTATION_KEYS_HASH)
     if not applied:
         return None
-    return ObservedObject("Secret", name, "", controller_uid(service), applied, controller(service))
+    return ObservedObject("Secret", names.KEYS_SECRET, "", controller_uid(service), applied, controller(service))
 
 
 def observed_deployment(obj: Object) -> ObservedDeployment:

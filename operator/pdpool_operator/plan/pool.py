@@ -40,10 +40,10 @@ from typing import Any
 from ..api import names
 from ..api.base import format_time
 from ..api.models import Pool
-from ..api.names import ANNOTATION_BUILD_HASH, Role
+from ..api.names import ANNOTATION_BUILD_HASH
 from ..api.reasons import Reason
 from ..build.pool import PODS_PER_INSTANCE, instance_stateful_set, pool_objects, pool_spec_hash
-from ..build.settings import BuildSettings, ControlKeys
+from ..build.settings import BuildSettings
 from ..build.template import TemplateInvalid
 from ..observe.model import ObservedInstance, ObservedPool
 from .drain import GIVEN_UP_GRACE_S, deadline, has_work_to_lose, work_left
@@ -64,12 +64,11 @@ def plan_pool(observed: ObservedPool, settings: BuildSettings, now: datetime) ->
         return Plan()
     if taken := blocked(pool, _standing(observed)):
         return replace(taken, patch=_put_back(observed))
-    settings = replace(settings, control_keys=control_keys(observed))
     try:
-        wanted = [instance_stateful_set(pool, index, settings) for index in range(pool.spec.replicas)]
+        wanted = [instance_stateful_set(pool, index, settings, observed.keys) for index in range(pool.spec.replicas)]
     except TemplateInvalid as invalid:
         return Plan(faults=(Fault(Reason.TEMPLATE_INVALID, str(invalid)),), patch=_put_back(observed))
-    context = _Context(pool, observed, pool_spec_hash(pool), wanted, now)
+    context = _Context(pool, observed, pool_spec_hash(pool, observed.keys), wanted, now)
     support = missing_or_changed(pool_objects(pool, settings), observed.objects)
     plan = _join(
         [Plan(apply=support), _create(context), _align(context), _cancel(context), _go_on(context), _begin(context)]
@@ -80,18 +79,6 @@ def plan_pool(observed: ObservedPool, settings: BuildSettings, now: datetime) ->
         progress=plan.progress or _waiting(context),
         update_available=_built_otherwise(context),
     )
-
-
-def control_keys(observed: ObservedPool) -> ControlKeys:
-    """Return which keys new pods get, so that they can connect to all running pods.
-
-    Pods of an operator without keys have none, and keep running. Decode connects and prefill listens. Therefore decode
-    engines get keys first, and may connect to prefill engines without keys. Prefill engines get keys when every decode
-    engine has them. Decode engines that are created after that require keys.
-    """
-    if observed.others_have_keys:
-        return ControlKeys.REQUIRED
-    return ControlKeys.OPTIONAL if observed.pool.role is Role.DECODE else ControlKeys.NONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ def lacks_instances(facts: PoolFacts) -> Violation | None:
 
 def is_updating(facts: PoolFacts) -> Violation | None:
     """Instances still run an earlier spec."""
-    spec_hash = pool_spec_hash(facts.observed.pool)
+    spec_hash = pool_spec_hash(facts.observed.pool, facts.observed.keys)
     old = [i.name for i in facts.wanted if i.pod is not None and i.pod.spec_hash != spec_hash]
     if old:
         doing = facts.plan.progress.message if facts.plan.progress else "waiting"
@@ -130,7 +130,7 @@ def pool_status(facts: PoolFacts) -> PoolStatus:
     """Return the status to show now. The earlier status only affects transition times."""
     pool, before = facts.observed.pool, facts.observed.pool.status
     writer = ConditionWriter(before.conditions, pool.metadata.generation, facts.now)
-    spec_hash = pool_spec_hash(pool)
+    spec_hash = pool_spec_hash(pool, facts.observed.keys)
     mine = [i for i in facts.observed.instances if i.controller_uid == pool.metadata.uid]
     ready = sum(is_ready(instance) for instance in facts.wanted)
     return PoolStatus(

@@ -19,11 +19,11 @@ from tests.unit.operator.plan.makers import (
     make_pool,
     make_service,
 )
-from tests.unit.operator.plan.test_service import KEY, decode_instance, deployment, observe, router_pod, unready
+from tests.unit.operator.plan.test_service import decode_instance, deployment, observe, router_pod, unready
 
 
 def status_of(observed: ObservedService, diagnoses: tuple[Diagnosis, ...] = ()) -> DisaggregatedServiceStatus:
-    return service_status(ServiceFacts(observed, plan_service(observed, SETTINGS, KEY), diagnoses), T0)
+    return service_status(ServiceFacts(observed, plan_service(observed, SETTINGS), diagnoses), T0)
 
 
 def outcome(status: DisaggregatedServiceStatus, kind: str = "Ready") -> tuple[str, str, str]:
@@ -106,7 +106,7 @@ def test_a_contradiction_hides_no_router_of_a_service_and_keeps_its_engines_list
     observed = observe_pools({}, {"transfer": {"backend": "Local"}})
     status = status_of(observed)
     assert outcome(status, "RouterReady")[:2] == ("True", "Ready")
-    assert not plan_service(observed, SETTINGS, KEY).faults
+    assert not plan_service(observed, SETTINGS).faults
 
 
 def test_one_engine_of_each_side_is_enough_to_serve() -> None:
