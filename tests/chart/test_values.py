@@ -25,6 +25,14 @@ RESTRICTED_CONTAINER = {
 }
 
 
+POD_DEFAULTS = (
+    '{"containerSecurityContext":{"allowPrivilegeEscalation":false,"capabilities":{"drop":["ALL"]},'
+    '"readOnlyRootFilesystem":true},"imagePullPolicy":"IfNotPresent","imagePullSecrets":[],"podSecurityContext":'
+    '{"fsGroup":65532,"runAsGroup":65532,"runAsNonRoot":true,"runAsUser":65532,'
+    '"seccompProfile":{"type":"RuntimeDefault"}}}'
+)
+
+
 def environment(deployment: dict[str, Any]) -> dict[str, Any]:
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     return {entry["name"]: entry.get("value") for entry in container["env"]}
@@ -91,10 +99,13 @@ def test_operator_gets_its_environment_from_values(render: Render) -> None:
     assert environment(deployment) == {
         "POD_ID": None,
         "PDPOOL_NAMESPACE": None,
+        "PDPOOL_LEASE": "pdpool-operator",
         "PDPOOL_WATCH_NAMESPACES": "a,b",
         "PDPOOL_ENGINE_IMAGE": "registry.example:5000/team/my/engine:dev",
         "PDPOOL_ROUTER_IMAGE": "registry.example:5000/team/pdpool-router:dev",
         "PDPOOL_ROUTER_SEED_FILE": "/etc/pdpool/seed/seed",
+        "PDPOOL_KEY_EPOCH": "1",
+        "PDPOOL_POD_DEFAULTS": POD_DEFAULTS,
         "PDPOOL_LOG_LEVEL": "info",
     }
 
@@ -168,8 +179,8 @@ def test_engines_are_reached_on_the_contract_s_ports_only(render: Render) -> Non
     assert [port["port"] for port in from_watchers["ports"]] == [names.ADMIN_PORT, names.ENGINE_HTTP_PORT]
 
 
-@pytest.mark.parametrize(("ranks", "last"), [(8, 9407), (1, 9400), (None, 9463)])
-def test_watchers_reach_the_admin_endpoint_of_every_rank(render: Render, ranks: int | None, last: int) -> None:
+@pytest.mark.parametrize(("ranks", "last"), [(8, 9407), (1, 9400), (64, 9463)])
+def test_watchers_reach_the_admin_endpoint_of_every_rank(render: Render, ranks: int, last: int) -> None:
     rendered = render({"networkPolicy": {"engineNamespaces": ["llm"], "ranks": ranks}})
     ports = rendered.one("NetworkPolicy", "pdpool-engines", "llm")["spec"]["ingress"][2]["ports"]
     assert (ports[0]["port"], ports[0]["endPort"]) == (names.ADMIN_PORT, last)
@@ -222,6 +233,8 @@ def test_prometheus_operator_gets_the_same_rules_and_both_kinds_of_pods(render: 
     assert rule["metadata"]["labels"]["release"] == "p"
     plain = rendered.one("ConfigMap", "pdpool-rules")["data"]["pdpool.rules.yaml"]
     assert rule["spec"] == yaml.safe_load(plain)
+    (routers,) = rendered.one("PodMonitor", "pdpool-routers")["spec"]["podMetricsEndpoints"]
+    assert routers["port"] == "metrics"
     (operator,) = rendered.one("PodMonitor", "pdpool-operator")["spec"]["podMetricsEndpoints"]
     assert operator == {"port": "http", "path": "/metrics", "interval": "7s", "honorLabels": True}
     engines = rendered.one("PodMonitor", "pdpool-engines")["spec"]
@@ -246,6 +259,7 @@ def test_labels_of_one_object_win_over_those_of_all(render: Render) -> None:
         ("ConfigMap", "pdpool-rules"): "one",
         ("PodMonitor", "pdpool-operator"): "one",
         ("PodMonitor", "pdpool-engines"): "one",
+        ("PodMonitor", "pdpool-routers"): "one",
         ("PrometheusRule", "pdpool"): "all",
         ("Service", "pdpool-operator-metrics"): "all",
     }
@@ -348,6 +362,7 @@ def test_the_readme_documents_every_value() -> None:
 
 
 WHOLE = {"operator.resources", "networkPolicy.prometheus.namespaceSelector"}
+WHOLE |= {f"{who}.{what}" for who in ("operator", "workloads") for what in ("podSecurityContext", "securityContext")}
 
 
 def test_helm_lint_is_clean(helm: Path) -> None:
