@@ -53,7 +53,11 @@
 {{- $selector := dict "matchLabels" (include "pdpool.operatorSelector" . | fromYaml) -}}
 {{- $constraints := list -}}
 {{- range .Values.operator.topologySpreadConstraints -}}
-{{- $constraints = append $constraints (hasKey . "labelSelector" | ternary . (merge (dict "labelSelector" $selector) .)) -}}
+{{- if hasKey . "labelSelector" -}}
+{{- $constraints = append $constraints . -}}
+{{- else -}}
+{{- $constraints = append $constraints (merge (dict "labelSelector" $selector) .) -}}
+{{- end -}}
 {{- end -}}
 {{ toYaml $constraints }}
 {{- end -}}

@@ -148,14 +148,14 @@ def test_a_side_that_is_scaled_to_zero_is_told_as_that() -> None:
                             "chat-router-0",
                             ready=False,
                             waiting_reason="CreateContainerConfigError",
-                            waiting_message='secret "chat-router-key" not found',
+                            waiting_message='secret "pdpool-keys" not found',
                         ),
                         None,
                     ),
                 )
             },
             "MissingSecret",
-            "Secret chat-router-key does not exist",
+            "Secret pdpool-keys does not exist",
         ),
     ],
 )
