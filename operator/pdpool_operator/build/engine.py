@@ -31,6 +31,7 @@ OWNED_FLAGS = frozenset(
         "--advertise-host",
         "--transfer-backend",
         "--curve-keys",
+        "--curve-optional",
         "--operator-key",
         "--pod-uid",
     }
