@@ -102,6 +102,7 @@ class Operator:
             engine_image=config.engine_image,
             router_image=config.router_image,
             key_epoch=config.key_epoch,
+            peers=config.peers,
             pods=config.pods,
         )
         fencer = Fencer(

@@ -129,6 +129,8 @@ def test_each_release_has_its_own_lease_and_may_write_only_that(
         ({"operator": {"securityContext": {"capabilities": {"drop": ["all!"]}}}}, "/capabilities/drop/0"),
         ({"operator": {"topologySpreadConstraints": [{"maxSkew": 1}]}}, "missing properties"),
         ({"operator": {"extraEnv": [{"value": "x"}]}}, "missing property 'name'"),
+        ({"networkPolicy": {"clients": [{"podSelectr": {}}]}}, "podSelectr"),
+        ({"networkPolicy": {"clients": [{}]}}, "/networkPolicy/clients/0"),
         ({"workloads": {"imagePullPolicy": "Sometimes"}}, "/workloads/imagePullPolicy"),
         ({"workloads": {"imagePullSecrets": ["A b"]}}, "/workloads/imagePullSecrets/0"),
     ],
@@ -159,3 +161,18 @@ def test_pod_defaults_are_one_line_of_json(default: Rendered) -> None:
         "podSecurityContext",
         "containerSecurityContext",
     }
+
+
+def test_engines_get_policies_in_a_default_installation(default: Rendered, tmp_path: Any) -> None:
+    (operator, prometheus) = settings(default, tmp_path).peers.watchers
+    assert operator["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "pdpool-system"}
+    assert operator["podSelector"] == deployment(default)["spec"]["selector"]
+    assert prometheus["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+
+
+def test_gateways_may_be_let_in_and_policies_left_out(render: Render, tmp_path: Any) -> None:
+    gateway = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateway"}}}
+    assert settings(render({"networkPolicy": {"clients": [gateway]}}), tmp_path).peers.clients == (gateway,)
+    without = render({"networkPolicy": {"enabled": False}})
+    assert settings(without, tmp_path).peers is None
+    assert without.all("NetworkPolicy") == []

@@ -179,7 +179,6 @@ class Stack:
         """Install the release, or upgrade it to exactly these values."""
         whole = {
             "image": {"registry": "localhost", "tag": "dev"},
-            "networkPolicy": {"engineNamespaces": [POOLS]},
             "test": {"router": {"service": "chat-router", "namespace": POOLS}},
         } | values
         wait = ("--install", "--wait", "--timeout", "2m", "--values", "-")

@@ -37,6 +37,8 @@
   value: {{ .Values.seed.epoch | quote }}
 - name: PDPOOL_POD_DEFAULTS
   value: {{ include "pdpool.podDefaults" . | quote }}
+- name: PDPOOL_NETWORK_PEERS
+  value: {{ include "pdpool.networkPeers" . | quote }}
 - name: PDPOOL_LOG_LEVEL
   value: {{ .Values.operator.logLevel }}
 {{- end -}}
@@ -177,15 +179,20 @@ engines' default request deadline. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Namespaces whose engines get a NetworkPolicy, as JSON. */}}
-{{- define "pdpool.engineNamespaces" -}}
-{{- $namespaces := .Values.networkPolicy.engineNamespaces | default .Values.watchNamespaces -}}
-{{- range .Values.watchNamespaces -}}
-{{- if not (has . $namespaces) -}}
-{{- fail (printf "networkPolicy.engineNamespaces: lacks %s of watchNamespaces, so any pod could reach its engines; add it, or leave engineNamespaces empty" .) -}}
+{{/* Prometheus as a NetworkPolicyPeer, as YAML. */}}
+{{- define "pdpool.prometheus" -}}
+namespaceSelector: {{ .Values.networkPolicy.prometheus.namespaceSelector | toJson }}
+podSelector: {{ .Values.networkPolicy.prometheus.podSelector | default dict | toJson }}
 {{- end -}}
+
+{{/* Who may connect to engines beside engines and routers, as JSON. Empty without NetworkPolicies. */}}
+{{- define "pdpool.networkPeers" -}}
+{{- if .Values.networkPolicy.enabled -}}
+{{- $own := dict "namespaceSelector" (dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace)) -}}
+{{- $_ := set $own "podSelector" (dict "matchLabels" (include "pdpool.operatorSelector" . | fromYaml)) -}}
+{{- $watchers := list $own (include "pdpool.prometheus" . | fromYaml) -}}
+{{- dict "watchers" $watchers "clients" (.Values.networkPolicy.clients | default list) | toJson -}}
 {{- end -}}
-{{- toJson $namespaces -}}
 {{- end -}}
 
 {{- define "pdpool.monitoredNamespaces" -}}

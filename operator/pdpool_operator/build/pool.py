@@ -7,6 +7,7 @@ from ..api.key_epochs import FIRST_KEYS, KeyEpochs
 from ..api.models import Pool
 from .common import content_hash, disruption_budget, keys_hash, keys_secret, metadata, spec_hash, with_build_hash
 from .engine import container_ports, engine_template
+from .network_policy import engine_network_policy
 from .settings import BuildSettings
 
 PODS_PER_INSTANCE = 1
@@ -93,4 +94,5 @@ def pool_disruption_budget(pool: Pool) -> dict[str, Any]:
 def pool_objects(pool: Pool, settings: BuildSettings) -> tuple[dict[str, Any], ...]:
     """Return the pool's objects except its instances."""
     keys = keys_secret(pool.metadata.namespace, settings.keys)
-    return keys, headless_service(pool, keys), pool_disruption_budget(pool)
+    policies = () if settings.peers is None else (engine_network_policy(pool, settings.peers),)
+    return keys, headless_service(pool, keys), pool_disruption_budget(pool), *policies

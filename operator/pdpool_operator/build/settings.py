@@ -6,6 +6,7 @@ from typing import Any
 
 from ..api.key_epochs import FIRST_EPOCH
 from .common import container_security_context, pod_security_context
+from .network_policy import NetworkPeers
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +37,6 @@ class BuildSettings:
     """Content of the namespace's Secret `pdpool-keys`: one file for each key of each epoch."""
     key_epoch: int = FIRST_EPOCH
     """Epoch of the keys that all pods should have in the end."""
+    peers: NetworkPeers | None = None
+    """Who may connect to engines. `None`: pools get no NetworkPolicies."""
     pods: PodDefaults = field(default_factory=PodDefaults)

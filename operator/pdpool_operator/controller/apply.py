@@ -14,6 +14,7 @@ from ..runtime.api import (
     CONFIG_MAPS,
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
+    NETWORK_POLICIES,
     PODS,
     SECRETS,
     SERVICES,
@@ -26,7 +27,16 @@ from ..runtime.api import (
 
 RESOURCES = {
     resource.kind: resource
-    for resource in (STATEFUL_SETS, DEPLOYMENTS, SERVICES, DISRUPTION_BUDGETS, CONFIG_MAPS, SECRETS, PODS)
+    for resource in (
+        STATEFUL_SETS,
+        DEPLOYMENTS,
+        SERVICES,
+        DISRUPTION_BUDGETS,
+        NETWORK_POLICIES,
+        CONFIG_MAPS,
+        SECRETS,
+        PODS,
+    )
 }
 RouterKey = Callable[[str, int], str]
 """Key of a namespace's routers of one epoch."""

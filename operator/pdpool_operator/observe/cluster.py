@@ -19,6 +19,7 @@ from ..runtime.api import (
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
     EVENTS,
+    NETWORK_POLICIES,
     PODS,
     REPLICA_SETS,
     SERVICES,
@@ -147,6 +148,7 @@ class Cluster:
             self._list(PODS, namespace, names.selector_string(names.engine_selector(other)), metadata_only=True),
             self._api.get(SERVICES, namespace, shared),
             self._api.get(DISRUPTION_BUDGETS, namespace, shared),
+            self._api.get(NETWORK_POLICIES, namespace, shared),
         )
         for pod in pods:
             self._lives.note(pod)

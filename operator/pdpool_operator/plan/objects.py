@@ -9,7 +9,7 @@ from ..api.models import DisaggregatedService, Pool
 from ..api.names import ANNOTATION_BUILD_HASH
 from ..api.reasons import Reason
 from ..observe.model import FieldOwners, ObservedObject
-from .model import Fault, Plan, Progress
+from .model import Delete, Fault, Plan, Progress
 
 TAKEN_POLL_S = 10.0
 """How often to check while a name is taken. No event announces the deletion of an object that is not ours."""
@@ -64,6 +64,14 @@ def missing_or_changed(
         return not edited(obj, one.owners)
 
     return tuple(obj for obj in wanted if not stands(obj))
+
+
+def surplus_policies(wanted: Iterable[dict[str, Any]], present: Iterable[ObservedObject]) -> tuple[Delete, ...]:
+    """Delete the NetworkPolicies of ours that are no longer wanted: the operator's settings have turned them off."""
+    names = {obj["metadata"]["name"] for obj in wanted if obj["kind"] == "NetworkPolicy"}
+    return tuple(
+        Delete(one.kind, one.name, one.uid) for one in present if one.kind == "NetworkPolicy" and one.name not in names
+    )
 
 
 def edited(obj: Mapping[str, Any], owners: FieldOwners) -> bool:

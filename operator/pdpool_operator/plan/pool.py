@@ -48,7 +48,7 @@ from ..build.template import TemplateInvalid
 from ..observe.model import ObservedInstance, ObservedPool
 from .drain import GIVEN_UP_GRACE_S, deadline, has_work_to_lose, work_left
 from .model import Delete, DrainReason, Event, EventType, Fault, Patch, Plan, Progress
-from .objects import Standing, blocked, edited, missing_or_changed
+from .objects import Standing, blocked, edited, missing_or_changed, surplus_policies
 
 DRAIN_POLL_S = 1.0
 """How often a drain is checked: queues change without an event in the cluster."""
@@ -69,9 +69,17 @@ def plan_pool(observed: ObservedPool, settings: BuildSettings, now: datetime) ->
     except TemplateInvalid as invalid:
         return Plan(faults=(Fault(Reason.TEMPLATE_INVALID, str(invalid)),), patch=_put_back(observed))
     context = _Context(pool, observed, pool_spec_hash(pool, observed.keys), wanted, now)
-    support = missing_or_changed(pool_objects(pool, settings), observed.objects)
+    objects = pool_objects(pool, settings)
+    support = missing_or_changed(objects, observed.objects)
     plan = _join(
-        [Plan(apply=support), _create(context), _align(context), _cancel(context), _go_on(context), _begin(context)]
+        [
+            Plan(apply=support, delete=surplus_policies(objects, observed.objects)),
+            _create(context),
+            _align(context),
+            _cancel(context),
+            _go_on(context),
+            _begin(context),
+        ]
     )
     return replace(
         plan,

@@ -7,16 +7,19 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from ..api.key_epochs import FIRST_EPOCH
+from ..build.network_policy import NetworkPeers
 from ..build.settings import PodDefaults
 
 MIN_SEED_BYTES = 32
 MAX_EPOCH = 64
+
+M = TypeVar("M", bound=BaseModel)
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -43,6 +46,8 @@ class Config:
     """Epoch of the keys that all pods should have in the end."""
     pods: PodDefaults = field(default_factory=PodDefaults)
     """What every engine and router pod gets unless its template says otherwise."""
+    peers: NetworkPeers | None = None
+    """Who may connect to engines. `None`: pools get no NetworkPolicies."""
     host: str = "0.0.0.0"  # noqa: S104 - kubelet and Prometheus come from outside the pod
     port: int = 8080
 
@@ -63,6 +68,7 @@ def load(env: Mapping[str, str] = os.environ) -> Config:
         router_image=_required(env, "PDPOOL_ROUTER_IMAGE"),
         seeds=_seeds(Path(_required(env, "PDPOOL_ROUTER_SEED_FILE"))),
         key_epoch=_epoch(env.get("PDPOOL_KEY_EPOCH", "") or str(FIRST_EPOCH)),
+        peers=_peers(env.get("PDPOOL_NETWORK_PEERS", "")),
         pods=_pod_defaults(env.get("PDPOOL_POD_DEFAULTS", "") or "{}"),
         log_level=level,
         identity=f"{socket.gethostname()}_{uuid.uuid4().hex[:12]}",
@@ -95,15 +101,32 @@ class _PodDefaults(BaseModel):
 
 def _pod_defaults(text: str) -> PodDefaults:
     """Read the defaults of pods. Absent fields keep pdpool's values."""
+    given = _json("PDPOOL_POD_DEFAULTS", text, _PodDefaults)
+    return PodDefaults(**given.model_dump(exclude_none=True))
+
+
+class _Peers(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    watchers: tuple[dict[str, Any], ...] = ()
+    clients: tuple[dict[str, Any], ...] = ()
+
+
+def _peers(text: str) -> NetworkPeers | None:
+    """Read the peers of engines. Without text there are no policies."""
+    given = _json("PDPOOL_NETWORK_PEERS", text, _Peers) if text else None
+    return NetworkPeers(given.watchers, given.clients) if given else None
+
+
+def _json(name: str, text: str, model: type[M]) -> M:
     try:
-        given = _PodDefaults.model_validate(json.loads(text))
+        return model.model_validate(json.loads(text))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ConfigInvalidError(f"PDPOOL_POD_DEFAULTS: {where}: {first['msg']} (got {first['input']!r:.80})") from None
+        raise ConfigInvalidError(f"{name}: {where}: {first['msg']} (got {first['input']!r:.80})") from None
     except ValueError as error:
-        raise ConfigInvalidError(f"PDPOOL_POD_DEFAULTS is not JSON: {error}") from None
-    return PodDefaults(**given.model_dump(exclude_none=True))
+        raise ConfigInvalidError(f"{name} is not JSON: {error}") from None
 
 
 def _seeds(file: Path) -> Mapping[int, bytes]:
