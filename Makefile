@@ -55,13 +55,15 @@ check: $(READY) ## Static checks: ruff, mypy, import-linter, generated files in 
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(PY) -m pdpool_operator.api.crd --check crds
+	$(PY) -m pdpool_operator.api.condition_docs --check docs/reference/conditions.md
 	$(PY) -m dev.sync_chart --check
 	$(PY) -m dev.tools run helm lint --strict charts/pdpool
 fmt: $(READY) ## Format and mend what ruff can mend
 	$(VENV)/bin/ruff check --fix $(CODE)
 	$(VENV)/bin/ruff format $(CODE)
-generate: $(READY) ## Write the CRDs from the models, and the chart's copies of them
+generate: $(READY) ## Write the CRDs from the models, the chart's copies of them, and the page of conditions
 	$(PY) -m pdpool_operator.api.crd crds
+	$(PY) -m pdpool_operator.api.condition_docs docs/reference/conditions.md
 	$(PY) -m dev.sync_chart
 
 # What every lock has in common; the images' locks are for one platform and agree with the developers' lock.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pdpool_connector import ConnectorConfig, ConnectorStats, DecodeConnector, PrefillConnector
 from pdpool_connector.layout.pairing import ModelShard
 from pdpool_connector.runtime.metrics import ConnectorCollector
+from pdpool_connector.version import VERSION
 from prometheus_client import CollectorRegistry
 
 from pdpool_reference import tokenizer as tokenizers
@@ -190,6 +191,7 @@ class Engine:
             curve=options.curve,
             curve_required=options.curve_required,
             pod_uid=options.pod_uid,
+            engine=f"reference {VERSION}",
             admin_gate=options.admin_gate,
             admin_socket=options.admin_socket if rank == 0 else None,
         )

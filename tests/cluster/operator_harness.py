@@ -161,7 +161,8 @@ class Bench:
     async def pool(self, kind: str, name: str = "chat", **spec: Any) -> Object:
         """Create a pool whose pods no scheduler takes."""
         template = spec.pop("template", {"spec": {"schedulerName": NOBODY}})
-        body = {"metadata": {"name": name, "namespace": self.namespace}, "spec": {"template": template, **spec}}
+        spec = {"model": {"path": "tiny"}, "template": template, **spec}
+        body = {"metadata": {"name": name, "namespace": self.namespace}, "spec": spec}
         return await self.admin.make(POOLS[kind], body)
 
     async def service(self, name: str = "chat", **spec: Any) -> Object:

@@ -216,10 +216,9 @@ class Stack:
         self.settle()
 
     def settle(self, deadline_s: float = 150.0) -> None:
-        """Wait until both pools and the service are Ready and nothing is in progress."""
+        """Wait until both pools and the service are Ready."""
         for kind in ("ppool", "dpool", "pdsvc"):
             self.until(kind, "Ready", deadline_s=deadline_s, status="True")
-            self.until(kind, "Progressing", deadline_s=deadline_s, status="False")
 
     def pods(self, *roles: str, within: str = POOLS) -> list[Object]:
         """Return the pods of these roles that do not terminate, by name."""

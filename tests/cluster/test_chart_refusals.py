@@ -43,7 +43,7 @@ POOL_FIELDS = [
     ("model.servedName", "", "at least 1"),
     ("model.servedName", "x" * 129, "128"),
     ("model", "tiny", "must be of type object"),
-    ("transfer.backend", "Carrier", 'supported values: "NIXL", "Local"'),
+    ("transfer.backend", "Carrier", 'supported values: "NIXL", "Mooncake", "Local"'),
     ("transfer", 1, "must be of type object"),
     ("drainTimeoutSeconds", -1, "greater than or equal to 0"),
     ("drainTimeoutSeconds", 3601, "less than or equal to 3600"),

@@ -50,7 +50,7 @@ def test_an_upgrade_to_new_images_fails_no_request_and_replaces_no_pod_by_itself
         assert container["image"] == f"localhost/pdpool-operator:{next_tag}"
         assert env["PDPOOL_LOG_LEVEL"] == "debug"
         for kind, pods in (("ppool", "chat-prefill-0"), ("dpool", "chat-decode-0, chat-decode-1"), ("pdsvc", "router")):
-            told = serving.until(kind, "Progressing", status="False", reason="UpdateAvailable")
+            told = serving.until(kind, "Ready", status="True", reason="UpdateAvailable")
             assert pods in told["message"]
             assert "pdpool.dev/restarted-at" in told["message"]
         traffic.more()
@@ -58,7 +58,7 @@ def test_an_upgrade_to_new_images_fails_no_request_and_replaces_no_pod_by_itself
     assert serving.uids() == before
     serving.install()
     for kind in ("ppool", "dpool", "pdsvc"):
-        serving.until(kind, "Progressing", status="False", reason="Complete")
+        serving.until(kind, "Ready", status="True", reason="Ready")
     assert serving.uids() == before
 
 

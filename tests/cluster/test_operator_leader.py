@@ -121,7 +121,7 @@ async def test_an_operator_killed_in_the_middle_is_followed_by_the_same_end_stat
         await here.operator().start(ready=False)
         if moment == "during an update":
             await eventually(lambda: updated(here, 4), within_s=90)
-        await here.until("PrefillPool", "Progressing", status="False", reason="Complete", within_s=90)
+        await here.until("PrefillPool", "Ready", status="True", within_s=90)
         await here.until("PrefillPool", "Ready", status="True")
     assert sorted(await made(here)) == [
         "PodDisruptionBudget/chat-prefill",
@@ -164,7 +164,7 @@ async def test_operators_that_are_killed_at_random_while_pools_change_leave_what
             await operator.stop(signal.SIGKILL)
             operator = await here.operator().start()
         for name in names:
-            await here.until("PrefillPool", "Progressing", name=name, status="False", reason="Complete", within_s=90)
+            await here.until("PrefillPool", "Ready", name=name, status="True", within_s=90)
             await here.until("PrefillPool", "Ready", name=name, status="True")
     made = Counter(
         s["metadata"]["labels"]["pdpool.dev/pool"] for s in await here.admin.all(STATEFUL_SETS, here.namespace)

@@ -49,12 +49,14 @@ async def test_pools_become_workloads_and_ready_only_when_their_engines_are(here
     assert await eventually(names_the_one_that_is_missing)
     await here.run_pod("chat-prefill-1-0")
     await here.until("PrefillPool", "Ready", status="True")
-    await here.until("PrefillPool", "Progressing", status="False", reason="Complete")
+    await here.until("PrefillPool", "Available", status="True")
+    assert await here.condition("PrefillPool", "Reconciling") == {}
     await here.until("PrefillPool", "QueuesHealthy", status="True")
     status = (await here.see(PREFILL_POOLS, "chat"))["status"]
     assert (status["replicas"], status["readyReplicas"], status["updatedReplicas"]) == (2, 2, 2)
     await here.set_ready("chat-prefill-1-0", False)
     await here.until("PrefillPool", "Ready", status="False")
+    await here.until("PrefillPool", "Available", status="True")
 
 
 async def test_queue_lengths_are_exported_while_known_and_vanish_when_unknown(here: Bench):
@@ -101,8 +103,9 @@ async def test_a_foreign_object_under_our_name_is_left_alone_and_named(here: Ben
     before = await here.admin.make(STATEFUL_SETS, foreign)
     await here.operator().start()
     await here.pool("PrefillPool")
-    ready = await here.until("PrefillPool", "Ready", status="False", reason="NameConflict")
-    assert "chat-prefill-0" in ready["message"]
+    ready = await here.until("PrefillPool", "Ready", status="False", reason="NoController")
+    assert f"kubectl label --overwrite -n {here.namespace} statefulset chat-prefill-0" in ready["message"]
+    await here.until("PrefillPool", "Stalled", status="True", reason="NoController")
     after = await here.see(STATEFUL_SETS, "chat-prefill-0")
     assert after["spec"] == before["spec"]
     assert "ownerReferences" not in after["metadata"]
@@ -168,7 +171,8 @@ async def test_an_update_drains_first_and_then_replaces_one_pod_at_a_time(here: 
         return "pdpool.dev/drain-started" in sts["metadata"]["annotations"]
 
     await eventually(draining)
-    await here.until("PrefillPool", "Progressing", status="True", reason="Draining")
+    await here.until("PrefillPool", "Reconciling", status="True", reason="Draining")
+    await here.until("PrefillPool", "Available", status="True")
     looked = await operator.reconciles()
 
     async def looked_again() -> bool:
@@ -218,7 +222,7 @@ async def test_a_pool_that_is_deleted_and_made_anew_at_once_waits_for_what_was_t
     for sts in await here.admin.all(STATEFUL_SETS, here.namespace):
         assert [owner["uid"] for owner in sts["metadata"]["ownerReferences"]] == [again["metadata"]["uid"]]
     told = [event["reason"] for event in await here.admin.all(EVENTS, here.namespace) if event["type"] == "Warning"]
-    assert "NameConflict" not in told
+    assert not {"NameConflict", "NoController"} & set(told)
 
 
 async def test_scaling_down_removes_the_highest_instance_only(here: Bench):
@@ -234,7 +238,7 @@ async def test_scaling_down_removes_the_highest_instance_only(here: Bench):
         return sorted(s["metadata"]["name"] for s in sets) == ["chat-decode-0", "chat-decode-1"]
 
     await eventually(two)
-    await here.until("DecodePool", "Progressing", status="False", reason="Complete")
+    await here.until("DecodePool", "Ready", status="True")
 
 
 @pytest.mark.parametrize(

@@ -108,8 +108,8 @@ class Routers:
 
         async def same() -> bool:
             listed = {worker.url for worker in await self.listed(name)}
-            progress = await self.here.condition("DisaggregatedService", "Progressing")
-            assert listed == wanted, (sorted(listed), sorted(wanted), progress)
+            ready = await self.here.condition("DisaggregatedService", "Ready")
+            assert listed == wanted, (sorted(listed), sorted(wanted), ready)
             return True
 
         await eventually(same, within_s=within_s, every_s=0.02)

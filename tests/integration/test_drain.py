@@ -38,8 +38,9 @@ def body_for(prefill, room=1):
     return {**BODY, **place, "bootstrap_room": room}
 
 
-def drain(path, deadline):
-    command = [sys.executable, "-m", "pdpool_connector.agent", "drain", "--socket", str(path), "--deadline", deadline]
+def drain(path, deadline, *further):
+    sockets = [word for one in (path, *further) for word in ("--socket", str(one))]
+    command = [sys.executable, "-m", "pdpool_connector.agent", "drain", *sockets, "--deadline", deadline]
     return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
 
 
@@ -141,3 +142,23 @@ def test_socket_of_killed_engine_is_replaced(socket_path):
             engine.process.kill()
             engine.process.wait(10)
         assert socket_path.exists()
+
+
+def test_drain_of_several_sockets_waits_for_each(prefill, engine, socket_path):
+    with admin_socket() as other, Children() as children, ThreadPoolExecutor(1) as pool:
+        idle = children.engine("decode", model_path="tiny", extra=["--admin-socket", str(other)])
+        with taken(prefill, engine):
+            draining = pool.submit(drain, other, "60", socket_path)
+            until(lambda: drain_state(other)["drained"] and drain_state(socket_path)["draining"])
+            assert not draining.done()
+        done = draining.result()
+        assert (done.returncode, get_status(idle.url + "/health")) == (0, 503)
+    assert f"{socket_path.name}: drained" in done.stderr.splitlines()
+
+
+def test_drain_goes_on_beside_an_absent_engine(engine, socket_path):
+    absent = socket_path.with_name("absent.sock")
+    done = drain(absent, "60", socket_path)
+    assert done.returncode == 2
+    assert f"{socket_path.name}: drained" in done.stderr.splitlines()
+    assert drain_state(socket_path)["drained"]

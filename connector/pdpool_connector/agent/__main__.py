@@ -19,38 +19,50 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--socket", "path", type=click.Path(path_type=Path), required=True, help="The connector's admin socket.")
+@click.option(
+    "--socket",
+    "paths",
+    type=click.Path(path_type=Path),
+    required=True,
+    multiple=True,
+    help="A connector's admin socket. Repeat it for each rank with a socket of its own.",
+)
 @click.option("--deadline", "deadline_s", type=click.FloatRange(0, 86400), required=True, help="Seconds to wait.")
-def drain(path: Path, deadline_s: float) -> None:
+def drain(paths: tuple[Path, ...], deadline_s: float) -> None:
     """Have the engine take no new requests, and wait until queues and holds are at zero.
 
-    Exit code 0: drained. 1: not within the deadline. 2: the connector does not answer.
+    Exit code 0: drained. 1: not within the deadline. 2: a connector does not answer. The others are waited for.
     """
-    sys.exit(asyncio.run(_drain(path, deadline_s)))
+    sys.exit(asyncio.run(_drain_all(paths, deadline_s)))
 
 
-async def _drain(path: Path, deadline_s: float) -> int:
+async def _drain_all(paths: tuple[Path, ...], deadline_s: float) -> int:
+    named = len(paths) > 1
+    return max(await asyncio.gather(*(_drain(path, deadline_s, f"{path.name}: " if named else "") for path in paths)))
+
+
+async def _drain(path: Path, deadline_s: float, prefix: str) -> int:
     timeout = aiohttp.ClientTimeout(total=None)  # the deadline below bounds it
     async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path)), timeout=timeout) as session:
         try:
             async with asyncio.timeout(deadline_s):
-                return await _watch(session)
+                return await _watch(session, prefix)
         except TimeoutError:
-            _say(f"not drained within {deadline_s:g} s")
+            _say(f"{prefix}not drained within {deadline_s:g} s")
             return LATE
         except aiohttp.ClientError as error:
-            _say(f"the connector behind {path} does not answer: {error}")
+            _say(f"{prefix}the connector behind {path} does not answer: {error}")
             return UNREACHABLE
 
 
-async def _watch(session: aiohttp.ClientSession) -> int:
+async def _watch(session: aiohttp.ClientSession, prefix: str) -> int:
     """Start the drain and print each change. The connector cannot call back, so it is polled."""
     shown = None
     state = await _ask(session, "POST")
     while True:
         line = _line(state)
         if line != shown:
-            _say(line)
+            _say(prefix + line)
             shown = line
         if state["drained"]:
             return DRAINED

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ PRIVATE_NETWORKS = (
 """Loopback, RFC 1918, carrier-grade NAT (RFC 6598), link-local, and IPv6 unique local: where pods live."""
 
 MAX_STAGING_BYTES = 64 << 30
+_ENGINE: Final = re.compile(r"[A-Za-z0-9 ._+-]{0,64}")
 
 _NONE: Final = type(None)
 _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
@@ -54,6 +56,7 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "curve": ((tuple, list), "a tuple of CurveKey"),
     "curve_required": ((bool,), "True or False"),
     "pod_uid": ((str,), "a str"),
+    "engine": ((str,), "a str"),
     "admin_gate": ((TokenVerifier, _NONE), "a TokenVerifier or None"),
     "admin_socket": ((str, Path, _NONE), "a Path, a str or None"),
     "timeouts": ((Timeouts,), "a Timeouts"),
@@ -90,6 +93,8 @@ class ConnectorConfig:
             `transport.curve`). (): every process that reaches the port is let in.
         curve_required: False lets decode also connect to prefills that listen without keys: for upgrades only.
         pod_uid: UID of the Kubernetes pod. Peers receive it, and the operator finds the pod by it.
+        engine: Name and version of the engine for people, such as "sglang 0.5.23": at most 64 letters, digits, spaces
+            and ._+-.
         pod_rank: Number of this connector among those of its pod. None: `rank`.
         pod_ranks: Connectors of the pod. None: as many as the instance has ranks.
         admin_gate: Verifies the tokens of changes through the admin endpoint. None: the endpoint is read only.
@@ -121,6 +126,7 @@ class ConnectorConfig:
     curve: tuple[CurveKey, ...] = ()
     curve_required: bool = True
     pod_uid: str = ""
+    engine: str = ""
     pod_rank: int | None = None
     pod_ranks: int | None = None
     admin_gate: TokenVerifier | None = None
@@ -219,6 +225,11 @@ class ConnectorConfig:
             )
 
     def _check_facts(self) -> None:
+        if not _ENGINE.fullmatch(self.engine):
+            raise ValueError(
+                f"engine={self.engine!r:.100} cannot be shown: "
+                f"give at most 64 letters, digits, spaces and ._+-, such as 'sglang 0.5.23'"
+            )
         if len(self.facts) > MAX_FACTS:
             raise ValueError(f"facts has {len(self.facts)} entries: give at most {MAX_FACTS}")
         for name, value in self.facts.items():

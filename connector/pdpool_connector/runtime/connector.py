@@ -46,6 +46,7 @@ from pdpool_connector.runtime.validation import as_incarnation, as_proof, as_que
 from pdpool_connector.transport.address import Address
 from pdpool_connector.transport.drops import Drops
 from pdpool_connector.transport.http import HttpServer, Page
+from pdpool_connector.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -586,6 +587,8 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
             rank=self.config.number_in_pod,
             ranks=self.config.connectors_of_pod,
             incarnation=self.incarnation,
+            engine=self.config.engine,
+            connector_version=VERSION,
             backend=self._backend.name,
             pod_uid=self._process.pod_uid,
             container=self._process.container,

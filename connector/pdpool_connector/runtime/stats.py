@@ -79,6 +79,7 @@ class ConnectorStats:
     Attributes:
         rank, ranks: Number of this connector among those of its pod, and how many these are. Each has its admin
             endpoint one port after that of the one before it.
+        engine, connector_version: Name and version of the engine, "" if it gave none; version of pdpool.
         backend: Its transfer backend.
         pod_uid, container: Where it runs, as its peers receive it.
         engine_beat_age_s: Seconds since the engine's last `beat`; None if there was none.
@@ -88,6 +89,8 @@ class ConnectorStats:
     rank: int
     ranks: int
     incarnation: str
+    engine: str
+    connector_version: str
     backend: str
     pod_uid: str
     container: str

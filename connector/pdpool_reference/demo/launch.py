@@ -173,7 +173,7 @@ class Children:
         command += ["--flight-dir", str(self.flights)]
         for port in ("--port", "--bootstrap-port", "--control-port", "--admin-port"):
             command += [port, "0"]
-        return self._spawn(name or mode, [*command, *extra], {"UCX_NET_DEVICES": "lo", "UCX_MODULES": "^ib"})
+        return self._spawn(name or mode, [*command, *extra], {"UCX_NET_DEVICES": "lo"})
 
     def listening(self, child: Child) -> Child:
         """Wait until an engine listens. Returns it. Raises LaunchError."""

@@ -76,7 +76,7 @@ class Condition(Model):
     """One aspect of an object's state, in the shape of `metav1.Condition`."""
 
     type: str = Field(
-        max_length=64, description="The aspect that this condition describes: Ready, Progressing, QueuesHealthy, …"
+        max_length=64, description="The aspect that this condition describes: Available, Ready, QueuesHealthy, …"
     )
     status: ConditionStatus = Field(description="True, False or Unknown.")
     reason: str = Field(max_length=64, description="Reason in one word. Events, logs and metrics use the same words.")

@@ -43,6 +43,12 @@ def _column(
     return column
 
 
+AVAILABLE_COLUMN = _column(
+    "Available", '.status.conditions[?(@.type=="Available")].status', description="Requests can be served."
+)
+REASON_COLUMN = _column(
+    "Reason", '.status.conditions[?(@.type=="Ready")].reason', description="Why it is not Ready, else Ready."
+)
 QUEUE_COLUMNS = [
     _column("Queues", ".status.queues", description="The most severe verdict on the hand-off queues."),
     _column("Waiting", ".status.oldestWaitingSince", "date", "How long the oldest request waits in a hand-off queue."),
@@ -51,12 +57,18 @@ AGE_COLUMN = _column("Age", ".metadata.creationTimestamp", "date")
 POOL_COLUMNS = [
     _column("Ready", ".status.ready", description="Ready and wanted instances."),
     _column("Updated", ".status.updatedReplicas", "integer", "Instances made from the current spec."),
+    AVAILABLE_COLUMN,
+    REASON_COLUMN,
     *QUEUE_COLUMNS,
     _column("Model", ".spec.model.path", priority=1),
+    _column("Engine", ".status.engine", description="Engine and version.", priority=1),
+    _column("Transport", ".status.transport", description="Transfer backends and transports in use.", priority=1),
     AGE_COLUMN,
 ]
 SERVICE_COLUMNS = [
-    _column("Ready", '.status.conditions[?(@.type=="Ready")].status', description="Requests can be served."),
+    _column("Ready", '.status.conditions[?(@.type=="Ready")].status', description="All is as the spec says."),
+    AVAILABLE_COLUMN,
+    REASON_COLUMN,
     _column("Pools", ".status.ready", description="Ready and wanted instances of both sides."),
     _column("Routers", ".status.routerReplicas", "integer", "Ready router pods."),
     *QUEUE_COLUMNS,

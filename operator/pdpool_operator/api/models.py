@@ -7,33 +7,40 @@ out values that equal the default. That is why a field that is added later resta
 """
 
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, WrapValidator
+from pydantic import ConfigDict, Field, WrapValidator, model_validator
 
 from .base import Condition, LocalReference, Model, Resource, Time, cel_rule, tolerant
 from .names import Role
+from .rdma import RDMA_RULES, RdmaSpec
+from .rules import MAX_RANKS, POOL_RULES, TINY_MODEL, broken, rules_schema
 
 MAX_INSTANCES = 256
 MAX_CONDITIONS = 16
-MAX_RANK_QUEUES = 64
 BY_TYPE: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
-DEFAULT_MODEL_PATH = "/models/smollm2"
-TINY_MODEL = "tiny"
-"""Path that selects a small random model."""
 
 
 class EngineType(StrEnum):
     """Inference engine that runs in the pods."""
 
     REFERENCE = "Reference"
+    SGLANG = "SGLang"
 
 
 class TransferBackend(StrEnum):
     """How KV cache moves from prefill to decode."""
 
     NIXL = "NIXL"
+    MOONCAKE = "Mooncake"
     LOCAL = "Local"
+
+
+class TransferConnector(StrEnum):
+    """Library in the engine that performs hand-offs."""
+
+    PDPOOL = "Pdpool"
+    NATIVE = "Native"
 
 
 class EngineSpec(Model):
@@ -42,8 +49,18 @@ class EngineSpec(Model):
     type: EngineType = Field(
         default=EngineType.REFERENCE,
         description=(
-            "Engine that runs in the container `engine`. It decides flags, ports and metric names. Reference is "
-            "pdpool's own small CPU engine."
+            "Engine that runs in the container `engine`. It decides command, flags, environment, ports, probes, drain, "
+            "and where queues are read. Reference is pdpool's own small CPU engine. SGLang needs an image in the "
+            "template: one of SGLang's with pdpool installed, unless transfer.connector is Native."
+        ),
+    )
+    startup_timeout_seconds: int | None = Field(
+        default=None,
+        ge=10,
+        le=86400,
+        description=(
+            "Seconds that an engine may take to load its model. Then Kubernetes restarts the container. Default: "
+            "600 for Reference, 1800 for SGLang."
         ),
     )
 
@@ -52,17 +69,18 @@ class ModelSpec(Model):
     """The model that the pool serves."""
 
     path: str = Field(
-        default=DEFAULT_MODEL_PATH,
         min_length=1,
         max_length=512,
         description=(
-            "Absolute path of the model's directory inside the container. `tiny` is a small random model for tests."
+            "The model: absolute path of its directory inside the container, or its id on the hub, such as "
+            "Qwen/Qwen3-32B, if the engine can download it. `tiny` is a small random model of the Reference engine."
         ),
         json_schema_extra=cel_rule(
             rf"self == '{TINY_MODEL}' || "
-            r"self.matches('^(/[.]?[A-Za-z0-9_-][A-Za-z0-9._-]*)*/[A-Za-z0-9][A-Za-z0-9._-]*/?$')",
+            r"self.matches('^((/[.]?[A-Za-z0-9_-][A-Za-z0-9._-]*)*/[A-Za-z0-9][A-Za-z0-9._-]*/?"
+            r"|[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)$')",
             "model.path must be an absolute path of letters, digits and ._/- without .. whose last part begins with a "
-            "letter or digit, such as /models/smollm2, or the word tiny",
+            "letter or digit, such as /models/smollm2, or a hub id such as Qwen/Qwen3-32B, or the word tiny",
         ),
     )
     served_name: str | None = Field(
@@ -86,21 +104,46 @@ class ModelSpec(Model):
         return self.served_name or self.path.rstrip("/").rsplit("/", 1)[-1]
 
 
+class ParallelismSpec(Model):
+    """How the engine divides one instance over ranks. Each rank needs a device."""
+
+    tensor: int = Field(default=1, ge=1, le=MAX_RANKS, description="Ranks that divide every layer.")
+    pipeline: int = Field(default=1, ge=1, le=MAX_RANKS, description="Stages that divide the layers.")
+    data: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_RANKS,
+        description=(
+            "Data-parallel ranks. Each schedules requests of its own. With --enable-dp-attention in the template's "
+            "args, SGLang takes them out of the tensor ranks."
+        ),
+    )
+
+
 class TransferSpec(Model):
     """How prefill hands KV cache to decode."""
 
+    connector: TransferConnector = Field(
+        default=TransferConnector.PDPOOL,
+        description=(
+            "Pdpool is this project's connector. Native is the engine's own: its queues are watched, but the operator "
+            "cannot see who is stuck, drain through a socket, or prove that memory is safe."
+        ),
+    )
     backend: TransferBackend = Field(
         default=TransferBackend.NIXL,
         description=(
-            "NIXL moves the cache over the network, by RDMA where the network has it. Local is for tests: it copies "
-            "between processes that share a host, a PID namespace and a seccomp profile with process_vm_writev. Both "
-            "pools of a service must have the same value."
+            "NIXL and Mooncake move the cache over the network, by RDMA where the network has it. Local is for tests: "
+            "it copies between processes that share a host, a PID namespace and a seccomp profile with "
+            "process_vm_writev. Both pools of a service must have the same value."
         ),
     )
 
 
 class PoolSpec(Model):
     """Desired state of a pool. Both kinds of pool have the same fields."""
+
+    model_config = ConfigDict(json_schema_extra=rules_schema(POOL_RULES))
 
     replicas: int = Field(
         default=1,
@@ -109,9 +152,16 @@ class PoolSpec(Model):
         description="Number of engine instances. Also set through the scale subresource.",
     )
     engine: EngineSpec = Field(default_factory=EngineSpec, description="The inference engine.")
-    model: ModelSpec = Field(default_factory=ModelSpec, description="The model that is served.")
+    model: ModelSpec = Field(description="The model that is served.")
+    parallelism: ParallelismSpec = Field(
+        default_factory=ParallelismSpec, description="How one instance is divided over ranks."
+    )
     transfer: TransferSpec = Field(
         default_factory=TransferSpec, description="How KV cache is handed from prefill to decode."
+    )
+    rdma: RdmaSpec | None = Field(
+        default=None,
+        description=("RDMA devices of the engines. Absent: engines get no device, and transfers use what they find."),
     )
     drain_timeout_seconds: int = Field(
         default=60,
@@ -132,15 +182,12 @@ class PoolSpec(Model):
         json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True},
     )
 
-
-class RankQueue(Model):
-    """Length of one hand-off queue of one engine rank."""
-
-    rank: int = Field(ge=0, le=65535, description="Rank of the engine process within the instance.")
-    name: str = Field(
-        max_length=64, description="Queue: prefill_bootstrap, prefill_inflight, decode_prealloc or decode_transfer."
-    )
-    reqs: int = Field(ge=0, description="Requests in the queue when it was last sampled.")
+    @model_validator(mode="after")
+    def _obey_rules(self) -> Self:
+        faults = [broken(POOL_RULES, self), broken(RDMA_RULES, self.rdma) if self.rdma is not None else ""]
+        if any(faults):
+            raise ValueError("; ".join(filter(None, faults)))
+        return self
 
 
 class InstanceStatus(Model):
@@ -159,11 +206,6 @@ class InstanceStatus(Model):
         description="Verdict on its queues: Idle, Flowing, Saturated, Blocked, Stuck, …",
     )
     message: str = Field(default="", max_length=1024, description="The evidence for the verdict.")
-    queues: tuple[RankQueue, ...] = Field(
-        default=(),
-        max_length=MAX_RANK_QUEUES,
-        description="Queue lengths at the last sample. An absent queue is unknown, not empty.",
-    )
 
 
 class PoolStatus(Model):
@@ -180,12 +222,26 @@ class PoolStatus(Model):
     queues: str = Field(
         default="", max_length=64, description="The most severe verdict in the pool, and which instance has it."
     )
+    engine: str = Field(
+        default="", max_length=128, description="Engines with their versions, as their connectors report them."
+    )
+    connector: str = Field(default="", max_length=128, description="Versions of pdpool's connector in the engines.")
+    transport: str = Field(
+        default="",
+        max_length=128,
+        description="Transfer backends and transports between paired engines: nixl rdma. Empty before the first pair.",
+    )
     oldest_waiting_since: Time | None = Field(
         default=None,
         description=(
             "When the oldest request in a hand-off queue began to wait. Absent while no request has waited for "
             "stuckAfterSeconds, and while the age is unknown."
         ),
+    )
+    restarted_at: str | None = Field(
+        default=None,
+        max_length=256,
+        description="Value of the annotation pdpool.dev/restarted-at with which all instances run.",
     )
     instances: tuple[InstanceStatus, ...] = Field(
         default=(), max_length=MAX_INSTANCES, description="The instances, by index."
@@ -194,7 +250,7 @@ class PoolStatus(Model):
         default=(),
         max_length=MAX_CONDITIONS,
         json_schema_extra=BY_TYPE,
-        description="Ready, Progressing, QueuesHealthy and HoldsProvable.",
+        description="Available, Ready, QueuesHealthy, HoldsProvable; Reconciling and Stalled while they are True.",
     )
 
 
@@ -205,7 +261,7 @@ class Pool(Resource):
     plural: ClassVar[str]
     role: ClassVar[Role]
 
-    spec: PoolSpec = Field(default_factory=PoolSpec)
+    spec: PoolSpec
     status: Annotated[PoolStatus, WrapValidator(tolerant)] = Field(default_factory=PoolStatus)
 
 
@@ -395,11 +451,16 @@ class DisaggregatedServiceStatus(Model):
             "stuckAfterSeconds, and while the age is unknown."
         ),
     )
+    restarted_at: str | None = Field(
+        default=None,
+        max_length=256,
+        description="Value of the annotation pdpool.dev/restarted-at with which all routers run.",
+    )
     conditions: tuple[Condition, ...] = Field(
         default=(),
         max_length=MAX_CONDITIONS,
         json_schema_extra=BY_TYPE,
-        description="Ready, Progressing, QueuesHealthy and RouterReady.",
+        description="Available, Ready, QueuesHealthy, RouterReady; Reconciling and Stalled while they are True.",
     )
 
 

@@ -1,30 +1,49 @@
-"""The vocabulary of reasons, used by conditions, events, the log field `reason` and the metric label `reason`."""
+"""The vocabulary of conditions and reasons. Conditions, events, logs and metrics take their words from here.
+
+`condition_docs` has one line of documentation for each.
+"""
 
 from enum import StrEnum
+
+
+class ConditionType(StrEnum):
+    """Type of a condition that the operator writes. Conditions of other types belong to other writers."""
+
+    AVAILABLE = "Available"
+    READY = "Ready"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
+    QUEUES_HEALTHY = "QueuesHealthy"
+    ROUTER_READY = "RouterReady"
+    HOLDS_PROVABLE = "HoldsProvable"
+    TRANSFER_READY = "TransferReady"
 
 
 class Reason(StrEnum):
     """Reason of a condition or event. CamelCase, as Kubernetes requires."""
 
-    # The user's spec cannot be realised. Nothing changes until the user edits it.
+    # Refused: nothing proceeds until a person changes something. These make `Stalled` True.
     SPEC_INVALID = "SpecInvalid"
     TEMPLATE_INVALID = "TemplateInvalid"
     NAME_CONFLICT = "NameConflict"
-    MISSING_REFERENCE = "MissingReference"
-    MISSING_SECRET = "MissingSecret"  # noqa: S105 -- a reason, not a secret
-    POOL_NOT_FOUND = "PoolNotFound"
+    NO_CONTROLLER = "NoController"
+    APPLY_FAILED = "ApplyFailed"
     POOLS_CONTRADICT = "PoolsContradict"
 
     # Kubernetes cannot run it.
-    APPLY_FAILED = "ApplyFailed"
+    MISSING_REFERENCE = "MissingReference"
+    MISSING_SECRET = "MissingSecret"  # noqa: S105 -- a reason, not a secret
     POD_REJECTED = "PodRejected"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_INVALID = "ContainerConfigInvalid"
     UNSCHEDULABLE = "Unschedulable"
     CRASH_LOOP = "CrashLoop"
     POD_LINGERS = "PodLingers"
+    NODE_NOT_READY = "NodeNotReady"
+    API_FAILING = "ApiFailing"
 
     # In progress.
+    POOL_NOT_FOUND = "PoolNotFound"
     NO_PODS = "NoPods"
     STARTING = "Starting"
     ENGINES_NOT_READY = "EnginesNotReady"
@@ -35,17 +54,19 @@ class Reason(StrEnum):
     SCALING_DOWN = "ScalingDown"
     UPDATING = "Updating"
     DRAINING = "Draining"
+    ADOPTING = "Adopting"
     DELETING = "Deleting"
 
-    # Healthy.
+    # Good.
+    SERVING = "Serving"
     READY = "Ready"
-    COMPLETE = "Complete"
     UPDATE_AVAILABLE = "UpdateAvailable"
     SCALED_TO_ZERO = "ScaledToZero"
     ROUTER_DISABLED = "RouterDisabled"
 
-    # Queues: the worst verdict of a pool.
+    # Hand-off queues: the worst verdict of a pool.
     NO_INSTANCES = "NoInstances"
+    NOT_JUDGED = "NotJudged"
     QUEUES_FLOWING = "QueuesFlowing"
     QUEUES_SATURATED = "QueuesSaturated"
     QUEUES_BLOCKED = "QueuesBlocked"
@@ -55,6 +76,12 @@ class Reason(StrEnum):
     # Memory that engines hold for lost peers.
     NOTHING_UNPROVEN = "NothingUnproven"
     PEER_UNPROVEN = "PeerUnproven"
+
+    # Transport of KV cache.
+    RDMA_IN_USE = "RdmaInUse"
+    NOT_RDMA = "NotRdma"
+    NOT_PAIRED = "NotPaired"
+    TRANSPORT_UNKNOWN = "TransportUnknown"
 
     # For events only: actions and observations.
     FENCED_PEER = "FencedPeer"
@@ -67,3 +94,5 @@ class Reason(StrEnum):
     DRAIN_CANCELLED = "DrainCancelled"
     WORKER_ADDED = "WorkerAdded"
     WORKER_REMOVED = "WorkerRemoved"
+    OBJECT_RESTORED = "ObjectRestored"
+    OBJECT_ADOPTED = "ObjectAdopted"

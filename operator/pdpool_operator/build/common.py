@@ -46,19 +46,22 @@ def metadata(
         "name": name,
         "namespace": owner.metadata.namespace,
         "labels": dict(labels),
-        "ownerReferences": [
-            {
-                "apiVersion": names.API_VERSION,
-                "kind": kind,
-                "name": owner.metadata.name,
-                "uid": owner.metadata.uid,
-                "controller": True,
-            }
-        ],
+        "ownerReferences": [owner_reference(owner, kind)],
     }
     if annotations:
         result["annotations"] = dict(annotations)
     return result
+
+
+def owner_reference(owner: Resource, kind: str) -> dict[str, Any]:
+    """Reference that makes the owner the controller of an object."""
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": kind,
+        "name": owner.metadata.name,
+        "uid": owner.metadata.uid,
+        "controller": True,
+    }
 
 
 def with_build_hash(obj: dict[str, Any]) -> dict[str, Any]:

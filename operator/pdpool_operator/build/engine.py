@@ -1,51 +1,20 @@
-"""The pod template of an engine instance: flags, environment, ports, probes and drain of each engine type."""
+"""The pod template of an engine instance: the parts that all engine types share, and those of its type."""
 
 from typing import Any
 
 from ..api import names
 from ..api.key_epochs import FIRST_KEYS, KeyEpochs
-from ..api.models import EngineType, Pool
-from ..api.names import Role
+from ..api.models import Pool
+from ..engines import engine_of
+from ..engines.base import Directory, Engine, Instance, Probe
 from .common import TERMINATION_MARGIN_S, http_probe, keys_volume
+from .rdma import rdma_environment, with_rdma
 from .settings import BuildSettings
-from .template import MergeRules, TemplateInvalid, merge_template
+from .template import ENGINE_PATH, ROOT, MergeRules, TemplateInvalid, merge_template
 
-REFERENCE_COMMAND = ("python", "-m", "pdpool_reference")
-AGENT_COMMAND = ("python", "-m", "pdpool_connector.agent")
+KEYS_MOUNT = {"name": "pdpool-keys", "mountPath": names.KEYS_DIRECTORY, "readOnly": True}
 
-STARTUP_PERIOD_S = 2
-STARTUP_FAILURES = 300
-"""Together ten minutes for an engine to load its model. After that, the kubelet restarts it."""
-
-OWNED_FLAGS = frozenset(
-    {
-        "--mode",
-        "--model-path",
-        "--served-model-name",
-        "--host",
-        "--port",
-        "--bootstrap-port",
-        "--control-port",
-        "--admin-port",
-        "--admin-socket",
-        "--advertise-host",
-        "--transfer-backend",
-        "--curve-keys",
-        "--curve-optional",
-        "--operator-key",
-        "--pod-uid",
-    }
-)
-"""Flags that follow from typed fields or from fixed ports. A template must not set them."""
-
-RULES = MergeRules(
-    root="spec.template",
-    container=names.ENGINE_CONTAINER,
-    owned_flags=OWNED_FLAGS,
-    flags_from="the pool's own fields",
-    grace_period="it is derived from spec.drainTimeoutSeconds; set that instead",
-    pre_stop="pdpool drains the engine there; remove it",
-)
+OWN_DIRECTORIES = (Directory("tmp", "/tmp"), Directory("run-pdpool", names.RUN_DIRECTORY))  # noqa: S108 -- an emptyDir
 
 
 def engine_template(pool: Pool, index: int, settings: BuildSettings, keys: KeyEpochs = FIRST_KEYS) -> dict[str, Any]:
@@ -54,28 +23,43 @@ def engine_template(pool: Pool, index: int, settings: BuildSettings, keys: KeyEp
     Raises:
         TemplateInvalid: the user's template contradicts what pdpool sets, or is malformed.
     """
-    template = merge_template(_template(pool, index, settings, keys), pool.spec.template, RULES)
+    kind = engine_of(pool.spec.engine.type)
+    ours = _template(kind, Instance(pool, index, keys if kind.has_connector(pool) else None), settings)
+    template = merge_template(ours, pool.spec.template, _rules(kind))
     engine = template["spec"]["containers"][0]
     if not engine.get("image"):
-        engine["image"] = _default_image(pool, settings)
+        engine["image"] = _default_image(kind, settings)
         engine.setdefault("imagePullPolicy", settings.pods.image_pull_policy)
-    return template
+    for refusal in kind.refusals(pool, engine):
+        raise TemplateInvalid(f"{ENGINE_PATH}.{refusal.field}", refusal.value, refusal.expected)
+    return with_rdma(template, pool.spec.template, pool.spec.rdma)
 
 
-def _default_image(pool: Pool, settings: BuildSettings) -> str:
-    if pool.spec.engine.type is not EngineType.REFERENCE or not settings.engine_image:
-        raise TemplateInvalid(
-            f"spec.template.spec.containers[{names.ENGINE_CONTAINER}].image", None, "name the image of the engine here"
-        )
+def _rules(kind: Engine) -> MergeRules:
+    return MergeRules(
+        root=ROOT,
+        container=names.ENGINE_CONTAINER,
+        owned_flags=kind.owned_flags,
+        flags_from="the pool's own fields",
+        grace_period="it is derived from spec.drainTimeoutSeconds; set that instead",
+        pre_stop="pdpool drains the engine there; remove it",
+    )
+
+
+def _default_image(kind: Engine, settings: BuildSettings) -> str:
+    if not kind.default_image or not settings.engine_image:
+        raise TemplateInvalid(f"{ENGINE_PATH}.image", None, "name the image of the engine here")
     return settings.engine_image
 
 
-def _template(pool: Pool, index: int, settings: BuildSettings, keys: KeyEpochs) -> dict[str, Any]:
-    files = (names.curve_file(keys), names.operator_file(keys.newest))
+def _template(kind: Engine, instance: Instance, settings: BuildSettings) -> dict[str, Any]:
+    pool, keys = instance.pool, instance.keys
+    directories = [*OWN_DIRECTORIES, *kind.directories()]
+    files = () if keys is None else (names.curve_file(keys), names.operator_file(keys.newest))
     return {
         "metadata": {
-            "labels": names.instance_labels(pool.metadata.name, pool.role, index),
-            "annotations": {names.ANNOTATION_KEY_EPOCH: str(keys)},
+            "labels": names.instance_labels(pool.metadata.name, pool.role, instance.index),
+            "annotations": {} if keys is None else {names.ANNOTATION_KEY_EPOCH: str(keys)},
         },
         "spec": {
             "automountServiceAccountToken": False,
@@ -83,104 +67,58 @@ def _template(pool: Pool, index: int, settings: BuildSettings, keys: KeyEpochs) 
             **settings.pods.pull_secrets(),
             "securityContext": dict(settings.pods.pod_security_context),
             "terminationGracePeriodSeconds": pool.spec.drain_timeout_seconds + TERMINATION_MARGIN_S,
-            "containers": [_engine_container(pool, index, settings, keys)],
+            "containers": [_engine_container(kind, instance, settings, directories)],
             "volumes": [
-                {"name": "tmp", "emptyDir": {}},
-                {"name": "run-pdpool", "emptyDir": {}},
-                keys_volume({file: file for file in files}),
+                *({"name": d.name, "emptyDir": {"medium": "Memory"} if d.in_memory else {}} for d in directories),
+                *([keys_volume({file: file for file in files})] if files else []),
             ],
         },
     }
 
 
-def _engine_container(pool: Pool, index: int, settings: BuildSettings, keys: KeyEpochs) -> dict[str, Any]:
+def _engine_container(
+    kind: Engine, instance: Instance, settings: BuildSettings, directories: list[Directory]
+) -> dict[str, Any]:
+    probes = kind.probes(instance.pool)
+    drain = kind.drain_command(instance.pool)
     return {
         "name": names.ENGINE_CONTAINER,
         # The pool's status then shows why an engine does not start. Engines write no prompts or keys there.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "command": list(REFERENCE_COMMAND),
-        "args": [*_args(pool), *_key_args(keys)],
-        "env": _environment(pool, index),
-        "ports": container_ports(pool.role),
-        "startupProbe": http_probe(
-            "/health", "http", period_s=STARTUP_PERIOD_S, timeout_s=3, failures=STARTUP_FAILURES
-        ),
-        "readinessProbe": http_probe("/health", "http", period_s=2, timeout_s=3, failures=3),
-        # This probe checks only the HTTP side, because the router waits without limit for a process that never answers.
-        # A hanging scheduler loop is judged by the operator: it may recover, and readiness takes it out of service.
-        "livenessProbe": {
-            **http_probe("/model_info", "http", period_s=10, timeout_s=5, failures=12),
-            "terminationGracePeriodSeconds": 5,
-        },
-        "lifecycle": {
-            "preStop": {
-                "exec": {
-                    "command": [
-                        *AGENT_COMMAND,
-                        "drain",
-                        "--socket",
-                        names.ADMIN_SOCKET,
-                        "--deadline",
-                        str(pool.spec.drain_timeout_seconds),
-                    ]
-                }
-            }
-        },
+        "command": list(kind.command),
+        "args": kind.args(instance),
+        "env": [*_identity(instance), *kind.environment(instance), *rdma_environment(instance.pool.spec.rdma)],
+        "ports": container_ports(instance.pool),
+        "startupProbe": _probe(probes.startup),
+        "readinessProbe": _probe(probes.readiness),
+        "livenessProbe": _probe(probes.liveness),
+        "lifecycle": {"preStop": {"exec": {"command": list(drain)}}} if drain else {},
         "securityContext": dict(settings.pods.container_security_context),
         "volumeMounts": [
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 -- an emptyDir of the pod
-            {"name": "run-pdpool", "mountPath": names.RUN_DIRECTORY},
-            {"name": "pdpool-keys", "mountPath": names.KEYS_DIRECTORY, "readOnly": True},
+            *({"name": d.name, "mountPath": d.path} for d in directories),
+            *([KEYS_MOUNT] if kind.has_connector(instance.pool) else []),
         ],
     }
 
 
-def _args(pool: Pool) -> list[str]:
-    flags = {
-        "--mode": str(pool.role),
-        "--model-path": pool.spec.model.path,
-        "--served-model-name": pool.spec.model.effective_name,
-        "--transfer-backend": pool.spec.transfer.backend.lower(),
-        "--advertise-host": "$(PDPOOL_POD_IP)",
-        "--host": "0.0.0.0",  # noqa: S104 -- the pod's own network
-        "--port": str(names.ENGINE_HTTP_PORT),
-        "--control-port": str(names.CONTROL_PORT),
-        "--admin-port": str(names.ADMIN_PORT),
-        "--admin-socket": names.ADMIN_SOCKET,
-        # Not an owned flag: a template may name another directory, on a volume that outlives the pod.
-        "--flight-dir": names.FLIGHT_DIRECTORY,
-        # The preStop hook has already waited. The engine fails the remaining requests and notifies peers before the
-        # kubelet kills it. If the hook used the whole grace period, 2 s are left for that.
-        "--shutdown-grace": "0",
-    }
-    if pool.role is Role.PREFILL:
-        flags["--bootstrap-port"] = str(names.BOOTSTRAP_PORT)
-    return [f"{flag}={value}" for flag, value in flags.items()]
+def _probe(probe: Probe) -> dict[str, Any]:
+    rendered = http_probe(
+        probe.path, "http", period_s=probe.period_s, timeout_s=probe.timeout_s, failures=probe.failures
+    )
+    return rendered if probe.grace_s is None else {**rendered, "terminationGracePeriodSeconds": probe.grace_s}
 
 
-def _key_args(keys: KeyEpochs) -> list[str]:
+def _identity(instance: Instance) -> list[dict[str, Any]]:
     return [
-        f"--operator-key={names.KEYS_DIRECTORY}/{names.operator_file(keys.newest)}",
-        f"--curve-keys={names.KEYS_DIRECTORY}/{names.curve_file(keys)}",
-    ]
-
-
-def _environment(pool: Pool, index: int) -> list[dict[str, Any]]:
-    return [
-        {"name": "PDPOOL_ROLE", "value": str(pool.role)},
-        {"name": "PDPOOL_POOL", "value": pool.metadata.name},
-        {"name": "PDPOOL_INSTANCE", "value": str(index)},
+        {"name": "PDPOOL_ROLE", "value": str(instance.pool.role)},
+        {"name": "PDPOOL_POOL", "value": instance.pool.metadata.name},
+        {"name": "PDPOOL_INSTANCE", "value": str(instance.index)},
         {"name": "PDPOOL_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         {"name": "PDPOOL_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        # UCX's InfiniBand module crashes at exit where the kernel has no InfiniBand.
-        {"name": "UCX_MODULES", "value": "^ib"},
     ]
 
 
-def container_ports(role: Role) -> list[dict[str, Any]]:
+def container_ports(pool: Pool) -> list[dict[str, Any]]:
     """Ports of the container `engine`. The headless Service uses the same names."""
-    ports = {"http": names.ENGINE_HTTP_PORT}
-    if role is Role.PREFILL:
-        ports["bootstrap"] = names.BOOTSTRAP_PORT
-    ports |= {"control": names.CONTROL_PORT, "admin": names.ADMIN_PORT}
+    ports = engine_of(pool.spec.engine.type).ports(pool)
     return [{"name": name, "containerPort": port} for name, port in ports.items()]

@@ -5,6 +5,7 @@ from typing import Any
 from ..api import names
 from ..api.key_epochs import FIRST_KEYS, KeyEpochs
 from ..api.models import Pool
+from ..engines import engine_of
 from .common import content_hash, disruption_budget, keys_hash, keys_secret, metadata, spec_hash, with_build_hash
 from .engine import container_ports, engine_template
 from .network_policy import engine_network_policy
@@ -14,7 +15,12 @@ PODS_PER_INSTANCE = 1
 
 
 def pool_spec_hash(pool: Pool, keys: KeyEpochs = FIRST_KEYS) -> str:
-    """Hash that the pool's pods carry if they were built from its current spec, with these keys."""
+    """Hash that the pool's pods carry if they were built from its current spec, with these keys.
+
+    Engines without a connector have no keys, so a rotation does not replace them.
+    """
+    if not engine_of(pool.spec.engine.type).has_connector(pool):
+        keys = FIRST_KEYS
     return spec_hash(pool, pool.spec, without=frozenset({"replicas"}), keys=keys)
 
 
@@ -73,7 +79,7 @@ def headless_service(pool: Pool, keys: dict[str, Any]) -> dict[str, Any]:
                 "selector": names.pool_selector(pool.metadata.name, pool.role),
                 "ports": [
                     {"name": port["name"], "port": port["containerPort"], "targetPort": port["name"]}
-                    for port in container_ports(pool.role)
+                    for port in container_ports(pool)
                 ],
             },
         }

@@ -12,10 +12,11 @@ Engines and routers have the same rules; the container is `engine` or `router`. 
 Rules within our container:
 
 - `args`: the user's follow ours. A flag that pdpool sets from a typed field is refused.
-- `env`: by name; the user's wins. Names that begin with `PDPOOL_` are refused.
+- `env`: by name; the user's wins. Names that begin with `PDPOOL_` are refused, but for switches
+  of the SGLang plugin (`PDPOOL_SGLANG_`).
 - `ports`: by name. A port of ours with another number is refused.
 - `volumeMounts`: by mount path; the user's wins.
-- `lifecycle`: key by key. `preStop` is refused, because the pod drains by it.
+- `lifecycle`: key by key. `preStop` is refused if the pod drains by it.
 - probes, resources, image, command and every other field: the user's, whole.
 """
 
@@ -23,7 +24,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..api.names import GROUP
+from ..api.names import ENGINE_CONTAINER, GROUP
+
+ROOT = "spec.template"
+ENGINE_PATH = f"{ROOT}.spec.containers[{ENGINE_CONTAINER}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ def _merge_container(ours: dict[str, Any], user: dict[str, Any], rules: MergeRul
         **_mapping(user.get("securityContext"), f"{path}.securityContext"),
     }
     lifecycle = _mapping(user.get("lifecycle"), f"{path}.lifecycle")
-    if "preStop" in lifecycle:
+    if "preStop" in lifecycle and "preStop" in ours["lifecycle"]:
         raise TemplateInvalid(f"{path}.lifecycle.preStop", lifecycle["preStop"], rules.pre_stop)
     merged["lifecycle"] = {**lifecycle, **ours["lifecycle"]}
     return merged
@@ -142,10 +146,14 @@ def refuse_owned_flags(args: Iterable[str], rules: MergeRules, path: str) -> Non
         flag = arg.split("=", 1)[0]
         if flag in rules.owned_flags:
             raise TemplateInvalid(path, arg, f"pdpool sets {flag} from {rules.flags_from}; remove it")
+        # Python's argparse takes every unambiguous beginning of a flag for the flag.
+        meant = next((name for name in sorted(rules.owned_flags) if len(flag) > 2 and name.startswith(flag)), None)
+        if flag.startswith("--") and meant is not None:
+            raise TemplateInvalid(path, arg, f"this is short for {meant}, which pdpool sets; remove it")
 
 
 def _refuse_own_environment(entry: dict[str, Any], _ours: dict[str, Any] | None, path: str) -> None:
-    if entry["name"].startswith("PDPOOL_"):
+    if entry["name"].startswith("PDPOOL_") and not entry["name"].startswith(FOR_USERS):
         raise TemplateInvalid(path, entry["name"], "names that begin with PDPOOL_ are pdpool's; choose another")
 
 
@@ -163,6 +171,9 @@ def _refuse_other_port(entry: dict[str, Any], ours: dict[str, Any] | None, path:
             f"{path}[{entry['name']}]", entry.get("containerPort"), f"this port is {ours['containerPort']}; remove it"
         )
 
+
+FOR_USERS = "PDPOOL_SGLANG_"
+"""Switches of the SGLang plugin, such as PDPOOL_SGLANG_ANY_VERSION."""
 
 Check = Callable[[dict[str, Any], dict[str, Any] | None, str], None]
 

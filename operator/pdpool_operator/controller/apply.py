@@ -20,6 +20,7 @@ from ..runtime.api import (
     SERVICES,
     STATEFUL_SETS,
     Api,
+    ApiError,
     ForbiddenError,
     InvalidError,
     NameConflictError,
@@ -59,9 +60,27 @@ async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient,
 
     If the API server refuses an object, the other objects are still applied. Disruptive steps are then skipped, because
     the plan assumed that object. Worker lists are changed in any case, because an engine that left the rotation must
-    not get requests. Errors that may pass (busy, conflict) are raised, and the next reconcile makes a new plan.
+    not get requests.
+
+    Raises:
+        ApiError: the API server failed (busy, conflict). The next reconcile makes a new plan.
     """
+    failure: ApiError | None = None
     faults: list[Fault] = []
+    try:
+        await _write(plan, namespace, api, faults)
+    except ApiError as error:
+        failure = error
+    unsettled = await _change_workers(plan.workers, routers, lambda epoch: router_key(namespace, epoch))
+    if failure is not None:
+        raise failure
+    return Outcome(tuple(faults), unsettled)
+
+
+async def _write(plan: Plan, namespace: str, api: Api, faults: list[Fault]) -> None:
+    """Write the plan's objects. Add refusals to `faults`."""
+    for orphan in plan.adopt:
+        await api.adopt(RESOURCES[orphan.kind], namespace, orphan.name, orphan.uid, orphan.owner)
     for obj in plan.verify:
         faults += await _apply(api, obj, dry_run=True)
     for obj in () if faults else plan.apply:
@@ -73,8 +92,6 @@ async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient,
         await api.merge(RESOURCES[patch.kind], namespace, patch.name, patch.body)
     for gone in () if faults else plan.delete:
         await api.delete(RESOURCES[gone.kind], namespace, gone.name, gone.uid, gone.grace_period_s)
-    unsettled = await _change_workers(plan.workers, routers, lambda epoch: router_key(namespace, epoch))
-    return Outcome(tuple(faults), unsettled)
 
 
 async def _apply(api: Api, obj: Mapping[str, Any], *, dry_run: bool = False) -> list[Fault]:
@@ -88,9 +105,9 @@ async def _apply(api: Api, obj: Mapping[str, Any], *, dry_run: bool = False) -> 
         return [Fault(Reason.NAME_CONFLICT, str(conflict))]
     except InvalidError as invalid:
         reason = Reason.TEMPLATE_INVALID if kind in WORKLOADS else Reason.APPLY_FAILED
-        return [Fault(reason, f"{kind} {name} is refused: {invalid.message}")]
+        return [Fault(reason, f"The API server refuses {kind} {name}: {invalid.message}")]
     except ForbiddenError as forbidden:
-        return [Fault(Reason.APPLY_FAILED, f"{kind} {name} is refused: {forbidden.message}")]
+        return [Fault(Reason.APPLY_FAILED, f"The API server refuses {kind} {name}: {forbidden.message}")]
     return []
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ..api.base import ConditionStatus
-from ..api.reasons import Reason
+from ..api.reasons import ConditionType, Reason
 from ..observe.keys import Key
 from ..observe.lives import Lives
 from ..observe.model import ObservedPod, ObservedPool, RankSample
@@ -15,7 +15,6 @@ from ..plan.fences import Fencing, Unproven, plan_fences
 from ..plan.model import Event, EventType, Fence
 from ..runtime.engines import Engines, Told
 from ..status.chain import find
-from ..status.holds import HOLDS_PROVABLE
 
 AGAIN = timedelta(seconds=15)
 """Time after which a fence that had no effect is sent again. It doubles with each try.
@@ -132,12 +131,12 @@ class _Pool:
 
 
 def _pods(pool: ObservedPool) -> list[ObservedPod]:
-    return [i.pod for i in pool.instances if i.pod is not None and i.controller_uid == pool.pool.metadata.uid]
+    return [i.pod for i in pool.instances if i.pod is not None and i.belongs_to(pool.pool.metadata.uid)]
 
 
 def _told(pool: ObservedPool) -> bool:
     """Whether the pool's status already reports holds without possible proof."""
-    condition = find(pool.pool.status.conditions, HOLDS_PROVABLE)
+    condition = find(pool.pool.status.conditions, ConditionType.HOLDS_PROVABLE)
     return condition is not None and condition.status is ConditionStatus.FALSE
 
 

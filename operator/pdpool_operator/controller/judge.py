@@ -12,6 +12,7 @@ from ..diagnose.model import Diagnosis, Subject
 from ..diagnose.pools import diagnose, subjects
 from ..diagnose.rank import is_current
 from ..diagnose.track import RankTrack, follow
+from ..diagnose.transport import with_transports
 from ..observe.keys import POOL_KIND_OF_ROLE, Bindings, Key
 from ..observe.model import ObservedPool, RankSample
 from ..observe.sampler import Target
@@ -30,7 +31,7 @@ class _Shown:
     news: tuple[tuple[int, str, tuple[str, ...]], ...]
     """Verdicts whose change the status must show at once."""
     detail: tuple[object, ...]
-    """Verdicts and lengths, which change while requests come and go."""
+    """Verdicts and whether requests wait long, which change while requests come and go."""
     at: datetime
 
 
@@ -79,7 +80,8 @@ class Judge:
         if pool is None:
             return ()
         others = [s for other in self._partners(key) for s in self._subjects(other)]
-        return diagnose(self._subjects(key), others, stuck_after_s=pool.stuck_after_s, now=self._now())
+        diagnoses = diagnose(self._subjects(key), others, stuck_after_s=pool.stuck_after_s, now=self._now())
+        return with_transports(diagnoses, others, pool.pool.spec.rdma)
 
     def shown(self, key: Key, diagnoses: tuple[Diagnosis, ...]) -> None:
         """Remember that the pool's status shows these diagnoses."""
@@ -165,18 +167,11 @@ class Judge:
 
 
 def _news(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
-    return tuple((d.subject.index, "" if d.verdict.well else str(d.verdict), d.blames) for d in diagnoses)
+    return tuple(
+        (d.subject.index, "" if d.verdict.well else str(d.verdict), (*d.blames, d.unfit, *d.transports))
+        for d in diagnoses
+    )
 
 
 def _detail(diagnoses: Sequence[Diagnosis]) -> tuple[object, ...]:
-    return tuple(d.verdict for d in diagnoses), _lengths(diagnoses)
-
-
-def _lengths(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, int, str, int], ...]:
-    return tuple(
-        (d.subject.index, track.latest.rank, name, queue.reqs)
-        for d in diagnoses
-        for track in d.subject.tracks
-        if track.latest.connector is not None
-        for name, queue in track.latest.connector.queues.items()
-    )
+    return tuple((d.verdict, d.waiting_since is None) for d in diagnoses)

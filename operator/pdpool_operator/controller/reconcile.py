@@ -11,25 +11,26 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from ..api.base import Condition, ConditionStatus, SpecInvalid
+from ..api.base import Condition, SpecInvalid
 from ..api.key_epochs import KeyEpochs
 from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
-from ..api.reasons import Reason
+from ..api.reasons import ConditionType, Reason
 from ..build.settings import BuildSettings
 from ..observe.cluster import EVENTS_AFTER, POOL_RESOURCES, SERVICES_PD, Cluster
 from ..observe.keys import Bindings, Key
 from ..observe.model import ObservedPool
 from ..observe.routers import RouterClient
 from ..observe.sampler import Sampler
-from ..plan.model import Event, EventType, Plan
+from ..plan.model import Event, EventType, Fault, Plan
 from ..plan.pool import plan_pool
 from ..plan.service import plan_service
-from ..runtime.api import Api, Resource
+from ..runtime.api import Api, ApiError, ConflictError, NotFoundError, Resource
 from ..runtime.manager import Result
 from ..runtime.recorder import Recorder
 from ..status.chain import ConditionWriter
 from ..status.pool import PoolFacts, pool_status
 from ..status.service import ServiceFacts, service_status
+from ..status.summary import refused
 from ..status.transition import REFRESH, Status, should_write, transition_events
 from .apply import Outcome, carry_out
 from .fences import Fencer
@@ -51,7 +52,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Controller:
-    """Dependencies of a reconcile. The only state is the time at which each status was last written."""
+    """Dependencies of a reconcile. Its only state: when each status was written, and which calls keep failing."""
 
     api: Api
     cluster: Cluster
@@ -69,12 +70,23 @@ class Controller:
     now: Callable[[], datetime]
     rng: random.Random = field(default_factory=random.Random)
     written: dict[Key, datetime] = field(default_factory=dict)
+    failures: dict[Key, int] = field(default_factory=dict)
+    """Reconciles of an object that failed in a row because calls of the API failed."""
 
     async def reconcile(self, key: Key) -> Result:
         """Bring one object closer to its desired state."""
-        if key.kind == DisaggregatedService.kind:
-            return await self.reconcile_service(key)
-        return await self.reconcile_pool(key, KINDS[key.kind])
+        try:
+            if key.kind == DisaggregatedService.kind:
+                result = await self.reconcile_service(key)
+            else:
+                result = await self.reconcile_pool(key, KINDS[key.kind])
+        except (ConflictError, NotFoundError):
+            raise  # another writer was faster: this heals at once
+        except ApiError:
+            self.failures[key] = self.failures.get(key, 0) + 1
+            raise
+        self.failures.pop(key, None)
+        return result
 
     async def reconcile_pool(self, key: Key, kind: type[Pool]) -> Result:
         """Reconcile one pool."""
@@ -85,20 +97,26 @@ class Controller:
         try:
             pool = kind.parse(body)
         except SpecInvalid as invalid:
-            return await self._refuse(resource, body, str(invalid))
-        observed = await self.cluster.pool(pool)
+            return await self._refuse(key, resource, body, str(invalid))
+        try:
+            observed = await self.cluster.pool(pool)
+        except ApiError as error:
+            await self._report_failing(key, resource, body, error)
+            raise
         self.judge.observed(key, observed)
         diagnoses = self.judge.judge(key)
         settings = self.engine_settings(key.namespace)
         plan = plan_pool(observed, settings, self.now())
         rotates = None if observed.keys == KeyEpochs(settings.key_epoch) else ROTATION_AGAIN_S
-        outcome = await carry_out(plan, key.namespace, self.api, self.routers, self.router_key)
+        outcome, failure = await self._carry_out(key, plan)
         fencing = self.fencer.take(key, observed)
         fenced = await self.fencer.give(fencing.fences)
         status = pool_status(PoolFacts(observed, plan, diagnoses, self.now(), outcome.faults, fencing.unproven))
         pending = await self._write_status(key, resource, body, pool.status, status)
         self.judge.shown(key, diagnoses)
         await self._tell(resource, body, plan, outcome, pool.status, status, fenced)
+        if failure is not None:
+            raise failure
         return self._result(plan, outcome, pending, _ask_events_again_s(observed, self.now()), rotates)
 
     async def reconcile_service(self, key: Key) -> Result:
@@ -106,28 +124,53 @@ class Controller:
         body = await self.api.get(SERVICES_PD, key.namespace, key.name)
         if body is None:
             self.bindings.drop(key)
-            self.written.pop(key, None)
+            self._forget(key)
             return Result()
         try:
             service = DisaggregatedService.parse(body)
         except SpecInvalid as invalid:
-            return await self._refuse(SERVICES_PD, body, str(invalid))
+            return await self._refuse(key, SERVICES_PD, body, str(invalid))
         if self.bindings.bind(key, service.spec.prefill.pool_ref.name, service.spec.decode.pool_ref.name):
             for pool in self.bindings.pools(key):
                 self.enqueue(pool)
         try:
             observed = await self.cluster.service(service)
         except SpecInvalid as invalid:
-            return await self._refuse(SERVICES_PD, body, str(invalid))
+            return await self._refuse(key, SERVICES_PD, body, str(invalid))
+        except ApiError as error:
+            await self._report_failing(key, SERVICES_PD, body, error)
+            raise
         plan = plan_service(observed, self.engine_settings(key.namespace))
-        outcome = await carry_out(plan, key.namespace, self.api, self.routers, self.router_key)
+        outcome, failure = await self._carry_out(key, plan)
         diagnoses = tuple(d for pool in sorted(self.bindings.pools(key)) for d in self.judge.judge(pool))
-        status = service_status(ServiceFacts(observed, plan, diagnoses, outcome.faults), self.now())
+        status = service_status(ServiceFacts(observed, plan, diagnoses, outcome.faults, outcome.unsettled), self.now())
         pending = await self._write_status(key, SERVICES_PD, body, service.status, status)
         await self._tell(SERVICES_PD, body, plan, outcome, service.status, status)
         for words in outcome.unsettled:
             log.info("worker list: %s", words, extra={"kind": key.kind, "namespace": key.namespace, "object": key.name})
+        if failure is not None:
+            raise failure
         return self._result(plan, outcome, pending, SERVICE_RESYNC_S * self.rng.uniform(0.9, 1.1))
+
+    async def _carry_out(self, key: Key, plan: Plan) -> tuple[Outcome, ApiError | None]:
+        """Carry out the plan. A failure that lasts becomes a fault; the caller raises it after the status is written.
+
+        Raises:
+            ApiError: the first failure in a row, which the next reconcile usually heals.
+        """
+        try:
+            return await carry_out(plan, key.namespace, self.api, self.routers, self.router_key), None
+        except (ConflictError, NotFoundError):
+            raise
+        except ApiError as error:
+            if not self.failures.get(key):
+                raise
+            return Outcome(faults=(Fault(Reason.API_FAILING, _failing(error)),)), error
+
+    async def _report_failing(self, key: Key, resource: Resource, body: Object, error: ApiError) -> None:
+        """Show in the status that the object cannot be observed, if that has lasted for two reconciles."""
+        if self.failures.get(key):
+            await self._report(key, resource, body, Reason.API_FAILING, _failing(error))
 
     async def _write_status(
         self, key: Key, resource: Resource, body: Object, before: Status, after: Status
@@ -167,25 +210,35 @@ class Controller:
         """Remove the pool from memory. Owner references delete the pool's objects."""
         self.judge.gone(key)
         await self.sampler.watch(key.namespace, key.name, kind.role, ())
-        self.written.pop(key, None)
+        self._forget(key)
         return Result()
 
-    async def _refuse(self, resource: Resource, body: Object, message: str) -> Result:
+    def _forget(self, key: Key) -> None:
+        self.written.pop(key, None)
+        self.failures.pop(key, None)
+
+    async def _refuse(self, key: Key, resource: Resource, body: Object, message: str) -> Result:
         """Report that the object does not fit its model. Everything that runs stays as it is."""
+        await self._report(key, resource, body, Reason.SPEC_INVALID, message)
+        return Result()
+
+    async def _report(self, key: Key, resource: Resource, body: Object, reason: Reason, message: str) -> None:
+        """Write a status for an object of which no observation is at hand. The other fields keep their values."""
         live = body.get("status") or {}
         generation = int(body["metadata"].get("generation", 0))
         before = tuple(_readable(live.get("conditions") or ()))
-        writer = ConditionWriter(before, generation, self.now())
-        refused = [
-            writer.write(kind, ConditionStatus.FALSE, Reason.SPEC_INVALID, message) for kind in ("Ready", "Progressing")
-        ]
-        others = [condition for condition in before if condition.type not in ("Ready", "Progressing")]
-        conditions = [condition.to_dict() for condition in (*refused, *others)]
-        status = {**live, "observedGeneration": generation, "conditions": conditions}
-        if status != live:
-            await self.api.apply_status(resource, body, status)
-            await self.recorder.emit(resource, body, str(EventType.WARNING), str(Reason.SPEC_INVALID), message)
-        return Result()
+        conditions = refused(ConditionWriter(before, generation, self.now()), reason, message)
+        shown = {(c.type, c.status, c.reason, c.observed_generation) for c in before if c.type in set(ConditionType)}
+        if shown == {(c.type, c.status, c.reason, c.observed_generation) for c in conditions}:
+            return
+        status = {**live, "observedGeneration": generation, "conditions": [c.to_dict() for c in conditions]}
+        await self.api.apply_status(resource, body, status)
+        self.written[key] = self.now()
+        await self.recorder.emit(resource, body, str(EventType.WARNING), str(reason), message)
+
+
+def _failing(error: ApiError) -> str:
+    return f"Calls of the API server fail and are repeated: {error}"
 
 
 def _ask_events_again_s(observed: ObservedPool, now: datetime) -> float | None:

@@ -86,6 +86,21 @@ class Finding:
     """Names of the other side's instances at fault if `Blocked`. Empty if none can be named."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Pair:
+    """A prefill rank and a decode rank that have paired. Both as text for people."""
+
+    writer: str
+    target: str
+    backend: str
+    transport: str
+    """Empty if not known."""
+
+    def __str__(self) -> str:
+        """Say how the writer reaches the target."""
+        return f"{self.writer} reaches {self.target} by {self.transport or 'an unknown transport'} ({self.backend})"
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """The judgement on one instance."""
@@ -97,6 +112,15 @@ class Diagnosis:
     waiting_since: datetime | None = None
     """When the oldest request in a hand-off queue began to wait, if at least stuckAfterSeconds ago. Otherwise `None`.
     """
+    pairs: tuple[Pair, ...] = ()
+    """Pairs of its ranks with ranks of the other side."""
+    unfit: str = ""
+    """Why it must not serve, although its pod may be Ready. Empty if it may."""
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """Transports of its pairs."""
+        return tuple(sorted({pair.transport for pair in self.pairs}))
 
 
 def worst(diagnoses: Iterable[Diagnosis]) -> Diagnosis | None:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from ..observe.model import ObservedPool
+from ..observe.model import ObservedPod, ObservedPool
 from .model import Diagnosis, Finding, Subject, Verdict
-from .rank import Surroundings, is_overdue, judge_rank, oldest_waiting_since
+from .rank import STALE_S, Surroundings, is_overdue, judge_rank, oldest_waiting_since
 from .track import RankTrack
 
 
@@ -22,7 +22,7 @@ def subjects(observed: ObservedPool, tracks: Mapping[str, Mapping[int, RankTrack
             tracks=tuple(tracks.get(instance.pod.uid, {}).values()) if instance.pod is not None else (),
         )
         for instance in observed.instances
-        if instance.controller_uid == pool.metadata.uid
+        if instance.belongs_to(pool.metadata.uid)
     )
 
 
@@ -44,7 +44,7 @@ def diagnose(
 
 
 def _diagnose(subject: Subject, around: Surroundings) -> Diagnosis:
-    finding = _from_kubernetes(subject) or _from_ranks(subject, around)
+    finding = _from_kubernetes(subject, around.now) or _from_ranks(subject, around)
     moments = [moment for track in subject.tracks if (moment := oldest_waiting_since(track, around.now)) is not None]
     since = min(moments, default=None)
     return Diagnosis(
@@ -56,7 +56,7 @@ def _diagnose(subject: Subject, around: Surroundings) -> Diagnosis:
     )
 
 
-def _from_kubernetes(subject: Subject) -> Finding | None:
+def _from_kubernetes(subject: Subject, now: datetime) -> Finding | None:
     """Return what Kubernetes or the operator's own intent says. It outranks the queues."""
     who, pod = f"{subject.role} {subject.name}", subject.pod
     if subject.leaving or (pod is not None and pod.terminating):
@@ -67,16 +67,28 @@ def _from_kubernetes(subject: Subject) -> Finding | None:
         return Finding(Verdict.GONE, f"{who}: pod {pod.name} is {pod.phase}")
     if not subject.came_up:
         return Finding(Verdict.STARTING, f"{who} is not Ready yet")
+    if not any(track.incarnation for track in subject.tracks) and _just_ready(pod, now):
+        return Finding(Verdict.STARTING, f"{who} has just become Ready")
     if not subject.tracks:
         return Finding(Verdict.UNKNOWN, f"{who} has not been sampled yet")
     return None
+
+
+def _just_ready(pod: ObservedPod, now: datetime) -> bool:
+    """Whether the pod became Ready within the time of a few samples, so that it need not have answered one yet."""
+    return pod.ready_since is not None and now - pod.ready_since < timedelta(seconds=STALE_S)
+
+
+def _serves(pod: ObservedPod) -> bool:
+    """Whether the pod is Ready, or only its node's silence makes it not Ready."""
+    return pod.ready or pod.node_silent
 
 
 def _from_ranks(subject: Subject, around: Surroundings) -> Finding:
     shared = subject.tracks[0].latest.engine  # ranks that share a scheduler are counted at the first one
     findings = [(track.latest.rank, judge_rank(track, around, shared)) for track in subject.tracks]
     rank, finding = max(findings, key=lambda found: (found[1].verdict.severity, -found[0]))
-    if finding.verdict is Verdict.IDLE and subject.pod is not None and not subject.pod.ready:
+    if finding.verdict is Verdict.IDLE and subject.pod is not None and not _serves(subject.pod):
         return Finding(Verdict.STARTING, f"{subject.role} {subject.name} is not Ready")
     message = f"{subject.role} {subject.name} rank {rank}: {finding.message}"
     return Finding(finding.verdict, message, finding.blames)

@@ -22,6 +22,8 @@ With  still(q)   = time since anything moved in the queue q, and
 An engine is *silent* when its connector answers but its scheduler loop has not run for stuckAfter. Half of stuckAfter
 is enough once requests on the other side are overdue. A connector that does not answer is no evidence: such an engine
 is `Unknown`.
+
+Messages stay the same while nothing changes, because statuses quote them. Live numbers are metrics.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,12 +34,11 @@ from functools import cached_property
 from ..api.names import Role
 from ..observe.model import ConnectorSample, EngineSample, QueueSample
 from .model import Finding, Subject, Verdict
+from .native import judge_native_rank
 from .track import RankTrack
 
 STALE_S = 15.0
 """A sample that is older than this is out of date: five missed samples at the sampler's usual interval."""
-
-AGE_WORTH_SAYING = timedelta(seconds=1)
 
 WAITS_FOR_OTHER_SIDE = {"prefill_bootstrap": Role.DECODE, "decode_transfer": Role.PREFILL}
 """Queues whose first request only the other side can move."""
@@ -111,11 +112,7 @@ class _Wait:
         return self.overdue(limit) and self.still >= limit
 
     def __str__(self) -> str:
-        age = f" {_seconds(self.oldest)}" if self.oldest is not None and self.oldest >= AGE_WORTH_SAYING else ""
-        purpose = PURPOSE.get(self.name, f"in {self.name}")
-        if self.queue.reqs == 1:
-            return f"1 request waits{age} {purpose}"
-        return f"{self.queue.reqs} requests wait{age} {purpose}"
+        return f"requests wait {PURPOSE.get(self.name, f'in {self.name}')}"
 
 
 def judge_rank(track: RankTrack, around: Surroundings, shared: EngineSample | None) -> Finding:
@@ -123,15 +120,17 @@ def judge_rank(track: RankTrack, around: Surroundings, shared: EngineSample | No
 
     `shared` is the sample of the scheduler that counts the requests of ranks without a count of their own.
     """
+    if not track.latest.has_connector:
+        return judge_native_rank(track, around.stuck_after, around.now, current=is_current(track, around.now))
     connector = current_connector(track, around.now)
     if connector is None:
-        why = track.latest.connector_error or f"last look {_seconds(around.now - track.latest.at)} ago"
+        why = track.latest.connector_error or f"no sample for {STALE_S:.0f} s"
         return Finding(Verdict.UNKNOWN, f"connector does not answer ({why})")
     silence = silent_for(track, around.now, around.silent_after)
     waits = list(_waits(track, connector, around.now))
     overdue = [wait for wait in waits if wait.overdue(around.stuck_after)]
     if silence is not None:
-        own = f"engine loop has not run for {_seconds(silence)} while its connector answers"
+        own = "engine loop does not run while its connector answers"
         return Finding(Verdict.STUCK, "; ".join([own, *(str(wait) for wait in waits)]))
     if overdue:
         findings = [_judge_overdue(wait, track, around, shared) for wait in overdue]
@@ -189,7 +188,7 @@ def _judge_healthy(track: RankTrack, waits: list[_Wait]) -> Finding:
     if waits:
         return Finding(Verdict.FLOWING, "; ".join(str(wait) for wait in waits))
     if running:
-        return Finding(Verdict.FLOWING, f"{running} requests in the engine")
+        return Finding(Verdict.FLOWING, "requests run")
     return Finding(Verdict.IDLE, "nothing waits")
 
 
@@ -234,15 +233,12 @@ def _judge_wait_for_memory(wait: _Wait, track: RankTrack, shared: EngineSample |
     if engine is None:
         return Finding(Verdict.UNKNOWN, f"{_stands_still(wait)}; its engine does not report running requests ({why})")
     if engine.running > 0:
-        return Finding(Verdict.SATURATED, f"{wait} that {engine.running} running requests hold")
+        return Finding(Verdict.SATURATED, f"{wait} that running requests hold")
     return None
 
 
 def _blocked_by_silence(wait: _Wait, around: Surroundings) -> Finding:
-    shown = ", ".join(
-        f"{name} engine loop has not run for {_seconds(silence)} while its connector answers"
-        for name, silence in around.silent.items()
-    )
+    shown = ", ".join(f"{name} engine loop does not run while its connector answers" for name in around.silent)
     return Finding(Verdict.BLOCKED, f"{wait}; {shown}", tuple(around.silent))
 
 
@@ -260,7 +256,7 @@ def _blocked(wait: _Wait, names: tuple[str, ...], why: str) -> Finding:
 
 
 def _stands_still(wait: _Wait) -> str:
-    return f"{wait}; nothing moved for {_seconds(wait.still)}"
+    return f"{wait} and nothing moves"
 
 
 def _silence(subject: Subject, around: Surroundings) -> timedelta | None:
@@ -284,7 +280,3 @@ def _is_busy(track: RankTrack, around: Surroundings) -> bool:
 
 def _answers(subject: Subject, around: Surroundings) -> bool:
     return bool(subject.tracks) and all(current_connector(track, around.now) for track in subject.tracks)
-
-
-def _seconds(value: timedelta) -> str:
-    return f"{int(value.total_seconds())} s"

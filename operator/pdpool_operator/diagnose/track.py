@@ -1,7 +1,8 @@
 """State that is kept of a rank's samples to judge progress. Its size is constant, however long the history.
 
 A queue is *still* since the last sample at which it was empty, had another `moved_total` than before, or belonged to
-another incarnation. Samples without an answer change nothing. The counter in the next answer shows whether something
+another incarnation. Without our connector there is no counter, and a queue is still since it was last seen empty.
+Samples without an answer change nothing. The counter in the next answer shows whether something
 moved meanwhile.
 
 An engine's loop *resumes* when it runs after a gap of `GAP_S` or longer. An engine that waited for it needs time to
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from ..observe.model import ConnectorSample, RankSample
+from ..observe.model import ConnectorSample, EngineSample, RankSample
 
 GAP_S = 5.0
 """Seconds without a run of the engine's loop that no ordinary step explains."""
@@ -34,6 +35,8 @@ class RankTrack:
 
     latest: RankSample
     """The last sample, answered or not."""
+    answer: ConnectorSample | None = None
+    """The connector's last answer. `None` if it never answered."""
     incarnation: str = ""
     """From the connector's last answer. Empty if it never answered."""
     queues: Mapping[str, QueueTrack] = field(default_factory=dict)
@@ -48,16 +51,30 @@ def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
     if track is None or track.latest.pod_uid != sample.pod_uid:
         track = RankTrack(sample)
     if sample.connector is None:
-        return replace(track, latest=sample)
+        queues = _not_seen_empty(track.queues, sample.engine, sample.at) if not sample.has_connector else track.queues
+        return replace(track, latest=sample, queues=queues)
     same = track.incarnation == sample.connector.incarnation
     beat_age_s = sample.connector.beat_age_s or 0.0
     return RankTrack(
         latest=sample,
+        answer=sample.connector,
         incarnation=sample.connector.incarnation,
         queues=_progress(track.queues if same else {}, sample.connector, sample.at),
         beat_age_s=beat_age_s,
         resumed_at=sample.at if same and beat_age_s < GAP_S <= track.beat_age_s else track.resumed_at,
     )
+
+
+def _not_seen_empty(
+    before: Mapping[str, QueueTrack], engine: EngineSample | None, at: datetime
+) -> Mapping[str, QueueTrack]:
+    """Return since when each queue of an engine without our connector was not seen empty."""
+    if engine is None:
+        return before
+    return {
+        name: before[name] if reqs and name in before else QueueTrack(None, at, begun=not reqs)
+        for name, reqs in engine.queues.items()
+    }
 
 
 def _progress(before: Mapping[str, QueueTrack], connector: ConnectorSample, at: datetime) -> dict[str, QueueTrack]:

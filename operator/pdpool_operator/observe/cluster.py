@@ -5,15 +5,16 @@ depend on the event that started it.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from ..api import names
 from ..api.base import Metadata, SpecInvalid
-from ..api.key_epochs import next_epochs
+from ..api.key_epochs import KeyEpochs, next_epochs
 from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
+from ..engines import engine_of
 from ..runtime.api import (
     CONFIG_MAPS,
     DEPLOYMENTS,
@@ -86,19 +87,28 @@ class Cluster:
             SpecInvalid: one of the pools does not fit its model. The message names the pool.
         """
         namespace, router = service.metadata.namespace, names.router(service.metadata.name)
+        labels = names.router_labels(service.metadata.name)
         prefill, decode, routers = await asyncio.gather(
             self._side(PrefillPool, namespace, service.spec.prefill.pool_ref.name),
             self._side(DecodePool, namespace, service.spec.decode.pool_ref.name),
             self._service_routers(service.metadata),
         )
+        orphans = {
+            role: await self._orphans(namespace, side.pool_ref.name, role)
+            for role, side, pool in (
+                (names.Role.PREFILL, service.spec.prefill, prefill),
+                (names.Role.DECODE, service.spec.decode, decode),
+            )
+            if pool is None
+        }
         deployment, config, front, budget = await asyncio.gather(
             self._api.get(DEPLOYMENTS, namespace, router),
             self._api.get(CONFIG_MAPS, namespace, router),
             self._api.get(SERVICES, namespace, router),
             self._api.get(DISRUPTION_BUDGETS, namespace, router),
         )
-        seen = [parse.observed_object(obj) for obj in (config, front, budget) if obj is not None]
-        keys = parse.applied_keys(front) if front is not None else None
+        seen = [parse.observed_object(obj, labels) for obj in (config, front, budget) if obj is not None]
+        keys = parse.applied_keys(front, labels) if front is not None else None
         if any(self._lacks_volume(router.pod) for router in routers):
             keys = None
         stuck_after = float(service.spec.stuck_after_seconds)
@@ -106,9 +116,10 @@ class Cluster:
             service=service,
             prefill=prefill and _with_routers(replace(prefill, stuck_after_s=stuck_after), routers),
             decode=decode and _with_routers(replace(decode, stuck_after_s=stuck_after), routers),
-            deployment=parse.observed_deployment(deployment) if deployment else None,
+            deployment=parse.observed_deployment(deployment, labels) if deployment else None,
             objects=(*seen, *([keys] if keys else [])),
             routers=routers,
+            orphans=orphans,
             workers_json=(config.get("data") or {}).get(names.WORKERS_KEY) if config else None,
         )
 
@@ -121,6 +132,11 @@ class Cluster:
         except SpecInvalid as invalid:
             # This is not the same as no pool: its running engines must stay in rotation.
             raise SpecInvalid(f"{kind.kind} {name}: {invalid}") from invalid
+
+    async def _orphans(self, namespace: str, pool: str, role: names.Role) -> tuple[ObservedPod, ...]:
+        """Return the engine pods of a pool that does not exist. `kubectl delete --cascade=orphan` leaves them."""
+        found = await self._list(PODS, namespace, names.selector_string(names.pool_labels(pool, role)))
+        return tuple(parse.observed_pod(pod) for pod in found)
 
     async def _services_of(self, pool: Pool) -> list[tuple[Metadata, DisaggregatedService | None]]:
         """Return the services that bind a pool, and the services that do not fit their model.
@@ -140,7 +156,7 @@ class Cluster:
 
     async def _pool(self, pool: Pool) -> ObservedPool:
         namespace, name, role = pool.metadata.namespace, pool.metadata.name, pool.role
-        shared = names.pool_workload(name, role)
+        shared, labels = names.pool_workload(name, role), names.pool_labels(name, role)
         other = names.Role.DECODE if role is names.Role.PREFILL else names.Role.PREFILL
         stateful_sets, pods, others, *objects = await asyncio.gather(
             self._stateful_sets(pool),
@@ -153,24 +169,29 @@ class Cluster:
         for pod in pods:
             self._lives.note(pod)
         by_owner = {parse.controller_uid(pod): pod for pod in sorted(pods, key=_age)}
-        instances = [self._instance(index, sts, by_owner) for index, sts in stateful_sets]
+        instances = [self._instance(index, sts, by_owner, labels) for index, sts in stateful_sets]
         await self._watch(pool, instances)
         instances = [replace(i, ranks=self._sampler.newest(i.pod.uid)) if i.pod else i for i in instances]
         instances = await self._with_events(
             namespace, instances, {sts["metadata"]["uid"]: sts for _, sts in stateful_sets}
         )
-        keys = parse.applied_keys(objects[0]) if objects[0] is not None else None
+        keys = parse.applied_keys(objects[0], labels) if objects[0] is not None else None
         if any(self._lacks_volume(instance.pod) for instance in instances):
             keys = None
         return ObservedPool(
             pool=pool,
             instances=tuple(sorted(instances, key=lambda instance: instance.index)),
             objects=(
-                *(parse.observed_object(obj) for obj in objects if obj is not None),
+                *(parse.observed_object(obj, labels) for obj in objects if obj is not None),
                 *([keys] if keys else []),
             ),
-            keys=next_epochs(role, self._key_epoch, map(parse.key_epochs, others)),
+            keys=self._next_keys(pool, others),
         )
+
+    def _next_keys(self, pool: Pool, others: Iterable[Object]) -> KeyEpochs:
+        if not engine_of(pool.spec.engine.type).has_connector(pool):
+            return KeyEpochs(self._key_epoch)
+        return next_epochs(pool.role, self._key_epoch, filter(None, map(parse.key_epochs, others)))
 
     async def _stateful_sets(self, pool: Pool) -> list[tuple[int, Object]]:
         """Return StatefulSets that carry the pool's labels, and those that occupy a name that the pool needs."""
@@ -188,7 +209,9 @@ class Cluster:
                 found.append((index, sts))
         return found
 
-    def _instance(self, index: int, sts: Object, by_owner: dict[str, Object]) -> ObservedInstance:
+    def _instance(
+        self, index: int, sts: Object, by_owner: dict[str, Object], labels: Mapping[str, str]
+    ) -> ObservedInstance:
         meta = sts["metadata"]
         body = by_owner.get(meta["uid"])
         pod = parse.observed_pod(body) if body else None
@@ -206,6 +229,7 @@ class Cluster:
             pod=pod,
             controller=parse.controller(sts),
             owners=parse.field_owners(sts),
+            labelled=parse.has_labels(sts, labels),
         )
 
     def _drain_started(self, sts: Object) -> datetime | None:
@@ -217,11 +241,20 @@ class Cluster:
         return None if started is not None and started > self._now() else started
 
     async def _watch(self, pool: Pool, instances: Iterable[ObservedInstance]) -> None:
-        meta = pool.metadata
+        meta, kind = pool.metadata, engine_of(pool.spec.engine.type)
         targets = [
-            Target(meta.namespace, meta.name, pool.role, instance.index, pod.uid, pod.ip)
+            Target(
+                meta.namespace,
+                meta.name,
+                pool.role,
+                instance.index,
+                pod.uid,
+                pod.ip,
+                kind.type,
+                kind.has_connector(pool),
+            )
             for instance in instances
-            if instance.controller_uid == meta.uid and (pod := instance.pod) and pod.ip and pod.phase == "Running"
+            if instance.belongs_to(meta.uid) and (pod := instance.pod) and pod.ip and pod.phase == "Running"
         ]
         await self._sampler.watch(meta.namespace, meta.name, pool.role, targets)
 

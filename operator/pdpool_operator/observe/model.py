@@ -11,6 +11,7 @@ from typing import Any
 from ..api.key_epochs import FIRST_KEYS, KeyEpochs
 from ..api.models import DisaggregatedService, Pool
 from ..api.names import Role
+from ..engines.answers import EngineSample as EngineSample
 
 CRASH_LOOP = "CrashLoopBackOff"
 """Kubernetes' reason for a container that waits for a restart."""
@@ -40,6 +41,17 @@ class HoldSample:
     container: str
     """One run of one container, as that process reported it. Each run has another text. Empty if it did not report one.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSample:
+    """A process with which a connector has paired."""
+
+    incarnation: str
+    backend: str
+    """Name of the transfer backend between them."""
+    transport: str
+    """How bytes reach it: `rdma`, `tcp`, `cma`, ... Empty if not known, as always at decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +88,11 @@ class ConnectorSample:
     """As the connector itself reports it."""
     container: str = ""
     """Run of the container in which the process lives, as in `HoldSample`."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSample:
-    """Answer of the engine's scheduler, `GET :30000/v1/loads`."""
-
-    running: int
-    waiting: int
-    queues: Mapping[str, int]
-    """Lengths of the hand-off queues, under the same names as the connector's."""
+    engine: str = ""
+    """Name and version of the engine. Empty if it reports none."""
+    version: str = ""
+    """Version of the connector. Empty if it reports none."""
+    peers: tuple[PeerSample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,8 @@ class RankSample:
     Empty if the engine answered and counts the requests of this rank at another one, as for ranks that share a
     scheduler.
     """
+    has_connector: bool = True
+    """The pod runs pdpool's connector. Otherwise only the engine is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +138,16 @@ class ObservedPod:
     keys: KeyEpochs = FIRST_KEYS
     """Epochs of its keys, from the annotation."""
     node: str = ""
+    ready_since: datetime | None = None
+    """When the pod last became Ready. `None` while it is not Ready."""
+    node_silent: bool = False
+    """The node controller marked the pod as not Ready, because the node's kubelet does not report. The containers were
+    ready when the kubelet last reported.
+    """
     was_ready: bool = False
     """The pod is not Ready but was before. A restart of its containers or of this operator does not change that."""
     gone_by: datetime | None = None
     """When the grace period of a terminating pod is over. `None` if the pod does not terminate."""
-    restarts: int = 0
-    """Restarts of all containers together."""
     waiting_container: str = ""
     """The first container that keeps ending, or else the first that waits. Init containers come first."""
     waiting_reason: str = ""
@@ -184,6 +197,12 @@ class ObservedInstance:
     controller: str = ""
     """The controlling owner as `kind/name`. Empty if there is none."""
     owners: FieldOwners = FieldOwners()
+    labelled: bool = False
+    """It carries the labels of its pool. Without a controller it then belongs to the pool."""
+
+    def belongs_to(self, uid: str) -> bool:
+        """Whether the pool of this UID controls the instance, or may adopt it."""
+        return self.controller_uid == uid or (not self.controller_uid and self.labelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +219,8 @@ class ObservedObject:
     controller: str = ""
     """The controlling owner as `kind/name`."""
     owners: FieldOwners = FieldOwners()
+    labelled: bool = False
+    """It carries the labels of its pool or service. Without a controller it may be adopted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +278,8 @@ class ObservedDeployment:
     controller: str = ""
     """The controlling owner as `kind/name`."""
     owners: FieldOwners = FieldOwners()
+    labelled: bool = False
+    """As of `ObservedObject`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,5 +297,7 @@ class ObservedService:
     The operator never reads Secrets. The Service's annotation records the Secret that was applied before it.
     """
     routers: tuple[ObservedRouter, ...]
+    orphans: Mapping[Role, tuple[ObservedPod, ...]] = field(default_factory=dict)
+    """Engine pods with the labels of a bound pool that does not exist, by role. They may outlive it."""
     workers_json: str | None = None
     """Content of the ConfigMap's `workers.json`. `None` if there is no ConfigMap."""

@@ -44,9 +44,9 @@ def annotation(obj: Object, key: str) -> str:
     return str((obj["metadata"].get("annotations") or {}).get(key, ""))
 
 
-def key_epochs(pod: Object) -> KeyEpochs:
-    """Return the epochs of a pod's keys. A pod without the annotation counts as one of the first epoch."""
-    return KeyEpochs.parse(annotation(pod, names.ANNOTATION_KEY_EPOCH)) or FIRST_KEYS
+def key_epochs(pod: Object) -> KeyEpochs | None:
+    """Return the epochs of a pod's keys, or None: engines without a connector have no keys."""
+    return KeyEpochs.parse(annotation(pod, names.ANNOTATION_KEY_EPOCH))
 
 
 def label(obj: Object, key: str) -> str:
@@ -78,11 +78,12 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
         spec_hash=annotation(pod, names.ANNOTATION_SPEC_HASH),
         build_hash=annotation(pod, names.ANNOTATION_BUILD_HASH),
         created_at=moment(meta["creationTimestamp"]) or datetime.fromtimestamp(0, UTC),
-        keys=key_epochs(pod),
+        keys=key_epochs(pod) or FIRST_KEYS,
         node=spec.get("nodeName", ""),
+        ready_since=_ready_since(pod),
+        node_silent=_node_silent(pod),
         was_ready=_was_ready(pod),
         gone_by=moment(meta.get("deletionTimestamp")),
-        restarts=sum(int(c.get("restartCount", 0)) for c in containers),
         waiting_container=waits.get("name", ""),
         waiting_reason=CRASH_LOOP if looping else waiting.get("reason", ""),
         waiting_message=waiting.get("message", ""),
@@ -103,6 +104,25 @@ def _was_ready(pod: Object) -> bool:
     if ready.get("status") == "True" or changed is None or taken_up is None:
         return False
     return changed > taken_up
+
+
+def _ready_since(pod: Object) -> datetime | None:
+    ready = condition(pod, "Ready")
+    return moment(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None
+
+
+def _node_silent(pod: Object) -> bool:
+    """Whether the node controller made the pod not Ready, because its kubelet does not report.
+
+    It changes only the status of the condition Ready (controller/util/node, MarkPodsNotReady). A kubelet that makes a
+    pod not Ready gives a reason, or its containers are not ready either.
+    """
+    ready = condition(pod, "Ready")
+    return (
+        ready.get("status") == "False"
+        and not ready.get("reason")
+        and condition(pod, "ContainersReady").get("status") == "True"
+    )
 
 
 def _keeps_ending(container: Object) -> bool:
@@ -158,8 +178,13 @@ def _status(pod: Object) -> Object:
     return pod.get("status") or {}
 
 
-def observed_object(obj: Object) -> ObservedObject:
-    """Parse an object that we create other than an instance."""
+def has_labels(obj: Object, wanted: Mapping[str, str]) -> bool:
+    """Whether the object carries all these labels."""
+    return wanted.items() <= (obj["metadata"].get("labels") or {}).items()
+
+
+def observed_object(obj: Object, labels: Mapping[str, str]) -> ObservedObject:
+    """Parse an object that we create other than an instance. `labels` are those that we give it."""
     meta = obj["metadata"]
     return ObservedObject(
         kind=obj["kind"],
@@ -169,6 +194,7 @@ def observed_object(obj: Object) -> ObservedObject:
         build_hash=annotation(obj, names.ANNOTATION_BUILD_HASH),
         controller=controller(obj),
         owners=field_owners(obj),
+        labelled=has_labels(obj, labels),
     )
 
 
@@ -187,7 +213,7 @@ def field_owners(obj: Object) -> FieldOwners:
     return FieldOwners(ours, tuple(others))
 
 
-def applied_keys(service: Object) -> ObservedObject | None:
+def applied_keys(service: Object, labels: Mapping[str, str]) -> ObservedObject | None:
     """Return the Secret with the keys as it was applied before this Service of a pool or router.
 
     The Service's annotation records it. Return None without that annotation.
@@ -195,11 +221,12 @@ def applied_keys(service: Object) -> ObservedObject | None:
     applied = annotation(service, names.ANNOTATION_KEYS_HASH)
     if not applied:
         return None
-    return ObservedObject("Secret", names.KEYS_SECRET, "", controller_uid(service), applied, controller(service))
+    owner, labelled = controller_uid(service), has_labels(service, labels)
+    return ObservedObject("Secret", names.KEYS_SECRET, "", owner, applied, controller(service), labelled=labelled)
 
 
-def observed_deployment(obj: Object) -> ObservedDeployment:
-    """Parse the router's Deployment."""
+def observed_deployment(obj: Object, labels: Mapping[str, str]) -> ObservedDeployment:
+    """Parse the router's Deployment. `labels` are those that we give it."""
     meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     failure = condition(obj, "ReplicaFailure")
     return ObservedDeployment(
@@ -216,6 +243,7 @@ def observed_deployment(obj: Object) -> ObservedDeployment:
         failure=failure.get("message", "") if failure.get("status") == "True" else "",
         controller=controller(obj),
         owners=field_owners(obj),
+        labelled=has_labels(obj, labels),
     )
 
 

@@ -11,51 +11,48 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import aiohttp
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from ..api.models import EngineType
 from ..api.names import Role, admin_url, engine_url
+from ..engines import engine_of
+from ..engines.answers import Answer, Count, Name, Seconds, Version
 from .http import Unanswered, invalid, request
-from .model import ConnectorSample, EngineSample, HoldSample, QueueSample, RankSample
+from .model import ConnectorSample, EngineSample, HoldSample, PeerSample, QueueSample, RankSample
 
 INTERVAL_S = 3.0
 JITTER = 0.2
 TIMEOUT_S = 2.0
 CONCURRENCY = 64
 """Concurrent requests, to all pods together."""
+MAX_PEERS = 4096
+"""Limit of peers per rank."""
 MAX_RANKS = 256
 """Limit of ranks per pod. A larger claim is rejected, because each rank costs a request per sample."""
 
-MAX_COUNT = (1 << 63) - 1
-"""Largest integer of the Kubernetes API. With a larger one, one engine could make status and metrics of all fail."""
-MAX_SECONDS = 1e9
-"""About 30 years. Times are computed from ages and must be representable."""
 
-Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
-Name = Annotated[str, Field(max_length=64, pattern="^[A-Za-z0-9._-]*$")]
-"""The text becomes part of messages and a metric label."""
-
-
-class _Answer(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-
-class _Queue(_Answer):
+class _Queue(Answer):
     reqs: Count
     oldest_s: Seconds | None = None
     moved_total: Count | None = None
 
 
-class _Hold(_Answer):
+class _Hold(Answer):
     incarnation: Name
     pod_uid: Name = ""
     container: Annotated[str, Field(max_length=256)] = ""
 
 
-class _State(_Answer):
+class _Peer(Answer):
+    incarnation: Name
+    backend: Name = ""
+    transport: Name = ""
+
+
+class _State(Answer):
     incarnation: Name
     ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 1
     pod_uid: Name = ""
@@ -65,21 +62,10 @@ class _State(_Answer):
     holds: Count = 0
     held_bytes: Count = 0
     held_oldest_s: Seconds | None = None
-    held_for: Annotated[list[_Hold], Field(max_length=4096)] = []
-
-
-class _Load(_Answer):
-    dp_rank: int = 0
-    num_running_reqs: Count = 0
-    num_waiting_reqs: Count = 0
-    disaggregation: dict[str, Any] | None = None
-
-
-class _Loads(_Answer):
-    loads: Annotated[list[_Load], Field(max_length=4096)]
-
-
-_SUFFIX = "_queue_reqs"
+    held_for: list[_Hold] = Field(default_factory=list, max_length=4096)
+    engine: Version = ""
+    connector_version: Version = ""
+    peers: list[_Peer] = Field(default_factory=list, max_length=MAX_PEERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +78,9 @@ class Target:
     instance: int
     pod_uid: str
     ip: str
+    engine: EngineType = EngineType.REFERENCE
+    has_connector: bool = True
+    """Every rank has pdpool's connector with its admin endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +192,8 @@ class Sampler:
 
         The connectors report how many ranks there are, now or at the last sample.
         """
+        if not target.has_connector:
+            return await self._sample_native(target)
         asked_at = self._now()
         known = max(1, len(self.newest(target.pod_uid)))
         (engines, engine_error), connectors = await asyncio.gather(
@@ -225,6 +216,25 @@ class Sampler:
             for rank, (connector, error) in enumerate(connectors)
         ]
 
+    async def _sample_native(self, target: Target) -> list[RankSample]:
+        """Sample a pod without pdpool's connector: the engine alone says which ranks there are."""
+        asked_at = self._now()
+        engines, error = await self._ask_engine(target)
+        ranks = sorted(engines) or sorted(self.newest(target.pod_uid)) or [0]
+        return [
+            RankSample(
+                rank=rank,
+                pod_uid=target.pod_uid,
+                at=self._now(),
+                asked_at=asked_at,
+                connector=None,
+                engine=engines.get(rank),
+                engine_error=error,
+                has_connector=False,
+            )
+            for rank in ranks
+        ]
+
     async def _ask_connectors(self, target: Target, ranks: Iterable[int]) -> list[tuple[ConnectorSample | None, str]]:
         return await asyncio.gather(*(self._ask_connector(target, rank) for rank in ranks))
 
@@ -237,9 +247,10 @@ class Sampler:
         self._on_look(Look(target.role, "connector", "ok"))
         return sample, ""
 
-    async def _ask_engine(self, target: Target) -> tuple[dict[int, EngineSample], str]:
+    async def _ask_engine(self, target: Target) -> tuple[Mapping[int, EngineSample], str]:
         try:
-            samples = parse_loads(await self._get(f"{engine_url(target.ip)}/v1/loads?include=all"), target.role)
+            url = f"{engine_url(target.ip)}{engine_of(target.engine).loads_path}"
+            samples = parse_loads(await self._get(url), target.role, target.engine)
         except Unanswered as error:
             self._on_look(Look(target.role, "engine", error.outcome))
             return {}, str(error)
@@ -257,16 +268,6 @@ class Sampler:
         del self._targets[uid], self._due[uid]
         self._looked.pop(uid).set()
         self._newest.pop(uid, None)
-
-
-def _is_queue(name: str, role: Role) -> bool:
-    return (
-        name.startswith(f"{role}_")
-        and name.endswith(_SUFFIX)
-        and len(name) <= 64
-        and name.isascii()
-        and name.isidentifier()
-    )
 
 
 def _why_no_engine(rank: int, engines: Mapping[int, EngineSample], error: str) -> str:
@@ -293,27 +294,15 @@ def parse_state(body: bytes) -> ConnectorSample:
         held_for=tuple(HoldSample(h.incarnation, h.pod_uid, h.container) for h in state.held_for),
         pod_uid=state.pod_uid,
         container=state.container,
+        engine=state.engine,
+        version=state.connector_version,
+        peers=tuple(PeerSample(peer.incarnation, peer.backend, peer.transport) for peer in state.peers),
     )
 
 
-def parse_loads(body: bytes, role: Role) -> dict[int, EngineSample]:
-    """Parse the answer of an engine's `/v1/loads`, by rank; raises Unanswered if it is invalid.
-
-    Only queues of the engine's own role are read. SGLang also lists those of the other role, always 0.
-    """
+def parse_loads(body: bytes, role: Role, kind: EngineType) -> Mapping[int, EngineSample]:
+    """Parse a scheduler's own report, by rank; raises Unanswered if it is invalid."""
     try:
-        loads = _Loads.model_validate_json(body).loads
+        return engine_of(kind).parse_loads(body, role)
     except ValidationError as error:
         raise Unanswered(invalid(error)) from error
-    return {
-        load.dp_rank: EngineSample(
-            running=load.num_running_reqs,
-            waiting=load.num_waiting_reqs,
-            queues={
-                name.removesuffix(_SUFFIX): value
-                for name, value in (load.disaggregation or {}).items()
-                if _is_queue(name, role) and isinstance(value, int) and 0 <= value <= MAX_COUNT
-            },
-        )
-        for load in loads
-    }

@@ -55,7 +55,7 @@ def _left(instance: ObservedInstance, settled: datetime) -> Iterator[str]:
     if not instance.ranks:
         yield "no rank has been sampled"
     for number, rank in sorted(instance.ranks.items()):
-        if rank.connector is None or rank.engine_error:
+        if (rank.connector is None and rank.has_connector) or rank.engine_error:
             yield f"rank {number} does not answer ({rank.connector_error or rank.engine_error})"
         elif known := list(_known_work(rank)):
             yield f"rank {number} has {', '.join(known)}"

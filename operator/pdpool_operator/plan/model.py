@@ -1,5 +1,6 @@
-"""A plan as data. The runtime carries out its fields in order: verify, apply, patch, delete, workers, events."""
+"""A plan as data. The runtime carries out its fields in order: verify, adopt, apply, patch, delete, workers, events."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -42,7 +43,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The current activity of the plan. It becomes the reason and message of `Progressing=True`."""
+    """The current activity of the plan. `Ready=False` and `Reconciling=True` show it."""
 
     reason: Reason
     message: str
@@ -55,6 +56,18 @@ class Patch:
     kind: str
     name: str
     body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Make the planned pool or service the controller of an object that carries its labels and has no controller."""
+
+    kind: str
+    name: str
+    uid: str
+    """Empty for a Secret, which the operator cannot read."""
+    owner: Mapping[str, Any]
+    """The owner reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +138,7 @@ class Plan:
     """
     apply: tuple[dict[str, Any], ...] = ()
     """Complete objects for server-side apply."""
+    adopt: tuple[Adopt, ...] = ()
     patch: tuple[Patch, ...] = ()
     delete: tuple[Delete, ...] = ()
     put_back: tuple[Patch, ...] = ()
@@ -142,4 +156,4 @@ class Plan:
     @property
     def acts(self) -> bool:
         """Whether the plan changes anything."""
-        return bool(self.apply or self.patch or self.delete or self.workers)
+        return bool(self.adopt or self.apply or self.patch or self.delete or self.workers)

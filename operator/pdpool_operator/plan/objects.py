@@ -1,54 +1,134 @@
 """Rules for the objects beside the workloads: ownership, and when they are applied."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
+from ..api import names
 from ..api.models import DisaggregatedService, Pool
 from ..api.names import ANNOTATION_BUILD_HASH
 from ..api.reasons import Reason
+from ..build.common import owner_reference
 from ..observe.model import FieldOwners, ObservedObject
-from .model import Delete, Fault, Plan, Progress
+from .model import Adopt, Delete, Event, EventType, Fault, Plan, Progress
 
 TAKEN_POLL_S = 10.0
 """How often to check while a name is taken. No event announces the deletion of an object that is not ours."""
 
+EDITED, LOST = "another client had changed it", "it was missing"
+"""Why an object was restored."""
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+ADOPTED_POLL_S = 1.0
+"""Delay after an adoption, before the next steps."""
+
+
+class Standing(Protocol):
     """An existing object under one of our names."""
 
-    kind: str
-    name: str
-    controller_uid: str
-    controller: str
-    """As `kind/name`."""
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def uid(self) -> str: ...  # noqa: D102
+
+    @property
+    def controller_uid(self) -> str: ...  # noqa: D102
+
+    @property
+    def controller(self) -> str:
+        """As `kind/name`."""
+
+    @property
+    def labelled(self) -> bool:
+        """It carries our labels."""
 
 
-def blocked(owner: Pool | DisaggregatedService, standing: Iterable[Standing]) -> Plan | None:
+def blocked(owner: Pool | DisaggregatedService, standing: Iterable[tuple[str, Standing]]) -> Plan | None:
     """Return a plan that does nothing but report the conflict while names of ours are taken; None if none is.
 
-    An object of an earlier owner with the same name is being deleted, so the plan waits for that. Any other object is
-    an error that the user must fix.
+    - Another controller has the object: an error that the user must fix.
+    - No controller, and our labels: the object is adopted. `kubectl delete --cascade=orphan` leaves such objects.
+    - No controller, and other labels: an error, with the command that hands the object over.
+    - An object of an earlier owner with the same name is being deleted: the plan waits for that.
+
+    Args:
+        owner: the pool or service.
+        standing: the existing objects with their kinds.
     """
-    others = [one for one in standing if one.controller_uid != owner.metadata.uid]
-    former = f"{owner.kind}/{owner.metadata.name}"
-    foreign = [one for one in others if one.controller != former]
-    if foreign:
-        faults = (
-            f"{one.kind} {one.name} exists and belongs to another owner; rename or delete one of the two"
-            for one in foreign
-        )
-        return Plan(
-            faults=tuple(Fault(Reason.NAME_CONFLICT, message) for message in faults), requeue_after_s=TAKEN_POLL_S
-        )
+    others = [(kind, one) for kind, one in standing if one.controller_uid != owner.metadata.uid]
+    faults = tuple(fault for kind, one in others if (fault := _fault(owner, kind, one)) is not None)
+    if faults:
+        return Plan(faults=faults, requeue_after_s=TAKEN_POLL_S)
+    orphans = [(kind, one) for kind, one in others if not one.controller_uid]
+    if orphans:
+        return _adopt(owner, orphans)
     if others:
-        what = ", ".join(f"{one.kind} {one.name}" for one in others[:5])
-        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
-        message = f"Waiting for {what}{more} of an earlier {owner.kind} {owner.metadata.name} to be deleted"
+        what = _some([f"{kind} {one.name}" for kind, one in others])
+        message = f"Waiting for {what} of an earlier {owner.kind} {owner.metadata.name} to be deleted"
         return Plan(progress=Progress(Reason.STARTING, message), requeue_after_s=TAKEN_POLL_S)
     return None
+
+
+def _fault(owner: Pool | DisaggregatedService, kind: str, one: Standing) -> Fault | None:
+    """Return why an object of another or no controller cannot be ours."""
+    if one.controller_uid:
+        if one.controller == f"{owner.kind}/{owner.metadata.name}":
+            return None
+        other = " ".join(one.controller.split("/"))
+        message = f"{kind} {one.name} belongs to {other}; rename or delete one of the two"
+        return Fault(Reason.NAME_CONFLICT, message)
+    if one.labelled:
+        return None
+    labels = " ".join(f"{key}={value}" for key, value in _labels(owner).items())
+    hand_over = f"kubectl label --overwrite -n {owner.metadata.namespace} {kind.lower()} {one.name} {labels}"
+    message = f"{kind} {one.name} exists and has no controller; delete it, or hand it over with: {hand_over}"
+    return Fault(Reason.NO_CONTROLLER, message)
+
+
+def _labels(owner: Pool | DisaggregatedService) -> dict[str, str]:
+    if isinstance(owner, Pool):
+        return names.pool_labels(owner.metadata.name, owner.role)
+    return names.router_labels(owner.metadata.name)
+
+
+def _adopt(owner: Pool | DisaggregatedService, orphans: Sequence[tuple[str, Standing]]) -> Plan:
+    reference = owner_reference(owner, owner.kind)
+    what = _some([f"{kind} {one.name}" for kind, one in orphans])
+    return Plan(
+        adopt=tuple(Adopt(kind, one.name, one.uid, reference) for kind, one in orphans),
+        events=(Event(EventType.NORMAL, Reason.OBJECT_ADOPTED, f"Adopted {what}, which had no controller"),),
+        progress=Progress(Reason.ADOPTING, f"Adopting {what}, which had no controller"),
+        requeue_after_s=ADOPTED_POLL_S,
+    )
+
+
+def restored(wanted: Iterable[dict[str, Any]], present: Iterable[ObservedObject], *, set_up: bool) -> tuple[Event, ...]:
+    """Return an event for objects that were edited, or that are missing although the owner was set up before."""
+    found = {(one.kind, one.name): one for one in present}
+    edits, lost = [], []
+    for obj in wanted:
+        what = f"{obj['kind']} {obj['metadata']['name']}"
+        one = found.get((obj["kind"], obj["metadata"]["name"]))
+        if one is None and set_up and obj["kind"] != "Secret":  # nothing shows whether a Secret exists
+            lost.append(what)
+        elif one is not None and _build_hash(obj) == one.build_hash and edited(obj, one.owners):
+            edits.append(what)
+    return (*restored_events(edits, EDITED), *restored_events(lost, LOST))
+
+
+def restored_events(objects: Sequence[str], why: str) -> tuple[Event, ...]:
+    """Return the event for restored objects, if there are any."""
+    if not objects:
+        return ()
+    return (Event(EventType.NORMAL, Reason.OBJECT_RESTORED, f"Restored {_some(objects)}: {why}"),)
+
+
+def _some(items: Sequence[str]) -> str:
+    return ", ".join(items[:5]) + (f" and {len(items) - 5} more" if len(items) > 5 else "")
+
+
+def _build_hash(obj: Mapping[str, Any]) -> str:
+    return str(obj["metadata"]["annotations"][ANNOTATION_BUILD_HASH])
 
 
 def missing_or_changed(
@@ -59,7 +139,7 @@ def missing_or_changed(
 
     def stands(obj: dict[str, Any]) -> bool:
         one = found.get((obj["kind"], obj["metadata"]["name"]))
-        if one is None or one.build_hash != obj["metadata"]["annotations"][ANNOTATION_BUILD_HASH]:
+        if one is None or one.build_hash != _build_hash(obj):
             return False
         return not edited(obj, one.owners)
 

@@ -48,7 +48,16 @@ from ..build.template import TemplateInvalid
 from ..observe.model import ObservedInstance, ObservedPool
 from .drain import GIVEN_UP_GRACE_S, deadline, has_work_to_lose, work_left
 from .model import Delete, DrainReason, Event, EventType, Fault, Patch, Plan, Progress
-from .objects import Standing, blocked, edited, missing_or_changed, surplus_policies
+from .objects import (
+    EDITED,
+    Standing,
+    blocked,
+    edited,
+    missing_or_changed,
+    restored,
+    restored_events,
+    surplus_policies,
+)
 
 DRAIN_POLL_S = 1.0
 """How often a drain is checked: queues change without an event in the cluster."""
@@ -71,9 +80,10 @@ def plan_pool(observed: ObservedPool, settings: BuildSettings, now: datetime) ->
     context = _Context(pool, observed, pool_spec_hash(pool, observed.keys), wanted, now)
     objects = pool_objects(pool, settings)
     support = missing_or_changed(objects, observed.objects)
+    events = restored(objects, observed.objects, set_up=pool.status.observed_generation > 0)
     plan = _join(
         [
-            Plan(apply=support, delete=surplus_policies(objects, observed.objects)),
+            Plan(apply=support, events=events, delete=surplus_policies(objects, observed.objects)),
             _create(context),
             _align(context),
             _cancel(context),
@@ -145,15 +155,17 @@ def _align(context: _Context) -> Plan:
     """Step 2. Under `OnDelete` a changed template disturbs no running pod."""
     apply: list[dict[str, Any]] = []
     patches: list[Patch] = []
+    reverted: list[str] = []
     for instance in context.present:
         if context.surplus(instance):
             continue
         late = instance.spec_hash != context.spec_hash and not context.outdated(instance)
         if late or _is_edited(context, instance):
             apply.append(context.wanted[instance.index])
+            reverted += [] if late else [f"StatefulSet {instance.name}"]
         elif instance.replicas != PODS_PER_INSTANCE:
             patches.append(_patch(instance, {"spec": {"replicas": PODS_PER_INSTANCE}}))
-    return Plan(apply=tuple(apply), patch=tuple(patches))
+    return Plan(apply=tuple(apply), patch=tuple(patches), events=restored_events(reverted, EDITED))
 
 
 def _is_edited(context: _Context, instance: ObservedInstance) -> bool:
@@ -203,7 +215,7 @@ def _go_on_with(context: _Context, instance: ObservedInstance) -> Plan:
     given_up = bool(left) and context.now >= deadline(instance.drain_started, timeout_s)
     if left and not given_up:
         return Plan(
-            progress=Progress(Reason.DRAINING, f"{instance.name} drains: {'; '.join(left)}"),
+            progress=Progress(Reason.DRAINING, f"{instance.name} finishes its requests"),
             requeue_after_s=DRAIN_POLL_S,
         )
     events: tuple[Event, ...] = ()
@@ -344,10 +356,10 @@ def _patch(instance: ObservedInstance, body: dict[str, Any]) -> Patch:
     return Patch("StatefulSet", instance.name, {**body, "metadata": meta})
 
 
-def _standing(observed: ObservedPool) -> list[Standing]:
+def _standing(observed: ObservedPool) -> list[tuple[str, Standing]]:
     return [
-        *(Standing("StatefulSet", i.name, i.controller_uid, i.controller) for i in observed.instances),
-        *(Standing(obj.kind, obj.name, obj.controller_uid, obj.controller) for obj in observed.objects),
+        *(("StatefulSet", instance) for instance in observed.instances),
+        *((obj.kind, obj) for obj in observed.objects),
     ]
 
 

@@ -5,6 +5,9 @@ Per role, let  serving  be the engines that are Ready, neither drain nor termina
     desired = serving                      if there are any
     desired = listed so far and present    otherwise
 
+A pool that does not exist may have left engines (`kubectl delete --cascade=orphan`). Those that are listed, Ready and
+do not terminate stay listed, so that they serve until a pool of that name adopts them.
+
 where *present* engines have a pod with that address that neither drains nor terminates. So an outage of readiness alone
 never empties a list. Routers check health themselves, and a list with unhealthy workers is better than an empty one.
 """
@@ -37,7 +40,10 @@ class Rotation:
 def desired_rotation(observed: ObservedService) -> Rotation:
     """Compute the desired rotation from the pods. If none of a role is Ready, the present list counts."""
     listed = _listed_urls(observed.workers_json)
-    return Rotation(_addresses(observed.prefill, listed), _addresses(observed.decode, listed))
+    return Rotation(
+        _addresses(observed.prefill, listed) or _orphans(observed, Role.PREFILL, listed),
+        _addresses(observed.decode, listed) or _orphans(observed, Role.DECODE, listed),
+    )
 
 
 def worker_changes(router: ObservedRouter, rotation: Rotation) -> tuple[WorkerChange, ...]:
@@ -101,10 +107,18 @@ def _bootstrap_port(role: Role) -> int | None:
 def _addresses(pool: ObservedPool | None, listed: frozenset[str]) -> frozenset[str]:
     if pool is None:
         return frozenset()
-    ours = [instance for instance in pool.instances if instance.controller_uid == pool.pool.metadata.uid]
+    ours = [instance for instance in pool.instances if instance.belongs_to(pool.pool.metadata.uid)]
     present = {ip: instance for instance in ours if (ip := _address(instance)) is not None}
     serving = frozenset(ip for ip, instance in present.items() if instance.pod is not None and instance.pod.ready)
     return serving or frozenset(ip for ip in present if names.engine_url(ip) in listed)
+
+
+def _orphans(observed: ObservedService, role: Role, listed: frozenset[str]) -> frozenset[str]:
+    return frozenset(
+        pod.ip
+        for pod in observed.orphans.get(role, ())
+        if pod.ip is not None and pod.ready and not pod.terminating and names.engine_url(pod.ip) in listed
+    )
 
 
 def _address(instance: ObservedInstance) -> str | None:

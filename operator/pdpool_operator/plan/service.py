@@ -19,7 +19,7 @@ from ..build.settings import BuildSettings
 from ..build.template import TemplateInvalid
 from ..observe.model import ObservedService
 from .model import Delete, Event, EventType, Fault, Patch, Plan, Progress, WorkerAction, WorkerChange
-from .objects import Standing, blocked, edited, missing_or_changed
+from .objects import EDITED, LOST, Standing, blocked, edited, missing_or_changed, restored, restored_events
 from .rotation import Rotation, desired_rotation, worker_changes
 
 READ_BACK_S = 1.0
@@ -37,9 +37,9 @@ def plan_service(observed: ObservedService, settings: BuildSettings) -> Plan:
     if not service.spec.router.enabled:
         return _remove_router(observed)
     deployment = observed.deployment
-    standing = [Standing(obj.kind, obj.name, obj.controller_uid, obj.controller) for obj in observed.objects]
+    standing: list[tuple[str, Standing]] = [(obj.kind, obj) for obj in observed.objects]
     if deployment is not None:
-        standing.append(Standing("Deployment", deployment.name, deployment.controller_uid, deployment.controller))
+        standing.append(("Deployment", deployment))
     if taken := blocked(service, standing):
         return taken
     rotation = desired_rotation(observed)
@@ -57,16 +57,21 @@ def plan_service(observed: ObservedService, settings: BuildSettings) -> Plan:
         fault = Fault(Reason.TEMPLATE_INVALID, str(invalid))
         return _with_rotation(Plan(faults=(fault,)), observed, rotation)
     plan = _deployment(observed, built)
-    plan = replace(plan, apply=missing_or_changed(support, observed.objects) + plan.apply)
+    events = restored(support, observed.objects, set_up=service.status.observed_generation > 0)
+    plan = replace(plan, apply=missing_or_changed(support, observed.objects) + plan.apply, events=events + plan.events)
     return replace(_with_rotation(plan, observed, rotation), update_available=_built_otherwise(observed, built))
 
 
 def _deployment(observed: ObservedService, built: dict[str, Any]) -> Plan:
     service, present = observed.service, observed.deployment
     wanted = service.spec.router.replicas
-    if present is None or present.spec_hash != _spec_hash(built) or _edited(observed, built):
+    reverts = _edited(observed, built)
+    if present is None or present.spec_hash != _spec_hash(built) or reverts:
+        lost = present is None and service.status.observed_generation > 0
+        what = [f"Deployment {built['metadata']['name']}"]
         return Plan(
             apply=(built,),
+            events=restored_events(what, LOST) if lost else restored_events(what if reverts else [], EDITED),
             progress=Progress(Reason.UPDATING, "Applying the router's Deployment"),
         )
     if present.replicas != wanted:
@@ -116,7 +121,9 @@ def _with_rotation(plan: Plan, observed: ObservedService, rotation: Rotation) ->
     elif silent:
         progress = progress or Progress(Reason.ROUTER_LIST_OUTDATED, f"No worker list from {', '.join(silent)}")
     requeue = READ_BACK_S if changes else ASK_AGAIN_S if silent else plan.requeue_after_s
-    return replace(plan, workers=changes, events=_events(changes), progress=progress, requeue_after_s=requeue)
+    return replace(
+        plan, workers=changes, events=plan.events + _events(changes), progress=progress, requeue_after_s=requeue
+    )
 
 
 def _events(changes: tuple[WorkerChange, ...]) -> tuple[Event, ...]:

@@ -320,6 +320,24 @@ class Api:
         except (NotFoundError, ConflictError) as gone:
             log.debug("not deleted: %s", gone)
 
+    async def adopt(self, resource: Resource, namespace: str, name: str, uid: str, owner: Mapping[str, Any]) -> None:
+        """Add an owner reference to an object of this uid, or of any if `uid` is empty.
+
+        Nothing happens if the object is gone. The API server refuses a second controller.
+        """
+        metadata = {"ownerReferences": [owner], **({"uid": uid} if uid else {})}
+        try:
+            await self._write(
+                "patch",
+                resource,
+                resource.path(namespace, name),
+                {"metadata": metadata},
+                {"fieldManager": FIELD_MANAGER},
+                content="application/strategic-merge-patch+json",
+            )
+        except NotFoundError as gone:
+            log.debug("not adopted: %s", gone)
+
     async def create(self, resource: Resource, body: Mapping[str, Any]) -> Object:
         """Create an object that must not exist yet."""
         path = resource.path(body["metadata"]["namespace"])

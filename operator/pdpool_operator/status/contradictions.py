@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from ..api.models import TINY_MODEL, ModelSpec, Pool
+from ..api.models import ModelSpec, Pool
+from ..api.rules import TINY_MODEL
 
 
 def contradictions(prefill: Pool, decode: Pool) -> tuple[str, ...]:
@@ -23,6 +24,10 @@ def _differences(prefill: Pool, decode: Pool) -> Iterator[tuple[str, str, str]]:
         yield "model.servedName", _name_and_source(ours.model), _name_and_source(theirs.model)
     if (ours.model.path == TINY_MODEL) is not (theirs.model.path == TINY_MODEL):
         yield "model.path", ours.model.path, theirs.model.path
+    if ours.engine.type is not theirs.engine.type:
+        yield "engine.type", str(ours.engine.type), str(theirs.engine.type)
+    if ours.transfer.connector is not theirs.transfer.connector:
+        yield "transfer.connector", str(ours.transfer.connector), str(theirs.transfer.connector)
     if ours.transfer.backend is not theirs.transfer.backend:
         yield "transfer.backend", str(ours.transfer.backend), str(theirs.transfer.backend)
 

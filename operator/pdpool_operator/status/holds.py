@@ -3,23 +3,20 @@
 from collections.abc import Iterable, Sequence
 
 from ..api.base import Condition, ConditionStatus
-from ..api.reasons import Reason
+from ..api.reasons import ConditionType, Reason
 from ..plan.fences import Unproven
-from .chain import ConditionWriter
-
-HOLDS_PROVABLE = "HoldsProvable"
-SHOWN = 5
+from .chain import ConditionWriter, some
 
 
 def holds_provable(writer: ConditionWriter, unproven: Sequence[Unproven]) -> Condition:
     """False while engines hold memory for processes whose end cannot be proved."""
     if not unproven:
         message = "No engine holds memory for a lost peer whose end cannot be proved"
-        return writer.write(HOLDS_PROVABLE, ConditionStatus.TRUE, Reason.NOTHING_UNPROVEN, message)
+        return writer.write(ConditionType.HOLDS_PROVABLE, ConditionStatus.TRUE, Reason.NOTHING_UNPROVEN, message)
     lines = [f"{holder} holds memory for process {_some(names)}: {why}" for (holder, why), names in _grouped(unproven)]
     advice = "Force deletion is no proof. Make sure that the process has ended, then restart the holder"
-    message = f"{_more(lines, '; ')}. {advice}"
-    return writer.write(HOLDS_PROVABLE, ConditionStatus.FALSE, Reason.PEER_UNPROVEN, message)
+    message = f"{some(lines, '; ')}. {advice}"
+    return writer.write(ConditionType.HOLDS_PROVABLE, ConditionStatus.FALSE, Reason.PEER_UNPROVEN, message)
 
 
 def _grouped(unproven: Sequence[Unproven]) -> Iterable[tuple[tuple[str, str], list[str]]]:
@@ -31,8 +28,4 @@ def _grouped(unproven: Sequence[Unproven]) -> Iterable[tuple[tuple[str, str], li
 
 
 def _some(names: Iterable[str]) -> str:
-    return _more(sorted(set(names)), ", ")
-
-
-def _more(items: Sequence[str], between: str) -> str:
-    return between.join(items[:SHOWN]) + (f" and {len(items) - SHOWN} more" if len(items) > SHOWN else "")
+    return some(sorted(set(names)), ", ")

@@ -16,6 +16,8 @@ _NOT_FOUND = re.compile(
     r"\s+\"(?P<name>[^\"]+)\"\s+not found",
     re.IGNORECASE,
 )
+_BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (ErrImagePull: )?')
+
 _SINGULAR = {
     "secret": "Secret",
     "configmap": "ConfigMap",
@@ -57,7 +59,12 @@ def rejected(facts: PodFacts) -> Violation | None:
 
 def image_not_pulled(facts: PodFacts) -> Violation | None:
     """The image does not exist, or may not be pulled."""
-    return _waiting(facts, IMAGE_REASONS, Reason.IMAGE_PULL_FAILED)
+    pod = facts.pod
+    if pod is None or pod.waiting_reason not in IMAGE_REASONS:
+        return None
+    # The kubelet alternates between the error and a back-off that quotes it.
+    why = _BACK_OFF.sub("", pod.waiting_message) or pod.waiting_reason
+    return Violation(Reason.IMAGE_PULL_FAILED, f"{pod.name} cannot pull its image: {why}")
 
 
 def configured_wrongly(facts: PodFacts) -> Violation | None:
@@ -71,10 +78,9 @@ def crash_looping(facts: PodFacts) -> Violation | None:
     if violation is None or facts.pod is None:
         return None
     pod = facts.pod
-    end = f"; the last time {pod.last_end}" if pod.last_end else ""
-    times = f"{pod.restarts} restart{'' if pod.restarts == 1 else 's'}"
+    end = f" ({pod.last_end})" if pod.last_end else ""
     where = f"{pod.name} -c {pod.waiting_container}" if pod.waiting_container else pod.name
-    message = f"{pod.name} keeps ending ({times}{end}); see kubectl logs --previous {where}"
+    message = f"{pod.name} keeps ending{end}; see kubectl logs --previous {where}"
     return Violation(violation.reason, message)
 
 

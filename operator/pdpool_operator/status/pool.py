@@ -6,20 +6,21 @@ from datetime import datetime, timedelta
 
 from ..api import names
 from ..api.base import Condition, format_time
-from ..api.models import MAX_INSTANCES, MAX_RANK_QUEUES, InstanceStatus, PoolStatus, RankQueue
+from ..api.models import MAX_INSTANCES, InstanceStatus, PoolStatus
 from ..api.reasons import Reason
 from ..build.pool import pool_spec_hash
 from ..diagnose.model import Diagnosis, Verdict
 from ..observe.model import ObservedInstance, ObservedPool
 from ..plan.fences import Unproven
 from ..plan.model import Fault, Plan
-from .chain import ConditionWriter, Rule, Violation, first_violation, shortened
+from .chain import ConditionWriter, Rule, Violation, first_violation, shortened, some
 from .holds import holds_provable
 from .pods import PodFacts, pod_trouble
-from .progress import is_ready, progressing, unready
 from .queues import oldest_waiting_since, queues_column, queues_healthy
+from .serving import cannot_serve, fallen, is_ready, serving, silent_nodes
+from .summary import from_faults, restarted_at, summary, update_available
+from .transfer import connectors_in_use, engines_in_use, transfer_ready, transports_in_use
 
-READY = "Ready"
 MAX_INSTANCE_MESSAGE = 512
 LINGERS_AFTER = timedelta(seconds=60)
 """Time after a pod's grace period within which a healthy kubelet reports that the pod is gone."""
@@ -48,7 +49,7 @@ class PoolFacts:
         """Desired instances that exist."""
         replicas = self.observed.pool.spec.replicas
         uid = self.observed.pool.metadata.uid
-        return tuple(i for i in self.observed.instances if i.index < replicas and i.controller_uid == uid)
+        return tuple(i for i in self.observed.instances if i.index < replicas and i.belongs_to(uid))
 
 
 def being_deleted(facts: PoolFacts) -> Violation | None:
@@ -60,9 +61,7 @@ def being_deleted(facts: PoolFacts) -> Violation | None:
 
 def has_fault(facts: PoolFacts) -> Violation | None:
     """The pool as it is cannot be planned or applied."""
-    if not facts.all_faults:
-        return None
-    return Violation(facts.all_faults[0].reason, "\n".join(fault.message for fault in facts.all_faults))
+    return from_faults(facts.all_faults)
 
 
 def has_pod_trouble(facts: PoolFacts) -> Violation | None:
@@ -84,6 +83,21 @@ def has_lingering_pod(facts: PoolFacts) -> Violation | None:
     return None
 
 
+def is_on_silent_node(facts: PoolFacts) -> Violation | None:
+    """The kubelet of a node does not report, so Kubernetes counts its pods as not Ready."""
+    pods = [instance.pod for instance in facts.wanted]
+    nodes = silent_nodes(pods)
+    if not nodes:
+        return None
+    names = ", ".join(pod.name for pod in pods if pod is not None and pod.node in nodes)
+    plural = len(nodes) > 1
+    message = (
+        f"The kubelet{'s' if plural else ''} of node{'s' if plural else ''} {', '.join(nodes)} "
+        f"{'do' if plural else 'does'} not report, so Kubernetes counts {names} as not Ready"
+    )
+    return Violation(Reason.NODE_NOT_READY, message)
+
+
 def lacks_instances(facts: PoolFacts) -> Violation | None:
     """Instances are not created yet."""
     missing = facts.observed.pool.spec.replicas - len(facts.wanted)
@@ -97,22 +111,34 @@ def is_updating(facts: PoolFacts) -> Violation | None:
     """Instances still run an earlier spec."""
     spec_hash = pool_spec_hash(facts.observed.pool, facts.observed.keys)
     old = [i.name for i in facts.wanted if i.pod is not None and i.pod.spec_hash != spec_hash]
-    if old:
-        doing = facts.plan.progress.message if facts.plan.progress else "waiting"
-        return Violation(Reason.UPDATING, f"{len(old)} of {len(facts.wanted)} instances run an earlier spec: {doing}")
-    return None
+    if not old:
+        return None
+    return Violation(Reason.UPDATING, f"{len(old)} of {len(facts.wanted)} instances run an earlier spec")
 
 
 def engines_not_ready(facts: PoolFacts) -> Violation | None:
     """An engine cannot serve."""
-    waiting = [instance for instance in facts.wanted if not is_ready(instance)]
+    broken = {d.subject.index for d in facts.diagnoses if cannot_serve(d)}
+    waiting = [i for i in facts.wanted if not is_ready(i) or i.index in broken]
     if not waiting:
         return None
-    fallen = unready(facts.wanted, facts.diagnoses).fallen
-    reason = Reason.ENGINES_NOT_READY if fallen else Reason.STARTING
-    stuck = {d.subject.index for d in facts.diagnoses if d.verdict is Verdict.STUCK}
-    shown = ", ".join(f"{i.name}{' (stuck)' if i.index in stuck else ''}" for i in waiting[:5])
+    reason = Reason.ENGINES_NOT_READY if any(fallen(i, facts.diagnoses) for i in waiting) else Reason.STARTING
+    shown = some([f"{i.name}{_why(i, facts.diagnoses)}" for i in waiting])
     return Violation(reason, f"{len(waiting)} of {len(facts.wanted)} instances cannot serve: {shown}")
+
+
+def _why(instance: ObservedInstance, diagnoses: Sequence[Diagnosis]) -> str:
+    """Return in brackets why an instance cannot serve although its pod may be Ready."""
+    for diagnosis in diagnoses:
+        if diagnosis.subject.index == instance.index and cannot_serve(diagnosis):
+            return f" ({diagnosis.unfit or 'stuck'})"
+    return ""
+
+
+def is_in_progress(facts: PoolFacts) -> Violation | None:
+    """The plan has steps left."""
+    progress = facts.plan.progress
+    return Violation(progress.reason, progress.message) if progress is not None else None
 
 
 READY_CHAIN: Sequence[Rule[PoolFacts]] = (
@@ -120,19 +146,22 @@ READY_CHAIN: Sequence[Rule[PoolFacts]] = (
     has_fault,
     has_pod_trouble,
     has_lingering_pod,
+    is_on_silent_node,
     lacks_instances,
     is_updating,
     engines_not_ready,
+    is_in_progress,
 )
 
 
 def pool_status(facts: PoolFacts) -> PoolStatus:
-    """Return the status to show now. The earlier status only affects transition times."""
+    """Return the status to show now. The earlier status affects transition times and `restartedAt`."""
     pool, before = facts.observed.pool, facts.observed.pool.status
     writer = ConditionWriter(before.conditions, pool.metadata.generation, facts.now)
     spec_hash = pool_spec_hash(pool, facts.observed.keys)
-    mine = [i for i in facts.observed.instances if i.controller_uid == pool.metadata.uid]
+    mine = [i for i in facts.observed.instances if i.belongs_to(pool.metadata.uid)]
     ready = sum(is_ready(instance) for instance in facts.wanted)
+    unready = first_violation(READY_CHAIN, facts)
     return PoolStatus(
         observed_generation=pool.metadata.generation,
         replicas=len(mine),
@@ -141,22 +170,50 @@ def pool_status(facts: PoolFacts) -> PoolStatus:
         ready=f"{ready}/{pool.spec.replicas}",
         selector=names.selector_string(names.pool_selector(pool.metadata.name, pool.role)),
         queues=queues_column(facts.diagnoses),
+        engine=engines_in_use(facts.diagnoses),
+        connector=connectors_in_use(facts.diagnoses),
+        transport=transports_in_use(facts.diagnoses),
         oldest_waiting_since=oldest_waiting_since(facts.diagnoses, before.oldest_waiting_since),
+        restarted_at=restarted_at(pool.metadata, before.restarted_at, complete=unready is None),
         instances=tuple(
             _instance_status(instance, facts, spec_hash) for instance in mine if instance.index < MAX_INSTANCES
         ),
-        conditions=(_ready(writer, facts, ready),
-                    progressing(writer, facts.plan, facts.all_faults, unready(facts.wanted, facts.diagnoses)),
-                    queues_healthy(writer, facts.diagnoses), holds_provable(writer, facts.unproven)),
-    )  # fmt: skip
+        conditions=_conditions(writer, facts, unready),
+    )
 
 
-def _ready(writer: ConditionWriter, facts: PoolFacts, ready: int) -> Condition:
-    replicas = facts.observed.pool.spec.replicas
-    violation = first_violation(READY_CHAIN, facts)
+def _conditions(writer: ConditionWriter, facts: PoolFacts, unready: Violation | None) -> tuple[Condition, ...]:
+    return (
+        *summary(
+            writer,
+            unavailable=_unavailable(facts, unready),
+            unready=unready,
+            ready=_well(facts),
+            activity=facts.plan.progress,
+        ),
+        queues_healthy(writer, facts.diagnoses),
+        holds_provable(writer, facts.unproven),
+        *transfer_ready(writer, facts.observed.pool.spec.rdma, facts.diagnoses),
+    )
+
+
+def _unavailable(facts: PoolFacts, unready: Violation | None) -> Violation | None:
+    """Return why no instance serves. The rules of Ready give the cause."""
+    if serving(facts.observed, facts.diagnoses):
+        return None
+    if unready is not None:
+        return Violation(unready.reason, unready.message)
+    return Violation(Reason.SCALED_TO_ZERO, "The pool is scaled to 0")
+
+
+def _well(facts: PoolFacts) -> Violation:
+    """Reason and message of Ready while all is as the spec says."""
+    replicas, outdated = facts.observed.pool.spec.replicas, facts.plan.update_available
     if replicas == 0:
-        return writer.judge(READY, violation, Reason.SCALED_TO_ZERO, "No instances are wanted")
-    return writer.judge(READY, violation, Reason.READY, f"{ready} of {replicas} instances can serve")
+        return Violation(Reason.SCALED_TO_ZERO, "The pool is scaled to 0, as its spec says")
+    if outdated:
+        return update_available(outdated)
+    return Violation(Reason.READY, f"{'1 instance serves' if replicas == 1 else f'All {replicas} instances serve'}")
 
 
 def _instance_status(instance: ObservedInstance, facts: PoolFacts, spec_hash: str) -> InstanceStatus:
@@ -170,16 +227,4 @@ def _instance_status(instance: ObservedInstance, facts: PoolFacts, spec_hash: st
         pod_uid=pod.uid if pod is not None else None,
         verdict=str(diagnosis.verdict) if diagnosis is not None else str(Verdict.UNKNOWN),
         message=shortened(diagnosis.message, MAX_INSTANCE_MESSAGE) if diagnosis is not None else "",
-        queues=_queues(instance),
     )
-
-
-def _queues(instance: ObservedInstance) -> tuple[RankQueue, ...]:
-    """Queue lengths at the newest sample: from the connector if it answered, else from the engine, else none."""
-    lengths: dict[tuple[int, str], int] = {}
-    for rank, sample in instance.ranks.items():
-        if sample.engine is not None:
-            lengths |= {(rank, name): reqs for name, reqs in sample.engine.queues.items()}
-        if sample.connector is not None:
-            lengths |= {(rank, name): queue.reqs for name, queue in sample.connector.queues.items()}
-    return tuple(RankQueue(rank=r, name=n, reqs=reqs) for (r, n), reqs in sorted(lengths.items()))[:MAX_RANK_QUEUES]

@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from ..api.base import Condition, ConditionStatus
-from ..api.reasons import Reason
+from ..api.reasons import ConditionType, Reason
 from ..diagnose.model import Diagnosis, Verdict, worst
-from .chain import ConditionWriter
-
-QUEUES_HEALTHY = "QueuesHealthy"
+from .chain import ConditionWriter, some
 
 STEADY = timedelta(seconds=2)
 """Waiting times that differ by less are the same time, computed from two samples."""
@@ -26,20 +24,36 @@ _MEANING = {
 }
 
 
-def queues_healthy(writer: ConditionWriter, diagnoses: Sequence[Diagnosis]) -> Condition:
+def queues_healthy(
+    writer: ConditionWriter, diagnoses: Sequence[Diagnosis], *, unjudged: Sequence[str] = ()
+) -> Condition:
     """False if an instance is stuck or blocked, Unknown if nothing is known, else True.
 
     Instances that start or drain do not hide the verdicts of the others.
+
+    Args:
+        writer: makes the condition.
+        diagnoses: of all instances.
+        unjudged: pools with instances of which there are no diagnoses yet.
     """
     settled = [d for d in diagnoses if d.verdict not in {Verdict.STARTING, Verdict.DRAINING}]
     top = worst(settled or diagnoses)
+    status, reason = _MEANING[top.verdict] if top is not None else (ConditionStatus.TRUE, Reason.NO_INSTANCES)
+    waiting = [*unjudged, *(d.subject.name for d in settled if d.verdict is Verdict.UNKNOWN and not d.subject.tracks)]
+    if waiting and status is not ConditionStatus.FALSE and not _unknown(settled):
+        message = f"The operator has not sampled {some(waiting)} yet"
+        return writer.write(ConditionType.QUEUES_HEALTHY, ConditionStatus.UNKNOWN, Reason.NOT_JUDGED, message)
     if top is None:
-        return writer.write(QUEUES_HEALTHY, ConditionStatus.TRUE, Reason.NO_INSTANCES, "There are no instances")
-    status, reason = _MEANING[top.verdict]
+        return writer.write(ConditionType.QUEUES_HEALTHY, status, reason, "There are no instances")
     if status is ConditionStatus.TRUE and top.verdict is not Verdict.SATURATED:
-        return writer.write(QUEUES_HEALTHY, status, reason, "Hand-off queues are empty or move")
+        return writer.write(ConditionType.QUEUES_HEALTHY, status, reason, "Hand-off queues are empty or move")
     alike = sorted({d.message for d in settled or diagnoses if d.verdict is top.verdict})
-    return writer.write(QUEUES_HEALTHY, status, reason, "\n".join(alike))
+    return writer.write(ConditionType.QUEUES_HEALTHY, status, reason, "; ".join(alike))
+
+
+def _unknown(diagnoses: Sequence[Diagnosis]) -> bool:
+    """Whether an instance has ended, or does not answer although it was sampled before."""
+    return any(d.verdict is Verdict.GONE or (d.verdict is Verdict.UNKNOWN and d.subject.tracks) for d in diagnoses)
 
 
 def queues_column(diagnoses: Sequence[Diagnosis], *, with_role: bool = False) -> str:

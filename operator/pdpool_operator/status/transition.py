@@ -6,7 +6,7 @@ from typing import Any
 
 from ..api.base import Condition, ConditionStatus
 from ..api.models import DisaggregatedServiceStatus, PoolStatus
-from ..api.reasons import Reason
+from ..api.reasons import ConditionType, Reason
 from ..diagnose.model import Verdict
 from ..plan.model import Event, EventType
 from .chain import find
@@ -26,10 +26,19 @@ _ON_THE_WAY = {
     Reason.UPDATING,
     Reason.DRAINING,
     Reason.DELETING,
+    Reason.ADOPTING,
     Reason.POOLS_NOT_READY,
     Reason.ROUTER_NOT_READY,
+    Reason.ROUTER_LIST_OUTDATED,
+    Reason.SCALED_TO_ZERO,
 }
 """Reasons of conditions that are not True in normal operation. They cause no event."""
+
+_ASKED_FOR = {Reason.SCALED_TO_ZERO, Reason.SCALING_DOWN, Reason.DELETING}
+"""Reasons of `Available=False` that a person or an autoscaler asked for."""
+
+_OTHERS_WORDS = {Reason.API_FAILING}
+"""Reasons whose message quotes errors of the network, which may differ each time."""
 
 
 def should_write(before: Status, after: Status, written_at: datetime | None, now: datetime) -> bool:
@@ -43,45 +52,54 @@ def should_write(before: Status, after: Status, written_at: datetime | None, now
     """
     if _lasting(before) != _lasting(after):
         return True
-    return before != after and (written_at is None or now - written_at >= REFRESH)
+    return _own(before) != _own(after) and (written_at is None or now - written_at >= REFRESH)
 
 
 def transition_events(before: Sequence[Condition], after: Sequence[Condition]) -> tuple[Event, ...]:
-    """Return events for conditions whose status or reason changed.
+    """Return events for conditions whose status or reason changed, each message once.
 
-    `Progressing` is left out, because its steps have events of their own.
+    `Reconciling` and `Stalled` repeat what `Ready` says.
     """
-    return tuple(
-        event
+    events = (
+        _event(find(before, condition.type), condition)
         for condition in after
-        if condition.type != "Progressing" and (event := _event(find(before, condition.type), condition)) is not None
+        if condition.type not in {ConditionType.RECONCILING, ConditionType.STALLED}
     )
+    return tuple(dict.fromkeys(event for event in events if event is not None))
 
 
 def _event(before: Condition | None, after: Condition) -> Event | None:
     if before is not None and (before.status, before.reason) == (after.status, after.reason):
         return None
     reason = Reason(after.reason)
-    if after.status is ConditionStatus.FALSE and reason not in _ON_THE_WAY:
-        return Event(EventType.WARNING, reason, f"{after.type}: {after.message}")
-    flipped = before is not None and before.status is not after.status
-    if after.status is ConditionStatus.TRUE and flipped:
-        return Event(EventType.NORMAL, reason, f"{after.type}: {after.message}")
+    was = before.status if before is not None else None
+    if after.status is ConditionStatus.TRUE and was is ConditionStatus.FALSE:
+        return Event(EventType.NORMAL, reason, after.message)
+    stops_serving = after.type == ConditionType.AVAILABLE and was is ConditionStatus.TRUE and reason not in _ASKED_FOR
+    if after.status is ConditionStatus.FALSE and (reason not in _ON_THE_WAY or stops_serving):
+        return Event(EventType.WARNING, reason, after.message)
     return None
 
 
 def _lasting(status: Status) -> dict[str, Any]:
-    """The status without values that change all the time in one state: lengths, ages, and texts that contain them."""
-    content = status.to_dict()
+    """The operator's own part of the status, without values that change all the time in one state."""
+    content = _own(status)
     content.pop("oldestWaitingSince", None)
     content["queues"] = _unless_well(content["queues"])
     for instance in content.get("instances", []):
-        instance.pop("queues", None)
-        instance.pop("message", None)
         instance["verdict"] = _unless_well(instance["verdict"])
-    for condition in content.get("conditions", []):
-        if condition["type"] == "QueuesHealthy" or condition["reason"] == Reason.DRAINING:
+        if not instance["verdict"]:
+            instance.pop("message", None)
+    for condition in content["conditions"]:
+        if condition["reason"] in _OTHERS_WORDS:
             condition.pop("message", None)
+    return content
+
+
+def _own(status: Status) -> dict[str, Any]:
+    """The status without conditions of other writers, which the operator neither compares nor writes."""
+    content = status.to_dict()
+    content["conditions"] = [one for one in content["conditions"] if one["type"] in set(ConditionType)]
     return content
 
 

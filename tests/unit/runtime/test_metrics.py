@@ -20,6 +20,8 @@ def stats() -> ConnectorStats:
         rank=0,
         ranks=1,
         incarnation="a" * 32,
+        engine="engine 1",
+        connector_version="0",
         backend="nixl",
         pod_uid="",
         container="",

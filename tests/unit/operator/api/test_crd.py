@@ -1,6 +1,6 @@
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import yaml
@@ -74,8 +74,8 @@ def test_schemas_are_structural_and_bounded(file: str) -> None:
 def test_every_rule_says_which_field_is_wrong(file: str) -> None:
     for path, node in nodes(schema_of(crds()[file])):
         for rule in node.get("x-kubernetes-validations", []):
-            field = path.removeprefix(".spec.") or "metadata.name"
-            assert field in rule["message"], rule
+            fields = {"": ["metadata.name"], ".spec": list(node.get("properties", {}))}
+            assert any(field in rule["message"] for field in fields.get(path, [path.removeprefix(".spec.")])), rule
 
 
 def pattern_of(file: str, field: str) -> str:
@@ -96,7 +96,15 @@ POOLS, SERVICES = "pdpool.dev_prefillpools.yaml", "pdpool.dev_disaggregatedservi
         (
             POOLS,
             "model.path",
-            ("/m", "/models/smollm2", "/models/smollm2/", "/srv/.cache/hub/3a9f", "/models/Qwen-2.5_x"),
+            (
+                "/m",
+                "/models/smollm2",
+                "/models/smollm2/",
+                "/srv/.cache/hub/3a9f",
+                "/models/Qwen-2.5_x",
+                "Qwen/Qwen3-32B",
+                "meta-llama/Llama-3.1-8B",
+            ),
             (
                 "/",
                 "//",
@@ -110,6 +118,12 @@ POOLS, SERVICES = "pdpool.dev_prefillpools.yaml", "pdpool.dev_disaggregatedservi
                 "m",
                 "/a b",
                 "",
+                "Qwen/",
+                "a/b/c",
+                "../x",
+                "./x",
+                "a/-b",
+                "https://hub/a",
             ),
         ),
         (
@@ -117,6 +131,18 @@ POOLS, SERVICES = "pdpool.dev_prefillpools.yaml", "pdpool.dev_disaggregatedservi
             "model.servedName",
             ("smollm2", "org/model:tag", "Qwen2.5"),
             ("-x", "/x", " ", "a b", "a\nb", "org/", "org//model", "a:", ""),
+        ),
+        (
+            POOLS,
+            "rdma.resource",
+            ("rdma/ib", "vpc.amazonaws.com/efa", "rdma/hca_shared_devices_a", "networking.gke.io.networks/rdma-0"),
+            ("rdma", "rdma/", "/ib", "RDMA/ib", "rdma/ib/x", "rdma/-ib", ""),
+        ),
+        (
+            POOLS,
+            "rdma.networks[]",
+            ("rdma-0", "kube-system/rdma-0"),
+            ("", "/a", "a/", "a/b/c", "A", "a b"),
         ),
         (
             SERVICES,
@@ -156,9 +182,18 @@ def test_a_crd_survives_yaml_and_fits_into_client_side_apply() -> None:
 
 def test_defaults_are_visible_also_when_their_parent_is_absent() -> None:
     spec = schema_of(crds()["pdpool.dev_prefillpools.yaml"])["properties"]["spec"]
-    assert spec["default"] == {}
-    assert spec["properties"]["model"]["default"] == {}
-    assert spec["properties"]["model"]["properties"]["path"]["default"] == "/models/smollm2"
+    assert spec["properties"]["engine"]["default"] == {}
+    assert spec["properties"]["engine"]["properties"]["type"]["default"] == "Reference"
+
+
+@pytest.mark.parametrize("file", [POOLS, "pdpool.dev_decodepools.yaml"])
+def test_a_pool_must_name_its_model(file: str) -> None:
+    schema = schema_of(crds()[file])
+    assert schema["required"] == ["spec"]
+    assert "model" in schema["properties"]["spec"]["required"]
+    model = schema["properties"]["spec"]["properties"]["model"]
+    assert model["required"] == ["path"]
+    assert "default" not in model["properties"]["path"]
 
 
 def test_pools_can_be_scaled_and_services_not() -> None:
@@ -195,6 +230,14 @@ class Pair(Model):
     pair: tuple[int, str] = Field(default=(1, "a"), description="x")
 
 
+class UnboundedMap(Model):
+    labels: dict[str, Annotated[str, Field(max_length=5)]] = Field(default_factory=dict, description="x")
+
+
+class MapOfUnbounded(Model):
+    labels: dict[str, str] = Field(default_factory=dict, max_length=4, description="x")
+
+
 class Exclusive(Model):
     share: float = Field(default=1, gt=0, description="x")
 
@@ -207,6 +250,8 @@ class Exclusive(Model):
         (UnboundedInteger, ".count: lacks maximum"),
         (Undescribed, ".count: lacks description"),
         (Pair, "prefixItems"),
+        (UnboundedMap, ".labels: lacks maxProperties"),
+        (MapOfUnbounded, r".labels\[\]: lacks maxLength"),
         (Exclusive, "exclusiveMinimum"),
     ],
 )
@@ -226,6 +271,7 @@ def test_an_object_that_does_not_fit_is_refused_by_field_and_value() -> None:
 
 def test_a_status_of_another_version_does_not_make_an_object_unreadable() -> None:
     body = {"metadata": {"name": "x", "namespace": "n", "uid": "u"}, "status": {"conditions": [{"type": "New"}]}}
+    body["spec"] = {"model": {"path": "/m"}}
     assert PrefillPool.parse(body).status.conditions == ()
 
 

@@ -8,7 +8,7 @@ from pdpool_operator.api.names import Role
 from pdpool_operator.api.reasons import Reason
 from pdpool_operator.controller.apply import carry_out
 from pdpool_operator.observe.http import Unanswered
-from pdpool_operator.plan.model import Delete, Patch, Plan, WorkerAction, WorkerChange
+from pdpool_operator.plan.model import Adopt, Delete, Patch, Plan, WorkerAction, WorkerChange
 from pdpool_operator.runtime.api import ForbiddenError, InvalidError, NameConflictError, UnavailableError
 
 
@@ -20,6 +20,10 @@ class Api:
     def __init__(self, **refusals: Exception) -> None:
         self.done: list[str] = []
         self.refusals = refusals
+
+    async def adopt(self, resource, namespace, name, uid, owner):
+        assert (namespace, owner) == ("llm", {"uid": "owner"})
+        self.done.append(f"adopt {resource.kind} {name} {uid}")
 
     async def apply(self, resource, body, *, dry_run=False):
         name = body["metadata"]["name"]
@@ -64,6 +68,7 @@ class Routers:
 ADD = WorkerChange("r1", "10.1", WorkerAction.ADD, "new", Role.DECODE, key_epoch=2)
 REMOVE = WorkerChange("r1", "10.1", WorkerAction.REMOVE, "old", Role.DECODE, key_epoch=2, worker_id="w")
 PLAN = Plan(
+    adopt=(Adopt("Service", "o", "u0", {"uid": "owner"}),),
     verify=(obj("StatefulSet", "next"),),
     apply=(obj("Service", "s"), obj("StatefulSet", "a"), obj("Secret", "k")),
     patch=(Patch("StatefulSet", "b", {}),),
@@ -92,6 +97,7 @@ async def test_everything_is_done_in_the_plans_order():
     api = Api()
     outcome = await run(PLAN, api)
     assert api.done == [
+        "adopt Service o u0",
         "dry-run StatefulSet next",
         "apply Service s",
         "apply StatefulSet a",
@@ -107,10 +113,10 @@ async def test_everything_is_done_in_the_plans_order():
 async def test_a_refused_dry_run_stops_all_but_the_rotation():
     api = Api(next=InvalidError(422, "Invalid", "spec.x: bad", "patch"))
     outcome = await run(PLAN, api)
-    assert api.done == ["remove 10.1 w", "add 10.1 new"]
+    assert api.done == ["adopt Service o u0", "remove 10.1 w", "add 10.1 new"]
     (fault,) = outcome.faults
     assert fault.reason is Reason.TEMPLATE_INVALID
-    assert fault.message == "StatefulSet next is refused: spec.x: bad"
+    assert fault.message == "The API server refuses StatefulSet next: spec.x: bad"
 
 
 @pytest.mark.parametrize(
@@ -141,9 +147,13 @@ async def test_what_was_taken_out_of_service_is_put_back_when_something_is_refus
     assert "patch StatefulSet drained" not in well.done
 
 
-async def test_an_error_that_may_pass_is_raised():
+@pytest.mark.parametrize("step", ["next", "s", "a"])
+async def test_a_failed_call_is_raised_after_the_rotation(step: str):
+    api = Api(**{step: UnavailableError(503, "", "busy", "")})
     with pytest.raises(UnavailableError):
-        await run(PLAN, Api(s=UnavailableError(503, "", "busy", "")))
+        await run(PLAN, api)
+    assert api.done[-2:] == ["remove 10.1 w", "add 10.1 new"]
+    assert not [action for action in api.done if action.startswith("delete")]
 
 
 async def test_a_router_that_is_silent_or_slow_is_told_and_holds_up_no_other():

@@ -15,6 +15,7 @@ from pdpool_operator.observe.model import (
     ObservedInstance,
     ObservedPod,
     ObservedPool,
+    PeerSample,
     QueueSample,
     RankSample,
 )
@@ -43,7 +44,9 @@ class World:
         instance = ObservedInstance(
             0, f"chat-{kind.role}-0", "sts", key.kind, False, "h", "b", 1, None, "", pod, listed_by=()
         )
-        self.judge.observed(key, ObservedPool(kind.parse({"metadata": meta}), (instance,), ()))
+        self.judge.observed(
+            key, ObservedPool(kind.parse({"metadata": meta, "spec": {"model": {"path": "tiny"}}}), (instance,), ())
+        )
 
     def reconcile(self, key: Key) -> None:
         self.observe(key)
@@ -108,11 +111,11 @@ def test_silence_alone_asks_too(world):
     assert world.verdict(PREFILL) == "Unknown"
 
 
-def test_lengths_that_change_are_shown_every_half_minute_and_not_more_often(world):
+def test_verdicts_that_alternate_are_shown_every_half_minute(world):
     asked_at = []
     for second in range(1, 91):
         world.now += timedelta(seconds=1)
-        world.sample(Role.PREFILL, {"prefill_bootstrap": (second % 3 + 1, 0.5, 5 + second)})
+        world.sample(Role.PREFILL, {"prefill_bootstrap": (second // 7 % 2, 0.5, 5 + second)})
         world.sample(Role.DECODE, {"decode_transfer": (0, None, 5)})
         world.asked.clear()
         world.judge.tick()
@@ -209,3 +212,18 @@ def test_pools_of_which_something_is_to_be_told_about_lost_peers_are_asked_for(w
     world.judge.words_due = lambda pools: [key for key in pools if key == DECODE]
     world.judge.tick()
     assert world.asked == [DECODE]
+
+
+@pytest.mark.parametrize(("transport", "asked"), [("tcp", True), ("rdma", True), ("", False)])
+def test_a_pair_that_becomes_known_asks_for_the_pool(world, transport, asked):
+    world.reconcile(PREFILL)
+    world.reconcile(DECODE)
+    before = world.judge.judge(PREFILL)
+    assert all(diagnosis.pairs == () for diagnosis in before)
+    peers = (PeerSample("stranger", "nixl", transport),) if transport else ()
+    connector = ConnectorSample("life", 0.0, {}, peers=peers)
+    look = RankSample(0, "pod-prefill", world.now, world.now, connector, EngineSample(0, 0, {}))
+    world.asked.clear()
+    world.judge.on_samples(Target("llm", "chat", Role.PREFILL, 0, "pod-prefill", "127.0.0.1"), [look])
+    world.judge.tick()
+    assert (PREFILL in world.asked) is asked

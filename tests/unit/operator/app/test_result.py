@@ -6,10 +6,10 @@ from pdpool_operator.api.reasons import Reason
 from pdpool_operator.controller.apply import Outcome
 from pdpool_operator.controller.reconcile import UNSETTLED_AGAIN_S, Controller
 from pdpool_operator.plan.model import Fault, Plan
-from pdpool_operator.plan.objects import TAKEN_POLL_S, Standing, blocked
+from pdpool_operator.plan.objects import TAKEN_POLL_S, blocked
 from pdpool_operator.runtime.manager import Result
 
-from tests.unit.operator.plan.makers import make_pool
+from tests.unit.operator.plan.makers import make_instance, make_pool
 
 
 def result(plan: Plan, outcome: Outcome) -> Result:
@@ -17,7 +17,9 @@ def result(plan: Plan, outcome: Outcome) -> Result:
 
 
 def test_a_name_that_is_taken_is_looked_at_soon_for_nobody_announces_when_it_is_free() -> None:
-    plan = blocked(make_pool(), [Standing("StatefulSet", "chat-prefill-0", "other", "Deployment/x")])
+    pool = make_pool()
+    taken = make_instance(pool, controller_uid="other", controller="Deployment/x")
+    plan = blocked(pool, [("StatefulSet", taken)])
     assert plan is not None
     assert result(plan, Outcome()) == Result(TAKEN_POLL_S, failed=True)
 

@@ -18,12 +18,11 @@ SCHEMAS = {
 }
 
 
+FREE = {"x-kubernetes-preserve-unknown-fields", "additionalProperties"}
+
+
 def unknown_fields(value: Any, schema: dict[str, Any], path: str) -> list[str]:
-    if (
-        not isinstance(value, dict)
-        or "additionalProperties" in schema
-        or schema.get("x-kubernetes-preserve-unknown-fields")
-    ):
+    if not isinstance(value, dict) or FREE & schema.keys():
         return []
     properties = schema.get("properties", {})
     found = [f"{path}.{key}" for key in value if key not in properties]

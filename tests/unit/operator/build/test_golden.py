@@ -33,7 +33,7 @@ RICH_TEMPLATE: dict[str, Any] = {
                 "name": "engine",
                 "image": "registry.example/engine:2",
                 "args": ["--kv-pages=512"],
-                "env": [{"name": "UCX_MODULES", "value": "all"}, {"name": "OMP_NUM_THREADS", "value": "1"}],
+                "env": [{"name": "MALLOC_ARENA_MAX", "value": "2"}, {"name": "OMP_NUM_THREADS", "value": "1"}],
                 "ports": [{"name": "debug", "containerPort": 5678}],
                 "volumeMounts": [{"name": "models", "mountPath": "/models", "readOnly": True}],
                 "resources": {"limits": {"memory": "2Gi"}},

@@ -81,7 +81,7 @@ def test_a_queue_that_was_not_watched_for_long_is_not_said_to_move() -> None:
         waiting = replace(prefill(), tracks=(track,))
         diagnosis = judge(waiting, decode(at=29), at=29)
         assert diagnosis.verdict is Verdict.UNKNOWN
-        assert "14 requests wait 92 s" in diagnosis.message
+        assert "requests wait" in diagnosis.message
         later = follow(track, make_sample(T0 + seconds(30), queues=queues))
         assert judge(replace(waiting, tracks=(later,)), decode(at=30), at=30).verdict is Verdict.STUCK
 
@@ -93,14 +93,12 @@ def test_the_story_of_the_frozen_decode_names_it_in_the_words_of_the_design() ->
     assert blocked.verdict is Verdict.BLOCKED
     assert blocked.blames == ("chat-decode-1",)
     assert blocked.message == (
-        "prefill chat-prefill-0 rank 0: 14 requests wait 92 s for bootstrap; "
-        "chat-decode-1 engine loop has not run for 88 s while its connector answers"
+        "prefill chat-prefill-0 rank 0: requests wait for bootstrap; "
+        "chat-decode-1 engine loop does not run while its connector answers"
     )
     at_fault = judge(frozen, waiting, at=92)
     assert at_fault.verdict is Verdict.STUCK
-    assert (
-        at_fault.message == "decode chat-decode-1 rank 0: engine loop has not run for 88 s while its connector answers"
-    )
+    assert at_fault.message == "decode chat-decode-1 rank 0: engine loop does not run while its connector answers"
     assert judge(fine, waiting, at=92).verdict is Verdict.IDLE
 
 
@@ -155,14 +153,14 @@ def test_prefill_is_stuck_itself_when_its_own_loop_is_silent() -> None:
     diagnosis = judge(waiting, decode(at=40), at=40)
     assert diagnosis.verdict is Verdict.STUCK
     assert diagnosis.blames == ()
-    assert "engine loop has not run for 38 s" in diagnosis.message
-    assert "3 requests wait 40 s for bootstrap" in diagnosis.message
+    assert "engine loop does not run" in diagnosis.message
+    assert "requests wait for bootstrap" in diagnosis.message
 
 
 def test_prefill_is_stuck_when_nothing_moves_and_the_other_side_is_fine() -> None:
     diagnosis = judge(prefill(at=40, queues={BOOTSTRAP: (1, 40.0, 5)}), decode(at=40), at=40)
     assert diagnosis.verdict is Verdict.STUCK
-    assert "1 request waits 40 s for bootstrap; nothing moved for 40 s" in diagnosis.message
+    assert "requests wait for bootstrap and nothing moves" in diagnosis.message
 
 
 @pytest.mark.parametrize(
@@ -262,7 +260,7 @@ def test_prefill_waits_for_a_decode_engine_that_has_no_memory_left() -> None:
     assert blocked.verdict is Verdict.BLOCKED
     assert blocked.blames == ("chat-decode-0",)
     assert saturated.verdict is Verdict.SATURATED
-    assert "5 requests wait 40 s for memory that 8 running requests hold" in saturated.message
+    assert "requests wait for memory that running requests hold" in saturated.message
 
 
 @pytest.mark.parametrize(("running", "verdict"), [(8, Verdict.SATURATED), (None, Verdict.UNKNOWN), (0, Verdict.STUCK)])
@@ -308,14 +306,14 @@ def test_two_sides_that_wait_for_each_other_are_both_stuck() -> None:
 def test_a_transfer_that_stands_still_is_stuck() -> None:
     diagnosis = judge(prefill(at=40, queues={INFLIGHT: (2, 40.0, 5)}), decode(at=40), at=40)
     assert diagnosis.verdict is Verdict.STUCK
-    assert "2 requests wait 40 s for the transfer; nothing moved for 40 s" in diagnosis.message
+    assert "requests wait for the transfer and nothing moves" in diagnosis.message
 
 
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"connector_error": "timeout"}, "nothing moved for 40 s; chat-decode-1 did not answer"),
-        ({"beat_age_s": 39.0}, "chat-decode-1 engine loop has not run for 39 s while its connector answers"),
+        ({"connector_error": "timeout"}, "nothing moves; chat-decode-1 did not answer"),
+        ({"beat_age_s": 39.0}, "chat-decode-1 engine loop does not run while its connector answers"),
     ],
 )
 def test_a_transfer_that_stands_still_as_a_decode_does_is_blocked_by_that_one(other, why) -> None:
@@ -327,7 +325,7 @@ def test_a_transfer_that_stands_still_as_a_decode_does_is_blocked_by_that_one(ot
 
 def test_one_that_has_come_just_now_is_said_to_wait_without_an_age() -> None:
     one = decode(at=40, beat_age_s=38.0, queues={TRANSFER: (1, 0.4, 5)})
-    assert "; 1 request waits for the KV cache" in judge(one, prefill(at=40), at=40).message
+    assert "; requests wait for the KV cache" in judge(one, prefill(at=40), at=40).message
 
 
 def test_a_level_without_a_counter_is_no_evidence() -> None:

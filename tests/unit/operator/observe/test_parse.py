@@ -19,7 +19,7 @@ def test_a_time_may_have_microseconds_and_any_zone():
 
 def test_a_pod_that_was_just_created_has_nothing_to_say_yet():
     pod = parse.observed_pod({"metadata": META, "status": {"phase": "Pending"}})
-    assert (pod.ip, pod.ready, pod.terminating, pod.restarts, pod.waiting_reason) == (None, False, False, 0, "")
+    assert (pod.ip, pod.ready, pod.terminating, pod.waiting_reason) == (None, False, False, "")
     assert pod.created_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
@@ -28,7 +28,7 @@ def test_a_pod_says_why_it_waits_init_containers_first():
     config = {"state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no secret"}}, "restartCount": 3}
     status = {"phase": "Pending", "initContainerStatuses": [config], "containerStatuses": [waiting]}
     pod = parse.observed_pod({"metadata": META, "status": status})
-    assert (pod.waiting_reason, pod.waiting_message, pod.restarts) == ("CreateContainerConfigError", "no secret", 5)
+    assert (pod.waiting_reason, pod.waiting_message) == ("CreateContainerConfigError", "no secret")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_warnings_come_newest_first_each_once_whoever_wrote_them():
 
 
 def test_a_deployment_is_read_with_its_defaults():
-    deployment = parse.observed_deployment({"metadata": {"name": "d", "uid": "u", "generation": 2}, "spec": {}})
+    deployment = parse.observed_deployment({"metadata": {"name": "d", "uid": "u", "generation": 2}, "spec": {}}, {})
     assert (deployment.replicas, deployment.ready_replicas, deployment.failure) == (1, 0, "")
     assert deployment.observed_generation < deployment.generation
 

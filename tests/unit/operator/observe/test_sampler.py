@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pdpool_operator.api.models import EngineType
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.observe.http import BODY_LIMIT, Unanswered, session
 from pdpool_operator.observe.model import HoldSample, RankSample
@@ -403,6 +404,43 @@ async def test_all_requests_together_are_bounded_and_waiting_for_a_turn_is_no_si
     )
 )
 def test_no_answer_whatever_raises_anything_but_unanswered(body):
-    for parse in (parse_state, lambda text: parse_loads(text, Role.DECODE)):
+    for parse in (parse_state, lambda text: parse_loads(text, Role.DECODE, EngineType.REFERENCE)):
         with contextlib.suppress(Unanswered):
             parse(body)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_without_connector_only_the_engine_is_asked(serve, http, ranks):
+    pod = await serve(Pod(), admin=False)
+    pod.loads = {"loads": [LOADS["loads"][0] | {"dp_rank": rank} for rank in range(ranks)]}
+    asked: list[Look] = []
+    stock = Target("llm", "chat", Role.PREFILL, 0, "u1", pod.ip, EngineType.SGLANG, has_connector=False)
+    looks = await sampler(http, on_look=asked.append).sample(stock)
+    assert [look.rank for look in looks] == list(range(ranks))
+    assert all(not look.has_connector and look.connector is None and not look.engine_error for look in looks)
+    assert [look.engine.queues["prefill_bootstrap"] for look in looks] == [3] * ranks
+    assert [look.source for look in asked] == ["engine"]
+
+
+def test_state_has_versions_and_transports():
+    peer = {"incarnation": "cd" * 16, "backend": "nixl", "transport": "rdma", "last_seen_s": 0.5}
+    state = STATE | {"engine": "sglang 0.5.23", "connector_version": "0.1.0", "peers": [peer]}
+    sample = parse_state(json.dumps(state).encode())
+    assert (sample.engine, sample.version) == ("sglang 0.5.23", "0.1.0")
+    assert [(one.incarnation, one.backend, one.transport) for one in sample.peers] == [("cd" * 16, "nixl", "rdma")]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"engine": "x" * 65},
+        {"engine": "line\nbreak"},
+        {"connector_version": 1},
+        {"peers": [{"incarnation": "a b"}]},
+        {"peers": [{"incarnation": "ab", "transport": "r dma"}]},
+        {"peers": [{"incarnation": "ab"}] * 4097},
+    ],
+)
+def test_state_with_unusable_texts_is_refused(change):
+    with pytest.raises(Unanswered, match="invalid"):
+        parse_state(json.dumps(STATE | change).encode())

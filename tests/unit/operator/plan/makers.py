@@ -39,6 +39,7 @@ def seconds(value: float) -> timedelta:
 def make_pool(role: Role = Role.PREFILL, name: str = "chat", **spec: Any) -> Pool:
     kind = {Role.PREFILL: PrefillPool, Role.DECODE: DecodePool}[role]
     uid = POOL_UID if role is Role.PREFILL else POOL_UID.replace("1", "2")
+    spec = {**spec, "model": {"path": "/models/smollm2", **spec.get("model", {})}}
     return kind.parse({"metadata": {"name": name, "namespace": "llm", "uid": uid, "generation": 1}, "spec": spec})
 
 

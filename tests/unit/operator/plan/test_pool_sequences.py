@@ -278,12 +278,12 @@ def test_a_lost_service_is_made_again() -> None:
 def test_an_object_of_somebody_else_under_our_name_is_a_conflict_and_nothing_is_touched() -> None:
     world = settled(2)
     key = ("Service", "chat-prefill")
-    world.objects[key] = replace(world.objects[key], controller_uid="")
+    world.objects[key] = replace(world.objects[key], controller_uid="x", controller="Deployment/y")
     world.want(replicas=1)
     plan = world.plan()
     assert not plan.acts
     assert [fault.reason for fault in plan.faults] == [Reason.NAME_CONFLICT]
-    assert "Service chat-prefill exists and belongs to another owner" in plan.faults[0].message
+    assert "Service chat-prefill belongs to Deployment y; rename or delete" in plan.faults[0].message
 
 
 def test_what_an_earlier_pool_of_the_name_has_left_is_waited_for_and_no_fault() -> None:
@@ -334,7 +334,9 @@ def test_a_name_that_is_taken_during_a_drain_puts_the_instance_back_and_touches_
     observed = world.observe()
     drains = observed.instances[1]
     assert drains.drain_started is not None
-    foreign = replace(drains, index=2, name="chat-prefill-2", uid="theirs", controller_uid="", controller="")
+    foreign = replace(
+        drains, index=2, name="chat-prefill-2", uid="theirs", controller_uid="x", controller="Deployment/y"
+    )
     plan = plan_pool(replace(observed, instances=(*observed.instances, foreign)), SETTINGS, T0 + seconds(world.now))
     assert [fault.reason for fault in plan.faults] == [Reason.NAME_CONFLICT]
     assert [patch.name for patch in plan.patch] == [drains.name]

@@ -294,7 +294,7 @@ def test_without_a_router_everything_of_ours_is_removed_and_nothing_else() -> No
 def test_an_object_of_somebody_else_under_our_name_is_a_conflict(which: str) -> None:
     observed = observe()
     if which == "Deployment":
-        observed = replace(observed, deployment=deployment(observed.service, controller_uid=""))
+        observed = replace(observed, deployment=deployment(observed.service, controller_uid="x"))
     else:
         objects = tuple(replace(o, controller_uid="x") if o.kind == which else o for o in observed.objects)
         observed = replace(observed, objects=objects)

@@ -18,6 +18,7 @@ from pdpool_operator.status.pool import PoolFacts, pool_status
 from tests.unit.operator.plan.makers import (
     SETTINGS,
     T0,
+    follow_all,
     make_instance,
     make_observed,
     make_pod,
@@ -70,7 +71,8 @@ def test_at_the_goal_everything_is_good_and_belongs_to_the_generation() -> None:
     pool = make_pool(replicas=2)
     status = status_of(pool, make_instance(pool), make_instance(pool, 1))
     assert outcome(status) == ("True", "Ready")
-    assert outcome(status, "Progressing") == ("False", "Complete")
+    assert outcome(status, "Available") == ("True", "Serving")
+    assert {c.type for c in status.conditions} == {"Available", "Ready", "QueuesHealthy", "HoldsProvable"}
     assert outcome(status, "QueuesHealthy") == ("True", "QueuesFlowing")
     assert status.observed_generation == pool.metadata.generation
     assert {c.observed_generation for c in status.conditions} == {pool.metadata.generation}
@@ -101,7 +103,7 @@ def test_a_pod_that_a_dead_node_does_not_let_go_is_told_once_its_time_is_over() 
     stuck = make_instance(pool, 1, ready=False)
     assert stuck.pod is not None
     stuck = replace(stuck, pod=replace(stuck.pod, terminating=True, gone_by=T0, node="node-7"))
-    assert outcome(status_of(pool, make_instance(pool), stuck, at=60)) == ("False", "EnginesNotReady")
+    assert outcome(status_of(pool, make_instance(pool), stuck, at=60)) == ("False", "Starting")
     for at in (61, 3600):
         status = status_of(pool, make_instance(pool), stuck, at=at)
         assert outcome(status) == ("False", "PodLingers")
@@ -112,22 +114,36 @@ def test_a_pod_that_a_dead_node_does_not_let_go_is_told_once_its_time_is_over() 
 def test_a_new_pool_has_no_pods_and_progresses() -> None:
     status = status_of(make_pool(replicas=2))
     assert outcome(status) == ("False", "NoPods")
-    assert outcome(status, "Progressing") == ("True", "ScalingUp")
+    assert outcome(status, "Reconciling") == ("True", "ScalingUp")
+    assert outcome(status, "Available") == ("False", "NoPods")
     assert status.ready == "0/2"
 
 
 def test_a_pool_scaled_to_zero_is_ready() -> None:
     status = status_of(make_pool(replicas=0))
     assert outcome(status) == ("True", "ScaledToZero")
+    assert outcome(status, "Available") == ("False", "ScaledToZero")
     assert outcome(status, "QueuesHealthy") == ("True", "NoInstances")
 
 
-@pytest.mark.parametrize(("verdict", "reason"), [(Verdict.STARTING, "Starting"), (Verdict.UNKNOWN, "EnginesNotReady")])
-def test_engines_that_cannot_serve_are_starting_or_not_ready(verdict: Verdict, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("pod", "verdict", "reason"),
+    [
+        ({}, Verdict.STARTING, "Starting"),
+        ({}, Verdict.UNKNOWN, "Starting"),
+        ({"was_ready": True}, Verdict.STARTING, "EnginesNotReady"),
+        ({"was_ready": True}, Verdict.UNKNOWN, "EnginesNotReady"),
+        ({}, Verdict.STUCK, "EnginesNotReady"),
+    ],
+)
+def test_engines_that_cannot_serve_start_or_have_served(pod: dict[str, Any], verdict: Verdict, reason: str) -> None:
     pool = make_pool()
-    status = status_of(pool, make_instance(pool, ready=False), diagnoses=[diagnosis(verdict=verdict)])
-    assert outcome(status) == ("False", reason)
-    assert "chat-prefill-0" in condition(status, "Ready").message
+    instance = with_pod(make_instance(pool, ready=False), **pod)
+    status = status_of(pool, instance, diagnoses=[diagnosis(verdict=verdict)])
+    for kind in ("Ready", "Available"):
+        assert outcome(status, kind) == ("False", reason)
+        assert "chat-prefill-0" in condition(status, kind).message
+    assert outcome(status, "Reconciling") == ("True", reason)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +152,7 @@ def test_engines_that_cannot_serve_are_starting_or_not_ready(verdict: Verdict, r
         (
             {"waiting_reason": "ImagePullBackOff", "waiting_message": 'Back-off pulling image "x:1"'},
             "ImagePullFailed",
-            'ImagePullBackOff: Back-off pulling image "x:1"',
+            'cannot pull its image: Back-off pulling image "x:1"',
         ),
         (
             {"waiting_reason": "CreateContainerConfigError", "waiting_message": 'secret "hf-token" not found'},
@@ -163,14 +179,14 @@ def test_engines_that_cannot_serve_are_starting_or_not_ready(verdict: Verdict, r
             "ContainerConfigInvalid",
             "runAsNonRoot",
         ),
-        ({"waiting_reason": "CrashLoopBackOff", "restarts": 4}, "CrashLoop", "4 restarts"),
+        ({"waiting_reason": "CrashLoopBackOff"}, "CrashLoop", "keeps ending; see kubectl logs"),
         (
-            {"waiting_reason": "CrashLoopBackOff", "restarts": 4, "last_end": "exit code 1: no such file"},
+            {"waiting_reason": "CrashLoopBackOff", "last_end": "exit code 1: no such file"},
             "CrashLoop",
-            "keeps ending (4 restarts; the last time exit code 1: no such file)",
+            "keeps ending (exit code 1: no such file); see",
         ),
         (
-            {"waiting_reason": "CrashLoopBackOff", "restarts": 4, "waiting_container": "fetch"},
+            {"waiting_reason": "CrashLoopBackOff", "waiting_container": "fetch"},
             "CrashLoop",
             "-0-0 -c fetch",
         ),
@@ -211,14 +227,14 @@ def test_the_past_troubles_of_a_pod_that_is_ready_do_not_count() -> None:
 def test_troubles_of_a_surplus_instance_do_not_count() -> None:
     pool = make_pool()
     surplus = with_pod(make_instance(pool, 1, ready=False), waiting_reason="ImagePullBackOff")
-    assert outcome(status_of(pool, make_instance(pool), surplus)) == ("True", "Ready")
+    assert outcome(status_of(pool, make_instance(pool), surplus)) == ("False", "ScalingDown")
 
 
-def test_a_fault_comes_before_everything_and_stops_progress() -> None:
+def test_a_fault_comes_before_everything_and_stalls() -> None:
     pool = make_pool(template={"spec": {"containers": "x"}})
     status = status_of(pool)
     assert outcome(status) == ("False", "TemplateInvalid")
-    assert outcome(status, "Progressing") == ("False", "TemplateInvalid")
+    assert outcome(status, "Stalled") == ("True", "TemplateInvalid")
     assert "spec.template.spec.containers" in condition(status, "Ready").message
 
 
@@ -238,32 +254,14 @@ def test_an_instance_that_is_stuck_is_not_said_to_start() -> None:
     assert condition(status, "Ready").message == "1 of 2 instances cannot serve: chat-prefill-1 (stuck)"
 
 
-def test_progress_waits_for_no_start_of_an_instance_that_was_up() -> None:
-    pool = make_pool(replicas=2)
-    stuck = make_instance(pool, 1, ready=False)
-    found = [diagnosis(0), diagnosis(1, verdict=Verdict.STUCK)]
-    status = status_of(pool, make_instance(pool), stuck, diagnoses=found)
-    assert outcome(status, "Progressing") == ("False", "EnginesNotReady")
-    assert "chat-prefill-1 can no longer serve" in condition(status, "Progressing").message
-
-
-def test_progress_tells_those_that_start_from_those_that_were_up() -> None:
-    pool = make_pool(replicas=2)
-    instances = [make_instance(pool, index, ready=False) for index in (0, 1)]
-    found = [diagnosis(0, verdict=Verdict.STARTING), diagnosis(1, verdict=Verdict.STUCK)]
-    status = status_of(pool, *instances, diagnoses=found)
-    assert outcome(status, "Progressing") == ("True", "Starting")
-    message = condition(status, "Progressing").message
-    assert message.startswith("Waiting for chat-prefill-0 to be Ready. chat-prefill-1 can no longer serve")
-
-
 def test_an_update_is_not_ready_before_every_instance_runs_the_new_spec() -> None:
     before, after = make_pool(replicas=2), make_pool(replicas=2, model={"path": "/models/next"})
     instances = [replace(make_instance(before, index), controller_uid=after.metadata.uid) for index in (0, 1)]
     status = status_of(after, *instances)
     assert outcome(status) == ("False", "Updating")
-    assert "chat-prefill-1" in condition(status, "Ready").message
-    assert outcome(status, "Progressing") == ("True", "Draining")
+    assert outcome(status, "Available") == ("True", "Serving")
+    assert outcome(status, "Reconciling") == ("True", "Draining")
+    assert "chat-prefill-1" in condition(status, "Reconciling").message
     assert (status.ready_replicas, status.updated_replicas) == (2, 0)
     assert [instance.updated for instance in status.instances] == [False, False]
 
@@ -271,9 +269,8 @@ def test_an_update_is_not_ready_before_every_instance_runs_the_new_spec() -> Non
 def test_another_build_keeps_the_pool_ready_and_says_how_to_adopt_it() -> None:
     pool = make_pool()
     status = status_of(pool, make_instance(pool), settings=BuildSettings(engine_image="other", router_image=""))
-    assert outcome(status) == ("True", "Ready")
-    assert outcome(status, "Progressing") == ("False", "UpdateAvailable")
-    assert "pdpool.dev/restarted-at" in condition(status, "Progressing").message
+    assert outcome(status) == ("True", "UpdateAvailable")
+    assert "pdpool.dev/restarted-at" in condition(status, "Ready").message
 
 
 @pytest.mark.parametrize(
@@ -292,7 +289,11 @@ def test_another_build_keeps_the_pool_ready_and_says_how_to_adopt_it() -> None:
 )
 def test_queues_are_as_healthy_as_the_worst_verdict(verdict: Verdict, expected: tuple[str, str]) -> None:
     pool = make_pool()
-    status = status_of(pool, make_instance(pool), diagnoses=[diagnosis(verdict=verdict, message="evidence")])
+    track = follow_all([make_sample()])
+    assert track is not None
+    subject = replace(diagnosis().subject, tracks=(track,))
+    found = diagnosis(verdict=verdict, message="evidence", subject=subject)
+    status = status_of(pool, make_instance(pool), diagnoses=[found])
     assert outcome(status, "QueuesHealthy") == expected
 
 
@@ -336,16 +337,6 @@ def test_the_same_facts_give_the_same_status_at_another_time() -> None:
     assert status_of(pool.model_copy(update={"status": first}), make_instance(pool), at=3600) == first
 
 
-def test_queue_lengths_come_from_whoever_answered_and_are_absent_when_nobody_did() -> None:
-    pool = make_pool()
-    instance = make_instance(pool)
-    known = {0: make_sample(queues={"prefill_bootstrap": (3, 1.0, 9)})}
-    shown = status_of(pool, replace(instance, ranks=known)).instances[0].queues
-    assert [(queue.rank, queue.name, queue.reqs) for queue in shown] == [(0, "prefill_bootstrap", 3)]
-    unknown = {0: make_sample(connector_error="timeout", running=None)}
-    assert status_of(pool, replace(instance, ranks=unknown)).instances[0].queues == ()
-
-
 def test_the_moment_of_waiting_does_not_tremble_with_the_samples() -> None:
     pool = make_pool()
     since = T0 - seconds(10)
@@ -387,12 +378,12 @@ def test_a_pool_that_is_being_deleted_says_so() -> None:
 
 def test_conditions_have_the_shape_that_kubectl_wait_reads() -> None:
     pool = make_pool()
-    (ready, *_) = status_of(pool, make_instance(pool)).to_dict()["conditions"]
+    (_, ready, *_) = status_of(pool, make_instance(pool)).to_dict()["conditions"]
     assert ready == {
         "type": "Ready",
         "status": str(ConditionStatus.TRUE),
         "reason": "Ready",
-        "message": "1 of 1 instances can serve",
+        "message": "1 instance serves",
         "lastTransitionTime": "2026-11-21T12:00:00Z",
         "observedGeneration": 1,
     }

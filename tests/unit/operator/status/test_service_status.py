@@ -35,7 +35,8 @@ def outcome(status: DisaggregatedServiceStatus, kind: str = "Ready") -> tuple[st
 def test_at_the_goal_requests_can_be_served() -> None:
     status = status_of(observe())
     assert outcome(status)[:2] == ("True", "Ready")
-    assert outcome(status, "Progressing")[:2] == ("False", "Complete")
+    assert outcome(status, "Available")[:2] == ("True", "Serving")
+    assert find(status.conditions, "Reconciling") is None
     assert outcome(status, "RouterReady") == ("True", "Ready", "1 router is Ready")
     assert status.url == "http://chat-router.llm.svc:8000"
     assert status.ready == "1/1 prefill, 2/2 decode"
@@ -62,7 +63,7 @@ def observe_pools(prefill: dict[str, Any], decode: dict[str, Any]) -> ObservedSe
         (
             {"model": {"servedName": "a"}},
             {"model": {"servedName": "b"}},
-            "Requests fail: model.servedName is a in PrefillPool chat, but b in DecodePool chat. Give both pools",
+            "Requests fail: model.servedName is a in PrefillPool chat, but b in DecodePool chat; give both pools",
         ),
         (
             {"transfer": {"backend": "Local"}},
@@ -88,7 +89,8 @@ def test_pools_that_cannot_work_together_are_named_with_the_field_and_both_value
     status = status_of(observe_pools(prefill, decode))
     assert outcome(status)[:2] == ("False", "PoolsContradict")
     assert words in outcome(status)[2]
-    assert outcome(status, "Progressing")[:2] == ("False", "PoolsContradict")
+    assert outcome(status, "Stalled")[:2] == ("True", "PoolsContradict")
+    assert outcome(status, "Available")[:2] == ("False", "PoolsContradict")
 
 
 def test_every_contradiction_of_two_pools_is_told_at_once() -> None:
@@ -120,13 +122,17 @@ def test_one_engine_of_each_side_is_enough_to_serve() -> None:
 def test_a_side_that_cannot_serve_is_told_with_what_keeps_its_pods_down() -> None:
     pulling = decode_instance(0, pod=make_pod("chat-decode-0-0", ready=False, waiting_reason="ErrImagePull"))
     message = outcome(status_of(observe(decode=(pulling,))))[2]
-    assert message == "No instance of DecodePool chat can serve: chat-decode-0-0: ErrImagePull"
+    assert message == "No instance of DecodePool chat can serve: chat-decode-0-0 cannot pull its image: ErrImagePull"
 
 
-def test_a_side_that_is_scaled_to_zero_is_told_as_that() -> None:
-    observed = replace(observe(), decode=make_observed(make_pool(Role.DECODE, replicas=0)))
-    message = "DecodePool chat is scaled to 0"
-    assert outcome(status_of(observed)) == ("False", "PoolsNotReady", message)
+@pytest.mark.parametrize("ready_replicas", [0, 1])
+def test_a_side_at_zero_is_as_wanted_and_cannot_serve(ready_replicas: int) -> None:
+    routers = deployment(make_service(), ready_replicas=ready_replicas)
+    observed = replace(observe(deployment=routers), decode=make_observed(make_pool(Role.DECODE, replicas=0)))
+    status = status_of(observed)
+    assert outcome(status)[:2] == ("True", "ScaledToZero")
+    assert outcome(status, "Available") == ("False", "ScaledToZero", "DecodePool chat is scaled to 0")
+    assert find(status.conditions, "Reconciling") is None
 
 
 @pytest.mark.parametrize(
@@ -183,36 +189,27 @@ def test_queues_of_both_sides_count() -> None:
     assert outcome(status)[:2] == ("True", "Ready")
 
 
-@pytest.mark.parametrize(
-    ("verdict", "expected"), [(Verdict.STUCK, ("False", "EnginesNotReady")), (Verdict.STARTING, ("True", "Starting"))]
-)
-def test_routers_that_wait_for_an_engine_that_was_up_are_not_said_to_start(
-    verdict: Verdict, expected: tuple[str, str]
-) -> None:
-    observed = observe(decode=(unready(decode_instance(0)),), deployment=deployment(make_service(), ready_replicas=0))
-    subject = Subject("chat", Role.DECODE, 0, None, leaving=False, tracks=())
-    status = status_of(observed, (Diagnosis(subject, verdict, ""),))
-    assert outcome(status, "Progressing")[:2] == expected
+def test_one_router_of_three_is_available_and_not_ready() -> None:
+    service = make_service(router={"replicas": 3})
+    status = status_of(observe(service=service, deployment=deployment(service, replicas=3, ready_replicas=1)))
+    assert outcome(status, "Available")[:2] == ("True", "Serving")
+    assert outcome(status)[:2] == ("False", "RouterNotReady")
+    assert outcome(status, "Reconciling")[:2] == ("True", "RouterNotReady")
 
 
-def test_routers_that_start_while_engines_serve_are_said_to_start() -> None:
-    observed = observe(
-        decode=(decode_instance(0), unready(decode_instance(1))),
-        deployment=deployment(make_service(), ready_replicas=0),
-    )
-    subject = Subject("chat", Role.DECODE, 1, None, leaving=False, tracks=())
-    status = status_of(observed, (Diagnosis(subject, Verdict.STUCK, ""),))
-    assert outcome(status, "Progressing")[:2] == ("True", "Starting")
-
-
-def test_a_worker_list_that_is_to_be_changed_is_progress() -> None:
-    status = status_of(observe(workers=()))
-    assert outcome(status, "Progressing")[:2] == ("True", "RouterListOutdated")
+@pytest.mark.parametrize(("unsettled", "expected"), [((), "True"), (("does not show yet",), "False")])
+def test_worker_lists_count_until_they_are_read_back(unsettled: tuple[str, ...], expected: str) -> None:
+    observed = observe(workers=())
+    plan = plan_service(observed, SETTINGS)
+    status = service_status(ServiceFacts(observed, plan, (), (), unsettled), T0)
+    assert outcome(status)[0] == expected
+    assert outcome(status, "Available")[0] == "True"
 
 
 def test_a_conflict_of_names_is_named() -> None:
-    status = status_of(observe(deployment=deployment(make_service(), controller_uid="")))
+    status = status_of(observe(deployment=deployment(make_service(), controller_uid="x")))
     assert outcome(status)[:2] == ("False", "NameConflict")
+    assert outcome(status, "Stalled")[:2] == ("True", "NameConflict")
 
 
 def test_the_status_fits_its_schema_when_written() -> None:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 from pdpool_operator.api.base import Condition
-from pdpool_operator.api.models import InstanceStatus, PoolStatus, RankQueue
+from pdpool_operator.api.models import InstanceStatus, PoolStatus
 from pdpool_operator.plan.model import EventType
 from pdpool_operator.status.transition import REFRESH, should_write, transition_events
 
@@ -16,28 +16,23 @@ def condition(kind: str, status: str, reason: str, message: str = "words") -> Co
 
 
 def status(**changes: Any) -> PoolStatus:
-    instance = InstanceStatus(
-        index=0, ready=True, updated=True, verdict="Flowing", message="2 requests",
-        queues=(RankQueue(rank=0, name="prefill_bootstrap", reqs=2),),
-    )  # fmt: skip
+    instance = InstanceStatus(index=0, ready=True, updated=True, verdict="Flowing", message="requests run")
     before = PoolStatus(
         ready="1/1",
         queues="Flowing",
         oldest_waiting_since=T0,
         instances=(instance,),
-        conditions=(condition("Ready", "True", "Ready"), condition("QueuesHealthy", "False", "QueuesStuck", "92 s")),
+        conditions=(condition("Ready", "True", "Ready"), condition("QueuesHealthy", "False", "QueuesStuck")),
     )
     return before.model_copy(update=changes)
 
 
 NUMBERS_ONLY: list[dict[str, Any]] = [
-    {"instances": (status().instances[0].model_copy(update={"queues": ()}),)},
-    {"instances": (status().instances[0].model_copy(update={"message": "3 requests"}),)},
+    {"instances": (status().instances[0].model_copy(update={"message": "requests wait for memory"}),)},
     {"instances": (status().instances[0].model_copy(update={"verdict": "Idle"}),)},
     {"queues": "Idle"},
     {"oldest_waiting_since": T0 + seconds(60)},
     {"oldest_waiting_since": None},
-    {"conditions": (status().conditions[0], condition("QueuesHealthy", "False", "QueuesStuck", "93 s"))},
 ]
 NEWS: list[dict[str, Any]] = [
     {"ready": "0/1"},
@@ -45,7 +40,7 @@ NEWS: list[dict[str, Any]] = [
     {"instances": (status().instances[0].model_copy(update={"verdict": "Stuck"}),)},
     {"instances": ()},
     {"conditions": (condition("Ready", "True", "Ready", "other words"), status().conditions[1])},
-    {"conditions": (status().conditions[0], condition("QueuesHealthy", "False", "QueuesBlocked", "92 s"))},
+    {"conditions": (status().conditions[0], condition("QueuesHealthy", "False", "QueuesBlocked"))},
     {"observed_generation": 2},
 ]
 
@@ -83,7 +78,14 @@ def test_what_is_the_same_is_never_written() -> None:
         (("QueuesHealthy", "False", "QueuesStuck"), ("QueuesHealthy", "True", "QueuesFlowing"), EventType.NORMAL),
         (("QueuesHealthy", "True", "QueuesFlowing"), ("QueuesHealthy", "True", "QueuesSaturated"), None),
         (("QueuesHealthy", "True", "QueuesFlowing"), ("QueuesHealthy", "Unknown", "QueuesUnknown"), None),
-        (None, ("Progressing", "False", "TemplateInvalid"), None),
+        (("QueuesHealthy", "Unknown", "NotJudged"), ("QueuesHealthy", "True", "QueuesFlowing"), None),
+        (("QueuesHealthy", "False", "QueuesStuck"), ("QueuesHealthy", "Unknown", "NotJudged"), None),
+        (("Available", "True", "Serving"), ("Available", "False", "Updating"), EventType.WARNING),
+        (("Available", "True", "Serving"), ("Available", "False", "ScaledToZero"), None),
+        (("Available", "False", "Starting"), ("Available", "True", "Serving"), EventType.NORMAL),
+        (None, ("Available", "False", "NoPods"), None),
+        (None, ("Stalled", "True", "TemplateInvalid"), None),
+        (("Reconciling", "True", "Starting"), ("Reconciling", "True", "Updating"), None),
     ],
 )
 def test_transitions_that_matter_are_told_once(
@@ -94,4 +96,21 @@ def test_transitions_that_matter_are_told_once(
     assert [event.type for event in events] == ([kind] if kind else [])
     for event in events:
         assert event.reason == after[2]
-        assert event.message == f"{after[0]}: words"
+        assert event.message == "words"
+
+
+def test_one_cause_in_two_conditions_is_one_event() -> None:
+    broken = [condition(kind, "False", "CrashLoop") for kind in ("Available", "Ready")]
+    assert [event.reason for event in transition_events([], broken)] == ["CrashLoop"]
+
+
+def test_conditions_of_other_writers_are_not_compared() -> None:
+    before = status(conditions=(*status().conditions, condition("Audited", "True", "Checked")))
+    assert not should_write(before, status(), None, T0 + seconds(3600))
+
+
+def test_network_words_alone_are_written_rarely() -> None:
+    before = status(conditions=(condition("Ready", "False", "ApiFailing", "port 4711"),))
+    after = status(conditions=(condition("Ready", "False", "ApiFailing", "port 4712"),))
+    assert not should_write(before, after, T0, T0 + seconds(1))
+    assert should_write(before, after, T0, T0 + REFRESH)

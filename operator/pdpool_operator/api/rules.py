@@ -1,0 +1,74 @@
+"""Rules that join several fields of a pool's spec.
+
+Each rule is written twice, side by side: in CEL for the API server, and in Python for objects that an older CRD let in.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+TINY_MODEL = "tiny"
+"""Path that selects a small random model of the reference engine."""
+MAX_RANKS = 64
+"""Ranks of one instance. Each has ports of its own, and the operator samples each."""
+
+
+class Rule(NamedTuple):
+    """One rule. `holds` receives a `PoolSpec`."""
+
+    cel: str
+    message: str
+    holds: Callable[[Any], bool]
+
+
+POOL_RULES = (
+    Rule(
+        f"self.engine.type != 'Reference' || self.model.path == '{TINY_MODEL}' || self.model.path.startsWith('/')",
+        "model.path must be an absolute path or the word tiny for engine.type Reference, which downloads no models",
+        lambda s: s.engine.type != "Reference" or s.model.path == TINY_MODEL or s.model.path.startswith("/"),
+    ),
+    Rule(
+        f"self.engine.type == 'Reference' || self.model.path != '{TINY_MODEL}'",
+        "model.path: the random model tiny exists only in engine.type Reference; name a directory or a hub id",
+        lambda s: s.engine.type == "Reference" or s.model.path != TINY_MODEL,
+    ),
+    Rule(
+        "self.engine.type == 'SGLang' || self.transfer.connector == 'Pdpool'",
+        "transfer.connector must be Pdpool unless engine.type is SGLang, which has a connector of its own",
+        lambda s: s.engine.type == "SGLang" or s.transfer.connector == "Pdpool",
+    ),
+    Rule(
+        "self.transfer.connector == 'Pdpool' || self.transfer.backend != 'Local'",
+        "transfer.backend Local exists only with transfer.connector Pdpool; use NIXL or Mooncake",
+        lambda s: s.transfer.connector == "Pdpool" or s.transfer.backend != "Local",
+    ),
+    Rule(
+        "self.engine.type != 'Reference' || self.parallelism.data == 1",
+        "parallelism.data must be 1 for engine.type Reference, which has no data parallelism",
+        lambda s: s.engine.type != "Reference" or s.parallelism.data == 1,
+    ),
+    Rule(
+        "!has(self.rdma) || self.rdma.mode == 'Off' || self.transfer.backend != 'Local'",
+        "rdma.mode must be Off or absent for transfer.backend Local, which copies within one host",
+        lambda s: s.rdma is None or s.rdma.mode == "Off" or s.transfer.backend != "Local",
+    ),
+    Rule(
+        "!has(self.rdma) || self.rdma.mode != 'Required' || self.transfer.connector == 'Pdpool'",
+        "rdma.mode Required needs transfer.connector Pdpool, because no other connector reports its transport",
+        lambda s: s.rdma is None or s.rdma.mode != "Required" or s.transfer.connector == "Pdpool",
+    ),
+    Rule(
+        f"self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data <= {MAX_RANKS}",
+        f"parallelism: tensor x pipeline x data must be at most {MAX_RANKS}, because an instance is one pod",
+        lambda s: s.parallelism.tensor * s.parallelism.pipeline * s.parallelism.data <= MAX_RANKS,
+    ),
+)
+
+
+def rules_schema(rules: tuple[Rule, ...]) -> dict[str, Any]:
+    """Return the JSON-schema extra that carries the rules on an object."""
+    return {"x-kubernetes-validations": [{"rule": rule.cel, "message": rule.message} for rule in rules]}
+
+
+def broken(rules: tuple[Rule, ...], spec: object) -> str:
+    """Return the messages of the rules that a spec breaks. Empty if it breaks none."""
+    return "; ".join(rule.message for rule in rules if not rule.holds(spec))

@@ -1,0 +1,111 @@
+"""pdpool's own small CPU engine: everything by flags, one set of ports."""
+
+from collections.abc import Mapping, Sequence
+
+from ..api import names
+from ..api.key_epochs import KeyEpochs
+from ..api.models import EngineType, Pool
+from ..api.names import Role
+from .answers import EngineSample, parse_sglang_loads
+from .base import Engine, Instance, Object, Probe, Probes, agent_drain
+
+
+class Reference(Engine):
+    """The reference engine. It has SGLang's HTTP contract."""
+
+    type = EngineType.REFERENCE
+    command = ("python", "-m", "pdpool_reference")
+    owned_flags = frozenset(
+        {
+            "--mode",
+            "--tp-size",
+            "--pp-size",
+            "--model-path",
+            "--served-model-name",
+            "--host",
+            "--port",
+            "--bootstrap-port",
+            "--control-port",
+            "--admin-port",
+            "--admin-socket",
+            "--advertise-host",
+            "--transfer-backend",
+            "--curve-keys",
+            "--curve-optional",
+            "--operator-key",
+            "--pod-uid",
+        }
+    )
+    default_image = True
+    startup_s = 600
+    loads_path = "/v1/loads?include=all"
+
+    def args(self, instance: Instance) -> list[str]:
+        """See `Engine`."""
+        pool = instance.pool
+        flags = {
+            "--mode": str(pool.role),
+            "--model-path": pool.spec.model.path,
+            "--served-model-name": pool.spec.model.effective_name,
+            "--transfer-backend": pool.spec.transfer.backend.lower(),
+            "--advertise-host": "$(PDPOOL_POD_IP)",
+            "--host": "0.0.0.0",  # noqa: S104 -- the pod's own network
+            "--port": str(names.ENGINE_HTTP_PORT),
+            "--control-port": str(names.CONTROL_PORT),
+            "--admin-port": str(names.ADMIN_PORT),
+            "--admin-socket": names.ADMIN_SOCKET,
+            # Not an owned flag: a template may name another directory, on a volume that outlives the pod.
+            "--flight-dir": names.FLIGHT_DIRECTORY,
+            # The preStop hook has already waited. The engine fails the remaining requests and notifies peers before
+            # the kubelet kills it. If the hook used the whole grace period, 2 s are left for that.
+            "--shutdown-grace": "0",
+        }
+        if pool.spec.parallelism.tensor > 1:
+            flags["--tp-size"] = str(pool.spec.parallelism.tensor)
+        if pool.spec.parallelism.pipeline > 1:
+            flags["--pp-size"] = str(pool.spec.parallelism.pipeline)
+        if pool.role is Role.PREFILL:
+            flags["--bootstrap-port"] = str(names.BOOTSTRAP_PORT)
+        return [*(f"{flag}={value}" for flag, value in flags.items()), *_key_args(instance.keys)]
+
+    def environment(self, instance: Instance) -> list[Object]:  # noqa: ARG002 -- it takes flags
+        """See `Engine`."""
+        return []
+
+    def ports(self, pool: Pool) -> Mapping[str, int]:
+        """See `Engine`."""
+        bootstrap = {"bootstrap": names.BOOTSTRAP_PORT} if pool.role is Role.PREFILL else {}
+        return {
+            "http": names.ENGINE_HTTP_PORT,
+            **bootstrap,
+            "control": names.CONTROL_PORT,
+            "admin": names.ADMIN_PORT,
+        }
+
+    def probes(self, pool: Pool) -> Probes:
+        """See `Engine`."""
+        return Probes(
+            startup=self.startup_probe(pool, "/health"),
+            readiness=Probe("/health", period_s=2, timeout_s=3, failures=3),
+            # This probe checks only the HTTP side, because the router waits without limit for a process that never
+            # answers. A hanging scheduler loop is judged by the operator: it may recover, and readiness takes it out
+            # of service.
+            liveness=Probe("/model_info", period_s=10, timeout_s=5, failures=12, grace_s=5),
+        )
+
+    def drain_command(self, pool: Pool) -> Sequence[str] | None:
+        """See `Engine`."""
+        return agent_drain("python", pool, names.ADMIN_SOCKET)
+
+    def parse_loads(self, body: bytes, role: Role) -> Mapping[int, EngineSample]:
+        """See `Engine`."""
+        return parse_sglang_loads(body, role)
+
+
+def _key_args(keys: KeyEpochs | None) -> list[str]:
+    if keys is None:
+        return []
+    return [
+        f"--operator-key={names.KEYS_DIRECTORY}/{names.operator_file(keys.newest)}",
+        f"--curve-keys={names.KEYS_DIRECTORY}/{names.curve_file(keys)}",
+    ]

@@ -1,0 +1,230 @@
+"""SGLang: flags for the engine, variables for the connector, because SGLang takes no foreign flags.
+
+Written against SGLang 0.5.23. With `transfer.connector: Native` nothing of pdpool runs in the pod.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from ..api import names
+from ..api.models import EngineType, Pool, TransferConnector
+from ..api.names import Role
+from .answers import EngineSample, parse_sglang_loads
+from .base import Directory, Engine, Instance, Object, Probe, Probes, Refusal, agent_drain
+
+CONTROL_PORT = 9100
+"""Not the reference engine's 8999: data-parallel ranks have bootstrap ports 8998, 8999, ..."""
+HOME = "/home/pdpool"
+PLUGIN = "pdpool"
+
+REFUSED_FLAGS = {
+    "--config": "a file of flags could contradict the pool's fields; write the flags as args",
+    "--nnodes": "an instance is one pod; remove it",
+    "--node-rank": "an instance is one pod; remove it",
+    "--dist-init-addr": "an instance is one pod; remove it",
+}
+BALANCE, BY_ROOM = "--load-balance-method", "follow_bootstrap_room"
+"""Decode finds the data-parallel rank of prefill by the room."""
+DP_ATTENTION = "--enable-dp-attention"
+GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+
+
+class SGLang(Engine):
+    """SGLang, with pdpool's plugin or its own connector."""
+
+    type = EngineType.SGLANG
+    command = ("python3", "-m", "sglang.launch_server")
+    owned_flags = frozenset(
+        {
+            "--model-path",
+            "--model",
+            "--served-model-name",
+            "--host",
+            "--port",
+            "--disaggregation-mode",
+            "--disaggregation-transfer-backend",
+            "--disaggregation-bootstrap-port",
+            "--tensor-parallel-size",
+            "--tp-size",
+            "--tp",
+            "--pipeline-parallel-size",
+            "--pp-size",
+            "--pp",
+            "--data-parallel-size",
+            "--dp-size",
+            "--dp",
+            "--enable-metrics",
+        }
+    )
+    default_image = False
+    startup_s = 1800
+    loads_path = "/v1/loads?include=all"
+
+    def args(self, instance: Instance) -> list[str]:
+        """See `Engine`."""
+        spec, role = instance.pool.spec, instance.pool.role
+        native = spec.transfer.connector is TransferConnector.NATIVE
+        flags = {
+            "--model-path": spec.model.path,
+            "--served-model-name": spec.model.effective_name,
+            "--host": "0.0.0.0",  # noqa: S104 -- the pod's own network
+            "--port": str(names.ENGINE_HTTP_PORT),
+            "--disaggregation-mode": str(role),
+            "--disaggregation-transfer-backend": spec.transfer.backend.lower() if native else PLUGIN,
+            "--disaggregation-bootstrap-port": str(names.BOOTSTRAP_PORT),
+            "--tp-size": str(spec.parallelism.tensor),
+            "--pp-size": str(spec.parallelism.pipeline),
+            "--dp-size": str(spec.parallelism.data),
+        }
+        if self._balances(instance.pool):
+            flags[BALANCE] = BY_ROOM
+        # An idle scheduler otherwise spins on a core.
+        return [*(f"{flag}={value}" for flag, value in flags.items()), "--enable-metrics", "--sleep-on-idle"]
+
+    def environment(self, instance: Instance) -> list[Object]:
+        """See `Engine`."""
+        variables = {
+            "SGLANG_HOST_IP": "$(PDPOOL_POD_IP)",
+            # /health otherwise generates a token at each call, which takes a second.
+            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+            # After a crash of its scheduler, SGLang otherwise goes on answering for 60 s.
+            "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+            # Triton, FlashInfer, torch and the hub write caches below it.
+            "HOME": HOME,
+            # torch names a cache directory after the user, and the user id has no name in the image.
+            "USER": PLUGIN,
+        }
+        if self.has_connector(instance.pool):
+            variables |= _pinned() | _connector(instance)
+        return [{"name": name, "value": value} for name, value in variables.items()]
+
+    def ports(self, pool: Pool) -> Mapping[str, int]:
+        """See `Engine`."""
+        data = pool.spec.parallelism.data if self.has_connector(pool) else 1
+        ranks = rank_count(pool) if self.has_connector(pool) else 0
+        return {
+            "http": names.ENGINE_HTTP_PORT,
+            **(_numbered("bootstrap", names.BOOTSTRAP_PORT, data) if pool.role is Role.PREFILL else {}),
+            **_numbered("control", CONTROL_PORT, ranks),
+            **_numbered("admin", names.ADMIN_PORT, ranks),
+        }
+
+    def probes(self, pool: Pool) -> Probes:
+        """See `Engine`."""
+        return Probes(
+            startup=self.startup_probe(pool, "/health"),
+            readiness=Probe("/health", period_s=2, timeout_s=3, failures=3),
+            # Answered by the HTTP side alone. The operator judges the schedulers.
+            liveness=Probe("/model_info", period_s=10, timeout_s=5, failures=12, grace_s=5),
+        )
+
+    def drain_command(self, pool: Pool) -> Sequence[str] | None:
+        """See `Engine`. Without our connector, SGLang ends its requests after SIGTERM.
+
+        Every rank has a socket, the further ones with their number behind the name.
+        """
+        if not self.has_connector(pool):
+            return None
+        further = [f"{names.ADMIN_SOCKET}.{number}" for number in range(1, rank_count(pool))]
+        return agent_drain("python3", pool, names.ADMIN_SOCKET, *further)
+
+    def directories(self) -> Sequence[Directory]:
+        """See `Engine`."""
+        return Directory("home", HOME), Directory("shm", "/dev/shm", in_memory=True)  # noqa: S108 -- an emptyDir
+
+    def parse_loads(self, body: bytes, role: Role) -> Mapping[int, EngineSample]:
+        """See `Engine`. Right also where the gauges of /metrics are stale, which change only with a batch."""
+        return parse_sglang_loads(body, role)
+
+    def has_connector(self, pool: Pool) -> bool:
+        """See `Engine`."""
+        return pool.spec.transfer.connector is TransferConnector.PDPOOL
+
+    def refusals(self, pool: Pool, container: Mapping[str, Any]) -> Iterator[Refusal]:
+        """See `Engine`."""
+        for arg, after in pairwise([*container["args"], ""]):
+            flag, separator, value = arg.partition("=")
+            if flag in REFUSED_FLAGS:
+                yield Refusal("args", arg, REFUSED_FLAGS[flag])
+            if flag == BALANCE and self._balances(pool) and (value if separator else after) != BY_ROOM:
+                yield Refusal("args", arg, f"must be {BY_ROOM} for prefill with pdpool's connector; remove it")
+        yield from self._refused_environment(pool, container)
+        yield from _too_few_gpus(pool, container)
+
+    def _balances(self, pool: Pool) -> bool:
+        return self.has_connector(pool) and pool.role is Role.PREFILL and pool.spec.parallelism.data > 1
+
+    def _refused_environment(self, pool: Pool, container: Mapping[str, Any]) -> Iterator[Refusal]:
+        pinned = _pinned() if self.has_connector(pool) else {}
+        for entry in container["env"]:
+            name, value = entry["name"], entry.get("value")
+            if name == "SGLANG_PLUGINS" and name in pinned:
+                if PLUGIN not in str(value).split(","):
+                    yield Refusal(f"env[{name}]", value, f"the list of plugins must hold {PLUGIN}")
+            elif name in pinned and value != pinned[name]:
+                yield Refusal(f"env[{name}]", value, f"must be {pinned[name]} with pdpool's connector; remove it")
+
+
+def rank_count(pool: Pool) -> int:
+    """Return the number of scheduler processes of an instance. Each has a connector.
+
+    DP attention takes its ranks out of the tensor ranks.
+    """
+    parallelism = pool.spec.parallelism
+    ranks = parallelism.tensor * parallelism.pipeline
+    return ranks if DP_ATTENTION in _template_args(pool) else ranks * parallelism.data
+
+
+def _template_args(pool: Pool) -> list[Any]:
+    """Return the arguments of the user's template, whose shape is not checked yet."""
+    spec = pool.spec.template.get("spec")
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    for container in containers if isinstance(containers, list) else ():
+        if isinstance(container, dict) and container.get("name") == names.ENGINE_CONTAINER:
+            args = container.get("args")
+            return args if isinstance(args, list) else []
+    return []
+
+
+def _pinned() -> dict[str, str]:
+    """Variables without which a hand-off is not safe."""
+    return {
+        "SGLANG_PLUGINS": PLUGIN,
+        # SGLang otherwise frees pages after 30 s although a peer may still write into them.
+        "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": "86400",
+    }
+
+
+def _connector(instance: Instance) -> dict[str, str]:
+    """Variables that `ConnectorConfig.from_env` reads. Each further rank adds its number to the ports."""
+    pool, keys = instance.pool, instance.keys
+    variables = {
+        "PDPOOL_TRANSFER_BACKEND": pool.spec.transfer.backend.lower(),
+        "PDPOOL_CONTROL_PORT": str(CONTROL_PORT),
+        "PDPOOL_ADMIN_PORT": str(names.ADMIN_PORT),
+        "PDPOOL_ADMIN_SOCKET": names.ADMIN_SOCKET,
+        "PDPOOL_FLIGHT_DIR": names.FLIGHT_DIRECTORY,
+    }
+    if pool.role is Role.PREFILL:
+        variables["PDPOOL_BOOTSTRAP_PORT"] = str(names.BOOTSTRAP_PORT)
+    if keys is not None:
+        variables["PDPOOL_OPERATOR_KEY"] = f"{names.KEYS_DIRECTORY}/{names.operator_file(keys.newest)}"
+        variables["PDPOOL_CURVE_KEYS"] = f"{names.KEYS_DIRECTORY}/{names.curve_file(keys)}"
+    return variables
+
+
+def _numbered(name: str, first: int, count: int) -> dict[str, int]:
+    return {name if number == 0 else f"{name}-{number}": first + number for number in range(count)}
+
+
+def _too_few_gpus(pool: Pool, container: Mapping[str, Any]) -> Iterator[Refusal]:
+    resources = container.get("resources")
+    limits = resources.get("limits") if isinstance(resources, dict) else None
+    for resource in GPUS:
+        given = limits.get(resource) if isinstance(limits, dict) else None
+        ranks = rank_count(pool)
+        if given is not None and str(given).isdecimal() and int(given) < ranks:
+            yield Refusal(
+                f"resources.limits[{resource}]", given, f"spec.parallelism makes {ranks} ranks, one for each device"
+            )

@@ -1,0 +1,60 @@
+"""Which instances serve requests."""
+
+from collections.abc import Iterable, Sequence
+
+from ..diagnose.model import Diagnosis, Verdict
+from ..observe.model import ObservedInstance, ObservedPod, ObservedPool
+
+CANNOT_SERVE = frozenset({Verdict.STUCK})
+"""Verdicts by which an instance serves nothing, although its pod may be Ready."""
+
+
+def cannot_serve(diagnosis: Diagnosis) -> bool:
+    """Whether an instance serves nothing, or must not serve, although its pod may be Ready."""
+    return diagnosis.verdict in CANNOT_SERVE or bool(diagnosis.unfit)
+
+
+def is_ready(instance: ObservedInstance) -> bool:
+    """Whether Kubernetes counts the instance's pod as Ready."""
+    return instance.pod is not None and instance.pod.ready and not instance.pod.terminating
+
+
+def serving(observed: ObservedPool, diagnoses: Iterable[Diagnosis]) -> tuple[ObservedInstance, ...]:
+    """Return the instances of a pool that serve requests. `diagnoses` may hold those of other pools.
+
+    A pod that only a silent node makes not Ready serves while its engine answers.
+    """
+    pool = observed.pool
+    broken = {
+        d.subject.index
+        for d in diagnoses
+        if (d.subject.pool, d.subject.role) == (pool.metadata.name, pool.role) and cannot_serve(d)
+    }
+    return tuple(
+        instance
+        for instance in observed.instances
+        if instance.belongs_to(pool.metadata.uid) and instance.index not in broken and _in_service(instance)
+    )
+
+
+def fallen(instance: ObservedInstance, diagnoses: Sequence[Diagnosis]) -> bool:
+    """Whether an instance that is not Ready served before, so that it is not just starting."""
+    broken = any(d.subject.index == instance.index and cannot_serve(d) for d in diagnoses)
+    return broken or (instance.pod is not None and instance.pod.was_ready and not instance.pod.terminating)
+
+
+def silent_nodes(pods: Iterable[ObservedPod | None]) -> tuple[str, ...]:
+    """Return the nodes whose kubelet does not report, of pods that do not terminate."""
+    return tuple(sorted({pod.node for pod in pods if pod is not None and pod.node_silent and not pod.terminating}))
+
+
+def _in_service(instance: ObservedInstance) -> bool:
+    pod = instance.pod
+    if pod is None or pod.terminating or instance.deleting or instance.drain_started is not None:
+        return False
+    return pod.ready or (pod.node_silent and _answers(instance))
+
+
+def _answers(instance: ObservedInstance) -> bool:
+    """Whether the engine answered the newest sample."""
+    return any(sample.connector is not None or sample.engine is not None for sample in instance.ranks.values())
