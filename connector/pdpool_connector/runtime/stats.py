@@ -19,7 +19,7 @@ class PeerStats:
 
     Attributes:
         incarnation, control: Its name, and the address of its control channel.
-        last_seen_s: Seconds since its last frame.
+        last_seen_s: Seconds since its last frame. An idle pair sends none, so a large value is no loss.
         attempts: Live attempts with it.
         waiting: How many of them wait for it.
         backend: Transfer backend between us.

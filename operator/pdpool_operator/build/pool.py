@@ -4,7 +4,8 @@ from typing import Any
 
 from ..api import names
 from ..api.key_epochs import FIRST_KEYS, KeyEpochs
-from ..api.models import Pool
+from ..api.models import Pool, PoolSpec
+from ..api.rdma import RdmaMode
 from ..engines import engine_of
 from .common import content_hash, disruption_budget, keys_hash, keys_secret, metadata, spec_hash, with_build_hash
 from .engine import container_ports, engine_template
@@ -21,7 +22,14 @@ def pool_spec_hash(pool: Pool, keys: KeyEpochs = FIRST_KEYS) -> str:
     """
     if not engine_of(pool.spec.engine.type).has_connector(pool):
         keys = FIRST_KEYS
-    return spec_hash(pool, pool.spec, without=frozenset({"replicas"}), keys=keys)
+    return spec_hash(pool, _shaping(pool.spec), without=frozenset({"replicas"}), keys=keys)
+
+
+def _shaping(spec: PoolSpec) -> PoolSpec:
+    """Return the spec without the difference of two RDMA modes that build the same pods."""
+    if spec.rdma is None or spec.rdma.mode is not RdmaMode.REQUIRED:
+        return spec
+    return spec.model_copy(update={"rdma": spec.rdma.model_copy(update={"mode": RdmaMode.PREFERRED})})
 
 
 def instance_stateful_set(

@@ -29,7 +29,7 @@ class World:
 
     def __init__(self, **spec: Any) -> None:
         meta = {"name": "chat", "namespace": "llm", "uid": POOL_UID, "generation": 1}
-        self.body: dict[str, Any] = {"metadata": meta, "spec": spec}
+        self.body: dict[str, Any] = {"metadata": meta, "spec": {"model": {"path": "/models/smollm2"}, **spec}}
         self.owned: set[str] = set()
         """Types of the conditions that server-side apply has recorded as the operator's."""
         self.read_error: ApiError | None = None
@@ -161,7 +161,7 @@ async def test_an_unreadable_spec_stalls_and_keeps_foreign_conditions(spec: dict
     assert world.shown("Ready") == ("False", "SpecInvalid")
     assert world.shown("Available") == ("Unknown", "SpecInvalid")
     assert world.events.count(("Warning", "SpecInvalid")) == 1
-    world.body["spec"] = {}
+    world.body["spec"] = {"model": {"path": "/models/smollm2"}}
     await world.reconcile()
     assert world.shown("Stalled") == ("", "")
     assert world.shown("Audited") == ("True", "Checked")

@@ -8,7 +8,7 @@ import yaml
 from pdpool_operator.api.base import SpecInvalid
 from pdpool_operator.api.names import Role
 from pdpool_operator.build.engine import engine_template
-from pdpool_operator.build.pool import instance_stateful_set
+from pdpool_operator.build.pool import instance_stateful_set, pool_spec_hash
 from pdpool_operator.build.rdma import ENVIRONMENT, Fabric, fabric_of
 from pdpool_operator.build.template import TemplateInvalid
 
@@ -75,6 +75,13 @@ def test_pool_without_rdma_gets_no_device_and_no_variables():
     assert engine_template(make_pool(), 0, SETTINGS) == engine_template(make_pool(rdma=None), 0, SETTINGS)
     names = {entry["name"] for entry in engine_template(make_pool(), 0, SETTINGS)["spec"]["containers"][0]["env"]}
     assert not any(name.startswith(("UCX_", "MC_", "FI_")) for name in names)
+
+
+def test_mode_that_builds_the_same_pods_restarts_none():
+    hashes = {mode: pool_spec_hash(pool(rdma={"mode": mode})) for mode in ("Required", "Preferred")}
+    assert hashes["Required"] == hashes["Preferred"]
+    off = make_pool(rdma={"mode": "Off"})
+    assert pool_spec_hash(off) != pool_spec_hash(make_pool())
 
 
 def test_device_joins_other_resources():

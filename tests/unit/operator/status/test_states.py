@@ -11,7 +11,7 @@ from pdpool_operator.api.models import DisaggregatedService, Pool
 from pdpool_operator.api.names import ANNOTATION_RESTARTED_AT, Role
 from pdpool_operator.api.reasons import ConditionType, Reason
 from pdpool_operator.build.settings import BuildSettings
-from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
+from pdpool_operator.diagnose.model import Diagnosis, Pair, Subject, Verdict
 from pdpool_operator.diagnose.track import RankTrack
 from pdpool_operator.observe.model import HoldSample, ObservedInstance, ObservedRouter, ObservedService
 from pdpool_operator.plan.fences import Unproven
@@ -60,6 +60,14 @@ def sampled(verdict: Verdict = Verdict.IDLE, index: int = 0, role: Role = Role.P
     assert isinstance(track, RankTrack)
     subject = Subject("chat", role, index, make_pod(), leaving=False, tracks=(track,))
     return Diagnosis(subject, verdict, "evidence")
+
+
+RDMA_POOL = make_pool(rdma={"mode": "Required", "resource": "rdma/ib"})
+
+
+def paired(*transports: str) -> Diagnosis:
+    """Return a diagnosis of an instance that reaches a peer by each of these transports."""
+    return replace(sampled(), pairs=tuple(Pair("chat-prefill-0", "chat-decode-0", "nixl", one) for one in transports))
 
 
 def shown_pool(
@@ -401,6 +409,10 @@ OTHER_CONDITIONS: tuple[Callable[[], Shown], ...] = (
     lambda: shown_service(verdicts=()),
     lambda: shown_pool(pool=make_pool(replicas=0)),
     lambda: shown_pool(one(), unproven=(Unproven("p", 0, HoldSample("d" * 32, "gone", "run"), "no report"),)),
+    *(
+        lambda transports=transports: shown_pool(one(), pool=RDMA_POOL, verdicts=(paired(*transports),))  # type: ignore[misc]
+        for transports in ((), ("",), ("rdma",), ("tcp",))
+    ),
     *(
         lambda verdict=verdict: shown_pool(one(), verdicts=(sampled(verdict),))  # type: ignore[misc]
         for verdict in Verdict
