@@ -61,7 +61,6 @@ def helm_values(images: Images) -> dict[str, Any]:
         # A rebuilt image may have the same tag. This annotation then makes a new pod.
         "operator": {"podAnnotations": {"pdpool.dev/images": images.fingerprint}},
         "rules": {"configMap": {"namespace": deploy.NAMESPACE}, "windows": WINDOWS},
-        "networkPolicy": {"engineNamespaces": [POOLS]},
         "test": {"router": {"service": f"{SERVICE}-router", "namespace": POOLS}},
     }
 

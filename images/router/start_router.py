@@ -1,11 +1,12 @@
 """Entrypoint of the router image: sglang-router in PD mode, with the last worker list of the operator.
 
-It reads the worker list from the mounted ConfigMap and the control-plane key from the environment. Then it becomes the
+It reads the worker list from the mounted ConfigMap and the control-plane key from the mounted Secret. Then it runs the
 router. From then on the operator maintains the router's list. The file matters only at the start, so that a router
 serves at once even without the operator.
 
-The router accepts keys only as an argument. So the key is visible in /proc of this container, but nowhere else, and it
-is never printed. Arguments of this script are appended, and override those given here.
+On its command line the router accepts keys only as an argument, which every process of the node's user can read. So
+this script calls the router's Python API instead. The key is neither an argument nor in the environment, and it is
+never printed. Arguments of this script are appended, and override those given here.
 """
 
 import json
@@ -13,7 +14,10 @@ import os
 import sys
 from pathlib import Path
 
+from sglang_router.launch_router import launch_router, parse_router_args
+
 WORKERS = "/etc/pdpool/workers.json"
+KEY = "/etc/pdpool-keys/router.key"
 PORT = 8000
 METRICS_PORT = 29000
 ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - a pod serves other pods
@@ -43,25 +47,34 @@ FLAGS = (
 )
 
 
-def command(workers: dict[str, list[dict[str, object]]], key: str) -> list[str]:
-    """Return the router's command line.
+def arguments(workers: dict[str, list[dict[str, object]]]) -> list[str]:
+    """Return the router's arguments without the key.
 
     `workers` is {"prefill": [{"url", "bootstrap_port"}], "decode": [{"url"}]}. Either list may be empty.
     """
-    line = [sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation", "--host", ANY_ADDRESS]
+    line = ["--pd-disaggregation", "--host", ANY_ADDRESS]
     line += ["--port", str(PORT), "--prometheus-host", ANY_ADDRESS, "--prometheus-port", str(METRICS_PORT), *FLAGS]
     for worker in workers.get("prefill", []):
         line += ["--prefill", str(worker["url"]), str(worker["bootstrap_port"])]
     for worker in workers.get("decode", []):
         line += ["--decode", str(worker["url"])]
-    return [*line, "--control-plane-api-keys", f"{KEY_ID}:{KEY_ID}:admin:{key}"]
+    return line
+
+
+def read_key(path: Path) -> str:
+    """Return the key. Exit if there is none."""
+    try:
+        key = path.read_text().strip()
+    except OSError as error:
+        sys.exit(f"PDPOOL_ROUTER_KEY_FILE {path} cannot be read: {error.strerror}")
+    if not key:
+        sys.exit(f"PDPOOL_ROUTER_KEY_FILE {path} is empty: without a key any client could change the router's workers")
+    return key
 
 
 def main() -> None:
-    """Read the inputs and become the router."""
-    key = os.environ.pop("PDPOOL_ROUTER_KEY", "")
-    if not key:
-        sys.exit("PDPOOL_ROUTER_KEY is not set: without a key any client could change the router's workers")
+    """Read the inputs and run the router until SIGTERM."""
+    key = read_key(Path(os.environ.get("PDPOOL_ROUTER_KEY_FILE", KEY)))
     path = Path(os.environ.get("PDPOOL_ROUTER_WORKERS", WORKERS))
     workers = json.loads(path.read_text()) if path.exists() else {}
     sys.stderr.write(
@@ -69,7 +82,9 @@ def main() -> None:
     )
     # Otherwise the router asks a public model hub for the tokenizer of each model, which it does not need in this mode.
     os.environ.setdefault("HF_ENDPOINT", NOWHERE)
-    os.execv(sys.executable, [*command(workers, key), *sys.argv[1:]])  # noqa: S606 - our own interpreter
+    router = parse_router_args([*arguments(workers), *sys.argv[1:]])
+    router.control_plane_api_keys = [(KEY_ID, KEY_ID, key, "admin")]
+    launch_router(router)
 
 
 if __name__ == "__main__":

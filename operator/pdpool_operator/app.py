@@ -17,7 +17,9 @@ from .runtime.api import (
     CONFIG_MAPS,
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
+    NETWORK_POLICIES,
     PODS,
+    REPLICA_SETS,
     SERVICES,
     STATEFUL_SETS,
     Resource,
@@ -25,7 +27,7 @@ from .runtime.api import (
 from .runtime.watch_feeds import WATCH_S, WatchFeeds
 
 PRIMARY = (PREFILL_POOLS, DECODE_POOLS, SERVICES_PD)
-OWNED = (PODS, STATEFUL_SETS, DEPLOYMENTS, SERVICES, DISRUPTION_BUDGETS, CONFIG_MAPS)
+OWNED = (PODS, STATEFUL_SETS, DEPLOYMENTS, REPLICA_SETS, SERVICES, DISRUPTION_BUDGETS, CONFIG_MAPS, NETWORK_POLICIES)
 WHOLE = (*PRIMARY, STATEFUL_SETS)
 """Resources of which all objects are watched. A StatefulSet without our labels may have a name that a pool needs."""
 

@@ -15,7 +15,6 @@ from aiohttp import web
 
 from . import app
 from .api import names
-from .api.base import Metadata
 from .api.models import POOL_KINDS
 from .build.settings import BuildSettings
 from .controller.fences import Fencer
@@ -27,14 +26,14 @@ from .observe.http import session
 from .observe.keys import Bindings, Key, keys_of
 from .observe.lives import Lives
 from .observe.router_outcomes import RouterOutcomes
-from .observe.routers import RouterClient, router_key
+from .observe.routers import RouterClient
 from .observe.sampler import CONCURRENCY, Look, Sampler
 from .runtime import health, logs
 from .runtime.api import PODS, Api, ApiError, Resource, UnavailableError, connect
 from .runtime.cached_reads import CachedReads
 from .runtime.config import Config, ConfigInvalidError, load
 from .runtime.engines import Engines
-from .runtime.keys import Signer, control_keys
+from .runtime.keys import Keys
 from .runtime.lease import Elector
 from .runtime.lease_store import CALL_TIMEOUT_S, ApiLease
 from .runtime.manager import work
@@ -117,12 +116,18 @@ class Operator:
         )
         self.router_outcomes = RouterOutcomes(clients.pods, now=_now, on_sample=self.judge.on_router)
         self.lives = Lives()
-        signer = Signer(config.seed)
+        self.keys = Keys(config.seeds, config.key_epoch)
         self.settings = BuildSettings(
-            engine_image=config.engine_image, router_image=config.router_image, operator_key=signer.public
+            engine_image=config.engine_image,
+            router_image=config.router_image,
+            key_epoch=config.key_epoch,
+            peers=config.peers,
+            pods=config.pods,
         )
         fencer = Fencer(
-            Engines(clients.control, signer, f"operator {config.identity}", write_budget=self.elector.write_budget_s),
+            Engines(
+                clients.control, self.keys, f"operator {config.identity}", write_budget=self.elector.write_budget_s
+            ),
             self.sampler,
             self.lives,
             _now,
@@ -133,7 +138,9 @@ class Operator:
         routers = RouterClient(clients.control, write_budget=self.elector.write_budget_s)
         self.controller = Controller(
             api=self.api,
-            cluster=Cluster(reads, self.api, self.sampler, routers, self._router_key, self.lives, _now),
+            cluster=Cluster(
+                reads, self.api, self.sampler, routers, self.keys.router, config.key_epoch, self.lives, _now
+            ),
             routers=routers,
             router_outcomes=self.router_outcomes,
             judge=self.judge,
@@ -143,7 +150,7 @@ class Operator:
             recorder=Recorder(self.api, config.identity, _now),
             metrics=self.metrics,
             engine_settings=self._engine_settings,
-            router_key=self._router_key,
+            router_key=self.keys.router,
             enqueue=self.queue.add,
             now=_now,
         )
@@ -285,16 +292,13 @@ class Operator:
             self.store.put(resource, obj)
 
     def _engine_settings(self, namespace: str) -> BuildSettings:
-        return replace(self.settings, curve_keys=control_keys(self.config.seed, namespace))
+        return replace(self.settings, keys=self.keys.files(namespace))
 
     def _count_fence(self, outcome: str) -> None:
         self.metrics.fences.labels(outcome).inc()
 
     def _count_look(self, look: Look) -> None:
         self.metrics.samples.labels(str(look.role), look.source, look.outcome).inc()
-
-    def _router_key(self, meta: Metadata) -> str:
-        return router_key(self.config.seed, meta.namespace, meta.name, meta.uid)
 
 
 class Clients:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pdpool_operator.api import names
 
 from .conftest import CHART, Render, Rendered
 
@@ -65,9 +66,13 @@ def test_rbac_of_ones_own_leaves_no_roles(render: Render) -> None:
         assert rendered.all(kind) == []
 
 
-def test_secrets_are_written_and_never_read() -> None:
-    (secrets,) = [rule for rule in TABLE["pools"] if "secrets" in rule["resources"]]
-    assert set(secrets["verbs"]) == {"create", "patch", "delete"}
+def test_only_one_secret_of_each_namespace_may_be_patched() -> None:
+    # The answer to a patch holds the whole object, so `patch` without a name would be a right to read every Secret.
+    secrets = [rule for rule in TABLE["pools"] if "secrets" in rule["resources"]]
+    assert [(rule["verbs"], rule.get("resourceNames")) for rule in secrets] == [
+        (["create"], None),
+        (["patch"], [names.KEYS_SECRET]),
+    ]
 
 
 def test_no_grant_is_written_twice() -> None:

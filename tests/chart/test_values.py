@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-from pdpool_operator.api import names
 
 from dev import sync_chart
 
@@ -23,6 +22,22 @@ RESTRICTED_CONTAINER = {
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
+
+
+POD_DEFAULTS = (
+    '{"containerSecurityContext":{"allowPrivilegeEscalation":false,"capabilities":{"drop":["ALL"]},'
+    '"readOnlyRootFilesystem":true},"imagePullPolicy":"IfNotPresent","imagePullSecrets":[],"podSecurityContext":'
+    '{"fsGroup":65532,"runAsGroup":65532,"runAsNonRoot":true,"runAsUser":65532,'
+    '"seccompProfile":{"type":"RuntimeDefault"}}}'
+)
+
+
+NETWORK_PEERS = (
+    '{"clients":[],"watchers":[{"namespaceSelector":{"matchLabels":{"kubernetes.io/metadata.name":"pdpool-system"}},'
+    '"podSelector":{"matchLabels":{"app.kubernetes.io/component":"operator","app.kubernetes.io/instance":"pdpool",'
+    '"app.kubernetes.io/name":"pdpool"}}},{"namespaceSelector":{"matchLabels":{"kubernetes.io/metadata.name":'
+    '"monitoring"}},"podSelector":{}}]}'
+)
 
 
 def environment(deployment: dict[str, Any]) -> dict[str, Any]:
@@ -96,6 +111,9 @@ def test_operator_gets_its_environment_from_values(render: Render) -> None:
         "PDPOOL_ENGINE_IMAGE": "registry.example:5000/team/my/engine:dev",
         "PDPOOL_ROUTER_IMAGE": "registry.example:5000/team/pdpool-router:dev",
         "PDPOOL_ROUTER_SEED_FILE": "/etc/pdpool/seed/seed",
+        "PDPOOL_KEY_EPOCH": "1",
+        "PDPOOL_POD_DEFAULTS": POD_DEFAULTS,
+        "PDPOOL_NETWORK_PEERS": NETWORK_PEERS,
         "PDPOOL_LOG_LEVEL": "info",
     }
 
@@ -141,66 +159,12 @@ def test_a_seed_of_ones_own_is_mounted_and_none_is_made(render: Render) -> None:
     assert {"secretName": "mine", "defaultMode": 0o440} in [volume.get("secret") for volume in volumes]
 
 
-def test_engines_are_reached_on_the_contract_s_ports_only(render: Render) -> None:
-    rendered = render({"networkPolicy": {"engineNamespaces": ["llm"]}})
-    policy = rendered.one("NetworkPolicy", "pdpool-engines", "llm")["spec"]
-    assert policy["policyTypes"] == ["Ingress"]
-    assert policy["podSelector"]["matchLabels"] == {names.LABEL_MANAGED_BY: names.MANAGED_BY}
-    assert policy["podSelector"]["matchExpressions"] == [
-        {"key": names.LABEL_ROLE, "operator": "In", "values": ["prefill", "decode"]}
-    ]
-    from_engines, from_router, from_watchers = policy["ingress"]
-
-    (engine_ports,) = from_engines["ports"]
-    assert from_engines["from"] == [{"podSelector": policy["podSelector"]}]
-    assert engine_ports["port"] <= min(names.BOOTSTRAP_PORT, names.CONTROL_PORT)
-    assert engine_ports["endPort"] == 65535
-
-    assert from_router["from"] == [
-        {"podSelector": {"matchLabels": {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_ROLE: "router"}}}
-    ]
-    assert [port["port"] for port in from_router["ports"]] == [names.ENGINE_HTTP_PORT]
-
-    operator, prometheus = from_watchers["from"]
-    assert operator["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "pdpool-system"}
-    selector = rendered.one("Deployment", "pdpool-operator")["spec"]["selector"]
-    assert operator["podSelector"] == selector
-    assert prometheus["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
-    assert [port["port"] for port in from_watchers["ports"]] == [names.ADMIN_PORT, names.ENGINE_HTTP_PORT]
-
-
-@pytest.mark.parametrize(("ranks", "last"), [(8, 9407), (1, 9400), (None, 9463)])
-def test_watchers_reach_the_admin_endpoint_of_every_rank(render: Render, ranks: int | None, last: int) -> None:
-    rendered = render({"networkPolicy": {"engineNamespaces": ["llm"], "ranks": ranks}})
-    ports = rendered.one("NetworkPolicy", "pdpool-engines", "llm")["spec"]["ingress"][2]["ports"]
-    assert (ports[0]["port"], ports[0]["endPort"]) == (names.ADMIN_PORT, last)
-
-
 def test_operator_is_reached_by_prometheus_only(render: Render) -> None:
     values = {"networkPolicy": {"prometheus": {"podSelector": {"matchLabels": {"app": "prometheus"}}}}}
     (rule,) = render(values).one("NetworkPolicy", "pdpool-operator")["spec"]["ingress"]
     (source,) = rule["from"]
     assert source["podSelector"] == {"matchLabels": {"app": "prometheus"}}
     assert [port["port"] for port in rule["ports"]] == [8080]
-
-
-def test_network_policies_follow_the_watched_namespaces_and_can_be_left_out(render: Render) -> None:
-    watched = render({"watchNamespaces": ["a", "b"]})
-    assert {policy["metadata"]["namespace"] for policy in watched.all("NetworkPolicy")} == {"pdpool-system", "a", "b"}
-    assert render({"networkPolicy": {"enabled": False}}).all("NetworkPolicy") == []
-
-
-def test_watched_namespaces_that_network_policies_would_leave_open_are_refused(render: Render) -> None:
-    watched: dict[str, Any] = {"watchNamespaces": ["llm", "other"]}
-    refused = render(watched | {"networkPolicy": {"engineNamespaces": ["other"]}})
-    assert refused.failed
-    assert (
-        "networkPolicy.engineNamespaces: lacks llm of watchNamespaces, so any pod could reach its engines"
-        in refused.error
-    )
-    assert "add it, or leave engineNamespaces empty" in refused.error
-    for policies in ({"engineNamespaces": ["more", "llm", "other"]}, {"engineNamespaces": ["other"], "enabled": False}):
-        assert not render(watched | {"networkPolicy": policies}).failed
 
 
 def test_prometheus_operator_objects_need_its_api(render: Render) -> None:
@@ -223,6 +187,8 @@ def test_prometheus_operator_gets_the_same_rules_and_both_kinds_of_pods(render: 
     assert rule["metadata"]["labels"]["release"] == "p"
     plain = rendered.one("ConfigMap", "pdpool-rules")["data"]["pdpool.rules.yaml"]
     assert rule["spec"] == yaml.safe_load(plain)
+    (routers,) = rendered.one("PodMonitor", "pdpool-routers")["spec"]["podMetricsEndpoints"]
+    assert routers["port"] == "metrics"
     (operator,) = rendered.one("PodMonitor", "pdpool-operator")["spec"]["podMetricsEndpoints"]
     assert operator == {"port": "http", "path": "/metrics", "interval": "7s", "honorLabels": True}
     engines = rendered.one("PodMonitor", "pdpool-engines")["spec"]
@@ -247,6 +213,7 @@ def test_labels_of_one_object_win_over_those_of_all(render: Render) -> None:
         ("ConfigMap", "pdpool-rules"): "one",
         ("PodMonitor", "pdpool-operator"): "one",
         ("PodMonitor", "pdpool-engines"): "one",
+        ("PodMonitor", "pdpool-routers"): "one",
         ("PrometheusRule", "pdpool"): "all",
         ("Service", "pdpool-operator-metrics"): "all",
     }
@@ -349,6 +316,7 @@ def test_the_readme_documents_every_value() -> None:
 
 
 WHOLE = {"operator.resources", "networkPolicy.prometheus.namespaceSelector"}
+WHOLE |= {f"{who}.{what}" for who in ("operator", "workloads") for what in ("podSecurityContext", "securityContext")}
 
 
 def test_helm_lint_is_clean(helm: Path) -> None:

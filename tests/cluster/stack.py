@@ -179,7 +179,6 @@ class Stack:
         """Install the release, or upgrade it to exactly these values."""
         whole = {
             "image": {"registry": "localhost", "tag": "dev"},
-            "networkPolicy": {"engineNamespaces": [POOLS]},
             "test": {"router": {"service": "chat-router", "namespace": POOLS}},
         } | values
         wait = ("--install", "--wait", "--timeout", "2m", "--values", "-")
@@ -241,8 +240,8 @@ class Stack:
         return f"http://{self.get('service', 'chat-router')['spec']['clusterIP']}:{ROUTER_PORT}"
 
     def router_key(self) -> str:
-        template = "-o=go-template={{.data.key | base64decode}}"
-        return self.kubectl("get", "secret", "chat-router-key", "-n", POOLS, template)
+        template = '-o=go-template={{index .data "router-1.key" | base64decode}}'
+        return self.kubectl("get", "secret", "pdpool-keys", "-n", POOLS, template)
 
     def lists(self, key: str) -> dict[str, set[str]]:
         """Return the URLs in the worker list of each router pod that is Ready, by pod."""

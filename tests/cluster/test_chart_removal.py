@@ -29,15 +29,16 @@ def everything(stack: Stack) -> set[str]:
 @pytest.mark.parametrize("operator", ["running", "away"])
 def test_deleting_pools_and_service_removes_everything_that_was_made_for_them(serving: Stack, operator):
     made = everything(serving)
-    assert {"secret/chat-router-key", "statefulset.apps/chat-decode-1", "deployment.apps/chat-router"} < made
+    assert {"secret/pdpool-keys", "statefulset.apps/chat-decode-1", "deployment.apps/chat-router"} < made
     if operator == "away":
         serving.scale_operator(0)
     try:
         serving.kubectl("delete", KINDS, "--all", "-n", POOLS)
 
         def left() -> str | None:
-            # The chart's own NetworkPolicies for engines stay with the release.
-            return ", ".join(sorted(x for x in everything(serving) if not x.startswith("networkpolicy"))) or None
+            # The chart's own NetworkPolicies for engines stay with the release, and the keys with the namespace.
+            kept = ("networkpolicy", "secret/pdpool-keys")
+            return ", ".join(sorted(x for x in everything(serving) if not x.startswith(kept))) or None
 
         wait_for("everything that was made for them to be gone", left, deadline_s=120, interval_s=2)
     finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 from pdpool_operator.api.names import Role
 from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS, SERVICES_PD
 from pdpool_operator.observe.http import Unanswered, session
@@ -26,7 +27,7 @@ from pdpool_operator.runtime.api import (
     STATEFUL_SETS,
 )
 
-from tests.cluster.hands import QUOTAS, eventually
+from tests.cluster.hands import Object, eventually
 from tests.cluster.operator_harness import NOBODY, Bench, bench
 from tests.cluster.operator_process import ROOT
 
@@ -41,41 +42,46 @@ pytestmark = [
 @pytest.fixture
 async def here(tmp_path: Path) -> AsyncIterator[Bench]:
     async with bench(tmp_path) as one:
-        # The Deployment's own router pods cannot be scheduled (they request resources). The tests run routers
-        # themselves.
-        quota = {"hard": {"pods": "0"}, "scopes": ["NotBestEffort"]}
-        await one.admin.make(QUOTAS, {"metadata": {"name": "no-routers", "namespace": one.namespace}, "spec": quota})
         yield one
 
 
 class Routers:
-    """Real routers in place of the Deployment's pods."""
+    """Real routers at the addresses of the Deployment's pods, which no scheduler takes."""
 
     def __init__(self, here: Bench, http: aiohttp.ClientSession) -> None:
         self.here = here
         self.client = RouterClient(http)
         self.ips: dict[str, str] = {}
+        self.pods: dict[str, str] = {}
 
     async def key(self) -> str:
-        secret = await eventually(lambda: self.here.see(SECRETS, "chat-router-key"))
-        return base64.b64decode(secret["data"]["key"]).decode()
+        secret = await eventually(lambda: self.here.see(SECRETS, "pdpool-keys"))
+        return base64.b64decode(secret["data"]["router-1.key"]).decode()
+
+    async def _pod(self, name: str) -> Object:
+        """Take a pod of the Deployment that runs no router yet."""
+
+        async def free() -> Object:
+            pods = await self.here.admin.all(PODS, self.here.namespace, "pdpool.dev/role=router")
+            found = [pod for pod in pods if pod["metadata"]["name"] not in self.pods.values()]
+            assert found, f"no router pod beside {self.pods}"
+            return found[0]
+
+        pod: Object = await eventually(free)
+        self.pods[name] = pod["metadata"]["name"]
+        return pod
 
     async def start(self, name: str) -> str:
-        """Start a router pod as the Deployment would make it, with the image's entry point at its address."""
-        labels = {
-            "app.kubernetes.io/managed-by": "pdpool",
-            "app.kubernetes.io/part-of": "chat",
-            "pdpool.dev/service": "chat",
-            "pdpool.dev/role": "router",
-        }
-        spec = {"schedulerName": NOBODY, "containers": [{"name": "router", "image": "none"}]}
-        meta = {"name": name, "namespace": self.here.namespace, "labels": labels}
-        await self.here.admin.make(PODS, {"metadata": meta, "spec": spec})
+        """Start a router of the Deployment, with the image's entry point at its address."""
+        pod = await self._pod(name)
         config = await eventually(lambda: self.here.see(CONFIG_MAPS, "chat-router"))
         file = self.here.folder / f"{name}.json"
         file.write_text(config["data"]["workers.json"])
-        ip = await self.here.run_pod(name, engine=False, ready=False)
-        env = {"PATH": os.environ["PATH"], "PDPOOL_ROUTER_KEY": await self.key(), "PDPOOL_ROUTER_WORKERS": str(file)}
+        key = self.here.folder / f"{name}.key"
+        key.write_text(await self.key())
+        ip = await self.here.run_pod(pod["metadata"]["name"], engine=False, ready=False)
+        files = {"PDPOOL_ROUTER_KEY_FILE": str(key), "PDPOOL_ROUTER_WORKERS": str(file)}
+        env = {"PATH": os.environ["PATH"], **files}
         with (self.here.folder / f"{name}.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -116,6 +122,7 @@ async def routers(here: Bench) -> AsyncIterator[Routers]:
         yield Routers(here, http)
 
 
+ROUTERS = {"replicas": 2, "template": {"spec": {"schedulerName": NOBODY}}}
 P0, P1, D0 = "chat-prefill-0-0", "chat-prefill-1-0", "chat-decode-0-0"
 
 
@@ -123,7 +130,7 @@ async def start(here: Bench) -> None:
     await here.operator().start()
     await here.pool("PrefillPool", replicas=2)
     await here.pool("DecodePool")
-    await here.service()
+    await here.service(router=ROUTERS)
     for pod in (P0, P1, D0):
         await here.run_pod(pod)
 
@@ -248,8 +255,7 @@ async def test_turning_the_router_off_removes_its_objects_and_turning_it_on_make
     await here.admin.edit(SERVICES_PD, here.namespace, "chat", {"spec": {"router": {"enabled": False}}})
 
     async def gone() -> bool:
-        kinds = ((DEPLOYMENTS, ""), (SERVICES, ""), (CONFIG_MAPS, ""), (SECRETS, "-key"))
-        return not any([await here.see(kind, f"chat-router{suffix}") for kind, suffix in kinds])
+        return not any([await here.see(kind, "chat-router") for kind in (DEPLOYMENTS, SERVICES, CONFIG_MAPS)])
 
     await eventually(gone)
     await here.until("DisaggregatedService", "Ready", status="True")
@@ -322,21 +328,76 @@ def told(obj: dict) -> tuple:
     )
 
 
-async def test_a_service_that_is_deleted_and_made_anew_at_once_gets_a_key_of_its_own(here, routers):
+async def test_service_deleted_and_created_again_owns_new_router(here):
     await start(here)
-    first = await routers.key()
     await eventually(lambda: here.see(DEPLOYMENTS, "chat-router"))
     await here.admin.drop(SERVICES_PD, here.namespace, "chat", propagationPolicy="Background")
-    again = await here.service()
+    again = await here.service(router=ROUTERS)
 
-    async def new_key() -> bool:
-        secret = await here.see(SECRETS, "chat-router-key")
-        owners = [owner["uid"] for owner in secret["metadata"]["ownerReferences"]] if secret else []
-        return owners == [again["metadata"]["uid"]] and await routers.key() != first
+    async def owned() -> bool:
+        deployment = await here.see(DEPLOYMENTS, "chat-router")
+        owners = [owner["uid"] for owner in deployment["metadata"]["ownerReferences"]] if deployment else []
+        return owners == [again["metadata"]["uid"]]
 
-    await eventually(new_key)
-    deployment = await eventually(lambda: here.see(DEPLOYMENTS, "chat-router"))
-    assert deployment["metadata"]["ownerReferences"][0]["uid"] == again["metadata"]["uid"]
+    await eventually(owned)
+
+
+async def test_pod_with_only_the_labels_gets_no_key(here, routers):
+    await start(here)
+    await routers.start("router-a")
+    await routers.until("router-a", P0, P1, D0)
+    labels = (await here.see(PODS, routers.pods["router-a"]))["metadata"]["labels"]
+    spec = {"schedulerName": NOBODY, "containers": [{"name": "router", "image": "none"}]}
+    meta = {"name": "impostor", "namespace": here.namespace, "labels": labels | {"pod-template-hash": "none"}}
+    await here.admin.make(PODS, {"metadata": meta, "spec": spec})
+    ip = await here.run_pod("impostor", engine=False)
+    asked: list[str] = []
+
+    async def note(request: web.Request) -> web.Response:
+        asked.append(f"{request.method} {request.path}")
+        return web.json_response({"workers": []})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", note)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, ip, 8000).start()
+        # The change of the rotation shows that the operator has asked every router since the impostor runs.
+        await here.set_ready(P1, False)
+        await routers.until("router-a", P0, D0)
+        assert asked == []
+    finally:
+        await runner.cleanup()
+
+
+async def test_raised_epoch_gives_every_engine_new_keys_and_never_parts_two(here):
+    first = await here.operator().start()
+    seen: set[tuple[str, str]] = set()
+
+    async def epochs() -> dict[str, str]:
+        pods = await here.admin.all(PODS, here.namespace, "pdpool.dev/instance")
+        found = {p["metadata"]["labels"]["pdpool.dev/role"]: p["metadata"]["annotations"] for p in pods}
+        return {role: notes["pdpool.dev/key-epoch"] for role, notes in found.items()}
+
+    async def both(epoch: str) -> bool:
+        now = await epochs()
+        if len(now) == 2:
+            seen.add((now["prefill"], now["decode"]))
+        assert now == {"prefill": epoch, "decode": epoch}, now
+        return True
+
+    async with here.kubelet():
+        await here.pool("PrefillPool", drainTimeoutSeconds=5)
+        await here.pool("DecodePool", drainTimeoutSeconds=5)
+        await eventually(lambda: both("1"))
+        await first.stop()
+        await here.operator(PDPOOL_KEY_EPOCH="2").start()
+        await eventually(lambda: both("2"), within_s=150, every_s=0.2)
+    assert seen <= {("1", "1"), ("1", "2-1"), ("2", "2-1"), ("2", "2")}
+    assert {("1", "2-1"), ("2", "2-1")} <= seen
+    files = (await here.see(SECRETS, "pdpool-keys"))["data"]
+    assert {"curve-1.json", "curve-2-1.json", "curve-2.json", "operator-2.pem", "router-2.key"} <= files.keys()
 
 
 async def test_a_service_without_its_pools_says_which_is_missing(here):

@@ -36,7 +36,9 @@ def router(tmp_path, workers, *more):
     (tmp_path / "workers.json").write_text(json.dumps(workers))
     port, metrics_port = free_port(), free_port()
     addresses = ["--host", HOST, "--port", str(port), "--prometheus-host", HOST, "--prometheus-port", str(metrics_port)]
-    env = {**os.environ, "PDPOOL_ROUTER_KEY": KEY, "PDPOOL_ROUTER_WORKERS": str(tmp_path / "workers.json")}
+    (tmp_path / "router.key").write_text(KEY)
+    files = {"PDPOOL_ROUTER_KEY_FILE": "router.key", "PDPOOL_ROUTER_WORKERS": "workers.json"}
+    env = {**os.environ, **{name: str(tmp_path / file) for name, file in files.items()}}
     log = tmp_path / "router.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -183,10 +185,40 @@ def test_killed_decode_opens_no_circuit(engines, tmp_path):
             assert [ask(url) for _ in range(8)] == [200] * 8
 
 
-def test_router_needs_a_key(tmp_path):
-    env = {name: value for name, value in os.environ.items() if name != "PDPOOL_ROUTER_KEY"}
+@pytest.mark.parametrize("content", [None, "", " \n"])
+def test_router_needs_a_key(tmp_path, content):
+    file = tmp_path / "router.key"
+    if content is not None:
+        file.write_text(content)
+    env = {**os.environ, "PDPOOL_ROUTER_KEY_FILE": str(file)}
     done = subprocess.run(
         [sys.executable, str(SCRIPT)], env=env, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 1
-    assert "PDPOOL_ROUTER_KEY" in done.stderr
+    assert f"PDPOOL_ROUTER_KEY_FILE {file}" in done.stderr
+
+
+def test_router_key_is_not_visible_in_proc(tmp_path):
+    with router(tmp_path, {"prefill": [], "decode": []}) as (process, url, _):
+        until(lambda: get_status(url + "/liveness") == 200)
+        for file in ("cmdline", "environ"):
+            assert KEY.encode() not in Path(f"/proc/{process.pid}/{file}").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--policy=cache_aware", "--decode-policy=cache_aware", "--cache-threshold=0.3"),
+        ("--decode-policy=round_robin",),
+        ("--policy=random",),
+    ],
+    ids=" ".join,
+)
+def test_router_serves_with_each_policy(engines, tmp_path, flags):
+    with router(tmp_path, {"prefill": [], "decode": []}, *flags) as (_, url, _):
+        until(lambda: get_status(url + "/liveness") == 200)
+        prefill, decode = as_workers(engines)["prefill"][0], as_workers(engines)["decode"][0]
+        for add in ({**prefill, "worker_type": "prefill"}, {**decode, "worker_type": "decode"}):
+            assert web.post(url + "/workers", json=add, headers=ADMIN, timeout=30).status_code == 202
+        until(lambda: get_status(url + "/readiness") == 200)
+        assert [ask(url) for _ in range(4)] == [200] * 4

@@ -13,18 +13,18 @@ from pdpool_operator.observe.sampler import Sampler, Target
 from pdpool_operator.plan.model import Fence
 from pdpool_operator.runtime import engines
 from pdpool_operator.runtime.engines import Engines
-from pdpool_operator.runtime.keys import Signer
+from pdpool_operator.runtime.keys import Keys
 from pdpool_reference.demo.launch import Children
 
 IP = "127.97.0.1"
-SIGNER = Signer(b"0123456789abcdef0123456789abcdef")
+KEYS = Keys({1: b"0123456789abcdef0123456789abcdef"})
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[None]:
     """A decode engine of two ranks, at the ports of a pod."""
     key: Path = tmp_path_factory.mktemp("keys") / "operator.pem"
-    key.write_text(SIGNER.public)
+    key.write_text(KEYS.public(1))
     extra = ["--host", IP, "--advertise-host", IP, "--port", str(ENGINE_HTTP_PORT), "--admin-port", str(ADMIN_PORT)]
     extra += ["--tp-size", "2", "--kv-pages", "64", "--pod-uid", "pod-1", "--operator-key", str(key)]
     with Children() as children:
@@ -69,8 +69,9 @@ async def test_each_rank_takes_the_signed_word_on_a_lost_peer(
         peer="chat-prefill-0-0",
         peer_uid="pod-2",
         container_id="containerd://c1",
+        key_epoch=1,
     )
-    told = await Engines(http, SIGNER, "operator x").fence(fence)
+    told = await Engines(http, KEYS, "operator x").fence(fence)
     assert (told.outcome, told.words) == ("given", "")
-    forged = await Engines(http, Signer(b"another seed of thirty-two bytes."), "operator y").fence(fence)
+    forged = await Engines(http, Keys({1: b"another seed of thirty-two bytes."}), "operator y").fence(fence)
     assert forged.outcome == "refused"

@@ -12,6 +12,58 @@
 {{ include "pdpool.fullname" . }}-operator
 {{- end -}}
 
+{{- define "pdpool.lease" -}}
+{{ default (include "pdpool.operator" .) .Values.operator.leaseName }}
+{{- end -}}
+
+{{/* Environment of the operator's container, as YAML. */}}
+{{- define "pdpool.environment" -}}
+# Without a name, kopf looks up the user, which the image does not have.
+- name: POD_ID
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: PDPOOL_NAMESPACE
+  valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+- name: PDPOOL_LEASE
+  value: {{ include "pdpool.lease" . | quote }}
+- name: PDPOOL_WATCH_NAMESPACES
+  value: {{ join "," .Values.watchNamespaces | quote }}
+- name: PDPOOL_ENGINE_IMAGE
+  value: {{ include "pdpool.image" (list . "engine") | quote }}
+- name: PDPOOL_ROUTER_IMAGE
+  value: {{ include "pdpool.image" (list . "router") | quote }}
+- name: PDPOOL_ROUTER_SEED_FILE
+  value: /etc/pdpool/seed/seed
+- name: PDPOOL_KEY_EPOCH
+  value: {{ .Values.seed.epoch | quote }}
+- name: PDPOOL_POD_DEFAULTS
+  value: {{ include "pdpool.podDefaults" . | quote }}
+- name: PDPOOL_NETWORK_PEERS
+  value: {{ include "pdpool.networkPeers" . | quote }}
+- name: PDPOOL_LOG_LEVEL
+  value: {{ .Values.operator.logLevel }}
+{{- end -}}
+
+{{/* Defaults of engine and router pods, as JSON. */}}
+{{- define "pdpool.podDefaults" -}}
+{{- with .Values.workloads -}}
+{{- dict "imagePullPolicy" .imagePullPolicy "imagePullSecrets" (.imagePullSecrets | default list) "podSecurityContext" .podSecurityContext "containerSecurityContext" .securityContext | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Topology spread constraints as YAML, each with a selector. */}}
+{{- define "pdpool.topologySpread" -}}
+{{- $selector := dict "matchLabels" (include "pdpool.operatorSelector" . | fromYaml) -}}
+{{- $constraints := list -}}
+{{- range .Values.operator.topologySpreadConstraints -}}
+{{- if hasKey . "labelSelector" -}}
+{{- $constraints = append $constraints . -}}
+{{- else -}}
+{{- $constraints = append $constraints (merge (dict "labelSelector" $selector) .) -}}
+{{- end -}}
+{{- end -}}
+{{ toYaml $constraints }}
+{{- end -}}
+
 {{- define "pdpool.serviceAccount" -}}
 {{- if .Values.serviceAccount.create -}}
 {{ default (include "pdpool.operator" .) .Values.serviceAccount.name }}
@@ -66,7 +118,8 @@ app.kubernetes.io/component: operator
 {{- define "pdpool.image" -}}
 {{- $root := index . 0 -}}
 {{- $image := $root.Values.image -}}
-{{ $image.registry }}/{{ get $image (index . 1) }}:{{ default $root.Chart.AppVersion $image.tag }}
+{{- $digest := get ($image.digests | default dict) (index . 1) -}}
+{{ $image.registry }}/{{ get $image (index . 1) }}{{ $digest | empty | ternary (printf ":%s" (default $root.Chart.AppVersion $image.tag)) (printf "@%s" $digest) }}
 {{- end -}}
 
 {{- define "pdpool.seedSecret" -}}
@@ -110,11 +163,11 @@ engines' default request deadline. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* The rule file with namespace and windows filled in. With `helm upgrade --reuse-values`, new windows have no value. */}}
+{{/* The rule file with namespace and windows filled in. */}}
 {{- define "pdpool.rules" -}}
 {{- include "pdpool.checkWindows" . -}}
 {{- $text := regexReplaceAllLiteral "^#.*\n" (.Files.Get "files/rules/pdpool.rules.yaml") "" | trim -}}
-{{- range $name, $value := merge (dict) .Values.rules.windows (dict "instanceStuck" "1m" "memoryHeld" "10m" "namespace" .Release.Namespace "runbookUrl" .Values.rules.runbookUrl) -}}
+{{- range $name, $value := merge (dict) .Values.rules.windows (dict "namespace" .Release.Namespace "runbookUrl" .Values.rules.runbookUrl) -}}
 {{- $text = replace (printf "${%s}" $name) $value $text -}}
 {{- end -}}
 {{ $text }}
@@ -126,29 +179,35 @@ engines' default request deadline. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Namespaces whose engines get a NetworkPolicy, as JSON. */}}
-{{- define "pdpool.engineNamespaces" -}}
-{{- $namespaces := .Values.networkPolicy.engineNamespaces | default .Values.watchNamespaces -}}
-{{- range .Values.watchNamespaces -}}
-{{- if not (has . $namespaces) -}}
-{{- fail (printf "networkPolicy.engineNamespaces: lacks %s of watchNamespaces, so any pod could reach its engines; add it, or leave engineNamespaces empty" .) -}}
-{{- end -}}
-{{- end -}}
-{{- toJson $namespaces -}}
+{{/* Prometheus as a NetworkPolicyPeer, as YAML. */}}
+{{- define "pdpool.prometheus" -}}
+namespaceSelector: {{ .Values.networkPolicy.prometheus.namespaceSelector | toJson }}
+podSelector: {{ .Values.networkPolicy.prometheus.podSelector | default dict | toJson }}
 {{- end -}}
 
-{{- define "pdpool.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities:
-  drop: [ALL]
+{{/* Who may connect to engines beside engines and routers, as JSON. Empty without NetworkPolicies. */}}
+{{- define "pdpool.networkPeers" -}}
+{{- if .Values.networkPolicy.enabled -}}
+{{- $own := dict "namespaceSelector" (dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace)) -}}
+{{- $_ := set $own "podSelector" (dict "matchLabels" (include "pdpool.operatorSelector" . | fromYaml)) -}}
+{{- $watchers := list $own (include "pdpool.prometheus" . | fromYaml) -}}
+{{- dict "watchers" $watchers "clients" (.Values.networkPolicy.clients | default list) | toJson -}}
+{{- end -}}
 {{- end -}}
 
-{{- define "pdpool.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
-seccompProfile:
-  type: RuntimeDefault
+{{- define "pdpool.monitoredNamespaces" -}}
+{{- if .Values.watchNamespaces -}}
+matchNames:
+  {{- toYaml .Values.watchNamespaces | nindent 2 }}
+{{- else -}}
+any: true
+{{- end -}}
+{{- end -}}
+
+{{/* Relabelings that give the series of a pod the labels of the documented scrape job. */}}
+{{- define "pdpool.podLabels" -}}
+- {sourceLabels: [__meta_kubernetes_namespace], targetLabel: namespace}
+- {sourceLabels: [__meta_kubernetes_pod_name], targetLabel: pod}
+- {sourceLabels: [__meta_kubernetes_pod_label_pdpool_dev_role], targetLabel: role}
+- {sourceLabels: [__meta_kubernetes_pod_label_pdpool_dev_pool], targetLabel: pool}
 {{- end -}}

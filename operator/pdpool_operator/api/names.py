@@ -41,12 +41,12 @@ ANNOTATION_DRAIN_STARTED: Final = f"{GROUP}/drain-started"
 ANNOTATION_DRAIN_REASON: Final = f"{GROUP}/drain-reason"
 """On an instance's StatefulSet: reason of the drain, a `DrainReason`."""
 
-ANNOTATION_CONTROL_KEYS: Final = f"{GROUP}/control-keys"
-"""On engine pods: whether they have keys for the control channel, a `ControlKeys`. Absent means none."""
+ANNOTATION_KEY_EPOCH: Final = f"{GROUP}/key-epoch"
+"""On engine and router pods: epochs of their keys, `KeyEpochs`."""
 
 ANNOTATION_KEYS_HASH: Final = f"{GROUP}/keys-hash"
-"""On a pool's Service: hash of the Secret with its engines' keys. The Secret is applied before the Service, and the
-operator cannot read it.
+"""On the Service of a pool or router: hash of the Secret with the keys. The Secret is applied before the Service, and
+the operator does not read it.
 """
 
 ANNOTATION_HISTORY_FROM: Final = f"{GROUP}/history-from"
@@ -72,10 +72,10 @@ ADMIN_SOCKET: Final = f"{RUN_DIRECTORY}/admin.sock"
 FLIGHT_DIRECTORY: Final = f"{RUN_DIRECTORY}/flights"
 ROUTER_CONFIG_DIRECTORY: Final = "/etc/pdpool"
 WORKERS_KEY: Final = "workers.json"
-ROUTER_KEY_KEY: Final = "key"
+KEYS_SECRET: Final = "pdpool-keys"  # noqa: S105 - a name
+"""The one Secret of each namespace with pools. Its name is fixed, so that the operator's rights can name it."""
 KEYS_DIRECTORY: Final = "/etc/pdpool/keys"
-CURVE_KEYS_KEY: Final = "curve.json"
-OPERATOR_KEY_KEY: Final = "operator.pem"
+ROUTER_KEYS_DIRECTORY: Final = "/etc/pdpool-keys"
 
 
 class Role(StrEnum):
@@ -86,23 +86,9 @@ class Role(StrEnum):
     ROUTER = "router"
 
 
-class ControlKeys(StrEnum):
-    """Whether engines have keys for the control channel. Value of the annotation `pdpool.dev/control-keys`."""
-
-    REQUIRED = "required"
-    OPTIONAL = "optional"
-    """For decode engines: they have keys, and also connect to prefill engines without keys."""
-    NONE = "none"
-
-
 def pool_workload(pool: str, role: Role) -> str:
     """Name of the pool's headless Service and PodDisruptionBudget: `chat-prefill`."""
     return f"{pool}-{role}"
-
-
-def engine_secret(pool: str, role: Role) -> str:
-    """Name of the Secret with the keys of a pool's engines: `chat-prefill-keys`."""
-    return f"{pool_workload(pool, role)}-keys"
 
 
 def instance(pool: str, role: Role, index: int) -> str:
@@ -125,9 +111,19 @@ def router(service: str) -> str:
     return f"{service}-router"
 
 
-def router_secret(service: str) -> str:
-    """Name of the Secret that holds the key of the router's control endpoints: `chat-router-key`."""
-    return f"{service}-router-key"
+def curve_file(epochs: object) -> str:
+    """Name of the file with the CURVE keys of these epochs: `curve-2-1.json`."""
+    return f"curve-{epochs}.json"
+
+
+def operator_file(epoch: int) -> str:
+    """Name of the file with the operator's public key of one epoch: `operator-2.pem`."""
+    return f"operator-{epoch}.pem"
+
+
+def router_file(epoch: int) -> str:
+    """Name of the file with the key of the routers' control endpoints of one epoch: `router-2.key`."""
+    return f"router-{epoch}.key"
 
 
 def pool_selector(pool: str, role: Role) -> dict[str, str]:

@@ -3,40 +3,47 @@
 from typing import Any
 
 from ..api import names
+from ..api.key_epochs import FIRST_KEYS, KeyEpochs
 from ..api.models import Pool
 from ..engines import engine_of
 from ..engines.base import Directory, Engine, Instance, Probe
-from .common import TERMINATION_MARGIN_S, container_security_context, http_probe, pod_security_context
+from .common import TERMINATION_MARGIN_S, http_probe, keys_volume
 from .rdma import rdma_environment, with_rdma
-from .settings import BuildSettings, ControlKeys
-from .template import ENGINE_PATH, TemplateInvalid, merge_template
+from .settings import BuildSettings
+from .template import ENGINE_PATH, ROOT, MergeRules, TemplateInvalid, merge_template
 
-KEYS_MODE = 0o440
 KEYS_MOUNT = {"name": "pdpool-keys", "mountPath": names.KEYS_DIRECTORY, "readOnly": True}
 
 OWN_DIRECTORIES = (Directory("tmp", "/tmp"), Directory("run-pdpool", names.RUN_DIRECTORY))  # noqa: S108 -- an emptyDir
 
 
-def engine_template(pool: Pool, index: int, settings: BuildSettings) -> dict[str, Any]:
+def engine_template(pool: Pool, index: int, settings: BuildSettings, keys: KeyEpochs = FIRST_KEYS) -> dict[str, Any]:
     """Pod template of one instance, with the user's template merged in.
 
     Raises:
         TemplateInvalid: the user's template contradicts what pdpool sets, or is malformed.
     """
     kind = engine_of(pool.spec.engine.type)
-    ours = _template(kind, Instance(pool, index, _control_keys(kind, pool, settings)))
-    template = merge_template(ours, pool.spec.template, owned_flags=kind.owned_flags)
+    ours = _template(kind, Instance(pool, index, keys if kind.has_connector(pool) else None), settings)
+    template = merge_template(ours, pool.spec.template, _rules(kind))
     engine = template["spec"]["containers"][0]
     if not engine.get("image"):
         engine["image"] = _default_image(kind, settings)
-        engine.setdefault("imagePullPolicy", "IfNotPresent")
+        engine.setdefault("imagePullPolicy", settings.pods.image_pull_policy)
     for refusal in kind.refusals(pool, engine):
         raise TemplateInvalid(f"{ENGINE_PATH}.{refusal.field}", refusal.value, refusal.expected)
     return with_rdma(template, pool.spec.template, pool.spec.rdma)
 
 
-def _control_keys(kind: Engine, pool: Pool, settings: BuildSettings) -> ControlKeys:
-    return settings.control_keys if kind.has_connector(pool) else ControlKeys.NONE
+def _rules(kind: Engine) -> MergeRules:
+    return MergeRules(
+        root=ROOT,
+        container=names.ENGINE_CONTAINER,
+        owned_flags=kind.owned_flags,
+        flags_from="the pool's own fields",
+        grace_period="it is derived from spec.drainTimeoutSeconds; set that instead",
+        pre_stop="pdpool drains the engine there; remove it",
+    )
 
 
 def _default_image(kind: Engine, settings: BuildSettings) -> str:
@@ -45,35 +52,33 @@ def _default_image(kind: Engine, settings: BuildSettings) -> str:
     return settings.engine_image
 
 
-def _template(kind: Engine, instance: Instance) -> dict[str, Any]:
-    pool = instance.pool
-    secret = names.engine_secret(pool.metadata.name, pool.role)
-    keys = kind.has_connector(pool)
+def _template(kind: Engine, instance: Instance, settings: BuildSettings) -> dict[str, Any]:
+    pool, keys = instance.pool, instance.keys
     directories = [*OWN_DIRECTORIES, *kind.directories()]
+    files = () if keys is None else (names.curve_file(keys), names.operator_file(keys.newest))
     return {
         "metadata": {
             "labels": names.instance_labels(pool.metadata.name, pool.role, instance.index),
-            "annotations": {names.ANNOTATION_CONTROL_KEYS: str(instance.control_keys)},
+            "annotations": {} if keys is None else {names.ANNOTATION_KEY_EPOCH: str(keys)},
         },
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": pod_security_context(),
+            **settings.pods.pull_secrets(),
+            "securityContext": dict(settings.pods.pod_security_context),
             "terminationGracePeriodSeconds": pool.spec.drain_timeout_seconds + TERMINATION_MARGIN_S,
-            "containers": [_engine_container(kind, instance, directories)],
+            "containers": [_engine_container(kind, instance, settings, directories)],
             "volumes": [
                 *({"name": d.name, "emptyDir": {"medium": "Memory"} if d.in_memory else {}} for d in directories),
-                *(
-                    [{"name": "pdpool-keys", "secret": {"secretName": secret, "defaultMode": KEYS_MODE}}]
-                    if keys
-                    else []
-                ),
+                *([keys_volume({file: file for file in files})] if files else []),
             ],
         },
     }
 
 
-def _engine_container(kind: Engine, instance: Instance, directories: list[Directory]) -> dict[str, Any]:
+def _engine_container(
+    kind: Engine, instance: Instance, settings: BuildSettings, directories: list[Directory]
+) -> dict[str, Any]:
     probes = kind.probes(instance.pool)
     drain = kind.drain_command(instance.pool)
     return {
@@ -88,7 +93,7 @@ def _engine_container(kind: Engine, instance: Instance, directories: list[Direct
         "readinessProbe": _probe(probes.readiness),
         "livenessProbe": _probe(probes.liveness),
         "lifecycle": {"preStop": {"exec": {"command": list(drain)}}} if drain else {},
-        "securityContext": container_security_context(),
+        "securityContext": dict(settings.pods.container_security_context),
         "volumeMounts": [
             *({"name": d.name, "mountPath": d.path} for d in directories),
             *([KEYS_MOUNT] if kind.has_connector(instance.pool) else []),

@@ -1,22 +1,29 @@
 """Objects of a pool: one StatefulSet per instance, the headless Service and the PodDisruptionBudget."""
 
-import base64
 from typing import Any
 
 from ..api import names
+from ..api.key_epochs import FIRST_KEYS, KeyEpochs
 from ..api.models import Pool, PoolSpec
 from ..api.rdma import RdmaMode
+from ..engines import engine_of
 from .canonical import canonical_template
-from .common import content_hash, disruption_budget, metadata, spec_hash, with_build_hash
+from .common import content_hash, disruption_budget, keys_hash, keys_secret, metadata, spec_hash, with_build_hash
 from .engine import container_ports, engine_template
+from .network_policy import engine_network_policy
 from .settings import BuildSettings
 
 PODS_PER_INSTANCE = 1
 
 
-def pool_spec_hash(pool: Pool) -> str:
-    """Hash that the pool's pods carry if they were built from its current spec."""
-    return spec_hash(pool, _shaping(pool.spec), without=frozenset({"replicas", "rollout"}))
+def pool_spec_hash(pool: Pool, keys: KeyEpochs = FIRST_KEYS) -> str:
+    """Hash that the pool's pods carry if they were built from its current spec, with these keys.
+
+    Engines without a connector have no keys, so a rotation does not replace them.
+    """
+    if not engine_of(pool.spec.engine.type).has_connector(pool):
+        keys = FIRST_KEYS
+    return spec_hash(pool, _shaping(pool.spec), without=frozenset({"replicas", "rollout"}), keys=keys)
 
 
 def _shaping(spec: PoolSpec) -> PoolSpec:
@@ -33,19 +40,21 @@ def _shaping(spec: PoolSpec) -> PoolSpec:
     return spec.model_copy(update={"template": canonical_template(spec.template), "model": model, "rdma": rdma})
 
 
-def instance_stateful_set(pool: Pool, index: int, settings: BuildSettings) -> dict[str, Any]:
-    """StatefulSet of one instance.
+def instance_stateful_set(
+    pool: Pool, index: int, settings: BuildSettings, keys: KeyEpochs = FIRST_KEYS
+) -> dict[str, Any]:
+    """StatefulSet of one instance, whose pod gets these keys.
 
     Its update strategy is `OnDelete`: the operator decides which instance is replaced, and when.
 
     Raises:
         TemplateInvalid: the user's template cannot be merged.
     """
-    template = engine_template(pool, index, settings)
+    template = engine_template(pool, index, settings, keys)
     if restarted_at := pool.metadata.annotations.get(names.ANNOTATION_RESTARTED_AT):
         template["metadata"]["annotations"][names.ANNOTATION_RESTARTED_AT] = restarted_at
     hashes = {
-        names.ANNOTATION_SPEC_HASH: pool_spec_hash(pool),
+        names.ANNOTATION_SPEC_HASH: pool_spec_hash(pool, keys),
         names.ANNOTATION_BUILD_HASH: content_hash(canonical_template(template)),
     }
     template["metadata"]["annotations"] = {**template["metadata"].get("annotations", {}), **hashes}
@@ -74,13 +83,14 @@ def headless_service(pool: Pool, keys: dict[str, Any]) -> dict[str, Any]:
     Addresses are published before readiness, because peers pair while they start. An annotation holds the hash of
     `keys`, the Secret that was applied before this Service.
     """
-    applied = {names.ANNOTATION_KEYS_HASH: keys["metadata"]["annotations"][names.ANNOTATION_BUILD_HASH]}
     name = names.pool_workload(pool.metadata.name, pool.role)
     return with_build_hash(
         {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": metadata(pool, pool.kind, name, names.pool_labels(pool.metadata.name, pool.role), applied),
+            "metadata": metadata(
+                pool, pool.kind, name, names.pool_labels(pool.metadata.name, pool.role), keys_hash(keys)
+            ),
             "spec": {
                 "clusterIP": "None",
                 "publishNotReadyAddresses": True,
@@ -105,22 +115,8 @@ def pool_disruption_budget(pool: Pool) -> dict[str, Any]:
     )
 
 
-def engine_keys_secret(pool: Pool, settings: BuildSettings) -> dict[str, Any]:
-    """Secret with the keys that the pool's engines read."""
-    content = {names.CURVE_KEYS_KEY: settings.curve_keys, names.OPERATOR_KEY_KEY: settings.operator_key}
-    name = names.engine_secret(pool.metadata.name, pool.role)
-    return with_build_hash(
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": metadata(pool, pool.kind, name, names.pool_labels(pool.metadata.name, pool.role)),
-            "type": "Opaque",
-            "data": {key: base64.b64encode(text.encode()).decode() for key, text in content.items()},
-        }
-    )
-
-
 def pool_objects(pool: Pool, settings: BuildSettings) -> tuple[dict[str, Any], ...]:
     """Return the pool's objects except its instances."""
-    keys = engine_keys_secret(pool, settings)
-    return keys, headless_service(pool, keys), pool_disruption_budget(pool)
+    keys = keys_secret(pool.metadata.namespace, settings.keys)
+    policies = () if settings.peers is None else (engine_network_policy(pool, settings.peers),)
+    return keys, headless_service(pool, keys), pool_disruption_budget(pool), *policies

@@ -1,23 +1,24 @@
 """Objects of a service's router: Deployment, Service, PodDisruptionBudget, worker list and key."""
 
-import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..api import names
-from ..api.models import DisaggregatedService
+from ..api.key_epochs import FIRST_KEYS, KeyEpochs
+from ..api.models import DisaggregatedService, Policy
 from .common import (
-    container_security_context,
     content_hash,
     disruption_budget,
     http_probe,
+    keys_hash,
+    keys_volume,
     metadata,
-    pod_security_context,
     spec_hash,
     with_build_hash,
 )
 from .settings import BuildSettings
+from .template import MergeRules, TemplateInvalid, merge_template, refuse_owned_flags
 
 PRE_STOP_SLEEP_S = 5
 """After a pod begins to terminate, proxies send it new connections for this long, until their configuration is updated.
@@ -27,6 +28,48 @@ STREAMS_MAY_FINISH_S = 180
 """Time that the router gives running streams to finish after SIGTERM: its `--shutdown-grace-period-secs`."""
 
 GRACE_PERIOD_S = PRE_STOP_SLEEP_S + STREAMS_MAY_FINISH_S + 5
+
+KEY_FILE = "router.key"
+
+DEFAULT_RESOURCES = {"requests": {"cpu": "50m", "memory": "160Mi"}, "limits": {"memory": "512Mi"}}
+"""Measured: 100 MiB with round robin. Policy CacheAware keeps a tree of prompts, which `--max-tree-size` bounds."""
+
+POLICY_NAMES = {
+    Policy.ROUND_ROBIN: "round_robin",
+    Policy.RANDOM: "random",
+    Policy.CACHE_AWARE: "cache_aware",
+}
+"""Names of the policies in sglang-router. Its other ones do not serve if the router starts with an empty list."""
+
+OWNED_FLAGS = frozenset(
+    {
+        "--host",
+        "--port",
+        "--prometheus-host",
+        "--prometheus-port",
+        "--pd-disaggregation",
+        "--prefill",
+        "--decode",
+        "--worker-urls",
+        "--policy",
+        "--prefill-policy",
+        "--decode-policy",
+        "--control-plane-api-keys",
+        "--shutdown-grace-period-secs",
+        "--service-discovery",
+        "--mini-lb",
+    }
+)
+"""Flags that follow from typed fields, from fixed ports, or from the operator's list of engines."""
+
+RULES = MergeRules(
+    root="spec.router.template",
+    container=names.ROUTER_CONTAINER,
+    owned_flags=OWNED_FLAGS,
+    flags_from="the fields of spec.router or its own list of engines",
+    grace_period="running streams have 180 s to finish; remove it",
+    pre_stop="the router waits there until it gets no new connections; remove it",
+)
 
 
 def workers_json(prefill_ips: Iterable[str], decode_ips: Iterable[str]) -> str:
@@ -40,21 +83,27 @@ def workers_json(prefill_ips: Iterable[str], decode_ips: Iterable[str]) -> str:
     return json.dumps(workers, indent=1)
 
 
-def router_spec_hash(service: DisaggregatedService) -> str:
-    """Hash that the router pods carry if they were built from the current spec."""
-    return spec_hash(service, service.spec.router, without=frozenset({"replicas", "enabled", "port"}))
+def router_spec_hash(service: DisaggregatedService, keys: KeyEpochs = FIRST_KEYS) -> str:
+    """Hash that the router pods carry if they were built from the current spec, with these keys."""
+    without = frozenset({"replicas", "enabled", "port", "service"})
+    return spec_hash(service, service.spec.router, without=without, keys=keys)
 
 
 def router_deployment(service: DisaggregatedService, settings: BuildSettings) -> dict[str, Any]:
     """Deployment of the router. The router reads its first worker list from the ConfigMap and needs no Kubernetes
     access.
+
+    Raises:
+        TemplateInvalid: the user's template or arguments contradict what pdpool sets, or are malformed.
     """
-    template = _template(service, settings)
+    spec = service.spec.router
+    refuse_owned_flags(spec.args, RULES, "spec.router.args")
+    template = merge_template(_template(service, settings), spec.template, RULES)
     hashes = {
-        names.ANNOTATION_SPEC_HASH: router_spec_hash(service),
+        names.ANNOTATION_SPEC_HASH: router_spec_hash(service, KeyEpochs(settings.key_epoch)),
         names.ANNOTATION_BUILD_HASH: content_hash(template),
     }
-    template["metadata"]["annotations"] = hashes
+    template["metadata"]["annotations"] = {**template["metadata"]["annotations"], **hashes}
     name = service.metadata.name
     return {
         "apiVersion": "apps/v1",
@@ -73,32 +122,54 @@ def router_deployment(service: DisaggregatedService, settings: BuildSettings) ->
 def _template(service: DisaggregatedService, settings: BuildSettings) -> dict[str, Any]:
     name = service.metadata.name
     return {
-        "metadata": {"labels": names.router_labels(name)},
+        "metadata": {
+            "labels": names.router_labels(name),
+            "annotations": {names.ANNOTATION_KEY_EPOCH: str(settings.key_epoch)},
+        },
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": pod_security_context(),
+            **_pull_secrets(service, settings),
+            "securityContext": dict(settings.pods.pod_security_context),
             "terminationGracePeriodSeconds": GRACE_PERIOD_S,
-            "containers": [_container(name, settings.router_image)],
+            "containers": [_container(service, settings)],
             "volumes": [
                 {"name": "tmp", "emptyDir": {}},
                 {"name": "workers", "configMap": {"name": names.router(name), "optional": True}},
+                keys_volume({names.router_file(settings.key_epoch): KEY_FILE}),
             ],
         },
     }
 
 
-def _container(service: str, image: str) -> dict[str, Any]:
+def _pull_secrets(service: DisaggregatedService, settings: BuildSettings) -> dict[str, Any]:
+    own = service.spec.router.image_pull_secrets
+    return {"imagePullSecrets": [{"name": secret.name} for secret in own]} if own else settings.pods.pull_secrets()
+
+
+def _image(service: DisaggregatedService, settings: BuildSettings) -> dict[str, Any]:
+    """Image of the router. Kubernetes chooses the pull policy of an image that the user names."""
+    if own := service.spec.router.image:
+        return {"image": own}
+    return {"image": settings.router_image, "imagePullPolicy": settings.pods.image_pull_policy}
+
+
+def _args(service: DisaggregatedService) -> list[str]:
+    spec = service.spec.router
+    flags = []
+    if spec.policy.prefill is not Policy.ROUND_ROBIN:
+        flags.append(f"--policy={POLICY_NAMES[spec.policy.prefill]}")
+    if spec.policy.decode is not Policy.RANDOM:
+        flags.append(f"--decode-policy={POLICY_NAMES[spec.policy.decode]}")
+    return [*flags, *spec.args]
+
+
+def _container(service: DisaggregatedService, settings: BuildSettings) -> dict[str, Any]:
     return {
         "name": names.ROUTER_CONTAINER,
-        "image": image,
-        "imagePullPolicy": "IfNotPresent",
-        "env": [
-            {
-                "name": "PDPOOL_ROUTER_KEY",
-                "valueFrom": {"secretKeyRef": {"name": names.router_secret(service), "key": names.ROUTER_KEY_KEY}},
-            }
-        ],
+        **_image(service, settings),
+        "args": _args(service),
+        "env": [{"name": "PDPOOL_ROUTER_KEY_FILE", "value": f"{names.ROUTER_KEYS_DIRECTORY}/{KEY_FILE}"}],
         "ports": [
             {"name": "http", "containerPort": names.ROUTER_HTTP_PORT},
             {"name": "metrics", "containerPort": names.ROUTER_METRICS_PORT},
@@ -108,27 +179,37 @@ def _container(service: str, image: str) -> dict[str, Any]:
         # The router returns 503 until it knows a healthy engine of each role. Only then can it serve.
         "readinessProbe": http_probe("/readiness", "http", period_s=2, timeout_s=2, failures=2),
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SLEEP_S}}},
-        "resources": {"requests": {"cpu": "50m", "memory": "160Mi"}, "limits": {"memory": "512Mi"}},
-        "securityContext": container_security_context(),
+        "resources": service.spec.router.resources or DEFAULT_RESOURCES,
+        "securityContext": dict(settings.pods.container_security_context),
         "volumeMounts": [
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 -- an emptyDir of the pod
             {"name": "workers", "mountPath": names.ROUTER_CONFIG_DIRECTORY, "readOnly": True},
+            {"name": "pdpool-keys", "mountPath": names.ROUTER_KEYS_DIRECTORY, "readOnly": True},
         ],
     }
 
 
-def router_service(service: DisaggregatedService) -> dict[str, Any]:
-    """Service that clients use."""
-    name = service.metadata.name
+def router_service(service: DisaggregatedService, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Service that clients use. An annotation holds the hash of `keys`, the Secret that was applied before it.
+
+    Raises:
+        TemplateInvalid: `spec.router.service.annotations` has a key of pdpool's.
+    """
+    name, spec = service.metadata.name, service.spec.router
+    for key, value in spec.service.annotations.items():
+        if key.startswith(f"{names.GROUP}/"):
+            path = f"spec.router.service.annotations[{key}]"
+            raise TemplateInvalid(path, value, "pdpool sets this itself; remove it")
+    annotations = {**spec.service.annotations, **keys_hash(keys)}
     return with_build_hash(
         {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": metadata(service, service.kind, names.router(name), names.router_labels(name)),
+            "metadata": metadata(service, service.kind, names.router(name), names.router_labels(name), annotations),
             "spec": {
-                "type": "ClusterIP",
+                "type": str(spec.service.type),
                 "selector": names.router_selector(name),
-                "ports": [{"name": "http", "port": service.spec.router.port, "targetPort": "http"}],
+                "ports": [{"name": "http", "port": spec.port, "targetPort": "http"}],
             },
         }
     )
@@ -139,20 +220,6 @@ def router_disruption_budget(service: DisaggregatedService) -> dict[str, Any]:
     name = service.metadata.name
     return disruption_budget(
         service, service.kind, names.router(name), names.router_labels(name), names.router_selector(name)
-    )
-
-
-def router_key_secret(service: DisaggregatedService, key: str) -> dict[str, Any]:
-    """Secret with the key of the router's control endpoints."""
-    name = service.metadata.name
-    return with_build_hash(
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": metadata(service, service.kind, names.router_secret(name), names.router_labels(name)),
-            "type": "Opaque",
-            "data": {names.ROUTER_KEY_KEY: base64.b64encode(key.encode()).decode()},
-        }
     )
 
 

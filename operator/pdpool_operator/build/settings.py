@@ -1,19 +1,42 @@
 """Inputs of the builders besides the user's object."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from ..api.names import ControlKeys as ControlKeys
+from ..api.key_epochs import FIRST_EPOCH
+from .common import container_security_context, pod_security_context
+from .network_policy import NetworkPeers
+
+
+@dataclass(frozen=True, slots=True)
+class PodDefaults:
+    """What every engine and router pod gets unless its template says otherwise."""
+
+    image_pull_policy: str = "IfNotPresent"
+    """Of containers whose image the template does not name."""
+    image_pull_secrets: tuple[str, ...] = ()
+    """Names of Secrets in the namespaces of the pods."""
+    pod_security_context: Mapping[str, Any] = field(default_factory=pod_security_context)
+    container_security_context: Mapping[str, Any] = field(default_factory=container_security_context)
+
+    def pull_secrets(self) -> dict[str, Any]:
+        """The field `imagePullSecrets` of a pod's spec. Empty without secrets."""
+        found = [{"name": name} for name in self.image_pull_secrets]
+        return {"imagePullSecrets": found} if found else {}
 
 
 @dataclass(frozen=True, slots=True)
 class BuildSettings:
-    """Images from the operator's environment (`PDPOOL_ENGINE_IMAGE`, `PDPOOL_ROUTER_IMAGE`), and keys."""
+    """Images from the operator's environment (`PDPOOL_ENGINE_IMAGE`, `PDPOOL_ROUTER_IMAGE`), keys and defaults."""
 
     engine_image: str
     """Image for engines of type Reference whose template names none."""
     router_image: str
-    curve_keys: str = ""
-    """The key file of the control channel that engines of the namespace read."""
-    operator_key: str = ""
-    """Public key in PEM, which verifies the requests that the operator signs for engines."""
-    control_keys: ControlKeys = ControlKeys.REQUIRED
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Content of the namespace's Secret `pdpool-keys`: one file for each key of each epoch."""
+    key_epoch: int = FIRST_EPOCH
+    """Epoch of the keys that all pods should have in the end."""
+    peers: NetworkPeers | None = None
+    """Who may connect to engines. `None`: pools get no NetworkPolicies."""
+    pods: PodDefaults = field(default_factory=PodDefaults)

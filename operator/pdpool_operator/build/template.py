@@ -1,32 +1,51 @@
 """Merge the user's pod template into the one that pdpool renders.
 
-Rules by field:
+Engines and routers have the same rules; the container is `engine` or `router`. Rules by field:
 
 - `metadata.labels`, `metadata.annotations`: added. Keys of `pdpool.dev/` and labels that pdpool sets are refused.
-- `spec.containers` and `spec.initContainers`: by name. `engine` is merged as below, others are taken as they are.
+- `spec.containers` and `spec.initContainers`: by name. Ours is merged as below, others are taken as they are.
 - `spec.volumes`: by name. The user's replaces ours.
 - `securityContext`: key by key. The user's value wins.
-- `spec.terminationGracePeriodSeconds`: refused. It is derived from `spec.drainTimeoutSeconds`.
+- `spec.terminationGracePeriodSeconds`: refused. pdpool derives it.
 - every other field of `spec`: the user's.
 
-Rules within the container `engine`:
+Rules within our container:
 
 - `args`: the user's follow ours. A flag that pdpool sets from a typed field is refused.
 - `env`: by name; the user's wins. Names that begin with `PDPOOL_` are refused, but for switches
   of the SGLang plugin (`PDPOOL_SGLANG_`).
 - `ports`: by name. A port of ours with another number is refused.
 - `volumeMounts`: by mount path; the user's wins.
-- `lifecycle`: key by key. `preStop` is refused if the engine drains by it.
+- `lifecycle`: key by key. `preStop` is refused if the pod drains by it.
 - probes, resources, image, command and every other field: the user's, whole.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from ..api.names import ENGINE_CONTAINER, GROUP
 
 ROOT = "spec.template"
 ENGINE_PATH = f"{ROOT}.spec.containers[{ENGINE_CONTAINER}]"
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRules:
+    """What differs between the templates of engines and routers."""
+
+    root: str
+    """Path of the user's template within the object."""
+    container: str
+    """Name of the container that pdpool renders."""
+    owned_flags: frozenset[str]
+    """Command-line flags that pdpool sets. A template must not set them."""
+    flags_from: str
+    """Where these flags come from, for messages."""
+    grace_period: str
+    """What to do instead of setting `terminationGracePeriodSeconds`."""
+    pre_stop: str
+    """What to do instead of setting `preStop`."""
 
 
 class TemplateInvalid(ValueError):  # noqa: N818 -- named as the reason that it becomes
@@ -40,28 +59,27 @@ class TemplateInvalid(ValueError):  # noqa: N818 -- named as the reason that it 
         self.expected = expected
 
 
-def merge_template(ours: dict[str, Any], user: dict[str, Any], *, owned_flags: frozenset[str]) -> dict[str, Any]:
+def merge_template(ours: dict[str, Any], user: dict[str, Any], rules: MergeRules) -> dict[str, Any]:
     """Merge the user's pod template into pdpool's.
 
     Args:
-        ours: a pod template whose first container is `engine`.
-        user: `spec.template` as the user wrote it, unchecked.
-        owned_flags: command-line flags of the engine that typed fields set.
+        ours: a pod template whose first container is `rules.container`.
+        user: the template as the user wrote it, unchecked.
+        rules: names and messages.
 
     Raises:
         TemplateInvalid: for the first error found.
     """
-    _only(user, ("metadata", "spec"), ROOT)
-    user_meta = _mapping(user.get("metadata"), f"{ROOT}.metadata")
-    user_spec = _mapping(user.get("spec"), f"{ROOT}.spec")
+    _only(user, ("metadata", "spec"), rules.root)
+    user_meta = _mapping(user.get("metadata"), f"{rules.root}.metadata")
+    user_spec = _mapping(user.get("spec"), f"{rules.root}.spec")
     return {
-        "metadata": _merge_metadata(ours["metadata"], user_meta),
-        "spec": _merge_spec(ours["spec"], user_spec, owned_flags),
+        "metadata": _merge_metadata(ours["metadata"], user_meta, f"{rules.root}.metadata"),
+        "spec": _merge_spec(ours["spec"], user_spec, rules),
     }
 
 
-def _merge_metadata(ours: dict[str, Any], user: dict[str, Any]) -> dict[str, Any]:
-    path = f"{ROOT}.metadata"
+def _merge_metadata(ours: dict[str, Any], user: dict[str, Any], path: str) -> dict[str, Any]:
     _only({key: value for key, value in user.items() if value is not None}, ("labels", "annotations"), path)
     merged = dict(ours)
     for field in ("labels", "annotations"):
@@ -77,19 +95,19 @@ def _merge_metadata(ours: dict[str, Any], user: dict[str, Any]) -> dict[str, Any
     return merged
 
 
-def _merge_spec(ours: dict[str, Any], user: dict[str, Any], owned_flags: frozenset[str]) -> dict[str, Any]:
-    path = f"{ROOT}.spec"
+def _merge_spec(ours: dict[str, Any], user: dict[str, Any], rules: MergeRules) -> dict[str, Any]:
+    path = f"{rules.root}.spec"
     if "terminationGracePeriodSeconds" in user:
         raise TemplateInvalid(
             f"{path}.terminationGracePeriodSeconds",
             user["terminationGracePeriodSeconds"],
-            "it is derived from spec.drainTimeoutSeconds; set that instead",
+            rules.grace_period,
         )
     containers = _named(user.get("containers"), f"{path}.containers")
-    engine, *others = ours["containers"]
-    merged_engine = _merge_engine(engine, containers.pop(ENGINE_CONTAINER, {}), owned_flags)
+    main, *others = ours["containers"]
+    merged_main = _merge_container(main, containers.pop(rules.container, {}), rules)
     merged = {**ours, **user}
-    merged["containers"] = [merged_engine, *others, *containers.values()]
+    merged["containers"] = [merged_main, *others, *containers.values()]
     merged["volumes"] = _by_key(ours["volumes"], user.get("volumes"), "name", f"{path}.volumes")
     merged["securityContext"] = {
         **ours["securityContext"],
@@ -100,11 +118,11 @@ def _merge_spec(ours: dict[str, Any], user: dict[str, Any], owned_flags: frozens
     return merged
 
 
-def _merge_engine(ours: dict[str, Any], user: dict[str, Any], owned_flags: frozenset[str]) -> dict[str, Any]:
-    path = ENGINE_PATH
+def _merge_container(ours: dict[str, Any], user: dict[str, Any], rules: MergeRules) -> dict[str, Any]:
+    path = f"{rules.root}.spec.containers[{rules.container}]"
     merged = {**ours, **user}
     args = _strings(user.get("args"), f"{path}.args")
-    _refuse_owned_flags(args, owned_flags, f"{path}.args")
+    refuse_owned_flags(args, rules, f"{path}.args")
     merged["args"] = [*ours["args"], *args]
     merged["env"] = _by_key(ours["env"], user.get("env"), "name", f"{path}.env", _refuse_own_environment)
     merged["ports"] = _merge_ports(ours["ports"], user.get("ports"), f"{path}.ports")
@@ -117,20 +135,19 @@ def _merge_engine(ours: dict[str, Any], user: dict[str, Any], owned_flags: froze
     }
     lifecycle = _mapping(user.get("lifecycle"), f"{path}.lifecycle")
     if "preStop" in lifecycle and "preStop" in ours["lifecycle"]:
-        raise TemplateInvalid(
-            f"{path}.lifecycle.preStop", lifecycle["preStop"], "pdpool drains the engine there; remove it"
-        )
+        raise TemplateInvalid(f"{path}.lifecycle.preStop", lifecycle["preStop"], rules.pre_stop)
     merged["lifecycle"] = {**lifecycle, **ours["lifecycle"]}
     return merged
 
 
-def _refuse_owned_flags(args: Iterable[str], owned: frozenset[str], path: str) -> None:
+def refuse_owned_flags(args: Iterable[str], rules: MergeRules, path: str) -> None:
+    """Raise TemplateInvalid for the first flag that pdpool sets itself."""
     for arg in args:
         flag = arg.split("=", 1)[0]
-        if flag in owned:
-            raise TemplateInvalid(path, arg, f"pdpool sets {flag} from the pool's own fields; remove it")
+        if flag in rules.owned_flags:
+            raise TemplateInvalid(path, arg, f"pdpool sets {flag} from {rules.flags_from}; remove it")
         # Python's argparse takes every unambiguous beginning of a flag for the flag.
-        meant = next((name for name in sorted(owned) if len(flag) > 2 and name.startswith(flag)), None)
+        meant = next((name for name in sorted(rules.owned_flags) if len(flag) > 2 and name.startswith(flag)), None)
         if flag.startswith("--") and meant is not None:
             raise TemplateInvalid(path, arg, f"this is short for {meant}, which pdpool sets; remove it")
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..runtime.api import (
     CONFIG_MAPS,
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
+    NETWORK_POLICIES,
     PODS,
     SECRETS,
     SERVICES,
@@ -27,22 +28,31 @@ from ..runtime.api import (
 
 RESOURCES = {
     resource.kind: resource
-    for resource in (STATEFUL_SETS, DEPLOYMENTS, SERVICES, DISRUPTION_BUDGETS, CONFIG_MAPS, SECRETS, PODS)
+    for resource in (
+        STATEFUL_SETS,
+        DEPLOYMENTS,
+        SERVICES,
+        DISRUPTION_BUDGETS,
+        NETWORK_POLICIES,
+        CONFIG_MAPS,
+        SECRETS,
+        PODS,
+    )
 }
+RouterKey = Callable[[str, int], str]
+"""Key of a namespace's routers of one epoch."""
+
 WORKLOADS = {STATEFUL_SETS.kind, DEPLOYMENTS.kind}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of carrying out a plan.
-
-    `faults` are the API server's refusals, in its own words. `secrets` are the Secrets that it stored.
-    """
+    """Result of carrying out a plan."""
 
     faults: tuple[Fault, ...] = ()
+    """The API server's refusals, in its own words."""
     unsettled: tuple[str, ...] = ()
     """Changes of worker lists that a router refused, or that its list does not show yet, as text."""
-    secrets: tuple[Mapping[str, Any], ...] = ()
     workers: tuple[WorkerChange, ...] = ()
     """Changes of worker lists that routers accepted. The next plan has only those that the lists do not show yet."""
 
@@ -57,7 +67,7 @@ class _Changed:
     """Why the list does not show the change. Empty if it does."""
 
 
-async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient, router_key: str = "") -> Outcome:
+async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient, router_key: RouterKey) -> Outcome:
     """Carry out the plan in its order.
 
     If the API server refuses an object, the other objects are still applied. Disruptive steps are then skipped, because
@@ -69,30 +79,28 @@ async def carry_out(plan: Plan, namespace: str, api: Api, routers: RouterClient,
     """
     failure: ApiError | None = None
     faults: list[Fault] = []
-    secrets: list[Mapping[str, Any]] = []
     try:
-        await _write(plan, namespace, api, faults, secrets)
+        await _write(plan, namespace, api, faults)
     except ApiError as error:
         failure = error
-    changed = await _change_workers(plan.workers, routers, router_key)
+    changed = await _change_workers(plan.workers, routers, lambda epoch: router_key(namespace, epoch))
     if failure is not None:
         raise failure
     return Outcome(
         faults=tuple(faults),
         unsettled=tuple(one.unsettled for one in changed if one.unsettled),
-        secrets=tuple(secrets),
         workers=tuple(one.change for one in changed if one.accepted),
     )
 
 
-async def _write(plan: Plan, namespace: str, api: Api, faults: list[Fault], secrets: list[Mapping[str, Any]]) -> None:
-    """Write the plan's objects. Add refusals to `faults`, and stored Secrets to `secrets`."""
+async def _write(plan: Plan, namespace: str, api: Api, faults: list[Fault]) -> None:
+    """Write the plan's objects. Add refusals to `faults`."""
     for orphan in plan.adopt:
         await api.adopt(RESOURCES[orphan.kind], namespace, orphan.name, orphan.uid, orphan.owner)
     for obj in plan.verify:
-        faults += await _apply(api, obj, secrets, dry_run=True)
+        faults += await _apply(api, obj, dry_run=True)
     for obj in () if faults else plan.apply:
-        refused = await _apply(api, obj, secrets)
+        refused = await _apply(api, obj)
         faults += refused
         if refused and obj["kind"] == SECRETS.kind:
             break  # the Service applied next would claim that the Secret exists
@@ -102,13 +110,11 @@ async def _write(plan: Plan, namespace: str, api: Api, faults: list[Fault], secr
         await api.delete(RESOURCES[gone.kind], namespace, gone.name, gone.uid, gone.grace_period_s)
 
 
-async def _apply(
-    api: Api, obj: Mapping[str, Any], secrets: list[Mapping[str, Any]], *, dry_run: bool = False
-) -> list[Fault]:
+async def _apply(api: Api, obj: Mapping[str, Any], *, dry_run: bool = False) -> list[Fault]:
     kind, name = obj["kind"], obj["metadata"]["name"]
     try:
         if kind == SECRETS.kind:
-            secrets.append(await api.apply_unread(SECRETS, obj))
+            await api.apply_unread(SECRETS, obj)
         else:
             await api.apply(RESOURCES[kind], obj, dry_run=dry_run)
     except NameConflictError as conflict:
@@ -121,7 +127,9 @@ async def _apply(
     return []
 
 
-async def _change_workers(changes: tuple[WorkerChange, ...], routers: RouterClient, key: str) -> list[_Changed]:
+async def _change_workers(
+    changes: tuple[WorkerChange, ...], routers: RouterClient, key: Callable[[int], str]
+) -> list[_Changed]:
     """Change the lists of all routers at the same time, each in the plan's order."""
     by_router: dict[str, list[WorkerChange]] = {}
     for change in changes:
@@ -130,14 +138,16 @@ async def _change_workers(changes: tuple[WorkerChange, ...], routers: RouterClie
     return [one for some in changed for one in some]
 
 
-async def _change_router(changes: list[WorkerChange], routers: RouterClient, key: str) -> list[_Changed]:
+async def _change_router(
+    changes: list[WorkerChange], routers: RouterClient, key: Callable[[int], str]
+) -> list[_Changed]:
     """Change one list in the plan's order. Consecutive changes of one kind run at the same time.
 
     Changes after additions wait until the additions show, because they may remove the last engine of a side.
     """
     changed: list[_Changed] = []
     for action, some in itertools.groupby(changes, key=lambda change: change.action):
-        results = await asyncio.gather(*(_change(change, routers, key) for change in some))
+        results = await asyncio.gather(*(_change(change, routers, key(change.key_epoch)) for change in some))
         changed += results
         if action is WorkerAction.ADD and any(result.unsettled for result in results):
             break

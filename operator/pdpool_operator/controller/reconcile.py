@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from ..api.base import Condition, Metadata, SpecInvalid
+from ..api.base import Condition, SpecInvalid
+from ..api.key_epochs import KeyEpochs
 from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
 from ..api.names import Role
 from ..api.reasons import ConditionType, Reason
@@ -26,7 +27,7 @@ from ..plan.model import Event, EventType, Fault, Plan
 from ..plan.pool import plan_pool
 from ..plan.selection import AT_FAULT
 from ..plan.service import plan_service, worker_events
-from ..runtime.api import SECRETS, Api, ApiError, ConflictError, NotFoundError, Resource
+from ..runtime.api import Api, ApiError, ConflictError, NotFoundError, Resource
 from ..runtime.manager import Result
 from ..runtime.metrics import Metrics
 from ..runtime.recorder import Recorder
@@ -49,6 +50,8 @@ UNSETTLED_AGAIN_S = 5.0
 EVENTS_FIRST_S = EVENTS_AFTER.total_seconds() + 0.5
 EVENTS_LAST_S = 60.0
 NO_POD_AGAIN_S = 10.0
+ROTATION_AGAIN_S = 10.0
+"""While keys are rotated, a pool waits for the pods of the other side. No event of those pods wakes it."""
 KINDS: dict[str, type[Pool]] = {"PrefillPool": PrefillPool, "DecodePool": DecodePool}
 
 log = logging.getLogger(__name__)
@@ -70,7 +73,8 @@ class Controller:
     metrics: Metrics
     engine_settings: Callable[[str], BuildSettings]
     """Settings for the engines of a namespace."""
-    router_key: Callable[[Metadata], str]
+    router_key: Callable[[str, int], str]
+    """Key of a namespace's routers of one epoch."""
     enqueue: Callable[[Key], object]
     now: Callable[[], datetime]
     rng: random.Random = field(default_factory=random.Random)
@@ -116,9 +120,11 @@ class Controller:
         observed = self.judge.marked(key, observed)
         diagnoses = self.judge.judge(key)
         at_fault = {d.subject.index for d in diagnoses if d.verdict in AT_FAULT or d.unfit}
-        plan = plan_pool(observed, self.engine_settings(key.namespace), self.now(), at_fault)
+        settings = self.engine_settings(key.namespace)
+        plan = plan_pool(observed, settings, self.now(), at_fault)
         if plan.needs_live_state and not cluster.is_live:
             return None
+        rotates = None if observed.keys == KeyEpochs(settings.key_epoch) else ROTATION_AGAIN_S
         outcome, failure = await self._carry_out(key, plan)
         fencing = self.fencer.take(key, observed)
         fenced = await self.fencer.give(fencing.fences)
@@ -138,7 +144,7 @@ class Controller:
         await self._tell(resource, body, plan, outcome, pool.status, status, fenced)
         if failure is not None:
             raise failure
-        return self._result(plan, outcome, pending, _ask_events_again_s(observed, self.now()))
+        return self._result(plan, outcome, pending, _ask_events_again_s(observed, self.now()), rotates)
 
     async def reconcile_service(self, key: Key) -> Result:
         """Reconcile one service, as a pool."""
@@ -167,12 +173,10 @@ class Controller:
             raise
         self._watch_routers(key, observed.routers)
         observed = self._marked(observed)
-        router_key = self.router_key(service.metadata)
-        plan = plan_service(observed, self.engine_settings(key.namespace), router_key)
+        plan = plan_service(observed, self.engine_settings(key.namespace))
         if plan.needs_live_state and not cluster.is_live:
             return None
-        outcome, failure = await self._carry_out(key, plan, router_key)
-        self._remember_secrets(key.namespace, plan, outcome)
+        outcome, failure = await self._carry_out(key, plan)
         diagnoses = tuple(d for pool in sorted(self.bindings.pools(key)) for d in self.judge.judge(pool))
         self.metrics.states.show_service(key, _parts(observed, diagnoses))
         status = service_status(ServiceFacts(observed, plan, diagnoses, outcome.faults, outcome.unsettled), self.now())
@@ -183,13 +187,6 @@ class Controller:
         if failure is not None:
             raise failure
         return self._result(plan, outcome, pending, SERVICE_RESYNC_S * self.rng.uniform(0.9, 1.1))
-
-    def _remember_secrets(self, namespace: str, plan: Plan, outcome: Outcome) -> None:
-        for secret in outcome.secrets:
-            self.cluster.secret_applied(namespace, secret)
-        for gone in plan.delete:
-            if gone.kind == SECRETS.kind:
-                self.cluster.secret_deleted(namespace, gone.name)
 
     def _watch_routers(self, service: Key, routers: Iterable[ObservedRouter]) -> None:
         pods = {r.pod.uid: r.pod.ip for r in routers if r.pod.ip and r.pod.phase == "Running"}
@@ -206,14 +203,14 @@ class Controller:
         )
         return replace(observed, prefill=prefill, decode=decode)
 
-    async def _carry_out(self, key: Key, plan: Plan, router_key: str = "") -> tuple[Outcome, ApiError | None]:
+    async def _carry_out(self, key: Key, plan: Plan) -> tuple[Outcome, ApiError | None]:
         """Carry out the plan. A failure that lasts becomes a fault; the caller raises it after the status is written.
 
         Raises:
             ApiError: the first failure in a row, which the next reconcile usually heals.
         """
         try:
-            return await carry_out(plan, key.namespace, self.api, self.routers, router_key), None
+            return await carry_out(plan, key.namespace, self.api, self.routers, self.router_key), None
         except (ConflictError, NotFoundError):
             raise
         except ApiError as error:

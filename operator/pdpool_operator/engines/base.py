@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..api.key_epochs import KeyEpochs
 from ..api.models import EngineType, Pool
-from ..api.names import ControlKeys, Role
+from ..api.names import Role
 from .answers import EngineSample
 
 Object = dict[str, Any]
@@ -26,7 +27,8 @@ class Instance:
 
     pool: Pool
     index: int
-    control_keys: ControlKeys
+    keys: KeyEpochs | None
+    """Epochs of its keys. None without a connector."""
 
 
 @dataclass(frozen=True, slots=True)

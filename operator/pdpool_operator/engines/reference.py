@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from ..api import names
+from ..api.key_epochs import KeyEpochs
 from ..api.models import EngineType, Pool
-from ..api.names import ControlKeys, Role
+from ..api.names import Role
 from .answers import EngineSample, parse_sglang_loads
 from .base import Engine, Instance, Object, Probe, Probes, agent_drain
 
@@ -65,7 +66,7 @@ class Reference(Engine):
             flags["--pp-size"] = str(pool.spec.parallelism.pipeline)
         if pool.role is Role.PREFILL:
             flags["--bootstrap-port"] = str(names.BOOTSTRAP_PORT)
-        return [*(f"{flag}={value}" for flag, value in flags.items()), *_key_args(instance.control_keys)]
+        return [*(f"{flag}={value}" for flag, value in flags.items()), *_key_args(instance.keys)]
 
     def environment(self, instance: Instance) -> list[Object]:  # noqa: ARG002 -- it takes flags
         """See `Engine`."""
@@ -101,10 +102,10 @@ class Reference(Engine):
         return parse_sglang_loads(body, role)
 
 
-def _key_args(control_keys: ControlKeys) -> list[str]:
-    args = [f"--operator-key={names.KEYS_DIRECTORY}/{names.OPERATOR_KEY_KEY}"]
-    if control_keys is not ControlKeys.NONE:
-        args.append(f"--curve-keys={names.KEYS_DIRECTORY}/{names.CURVE_KEYS_KEY}")
-    if control_keys is ControlKeys.OPTIONAL:
-        args.append("--curve-optional")
-    return args
+def _key_args(keys: KeyEpochs | None) -> list[str]:
+    if keys is None:
+        return []
+    return [
+        f"--operator-key={names.KEYS_DIRECTORY}/{names.operator_file(keys.newest)}",
+        f"--curve-keys={names.KEYS_DIRECTORY}/{names.curve_file(keys)}",
+    ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..api import names
 from ..api.models import EngineType, Pool, TransferConnector
-from ..api.names import ControlKeys, Role
+from ..api.names import Role
 from .answers import EngineSample, parse_sglang_loads
 from .base import Directory, Engine, Instance, Object, Probe, Probes, Refusal, agent_drain
 
@@ -198,21 +198,19 @@ def _pinned() -> dict[str, str]:
 
 def _connector(instance: Instance) -> dict[str, str]:
     """Variables that `ConnectorConfig.from_env` reads. Each further rank adds its number to the ports."""
-    pool, keys = instance.pool, instance.control_keys
+    pool, keys = instance.pool, instance.keys
     variables = {
         "PDPOOL_TRANSFER_BACKEND": pool.spec.transfer.backend.lower(),
         "PDPOOL_CONTROL_PORT": str(CONTROL_PORT),
         "PDPOOL_ADMIN_PORT": str(names.ADMIN_PORT),
         "PDPOOL_ADMIN_SOCKET": names.ADMIN_SOCKET,
         "PDPOOL_FLIGHT_DIR": names.FLIGHT_DIRECTORY,
-        "PDPOOL_OPERATOR_KEY": f"{names.KEYS_DIRECTORY}/{names.OPERATOR_KEY_KEY}",
     }
     if pool.role is Role.PREFILL:
         variables["PDPOOL_BOOTSTRAP_PORT"] = str(names.BOOTSTRAP_PORT)
-    if keys is not ControlKeys.NONE:
-        variables["PDPOOL_CURVE_KEYS"] = f"{names.KEYS_DIRECTORY}/{names.CURVE_KEYS_KEY}"
-    if keys is ControlKeys.OPTIONAL:
-        variables["PDPOOL_CURVE_REQUIRED"] = "false"
+    if keys is not None:
+        variables["PDPOOL_OPERATOR_KEY"] = f"{names.KEYS_DIRECTORY}/{names.operator_file(keys.newest)}"
+        variables["PDPOOL_CURVE_KEYS"] = f"{names.KEYS_DIRECTORY}/{names.curve_file(keys)}"
     return variables
 
 

@@ -5,22 +5,24 @@ A reconcile reads the objects itself, so it does not depend on the event that st
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from ..api import names
 from ..api.base import Metadata, SpecInvalid
+from ..api.key_epochs import KeyEpochs, next_epochs
 from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
-from ..build.settings import ControlKeys
 from ..engines import engine_of
 from ..runtime.api import (
     CONFIG_MAPS,
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
     EVENTS,
+    NETWORK_POLICIES,
     PODS,
+    REPLICA_SETS,
     SERVICES,
     STATEFUL_SETS,
     Resource,
@@ -28,7 +30,8 @@ from ..runtime.api import (
 from . import parse
 from .http import Unanswered
 from .lives import Lives
-from .model import ObservedInstance, ObservedObject, ObservedPod, ObservedPool, ObservedRouter, ObservedService
+from .model import ObservedInstance, ObservedPod, ObservedPool, ObservedRouter, ObservedService
+from .router_pods import own_pods
 from .routers import RouterClient
 from .sampler import Sampler, Target
 
@@ -43,6 +46,7 @@ EVENTS_AFTER = timedelta(seconds=3)
 """Age from which events are read for a pod that is not Ready, or for an instance without a pod."""
 MAX_EVENT_LOOKUPS = 8
 SECRET_MISSED_AFTER = timedelta(seconds=10)
+"""Age from which a container that is not created yet may lack its Secret, which the operator never reads."""
 
 
 class Reads(Protocol):
@@ -75,7 +79,8 @@ class Cluster:
         live: Reads,
         sampler: Sampler,
         routers: RouterClient,
-        router_key: Callable[[Metadata], str],
+        router_key: Callable[[str, int], str],
+        key_epoch: int,
         lives: Lives,
         now: Callable[[], datetime],
     ) -> None:
@@ -84,8 +89,8 @@ class Cluster:
         self._sampler = sampler
         self._routers = routers
         self._router_key = router_key
+        self._key_epoch = key_epoch
         self._now = now
-        self._secrets: dict[str, ObservedObject] = {}
         self._drains: dict[tuple[str, str, str], dict[str, tuple[datetime, datetime]]] = {}
         """By pool, then by UID of the StatefulSet: start of the drain, and when this process first saw it."""
 
@@ -104,15 +109,6 @@ class Cluster:
     async def body(self, resource: Resource, namespace: str, name: str) -> Object | None:
         """Return an object as it is stored, or None."""
         return await self._api.get(resource, namespace, name)
-
-    def secret_applied(self, namespace: str, secret: Mapping[str, Any]) -> None:
-        """Remember a Secret as it was just stored."""
-        seen = parse.observed_object({**secret, "kind": "Secret"}, {})
-        self._secrets[f"{namespace}/{seen.name}"] = seen
-
-    def secret_deleted(self, namespace: str, name: str) -> None:
-        """Forget a Secret."""
-        self._secrets.pop(f"{namespace}/{name}", None)
 
     async def pool(self, pool: Pool) -> ObservedPool:
         """Return the pool with its instances, and with the worker lists of its services' routers.
@@ -155,21 +151,23 @@ class Cluster:
             )
             if pool is None
         }
-        deployment, config, *objects = await asyncio.gather(
+        deployment, config, front, budget = await asyncio.gather(
             self._api.get(DEPLOYMENTS, namespace, router),
             self._api.get(CONFIG_MAPS, namespace, router),
             self._api.get(SERVICES, namespace, router),
             self._api.get(DISRUPTION_BUDGETS, namespace, router),
         )
-        seen = [parse.observed_object(obj, labels) for obj in (config, *objects) if obj is not None]
-        secret = self._secret(service, routers)
+        seen = [parse.observed_object(obj, labels) for obj in (config, front, budget) if obj is not None]
+        keys = parse.applied_keys(front, labels) if front is not None else None
+        if any(self._lacks_volume(router.pod) for router in routers):
+            keys = None
         stuck_after = float(service.spec.stuck_after_seconds)
         return ObservedService(
             service=service,
             prefill=prefill and _with_routers(replace(prefill, stuck_after_s=stuck_after), routers),
             decode=decode and _with_routers(replace(decode, stuck_after_s=stuck_after), routers),
             deployment=parse.observed_deployment(deployment, labels) if deployment else None,
-            objects=(*seen, *([secret] if secret else [])),
+            objects=(*seen, *([keys] if keys else [])),
             routers=routers,
             orphans=orphans,
             workers_json=(config.get("data") or {}).get(names.WORKERS_KEY) if config else None,
@@ -216,16 +214,15 @@ class Cluster:
             self._list(PODS, namespace, names.selector_string(names.engine_selector(other)), metadata_only=True),
             self._api.get(SERVICES, namespace, shared),
             self._api.get(DISRUPTION_BUDGETS, namespace, shared),
+            self._api.get(NETWORK_POLICIES, namespace, shared),
         )
         for pod in pods:
             self._lives.note(pod)
         by_owner = {parse.controller_uid(pod): pod for pod in sorted(pods, key=_age)}
         instances = [self._instance(index, sts, by_owner, labels) for index, sts in stateful_sets]
         instances = await self._with_events(pool, instances, {sts["metadata"]["uid"]: sts for _, sts in stateful_sets})
-        keys = (
-            parse.applied_keys(objects[0], names.engine_secret(name, role), labels) if objects[0] is not None else None
-        )
-        if any(map(self._lacks_volume, instances)):
+        keys = parse.applied_keys(objects[0], labels) if objects[0] is not None else None
+        if any(self._lacks_volume(instance.pod) for instance in instances):
             keys = None
         return ObservedPool(
             pool=pool,
@@ -234,7 +231,7 @@ class Cluster:
                 *(parse.observed_object(obj, labels) for obj in objects if obj is not None),
                 *([keys] if keys else []),
             ),
-            others_have_keys=all(map(_has_keys, others)),
+            keys=self._next_keys(pool, others),
         )
 
     async def _watched(self, pool: Pool) -> ObservedPool:
@@ -256,6 +253,11 @@ class Cluster:
             for instance in observed.instances
         )
         return replace(observed, instances=tuple(instances))
+
+    def _next_keys(self, pool: Pool, others: Iterable[Object]) -> KeyEpochs:
+        if not engine_of(pool.spec.engine.type).has_connector(pool):
+            return KeyEpochs(self._key_epoch)
+        return next_epochs(pool.role, self._key_epoch, filter(None, map(parse.key_epochs, others)))
 
     async def _stateful_sets(self, pool: Pool) -> list[tuple[int, Object]]:
         """Return StatefulSets that the pool owns, that carry its labels, or that occupy a name that it needs.
@@ -372,9 +374,13 @@ class Cluster:
 
     async def _service_routers(self, meta: Metadata) -> tuple[ObservedRouter, ...]:
         selector = names.selector_string(names.router_selector(meta.name))
-        pods = await self._list(PODS, meta.namespace, selector)
-        key = self._router_key(meta)
-        ask: list[Awaitable[ObservedRouter]] = [self._router(parse.observed_pod(pod), key) for pod in pods]
+        pods, sets, deployment = await asyncio.gather(
+            self._list(PODS, meta.namespace, selector),
+            self._list(REPLICA_SETS, meta.namespace, selector, metadata_only=True),
+            self._api.get(DEPLOYMENTS, meta.namespace, names.router(meta.name)),
+        )
+        own = map(parse.observed_pod, own_pods(meta.uid, deployment, sets, pods))
+        ask = [self._router(pod, self._router_key(meta.namespace, pod.keys.newest)) for pod in own]
         return tuple(await asyncio.gather(*ask))
 
     async def _router(self, pod: ObservedPod, key: str) -> ObservedRouter:
@@ -385,34 +391,16 @@ class Cluster:
         except Unanswered as error:
             return ObservedRouter(pod, None, str(error))
 
-    def _lacks_volume(self, instance: ObservedInstance) -> bool:
+    def _lacks_volume(self, pod: ObservedPod | None) -> bool:
         """Whether a container has waited so long that a Secret may be missing."""
-        pod = instance.pod
         waits = pod is not None and pod.waiting_reason == "ContainerCreating"
         return waits and pod is not None and self._now() - pod.created_at > SECRET_MISSED_AFTER
-
-    def _secret(self, service: DisaggregatedService, routers: Iterable[ObservedRouter]) -> ObservedObject | None:
-        """Return the Secret as applied for this very service, while no router lacks it. It cannot be read."""
-        where = f"{service.metadata.namespace}/{names.router_secret(service.metadata.name)}"
-        secret = self._secrets.get(where)
-        doubt = any(router.pod.waiting_reason == "CreateContainerConfigError" for router in routers)
-        if secret is None:
-            return None
-        if doubt or secret.controller_uid != service.metadata.uid:
-            del self._secrets[where]
-            return None
-        return secret
 
     async def _list(
         self, resource: Resource, namespace: str, labels: str = "", fields: str = "", *, metadata_only: bool = False
     ) -> list[Object]:
         found = self._api.list(resource, namespace, labels, fields, metadata_only=metadata_only)
         return [obj async for obj in found]
-
-
-def _has_keys(pod: Object) -> bool:
-    """Whether an engine pod was built with keys for the control channel."""
-    return parse.annotation(pod, names.ANNOTATION_CONTROL_KEYS) not in {"", ControlKeys.NONE}
 
 
 def _binds(service: DisaggregatedService, pool: Pool) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from ..api.key_epochs import FIRST_KEYS, KeyEpochs
 from ..api.models import DisaggregatedService, Pool
 from ..api.names import Role
 from ..engines.answers import EngineSample as EngineSample
@@ -154,6 +155,8 @@ class ObservedPod:
     """Annotations of the pod. Empty if absent."""
     build_hash: str
     created_at: datetime
+    keys: KeyEpochs = FIRST_KEYS
+    """Epochs of its keys, from the annotation."""
     node: str = ""
     ready_since: datetime | None = None
     """When the pod last became Ready. `None` while it is not Ready."""
@@ -261,8 +264,8 @@ class ObservedPool:
     """From the service that binds the pool, else the default."""
     routed: bool = True
     """A service with a router binds the pool. Without one, the operator does not control which requests arrive."""
-    others_have_keys: bool = True
-    """Every engine pod of the other role in the namespace was built with keys for the control channel."""
+    keys: KeyEpochs = FIRST_KEYS
+    """Keys that new pods get, so that they can connect to every engine pod of the other role in the namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,10 +324,9 @@ class ObservedService:
     decode: ObservedPool | None
     deployment: ObservedDeployment | None
     objects: tuple[ObservedObject, ...]
-    """Service, PodDisruptionBudget, ConfigMap and Secret with the router's names.
+    """Service, PodDisruptionBudget and ConfigMap with the router's names, and the Secret with the keys.
 
-    The operator may write Secrets but not read them. The runtime reports those that it has applied since the last
-    resync.
+    The operator never reads Secrets. The Service's annotation records the Secret that was applied before it.
     """
     routers: tuple[ObservedRouter, ...]
     orphans: Mapping[Role, tuple[ObservedPod, ...]] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..api import names
+from ..api.key_epochs import FIRST_KEYS, KeyEpochs
 from .model import CRASH_LOOP, FieldOwners, ObservedDeployment, ObservedObject, ObservedPod, PodLife
 
 Object = Mapping[str, Any]
@@ -41,6 +42,11 @@ def _controller(obj: Object) -> Object:
 def annotation(obj: Object, key: str) -> str:
     """Return the value of an annotation, or an empty text."""
     return str((obj["metadata"].get("annotations") or {}).get(key, ""))
+
+
+def key_epochs(pod: Object) -> KeyEpochs | None:
+    """Return the epochs of a pod's keys, or None: engines without a connector have no keys."""
+    return KeyEpochs.parse(annotation(pod, names.ANNOTATION_KEY_EPOCH))
 
 
 def labels_of(obj: Object) -> Mapping[str, str]:
@@ -85,6 +91,7 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
         spec_hash=annotation(pod, names.ANNOTATION_SPEC_HASH),
         build_hash=annotation(pod, names.ANNOTATION_BUILD_HASH),
         created_at=moment(meta["creationTimestamp"]) or datetime.fromtimestamp(0, UTC),
+        keys=key_epochs(pod) or FIRST_KEYS,
         node=spec.get("nodeName", ""),
         ready_since=_ready_since(pod),
         node_silent=_node_silent(pod),
@@ -229,8 +236,8 @@ def _joined(one: Object, other: Object) -> Object:
     return {**one, **other, **{name: _joined(one[name], other[name]) for name in one.keys() & other.keys()}}
 
 
-def applied_keys(service: Object, name: str, labels: Mapping[str, str]) -> ObservedObject | None:
-    """Return the Secret `name` as it was applied before this Service of a pool.
+def applied_keys(service: Object, labels: Mapping[str, str]) -> ObservedObject | None:
+    """Return the Secret with the keys as it was applied before this Service of a pool or router.
 
     The Service's annotation records it. Return None without that annotation.
     """
@@ -238,7 +245,7 @@ def applied_keys(service: Object, name: str, labels: Mapping[str, str]) -> Obser
     if not applied:
         return None
     owner, labelled = controller_uid(service), has_labels(service, labels)
-    return ObservedObject("Secret", name, "", owner, applied, controller(service), labelled=labelled)
+    return ObservedObject("Secret", names.KEYS_SECRET, "", owner, applied, controller(service), labelled=labelled)
 
 
 def observed_deployment(obj: Object, labels: Mapping[str, str]) -> ObservedDeployment:

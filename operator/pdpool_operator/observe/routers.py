@@ -5,8 +5,6 @@ once the list that is read back shows it.
 """
 
 import asyncio
-import hashlib
-import hmac
 import math
 from collections.abc import Callable
 from typing import Annotated
@@ -42,11 +40,6 @@ class _Workers(BaseModel):
 
 
 _ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE}
-
-
-def router_key(master: bytes, namespace: str, name: str, uid: str) -> str:
-    """Key of the control endpoints of the routers of one service, derived from the operator's master key."""
-    return hmac.new(master, f"{namespace}/{name}/{uid}".encode(), hashlib.sha256).hexdigest()
 
 
 class RouterClient:

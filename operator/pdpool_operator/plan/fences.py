@@ -67,6 +67,7 @@ def plan_fences(
                     peer=life.name,
                     peer_uid=hold.pod_uid,
                     container_id=life.container_id,
+                    key_epoch=holder.keys.newest,
                 )
             )
         elif why := _hopeless(hold, looks):

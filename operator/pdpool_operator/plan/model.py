@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from ..api.key_epochs import FIRST_EPOCH
 from ..api.names import Role
 from ..api.reasons import Reason
 
@@ -101,6 +102,8 @@ class WorkerChange:
     action: WorkerAction
     url: str
     role: Role
+    key_epoch: int = FIRST_EPOCH
+    """Epoch of the key that the router accepts."""
     bootstrap_port: int | None = None
     worker_id: str = ""
     """The router's id of the entry. For removals."""
@@ -121,6 +124,8 @@ class Fence:
     peer_uid: str
     container_id: str
     """The run of a container whose end is the proof."""
+    key_epoch: int
+    """Epoch of the operator's key that the engine trusts."""
 
 
 @dataclass(frozen=True, slots=True)

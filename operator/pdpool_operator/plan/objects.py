@@ -10,7 +10,7 @@ from ..api.names import ANNOTATION_BUILD_HASH
 from ..api.reasons import Reason
 from ..build.common import owner_reference
 from ..observe.model import FieldOwners, ObservedObject
-from .model import Adopt, Event, EventType, Fault, Plan, Progress
+from .model import Adopt, Delete, Event, EventType, Fault, Plan, Progress
 
 TAKEN_POLL_S = 10.0
 """How often to check while a name is taken. No event announces the deletion of an object that is not ours."""
@@ -156,6 +156,14 @@ def lost_labels(wanted: Mapping[str, str], present: Mapping[str, str] | None) ->
     The owners of fields do not show a removed label: it has no owner. `present` is None if it was not observed.
     """
     return {} if present is None else {key: value for key, value in wanted.items() if present.get(key) != value}
+
+
+def surplus_policies(wanted: Iterable[dict[str, Any]], present: Iterable[ObservedObject]) -> tuple[Delete, ...]:
+    """Delete the NetworkPolicies of ours that are no longer wanted: the operator's settings have turned them off."""
+    names = {obj["metadata"]["name"] for obj in wanted if obj["kind"] == "NetworkPolicy"}
+    return tuple(
+        Delete(one.kind, one.name, one.uid) for one in present if one.kind == "NetworkPolicy" and one.name not in names
+    )
 
 
 def edited(obj: Mapping[str, Any], owners: FieldOwners) -> bool:

@@ -42,10 +42,10 @@ from typing import Any
 from ..api import names
 from ..api.base import format_time
 from ..api.models import Pool
-from ..api.names import ANNOTATION_BUILD_HASH, Role
+from ..api.names import ANNOTATION_BUILD_HASH
 from ..api.reasons import Reason
 from ..build.pool import PODS_PER_INSTANCE, instance_stateful_set, pool_objects, pool_spec_hash
-from ..build.settings import BuildSettings, ControlKeys
+from ..build.settings import BuildSettings
 from ..build.template import TemplateInvalid
 from ..observe.model import ObservedInstance, ObservedPool
 from .drain import GIVEN_UP_GRACE_S, deadline, needs_drain, work_left
@@ -60,6 +60,7 @@ from .objects import (
     missing_or_changed,
     restored,
     restored_events,
+    surplus_policies,
 )
 from .selection import Selection, Selector, available
 
@@ -85,22 +86,22 @@ def plan_pool(
     if pool.metadata.deletion_timestamp is not None:
         return Plan()
     ours = [instance for instance in observed.instances if instance.belongs_to(pool.metadata.uid)]
-    settings = replace(settings, control_keys=control_keys(observed))
+    keys = observed.keys
     invalid: TemplateInvalid | None = None
     wanted: dict[int, dict[str, Any]] = {}
     try:
-        wanted = {instance.index: instance_stateful_set(pool, instance.index, settings) for instance in ours}
+        wanted = {instance.index: instance_stateful_set(pool, instance.index, settings, keys) for instance in ours}
     except TemplateInvalid as error:
         invalid = error
     builds = {index: sts["metadata"]["annotations"][ANNOTATION_BUILD_HASH] for index, sts in wanted.items()}
-    selector = Selector(pool, pool_spec_hash(pool), builds, at_fault, now)
+    selector = Selector(pool, pool_spec_hash(pool, keys), builds, at_fault, now)
     selection = selector.select(ours)
     surplus = tuple(instance.name for instance in selection.surplus)
     put_back = _put_back(ours, selection)
     if taken := blocked(pool, _standing(observed)):
         return replace(taken, patch=put_back, surplus=surplus)
     try:
-        wanted |= {index: instance_stateful_set(pool, index, settings) for index in selection.missing}
+        wanted |= {index: instance_stateful_set(pool, index, settings, keys) for index in selection.missing}
     except TemplateInvalid as error:
         invalid = error
     if invalid is not None and pool.spec.replicas > 0:
@@ -111,7 +112,7 @@ def plan_pool(
     events = restored(objects, observed.objects, set_up=pool.status.observed_generation > 0)
     plan = _join(
         [
-            Plan(apply=support, events=events),
+            Plan(apply=support, events=events, delete=surplus_policies(objects, observed.objects)),
             _create(context),
             _align(context),
             _cancel(context),
@@ -134,18 +135,6 @@ def plan_pool(
         ),
         update_available=_built_otherwise(context),
     )
-
-
-def control_keys(observed: ObservedPool) -> ControlKeys:
-    """Return which keys new pods get, so that they can connect to all running pods.
-
-    Pods of an operator without keys have none, and keep running. Decode connects and prefill listens. Therefore decode
-    engines get keys first, and may connect to prefill engines without keys. Prefill engines get keys when every decode
-    engine has them. Decode engines that are created after that require keys.
-    """
-    if observed.others_have_keys:
-        return ControlKeys.REQUIRED
-    return ControlKeys.OPTIONAL if observed.pool.role is Role.DECODE else ControlKeys.NONE
 
 
 @dataclass(frozen=True, slots=True)

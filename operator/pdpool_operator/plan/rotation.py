@@ -81,6 +81,7 @@ def _removals(router: ObservedRouter, right: set[str]) -> Iterator[WorkerChange]
                 action=WorkerAction.REMOVE,
                 url=worker.url,
                 role=worker.role,
+                key_epoch=router.pod.keys.newest,
                 worker_id=worker.id,
             )
 
@@ -94,6 +95,7 @@ def _additions(router: ObservedRouter, wanted: Mapping[str, Role]) -> Iterator[W
             action=WorkerAction.ADD,
             url=url,
             role=role,
+            key_epoch=router.pod.keys.newest,
             bootstrap_port=_bootstrap_port(role),
         )
 

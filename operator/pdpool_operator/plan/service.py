@@ -14,9 +14,11 @@ from ..api import names
 from ..api.models import DisaggregatedService
 from ..api.reasons import Reason
 from ..build import router
+from ..build.common import keys_secret
 from ..build.settings import BuildSettings
+from ..build.template import TemplateInvalid
 from ..observe.model import ObservedService
-from .model import Delete, Event, EventType, Patch, Plan, Progress, WorkerAction, WorkerChange
+from .model import Delete, Event, EventType, Fault, Patch, Plan, Progress, WorkerAction, WorkerChange
 from .objects import (
     EDITED,
     LOST,
@@ -38,7 +40,7 @@ ASK_AGAIN_S = 2.0
 """Delay after a router did not return its list."""
 
 
-def plan_service(observed: ObservedService, settings: BuildSettings, router_key: str) -> Plan:
+def plan_service(observed: ObservedService, settings: BuildSettings) -> Plan:
     """Return the next actions for the service. Empty if the goal is reached."""
     service = observed.service
     if service.metadata.deletion_timestamp is not None:
@@ -52,13 +54,19 @@ def plan_service(observed: ObservedService, settings: BuildSettings, router_key:
     if taken := blocked(service, standing):
         return taken
     rotation = desired_rotation(observed)
-    support = (
-        router.router_key_secret(service, router_key),
-        router.worker_list_config_map(service, router.workers_json(rotation.prefill, rotation.decode)),
-        router.router_service(service),
-        router.router_disruption_budget(service),
-    )
-    built = router.router_deployment(service, settings)
+    keys = keys_secret(service.metadata.namespace, settings.keys)
+    try:
+        support = (
+            keys,
+            router.worker_list_config_map(service, router.workers_json(rotation.prefill, rotation.decode)),
+            router.router_service(service, keys),
+            router.router_disruption_budget(service),
+        )
+        built = router.router_deployment(service, settings)
+    except TemplateInvalid as invalid:
+        # The routers that run stay as they are, and their worker lists are still kept.
+        fault = Fault(Reason.TEMPLATE_INVALID, str(invalid))
+        return _with_rotation(Plan(faults=(fault,)), observed, rotation)
     plan = _deployment(observed, built)
     events = restored(support, observed.objects, set_up=service.status.observed_generation > 0)
     plan = replace(plan, apply=missing_or_changed(support, observed.objects) + plan.apply, events=events + plan.events)
@@ -69,7 +77,7 @@ def _deployment(observed: ObservedService, built: dict[str, Any]) -> Plan:
     service, present = observed.service, observed.deployment
     wanted = service.spec.router.replicas
     reverts = _edited(observed, built)
-    if present is None or present.spec_hash != router.router_spec_hash(service) or reverts:
+    if present is None or present.spec_hash != _spec_hash(built) or reverts:
         lost = present is None and service.status.observed_generation > 0
         what = [f"Deployment {built['metadata']['name']}"]
         return Plan(
@@ -109,9 +117,13 @@ def _edited(observed: ObservedService, built: Mapping[str, Any]) -> bool:
     return edited(built, observed.deployment.owners)
 
 
+def _spec_hash(built: Mapping[str, Any]) -> str:
+    return str(built["metadata"]["annotations"][names.ANNOTATION_SPEC_HASH])
+
+
 def _built_otherwise(observed: ObservedService, built: Mapping[str, Any]) -> tuple[str, ...]:
     present = observed.deployment
-    if present is None or present.spec_hash != router.router_spec_hash(observed.service):
+    if present is None or present.spec_hash != _spec_hash(built):
         return ()
     same = present.build_hash == built["metadata"]["annotations"][names.ANNOTATION_BUILD_HASH]
     return () if same else (present.name,)
@@ -150,7 +162,8 @@ def _remove_router(observed: ObservedService) -> Plan:
     Clients must not reach a router that the operator no longer manages.
     """
     uid = observed.service.metadata.uid
-    ours = [obj for obj in observed.objects if obj.controller_uid == uid]
+    # The Secret with the keys belongs to all pools and services of the namespace.
+    ours = [obj for obj in observed.objects if obj.controller_uid == uid and obj.kind != "Secret"]
     deletions = [Delete(obj.kind, obj.name, obj.uid) for obj in ours]
     if observed.deployment is not None and observed.deployment.controller_uid == uid:
         deletions.insert(0, Delete("Deployment", observed.deployment.name, observed.deployment.uid))

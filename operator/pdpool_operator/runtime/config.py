@@ -1,13 +1,25 @@
 """Settings that the operator reads from its environment."""
 
+import json
 import os
 import socket
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from ..api.key_epochs import FIRST_EPOCH
+from ..build.network_policy import NetworkPeers
+from ..build.settings import PodDefaults
 
 MIN_SEED_BYTES = 32
+MAX_EPOCH = 64
+
+M = TypeVar("M", bound=BaseModel)
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -27,11 +39,17 @@ class Config:
     """Namespaces to serve. Empty means all."""
     engine_image: str
     router_image: str
-    seed: bytes
-    """Master key. The keys of the routers' control endpoints are derived from it."""
+    seeds: Mapping[int, bytes]
+    """Master keys, by the first epoch that uses each. All keys are derived from them."""
     log_level: str
     identity: str
     """Name of this process in the Lease and in events. Each start has a new one."""
+    key_epoch: int = FIRST_EPOCH
+    """Epoch of the keys that all pods should have in the end."""
+    pods: PodDefaults = field(default_factory=PodDefaults)
+    """What every engine and router pod gets unless its template says otherwise."""
+    peers: NetworkPeers | None = None
+    """Who may connect to engines. `None`: pools get no NetworkPolicies."""
     host: str = "0.0.0.0"  # noqa: S104 - kubelet and Prometheus come from outside the pod
     port: int = 8080
 
@@ -51,7 +69,10 @@ def load(env: Mapping[str, str] = os.environ) -> Config:
         watch_namespaces=tuple(name for name in names if name),
         engine_image=_required(env, "PDPOOL_ENGINE_IMAGE"),
         router_image=_required(env, "PDPOOL_ROUTER_IMAGE"),
-        seed=_seed(_required(env, "PDPOOL_ROUTER_SEED_FILE")),
+        seeds=_seeds(Path(_required(env, "PDPOOL_ROUTER_SEED_FILE"))),
+        key_epoch=_epoch(env.get("PDPOOL_KEY_EPOCH", "") or str(FIRST_EPOCH)),
+        peers=_peers(env.get("PDPOOL_NETWORK_PEERS", "")),
+        pods=_pod_defaults(env.get("PDPOOL_POD_DEFAULTS", "") or "{}"),
         log_level=level,
         identity=f"{socket.gethostname()}_{uuid.uuid4().hex[:12]}",
         host=host,
@@ -66,9 +87,60 @@ def _required(env: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _seed(file: str) -> bytes:
+def _epoch(text: str) -> int:
+    if not text.isdecimal() or not FIRST_EPOCH <= int(text) <= MAX_EPOCH:
+        raise ConfigInvalidError(f"PDPOOL_KEY_EPOCH is {text!r}; it must be {FIRST_EPOCH}..{MAX_EPOCH}")
+    return int(text)
+
+
+class _PodDefaults(BaseModel):
+    model_config = ConfigDict(extra="forbid", alias_generator=to_camel)
+
+    image_pull_policy: Annotated[str, Field(pattern="^(Always|IfNotPresent|Never)$")] | None = None
+    image_pull_secrets: tuple[str, ...] = ()
+    pod_security_context: dict[str, Any] | None = None
+    container_security_context: dict[str, Any] | None = None
+
+
+def _pod_defaults(text: str) -> PodDefaults:
+    """Read the defaults of pods. Absent fields keep pdpool's values."""
+    given = _json("PDPOOL_POD_DEFAULTS", text, _PodDefaults)
+    return PodDefaults(**given.model_dump(exclude_none=True))
+
+
+class _Peers(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    watchers: tuple[dict[str, Any], ...] = ()
+    clients: tuple[dict[str, Any], ...] = ()
+
+
+def _peers(text: str) -> NetworkPeers | None:
+    """Read the peers of engines. Without text there are no policies."""
+    given = _json("PDPOOL_NETWORK_PEERS", text, _Peers) if text else None
+    return NetworkPeers(given.watchers, given.clients) if given else None
+
+
+def _json(name: str, text: str, model: type[M]) -> M:
     try:
-        seed = Path(file).read_bytes().strip()
+        return model.model_validate(json.loads(text))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigInvalidError(f"{name}: {where}: {first['msg']} (got {first['input']!r:.80})") from None
+    except ValueError as error:
+        raise ConfigInvalidError(f"{name} is not JSON: {error}") from None
+
+
+def _seeds(file: Path) -> Mapping[int, bytes]:
+    """Read the first seed from `file`, and the seed that epoch N begins with from `file-N`, if there is one."""
+    later = {epoch: file.with_name(f"{file.name}-{epoch}") for epoch in range(FIRST_EPOCH + 1, MAX_EPOCH + 1)}
+    return {FIRST_EPOCH: _seed(file)} | {epoch: _seed(one) for epoch, one in later.items() if one.exists()}
+
+
+def _seed(file: Path) -> bytes:
+    try:
+        seed = file.read_bytes().strip()
     except OSError as error:
         raise ConfigInvalidError(f"PDPOOL_ROUTER_SEED_FILE {file} cannot be read: {error.strerror}") from error
     if len(seed) < MIN_SEED_BYTES:

@@ -10,7 +10,7 @@ from ..api.names import admin_url
 from ..observe.http import Unanswered, request
 from ..plan.model import Fence
 from .api import within_budget
-from .keys import Signer
+from .keys import Keys
 
 TIMEOUT_S = 3.0
 
@@ -36,12 +36,12 @@ class Engines:
     def __init__(
         self,
         http: aiohttp.ClientSession,
-        signer: Signer,
+        keys: Keys,
         who: str,
         *,
         write_budget: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        self._http, self._signer, self._who, self._write_budget = http, signer, who, write_budget
+        self._http, self._keys, self._who, self._write_budget = http, keys, who, write_budget
 
     async def fence(self, fence: Fence) -> Told:
         """Send a connector the proof that a process has ended."""
@@ -51,6 +51,7 @@ class Engines:
             "container_id": fence.container_id,
             "seen_by": f"kubelet, reported by {self._who}",
         }
+        authorization = self._keys.authorization(fence.key_epoch, "fence", fence.pod_uid, self._who)
         url = f"{admin_url(fence.ip, fence.rank)}/v1/fence"
         timeout_s = min(TIMEOUT_S, within_budget(self._write_budget, f"POST {url}"))
         try:
@@ -59,7 +60,7 @@ class Engines:
                 "POST",
                 url,
                 timeout_s=timeout_s,
-                headers={"Authorization": self._signer.authorization("fence", fence.pod_uid, self._who)},
+                headers={"Authorization": authorization},
                 json={"incarnation": fence.incarnation, "proofs": [proof]},
             )
         except Unanswered as silence:

@@ -54,7 +54,7 @@ class PoolFacts:
     @cached_property
     def spec_hash(self) -> str:
         """Hash of the pool's current spec."""
-        return pool_spec_hash(self.observed.pool)
+        return pool_spec_hash(self.observed.pool, self.observed.keys)
 
     def updated(self, instance: ObservedInstance) -> bool:
         """Whether the instance's pod is as the current spec says."""

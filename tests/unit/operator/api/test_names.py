@@ -20,7 +20,7 @@ def test_names_of_different_instances_never_collide(one: tuple[str, Role, int], 
 @given(POOLS, POOL_NAMES)
 def test_names_of_pools_and_services_never_collide(pool: tuple[str, Role, int], service: str) -> None:
     shared = {names.pool_workload(*pool[:2])}
-    assert not shared & {names.router(service), names.router_secret(service)}
+    assert not shared & {names.router(service), names.KEYS_SECRET}
 
 
 def test_addresses_of_both_families_become_urls() -> None:

@@ -18,7 +18,7 @@ from pdpool_operator.observe.model import HoldSample
 from pdpool_operator.plan.fences import Fencing
 from pdpool_operator.runtime.api import NotLeaderError
 from pdpool_operator.runtime.engines import Engines
-from pdpool_operator.runtime.keys import Signer
+from pdpool_operator.runtime.keys import Keys
 
 from tests.serving import pod_address
 from tests.unit.operator.plan.makers import T0, make_instance, make_observed, make_pool, make_sample, seconds
@@ -62,10 +62,10 @@ class Scene:
         assert instance.pod is not None
         self.pool = make_observed(pool, replace(instance, pod=replace(instance.pod, ip=IP)))
         self.samples, self.lives, self.now, self.counts = Samples(instance.pod.uid), Lives(), T0, Counter[str]()
-        self.gate = TokenVerifier(Signer(SEED).public, instance.pod.uid)
+        self.gate = TokenVerifier(Keys({1: SEED}).public(1), instance.pod.uid)
         self.status, self.bodies = 200, {0: [], 1: []}
         self.budget_s = 60.0
-        engines = Engines(http, Signer(SEED), "operator x", write_budget=lambda: self.budget_s)
+        engines = Engines(http, Keys({1: SEED}), "operator x", write_budget=lambda: self.budget_s)
         self.fencer = Fencer(engines, self.samples, self.lives, lambda: self.now, lambda o: self.counts.update([o]))
 
     async def answer(self, request: web.Request) -> web.Response:

@@ -6,6 +6,7 @@ import yaml
 from pdpool_operator.api.crd import crds
 from pdpool_operator.api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
 from pdpool_operator.build.pool import instance_stateful_set
+from pdpool_operator.build.router import router_deployment
 
 from tests.unit.operator.plan.makers import SETTINGS
 
@@ -40,3 +41,5 @@ def test_examples_are_valid_and_have_no_field_that_would_be_dropped(file: Path) 
         parsed = KINDS[body["kind"]].parse(body)
         if isinstance(parsed, Pool):
             instance_stateful_set(parsed, 0, SETTINGS)
+        if isinstance(parsed, DisaggregatedService):
+            router_deployment(parsed, SETTINGS)

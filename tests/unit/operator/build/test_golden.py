@@ -11,6 +11,7 @@ import yaml
 from pdpool_operator.api.names import Role
 from pdpool_operator.build import pool as pool_objects
 from pdpool_operator.build import router
+from pdpool_operator.build.common import keys_secret
 
 from tests.unit.operator.plan.makers import SETTINGS, make_pool, make_service
 
@@ -53,6 +54,25 @@ RICH = make_pool(
     template=RICH_TEMPLATE,
 )
 
+KEYS = keys_secret("llm", SETTINGS.keys)
+CUSTOM_ROUTER = make_service(
+    router={
+        "image": "registry.example/router:2",
+        "imagePullSecrets": [{"name": "registry"}],
+        "policy": {"prefill": "CacheAware", "decode": "RoundRobin"},
+        "args": ["--cache-threshold=0.3"],
+        "resources": {"limits": {"memory": "2Gi"}},
+        "template": {
+            "metadata": {"labels": {"team": "chat"}},
+            "spec": {
+                "nodeSelector": {"pool": "front"},
+                "containers": [{"name": "router", "env": [{"name": "RUST_LOG", "value": "info"}]}],
+            },
+        },
+        "service": {"type": "LoadBalancer", "annotations": {"cloud.example/internal": "true"}},
+    }
+)
+
 CASES: dict[str, list[dict[str, Any]]] = {
     "prefill_defaults": [
         pool_objects.instance_stateful_set(make_pool(), 0, SETTINGS),
@@ -63,11 +83,14 @@ CASES: dict[str, list[dict[str, Any]]] = {
         *pool_objects.pool_objects(RICH, SETTINGS),
     ],
     "router": [
-        router.router_key_secret(make_service(), "0123456789abcdef"),
         router.worker_list_config_map(make_service(), router.workers_json({"10.0.1.1"}, {"10.0.2.2", "fd00::1"})),
         router.router_deployment(make_service(), SETTINGS),
-        router.router_service(make_service(router={"port": 9000})),
+        router.router_service(make_service(router={"port": 9000}), KEYS),
         router.router_disruption_budget(make_service()),
+    ],
+    "router_with_template": [
+        router.router_deployment(CUSTOM_ROUTER, SETTINGS),
+        router.router_service(CUSTOM_ROUTER, KEYS),
     ],
 }
 

@@ -80,6 +80,7 @@ def test_the_hash_does_not_depend_on_the_order_of_keys() -> None:
 def test_neither_replicas_nor_port_nor_pools_restart_routers() -> None:
     plain = router_spec_hash(make_service())
     assert router_spec_hash(make_service(router={"replicas": 3, "port": 9000})) == plain
+    assert router_spec_hash(make_service(router={"service": {"type": "NodePort"}})) == plain
     assert router_spec_hash(make_service(stuckAfterSeconds=60)) == plain
 
 
@@ -94,6 +95,6 @@ def test_every_derived_name_of_the_longest_allowed_pool_fits() -> None:
     longest = [
         revision_label,
         f"{names.instance(pool.metadata.name, PrefillPool.role, 255)}-0",
-        names.router_secret("a" * 40),
+        names.router("a" * 40),
     ]
     assert max(map(len, longest)) <= 63

@@ -8,7 +8,8 @@ import pytest
 import yaml
 from pdpool_connector.runtime.environment import VARIABLES
 from pdpool_operator.api.base import SpecInvalid
-from pdpool_operator.api.names import ADMIN_SOCKET, ControlKeys, Role
+from pdpool_operator.api.key_epochs import KeyEpochs
+from pdpool_operator.api.names import ADMIN_SOCKET, Role
 from pdpool_operator.build.engine import engine_template
 from pdpool_operator.build.pool import headless_service, instance_stateful_set, pool_objects
 from pdpool_operator.build.settings import BuildSettings
@@ -71,13 +72,14 @@ def test_connector_reads_every_variable_that_is_set(role):
 
 
 @pytest.mark.parametrize(
-    ("keys", "required"),
-    [(ControlKeys.REQUIRED, (True, None)), (ControlKeys.OPTIONAL, (True, "false")), (ControlKeys.NONE, (False, None))],
+    ("keys", "files"),
+    [(KeyEpochs(1), ("curve-1.json", "operator-1.pem")), (KeyEpochs(3, 2), ("curve-3-2.json", "operator-3.pem"))],
 )
-def test_control_keys_become_variables(keys, required):
-    settings = BuildSettings("", "", control_keys=keys)
-    found = environment(engine(sglang(Role.DECODE), settings))
-    assert ("PDPOOL_CURVE_KEYS" in found, found.get("PDPOOL_CURVE_REQUIRED")) == required
+def test_keys_become_variables(keys, files):
+    found = environment(engine_template(sglang(Role.DECODE), 0, BuildSettings("", ""), keys)["spec"]["containers"][0])
+    curve, operator = (f"/etc/pdpool/keys/{file}" for file in files)
+    assert (found["PDPOOL_CURVE_KEYS"], found["PDPOOL_OPERATOR_KEY"]) == (curve, operator)
+    assert "PDPOOL_CURVE_REQUIRED" not in found
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,7 @@ def test_native_pod_has_nothing_of_pdpool():
     assert "--disaggregation-transfer-backend=mooncake" in container["args"]
     assert "preStop" not in container["lifecycle"]
     assert "pdpool-keys" not in {volume["name"] for volume in pod["spec"]["volumes"]}
-    assert pod["metadata"]["annotations"]["pdpool.dev/control-keys"] == "none"
+    assert "pdpool.dev/key-epoch" not in pod["metadata"].get("annotations", {})
 
 
 def test_native_pod_may_have_a_pre_stop_hook_of_its_own():

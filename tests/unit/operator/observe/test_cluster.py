@@ -3,7 +3,7 @@ from typing import Any, cast
 import pytest
 from pdpool_operator.api.base import SpecInvalid, format_time
 from pdpool_operator.api.models import DisaggregatedService
-from pdpool_operator.api.names import ANNOTATION_DRAIN_STARTED, Role
+from pdpool_operator.api.names import ANNOTATION_DRAIN_STARTED, ANNOTATION_KEY_EPOCH, Role
 from pdpool_operator.observe.cluster import Cluster
 from pdpool_operator.observe.http import Unanswered
 from pdpool_operator.observe.lives import Lives
@@ -22,6 +22,11 @@ SERVICE = DisaggregatedService.parse(
 ENGINE_IP = "10.0.0.9"
 
 
+def owned_by(owner_uid: str, name: str, uid: str) -> dict[str, Any]:
+    owner = {"uid": owner_uid, "kind": "Owner", "name": "owner", "controller": True}
+    return {"metadata": {"name": name, "uid": uid, "ownerReferences": [owner]}}
+
+
 class OneBadService:
     """An API server with a prefill instance, and with a service of another API version that has a router."""
 
@@ -29,8 +34,8 @@ class OneBadService:
         self.ending = {"deletionTimestamp": "2026-11-21T12:03:10Z"} if ending else {}
         self.drains = {"annotations": {ANNOTATION_DRAIN_STARTED: drains}}
 
-    async def get(self, *_: object) -> None:
-        return None
+    async def get(self, resource: Any, *_: object) -> dict[str, Any] | None:
+        return owned_by("s", "odd-router", "d") if resource.kind == "Deployment" else None
 
     async def list(self, resource: Any, _namespace: str, labels: str = "", *_: str, **_options: bool):
         owned = {"ownerReferences": [{"uid": POOL_UID, "kind": "PrefillPool", "name": "chat", "controller": True}]}
@@ -41,9 +46,12 @@ class OneBadService:
         elif resource.kind == "StatefulSet":
             meta = {"name": "chat-prefill-0", "uid": "sts", **pod, **owned, **self.drains}
             yield {"metadata": meta, "spec": {"replicas": 1}}
+        elif resource.kind == "ReplicaSet":
+            yield owned_by("d", "odd-router-1", "rs")
         elif resource.kind == "Pod" and "role=router" in labels:
             assert "pdpool.dev/service=odd" in labels
-            meta = {"name": "odd-router-x", "uid": "r", **pod, **self.ending}
+            epoch = {"annotations": {ANNOTATION_KEY_EPOCH: "2"}}
+            meta = {**owned_by("rs", "odd-router-x", "r")["metadata"], **pod, **self.ending, **epoch}
             yield {"metadata": meta, "status": running | {"podIP": "10.0.0.1"}}
         elif resource.kind == "Pod" and "role=prefill" in labels:
             owner = {"ownerReferences": [{"uid": "sts", "kind": "StatefulSet", "name": "x", "controller": True}]}
@@ -53,7 +61,7 @@ class OneBadService:
 
 class OneList:
     async def workers(self, ip: str, key: str) -> tuple[RouterWorker, ...]:
-        assert (ip, key) == ("10.0.0.1", "key of odd")
+        assert (ip, key) == ("10.0.0.1", "key 2 of llm")
         return (RouterWorker("w", f"http://{ENGINE_IP}:30000", Role.PREFILL, 8998),)
 
 
@@ -71,8 +79,8 @@ class NoLooks:
 
 
 async def seen(api: object, routers: object) -> ObservedInstance:
-    looks, key = cast("Any", NoLooks()), lambda meta: f"key of {meta.name}"
-    cluster = Cluster(cast("Any", api), cast("Any", api), looks, cast("Any", routers), key, Lives(), lambda: T0)
+    looks, key = cast("Any", NoLooks()), lambda namespace, epoch: f"key {epoch} of {namespace}"
+    cluster = Cluster(cast("Any", api), cast("Any", api), looks, cast("Any", routers), key, 1, Lives(), lambda: T0)
     (instance,) = (await cluster.pool(make_pool())).instances
     return instance
 
@@ -116,7 +124,8 @@ async def test_a_pool_that_does_not_fit_its_model_is_not_taken_for_no_pool():
         cast("Any", None),
         cast("Any", None),
         cast("Any", None),
-        lambda _: "key",
+        lambda *_: "key",
+        1,
         Lives(),
         lambda: T0,
     )

@@ -7,7 +7,7 @@ from aiohttp import web
 from pdpool_operator.api.names import ROUTER_HTTP_PORT, Role
 from pdpool_operator.observe import routers
 from pdpool_operator.observe.http import Unanswered, session
-from pdpool_operator.observe.routers import RouterClient, parse_workers, router_key
+from pdpool_operator.observe.routers import RouterClient, parse_workers
 from pdpool_operator.runtime.api import NotLeaderError
 
 from tests.serving import pod_address
@@ -128,16 +128,6 @@ def test_what_is_no_worker_list_is_unknown(body):
 def test_a_worker_of_a_type_that_has_no_place_matches_no_engine():
     (worker,) = parse_workers(b'{"workers": [{"id": "a", "url": "u", "worker_type": "regular"}]}')
     assert worker.role not in {Role.PREFILL, Role.DECODE}
-
-
-def test_a_key_is_the_same_for_ever_and_another_for_every_service_and_seed():
-    key = router_key(b"seed", "ns", "name", "uid")
-    assert key == router_key(b"seed", "ns", "name", "uid")
-    assert len({key, *(router_key(*args) for args in (
-        (b"other", "ns", "name", "uid"), (b"seed", "ns2", "name", "uid"), (b"seed", "ns", "name2", "uid"),
-        (b"seed", "ns", "name", "uid2"),
-    ))}) == 5  # fmt: skip
-    assert len(key) == 64
 
 
 async def test_one_who_may_not_write_changes_no_list_but_may_look(router):

@@ -25,8 +25,7 @@ from pdpool_operator.observe.model import (
 SETTINGS = BuildSettings(
     engine_image="localhost/pdpool-engine:dev",
     router_image="localhost/pdpool-router:dev",
-    curve_keys='[{"public": "p", "secret": "s"}]',
-    operator_key="-----BEGIN PUBLIC KEY-----",
+    keys={"curve-1.json": "[]", "operator-1.pem": "-----BEGIN PUBLIC KEY-----", "router-1.key": "k"},
 )
 T0 = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 POOL_UID = "11111111-1111-1111-1111-111111111111"
@@ -103,14 +102,14 @@ def make_instance(pool: Pool, index: int = 0, *, ready: bool = True, **changes: 
     return replace(instance, **changes)
 
 
-def as_observed(obj: dict[str, Any]) -> ObservedObject:
-    """Return an object as it is after it was applied."""
+def as_observed(obj: dict[str, Any], owner_uid: str = "") -> ObservedObject:
+    """Return an object as it is after it was applied. `owner_uid` stands for the Service that records the Secret."""
     meta = obj["metadata"]
     return ObservedObject(
         kind=obj["kind"],
         name=meta["name"],
         uid=f"uid-of-{obj['kind']}-{meta['name']}",
-        controller_uid=meta["ownerReferences"][0]["uid"],
+        controller_uid=meta["ownerReferences"][0]["uid"] if "ownerReferences" in meta else owner_uid,
         build_hash=meta["annotations"][names.ANNOTATION_BUILD_HASH],
         labels=None if obj["kind"] == "Secret" else meta["labels"],
     )
@@ -118,7 +117,9 @@ def as_observed(obj: dict[str, Any]) -> ObservedObject:
 
 def make_observed(pool: Pool, *instances: ObservedInstance, **changes: Any) -> ObservedPool:
     observed = ObservedPool(
-        pool=pool, instances=instances, objects=tuple(as_observed(obj) for obj in pool_objects(pool, SETTINGS))
+        pool=pool,
+        instances=instances,
+        objects=tuple(as_observed(obj, pool.metadata.uid) for obj in pool_objects(pool, SETTINGS)),
     )
     return replace(observed, **changes)
 

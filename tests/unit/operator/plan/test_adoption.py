@@ -13,7 +13,7 @@ from pdpool_operator.plan.rotation import desired_rotation
 from pdpool_operator.plan.service import plan_service
 
 from tests.unit.operator.plan.makers import SETTINGS, T0, make_instance, make_observed, make_pod, make_pool
-from tests.unit.operator.plan.test_service import KEY, decode_instance, deployment, observe
+from tests.unit.operator.plan.test_service import decode_instance, deployment, observe
 
 ORPHANED = {"controller_uid": "", "controller": "", "labelled": True}
 
@@ -56,7 +56,7 @@ def test_orphans_of_a_router_are_adopted() -> None:
         deployment=deployment(observed.service, **ORPHANED),
         objects=tuple(replace(obj, **ORPHANED) for obj in observed.objects),
     )
-    found = plan_service(observed, SETTINGS, KEY)
+    found = plan_service(observed, SETTINGS)
     assert ("Deployment", "chat-router") in adopted(found.adopt)
     assert len(found.adopt) == 1 + len(observed.objects)
 

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 from pdpool_operator.api import names
+from pdpool_operator.api.key_epochs import KeyEpochs
 from pdpool_operator.api.models import DisaggregatedService
 from pdpool_operator.api.names import Role
 from pdpool_operator.api.reasons import Reason
 from pdpool_operator.build import router
-from pdpool_operator.build.settings import BuildSettings
+from pdpool_operator.build.common import keys_secret
 from pdpool_operator.observe.model import (
     ObservedDeployment,
     ObservedInstance,
@@ -33,7 +34,6 @@ from tests.unit.operator.plan.makers import (
     seconds,
 )
 
-KEY = "0123456789abcdef"
 PREFILL_0 = RouterWorker("p0", "http://10.0.1.1:30000", Role.PREFILL, 8998)
 DECODE_0 = RouterWorker("d0", "http://10.0.2.1:30000", Role.DECODE, None)
 DECODE_1 = RouterWorker("d1", "http://10.0.2.2:30000", Role.DECODE, None)
@@ -74,10 +74,11 @@ def observe(
     prefill = (make_instance(pools[0]),) if prefill is None else prefill
     decode = (make_instance(pools[1]), make_instance(pools[1], 1)) if decode is None else decode
     workers_json = router.workers_json({"10.0.1.1"}, {"10.0.2.1", "10.0.2.2"})
+    keys = keys_secret("llm", SETTINGS.keys)
     objects = (
-        router.router_key_secret(service, KEY),
+        keys,
         router.worker_list_config_map(service, workers_json),
-        router.router_service(service),
+        router.router_service(service, keys),
         router.router_disruption_budget(service),
     )
     observed = ObservedService(
@@ -85,7 +86,7 @@ def observe(
         prefill=make_observed(pools[0], *prefill),
         decode=make_observed(pools[1], *decode),
         deployment=deployment(service),
-        objects=tuple(as_observed(obj) for obj in objects),
+        objects=tuple(as_observed(obj, service.metadata.uid) for obj in objects),
         routers=(ObservedRouter(router_pod(), workers),),
         workers_json=workers_json,
     )
@@ -102,11 +103,11 @@ def unready(instance: ObservedInstance) -> ObservedInstance:
 
 
 def changes_of(observed: ObservedService) -> list[tuple[str, str]]:
-    return [(str(c.action), c.url) for c in plan_service(observed, SETTINGS, KEY).workers]
+    return [(str(c.action), c.url) for c in plan_service(observed, SETTINGS).workers]
 
 
 def test_at_the_goal_there_is_nothing_to_do() -> None:
-    plan = plan_service(observe(), SETTINGS, KEY)
+    plan = plan_service(observe(), SETTINGS)
     assert not plan.acts
     assert plan.progress is None
     assert plan.requeue_after_s is None
@@ -114,14 +115,14 @@ def test_at_the_goal_there_is_nothing_to_do() -> None:
 
 
 def test_key_and_worker_list_are_made_before_the_routers_that_need_them() -> None:
-    plan = plan_service(observe(deployment=None, objects=(), routers=(), workers_json=None), SETTINGS, KEY)
+    plan = plan_service(observe(deployment=None, objects=(), routers=(), workers_json=None), SETTINGS)
     kinds = [obj["kind"] for obj in plan.apply]
     assert kinds == ["Secret", "ConfigMap", "Service", "PodDisruptionBudget", "Deployment"]
 
 
 def test_a_new_engine_is_added_to_every_router_with_its_bootstrap_port() -> None:
     routers = tuple(ObservedRouter(router_pod(n), (DECODE_0, DECODE_1)) for n in (0, 1))
-    plan = plan_service(observe(routers=routers), SETTINGS, KEY)
+    plan = plan_service(observe(routers=routers), SETTINGS)
     assert [(c.router, c.router_ip, c.action, c.url, c.role, c.bootstrap_port) for c in plan.workers] == [
         ("chat-router-0", "10.0.9.1", WorkerAction.ADD, "http://10.0.1.1:30000", Role.PREFILL, 8998),
         ("chat-router-1", "10.0.9.2", WorkerAction.ADD, "http://10.0.1.1:30000", Role.PREFILL, 8998),
@@ -148,7 +149,7 @@ def test_a_new_engine_is_added_to_every_router_with_its_bootstrap_port() -> None
     ids=["draining", "deleting", "no pod", "not ready", "foreign", "terminating", "no address"],
 )
 def test_only_engines_that_can_serve_are_in_rotation(leaving: ObservedInstance) -> None:
-    plan = plan_service(observe(decode=(decode_instance(0), leaving)), SETTINGS, KEY)
+    plan = plan_service(observe(decode=(decode_instance(0), leaving)), SETTINGS)
     assert [(c.action, c.url, c.worker_id) for c in plan.workers] == [(WorkerAction.REMOVE, DECODE_1.url, "d1")]
     assert [list(obj["data"]) for obj in plan.apply] == [[names.WORKERS_KEY]]
     written = json.loads(plan.apply[0]["data"][names.WORKERS_KEY])
@@ -190,7 +191,7 @@ def test_a_prefill_engine_with_another_bootstrap_port_is_entered_anew() -> None:
 
 def test_an_outage_of_readiness_alone_does_not_empty_a_list() -> None:
     observed = observe(decode=(unready(decode_instance(0)), unready(decode_instance(1))))
-    plan = plan_service(observed, SETTINGS, KEY)
+    plan = plan_service(observed, SETTINGS)
     assert not plan.acts
 
 
@@ -214,7 +215,7 @@ def test_engines_that_could_not_be_sampled_stay_in_rotation() -> None:
 
 
 def test_a_router_that_does_not_answer_is_asked_again_soon() -> None:
-    plan = plan_service(observe(workers=None), SETTINGS, KEY)
+    plan = plan_service(observe(workers=None), SETTINGS)
     assert not plan.acts
     assert plan.requeue_after_s == ASK_AGAIN_S
     assert plan.progress is not None
@@ -226,7 +227,7 @@ def test_a_router_that_ends_is_told_who_leaves_for_as_long_as_it_answers() -> No
     leaves = (decode_instance(0), decode_instance(1, drain_started=T0, drain_reason="Update"))
     still = ObservedRouter(ending, (PREFILL_0, DECODE_0, DECODE_1))
     assert changes_of(observe(decode=leaves, routers=(still,))) == [("remove", DECODE_1.url)]
-    past = plan_service(observe(routers=(ObservedRouter(ending, None, "refused"),)), SETTINGS, KEY)
+    past = plan_service(observe(routers=(ObservedRouter(ending, None, "refused"),)), SETTINGS)
     assert not past.acts
     assert past.progress is None
     assert past.requeue_after_s is None
@@ -238,7 +239,7 @@ def test_a_router_without_an_address_is_left_alone() -> None:
 
 def test_the_worker_list_is_written_only_when_it_changed() -> None:
     observed = observe(workers=())
-    assert plan_service(observed, SETTINGS, KEY).apply == ()
+    assert plan_service(observed, SETTINGS).apply == ()
     assert changes_of(observed) != []
 
 
@@ -246,13 +247,13 @@ def test_the_worker_list_is_written_only_when_it_changed() -> None:
 def test_an_unreadable_worker_list_is_written_anew(text: str) -> None:
     observed = observe(decode=(unready(decode_instance(0)),), workers_json=text)
     objects = tuple(obj for obj in observed.objects if obj.kind != "ConfigMap")
-    plan = plan_service(replace(observed, objects=objects), SETTINGS, KEY)
+    plan = plan_service(replace(observed, objects=objects), SETTINGS)
     assert json.loads(plan.apply[0]["data"][names.WORKERS_KEY])["decode"] == []
 
 
 def test_a_missing_pool_takes_its_engines_out_and_keeps_the_router() -> None:
     observed = observe(decode=())
-    plan = plan_service(replace(observed, decode=None), SETTINGS, KEY)
+    plan = plan_service(replace(observed, decode=None), SETTINGS)
     assert [(c.action, c.url) for c in plan.workers] == [
         (WorkerAction.REMOVE, DECODE_0.url),
         (WorkerAction.REMOVE, DECODE_1.url),
@@ -263,14 +264,14 @@ def test_a_missing_pool_takes_its_engines_out_and_keeps_the_router() -> None:
 def test_more_routers_are_a_patch_of_that_number_alone() -> None:
     service = make_service(router={"replicas": 3})
     present = deployment(service, replicas=1, ready_replicas=1, updated_replicas=1)
-    plan = plan_service(observe(service=service, deployment=present), SETTINGS, KEY)
+    plan = plan_service(observe(service=service, deployment=present), SETTINGS)
     assert plan.apply == ()
     assert [patch.body for patch in plan.patch] == [{"metadata": {"uid": present.uid}, "spec": {"replicas": 3}}]
 
 
 def test_another_build_restarts_no_router_and_shows_as_available() -> None:
-    newer = BuildSettings(engine_image="x", router_image="localhost/pdpool-router:next")
-    plan = plan_service(observe(), newer, KEY)
+    newer = replace(SETTINGS, router_image="localhost/pdpool-router:next")
+    plan = plan_service(observe(), newer)
     assert not plan.acts
     assert plan.update_available == ("chat-router",)
 
@@ -278,17 +279,16 @@ def test_another_build_restarts_no_router_and_shows_as_available() -> None:
 def test_another_service_port_changes_the_service_and_no_router() -> None:
     service = make_service(router={"port": 9000})
     before = observe()
-    plan = plan_service(replace(before, service=service), SETTINGS, KEY)
+    plan = plan_service(replace(before, service=service), SETTINGS)
     assert [obj["kind"] for obj in plan.apply] == ["Service"]
 
 
 def test_without_a_router_everything_of_ours_is_removed_and_nothing_else() -> None:
     observed = observe(service=make_service(router={"enabled": False}))
     foreign = replace(observed.objects[2], controller_uid="somebody-else")
-    plan = plan_service(replace(observed, objects=(*observed.objects[:2], foreign)), SETTINGS, KEY)
+    plan = plan_service(replace(observed, objects=(*observed.objects[:2], foreign)), SETTINGS)
     assert [(deletion.kind, deletion.name) for deletion in plan.delete] == [
         ("Deployment", "chat-router"),
-        ("Secret", "chat-router-key"),
         ("ConfigMap", "chat-router"),
     ]
     assert router_url(observed.service) == ""
@@ -302,7 +302,7 @@ def test_an_object_of_somebody_else_under_our_name_is_a_conflict(which: str) -> 
     else:
         objects = tuple(replace(o, controller_uid="x") if o.kind == which else o for o in observed.objects)
         observed = replace(observed, objects=objects)
-    plan = plan_service(observed, SETTINGS, KEY)
+    plan = plan_service(observed, SETTINGS)
     assert not plan.acts
     assert [fault.reason for fault in plan.faults] == [Reason.NAME_CONFLICT]
 
@@ -311,13 +311,13 @@ def test_a_service_that_is_being_deleted_is_left_to_garbage_collection() -> None
     service = make_service()
     meta = service.metadata.model_copy(update={"deletion_timestamp": T0 + seconds(1)})
     deleted = service.model_copy(update={"metadata": meta})
-    assert not plan_service(observe(service=deleted, deployment=None, objects=()), SETTINGS, KEY).acts
+    assert not plan_service(observe(service=deleted, deployment=None, objects=()), SETTINGS).acts
 
 
 def test_routers_that_start_or_roll_are_progress() -> None:
     service = make_service()
-    starting = plan_service(observe(deployment=deployment(service, ready_replicas=0)), SETTINGS, KEY)
-    rolling = plan_service(observe(deployment=deployment(service, updated_replicas=0)), SETTINGS, KEY)
+    starting = plan_service(observe(deployment=deployment(service, ready_replicas=0)), SETTINGS)
+    rolling = plan_service(observe(deployment=deployment(service, updated_replicas=0)), SETTINGS)
     assert starting.progress is not None
     assert starting.progress.reason is Reason.STARTING
     assert rolling.progress is not None
@@ -325,7 +325,7 @@ def test_routers_that_start_or_roll_are_progress() -> None:
 
 
 def test_failing_instance_leaves_rotation_while_another_serves() -> None:
-    plan = plan_service(observe(decode=(decode_instance(0), decode_instance(1, out=True))), SETTINGS, KEY)
+    plan = plan_service(observe(decode=(decode_instance(0), decode_instance(1, out=True))), SETTINGS)
     assert [(c.action, c.url) for c in plan.workers] == [(WorkerAction.REMOVE, DECODE_1.url)]
 
 
@@ -352,9 +352,63 @@ def test_deployment_that_lost_labels_gets_them_back_without_a_restart() -> None:
     service = make_service()
     labels = router.router_deployment(service, SETTINGS)["metadata"]["labels"]
     kept = {key: value for key, value in labels.items() if key != names.LABEL_ROLE}
-    plan = plan_service(observe(deployment=deployment(service, labels=kept)), SETTINGS, KEY)
+    plan = plan_service(observe(deployment=deployment(service, labels=kept)), SETTINGS)
     assert plan.apply == ()
     lost = {names.LABEL_ROLE: labels[names.LABEL_ROLE]}
     assert [patch.body for patch in plan.patch] == [{"metadata": {"uid": "uid-of-deployment", "labels": lost}}]
     assert [event.reason for event in plan.events] == [Reason.OBJECT_RESTORED]
-    assert not plan_service(observe(deployment=deployment(service, labels=labels)), SETTINGS, KEY).acts
+    assert not plan_service(observe(deployment=deployment(service, labels=labels)), SETTINGS).acts
+
+
+@pytest.mark.parametrize(
+    ("router", "message"),
+    [
+        ({"args": ["--port=1"]}, "spec.router.args: '--port=1': pdpool sets --port from the fields of spec.router"),
+        ({"args": ["--control-plane-api-keys", "x"]}, "spec.router.args: '--control-plane-api-keys'"),
+        ({"template": {"spec": {"containers": [{"name": "router", "args": ["--policy=x"]}]}}}, "[router].args"),
+        ({"template": {"spec": {"terminationGracePeriodSeconds": 1}}}, "running streams have 180 s to finish"),
+        ({"template": {"metadata": {"labels": {"pdpool.dev/role": "decode"}}}}, "labels[pdpool.dev/role]"),
+        ({"service": {"annotations": {"pdpool.dev/keys-hash": "x"}}}, "service.annotations[pdpool.dev/keys-hash]"),
+    ],
+)
+def test_wrong_router_spec_is_named_and_rotation_goes_on(router: dict[str, Any], message: str) -> None:
+    observed = replace(observe(workers=(PREFILL_0, DECODE_0)), service=make_service(router=router))
+    plan = plan_service(observed, SETTINGS)
+    (fault,) = plan.faults
+    assert fault.reason is Reason.TEMPLATE_INVALID
+    assert message in fault.message
+    assert [(change.action, change.url) for change in plan.workers] == [(WorkerAction.ADD, DECODE_1.url)]
+    assert not plan.apply
+    assert not plan.delete
+
+
+@pytest.mark.parametrize(
+    "router", [{"image": "x"}, {"args": ["--x"]}, {"policy": {"prefill": "CacheAware"}}, {"resources": {"limits": {}}}]
+)
+def test_changed_router_spec_replaces_routers(router: dict[str, Any]) -> None:
+    plan = plan_service(observe(service=make_service(router=router), deployment=deployment(make_service())), SETTINGS)
+    assert [obj["kind"] for obj in plan.apply] == ["Deployment"]
+
+
+def test_changed_service_type_keeps_routers() -> None:
+    service = make_service(router={"service": {"type": "LoadBalancer", "annotations": {"a": "b"}}})
+    before = observe()
+    plan = plan_service(replace(before, service=service), SETTINGS)
+    assert [(obj["kind"], obj["spec"]["type"]) for obj in plan.apply] == [("Service", "LoadBalancer")]
+
+
+def test_raised_key_epoch_replaces_routers_after_their_secret() -> None:
+    keys = {**SETTINGS.keys, "router-2.key": "k2"}
+    plan = plan_service(observe(), replace(SETTINGS, keys=keys, key_epoch=2))
+    assert [obj["kind"] for obj in plan.apply] == ["Secret", "Service", "Deployment"]
+    template = plan.apply[-1]["spec"]["template"]
+    assert template["metadata"]["annotations"][names.ANNOTATION_KEY_EPOCH] == "2"
+
+
+def test_each_router_is_asked_with_the_key_of_its_own_epoch() -> None:
+    routers = [ObservedRouter(router_pod(n, keys=KeyEpochs(n + 1)), (PREFILL_0, DECODE_0)) for n in (0, 1)]
+    plan = plan_service(observe(routers=tuple(routers)), SETTINGS)
+    assert [(change.router, change.key_epoch) for change in plan.workers] == [
+        ("chat-router-0", 1),
+        ("chat-router-1", 2),
+    ]

@@ -19,11 +19,11 @@ from tests.unit.operator.plan.makers import (
     make_pool,
     make_service,
 )
-from tests.unit.operator.plan.test_service import KEY, decode_instance, deployment, observe, router_pod, unready
+from tests.unit.operator.plan.test_service import decode_instance, deployment, observe, router_pod, unready
 
 
 def status_of(observed: ObservedService, diagnoses: tuple[Diagnosis, ...] = ()) -> DisaggregatedServiceStatus:
-    return service_status(ServiceFacts(observed, plan_service(observed, SETTINGS, KEY), diagnoses), T0)
+    return service_status(ServiceFacts(observed, plan_service(observed, SETTINGS), diagnoses), T0)
 
 
 def outcome(status: DisaggregatedServiceStatus, kind: str = "Ready") -> tuple[str, str, str]:
@@ -108,7 +108,7 @@ def test_a_contradiction_hides_no_router_of_a_service_and_keeps_its_engines_list
     observed = observe_pools({}, {"transfer": {"backend": "Local"}})
     status = status_of(observed)
     assert outcome(status, "RouterReady")[:2] == ("True", "Ready")
-    assert not plan_service(observed, SETTINGS, KEY).faults
+    assert not plan_service(observed, SETTINGS).faults
 
 
 def test_one_engine_of_each_side_is_enough_to_serve() -> None:
@@ -154,14 +154,14 @@ def test_a_side_at_zero_is_as_wanted_and_cannot_serve(ready_replicas: int) -> No
                             "chat-router-0",
                             ready=False,
                             waiting_reason="CreateContainerConfigError",
-                            waiting_message='secret "chat-router-key" not found',
+                            waiting_message='secret "pdpool-keys" not found',
                         ),
                         None,
                     ),
                 )
             },
             "MissingSecret",
-            "Secret chat-router-key does not exist",
+            "Secret pdpool-keys does not exist",
         ),
     ],
 )
@@ -200,7 +200,7 @@ def test_one_router_of_three_is_available_and_not_ready() -> None:
 @pytest.mark.parametrize(("unsettled", "expected"), [((), "True"), (("does not show yet",), "False")])
 def test_worker_lists_count_until_they_are_read_back(unsettled: tuple[str, ...], expected: str) -> None:
     observed = observe(workers=())
-    plan = plan_service(observed, SETTINGS, KEY)
+    plan = plan_service(observed, SETTINGS)
     status = service_status(ServiceFacts(observed, plan, (), (), unsettled), T0)
     assert outcome(status)[0] == expected
     assert outcome(status, "Available")[0] == "True"

@@ -35,7 +35,7 @@ from tests.unit.operator.plan.makers import (
     make_service,
     seconds,
 )
-from tests.unit.operator.plan.test_service import KEY, decode_instance, deployment, observe, unready
+from tests.unit.operator.plan.test_service import decode_instance, deployment, observe, unready
 from tests.unit.operator.plan.world import World, settled
 from tests.unit.operator.status.kstatus import Status, kstatus, kubectl_wait
 
@@ -93,7 +93,7 @@ def shown_service(
     faults: tuple[Fault, ...] = (),
 ) -> Shown:
     observed = observed or observe()
-    plan = plan_service(observed, settings, KEY)
+    plan = plan_service(observed, settings)
     both = (sampled(), *(sampled(index=i, role=Role.DECODE) for i in (0, 1)))
     facts = ServiceFacts(observed, plan, both if verdicts is None else verdicts, faults)
     return Shown(observed.service.metadata, service_status(facts, T0))
@@ -493,7 +493,7 @@ def test_every_event_reason_is_reached() -> None:
     scaled.want(replicas=1)
     seen |= events_of(scaled)
     lists = (observe(workers=()), observe(decode=(decode_instance(0),)))
-    changes = tuple(change for observed in lists for change in plan_service(observed, SETTINGS, KEY).workers)
+    changes = tuple(change for observed in lists for change in plan_service(observed, SETTINGS).workers)
     seen |= {event.reason for event in worker_events(changes)}
     orphans = make_observed(make_pool(), orphan(one()))
     seen |= {event.reason for event in plan_pool(orphans, SETTINGS, T0).events}
