@@ -158,7 +158,7 @@ class Cluster:
             self._api.get(DISRUPTION_BUDGETS, namespace, router),
         )
         seen = [parse.observed_object(obj, labels) for obj in (config, front, budget) if obj is not None]
-        keys = parse.applied_keys(front, labels) if front is not None else None
+        keys = parse.applied_keys(front) if front is not None else None
         if any(self._lacks_volume(router.pod) for router in routers):
             keys = None
         stuck_after = float(service.spec.stuck_after_seconds)
@@ -221,7 +221,7 @@ class Cluster:
         by_owner = {parse.controller_uid(pod): pod for pod in sorted(pods, key=_age)}
         instances = [self._instance(index, sts, by_owner, labels) for index, sts in stateful_sets]
         instances = await self._with_events(pool, instances, {sts["metadata"]["uid"]: sts for _, sts in stateful_sets})
-        keys = parse.applied_keys(objects[0], labels) if objects[0] is not None else None
+        keys = parse.applied_keys(objects[0]) if objects[0] is not None else None
         if any(self._lacks_volume(instance.pod) for instance in instances):
             keys = None
         return ObservedPool(

@@ -236,7 +236,7 @@ def _joined(one: Object, other: Object) -> Object:
     return {**one, **other, **{name: _joined(one[name], other[name]) for name in one.keys() & other.keys()}}
 
 
-def applied_keys(service: Object, labels: Mapping[str, str]) -> ObservedObject | None:
+def applied_keys(service: Object) -> ObservedObject | None:
     """Return the Secret with the keys as it was applied before this Service of a pool or router.
 
     The Service's annotation records it. Return None without that annotation.
@@ -244,8 +244,7 @@ def applied_keys(service: Object, labels: Mapping[str, str]) -> ObservedObject |
     applied = annotation(service, names.ANNOTATION_KEYS_HASH)
     if not applied:
         return None
-    owner, labelled = controller_uid(service), has_labels(service, labels)
-    return ObservedObject("Secret", names.KEYS_SECRET, "", owner, applied, controller(service), labelled=labelled)
+    return ObservedObject("Secret", names.KEYS_SECRET, uid="", controller_uid="", build_hash=applied)
 
 
 def observed_deployment(obj: Object, labels: Mapping[str, str]) -> ObservedDeployment:

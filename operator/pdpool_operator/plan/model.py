@@ -65,7 +65,6 @@ class Adopt:
     kind: str
     name: str
     uid: str
-    """Empty for a Secret, which the operator cannot read."""
     owner: Mapping[str, Any]
     """The owner reference."""
 

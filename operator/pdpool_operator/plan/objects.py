@@ -51,11 +51,14 @@ def blocked(owner: Pool | DisaggregatedService, standing: Iterable[tuple[str, St
     - No controller, and other labels: an error, with the command that hands the object over.
     - An object of an earlier owner with the same name is being deleted: the plan waits for that.
 
+    The Secret with the keys has no owner, because all pools and services of the namespace share it.
+
     Args:
         owner: the pool or service.
         standing: the existing objects with their kinds.
     """
-    others = [(kind, one) for kind, one in standing if one.controller_uid != owner.metadata.uid]
+    owned = [(kind, one) for kind, one in standing if kind != "Secret"]
+    others = [(kind, one) for kind, one in owned if one.controller_uid != owner.metadata.uid]
     faults = tuple(fault for kind, one in others if (fault := _fault(owner, kind, one)) is not None)
     if faults:
         return Plan(faults=faults, requeue_after_s=TAKEN_POLL_S)

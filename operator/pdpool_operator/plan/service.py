@@ -162,8 +162,7 @@ def _remove_router(observed: ObservedService) -> Plan:
     Clients must not reach a router that the operator no longer manages.
     """
     uid = observed.service.metadata.uid
-    # The Secret with the keys belongs to all pools and services of the namespace.
-    ours = [obj for obj in observed.objects if obj.controller_uid == uid and obj.kind != "Secret"]
+    ours = [obj for obj in observed.objects if obj.controller_uid == uid]
     deletions = [Delete(obj.kind, obj.name, obj.uid) for obj in ours]
     if observed.deployment is not None and observed.deployment.controller_uid == uid:
         deletions.insert(0, Delete("Deployment", observed.deployment.name, observed.deployment.uid))

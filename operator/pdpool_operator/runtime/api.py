@@ -403,11 +403,11 @@ class Api:
             log.debug("not deleted: %s", gone)
 
     async def adopt(self, resource: Resource, namespace: str, name: str, uid: str, owner: Mapping[str, Any]) -> None:
-        """Add an owner reference to an object of this uid, or of any if `uid` is empty.
+        """Add an owner reference to an object of this uid.
 
         Nothing happens if the object is gone. The API server refuses a second controller.
         """
-        metadata = {"ownerReferences": [owner], **({"uid": uid} if uid else {})}
+        metadata = {"ownerReferences": [owner], "uid": uid}
         try:
             await self._write(
                 "patch",

@@ -28,9 +28,11 @@ def webhook_down(status: int = 500) -> UnavailableError:
 class World:
     """One pool whose only object to apply is its missing PodDisruptionBudget."""
 
+    is_live = True
+
     def __init__(self, **spec: Any) -> None:
         meta = {"name": "chat", "namespace": "llm", "uid": POOL_UID, "generation": 1}
-        self.body: dict[str, Any] = {"metadata": meta, "spec": {"model": {"path": "/models/smollm2"}, **spec}}
+        self.stored: dict[str, Any] = {"metadata": meta, "spec": {"model": {"path": "/models/smollm2"}, **spec}}
         self.owned: set[str] = set()
         """Types of the conditions that server-side apply has recorded as the operator's."""
         self.read_error: ApiError | None = None
@@ -48,11 +50,12 @@ class World:
             router_outcomes=cast("Any", None),
             metrics=self.metrics,
             judge=judge,
+            served=cast("Any", SimpleNamespace(storable=lambda _, status: status)),
             fencer=cast("Any", nothing),
             bindings=Bindings(),
             recorder=cast("Any", self),
             engine_settings=lambda _: SETTINGS,
-            router_key=lambda _: "",
+            router_key=lambda *_: "",
             enqueue=lambda _: None,
             now=lambda: T0,
         )
@@ -60,8 +63,8 @@ class World:
     async def nothing(self, *_: Any) -> tuple[()]:
         return ()
 
-    async def get(self, resource: Any, namespace: str, name: str) -> dict[str, Any]:
-        return self.body
+    async def body(self, resource: Any, namespace: str, name: str) -> dict[str, Any]:
+        return self.stored
 
     async def pool(self, pool: Any) -> Any:
         if self.read_error is not None:
@@ -77,10 +80,10 @@ class World:
         """Keep conditions of other writers, as server-side apply does with a list that is a map."""
         self.writes += 1
         now_ours = {condition["type"] for condition in status["conditions"]}
-        before = self.body.get("status", {}).get("conditions", [])
+        before = self.stored.get("status", {}).get("conditions", [])
         foreign = [c for c in before if c["type"] not in now_ours | self.owned]
         self.owned = now_ours
-        self.body["status"] = {**status, "conditions": [*status["conditions"], *foreign]}
+        self.stored["status"] = {**status, "conditions": [*status["conditions"], *foreign]}
 
     async def emit(self, about: Any, obj: Any, type_: str, reason: str, message: str) -> None:
         self.events.append((type_, reason))
@@ -93,7 +96,7 @@ class World:
             await self.reconcile()
 
     def shown(self, kind: str) -> tuple[str, str]:
-        conditions = self.body.get("status", {}).get("conditions", [])
+        conditions = self.stored.get("status", {}).get("conditions", [])
         found = next((c for c in conditions if c["type"] == kind), None)
         return (found["status"], found["reason"]) if found is not None else ("", "")
 
@@ -157,25 +160,25 @@ async def test_a_single_failure_between_successes_is_not_shown() -> None:
 async def test_an_unreadable_spec_stalls_and_keeps_foreign_conditions(spec: dict[str, Any]) -> None:
     world = World()
     await world.reconcile()
-    world.body["status"]["conditions"].append(FOREIGN)
-    world.body["spec"] = spec
+    world.stored["status"]["conditions"].append(FOREIGN)
+    world.stored["spec"] = spec
     for _ in range(2):
         await world.reconcile()
     assert world.shown("Stalled") == ("True", "SpecInvalid")
     assert world.shown("Ready") == ("False", "SpecInvalid")
     assert world.shown("Available") == ("Unknown", "SpecInvalid")
     assert world.events.count(("Warning", "SpecInvalid")) == 1
-    world.body["spec"] = {"model": {"path": "/models/smollm2"}}
+    world.stored["spec"] = {"model": {"path": "/models/smollm2"}}
     await world.reconcile()
     assert world.shown("Stalled") == ("", "")
     assert world.shown("Audited") == ("True", "Checked")
-    assert PrefillPool.parse(world.body).status.conditions[0].status is ConditionStatus.TRUE
+    assert PrefillPool.parse(world.stored).status.conditions[0].status is ConditionStatus.TRUE
 
 
 async def test_foreign_conditions_cause_no_writes() -> None:
     world = World()
     await world.reconcile()
-    world.body["status"]["conditions"].append(FOREIGN)
+    world.stored["status"]["conditions"].append(FOREIGN)
     writes = world.writes
     for _ in range(3):
         await world.reconcile()

@@ -4,12 +4,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pdpool_operator.api.key_epochs import FIRST_KEYS
 from pdpool_operator.api.models import PrefillPool
 from pdpool_operator.controller import reconcile
 from pdpool_operator.controller.reconcile import Controller
 from pdpool_operator.observe.keys import Key
 from pdpool_operator.plan.model import Delete, Patch, Plan
 from pdpool_operator.runtime.manager import Result
+
+from tests.unit.operator.plan.makers import SETTINGS
 
 POOL = {"metadata": {"name": "chat", "namespace": "llm", "uid": "u1"}, "spec": {"model": {"path": "/m"}}}
 SERVICE = {
@@ -37,10 +40,10 @@ class Seen:
         return self.stored
 
     async def pool(self, _: Any) -> Any:
-        return SimpleNamespace()
+        return SimpleNamespace(keys=FIRST_KEYS)
 
     async def service(self, _: Any) -> Any:
-        return SimpleNamespace()
+        return SimpleNamespace(routers=())
 
 
 @pytest.fixture
@@ -50,15 +53,19 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(reconcile, "carry_out", carry_out)
     one: Any = SimpleNamespace(
-        judge=SimpleNamespace(observed=lambda *_: None, judge=lambda _: ()),
+        judge=SimpleNamespace(observed=lambda *_: None, marked=lambda _, pool: pool, judge=lambda _: ()),
         bindings=SimpleNamespace(bind=lambda *_: False, pools=lambda _: ()),
-        engine_settings=lambda _: None,
-        router_key=lambda _: "key",
+        engine_settings=lambda _: SETTINGS,
+        router_key=lambda *_: "key",
+        _watch_routers=lambda *_: None,
+        _marked=lambda observed: observed,
+        _forget=lambda _: None,
         now=lambda: None,
         api=None,
         routers=None,
     )
     one._pool = lambda *args: Controller._pool(one, *args)
+    one._carry_out = lambda *args: Controller._carry_out(one, *args)
     one._service = lambda *args: Controller._service(one, *args)
     return one
 
@@ -98,7 +105,7 @@ async def test_live_state_that_needs_no_step_takes_none(controller, monkeypatch,
         return Result()
 
     controller._forget_pool = forgotten
-    controller.bindings.drop, controller.written = (lambda _: None), {}
+    controller.bindings.drop = lambda _: None
     live: Any = Seen(BODIES[kind], is_live=True)
     live.stored = None  # deleted meanwhile
     assert await reconciled(controller, kind, cached, live) == Result()

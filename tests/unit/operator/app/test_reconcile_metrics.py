@@ -25,13 +25,13 @@ async def test_conditions_in_metrics_are_those_of_the_status() -> None:
     world = World()
     await world.reconcile()
     shown = {line.partition('reason="')[2].partition('"')[0] for line in series(world, "pdpool_condition")}
-    assert shown == {condition["reason"] for condition in world.body["status"]["conditions"]}
+    assert shown == {condition["reason"] for condition in world.stored["status"]["conditions"]}
 
 
 async def test_refused_spec_replaces_the_conditions() -> None:
     world = World()
     await world.reconcile()
-    world.body["spec"] = {"replicas": -1}
+    world.stored["spec"] = {"replicas": -1}
     await world.reconcile()
     assert all('reason="SpecInvalid"' in line for line in series(world, "pdpool_condition") if 'type="Ready"' in line)
 
@@ -44,7 +44,7 @@ async def test_failed_writes_of_a_status_are_counted(monkeypatch: pytest.MonkeyP
         raise webhook_down()
 
     monkeypatch.setattr(world, "apply_status", fail)
-    world.body["spec"] = {"replicas": -1}
+    world.stored["spec"] = {"replicas": -1}
     with pytest.raises(ApiError):
         await world.reconcile()
     for outcome in ("ok", "failed"):

@@ -140,7 +140,9 @@ async def test_change_of_a_missing_field_alone_writes_nothing():
     body = {"status": fields.storable(KIND, STATUS)}
     before = PoolStatus.model_validate(body["status"])
     after = PoolStatus.model_validate(STATUS | {"queues": "Stuck"})
-    controller: Any = SimpleNamespace(served=fields, api=api, written={}, now=lambda: NOW)
+    metrics = SimpleNamespace(states=SimpleNamespace(show_conditions=lambda *_: None))
+    controller: Any = SimpleNamespace(served=fields, api=api, metrics=metrics, written={}, now=lambda: NOW)
+    controller._apply_status = api.apply_status
     key = Key(KIND, "llm", "chat")
     assert await Controller._write_status(controller, key, PREFILL_POOLS, body, before, after) is None
     assert api.written == []

@@ -79,8 +79,9 @@ class Routers:
 def cluster(
     server: Server, sampling: Sampling | None = None, routers: Routers | None = None, now: Any = None
 ) -> Cluster:
-    arguments = cast("Any", server), cast("Any", sampling or Sampling()), cast("Any", routers or Routers())
-    return Cluster(*arguments, lambda _: "key", Lives(), now or (lambda: NOW))
+    api, asked = cast("Any", server), cast("Any", routers or Routers())
+    looks = cast("Any", sampling or Sampling())
+    return Cluster(api, api, looks, asked, lambda *_: "key", 1, Lives(), now or (lambda: NOW))
 
 
 async def observed(*objects: tuple[str, dict[str, Any]], replicas: int = 1, **options: Any) -> ObservedPool:
@@ -190,9 +191,19 @@ async def test_pool_is_routed_by_services_with_routers(services: tuple[Any, ...]
 
 
 def router(ip: str, *, ready: bool) -> tuple[str, dict[str, Any]]:
-    body = pod(f"chat-router-{ip}", names.router_labels("chat"), owner="")
+    body = pod(f"chat-router-{ip}", names.router_labels("chat"), owner="rs")
     condition = {"type": "Ready", "status": str(ready)}
     return "Pod", {**body, "status": {**body["status"], "podIP": ip, "conditions": [condition]}}
+
+
+def router_owners() -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Deployment and ReplicaSet of the service's router pods."""
+    labels, meta = names.router_labels("chat"), {"namespace": "llm", "creationTimestamp": format_time(T0)}
+    by_service = owned("DisaggregatedService", "chat", SERVICE["metadata"]["uid"])
+    deployment = {"name": "chat-router", "uid": "deployment", "labels": labels, **meta, **by_service}
+    by_deployment = owned("Deployment", "chat-router", "deployment")
+    replica_set = {"name": "chat-router-1", "uid": "rs", "labels": labels, **meta, **by_deployment}
+    return ("Deployment", {"metadata": deployment}), ("ReplicaSet", {"metadata": replica_set})
 
 
 @pytest.mark.parametrize(
@@ -201,7 +212,12 @@ def router(ip: str, *, ready: bool) -> tuple[str, dict[str, Any]]:
 async def test_silent_router_counts_only_while_it_is_ready(silent_is_ready: bool, listed_by: Any) -> None:
     routers = router("10.9.0.1", ready=True), router("10.9.0.2", ready=silent_is_ready)
     pool = await observed(
-        service(), *routers, ("StatefulSet", stateful_set()), ("Pod", pod()), routers=Routers("10.9.0.2")
+        service(),
+        *router_owners(),
+        *routers,
+        ("StatefulSet", stateful_set()),
+        ("Pod", pod()),
+        routers=Routers("10.9.0.2"),
     )
     assert pool.instances[0].listed_by == listed_by
 

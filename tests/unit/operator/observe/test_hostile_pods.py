@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from pdpool_operator.api.models import EngineType
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.observe.http import Unanswered, session
 from pdpool_operator.observe.sampler import (
@@ -66,7 +67,10 @@ def test_parsing_one_answer_allocates_little(name):
     assert len(ANSWERS[name]) <= ANSWER_BYTES
     tracemalloc.start()
     try:
-        kept = parsed(lambda: parse_state(ANSWERS[name])), parsed(lambda: parse_loads(ANSWERS[name], Role.PREFILL))
+        kept = (
+            parsed(lambda: parse_state(ANSWERS[name])),
+            parsed(lambda: parse_loads(ANSWERS[name], Role.PREFILL, EngineType.REFERENCE)),
+        )
         assert tracemalloc.get_traced_memory()[1] < ALLOCATED
     finally:
         tracemalloc.stop()
@@ -82,7 +86,7 @@ def test_holds_beyond_the_limit_are_left_for_later():
 
 def test_more_loads_than_ranks_are_refused():
     with pytest.raises(Unanswered, match="loads"):
-        parse_loads(json.dumps({"loads": [{}] * (MAX_RANKS + 1)}).encode(), Role.PREFILL)
+        parse_loads(json.dumps({"loads": [{}] * (MAX_RANKS + 1)}).encode(), Role.PREFILL, EngineType.REFERENCE)
 
 
 class HostilePod:

@@ -102,14 +102,14 @@ def make_instance(pool: Pool, index: int = 0, *, ready: bool = True, **changes: 
     return replace(instance, **changes)
 
 
-def as_observed(obj: dict[str, Any], owner_uid: str = "") -> ObservedObject:
-    """Return an object as it is after it was applied. `owner_uid` stands for the Service that records the Secret."""
+def as_observed(obj: dict[str, Any]) -> ObservedObject:
+    """Return an object as it is after it was applied."""
     meta = obj["metadata"]
     return ObservedObject(
         kind=obj["kind"],
         name=meta["name"],
         uid=f"uid-of-{obj['kind']}-{meta['name']}",
-        controller_uid=meta["ownerReferences"][0]["uid"] if "ownerReferences" in meta else owner_uid,
+        controller_uid=meta["ownerReferences"][0]["uid"] if "ownerReferences" in meta else "",
         build_hash=meta["annotations"][names.ANNOTATION_BUILD_HASH],
         labels=None if obj["kind"] == "Secret" else meta["labels"],
     )
@@ -119,7 +119,7 @@ def make_observed(pool: Pool, *instances: ObservedInstance, **changes: Any) -> O
     observed = ObservedPool(
         pool=pool,
         instances=instances,
-        objects=tuple(as_observed(obj, pool.metadata.uid) for obj in pool_objects(pool, SETTINGS)),
+        objects=tuple(as_observed(obj) for obj in pool_objects(pool, SETTINGS)),
     )
     return replace(observed, **changes)
 

@@ -86,7 +86,7 @@ def observe(
         prefill=make_observed(pools[0], *prefill),
         decode=make_observed(pools[1], *decode),
         deployment=deployment(service),
-        objects=tuple(as_observed(obj, service.metadata.uid) for obj in objects),
+        objects=tuple(as_observed(obj) for obj in objects),
         routers=(ObservedRouter(router_pod(), workers),),
         workers_json=workers_json,
     )

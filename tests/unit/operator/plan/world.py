@@ -146,7 +146,7 @@ class World:
     def _apply(self, obj: dict[str, Any]) -> None:
         kind, name = obj["kind"], obj["metadata"]["name"]
         if kind != "StatefulSet":
-            self.objects[kind, name] = as_observed(obj, self.pool.metadata.uid)
+            self.objects[kind, name] = as_observed(obj)
             self.trace.append(f"apply {kind}")
             return
         verb = "update" if name in self.sets else "create"
