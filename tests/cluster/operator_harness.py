@@ -160,9 +160,9 @@ class Bench:
         return operator
 
     async def pool(self, kind: str, name: str = "chat", **spec: Any) -> Object:
-        """Create a pool whose pods no scheduler takes."""
+        """Create a pool whose pods no scheduler takes, and whose instances keep their numbers in an update."""
         template = spec.pop("template", {"spec": {"schedulerName": NOBODY}})
-        spec = {"model": {"path": "tiny"}, "template": template, **spec}
+        spec = {"model": {"path": "tiny"}, "rollout": {"surge": "Never"}, "template": template, **spec}
         body = {"metadata": {"name": name, "namespace": self.namespace}, "spec": spec}
         return await self.admin.make(POOLS[kind], body)
 

@@ -48,8 +48,8 @@ Object = dict[str, Any]
 
 
 def pool(kind: str, replicas: int, name: str = "chat", **spec: Any) -> Object:
-    """Return a pool of the tiny model."""
-    spec = {"replicas": replicas, "model": {"path": "tiny"}, **spec}
+    """Return a pool of the tiny model whose instances keep their numbers in an update."""
+    spec = {"replicas": replicas, "model": {"path": "tiny"}, "rollout": {"surge": "Never"}, **spec}
     return {"apiVersion": "pdpool.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 

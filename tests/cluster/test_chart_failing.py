@@ -125,7 +125,10 @@ def test_engine_that_fails_every_post_leaves_rotation_and_comes_back(breakable: 
         labels = f'{{instance="1",namespace="{POOLS}",pool="chat",role="{role}"'
         assert operator_metric(stack, f'pdpool_instance_verdict{labels},verdict="Failing"}} 1')
         assert operator_metric(stack, f"pdpool_instance_in_rotation{labels}}} 0")
-        assert not innocent & {"Failing", "Stuck", "Saturated", "NothingFinishes"}
+        # A router that takes both roles in turn may pair a failing prefill with the same decode each time. Then the
+        # counts are the same for both, and the decode leaves too until its trial.
+        blameless = {"Stuck", "Saturated", "NothingFinishes"} | ({"Failing"} if role == "decode" else set())
+        assert not innocent & blameless
 
         stack.kubectl("exec", pod, "-n", POOLS, "-c", "engine", "--", "rm", FLAG)
         wait_for(

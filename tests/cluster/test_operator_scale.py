@@ -143,7 +143,7 @@ async def test_template_that_means_the_same_restarts_nothing(here: Bench):
 
 async def test_update_of_one_instance_starts_another_first(here: Bench):
     await here.operator().start()
-    await here.pool("DecodePool")
+    await here.pool("DecodePool", rollout={"surge": "Auto"})
     await here.run_pod("chat-decode-0-0")
     await here.until("DecodePool", "Ready", status="True")
     old = await uid(here, "chat-decode-0-0")
@@ -172,7 +172,7 @@ async def test_lack_of_room_is_announced_before_serving_stops(here: Bench):
         await eventually(check)
 
     await here.operator().start()
-    await here.pool("DecodePool")
+    await here.pool("DecodePool", rollout={"surge": "Auto"})
     await here.run_pod("chat-decode-0-0")
     await here.until("DecodePool", "Ready", status="True")
     await update(schedulerName="default-scheduler", nodeSelector={"pdpool.dev/no-such-node": ""})

@@ -47,6 +47,9 @@ Object = dict[str, Any]
 
 SERVICE_RESYNC_S = 60.0
 UNSETTLED_AGAIN_S = 5.0
+POOLS_FIRST_S = 0.5
+"""A service that is new to this process waits for the verdicts on its pools. Otherwise each restart of the operator would
+write that they are not judged."""
 EVENTS_FIRST_S = EVENTS_AFTER.total_seconds() + 0.5
 EVENTS_LAST_S = 60.0
 NO_POD_AGAIN_S = 10.0
@@ -164,6 +167,7 @@ class Controller:
         if self.bindings.bind(key, service.spec.prefill.pool_ref.name, service.spec.decode.pool_ref.name):
             for pool in self.bindings.pools(key):
                 self.enqueue(pool)
+            return Result(POOLS_FIRST_S)
         try:
             observed = await cluster.service(service)
         except SpecInvalid as invalid:
