@@ -48,8 +48,8 @@ Object = dict[str, Any]
 SERVICE_RESYNC_S = 60.0
 UNSETTLED_AGAIN_S = 5.0
 POOLS_FIRST_S = 0.5
-"""A service that is new to this process waits for the verdicts on its pools. Otherwise each restart of the operator would
-write that they are not judged."""
+"""A service that is new to this process waits for the verdicts on its pools. Otherwise each restart of the operator
+would write that they are not judged."""
 EVENTS_FIRST_S = EVENTS_AFTER.total_seconds() + 0.5
 EVENTS_LAST_S = 60.0
 NO_POD_AGAIN_S = 10.0
