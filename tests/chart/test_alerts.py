@@ -209,9 +209,11 @@ def test_the_alert_on_the_operator_is_about_the_one_of_the_release(render: Rende
         assert rules["PdpoolOperatorDown"]["expr"] == 'absent(pdpool_leader{namespace="team"} == 1)'
 
 
-def test_an_upgrade_that_reuses_the_values_of_an_older_chart_fills_every_window_in(render: Render) -> None:
-    rendered = render({"rules": {"windows": {"instanceStuck": None, "memoryHeld": None}}})
-    assert "${" not in rendered.one("ConfigMap", "pdpool-rules")["data"]["pdpool.rules.yaml"]
+@pytest.mark.parametrize("window", ["instanceStuck", "memoryHeld", "instanceFailing", "cannotServe"])
+def test_reused_values_without_a_window_are_refused(render: Render, window: str) -> None:
+    rendered = render({"rules": {"windows": {window: None}}})
+    assert rendered.failed
+    assert f"'{window}'" in rendered.error
 
 
 def test_every_alert_has_a_section_in_the_documentation(rules: str) -> None:

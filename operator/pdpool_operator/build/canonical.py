@@ -137,9 +137,12 @@ def _is_engine(container: object) -> bool:
 
 
 def _pull_policy(image: object, *, engine: bool) -> str:
-    """Return the policy that the API server sets for an image. Without an image, the engine has pdpool's own."""
+    """Return the policy that the API server sets for an image.
+
+    Empty without an image of the engine: the operator's settings give both the image and the policy.
+    """
     if not isinstance(image, str) or not image:
-        return "IfNotPresent" if engine else "Always"
+        return "" if engine else "Always"
     if "@" in image:
         return "IfNotPresent"
     tag = image.rpartition("/")[2].partition(":")[2] or "latest"

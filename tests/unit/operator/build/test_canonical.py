@@ -74,7 +74,6 @@ SAME = {
         engine(image="e@sha256:0"),
         engine(image="e@sha256:0", imagePullPolicy="IfNotPresent"),
     ),
-    "pdpool's pull policy": (engine(), engine(imagePullPolicy="IfNotPresent")),
     "a sidecar's termination message": (sidecar(), sidecar(terminationMessagePolicy="File", stdin=False)),
     "capabilities swapped": (
         engine(securityContext={"capabilities": {"add": ["A", "B"]}}),
@@ -104,6 +103,7 @@ DIFFERENT = {
     "service links, which pdpool turns off": (spec(), spec(enableServiceLinks=True)),
     "a probe removed": (engine(), engine(livenessProbe=None)),
     "always pulled": (engine(image="e:1"), engine(image="e:1", imagePullPolicy="Always")),
+    "a pull policy beside the operator's image": (engine(), engine(imagePullPolicy="IfNotPresent")),
     "a label that reads like a quantity": (
         {"metadata": {"labels": {"a": "1000m"}}},
         {"metadata": {"labels": {"a": "1"}}},
