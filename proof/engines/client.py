@@ -46,6 +46,14 @@ def tokens_of(body: Any) -> Tokens:  # noqa: ANN401 - JSON
     return tuple((tuple(one["output_ids"]), one["meta_info"]["finish_reason"]["type"]) for one in samples)
 
 
+def retractions_of(reply: Reply) -> int:
+    """Return how often decode has interrupted the samples of an answer; 0 for an error."""
+    if reply.status != 200:
+        return 0
+    samples = reply.body if isinstance(reply.body, list) else [reply.body]
+    return sum(one["meta_info"].get("num_retractions", 0) for one in samples)
+
+
 def session() -> aiohttp.ClientSession:
     """Make a client without a limit of connections."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)

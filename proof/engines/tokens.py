@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from proof.engines.client import Reply, ask, post, session
+from proof.engines.client import Reply, ask, post, retractions_of, session
 from proof.engines.launch import Launch
 from proof.engines.play import AT_ONCE, Play, gather_limited, settled, show
 from proof.engines.prompts import Prompt, body_of, identical, make
@@ -61,11 +61,13 @@ async def _setup(play: Play, setup: Setup, count: int, seed: int) -> Step:
     same, lines = identical(prompts, expected, replies)
     retraction = [Prompt("retracted", body_of([1000 * seed + n] * (30 + n), 200)) for n in range(RETRACTED)]
     right = await play.expected([prompt.body for prompt in retraction])
-    more, other = identical(retraction, right, await _retracted(pair, retraction))
+    computed_again = await _retracted(pair, retraction)
+    more, other = identical(retraction, right, computed_again)
+    retractions = sum(retractions_of(reply) for reply in [*replies, *computed_again])
     left = await settled(pair.servers)
     click.echo(
         f"  tokens, {setup.name}: {same + more} of {count + RETRACTED} identical in {time.monotonic() - begun:.1f} s, "
-        f"left over: {left or 'nothing'}"
+        f"{retractions} retractions, left over: {left or 'nothing'}"
     )
     show(lines + other)
     return {"identical": same + more, "asked": count + RETRACTED, "leftovers": len(left), "different": lines + other}
