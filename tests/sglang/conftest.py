@@ -16,7 +16,7 @@ def pytest_collection_modifyitems(items):
     """Leave these tests out of runs that did not ask for real engines."""
     if os.environ.get("PDPOOL_ENGINES") == "1":
         return
-    reason = "needs SGLang: `make engines PART=install`, then PDPOOL_ENGINES=1"
+    reason = "needs SGLang: `make engines PART=smoke`, then PDPOOL_ENGINES=1"
     for item in items:
         if Path(item.path).is_relative_to(HERE):
             item.add_marker(pytest.mark.skip(reason=reason))
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items):
 def engines():
     """The folder with `venv` and `models`."""
     folder = CACHE / "engines"
-    assert (folder / "venv/bin/python").exists(), f"{folder} has no SGLang: run `make engines PART=install`"
+    assert (folder / "venv/bin/python").exists(), f"{folder} has no SGLang: run `make engines PART=smoke`"
     return folder
 
 

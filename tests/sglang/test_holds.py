@@ -9,7 +9,7 @@ from tests.sglang.servers import pair, run
 
 PROMPT, REQUESTS = 1100, 8
 ANSWER_S = 3.0
-"""A client gets its answer within this time, whatever is held."""
+"""A client gets its answer within this time, also while pages are held."""
 
 
 @pytest.fixture(scope="module")
