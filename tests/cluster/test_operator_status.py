@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pdpool_operator.api.names import KEYS_SECRET
 from pdpool_operator.observe.cluster import PREFILL_POOLS
 from pdpool_operator.runtime.api import DISRUPTION_BUDGETS, EVENTS, PODS, SERVICES, STATEFUL_SETS, Resource
 
@@ -62,10 +63,13 @@ async def test_orphans_are_adopted_and_their_pods_go_on(here: Bench):
     again = await here.pool("PrefillPool")
     await here.until("PrefillPool", "Ready", status="True")
     uid = again["metadata"]["uid"]
-    for resource, name in (*children, (SECRETS, "chat-prefill-keys")):
+    for resource, name in children:
         body = await here.see(resource, name)
         assert body is not None, name
         assert owners(body) == [uid]
+    keys = await here.see(SECRETS, KEYS_SECRET)
+    assert keys is not None
+    assert owners(keys) == [], "all pools and services of the namespace share it"
     assert (await here.pod("chat-prefill-0-0"))["metadata"]["uid"] == pod["metadata"]["uid"]
     reasons = await events(here)
     assert "ObjectAdopted" in reasons
