@@ -105,5 +105,5 @@ def test_transports_in_use_have_one_series_each(stats) -> None:
 
 
 def test_operator_reads_outcomes_and_causes_of_the_state(stats) -> None:
-    stats = replace(stats, outcomes={"done": 9, "failed": 5, "aborted": 1}, causes={"peer_lost": 3, "too_long": 2})
+    stats = replace(stats, outcomes={"done": 9, "failed": 5, "aborted": 1}, causes={"internal": 3, "too_long": 2})
     assert parse_state(state_json(stats)).ended == Tally(9, 3)
