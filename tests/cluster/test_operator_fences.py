@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from pdpool_operator.api import names
 from pdpool_operator.observe.cluster import DECODE_POOLS
-from pdpool_operator.runtime.api import PODS
+from pdpool_operator.runtime.api import LEASES, PODS
 
 from tests.cluster.hands import eventually
 from tests.cluster.operator_harness import Bench, bench
@@ -51,6 +52,11 @@ async def lose(here: Bench, uid: str) -> None:
     here.engines[HOLDER].held_for = {rank: {incarnation: uid} for rank, incarnation in enumerate(DEAD)}
 
 
+async def history_is_recorded(here: Bench) -> bool:
+    lease = await here.see(LEASES, "pdpool-operator")
+    return bool((lease["metadata"].get("annotations") or {}).get(names.ANNOTATION_HISTORY_FROM))
+
+
 async def nothing_is_held(here: Bench) -> bool:
     return not any(here.engines[HOLDER].held_for.values())
 
@@ -60,6 +66,7 @@ async def nothing_is_held(here: Bench) -> bool:
 async def test_what_ended_in_order_while_no_operator_ran_is_proved_by_the_next_one(here: Bench, how: int):
     operator = await here.operator().start()
     uid = await serve_both_sides(here)
+    await eventually(lambda: history_is_recorded(here))
     await operator.stop(how)
     # A finalizer keeps the object while a kubelet ends its containers. For these pods, the test is the kubelet.
     await here.admin.edit(PODS, here.namespace, PEER, {"metadata": {"finalizers": ["pdpool.dev/test"]}})

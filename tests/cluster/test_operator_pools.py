@@ -162,8 +162,8 @@ async def test_an_update_drains_first_and_then_replaces_one_pod_at_a_time(here: 
         await here.run_pod(name)
     await here.until("PrefillPool", "Ready", status="True")
     uids = {name: (await here.see(PODS, name))["metadata"]["uid"] for name in ("chat-prefill-0-0", "chat-prefill-1-0")}
-    busy = here.engines["chat-prefill-1-0"]
-    busy.running = 1
+    busy, other = here.engines["chat-prefill-1-0"], here.engines["chat-prefill-0-0"]
+    busy.running = other.running = 1  # of two that have work, the one with the higher number is first
     await here.admin.edit(PREFILL_POOLS, here.namespace, "chat", {"spec": {"model": {"servedName": "another"}}})
 
     async def draining() -> bool:
@@ -182,6 +182,7 @@ async def test_an_update_drains_first_and_then_replaces_one_pod_at_a_time(here: 
     assert (await here.see(PODS, "chat-prefill-1-0"))["metadata"]["uid"] == uids["chat-prefill-1-0"]
     busy.running = 0
     await here.run_pod("chat-prefill-1-0", but_not=uids["chat-prefill-1-0"])
+    other.running = 0
     await here.run_pod("chat-prefill-0-0", but_not=uids["chat-prefill-0-0"])
     await here.until("PrefillPool", "Ready", status="True")
     for name in uids:

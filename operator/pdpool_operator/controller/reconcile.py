@@ -8,7 +8,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from ..api.base import Condition, SpecInvalid
@@ -47,9 +47,10 @@ Object = dict[str, Any]
 
 SERVICE_RESYNC_S = 60.0
 UNSETTLED_AGAIN_S = 5.0
-POOLS_FIRST_S = 0.5
-"""A service that is new to this process waits for the verdicts on its pools. Otherwise each restart of the operator
-would write that they are not judged."""
+FIRST_VERDICTS = timedelta(seconds=10)
+"""How long the status of a service stays as it is while this process has no verdicts on its pools yet. Otherwise each
+restart of the operator would write that they are not judged."""
+FIRST_VERDICTS_AGAIN_S = 1.0
 EVENTS_FIRST_S = EVENTS_AFTER.total_seconds() + 0.5
 EVENTS_LAST_S = 60.0
 NO_POD_AGAIN_S = 10.0
@@ -82,6 +83,7 @@ class Controller:
     now: Callable[[], datetime]
     rng: random.Random = field(default_factory=random.Random)
     written: dict[Key, datetime] = field(default_factory=dict)
+    first_seen: dict[Key, datetime] = field(default_factory=dict)
     failures: dict[Key, int] = field(default_factory=dict)
     """Reconciles of an object that failed in a row because calls of the API failed."""
 
@@ -167,7 +169,6 @@ class Controller:
         if self.bindings.bind(key, service.spec.prefill.pool_ref.name, service.spec.decode.pool_ref.name):
             for pool in self.bindings.pools(key):
                 self.enqueue(pool)
-            return Result(POOLS_FIRST_S)
         try:
             observed = await cluster.service(service)
         except SpecInvalid as invalid:
@@ -184,6 +185,8 @@ class Controller:
         diagnoses = tuple(d for pool in sorted(self.bindings.pools(key)) for d in self.judge.judge(pool))
         self.metrics.states.show_service(key, _parts(observed, diagnoses))
         status = service_status(ServiceFacts(observed, plan, diagnoses, outcome.faults, outcome.unsettled), self.now())
+        if service.status.conditions and self._lacks_first_verdicts(key, status):
+            return self._result(plan, outcome, FIRST_VERDICTS_AGAIN_S)
         pending = await self._write_status(key, SERVICES_PD, body, service.status, status)
         await self._tell(SERVICES_PD, body, plan, outcome, service.status, status)
         for words in outcome.unsettled:
@@ -191,6 +194,11 @@ class Controller:
         if failure is not None:
             raise failure
         return self._result(plan, outcome, pending, SERVICE_RESYNC_S * self.rng.uniform(0.9, 1.1))
+
+    def _lacks_first_verdicts(self, key: Key, status: Status) -> bool:
+        first = self.first_seen.setdefault(key, self.now())
+        unjudged = any(condition.reason == Reason.NOT_JUDGED for condition in status.conditions)
+        return unjudged and self.now() - first < FIRST_VERDICTS
 
     def _watch_routers(self, service: Key, routers: Iterable[ObservedRouter]) -> None:
         pods = {r.pod.uid: r.pod.ip for r in routers if r.pod.ip and r.pod.phase == "Running"}
@@ -287,6 +295,7 @@ class Controller:
     def _forget(self, key: Key) -> None:
         self.metrics.states.drop(key)
         self.written.pop(key, None)
+        self.first_seen.pop(key, None)
         self.failures.pop(key, None)
 
     async def _refuse(self, key: Key, resource: Resource, body: Object, message: str) -> Result:
