@@ -395,7 +395,6 @@ async def test_raised_epoch_gives_every_engine_new_keys_and_never_parts_two(here
         await here.operator(PDPOOL_KEY_EPOCH="2").start()
         await eventually(lambda: both("2"), within_s=150, every_s=0.2)
     assert seen <= {("1", "1"), ("1", "2-1"), ("2", "2-1"), ("2", "2")}
-    assert {("1", "2-1"), ("2", "2-1")} <= seen
     files = (await here.see(SECRETS, "pdpool-keys"))["data"]
     assert {"curve-1.json", "curve-2-1.json", "curve-2.json", "operator-2.pem", "router-2.key"} <= files.keys()
 
