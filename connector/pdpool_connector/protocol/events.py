@@ -104,8 +104,7 @@ class SendPages(Plain, frozen=True):
 class EngineRan(Plain, frozen=True):
     """For how long the loop of prefill's engine was seen running since the connector's start, in seconds.
 
-    A pause of the loop counts 1 s at most, so that a long step does not count as time in which the engine takes
-    requests in.
+    A pause of the loop counts 1 s at most: in a long step the engine takes no requests in.
     """
 
     total_s: float

@@ -15,8 +15,8 @@ class Timeouts:
     match_s: float = 15.0
     """How long prefill keeps one half of a hand-off without the other. A router sends both halves at once."""
     engine_match_s: float = 3.0
-    """The same for an attempt of decode, in time for which prefill's engine was seen running: it has not received the
-    request, and the router's five tries then end within 20 s."""
+    """The same for an attempt of decode, counted only while prefill's engine runs: it would have received the request.
+    Five tries of the router then end within 20 s."""
     quiesce_s: float = 10.0
     """How long a failed hand-off waits for its writes to end before it is counted as held."""
     retry_first_s: float = 0.1
