@@ -1,6 +1,5 @@
 """The manager of one scheduler process: it owns the connector."""
 
-import atexit
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -43,8 +42,6 @@ class Manager(surface.BaseKVManager):
     supports_host_destination = False
     supports_role_switch = False
     is_dummy_cp_rank = False
-    enable_all_cp_ranks_for_transfer = False
-    enable_staging = False
 
     def __init__(
         self,
@@ -76,7 +73,6 @@ class Manager(surface.BaseKVManager):
         running = partial(surface.running, self.scheduler)
         self.connector: Any = make(engine.config(instance), memory, running=running)
         self.connector.start()
-        atexit.register(self.connector.close)
         self.holds = Holds()
         self.queues = QueueSampler(self.connector, time.monotonic)
         self.prefill_info_table = _PrefillTable(self)

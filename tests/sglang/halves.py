@@ -113,7 +113,7 @@ def chunks(prefill, decode, senders, receivers, address):
 
 
 def aborts(decode, senders, receivers, address):
-    """Prefill's client leaves; decode hears why, and its pages count as kept until they are safe."""
+    """Prefill's client leaves; decode receives the reason, and its pages count as kept until they are safe."""
     sender, receiver = halves(senders, receivers, address, 8, [1, 2, 3, 4])
     receiver.init(0)
     receiver.send_metadata(np.array([9], np.int32), 2, [], decode_prefix_len=0)

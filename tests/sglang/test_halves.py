@@ -1,30 +1,13 @@
 """Our sender and receiver in SGLang's environment: prefix in tokens, events, chunks, aborts, refusals."""
 
-import json
-import os
-import subprocess
-from pathlib import Path
-
 import pytest
 
-CHECKOUT = Path(__file__).parents[2]
 FAILED, BOOTSTRAPPING = 0, 1
 
 
 @pytest.fixture(scope="module")
-def facts(engines):
-    environ = {**os.environ, "PYTHONPATH": str(CHECKOUT / "connector"), "SGLANG_USE_CPU_ENGINE": "1"}
-    done = subprocess.run(
-        [engines / "venv/bin/python", Path(__file__).with_name("halves.py")],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {row["name"]: row for row in rows}
+def facts(run_script):
+    return {row["name"]: row for row in run_script("halves.py")}
 
 
 def test_halves_wait_for_each_other(facts):

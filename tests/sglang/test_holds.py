@@ -9,7 +9,7 @@ from tests.sglang.servers import pair, run
 
 PROMPT, REQUESTS = 1100, 8
 ANSWER_S = 3.0
-"""A client gets its answer within this time, whatever is held."""
+"""A client gets its answer within this time, also while pages are held."""
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +91,17 @@ async def stop_target(client):
         await asyncio.gather(*(client.abort(client.prefill, f"gone-{room}") for room, _ in requests))
         await asyncio.gather(*sending)
         assert time.monotonic() - began < ANSWER_S
-        holding, queues = await client.used(client.prefill)
-        assert queues == {}, "the scheduler has no request any more"
-        assert holding, "SGLang counts the pages as used"
+
+        async def has_no_request():
+            return (await client.used(client.prefill))[1] == {}
+
+        await client.until(has_no_request)  # SGLang publishes its numbers from time to time
 
         async def is_held():
             return (await client.state(client.prefill))["holds"] > 0
 
         await client.until(is_held)
-        assert (await client.used(client.prefill))[0] == holding
+        assert (await client.used(client.prefill))[0] >= PROMPT, "SGLang counts the pages as used"
         async with client.session.post(f"http://127.0.0.1:{client.prefill.port}/flush_cache") as response:
             assert response.status == 400
     answers = await asyncio.gather(*receiving)

@@ -1,29 +1,11 @@
 """Pools of SGLang's own classes, described to the connector: K and V, drafts, MLA, windows, Mamba state."""
 
-import json
-import os
-import subprocess
-from pathlib import Path
-
 import pytest
-
-CHECKOUT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def cases(engines):
-    environ = {**os.environ, "PYTHONPATH": str(CHECKOUT / "connector"), "SGLANG_USE_CPU_ENGINE": "1"}
-    done = subprocess.run(
-        [engines / "venv/bin/python", Path(__file__).with_name("pools.py"), engines / "models/tiny"],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {row["name"]: row for row in rows}
+def cases(run_script, engines):
+    return {row["name"]: row for row in run_script("pools.py", engines / "models/tiny")}
 
 
 @pytest.mark.parametrize("name", ["mha", "draft", "mla", "mla draft", "window", "mamba tp1", "mamba tp2"])
