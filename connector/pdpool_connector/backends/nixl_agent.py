@@ -316,7 +316,7 @@ def _load() -> ModuleType:
     if "UCX_MODULES" not in os.environ and not Path("/dev/infiniband").exists():
         # UCX's InfiniBand module crashes the interpreter at exit, and is of no use here.
         os.environ["UCX_MODULES"] = "^ib"
-        _log.info("no InfiniBand device: UCX_MODULES set to ^ib")
+        _log.debug("no InfiniBand device: UCX_MODULES set to ^ib")
     failures = []
     for package in _candidates():
         try:
