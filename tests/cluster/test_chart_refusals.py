@@ -20,7 +20,7 @@ pytestmark = [
 
 BAD = "stack-bad"
 LOOK_S = 20.0
-"""Time in seconds over which the operator's reads of an object are counted."""
+"""Time in seconds over which the operator's calls about an object are counted."""
 MOST_LOOKS = 10
 """Limit for the backed-off rate of retries and of the kubelet's changes of a pod. Without back-off, there are hundreds.
 """
@@ -228,13 +228,14 @@ def test_what_cannot_come_up_says_why_in_a_condition_and_is_not_tried_without_a_
     assert "PrefillPool chat and DecodePool chat" in told["message"]
 
     began = now()
-    time.sleep(LOOK_S)  # the time over which reads are counted
+    time.sleep(LOOK_S)  # the time over which calls are counted
     looks: Counter[tuple[str, str]] = Counter()
     for event in audited(bad):
         reference = event.get("objectRef", {})
         if event["requestReceivedTimestamp"] >= began and reference.get("namespace") == BAD:
             one = (reference.get("resource", ""), reference.get("name", ""))
-            looks[one] += event["verb"] == "get" and reference.get("apiGroup") == "pdpool.dev"
+            # Reads come from a cache. A retry shows as the dry run of a template that was refused.
+            looks[one] += event["verb"] in {"get", "patch"} and one[0] != "events"
     assert max(looks.values()) <= MOST_LOOKS, looks
     assert looks.total() > 0, "the operator does not retry: it would not notice a fix"
 
