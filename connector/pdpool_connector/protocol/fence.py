@@ -26,7 +26,7 @@ class ConnectionsEnded(msgspec.Struct, frozen=True, kw_only=True, tag="connectio
 
 
 class ContainerTerminated(msgspec.Struct, frozen=True, kw_only=True, tag="container_terminated", tag_field="kind"):
-    """The kubelet reported this container as terminated, or completed the deletion of its pod."""
+    """The kubelet reported this container as terminated. The deletion of its pod is no such report."""
 
     pod_uid: Text
     container_id: Text

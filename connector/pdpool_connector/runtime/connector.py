@@ -466,9 +466,9 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         return transfer
 
     def _turn_away(self, transfer: AnyTransfer) -> None:
-        """Nothing will be done for it any more. Where no attempt was made, no peer knows it."""
+        """Nothing will be done for it any more."""
         if self._transfers.pop(transfer._handle, None) is not None:
-            refused = self._refusal(releasable=not transfer.attempts)
+            refused = self._refusal(releasable=transfer._unknown_to_peers)
             self._settle(transfer, refused)
             if self._spans is not None:
                 self._spans.end(transfer, refused)

@@ -150,6 +150,11 @@ class Transfer:
         for release in attached:
             self._call(release)
 
+    @property
+    def _unknown_to_peers(self) -> bool:
+        """Whether no peer can know its memory."""
+        return not self.attempts
+
     def _before(self, status: TransferStatus) -> None:
         """Hook of one side, with the lock: the status is about to become this."""
 
@@ -281,6 +286,10 @@ class DecodeTransfer(Transfer):
             self._guard.take(offer, self.room, self.request_id)
             self._offered = True
         self._post(offer)
+
+    @property
+    def _unknown_to_peers(self) -> bool:
+        return not self._offered
 
     def _before(self, status: TransferStatus) -> None:
         """The memory may be offered again before any engine can read that in the status."""

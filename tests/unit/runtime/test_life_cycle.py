@@ -48,6 +48,14 @@ def test_open_after_close_fails_at_once(memory: KVMemory) -> None:
     assert connector.stats().outcomes["failed"] == 1
 
 
+def test_decode_open_after_close_is_releasable(memory: KVMemory) -> None:
+    connector = DecodeConnector(ConnectorConfig("127.0.0.1"), memory)
+    connector.start()
+    connector.close()
+    late = connector.open("127.0.0.1:9", 2, "r")
+    assert (late.status.cause, late.status.releasable) == (Cause.SHUTDOWN, True)
+
+
 def test_taken_port_leaves_nothing_behind(memory: KVMemory, prefill: PrefillConnector) -> None:
     before = set(threading.enumerate())
     taken = int(prefill.control_address.rpartition(":")[2])
