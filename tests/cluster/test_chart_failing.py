@@ -65,8 +65,9 @@ TEMPLATE: Object = {
         "volumes": [{"name": "fault", "configMap": {"name": "fault"}}],
     }
 }
-LEAVES_WITHIN_S = {"decode": 40.0, "prefill": 45.0}
-"""30 s and one look. Decode waits 3 s for a request that a running prefill engine does not receive."""
+LEAVES_WITHIN_S = {"decode": 100.0, "prefill": 60.0}
+"""A try that fails at decode lasts 15 s, while prefill waits for the other half; one at prefill lasts 3 s. The verdict
+needs three of them."""
 RETURNS_WITHIN_S = 100.0
 """The pause before a trial, and the time until the router adds the engine again."""
 
