@@ -39,7 +39,8 @@ class Sender:
         return self.transfer.status.prefix_pages * self._page_tokens
 
     def init(self, num_kv_indices: int, aux_index: int) -> None:
-        self.pages, self.aux_slot = num_kv_indices, aux_index
+        self.sent = self.transfer.status.prefix_pages
+        self.pages, self.aux_slot = self.sent + num_kv_indices, aux_index
 
     def get_max_transfer_tokens(self) -> None:
         """There is no such bound: chunks are as long as the scheduler likes."""
