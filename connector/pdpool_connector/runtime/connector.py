@@ -282,9 +282,11 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         Keep the transfers that you open: one that your program has dropped may be missing here.
         """
         with self._changed_lock:
-            changed, self._changed_transfers = list(self._changed_transfers.values()), weakref.WeakValueDictionary()
+            changed = list(self._changed_transfers.values())
+            # In this order, so that an interrupt in between loses no later change.
             for transfer in changed:
                 transfer._in_poll = False
+            self._changed_transfers = weakref.WeakValueDictionary()
         return changed
 
     def stats(self) -> ConnectorStats:
