@@ -186,14 +186,16 @@ class Controller:
         self.metrics.states.show_service(key, _parts(observed, diagnoses))
         status = service_status(ServiceFacts(observed, plan, diagnoses, outcome.faults, outcome.unsettled), self.now())
         if service.status.conditions and self._lacks_first_verdicts(key, status):
-            return self._result(plan, outcome, FIRST_VERDICTS_AGAIN_S)
+            status, verdicts_due = service.status, FIRST_VERDICTS_AGAIN_S
+        else:
+            verdicts_due = None
         pending = await self._write_status(key, SERVICES_PD, body, service.status, status)
         await self._tell(SERVICES_PD, body, plan, outcome, service.status, status)
         for words in outcome.unsettled:
             log.info("worker list: %s", words, extra={"kind": key.kind, "namespace": key.namespace, "object": key.name})
         if failure is not None:
             raise failure
-        return self._result(plan, outcome, pending, SERVICE_RESYNC_S * self.rng.uniform(0.9, 1.1))
+        return self._result(plan, outcome, pending, verdicts_due, SERVICE_RESYNC_S * self.rng.uniform(0.9, 1.1))
 
     def _lacks_first_verdicts(self, key: Key, status: Status) -> bool:
         first = self.first_seen.setdefault(key, self.now())
