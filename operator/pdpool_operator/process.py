@@ -41,7 +41,7 @@ from .runtime.metrics import Metrics
 from .runtime.queue import WorkQueue
 from .runtime.recorder import Recorder
 from .runtime.stopping import Signals, unless
-from .runtime.store import Store, has_labels
+from .runtime.store import Store
 from .runtime.watch_feeds import WatchFeeds
 
 WORKERS = 16
@@ -288,7 +288,7 @@ class Operator:
 
     def _stored(self, resource: Resource, obj: dict[str, Any]) -> None:
         """Take the operator's own write into the store. A reconcile that follows must see it."""
-        if resource in app.WHOLE or (resource in app.OWNED and has_labels(obj, MADE)):
+        if resource in app.WHOLE or (resource in app.OWNED and names.has_labels(obj, MADE)):
             self.store.put(resource, obj)
 
     def _engine_settings(self, namespace: str) -> BuildSettings:

@@ -5,9 +5,9 @@ ends in a role, or in a role and an instance number, so it can be parsed in only
 """
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 GROUP: Final = "pdpool.dev"
 VERSION: Final = "v1alpha1"
@@ -159,6 +159,12 @@ def router_labels(service: str) -> dict[str, str]:
 def selector_string(labels: dict[str, str]) -> str:
     """Labels as a selector, in the form of query parameters and of `status.selector`."""
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+
+
+def has_labels(obj: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Whether an object of the API has all of these labels."""
+    present = obj["metadata"].get("labels") or {}
+    return all(present.get(key) == value for key, value in labels.items())
 
 
 def engine_url(pod_ip: str) -> str:

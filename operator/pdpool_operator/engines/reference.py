@@ -6,11 +6,11 @@ from ..api import names
 from ..api.key_epochs import KeyEpochs
 from ..api.models import EngineType, Pool
 from ..api.names import Role
-from .answers import EngineSample, parse_sglang_loads
-from .base import Engine, Instance, Object, Probe, Probes, agent_drain
+from .base import Instance, Object, agent_drain
+from .sglang_http import SGLangHttp
 
 
-class Reference(Engine):
+class Reference(SGLangHttp):
     """The reference engine. It has SGLang's HTTP contract."""
 
     type = EngineType.REFERENCE
@@ -38,7 +38,6 @@ class Reference(Engine):
     )
     default_image = True
     startup_s = 600
-    loads_path = "/v1/loads?include=all"
 
     def args(self, instance: Instance) -> list[str]:
         """See `Engine`."""
@@ -82,24 +81,9 @@ class Reference(Engine):
             "admin": names.ADMIN_PORT,
         }
 
-    def probes(self, pool: Pool) -> Probes:
-        """See `Engine`."""
-        return Probes(
-            startup=self.startup_probe(pool, "/health"),
-            readiness=Probe("/health", period_s=2, timeout_s=3, failures=3),
-            # This probe checks only the HTTP side, because the router waits without limit for a process that never
-            # answers. A hanging scheduler loop is judged by the operator: it may recover, and readiness takes it out
-            # of service.
-            liveness=Probe("/model_info", period_s=10, timeout_s=5, failures=12, grace_s=5),
-        )
-
     def drain_command(self, pool: Pool) -> Sequence[str] | None:
         """See `Engine`."""
         return agent_drain("python", pool, names.ADMIN_SOCKET)
-
-    def parse_loads(self, body: bytes, role: Role) -> Mapping[int, EngineSample]:
-        """See `Engine`."""
-        return parse_sglang_loads(body, role)
 
 
 def _key_args(keys: KeyEpochs | None) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any
 from ..api import names
 from ..api.models import EngineType, Pool, TransferConnector
 from ..api.names import Role
-from .answers import EngineSample, parse_sglang_loads
-from .base import Directory, Engine, Instance, Object, Probe, Probes, Refusal, agent_drain
+from .base import Directory, Instance, Object, Refusal, agent_drain
+from .sglang_http import SGLangHttp
 
 CONTROL_PORT = 9100
 """Not the reference engine's 8999: data-parallel ranks have bootstrap ports 8998, 8999, ..."""
@@ -30,7 +30,7 @@ DP_ATTENTION = "--enable-dp-attention"
 GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 
 
-class SGLang(Engine):
+class SGLang(SGLangHttp):
     """SGLang, with pdpool's plugin or its own connector."""
 
     type = EngineType.SGLANG
@@ -59,7 +59,6 @@ class SGLang(Engine):
     )
     default_image = False
     startup_s = 1800
-    loads_path = "/v1/loads?include=all"
 
     def args(self, instance: Instance) -> list[str]:
         """See `Engine`."""
@@ -110,15 +109,6 @@ class SGLang(Engine):
             **_numbered("admin", names.ADMIN_PORT, ranks),
         }
 
-    def probes(self, pool: Pool) -> Probes:
-        """See `Engine`."""
-        return Probes(
-            startup=self.startup_probe(pool, "/health"),
-            readiness=Probe("/health", period_s=2, timeout_s=3, failures=3),
-            # Answered by the HTTP side alone. The operator judges the schedulers.
-            liveness=Probe("/model_info", period_s=10, timeout_s=5, failures=12, grace_s=5),
-        )
-
     def drain_command(self, pool: Pool) -> Sequence[str] | None:
         """See `Engine`. Without our connector, SGLang ends its requests after SIGTERM.
 
@@ -132,10 +122,6 @@ class SGLang(Engine):
     def directories(self) -> Sequence[Directory]:
         """See `Engine`."""
         return Directory("home", HOME), Directory("shm", "/dev/shm", in_memory=True)  # noqa: S108 -- an emptyDir
-
-    def parse_loads(self, body: bytes, role: Role) -> Mapping[int, EngineSample]:
-        """See `Engine`. Right also where the gauges of /metrics are stale, which change only with a batch."""
-        return parse_sglang_loads(body, role)
 
     def has_connector(self, pool: Pool) -> bool:
         """See `Engine`."""

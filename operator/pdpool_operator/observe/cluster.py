@@ -275,14 +275,14 @@ class Cluster:
             index: sts
             for index, sts in indexed
             if (owner := parse.controller_uid(sts)) == pool.metadata.uid
-            or (not owner and parse.has_labels(sts, all_labels))
+            or (not owner and names.has_labels(sts, all_labels))
         }
         present = [sts for sts in owned.values() if "deletionTimestamp" not in sts["metadata"]]
         needed = names.free_indexes(owned, pool.spec.replicas - len(present))
         return [
             (index, sts)
             for index, sts in indexed
-            if index in owned or index in needed or parse.has_labels(sts, selector)
+            if index in owned or index in needed or names.has_labels(sts, selector)
         ]
 
     def _instance(
@@ -306,7 +306,7 @@ class Cluster:
             controller=parse.controller(sts),
             owners=parse.field_owners(sts),
             labels=parse.labels_of(sts),
-            labelled=parse.has_labels(sts, labels),
+            labelled=names.has_labels(sts, labels),
         )
 
     def _drain_started(self, sts: Object) -> datetime | None:

@@ -191,11 +191,6 @@ def _status(pod: Object) -> Object:
     return pod.get("status") or {}
 
 
-def has_labels(obj: Object, wanted: Mapping[str, str]) -> bool:
-    """Whether the object carries all these labels."""
-    return wanted.items() <= labels_of(obj).items()
-
-
 def observed_object(obj: Object, labels: Mapping[str, str]) -> ObservedObject:
     """Parse an object that we create other than an instance. `labels` are those that we give it."""
     meta = obj["metadata"]
@@ -208,7 +203,7 @@ def observed_object(obj: Object, labels: Mapping[str, str]) -> ObservedObject:
         controller=controller(obj),
         owners=field_owners(obj),
         labels=labels_of(obj),
-        labelled=has_labels(obj, labels),
+        labelled=names.has_labels(obj, labels),
     )
 
 
@@ -266,7 +261,7 @@ def observed_deployment(obj: Object, labels: Mapping[str, str]) -> ObservedDeplo
         controller=controller(obj),
         owners=field_owners(obj),
         labels=labels_of(obj),
-        labelled=has_labels(obj, labels),
+        labelled=names.has_labels(obj, labels),
     )
 
 

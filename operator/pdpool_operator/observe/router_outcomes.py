@@ -13,6 +13,7 @@ from datetime import datetime
 import aiohttp
 
 from ..api.names import router_metrics_url
+from ..engines.answers import MAX_COUNT
 from .http import Unanswered, request
 from .keys import Key
 from .model import Tally
@@ -21,7 +22,6 @@ INTERVAL_S = 3.0
 TIMEOUT_S = 2.0
 MAX_ENGINES = 4096
 """Limit of engines in one router's counters. More count as no answer."""
-MAX_COUNT = 1 << 63
 
 _SERIES = re.compile(
     rb'^smg_worker_cb_outcomes_total\{worker="(http://[0-9a-zA-Z.:\[\]-]{1,256})",outcome="(success|failure)"\} '

@@ -83,6 +83,7 @@ NOT_OURS = frozenset({"aborted", "peer_aborted", "too_long", "invalid"})
 """Causes that are the client's fault or intention. Their HTTP status is 400, or there is no client any more."""
 OTHER_SIDES = frozenset({"timed_out", "peer_lost"})
 """Causes of a half whose other half did not come or was lost. They say nothing against this instance."""
+_EXCUSED = NOT_OURS | OTHER_SIDES
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +327,7 @@ def parse_state(body: bytes) -> ConnectorSample:
 def _ended(state: _State) -> Tally | None:
     if state.outcomes is None:
         return None
-    failed = sum(number for cause, number in state.causes.items() if cause not in NOT_OURS | OTHER_SIDES)
+    failed = sum(number for cause, number in state.causes.items() if cause not in _EXCUSED)
     return Tally(state.outcomes.get("done", 0), min(failed, MAX_COUNT))
 
 

@@ -5,33 +5,16 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from .api import ApiError, ConflictError, NotFoundError, NotLeaderError
 from .metrics import Metrics
+from .object_key import ObjectKey
 from .queue import WorkQueue
 
 RECONCILE_TIMEOUT_S = 60.0
 
 log = logging.getLogger(__name__)
-
-
-class ObjectKey(Protocol):
-    """Fields of a key that logs and metrics use."""
-
-    @property
-    def kind(self) -> str:
-        """Kind of the object."""
-
-    @property
-    def namespace(self) -> str:
-        """Its namespace."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    def __hash__(self) -> int: ...
 
 
 K = TypeVar("K", bound=ObjectKey)

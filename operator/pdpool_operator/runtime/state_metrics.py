@@ -11,6 +11,8 @@ from typing import Protocol
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from .object_key import ObjectKey
+
 OBJECT_LABELS = ("kind", "namespace", "name")
 POOL_LABELS = ("namespace", "pool", "role")
 SERVICE_LABELS = ("namespace", "service", "part")
@@ -30,22 +32,6 @@ class ShownCondition(Protocol):
     @property
     def reason(self) -> str:
         """From the fixed set of reasons."""
-
-
-class ObjectKey(Protocol):
-    """An object that is reconciled."""
-
-    @property
-    def kind(self) -> str:
-        """Kind of the object."""
-
-    @property
-    def namespace(self) -> str:
-        """Its namespace."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ An object is replaced only by a newer one. Versions of one resource are whole nu
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
+from ..api.names import has_labels
 from .api import Object, Resource
 
 DELETED_LIMIT = 4096
@@ -74,14 +75,6 @@ class Store:
             self.drop(resource, meta["namespace"], meta["name"], meta["uid"])
         else:
             self.put(resource, obj)
-
-
-def has_labels(obj: Mapping[str, object], labels: Mapping[str, str]) -> bool:
-    """Whether an object has all of these labels."""
-    meta = obj["metadata"]
-    assert isinstance(meta, Mapping)
-    has = meta.get("labels") or {}
-    return all(has.get(key) == value for key, value in labels.items())
 
 
 def _newer(obj: Object, known: Object) -> bool:

@@ -1,4 +1,4 @@
-"""A service whose pools this process has not judged yet keeps its status. Everything else of a reconcile still counts."""
+"""A service keeps its status while this process has not judged its pools. The rest of a reconcile still counts."""
 
 from types import SimpleNamespace
 from typing import Any
