@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -19,6 +19,7 @@ from dev.paths import CHECKOUT, cache_dir
 from dev.shell import Clock, exclusively, run, wait_for
 from dev.tools.build import binary
 from tests.cluster.leftovers import make_room, remove
+from tests.cluster.operator_harness import Bench, bench
 from tests.cluster.stack import CRDS, OURS, POOLS, SYSTEM, Stack, namespace
 from tests.cluster.stack_traffic import PROMPTS, generate
 
@@ -48,6 +49,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     if report.when == "call" and report.failed and isinstance(stack, Stack):
         report.sections.append(("cluster", stack.report()))
     return report
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[Bench]:
+    """An operator's namespace, and what plays its kubelet and engines."""
+    async with bench(tmp_path) as one:
+        yield one
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from pdpool_operator.runtime.api import LEASES, PODS, ApiError, NotFoundError, Resource, connect
 
@@ -30,6 +31,12 @@ ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
 BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 
+ON_CLUSTER = (
+    pytest.mark.cluster,
+    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
+    pytest.mark.usefixtures("crds"),
+)
+"""Marks of every test of an operator process."""
 BENCH = "pdpool.dev/operator-tests"
 """Label of the namespaces that these tests created. An operator in one of them serves no other."""
 NOBODY = "pdpool-tests-no-such-scheduler"

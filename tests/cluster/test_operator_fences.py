@@ -1,9 +1,6 @@
 """Fences that the operator sends for lost peers, across its own restarts, against a real API server."""
 
-import os
 import signal
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from pdpool_operator.api import names
@@ -11,23 +8,12 @@ from pdpool_operator.observe.cluster import DECODE_POOLS
 from pdpool_operator.runtime.api import LEASES, PODS
 
 from tests.cluster.hands import eventually
-from tests.cluster.operator_harness import Bench, bench
+from tests.cluster.operator_harness import ON_CLUSTER, Bench
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(180, func_only=True),
-    pytest.mark.usefixtures("crds"),
-    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
-]
+pytestmark = [*ON_CLUSTER, pytest.mark.timeout(180, func_only=True)]
 
 DEAD = ("d" * 32, "e" * 32)
 HOLDER, PEER = "chat-decode-0-0", "chat-prefill-0-0"
-
-
-@pytest.fixture
-async def here(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench(tmp_path) as one:
-        yield one
 
 
 async def serve_both_sides(here: Bench) -> str:

@@ -1,12 +1,10 @@
 """Starts, stops, crashes and successions of operators against a real API server."""
 
 import asyncio
-import os
 import random
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
@@ -16,22 +14,11 @@ from pdpool_operator.runtime.api import DISRUPTION_BUDGETS, LEASES, PODS, SERVIC
 from pdpool_operator.status.transition import REFRESH
 
 from tests.cluster.hands import POOLS, at_rest, eventually
-from tests.cluster.operator_harness import Bench, bench
+from tests.cluster.operator_harness import ON_CLUSTER, Bench
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(480, func_only=True),
-    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
-    pytest.mark.usefixtures("crds"),
-]
+pytestmark = [*ON_CLUSTER, pytest.mark.timeout(480, func_only=True)]
 
 WRITES = {"create", "update", "patch", "delete"}
-
-
-@pytest.fixture
-async def here(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench(tmp_path) as one:
-        yield one
 
 
 async def holder(here: Bench) -> str:

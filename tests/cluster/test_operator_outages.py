@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,14 +11,9 @@ import yaml
 from pdpool_operator.runtime.api import LEASES, STATEFUL_SETS
 
 from tests.cluster.hands import eventually
-from tests.cluster.operator_harness import Bench, bench
+from tests.cluster.operator_harness import ON_CLUSTER, Bench
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(300, func_only=True),
-    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
-    pytest.mark.usefixtures("crds"),
-]
+pytestmark = [*ON_CLUSTER, pytest.mark.timeout(300, func_only=True)]
 FROZEN_S = 75.0
 NOTICED_S = 25.0
 
@@ -47,12 +41,6 @@ class Relay:
                 target.write(data)
                 await target.drain()
         target.close()
-
-
-@pytest.fixture
-async def here(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench(tmp_path) as one:
-        yield one
 
 
 @pytest.fixture

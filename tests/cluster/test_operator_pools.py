@@ -1,30 +1,16 @@
 """The operator against a real API server: what it creates for pools, and how it reports problems."""
 
 import asyncio
-import os
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS
 from pdpool_operator.runtime.api import DISRUPTION_BUDGETS, EVENTS, PODS, SERVICES, STATEFUL_SETS, Resource
 
 from tests.cluster.hands import QUOTAS, eventually
-from tests.cluster.operator_harness import NOBODY, Bench, bench
+from tests.cluster.operator_harness import NOBODY, ON_CLUSTER, Bench
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(180, func_only=True),
-    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
-    pytest.mark.usefixtures("crds"),
-]
-
-
-@pytest.fixture
-async def here(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench(tmp_path) as one:
-        yield one
+pytestmark = [*ON_CLUSTER, pytest.mark.timeout(180, func_only=True)]
 
 
 async def test_pools_become_workloads_and_ready_only_when_their_engines_are(here: Bench):

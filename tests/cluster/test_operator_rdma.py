@@ -1,9 +1,8 @@
 """Placement of pools with `spec.rdma` by the real scheduler, on simulated nodes with the resource `rdma/ib`."""
 
-import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,9 @@ from pdpool_operator.runtime.api import PODS, InvalidError
 from dev.cluster import bringup
 from dev.cluster.layout import state_at
 from tests.cluster.hands import POOLS, eventually
-from tests.cluster.operator_harness import Bench, bench
+from tests.cluster.operator_harness import ON_CLUSTER, Bench
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(300, func_only=True),
-    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
-    pytest.mark.usefixtures("crds"),
-]
+pytestmark = [*ON_CLUSTER, pytest.mark.timeout(300, func_only=True)]
 
 ROOT = Path(__file__).parents[2]
 SGLANG = {"engine": {"type": "SGLang"}, "model": {"path": "/models/m"}}
@@ -30,12 +24,6 @@ TEMPLATE = {
         "containers": [{"name": "engine", "image": "registry.example/sglang-pdpool:0.5.23"}],
     }
 }
-
-
-@pytest.fixture
-async def here(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench(tmp_path) as one:
-        yield one
 
 
 @pytest.fixture

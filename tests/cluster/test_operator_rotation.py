@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -28,21 +27,10 @@ from pdpool_operator.runtime.api import (
 )
 
 from tests.cluster.hands import Object, eventually
-from tests.cluster.operator_harness import NOBODY, Bench, bench
+from tests.cluster.operator_harness import NOBODY, ON_CLUSTER, Bench
 from tests.cluster.operator_process import ROOT
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(240, func_only=True),
-    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
-    pytest.mark.usefixtures("crds"),
-]
-
-
-@pytest.fixture
-async def here(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench(tmp_path) as one:
-        yield one
+pytestmark = [*ON_CLUSTER, pytest.mark.timeout(240, func_only=True)]
 
 
 class Routers:

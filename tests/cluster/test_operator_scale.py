@@ -1,28 +1,13 @@
 """The operator against a real API server: which instances go, what belongs to a pool, and what an update restarts."""
 
-import os
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 from pdpool_operator.observe.cluster import DECODE_POOLS
 from pdpool_operator.runtime.api import PODS, SERVICES, STATEFUL_SETS
 
 from tests.cluster.hands import eventually
-from tests.cluster.operator_harness import NOBODY, Bench, bench
+from tests.cluster.operator_harness import NOBODY, ON_CLUSTER, Bench
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(180, func_only=True),
-    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
-    pytest.mark.usefixtures("crds"),
-]
-
-
-@pytest.fixture
-async def here(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench(tmp_path) as one:
-        yield one
+pytestmark = [*ON_CLUSTER, pytest.mark.timeout(180, func_only=True)]
 
 
 async def scale(here: Bench, replicas: int) -> None:

@@ -1,9 +1,6 @@
 """The operator's status against a real API server: what kubectl, Flux and Helm read from it."""
 
-import os
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,25 +9,14 @@ from pdpool_operator.observe.cluster import PREFILL_POOLS
 from pdpool_operator.runtime.api import DISRUPTION_BUDGETS, EVENTS, PODS, SERVICES, STATEFUL_SETS, Resource
 
 from tests.cluster.hands import Object, eventually
-from tests.cluster.operator_harness import Bench, bench
+from tests.cluster.operator_harness import ON_CLUSTER, Bench
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(180, func_only=True),
-    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
-    pytest.mark.usefixtures("crds"),
-]
+pytestmark = [*ON_CLUSTER, pytest.mark.timeout(180, func_only=True)]
 
 WEBHOOKS = Resource(
     "admissionregistration.k8s.io", "v1", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration"
 )
 SECRETS = Resource("", "v1", "secrets", "Secret")
-
-
-@pytest.fixture
-async def here(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench(tmp_path) as one:
-        yield one
 
 
 async def serving(here: Bench, **spec: Any) -> None:
