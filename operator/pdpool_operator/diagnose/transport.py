@@ -7,12 +7,12 @@ that have paired. Its transport, as the prefill rank reports it, is
     ""            unknown: the transfer backend does not report it
     else          another transport: "tcp", "cma" (the kernel copies within one host), ...
 
-Under `rdma.mode: Required`, an end of every pair of another transport is *unfit*, so that no pair of two fit instances
-uses another transport. With  proven = instances that have a pair with RDMA:
+Under `rdma.mode: Required`, every pair of another transport has an *unfit* end. An instance with a pair over RDMA is
+*proven*.
 
-    a pair with one proven end      its other end is unfit
-    a pair with no proven end       both ends are unfit, unless the other end is unfit by a pair with a proven one
-    a pair with two proven ends     its decode end is unfit
+1. A pair with one proven end: its other end is unfit.
+2. A pair that step 1 gave no unfit end, with no proven end: both ends are unfit.
+3. A pair with two proven ends: its decode end is unfit.
 
 So one decode instance without a device does not take all prefill instances with it. An instance without a pair is fit:
 it can pair only while it gets requests.

@@ -182,8 +182,7 @@ class Api:
     Args:
         client: sends the requests.
         timeout_s: deadline of each call, in seconds.
-        write_budget: called before every write. Returns the seconds within which the write must end. If it returns 0,
-            the call raises NotLeaderError.
+        write_budget: returns the seconds that a write may take. With 0, the call raises NotLeaderError.
         on_call: called for every call with verb, plural, HTTP status (0 if there was none) and seconds.
         on_stored: called with each object that a write has stored.
         on_deleted: called with resource, namespace, name and UID of each object that a call has deleted.

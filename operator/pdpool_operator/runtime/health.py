@@ -26,7 +26,7 @@ def application(
     Args:
         stalled_s: returns the seconds without progress of the work queue.
         state: returns `leader` or `standby`, or None while this process is neither.
-        blind: returns for how many seconds a resource has been out of sight, and which one. 0 while all are seen.
+        blind: returns the seconds since a watched resource was last seen, and its name. 0 while all are seen.
     """
 
     async def healthz(_: web.Request) -> web.Response:

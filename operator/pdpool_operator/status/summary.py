@@ -46,7 +46,7 @@ def summary(
         unavailable: why requests cannot be served, if they cannot.
         unready: why not all is as the spec says, if it is not.
         ready: reason and message of Ready while all is well.
-        activity: what the operator does at the moment. It explains Reconciling where `unready` is no trouble of a pod.
+        activity: what the operator does now. Reconciling has its words if `unready` only waits for it.
     """
     conditions = (
         writer.judge(ConditionType.AVAILABLE, unavailable, Reason.SERVING, "Requests can be served"),

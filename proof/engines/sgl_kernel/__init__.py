@@ -31,7 +31,7 @@ def assign_req_to_token_pool_cpu(
 
     Args:
         req_pool_indices: row of each request, (requests).
-        req_to_token: slots of all requests, (rows, pool_len). Is changed.
+        req_to_token: slots of all requests, (rows, pool_len); changed in place.
         start_offset: first column of each request, (requests).
         end_offset: column behind the last of each request, (requests).
         out_cache_loc: new slots of all requests, one request behind the other.
