@@ -1,5 +1,6 @@
 """A stand-in for the processes of an engine pod."""
 
+import asyncio
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -41,6 +42,7 @@ class Engine:
 
     async def stop(self) -> None:
         for runner in self.runners:
+            await _accepted()
             await runner.cleanup()
         self.runners.clear()
 
@@ -92,3 +94,9 @@ class Engine:
             return web.json_response({"error": "of another pod"}, status=422)
         del held[body["incarnation"]]
         return web.json_response({"done": "fenced"})
+
+
+async def _accepted() -> None:
+    """Wait until asyncio accepts no connection: it forgets to close those of a server that closes meanwhile."""
+    while tasks := [one for one in asyncio.all_tasks() if one.get_coro().__qualname__.endswith("_accept_connection2")]:
+        await asyncio.wait(tasks, timeout=10)

@@ -97,13 +97,18 @@ def error_of(response):
 
 @contextmanager
 def answering(status):
-    """A server that answers every POST with this status, before any engine; "reset" closes the connection."""
+    """URL of a server that answers every POST with this status, before any engine, and the paths of what it got.
+
+    "reset" closes the connection.
+    """
+    got = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.answer(200, {})
 
         def do_POST(self):
+            got.append(self.path)
             self.rfile.read(int(self.headers["Content-Length"]))
             if status == "reset":
                 self.connection.close()
@@ -123,7 +128,7 @@ def answering(status):
 
     with http.server.ThreadingHTTPServer((HOST, 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://{HOST}:{server.server_address[1]}"
+        yield f"http://{HOST}:{server.server_address[1]}", got
         server.shutdown()
 
 
@@ -219,22 +224,22 @@ def test_halves_of_different_prompts_never_match(prefill, decode):
 
 @pytest.mark.parametrize("status", [400, 500, "reset"])
 def test_router_answers_beside_prefill_whose_http_side_fails(prefill, decode, children, status):
-    """Its next try goes to the next prefill, in turn."""
-    with answering(status) as url:
+    """Its next try goes to the next prefill, in turn. A router serves before it knows each of its prefills."""
+    with answering(status) as (url, got):
         broken = SimpleNamespace(url=url, addresses=prefill.addresses)
         router = children.router([broken, prefill], [decode], extra=PATIENT_ROUTER)
-        slowest = 0.0
-        for _ in range(2):
+        deadline = time.monotonic() + 60.0
+        while not got:
+            assert time.monotonic() < deadline, "the router asks the broken prefill in time"
             begun = time.monotonic()
             response, at = post(router, BODY)
             assert response.status_code == 200
-            slowest = max(slowest, at - begun)
-        assert ENGINE_MATCH_S - 1 < slowest < ENGINE_MATCH_S + 5.0
+        assert ENGINE_MATCH_S - 1 < at - begun < ENGINE_MATCH_S + 5.0
         router.stop()
 
 
 def test_router_answers_within_20_s_if_no_prefill_receives(prefill, decode, children):
-    with answering(500) as url:
+    with answering(500) as (url, _):
         broken = SimpleNamespace(url=url, addresses=prefill.addresses)
         router = children.router([broken], [decode], extra=PATIENT_ROUTER)
         begun = time.monotonic()
