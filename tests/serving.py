@@ -1,5 +1,6 @@
 """An HTTP server inside the test, for tests that stand in for a foreign API, and addresses for pods."""
 
+import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,4 +26,19 @@ async def serving(handle: Callable[[web.Request], Awaitable[web.StreamResponse]]
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await stop_serving(runner)
+
+
+async def stop_serving(runner: web.AppRunner) -> None:
+    """Close a server of which another process may be a client.
+
+    asyncio forgets to close a connection that it accepts while its server closes.
+    """
+    async with asyncio.timeout(10):
+        while accepting := [one for one in asyncio.all_tasks() if _accepts(one)]:
+            await asyncio.wait(accepting)
     await runner.cleanup()
+
+
+def _accepts(task: asyncio.Task[object]) -> bool:
+    return task.get_coro().__qualname__.endswith("_accept_connection2")

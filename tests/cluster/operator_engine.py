@@ -1,12 +1,13 @@
 """A stand-in for the processes of an engine pod."""
 
-import asyncio
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT
+
+from tests.serving import stop_serving
 
 
 @dataclass
@@ -42,8 +43,7 @@ class Engine:
 
     async def stop(self) -> None:
         for runner in self.runners:
-            await _accepted()
-            await runner.cleanup()
+            await stop_serving(runner)
         self.runners.clear()
 
     def _http(self) -> dict[str, Any]:
@@ -94,9 +94,3 @@ class Engine:
             return web.json_response({"error": "of another pod"}, status=422)
         del held[body["incarnation"]]
         return web.json_response({"done": "fenced"})
-
-
-async def _accepted() -> None:
-    """Wait until asyncio accepts no connection: it forgets to close those of a server that closes meanwhile."""
-    while tasks := [one for one in asyncio.all_tasks() if one.get_coro().__qualname__.endswith("_accept_connection2")]:
-        await asyncio.wait(tasks, timeout=10)

@@ -29,6 +29,7 @@ from pdpool_operator.runtime.api import (
 from tests.cluster.hands import Object, eventually
 from tests.cluster.operator_harness import NOBODY, ON_CLUSTER, Bench
 from tests.cluster.operator_process import ROOT
+from tests.serving import stop_serving
 
 pytestmark = [*ON_CLUSTER, pytest.mark.timeout(240, func_only=True)]
 
@@ -356,7 +357,7 @@ async def test_pod_with_only_the_labels_gets_no_key(here, routers):
         await routers.until("router-a", P0, D0)
         assert asked == []
     finally:
-        await runner.cleanup()
+        await stop_serving(runner)
 
 
 async def test_raised_epoch_gives_every_engine_new_keys_and_never_parts_two(here):
