@@ -9,6 +9,7 @@ READY := $(VENV)/.ready
 PYTEST := $(VENV)/bin/pytest
 CODE := operator connector dev proof tests images examples
 CLUSTER ?= local
+ENGINE ?= reference
 REGISTRY ?=
 # Extra arguments for pytest: `make test-unit ARGS='-k queue -x'`.
 ARGS ?=
@@ -30,8 +31,8 @@ $(READY): requirements/dev.lock requirements/nodeps.txt pyproject.toml dev/venv.
 venv: $(READY) ## Make the locked Python environment in .venv
 
 .PHONY: demo demo-down
-demo: $(READY) ## The whole story on a local Kubernetes, or on yours: CLUSTER=current REGISTRY=registry.example/team
-	@$(PY) -m dev.demo up --cluster $(CLUSTER) $(if $(REGISTRY),--registry $(REGISTRY))
+demo: $(READY) ## The whole story on a local Kubernetes, or on yours: CLUSTER=current REGISTRY=registry.example/team; ENGINE=sglang
+	@$(PY) -m dev.demo up --engine $(ENGINE) --cluster $(CLUSTER) $(if $(REGISTRY),--registry $(REGISTRY))
 demo-down: $(READY) ## Take the local cluster down; CLUSTER=current: remove from yours what the demo made there
 	@$(PY) -m dev.demo down --cluster $(CLUSTER)
 
