@@ -13,6 +13,8 @@ import click
 from pdpool_operator.runtime.api import Api, ApiError
 
 from .access import Access, AccessError
+from .doctor import FAILED as CHECK_FAILED
+from .doctor import doctor_json, doctor_lines, examine
 from .explain import explain_lines
 from .fleet import Fleet, MissingError, NotInstalledError, read_fleet
 from .queues import Reading, queue_lines, queues_json, read_queues
@@ -189,3 +191,17 @@ async def _queues(
             return fleet
         before = reading, at
         await asyncio.sleep(interval_s)
+
+
+@cli.command(epilog=EXIT_CODES)
+@_operator_namespace
+@_options
+def doctor(*, access: Access, output: str, operator_namespace: str) -> None:
+    """Check each precondition by doing it, and print the command that mends it.
+
+    Checked are kinds, your rights, operator, Lease, metrics, alert rules, images, and RDMA devices. A check is unknown
+    if you may not see what it needs.
+    """
+    checks = _run(access, lambda api: examine(api, access, operator_namespace))
+    _print(doctor_json(checks) if output == "json" else doctor_lines(checks))
+    sys.exit(ATTENTION if any(check.outcome == CHECK_FAILED for check in checks) else 0)
