@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -13,8 +12,7 @@ import pytest
 
 from dev.paths import CHECKOUT
 from dev.shell import wait_for
-from tests.cluster.stack import DRAIN_S, POOL_KINDS, POOLS, SYSTEM, Stack, ask, pool, service
-from tests.cluster.test_chart_faults import process_of
+from tests.cluster.stack import DRAIN_S, HTTP_PORT, POOL_KINDS, POOLS, SYSTEM, Stack, ask, pool, service
 
 pytestmark = [
     pytest.mark.cluster,
@@ -33,27 +31,26 @@ def pdpool(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def frozen(stack: Stack) -> Iterator[Stack]:
-    """A service whose only decode engine is stopped while a request waits."""
-    pools = [pool(kind, 1, drainTimeoutSeconds=DRAIN_S) for kind in POOL_KINDS]
+    """A service whose only decode engine's scheduler is frozen while a request waits."""
+    template = {"spec": {"containers": [{"name": "engine", "args": ["--enable-faults"]}]}}
+    pools = [pool(kind, 1, drainTimeoutSeconds=DRAIN_S, template=template) for kind in POOL_KINDS]
     stack.apply(*pools, service(stuckAfterSeconds=5, router={"replicas": 1}))
     stack.settle()
     stack.until_listed(1)
     (decode,) = stack.pods("decode")
-    url = f"{stack.router_url()}/generate"
-    handle = os.pidfd_open(process_of(stack, decode))  # the process number may be another's at the end
-    signal.pidfd_send_signal(handle, signal.SIGSTOP)
+    faults, url = f"http://{decode['status']['podIP']}:{HTTP_PORT}/faults", f"{stack.router_url()}/generate"
+    ask(faults, {"freeze_scheduler": True})
 
-    def in_vain() -> None:
+    def wait_for_tokens() -> None:
         with contextlib.suppress(OSError):
             ask(url, {"text": "hello", "sampling_params": {"max_new_tokens": 4}}, timeout_s=60)
 
-    client = threading.Thread(target=in_vain)
+    client = threading.Thread(target=wait_for_tokens)
     client.start()
     try:
         yield stack
     finally:
-        signal.pidfd_send_signal(handle, signal.SIGCONT)
-        os.close(handle)
+        ask(faults, {"freeze_scheduler": False})
         client.join(70)
         stack.serve()
 
