@@ -150,7 +150,7 @@ class Doctor:
             mend = f"helm install pdpool {CHART} --namespace {self.operator_namespace} --create-namespace --wait"
             return [Check("operator", FAILED, detail, mend)]
         observed = [parse.observed_pod(pod) for pod in pods]
-        images = sorted({c["image"] for pod in pods for c in pod["spec"].get("containers") or ()})
+        images = sorted({c["image"] for pod in pods for c in _containers(pod)})
         if any(pod.ready for pod in observed):
             return [Check("operator", OK, f"{len(observed)} pods, image {', '.join(images)}")]
         pod = observed[0]
@@ -163,7 +163,7 @@ class Doctor:
         for pod in await self._list(PODS, self.operator_namespace, OPERATOR_PODS):
             environment = {
                 one["name"]: one.get("value", "")
-                for container in pod["spec"].get("containers") or ()
+                for container in _containers(pod)
                 for one in container.get("env") or ()
             }
             name = environment.get("PDPOOL_LEASE", "")
@@ -256,6 +256,10 @@ class Doctor:
 
     async def _list(self, resource: Resource, namespace: str | None, labels: str) -> list[Object]:
         return [obj async for obj in self.api.list(resource, namespace, labels)]
+
+
+def _containers(pod: Object) -> list[Object]:
+    return list((pod.get("spec") or {}).get("containers") or ())
 
 
 def _name(obj: Object) -> str:

@@ -116,7 +116,7 @@ def observed_instance(
         sts: the StatefulSet.
         pod: its pod, if there is one.
         labels: those that an instance of the pool has.
-        now: the present time. A drain that began later was written by a clock ahead of ours, and counts as none: it
+        now: the present time. A drain that began later counts as none, because a clock ahead of ours wrote it. It
             would be given up too late, or never.
     """
     meta = sts["metadata"]

@@ -84,7 +84,7 @@ async def recorded(api: FakeApi, kubectl: Kubectl, tmp_path: Path) -> Path:
 
 def lasting(file: Path, *beat_ages: float) -> None:
     """Repeat the first look every 3 s. In each one, the decode engine's loop has this age."""
-    (look,) = load(file)
+    look, *_ = load(file)
     looks = [_later(look, 3 * number, age) for number, age in enumerate(beat_ages)]
     file.write_text(json.dumps({"format": FORMAT, "namespace": "llm", "looks": [asdict(one) for one in looks]}))
 
