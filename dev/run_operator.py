@@ -49,7 +49,7 @@ async def check(namespace: str) -> dict[str, bytes]:
     except ApiError as error:
         raise NotRunnableError(f"the cluster refuses what the operator needs: {error}") from error
     finally:
-        await client.close()
+        await client.close()  # type: ignore[no-untyped-call]
 
 
 async def _look(api: Api, namespace: str) -> dict[str, bytes]:
