@@ -1,1 +1,1 @@
-"""Drills on the local cluster: faults and changes under steady traffic, and what pdpool says and loses meanwhile."""
+"""Drills on the local cluster: faults and changes under steady traffic, and the words that pdpool gives, and what is lost."""

@@ -7,19 +7,20 @@ from proof.drills.scenario import Scenario
 from proof.drills.words import Expected
 
 ROLLING: Final = (
-    r"\w+ (Ready=False|Reconciling=True) (Updating|Draining|Starting|EnginesNotReady|ScalingUp|ScalingDown)",
-    r"pdsvc (Ready=False|Reconciling=True) (PoolsNotReady|RouterListOutdated)",
-    r"event \w+ (Updating|Draining|Starting|EnginesNotReady|ScalingUp|ScalingDown|PoolsNotReady|RouterListOutdated)",
+    r"\w+ (Ready=False|Reconciling=True) (Updating|Draining|Starting|ScalingUp|ScalingDown)",
+    r"pdsvc (Ready=False|Reconciling=True) RouterListOutdated",
     r"event \w+ (InstanceCreated|InstanceReplaced|InstanceDeleted|DrainStarted|WorkerAdded|WorkerRemoved)",
 )
 """True while instances are replaced, created or removed in good order."""
-UNKNOWN: Final = (r"\w+ QueuesHealthy=Unknown (QueuesUnknown|NotJudged)", r"event \w+ (QueuesUnknown|NotJudged)")
+FALLEN: Final = (r"\w+ (Ready=False|Reconciling=True) EnginesNotReady", r"event \w+ EnginesNotReady")
+"""True while an instance that served cannot serve."""
+UNKNOWN: Final = (r"\w+ QueuesHealthy=Unknown (QueuesUnknown|NotJudged|Starting|Draining)",)
 """True while an instance, or the operator, has just started or does not answer."""
 FENCED: Final = (r"event \w+ FencedPeer", r"\w+ HoldsProvable=False PeerUnproven", r"event \w+ PeerUnproven")
 """True after a process has ended with hand-offs under way."""
 ROUTERS: Final = (
-    r"pdsvc (RouterReady=False|Ready=False|Reconciling=True) (RouterNotReady|RouterListOutdated)",
-    r"event pdsvc (RouterNotReady|RouterListOutdated)",
+    r"pdsvc (RouterReady=False|Ready=False|Reconciling=True) (RouterNotReady|RouterListOutdated|Starting|Updating)",
+    r"event pdsvc RouterNotReady",
 )
 """True while a router is replaced."""
 API_LOST: Final = (
@@ -28,7 +29,7 @@ API_LOST: Final = (
     r"pdsvc RouterReady=False (NodeNotReady|RouterNotReady)",
 )
 """True after an outage of the API server, in which no kubelet could report either."""
-SAID_ROLLOUT: Final = (r"dpool Ready=False (Updating|Draining)", r"event dpool WorkerRemoved")
+SAID_ROLLOUT: Final = (r"dpool Ready=False (Updating|Draining)", r"event pdsvc WorkerRemoved")
 AT_ONCE: Final = 3
 """Requests under way at any time: one for each client of the traffic. A router that is killed loses its own."""
 
@@ -39,6 +40,16 @@ def _unfit(*reasons: str) -> tuple[str, ...]:
     return (
         rf"(dpool|pdsvc) (Ready=False|Reconciling=True|Stalled=True) ({named})",
         rf"event (dpool|pdsvc) ({named})",
+    )
+
+
+def _failing(kind: str) -> tuple[str, ...]:
+    """Return the words about a pool with an instance that fails, and about its service."""
+    return (
+        rf"({kind}|pdsvc) QueuesHealthy=False RequestsFailing",
+        rf"{kind} (Ready=False|Reconciling=True) EnginesNotReady",
+        r"pdsvc (Ready=False|Reconciling=True) RouterListOutdated",
+        rf"event ({kind}|pdsvc) (RequestsFailing|EnginesNotReady|WorkerAdded)",
     )
 
 
@@ -90,6 +101,7 @@ DRILLS: Final = (
             ),
             ROLLING
             + UNKNOWN
+            + FALLEN
             + FENCED
             + _unfit("Unschedulable")
             + (
@@ -106,8 +118,8 @@ DRILLS: Final = (
         "one decode engine of two fails everything",
         failures.failing_decode,
         Expected(
-            ("dpool QueuesHealthy=False RequestsFailing", "alert PdpoolInstanceFailing", "event dpool WorkerRemoved"),
-            (r"(dpool|pdsvc) \w+=(False|True) RequestsFailing", r"event \w+ (RequestsFailing|WorkerAdded)"),
+            ("dpool QueuesHealthy=False RequestsFailing", "alert PdpoolInstanceFailing", "event pdsvc WorkerRemoved"),
+            _failing("dpool"),
         ),
         lasts_s=150,
     ),
@@ -116,8 +128,8 @@ DRILLS: Final = (
         "one prefill engine of two fails everything",
         failures.failing_prefill,
         Expected(
-            ("ppool QueuesHealthy=False RequestsFailing", "alert PdpoolInstanceFailing", "event ppool WorkerRemoved"),
-            (r"(ppool|pdsvc) \w+=(False|True) RequestsFailing", r"event \w+ (RequestsFailing|WorkerAdded)"),
+            ("ppool QueuesHealthy=False RequestsFailing", "alert PdpoolInstanceFailing", "event pdsvc WorkerRemoved"),
+            _failing("ppool"),
         ),
         lasts_s=150,
     ),
@@ -127,16 +139,20 @@ DRILLS: Final = (
         rollouts.no_decode_left,
         Expected(
             (
-                "dpool Available=False ImagePullFailed",
+                "dpool Available=False Unschedulable",
                 "pdsvc Available=False PoolsNotReady",
                 "alert PdpoolServiceCannotServe",
             ),
             ROLLING
             + UNKNOWN
+            + FALLEN
             + FENCED
-            + _unfit("ImagePullFailed")
+            + _unfit("Unschedulable")
             + (
-                r"(dpool|pdsvc) Available=False \w+",
+                r"(event pdsvc|pdsvc (Ready=False|Reconciling=True)) PoolsNotReady",
+                r"(dpool|pdsvc) Available=False (EnginesNotReady|Starting|Draining|PoolsNotReady|RouterNotReady)",
+                r"pdsvc (RouterReady=False|Ready=False|Reconciling=True) RouterNotReady",
+                r"event pdsvc RouterNotReady",
                 r"\w+ QueuesHealthy=False (NothingFinishes|QueuesBlocked)",
                 r"event \w+ (NothingFinishes|QueuesBlocked)",
                 r"alert (PdpoolNothingFinishes|PdpoolPrefillBootstrapQueueStuck)",
@@ -150,11 +166,10 @@ DRILLS: Final = (
         "a kubelet is silent for 2 minutes",
         failures.kubelet_silent,
         Expected(
-            (r"dpool Ready=False NodeNotReady", r"pdsvc Ready=False (NodeNotReady|PoolsNotReady)"),
+            (r"dpool Ready=False NodeNotReady",),
             (
                 r"\w+ (Ready=False|Reconciling=True|RouterReady=False) NodeNotReady",
-                r"event \w+ (NodeNotReady|PoolsNotReady|RouterNotReady)",
-                r"pdsvc (Ready=False|Reconciling=True|RouterReady=False) (PoolsNotReady|RouterNotReady)",
+                r"event \w+ NodeNotReady",
             ),
         ),
         lasts_s=200,
@@ -167,6 +182,7 @@ DRILLS: Final = (
             (r"\w+ Ready=False (NodeNotReady|PodLingers|EnginesNotReady|Starting)",),
             ROLLING
             + UNKNOWN
+            + FALLEN
             + FENCED
             + ROUTERS
             + (
@@ -195,7 +211,7 @@ DRILLS: Final = (
         "router-lost",
         "one router of two is killed",
         failures.router_lost,
-        Expected((r"pdsvc RouterReady=False (RouterNotReady|RouterListOutdated)",), ROUTERS, may_lose=AT_ONCE),
+        Expected((r"pdsvc RouterReady=False RouterNotReady",), ROUTERS, may_lose=AT_ONCE),
         lasts_s=80,
     ),
     Scenario(
@@ -206,6 +222,7 @@ DRILLS: Final = (
             ("event dpool DrainStarted", "event dpool DrainTimedOut", "event dpool InstanceDeleted"),
             ROLLING
             + UNKNOWN
+            + FALLEN
             + FENCED
             + (
                 r"(dpool|pdsvc) QueuesHealthy=False QueuesStuck",

@@ -31,8 +31,9 @@ def failing_prefill(stage: Stage) -> None:
 
 
 def _failing(stage: Stage, side: str, kind: str) -> None:
-    stack, pod = stage.stack, f"chat-{side}-1-0"
-    url, key = url_of(stack.look("pod", pod)), stack.router_key()
+    stack = stage.stack
+    chosen = stack.pods(side)[-1]
+    pod, url, key = chosen["metadata"]["name"], url_of(chosen), stack.router_key()
     stage.undo.callback(stage.fail_posts, pod, failing=False)
     stage.fail_posts(pod, failing=True)
 
@@ -40,14 +41,14 @@ def _failing(stage: Stage, side: str, kind: str) -> None:
         return f"{url} is listed" if any(url in urls for urls in stack.lists(key).values()) else None
 
     wait_for(f"{pod} to leave the rotation", still_listed, deadline_s=NOTICED_S, interval_s=0.5)
-    stage.until_said(f"{kind} QueuesHealthy=False RequestsFailing", NOTICED_S)
-    stage.until_said("alert PdpoolInstanceFailing", NOTICED_S)
+    stage.until_given(f"{kind} QueuesHealthy=False RequestsFailing", NOTICED_S)
+    stage.until_given("alert PdpoolInstanceFailing", NOTICED_S)
     stage.fail_posts(pod, failing=False)
 
 
 def kubelet_silent(stage: Stage) -> None:
     """Freeze the kubelet of a decode engine's node for two minutes. The engines go on."""
-    node = stage.node_of("chat-decode-0-0")
+    node = stage.stack.pods("decode")[0]["spec"]["nodeName"]
     thaw = stage.freeze_program(f"kubelet-{node.removeprefix('node-')}")
     stage.hold(KUBELET_SILENT_S)
     thaw()
@@ -102,7 +103,7 @@ def operator_away(stage: Stage) -> None:
     stack.scale_operator(0)
     stage.scale("decode", 3)
     stage.hold(OPERATOR_AWAY_S)
-    stage.until_said("alert PdpoolOperatorDown", NOTICED_S)
+    stage.until_given("alert PdpoolOperatorDown", NOTICED_S)
     stack.scale_operator(1)
     stage.until_updated("decode", FIRST, 3, REPLACED_S)
 

@@ -56,52 +56,49 @@ def three_broken(stage: Stage) -> None:
     """Roll out three templates in a row that cannot run, then a good one."""
     for container, word in BROKEN:
         stage.update("decode", _mark(), **container)
-        stage.until_said(word, NOTICED_S)
+        stage.until_given(word, NOTICED_S)
     mark = _mark()
     stage.update("decode", mark)
     stage.until_updated("decode", mark, 2, UPDATED_S)
 
 
 def no_decode_left(stage: Stage) -> None:
-    """Roll out a decode template that cannot run, and delete the engines that still have the good one."""
-    stage.update("decode", _mark(), **MISSING_IMAGE)
+    """Cordon all nodes and delete all decode engines, so that none can run."""
+    stage.cordon()
     stage.stack.kubectl("delete", "pod", "-n", POOLS, "-l", "pdpool.dev/role=decode", "--wait=false")
-    stage.until_said("dpool Available=False ImagePullFailed", NOTICED_S)
-    stage.until_said("alert PdpoolServiceCannotServe", NOTICED_S)
-    mark = _mark()
-    stage.update("decode", mark)
-    stage.until_updated("decode", mark, 2, UPDATED_S)
+    stage.until_given("dpool Available=False Unschedulable", NOTICED_S)
+    stage.until_given("alert PdpoolServiceCannotServe", NOTICED_S)
 
 
 def scale_in_unfit(stage: Stage) -> None:
-    """Scale decode from 4 to 2 while instance 0 is Pending and instance 1 is Stuck. The healthy ones must stay."""
+    """Scale decode from 4 to 2 while one instance is Pending and one Stuck. The healthy ones must stay."""
     stack = stage.stack
     stage.scale("decode", 4)
     stage.until_updated("decode", FIRST, 4, UPDATED_S)
     stage.settle(UPDATED_S)
-    healthy = {stack.look("pod", f"chat-decode-{n}-0")["metadata"]["uid"] for n in (2, 3)}
-    for node in stack.nodes:
-        stage.undo.callback(stack.kubectl, "uncordon", node)
-        stack.kubectl("cordon", node)
-    stack.kubectl("delete", "pod", "chat-decode-0-0", "-n", POOLS, "--wait=false")
-    stage.until_said("dpool Ready=False Unschedulable", NOTICED_S)
-    stage.freeze("chat-decode-1-0")
-    stage.until_said("dpool QueuesHealthy=False QueuesStuck", NOTICED_S)
+    pending, stuck, *rest = stack.pods("decode")
+    healthy = {pod["metadata"]["uid"] for pod in rest}
+    stage.cordon()
+    stack.kubectl("delete", "pod", pending["metadata"]["name"], "-n", POOLS, "--wait=false")
+    stage.until_given("dpool Ready=False Unschedulable", NOTICED_S)
+    stage.freeze(stuck["metadata"]["name"])
+    stage.until_given("dpool QueuesHealthy=False QueuesStuck", NOTICED_S)
     stage.scale("decode", 2)
 
     def gone() -> bool:
         return {pod["metadata"]["uid"] for pod in stack.pods("decode")} == healthy
 
-    stage.until_gone("decode instances 0 and 1, and no other", gone, UPDATED_S)
+    stage.until_gone("the Pending and the Stuck instance, and no other,", gone, UPDATED_S)
 
 
 def drain_frozen(stage: Stage) -> None:
     """Scale decode from 2 to 1 while the instance that leaves is frozen, then back to 2."""
     stack = stage.stack
-    leaving = stack.look("pod", "chat-decode-1-0")["metadata"]["uid"]
-    stage.freeze("chat-decode-1-0")
+    last = stack.pods("decode")[-1]
+    leaving = last["metadata"]["uid"]
+    stage.freeze(last["metadata"]["name"])
     stage.scale("decode", 1)
-    stage.until_said("event dpool DrainTimedOut", NOTICED_S)
+    stage.until_given("event dpool DrainTimedOut", NOTICED_S)
 
     def gone() -> bool:
         pods = stack.look("pod", labels="pdpool.dev/role=decode")["items"]

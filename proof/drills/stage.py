@@ -31,7 +31,7 @@ class Stage:
     def __init__(self, stack: Stack, state: State) -> None:
         self.stack = stack
         self.undo = contextlib.ExitStack()
-        """What must be undone at the end of a drill, whatever happens."""
+        """Undone at the end of a deed, also after an error."""
         self.traffic: Traffic | None = None
         self.witness: Witness | None = None
         self._state = state
@@ -71,17 +71,17 @@ class Stage:
 
     # ------------------------------------------------------------------ tools of the deeds
 
-    def until_said(self, word: str, deadline_s: float) -> None:
-        """Wait until the witness has heard a word since now or earlier in this drill.
+    def until_given(self, word: str, deadline_s: float) -> None:
+        """Wait until a word is given, or was given earlier in this drill.
 
         Raises:
             TimeoutError: it was not given.
         """
         witness = self.witness
-        assert witness is not None, "words are heard while a drill runs"
+        assert witness is not None, "words are recorded only while a drill runs"
         wait_for(
             f"the word {word!r}",
-            lambda: None if word in witness.first else f"said were {', '.join(witness.words)}",
+            lambda: None if word in witness.first else f"given were {', '.join(witness.words)}",
             deadline_s=deadline_s,
         )
 
@@ -151,10 +151,11 @@ class Stage:
         supervise.stop_program(self._state, name)
         return start
 
-    def node_of(self, pod: str) -> str:
-        """Return the node on which a pod runs."""
-        node: str = self.stack.look("pod", pod)["spec"]["nodeName"]
-        return node
+    def cordon(self) -> None:
+        """Let no node take new pods until the end of the deed."""
+        for node in self.stack.nodes:
+            self.undo.callback(self.stack.kubectl, "uncordon", node)
+            self.stack.kubectl("cordon", node)
 
     def other_node(self) -> str:
         """Return a node without the operator."""

@@ -40,8 +40,8 @@ def unexpected_words(expected: Expected, words: Sequence[str]) -> list[str]:
 
 def faults(expected: Expected, run: Run) -> list[str]:
     """Return the reasons why a run is not right. Empty if it is."""
-    found = [f"not said: {pattern}" for pattern in missing_words(expected, run.words)]
-    found += [f"wrongly said: {word}" for word in unexpected_words(expected, run.words)]
+    found = [f"not given: {pattern}" for pattern in missing_words(expected, run.words)]
+    found += [f"not expected: {word}" for word in unexpected_words(expected, run.words)]
     if run.failed:
         found.append(f"not played to its end: {run.failed}")
     if run.asked == 0:
@@ -75,7 +75,7 @@ def summary(expected: dict[str, Expected], runs: Sequence[Run], times: int) -> t
         len(missing_words(expected[run.drill], run.words)) + len(unexpected_words(expected[run.drill], run.words))
         for run in played
     )
-    # Requests that a drill must cost, because a side has no instance, count as lost by nobody.
+    # Requests that a drill must cost, because a side has no instance, do not count.
     lost = sum(max(0, run.lost - expected[run.drill].may_lose) for run in played)
     complete = all(sum(run.drill == name for run in played) >= times for name in expected)
     fine = bool(played) and complete and not any(faults(expected[run.drill], run) for run in played)

@@ -67,23 +67,23 @@ class Witness:
                     return
             self.looks += 1
 
-    def _heard(self, word: str) -> None:
+    def _record(self, word: str) -> None:
         self.first.setdefault(word, round(time.monotonic() - self._began, 1))
 
     def _conditions(self) -> None:
         for short in KINDS:
             for word in condition_words(short, self._stack.look(short, "chat", timeout_s=ANSWER_S)):
-                self._heard(word)
+                self._record(word)
 
     def _news(self) -> None:
         for event in self._events():
             word = event_word(event)
             if word and _version(event) not in self._earlier:
-                self._heard(word)
+                self._record(word)
 
     def _firing(self) -> None:
         for word in alert_words(ask(self._alerts, timeout_s=ANSWER_S)["data"]["alerts"]):
-            self._heard(word)
+            self._record(word)
 
     def _events(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._stack.look("event", timeout_s=ANSWER_S)["items"]

@@ -37,8 +37,8 @@ def test_right_run_has_no_faults() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"words": RIGHT.words[:2]}, "not said: alert PdpoolInstanceFailing"),
-        ({"words": (*RIGHT.words, "ppool QueuesHealthy=False QueuesStuck")}, "wrongly said: ppool"),
+        ({"words": RIGHT.words[:2]}, "not given: alert PdpoolInstanceFailing"),
+        ({"words": (*RIGHT.words, "ppool QueuesHealthy=False QueuesStuck")}, "not expected: ppool"),
         ({"lost": 1}, "1 of 100 requests lost, at most 0"),
         ({"wrong_tokens": 1}, "other tokens"),
         ({"stuck_after": 2}, "2 engines still hold"),
