@@ -1,1 +1,1 @@
-"""Drills on the local cluster: faults and changes under steady traffic, and the words that pdpool gives, and what is lost."""
+"""Drills on the local cluster: faults and changes under steady traffic, the words that pdpool gives, what is lost."""
