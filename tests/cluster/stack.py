@@ -126,9 +126,7 @@ class Stack:
     def get(self, kind: str, *arguments: str, within: str = POOLS) -> Any:
         return json.loads(self.kubectl("get", kind, *arguments, "-n", within, "-o", "json"))
 
-    def look(
-        self, kind: str, name: str = "", *, labels: str = "", within: str = POOLS, timeout_s: float = 60.0
-    ) -> Any:
+    def look(self, kind: str, name: str = "", *, labels: str = "", within: str = POOLS, timeout_s: float = 60.0) -> Any:
         """Return the same as `get`, for a kind in `PATHS`, directly from the API server. Each kubectl costs a process.
 
         Raises:
