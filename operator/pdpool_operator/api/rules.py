@@ -71,12 +71,12 @@ BINDING_RULES = (
     ),
     Rule(
         "!has(self.selector) || size(self.selector) > 0",
-        "selector must have at least one label, because an empty one selects every pod of the namespace",
+        "prefill.selector and decode.selector must have at least one label, because an empty one selects every pod",
         lambda s: s.selector is None or len(s.selector) > 0,
     ),
     Rule(
         "has(self.selector) || (!has(self.engine) && !has(self.port) && !has(self.connector))",
-        "engine, port and connector describe pods of a selector; with poolRef, the pool has them",
+        "engine, port and connector of prefill and decode describe selected pods; with poolRef, the pool has them",
         lambda s: s.selector is not None or (s.engine is None and s.port is None and s.connector is None),
     ),
 )

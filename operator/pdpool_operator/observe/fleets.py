@@ -125,7 +125,7 @@ def _targets(side: Pool, binding: PoolBinding, pods: Iterable[ObservedPod]) -> l
             meta.namespace,
             meta.name,
             side.role,
-            0,  # an index that changes with the other pods would begin the samples anew
+            0,  # the index may change with other pods, and a changed target loses its samples
             pod.uid,
             pod.ip,
             binding.engine or EngineType.SGLANG,
