@@ -43,6 +43,10 @@ cluster-down: $(READY) ## Stop it and undo everything outside the checkout
 cluster-status: $(READY) ## What runs, where its kubeconfig and logs are
 	@$(PY) -m dev.cluster status
 
+.PHONY: run
+run: $(READY) ## Run this checkout's operator against the current kubeconfig (ARGS='--watch llm')
+	@exec $(PY) -m dev.run_operator $(ARGS)
+
 IMAGES := operator engine router prometheus
 .PHONY: images
 images: $(READY) ## Build the images and load them into the local cluster
@@ -56,14 +60,16 @@ check: $(READY) ## Static checks: ruff, mypy, import-linter, generated files in 
 	$(VENV)/bin/lint-imports
 	$(PY) -m pdpool_operator.api.crd --check crds
 	$(PY) -m pdpool_operator.api.condition_docs --check docs/reference/conditions.md
+	$(PY) -m pdpool_operator.api.api_docs --check docs/reference/api.md
 	$(PY) -m dev.sync_chart --check
 	$(PY) -m dev.tools run helm lint --strict charts/pdpool
 fmt: $(READY) ## Format and mend what ruff can mend
 	$(VENV)/bin/ruff check --fix $(CODE)
 	$(VENV)/bin/ruff format $(CODE)
-generate: $(READY) ## Write the CRDs from the models, the chart's copies of them, and the page of conditions
+generate: $(READY) ## Write the CRDs from the models, the chart's copies of them, and the pages of the API
 	$(PY) -m pdpool_operator.api.crd crds
 	$(PY) -m pdpool_operator.api.condition_docs docs/reference/conditions.md
+	$(PY) -m pdpool_operator.api.api_docs docs/reference/api.md
 	$(PY) -m dev.sync_chart
 
 # What every lock has in common; the images' locks are for one platform and agree with the developers' lock.
