@@ -145,8 +145,8 @@ def check_pool(field: str, unit: str, regions: Sequence[Region]) -> None:
 
 
 def differs(field: str, ours: object, theirs: object) -> str:
-    """The line for a field that must be the same in two memories and is not."""
-    return f"{field} is {ours!r} here and {theirs!r} at the peer, must be the same"
+    """The line for a field that must be the same at prefill (`ours`) and at decode (`theirs`), and is not."""
+    return f"{field} is {ours!r} at prefill and {theirs!r} at decode, must be the same"
 
 
 def first_of(found: list[str]) -> list[str]:

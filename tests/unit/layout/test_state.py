@@ -225,27 +225,27 @@ def difference(source: Rank, target: Rank) -> str:
         (
             ((StateCut(1, (4,)),), (8,), 0, 2),
             ((None,), (8,), 0, 2),
-            "region 0 of state pool 'mamba' is cut here and moves whole at the peer (`cuts`), must be the same",
+            "region 0 of state pool 'mamba' is cut at prefill and moves whole at decode (`cuts`), must be the same",
         ),
         (
             ((None, StateCut(1, (4,))), (3, 8), 0, 2),
             ((None, None), (3, 8), 0, 0),
-            "region 1 of state pool 'mamba' is cut here and moves whole at the peer",
+            "region 1 of state pool 'mamba' is cut at prefill and moves whole at decode",
         ),
         (
             ((StateCut(2, (4,)),), (8,), 0, 2),
             ((StateCut(1, (8,)),), (8,), 0, 1),
-            "(outer, number of groups) of region 0 of state pool 'mamba' is (2, 1) here and (1, 1) at the peer",
+            "(outer, number of groups) of region 0 of state pool 'mamba' is (2, 1) at prefill and (1, 1) at decode",
         ),
         (
             ((StateCut(1, (2, 2)),), (8,), 0, 2),
             ((StateCut(1, (8,)),), (16,), 0, 1),
-            "(outer, number of groups) of region 0 of state pool 'mamba' is (1, 2) here and (1, 1) at the peer",
+            "(outer, number of groups) of region 0 of state pool 'mamba' is (1, 2) at prefill and (1, 1) at decode",
         ),
         (
             ((StateCut(1, (4,)),), (8,), 0, 2),
             ((StateCut(1, (8,)),), (32,), 0, 1),
-            "bytes of a unit of region 0 of state pool 'mamba' is 2 here and 4 at the peer",
+            "bytes of a unit of region 0 of state pool 'mamba' is 2 at prefill and 4 at decode",
         ),
         (
             ((StateCut(1, (4, 3)),), (7,), 1, 4),
