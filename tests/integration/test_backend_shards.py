@@ -219,7 +219,7 @@ def test_a_share_of_another_shape_is_refused_by_name(crew):
         answer = initiator.connect(target)
         assert answer["error"] == "IncompatiblePeerError"
         assert (
-            "groups[0] of region 0 of state pool 'mamba' is 1 on each of 4 ranks here and 2 on each of 4"
+            "groups[0] of region 0 of state pool 'mamba' is 1 on each of 4 ranks at prefill and 2 on each of 4"
             in answer["message"]
         )
 

@@ -66,10 +66,10 @@ def advance(
     """Return the standing of each pod of one side after a look, by UID of the pod.
 
     Args:
-        own: instances of one pool.
-        others: instances of the other role that work with them.
-        standings: result of the last look.
-        now: time of the clock that stamped the samples.
+        own: Instances of one pool.
+        others: Instances of the other role that work with them.
+        standings: Result of the last look.
+        now: Time of the clock that stamped the samples.
     """
     suspected = _suspects(own, others, now)
     return {

@@ -153,7 +153,7 @@ def within_budget(write_budget: Callable[[], float], what: str) -> float:
     """Return the seconds within which a change that begins now must end.
 
     Raises:
-        NotLeaderError: the change may not begin.
+        NotLeaderError: The change may not begin.
     """
     budget = write_budget()
     if budget <= 0:
@@ -180,12 +180,12 @@ class Api:
     """The API calls that the operator makes.
 
     Args:
-        client: sends the requests.
-        timeout_s: deadline of each call, in seconds.
-        write_budget: returns the seconds that a write may take. With 0, the call raises NotLeaderError.
-        on_call: called for every call with verb, plural, HTTP status (0 if there was none) and seconds.
-        on_stored: called with each object that a write has stored.
-        on_deleted: called with resource, namespace, name and UID of each object that a call has deleted.
+        client: Sends the requests.
+        timeout_s: Deadline of each call, in seconds.
+        write_budget: Returns the seconds that a write may take. With 0, the call raises NotLeaderError.
+        on_call: Called for every call with verb, plural, HTTP status (0 if there was none) and seconds.
+        on_stored: Called with each object that a write has stored.
+        on_deleted: Called with resource, namespace, name and UID of each object that a call has deleted.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class Api:
         """Return all objects of one state of the cluster, and its resourceVersion.
 
         Raises:
-            GoneError: the API server forgot that state before the last page was read.
+            GoneError: The API server forgot that state before the last page was read.
         """
         query = {"limit": str(PAGE_LIMIT)} | ({"labelSelector": labels} if labels else {})
         found: Objects = []
@@ -272,8 +272,8 @@ class Api:
         API server has accepted the watch.
 
         Raises:
-            GoneError: the watch cannot go on; list again.
-            UnavailableError: the connection broke, or nothing came for `silent_s`. It may be resumed.
+            GoneError: The watch cannot go on; list again.
+            UnavailableError: The connection broke, or nothing came for `silent_s`. It may be resumed.
         """
         query = {
             "watch": "1",
@@ -316,7 +316,7 @@ class Api:
         The last state of a deleted object is its state at deletion.
 
         Raises:
-            GoneError: the history of the API server does not reach back that far.
+            GoneError: The history of the API server does not reach back that far.
         """
         query = {
             "watch": "1",
@@ -340,7 +340,7 @@ class Api:
         object of the same name that was created meanwhile stays unchanged.
 
         Raises:
-            NameConflictError: the existing object has another controller.
+            NameConflictError: The existing object has another controller.
         """
         metadata = body["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
@@ -362,7 +362,7 @@ class Api:
         A dry run shows the field managers of an existing object.
 
         Raises:
-            NameConflictError: a foreign object exists under this name.
+            NameConflictError: A foreign object exists under this name.
         """
         metadata = body["metadata"]
         path = resource.path(metadata["namespace"], metadata["name"])

@@ -203,8 +203,9 @@ def test_a_bounded_chunk_is_never_larger_for_many_segments() -> None:
     shape = StateCut(700, (1, 1))
     source = rank_of((shape,), (1400,))
     target = rank_of((StateCut(700, (2, 1)),), (2100,))
-    assert "groups[0] of region 0 of state pool 'mamba' is 1 on each of 1 ranks here and 2 on each of 1" in difference(
-        source, target
+    assert (
+        "groups[0] of region 0 of state pool 'mamba' is 1 on each of 1 ranks at prefill and 2 on each of 1"
+        in difference(source, target)
     )
     target = rank_of((shape,), (1400,), 0, 2)
     plan = PairPlan(source.memory, target.memory)
@@ -250,7 +251,7 @@ def difference(source: Rank, target: Rank) -> str:
         (
             ((StateCut(1, (4, 3)),), (7,), 1, 4),
             ((StateCut(1, (8, 4)),), (12,), 0, 2),
-            "groups[1] of region 0 of state pool 'mamba' is 3 on each of 4 ranks here and 4 on each of 2",
+            "groups[1] of region 0 of state pool 'mamba' is 3 on each of 4 ranks at prefill and 4 on each of 2",
         ),
     ],
 )
