@@ -2,7 +2,7 @@
 
 Facts from its package, its source and SGLang's use of it that shape this module:
 
-- A transfer names registered memories and offsets into them, not addresses; a batch has one status for each pair of
+- A transfer names registered memories and offsets into them, not addresses. A batch has one status for each pair of
   memories.
 - A status is written to by MORI's own threads until it has ended, so it must outlive its transfer.
 - Nothing cancels a transfer, and a failure does not say that the NIC is done with the rest: it is unsettled.

@@ -197,7 +197,7 @@ def pair(prefill: Sequence[ModelShard], decode: Sequence[ModelShard]) -> tuple[t
     Each cell of a decode rank has exactly one writer, and so has each piece of its share of cut state. Decode ranks
     take replicas in turn; a replica that writes state to the rank is preferred for its cells. Exactly one writer of
     each decode rank writes aux; it holds the model's last layer. A prefill rank without work serves one decode rank
-    all the same, with nothing to write, so that its half of every hand-off ends as well.
+    all the same. It has nothing to write; its half of every hand-off ends as well.
 
     Raises:
         LayoutError: An instance is not whole, or the two are not of one model.

@@ -64,8 +64,8 @@ class Timeouts:
     engine_look_s: float = 0.5
     """How often the machine learns how long the engine has run, while attempts wait for their requests."""
     engine_step_s: float = 1.0
-    """A longer pause between two beats is one step of the engine, in which it takes no requests: only this much of it
-    counts for `engine_match_s`."""
+    """In a longer pause between two beats the engine takes no requests. Only this much of it counts for
+    `engine_match_s`."""
     lease_s: float = 5.0
     """A rank that has not renewed its registration for this long is missing; it renews three times in this time."""
     lease_retry_s: float = 0.5

@@ -165,7 +165,7 @@ def test_another_process_at_the_peers_address_is_found_out_before_anything_is_wr
 
 
 class Begins:
-    """A session that begins each transfer as `begun` tells (0: refuses it), and never reports an end."""
+    """A session that begins `begun` transfers (0: refuses each), and never reports an end."""
 
     def __init__(self, session, begun):
         self._session, self._begun = session, begun
