@@ -153,7 +153,7 @@ def within_budget(write_budget: Callable[[], float], what: str) -> float:
     """Return the seconds within which a change that begins now must end.
 
     Raises:
-        NotLeaderError: The change may not begin.
+        NotLeaderError: the change may not begin.
     """
     budget = write_budget()
     if budget <= 0:
@@ -180,12 +180,13 @@ class Api:
     """The API calls that the operator makes.
 
     Args:
-        client: Sends the requests.
-        timeout_s: Deadline of each call, in seconds.
-        write_budget: Returns the seconds that a write may take. With 0, the call raises NotLeaderError.
-        on_call: Called for every call with verb, plural, HTTP status (0 if there was none) and seconds.
-        on_stored: Called with each object that a write has stored.
-        on_deleted: Called with resource, namespace, name and UID of each object that a call has deleted.
+        client: sends the requests.
+        timeout_s: deadline of each call, in seconds.
+        write_budget: returns the seconds that a write may take. With 0, the call raises NotLeaderError.
+        on_call: called for every call with verb, plural, HTTP status (0 if there was none) and seconds.
+        on_stored: called with each object that a write has stored.
+        on_deleted: called with resource, namespace, name and UID of each object that a call has deleted.
+        user_agent: name of this program in the API server's audit log.
     """
 
     def __init__(
@@ -197,7 +198,9 @@ class Api:
         on_call: Callable[[str, str, int, float], None] = lambda *_: None,
         on_stored: Callable[[Resource, Object], None] = lambda *_: None,
         on_deleted: Callable[[Resource, str, str, str], None] = lambda *_: None,
+        user_agent: str = "pdpool-operator",
     ) -> None:
+        self._user_agent = user_agent
         self._on_stored, self._on_deleted = on_stored, on_deleted
         self._client: Any = client  # its methods have no annotations
         self._timeout_s = timeout_s
@@ -242,7 +245,7 @@ class Api:
         """Return all objects of one state of the cluster, and its resourceVersion.
 
         Raises:
-            GoneError: The API server forgot that state before the last page was read.
+            GoneError: the API server forgot that state before the last page was read.
         """
         query = {"limit": str(PAGE_LIMIT)} | ({"labelSelector": labels} if labels else {})
         found: Objects = []
@@ -272,8 +275,8 @@ class Api:
         API server has accepted the watch.
 
         Raises:
-            GoneError: The watch cannot go on; list again.
-            UnavailableError: The connection broke, or nothing came for `silent_s`. It may be resumed.
+            GoneError: the watch cannot go on; list again.
+            UnavailableError: the connection broke, or nothing came for `silent_s`. It may be resumed.
         """
         query = {
             "watch": "1",
@@ -306,6 +309,10 @@ class Api:
         except NotFoundError:
             return None
 
+    async def text(self, resource: Resource, path: str) -> str:
+        """Return the text at a path, such as that of a pod behind the API server's proxy."""
+        return (await self._send("get", resource, path, accept="*/*")).decode(errors="replace")
+
     async def openapi(self, group: str, version: str) -> Object:
         """Return the OpenAPI v3 document of a group and version."""
         return await self._call("get", OPENAPI, f"/openapi/v3/apis/{quote(group)}/{quote(version)}")
@@ -316,7 +323,7 @@ class Api:
         The last state of a deleted object is its state at deletion.
 
         Raises:
-            GoneError: The history of the API server does not reach back that far.
+            GoneError: the history of the API server does not reach back that far.
         """
         query = {
             "watch": "1",
@@ -340,7 +347,7 @@ class Api:
         object of the same name that was created meanwhile stays unchanged.
 
         Raises:
-            NameConflictError: The existing object has another controller.
+            NameConflictError: the existing object has another controller.
         """
         metadata = body["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
@@ -362,7 +369,7 @@ class Api:
         A dry run shows the field managers of an existing object.
 
         Raises:
-            NameConflictError: A foreign object exists under this name.
+            NameConflictError: a foreign object exists under this name.
         """
         metadata = body["metadata"]
         path = resource.path(metadata["namespace"], metadata["name"])
@@ -420,8 +427,8 @@ class Api:
             log.debug("not adopted: %s", gone)
 
     async def create(self, resource: Resource, body: Mapping[str, Any]) -> Object:
-        """Create an object that must not exist yet."""
-        path = resource.path(body["metadata"]["namespace"])
+        """Create an object that must not exist yet. One without a namespace belongs to the whole cluster."""
+        path = resource.path(body["metadata"].get("namespace"))
         return await self._write("create", resource, path, body, {"fieldManager": FIELD_MANAGER})
 
     async def replace(self, resource: Resource, body: Mapping[str, Any]) -> Object:
@@ -512,7 +519,7 @@ class Api:
         headers = {
             "Accept": accept,
             "Content-Type": content if method == "PATCH" else "application/json",
-            "User-Agent": "pdpool-operator",
+            "User-Agent": self._user_agent,
         }
         await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         url = self._client.configuration.host + path + (f"?{urlencode(query)}" if query else "")
@@ -566,12 +573,18 @@ def _owner_in_words(obj: Mapping[str, Any]) -> str:
     return "an unknown owner"
 
 
-async def connect() -> ApiClient:
-    """Return a client: by the service account in a pod, by KUBECONFIG (or ~/.kube/config) elsewhere."""
+async def connect(config_file: str | None = None, context: str | None = None) -> ApiClient:
+    """Return a client: by the service account in a pod, by KUBECONFIG (or ~/.kube/config) elsewhere.
+
+    A file or context that is named is used everywhere.
+    """
     configuration = Configuration()
     configuration.connection_pool_maxsize = 0  # no limit: each watch keeps a connection
-    if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
+    chosen = config_file or context or os.environ.get("KUBECONFIG")
+    if os.environ.get("KUBERNETES_SERVICE_HOST") and not chosen:
         kubeconfig.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
     else:
-        await kubeconfig.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        await kubeconfig.load_kube_config(  # type: ignore[no-untyped-call]
+            config_file=config_file, context=context, client_configuration=configuration
+        )
     return ApiClient(configuration)
