@@ -39,6 +39,7 @@ def subjects(
             tracks=tuple(tracks.get(instance.pod.uid, {}).values()) if instance.pod is not None else (),
             routers=_counted(instance.pod, routers),
             standing=standings.get(instance.pod.uid) if instance.pod is not None else None,
+            watched_pod=instance.name if observed.watched else "",
         )
         for instance in observed.instances
         if instance.belongs_to(pool.metadata.uid)
@@ -91,7 +92,7 @@ def _from_kubernetes(subject: Subject, now: datetime) -> Finding | None:
         return Finding(Verdict.GONE, f"{who}: pod {pod.name} is {pod.phase}")
     if not subject.came_up:
         return Finding(Verdict.STARTING, f"{who} is not Ready yet")
-    if not any(track.incarnation for track in subject.tracks) and _just_ready(pod, now):
+    if not any(track.answered for track in subject.tracks) and _just_ready(pod, now):
         return Finding(Verdict.STARTING, f"{who} has just become Ready")
     if not subject.tracks:
         return Finding(Verdict.UNKNOWN, f"{who} has not been sampled yet")
@@ -117,8 +118,8 @@ def _from_evidence(subject: Subject, around: Surroundings) -> Finding:
 def _from_outcomes(subject: Subject, around: Surroundings) -> Finding | None:
     who, standing = f"{subject.role} {subject.name}", subject.standing
     if standing is not None and standing.failing:
-        now = "out of the rotation" if standing.out else "on trial in the rotation"
-        return Finding(Verdict.FAILING, f"{who} is {now}: {standing.evidence}")
+        now = "is out of the rotation" if standing.out else "is on trial in the rotation"
+        return Finding(Verdict.FAILING, f"{who} {'fails' if subject.watched_pod else now}: {standing.evidence}")
     if any(other.standing is not None and other.standing.failing for other in around.others):
         return None
     if not finishes_nothing(subject, around.now):
