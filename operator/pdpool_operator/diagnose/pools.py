@@ -23,10 +23,10 @@ def subjects(
     """Return the instances of a pool as subjects.
 
     Args:
-        observed: the pool.
-        tracks: by UID of the pod, then by rank.
-        routers: counters of the routers that send requests to the pool.
-        standings: by UID of the pod.
+        observed: The pool.
+        tracks: By UID of the pod, then by rank.
+        routers: Counters of the routers that send requests to the pool.
+        standings: By UID of the pod.
     """
     pool, routers = observed.pool, tuple(routers)
     return tuple(
@@ -57,10 +57,10 @@ def diagnose(
     """Judge each instance of one side, given the other side.
 
     Args:
-        own: instances of one pool, or of several pools of one role.
-        others: instances of the other role that work with them. Empty if no service binds the pool.
-        stuck_after_s: how long requests may wait without any movement.
-        now: time of the clock that stamped the samples.
+        own: Instances of one pool, or of several pools of one role.
+        others: Instances of the other role that work with them. Empty if no service binds the pool.
+        stuck_after_s: How long requests may wait without any movement.
+        now: Time of the clock that stamped the samples.
     """
     stuck_after = timedelta(seconds=stuck_after_s)
     overdue = any(is_overdue(track, now, stuck_after) for s in (*own, *others) for track in s.tracks)
