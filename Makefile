@@ -138,6 +138,11 @@ fences: $(READY) ## Count bytes that land after a peer's end, its silence, a der
 soak: $(READY) ## 100 000 aborted hand-offs over real data planes, every byte watched (ARGS='--aborts 2000')
 	@$(PY) -m proof.soak $(ARGS)
 
+.PHONY: drills
+drills: $(READY) ## Faults and changes on the cluster under traffic: what is lost and said, 3 h (ARGS='--times 1 --only router-lost')
+	@$(PY) -m dev.cluster up
+	@$(PY) -m proof.drills --docs docs/drills.md $(ARGS)
+
 .PHONY: engines
 engines: $(READY) ## Real SGLang on CPU with pdpool and stock NIXL, about 6 GB (PART=smoke|tokens|aborts|faults|bench)
 	@$(PY) -m proof.engines $(PART:%=--part %) --docs docs/benchmarks $(ARGS)

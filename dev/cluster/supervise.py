@@ -85,6 +85,27 @@ def stop(state: State) -> None:
     wait_for("supervisord ends", lambda: None if process_id(state) is None else f"pid {pid} is there", deadline_s=60)
 
 
+def stop_program(state: State, name: str) -> None:
+    """Stop one program until `start_program`, or until the cluster is started again. Supervisord does not restart it.
+
+    Raises:
+        Fault: there is no such program, or it does not run.
+    """
+    with _server(state) as server:
+        server.supervisor.stopProcess(name)
+
+
+def start_program(state: State, name: str) -> None:
+    """Start one program, unless it runs.
+
+    Raises:
+        Fault: there is no such program, or it does not start.
+    """
+    if states(state).get(name) not in {"RUNNING", "STARTING"}:
+        with _server(state) as server:
+            server.supervisor.startProcess(name)
+
+
 def _server(state: State) -> ServerProxy:
     # The address is not used: the transport uses the unix socket.
     return ServerProxy("http://127.0.0.1", transport=SupervisorTransport(None, None, f"unix://{_socket(state)}"))

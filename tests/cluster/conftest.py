@@ -1,31 +1,24 @@
 """Shared fixtures of the cluster tests: the CRDs, and one installation of the chart for tests of the whole stack."""
 
-import contextlib
 import fcntl
 import functools
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import IO
 
 import pytest
-from pdpool_reference.demo.launch import Children
 
 from dev.cluster import bringup
 from dev.cluster.layout import state_at
-from dev.images.build import PRODUCT_IMAGES, build
-from dev.images.load import load
 from dev.paths import CHECKOUT, cache_dir
-from dev.shell import Clock, exclusively, run, wait_for
+from dev.shell import exclusively, run, wait_for
 from dev.tools.build import binary
-from tests.cluster.leftovers import make_room, remove
 from tests.cluster.operator_harness import Bench, bench
-from tests.cluster.stack import CRDS, OURS, POOLS, SYSTEM, Stack, namespace
-from tests.cluster.stack_traffic import PROMPTS, generate
+from tests.cluster.stack import CRDS, OURS, Stack
+from tests.cluster.stack_setup import Answers, installed, right_answers
+from tests.cluster.turn import taken, turn
 
 LAST = "test_chart_rights.py"
-TURN_S = 1800
-"""Longest wait for other tests, in seconds: all tests of the whole stack, or of operators, on a slow machine."""
 ESTABLISHED = (
     "jsonpath={range .items[*]}{.metadata.name} x{.status.conditions[?(@.type=='Established')].status}{'\\n'}{end}"
 )
@@ -58,44 +51,18 @@ async def here(tmp_path: Path) -> AsyncIterator[Bench]:
         yield one
 
 
-@contextlib.contextmanager
-def _turn(how: int, deadline_s: float) -> Iterator[IO[str]]:
-    """Hold the lock by which tests share the cluster or use it alone.
-
-    Raises:
-        TimeoutError: other tests hold it.
-    """
-    path = cache_dir() / "cluster-tests.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-
-        def busy() -> str | None:
-            return None if _taken(lock, how) else f"other tests hold {lock.name}"
-
-        wait_for("a turn on the cluster", busy, deadline_s=deadline_s)
-        yield lock
-
-
-def _taken(lock: IO[str], how: int) -> bool:
-    try:
-        fcntl.flock(lock, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 @pytest.fixture(scope="module")
 def crds() -> Iterator[None]:
     """The CRDs, for operators without a chart. The last user removes them if tests created them."""
     kubectl = binary("kubectl")
-    with _turn(fcntl.LOCK_SH, TURN_S) as turn:
+    with turn(fcntl.LOCK_SH) as lock:
         with exclusively(cache_dir() / "cluster-tests-crds.lock", "making the CRDs"):
             if not run(kubectl, "get", "crd", *CRDS, "--ignore-not-found", "-o", "name"):
                 run(kubectl, "apply", "--server-side", "-f", str(CHECKOUT / "crds"))
                 run(kubectl, "label", "crd", *CRDS, f"{OURS}=")
             wait_for("the CRDs to be established", lambda: _not_established(kubectl), deadline_s=90)
         yield
-        if _taken(turn, fcntl.LOCK_EX):
+        if taken(lock, fcntl.LOCK_EX):
             run(kubectl, "delete", "crd", "-l", OURS, "--timeout=120s", timeout_s=130)
 
 
@@ -112,21 +79,8 @@ def stack(pytestconfig: pytest.Config) -> Iterator[Stack]:
     status = bringup.status(state)
     if status is None or Path(os.environ["KUBECONFIG"]) != state.kubeconfig:
         pytest.skip("not the local cluster: pods could not be reached from here, nor the audit log be read")
-    one = Stack(status)
-    # Its operator serves all namespaces, and would write on other tests' objects.
-    with _turn(fcntl.LOCK_EX, TURN_S):
-        make_room(one, functools.partial(_say, pytestconfig))
-        clock = Clock("images")
-        for name in PRODUCT_IMAGES:
-            build(name, clock)
-            load(name, state, clock)
-        try:
-            one.kubectl("delete", "crd", *CRDS, "--ignore-not-found", "--timeout=120s", timeout_s=130)
-            one.apply(namespace(SYSTEM), namespace(POOLS))
-            one.install()
-            yield one
-        finally:
-            remove(one)
+    with installed(state, status, functools.partial(_say, pytestconfig)) as one:
+        yield one
 
 
 def _say(config: pytest.Config, text: str) -> None:
@@ -140,11 +94,9 @@ def _say(config: pytest.Config, text: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def expected() -> dict[tuple[int, ...], tuple[int, ...]]:
+def expected() -> Answers:
     """Answers of one engine that does both phases, for the prompts of the traffic."""
-    with Children() as children:
-        url = children.engine("unified", model_path="tiny").url
-        return {prompt: generate(url, prompt) for prompt in PROMPTS}
+    return right_answers()
 
 
 @pytest.fixture

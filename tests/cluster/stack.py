@@ -126,7 +126,7 @@ class Stack:
     def get(self, kind: str, *arguments: str, within: str = POOLS) -> Any:
         return json.loads(self.kubectl("get", kind, *arguments, "-n", within, "-o", "json"))
 
-    def look(self, kind: str, name: str = "", *, labels: str = "", within: str = POOLS) -> Any:
+    def look(self, kind: str, name: str = "", *, labels: str = "", within: str = POOLS, timeout_s: float = 60.0) -> Any:
         """Return the same as `get`, for a kind in `PATHS`, directly from the API server. Each kubectl costs a process.
 
         Raises:
@@ -135,7 +135,7 @@ class Stack:
         group, plural = PATHS[kind]
         query = urllib.parse.urlencode({"labelSelector": labels} if labels else {})
         path = f"{group}/namespaces/{within}/{plural}{name and '/' + name}?{query}"
-        answer = self._api.call_api("GET", f"{self._api.configuration.host}/{path}", _request_timeout=60)
+        answer = self._api.call_api("GET", f"{self._api.configuration.host}/{path}", _request_timeout=timeout_s)
         body = json.loads(answer.read())
         if answer.status != 200:
             raise CommandError(f"GET {path}: {answer.status} {body.get('message')}")

@@ -35,16 +35,25 @@ class Outcome:
 
 
 class Traffic:
-    """Sends requests while the block runs. `expected` maps prompt to tokens. A client gives up after `patience_s`."""
+    """Sends requests while the block runs, at most `longest_s`.
+
+    `expected` maps prompt to tokens. A client gives up after `patience_s`.
+    """
 
     def __init__(
-        self, url: str, expected: dict[tuple[int, ...], tuple[int, ...]], *, patience_s: float = ANSWER_S
+        self,
+        url: str,
+        expected: dict[tuple[int, ...], tuple[int, ...]],
+        *,
+        patience_s: float = ANSWER_S,
+        longest_s: float = LONGEST_S,
     ) -> None:
         self._url = url
         self._expected = expected
         self._patience_s = patience_s
         self._stop = threading.Event()
-        self._until = time.monotonic() + LONGEST_S
+        self._longest_s = longest_s
+        self._until = time.monotonic() + longest_s
         self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(WORKERS)]
         self.outcomes: list[Outcome] = []
 
@@ -84,9 +93,9 @@ class Traffic:
     def _end(self) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(ANSWER_S + 10)
+            thread.join(max(ANSWER_S, self._patience_s) + 10)
         assert not any(thread.is_alive() for thread in self._threads), "a request neither ended nor timed out"
-        assert time.monotonic() < self._until, f"the traffic reached its time limit after {LONGEST_S:.0f} s"
+        assert time.monotonic() < self._until, f"the traffic reached its time limit after {self._longest_s:.0f} s"
 
     def _run(self, number: int) -> None:
         prompts = list(self._expected)

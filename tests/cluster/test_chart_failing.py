@@ -19,6 +19,7 @@ from tests.cluster.stack import (
     pool,
     service,
 )
+from tests.cluster.stack_fault import CONFIG, FLAG, TEMPLATE
 from tests.cluster.stack_traffic import Traffic
 
 pytestmark = [
@@ -27,44 +28,6 @@ pytestmark = [
     pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
 ]
 
-FLAG = "/tmp/failing"
-FAULT = f'''
-import os
-from aiohttp import web
-
-@web.middleware
-async def fault(request, handler):
-    if request.method == "POST" and os.path.exists("{FLAG}"):
-        return web.Response(status=500, text="broken by the test")
-    return await handler(request)
-
-whole = web.Application.__init__
-
-def init(self, *args, middlewares=(), **kwargs):
-    whole(self, *args, middlewares=[*middlewares, fault], **kwargs)
-
-web.Application.__init__ = init
-'''
-"""Python runs `sitecustomize` at its start, so the engine itself stays as it is."""
-
-CONFIG: Object = {
-    "apiVersion": "v1",
-    "kind": "ConfigMap",
-    "metadata": {"name": "fault"},
-    "data": {"sitecustomize.py": FAULT},
-}
-TEMPLATE: Object = {
-    "spec": {
-        "containers": [
-            {
-                "name": "engine",
-                "env": [{"name": "PYTHONPATH", "value": "/fault:/app"}],
-                "volumeMounts": [{"name": "fault", "mountPath": "/fault", "readOnly": True}],
-            }
-        ],
-        "volumes": [{"name": "fault", "configMap": {"name": "fault"}}],
-    }
-}
 LEAVES_WITHIN_S = {"decode": 100.0, "prefill": 60.0}
 """A try that fails at decode lasts 15 s, while prefill waits for the other half; one at prefill lasts 3 s. The verdict
 needs three of them."""

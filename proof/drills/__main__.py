@@ -1,0 +1,145 @@
+"""Drills on the local cluster: faults and changes under steady traffic, the words that pdpool gives, what is lost.
+
+All of them three times take about three hours. An interrupted session is continued by the next one, unless the code has
+changed. Exit code 1: a run was not right, or not all were played.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+import click
+
+from dev.cluster import bringup
+from dev.cluster.layout import state_at
+from dev.images.build import IMAGES
+from dev.paths import cache_dir
+from dev.prometheus import deploy
+from dev.shell import Clock, CommandError, run
+from dev.tools.build import BuildError, binary
+from proof.drills.catalogue import DRILLS
+from proof.drills.play import play
+from proof.drills.report import lines, write
+from proof.drills.results import Results, sources_digest
+from proof.drills.scenario import Scenario
+from proof.drills.stage import Stage, thaw
+from proof.drills.verdict import faults, summary
+from proof.drills.words import Expected
+from tests.cluster.stack_setup import installed, right_answers
+
+TIMES: Final = 3
+AROUND_S: Final = 60.0
+"""Duration of what surrounds each deed, in seconds: the first state, the traffic's start, empty queues."""
+WINDOWS: Final = {
+    "noProgress": "12s",
+    "bootstrapQueueStuck": "15s",
+    "instanceStuck": "10s",
+    "instanceFailing": "10s",
+    "cannotServe": "10s",
+    "operatorDown": "1m",
+}
+"""Shorter than the chart's, so that a drill takes minutes. Prometheus scrapes every 3 s here."""
+VALUES: Final = {"rules": {"configMap": {"namespace": deploy.NAMESPACE}, "windows": WINDOWS}}
+
+
+def pending(drills: Sequence[Scenario], results: Results, times: int) -> list[tuple[Scenario, int]]:
+    """Return the runs that are still to be played: the first of every drill before the second of any."""
+    return [(one, number) for number in range(1, times + 1) for one in drills if results.count(one.name) < number]
+
+
+def play_all(drills: Sequence[Scenario], results: Results, times: int, end: float) -> None:
+    """Play what is pending until all is done or `end`, a time of the monotonic clock, would be passed."""
+    state = state_at(None)
+    clock = Clock("drills")
+    todo = pending(drills, results, times)
+    if todo:
+        thaw(state)
+    status = bringup.status(state)
+    if todo and (status is None or not status["ready"]):
+        raise RuntimeError(f"the local cluster is not ready: {status and status['reason']}; run `make cluster`")
+    if not todo or status is None:
+        return
+    os.environ["KUBECONFIG"] = str(state.kubeconfig)
+    with installed(state, status, clock.say, deploy.NAMESPACE, more_images=("prometheus",), **VALUES) as stack:
+        stage = Stage(stack, state)
+        try:
+            deploy.deploy(stack.kubectl, IMAGES["prometheus"].tag, IMAGES["operator"].tag)
+            expected = right_answers()
+            while todo:
+                scenario, number = todo.pop(0)
+                if time.monotonic() + scenario.lasts_s + AROUND_S > end:
+                    clock.say(f"no time for {scenario.name} #{number} within --minutes")
+                    return
+                rest = sum(one.lasts_s + AROUND_S for one, _ in todo) + scenario.lasts_s + AROUND_S
+                clock.say(f"{scenario.name} #{number} of {times}: {scenario.about}")
+                done = play(scenario, number, stage, expected, clock, f"about {rest / 60:.0f} min left in all")
+                results.add(done)
+                for line in lines(scenario, done):
+                    clock.say(line)
+        finally:
+            thaw(state)
+            kinds = "clusterrole,clusterrolebinding"
+            run(binary("kubectl"), "delete", kinds, "pdpool-dev-prometheus", "--ignore-not-found")
+
+
+def _terminated(*_: object) -> NoReturn:
+    raise SystemExit(143)
+
+
+@click.command(help=__doc__)
+@click.option("--times", default=TIMES, show_default=True, type=click.IntRange(1), help="Runs of each drill.")
+@click.option(
+    "--only",
+    type=click.Choice([one.name for one in DRILLS]),
+    multiple=True,
+    metavar="NAME",
+    help="Only this drill; can be repeated.  [default: all]",
+)
+@click.option("--minutes", type=click.FloatRange(1), help="Start no drill that would end later.  [default: no limit]")
+@click.option("--fresh", is_flag=True, help="Start from the beginning where an earlier session was interrupted.")
+@click.option("--results", type=click.Path(path_type=Path, dir_okay=False), help="JSON lines.  [default: the cache]")
+@click.option("--docs", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Write the table here.")
+@click.option("--list", "listing", is_flag=True, help="Show all drills and exit.")
+def main(
+    times: int,
+    only: tuple[str, ...],
+    minutes: float | None,
+    fresh: bool,
+    results: Path | None,
+    docs: Path | None,
+    listing: bool,
+) -> None:
+    """Play drills, print the last line."""
+    if listing:
+        for one in DRILLS:
+            click.echo(f"{one.name:20} {one.about} (about {one.lasts_s:.0f} s)")
+        return
+    signal.signal(signal.SIGTERM, _terminated)
+    drills = [one for one in DRILLS if not only or one.name in only]
+    kept = Results(results or cache_dir() / "drills" / "results.jsonl", sources_digest(), fresh=fresh)
+    if kept.runs:
+        click.echo(f"drills: continuing an interrupted session with {len(kept.runs)} runs")
+    end = time.monotonic() + minutes * 60 if minutes else float("inf")
+    try:
+        play_all(drills, kept, times, end)
+    except (BuildError, CommandError, OSError, RuntimeError) as error:
+        click.echo(f"drills: {error}", err=True)
+    expected: dict[str, Expected] = {one.name: one.expected for one in drills}
+    fine, line = summary(expected, kept.runs, times)
+    for done in kept.runs:
+        for reason in faults(expected[done.drill], done) if done.drill in expected else ():
+            click.echo(f"{done.drill} #{done.number}: {reason}")
+    if docs:
+        write(docs, DRILLS, kept.runs, line)
+    if not pending(DRILLS, kept, times):
+        kept.finish()
+    click.echo(line)
+    sys.exit(not fine)
+
+
+if __name__ == "__main__":
+    main()

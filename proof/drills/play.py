@@ -1,0 +1,79 @@
+"""Plays one drill: sets the scene, runs the deed under traffic, and observes."""
+
+import contextlib
+import time
+from xmlrpc.client import Fault
+
+from dev.shell import Clock, CommandError
+from proof.drills.scenario import Scenario
+from proof.drills.stage import Stage
+from proof.drills.verdict import Run
+from proof.drills.witness import UNREACHABLE, Witness
+from tests.cluster.stack_setup import Answers
+from tests.cluster.stack_traffic import Traffic
+
+PATIENCE_S = 200.0
+"""Longest wait of a client, in seconds. A prefill that waits for a lost decode ends sooner."""
+LONGEST_S = 1500.0
+SHOWN_ERRORS = 5
+AFTERWARDS = 30
+"""Right answers that the traffic must get after the recovery."""
+FAILED = (*UNREACHABLE, AssertionError, LookupError, StopIteration, Fault)
+
+
+def play(scenario: Scenario, number: int, stage: Stage, expected: Answers, clock: Clock, left: str) -> Run:
+    """Play a drill once.
+
+    Args:
+        scenario: the drill.
+        number: number of the run, from 1.
+        stage: where it is played.
+        expected: right answers to the prompts of the traffic.
+        clock: shows progress.
+        left: the time left in all, as text.
+
+    Raises:
+        TimeoutError: the stack is not Ready before the drill.
+    """
+    stage.begin()
+    failed, recover_s = "", None
+    traffic = Traffic(stage.stack.router_url(), expected, patience_s=PATIENCE_S, longest_s=LONGEST_S)
+    witness = stage.witness = Witness(stage.stack)
+
+    def state() -> str:
+        said = f"last word: {witness.words[-1]}" if witness.words else "no word yet"
+        return f"{len(traffic.outcomes)} answers, {len(traffic.errors)} errors; {said}; {left}"
+
+    with clock.ticking(state), witness, traffic:
+        try:
+            with stage.undo:
+                scenario.deed(stage)
+        except FAILED as error:
+            failed = f"{type(error).__name__}: {error}"[:600]
+        ended = time.monotonic()
+        try:
+            stage.settle(scenario.recovers_within_s)
+            recover_s = round(time.monotonic() - ended, 1)
+            traffic.more(AFTERWARDS)
+        except FAILED as error:
+            failed = failed or f"recovery: {error}"[:600]
+    wrong = [error for error in traffic.errors if "instead of" in error]
+    lost = [error for error in traffic.errors if "instead of" not in error]
+    return Run(
+        drill=scenario.name,
+        number=number,
+        asked=len(traffic.outcomes),
+        lost=len(lost),
+        wrong_tokens=len(wrong),
+        words=witness.words,
+        stuck_after=_stuck_after(stage),
+        recover_s=recover_s,
+        errors=tuple((wrong + lost)[:SHOWN_ERRORS]),
+        failed=failed,
+    )
+
+
+def _stuck_after(stage: Stage) -> int:
+    with contextlib.suppress(CommandError, OSError):
+        return stage.stuck_after()
+    return 1  # Nothing is known of the engines.

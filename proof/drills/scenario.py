@@ -1,0 +1,28 @@
+"""What a drill is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from proof.drills.stage import Stage
+from proof.drills.words import Expected
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One drill.
+
+    Attributes:
+        name: as in `--only`.
+        about: one line.
+        deed: does it on the stage. It ends when the fault has ended.
+        expected: the words that pdpool must give, and what the drill may cost.
+        lasts_s: typical duration in seconds, for the time left.
+        recovers_within_s: longest time in seconds from the end of the deed until all is Ready again.
+    """
+
+    name: str
+    about: str
+    deed: Callable[[Stage], None]
+    expected: Expected
+    lasts_s: float = 90.0
+    recovers_within_s: float = 150.0

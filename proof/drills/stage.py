@@ -1,0 +1,208 @@
+"""The stage of a drill: the whole stack with traffic, and what deeds do to it. All is undone at the end of a drill."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from dev.cluster import supervise
+from dev.cluster.layout import State
+from dev.processes import send
+from dev.shell import wait_for
+from proof.drills.witness import UNREACHABLE, Witness
+from tests.cluster.stack import DRAIN_S, HTTP_PORT, POOL_KINDS, POOLS, SYSTEM, Object, Stack, condition, pool, service
+from tests.cluster.stack_fault import CONFIG, FLAG, TEMPLATE
+from tests.cluster.stack_traffic import Traffic
+
+STUCK_AFTER_S = 20
+SIDES = {"prefill": "ppool", "decode": "dpool"}
+ROUTERS = 2
+MARK = "example.com/mark"
+FIRST = "first"
+"""Mark of the templates at the beginning of a drill."""
+QUIET_S = 60.0
+"""Longest wait for empty queues after the traffic has ended, in seconds."""
+
+
+class Stage:
+    """Two prefill engines, two decode engines and two routers, and everything that a deed needs."""
+
+    def __init__(self, stack: Stack, state: State) -> None:
+        self.stack = stack
+        self.undo = contextlib.ExitStack()
+        """Undone at the end of a deed, also after an error."""
+        self.traffic: Traffic | None = None
+        self.witness: Witness | None = None
+        self._state = state
+
+    # ------------------------------------------------------------------ set the scene
+
+    def begin(self) -> None:
+        """Bring the stack to its first state: all Ready, all listed, all idle."""
+        for node in self.stack.nodes:
+            self.stack.kubectl("uncordon", node)
+        self.stack.apply(CONFIG)
+        pools = [self._pool(kind, 2) for kind in POOL_KINDS]
+        refs = service(router={"replicas": ROUTERS}, stuckAfterSeconds=STUCK_AFTER_S)
+        self.stack.apply(*pools, refs)
+        self.settle(240.0)
+
+    def _pool(self, kind: str, replicas: int) -> Object:
+        return pool(kind, replicas, drainTimeoutSeconds=DRAIN_S, template=template(FIRST))
+
+    def settle(self, deadline_s: float) -> None:
+        """Wait until all objects are Ready and the routers list exactly the engines that are Ready.
+
+        Raises:
+            TimeoutError: not in time.
+        """
+        end = time.monotonic() + deadline_s
+        for kind in (*SIDES.values(), "pdsvc"):
+            self.stack.until(kind, "Ready", deadline_s=max(1.0, end - time.monotonic()), status="True")
+        self.stack.until_listed(ROUTERS, deadline_s=max(1.0, end - time.monotonic()))
+
+    def stuck_after(self) -> int:
+        """Return how many engines still hold requests or memory, after a wait for those under way."""
+        with contextlib.suppress(TimeoutError):
+            wait_for("all queues to be empty and nothing held", self.stack.work_left, deadline_s=QUIET_S)
+        left = self.stack.work_left()
+        return len(left.split("; ")) if left else 0
+
+    # ------------------------------------------------------------------ tools of the deeds
+
+    def until_given(self, word: str, deadline_s: float) -> None:
+        """Wait until a word is given, or was given earlier in this drill.
+
+        Raises:
+            TimeoutError: it was not given.
+        """
+        witness = self.witness
+        assert witness is not None, "words are recorded only while a drill runs"
+        wait_for(
+            f"the word {word!r}",
+            lambda: None if word in witness.first else f"given were {', '.join(witness.words)}",
+            deadline_s=deadline_s,
+        )
+
+    def hold(self, seconds: float) -> None:
+        """Let a fault last. The duration is what the drill is about."""
+        time.sleep(seconds)
+
+    def update(self, side: str, mark: str, **container: object) -> None:
+        """Give a pool a new template: a mark, and other fields of the engine's container."""
+        self.stack.patch(SIDES[side], {"template": template(mark, **container)})
+
+    def scale(self, side: str, replicas: int) -> None:
+        """Set the replicas of a pool."""
+        self.stack.kubectl("scale", f"{SIDES[side]}/chat", "-n", POOLS, f"--replicas={replicas}")
+
+    def until_updated(self, side: str, mark: str, number: int, deadline_s: float) -> None:
+        """Wait until this number of engines of a side carries a mark and is Ready."""
+
+        def unmet() -> str | None:
+            pods = [p for p in self.stack.pods(side) if marked(p) == mark and is_ready(p)]
+            return None if len(pods) >= number else f"{len(pods)} carry {mark}"
+
+        wait_for(f"{number} {side} engines with the template {mark}", unmet, deadline_s=deadline_s)
+
+    def fail_posts(self, pod: str, *, failing: bool) -> None:
+        """Make an engine fail every POST, or end that."""
+        change = ("touch", FLAG) if failing else ("rm", "-f", FLAG)
+        self.stack.kubectl("exec", pod, "-n", POOLS, "-c", "engine", "--", *change)
+
+    def process_of(self, name: str) -> int:
+        """Return the PID on this machine of the first process of a pod's container."""
+        pod = self.stack.look("pod", name)
+        (status,) = pod["status"]["containerStatuses"]
+        container = status["containerID"].removeprefix("containerd://")
+        tasks = [line.split() for line in self.stack.ctr(pod["spec"]["nodeName"], "tasks", "ls").splitlines()]
+        return next(int(pid) for task, pid, _ in tasks[1:] if task == container)
+
+    def freeze(self, name: str) -> Callable[[], None]:
+        """Freeze the engine of a pod. Return what thaws it; that also happens at the end of the drill."""
+        handle = os.pidfd_open(pid := self.process_of(name))
+        send(pid, signal.SIGSTOP)
+        return self._thaw_later(handle)
+
+    def freeze_program(self, name: str) -> Callable[[], None]:
+        """Freeze a program of the cluster, such as `kube-apiserver` or `kubelet-1`. Return what thaws it."""
+        handle = os.pidfd_open(pid := supervise.process_ids(self._state)[name])
+        send(pid, signal.SIGSTOP)
+        return self._thaw_later(handle)
+
+    def _thaw_later(self, handle: int) -> Callable[[], None]:
+        def thaw() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGCONT)
+
+        self.undo.callback(os.close, handle)
+        self.undo.callback(thaw)
+        return thaw
+
+    def stop_kubelet(self, node: str) -> Callable[[], None]:
+        """Stop a node's kubelet. Return what starts it."""
+        name = f"kubelet-{node.removeprefix('node-')}"
+
+        def start() -> None:
+            supervise.start_program(self._state, name)
+
+        self.undo.callback(start)
+        supervise.stop_program(self._state, name)
+        return start
+
+    def cordon(self) -> None:
+        """Let no node take new pods until the end of the deed."""
+        for node in self.stack.nodes:
+            self.undo.callback(self.stack.kubectl, "uncordon", node)
+            self.stack.kubectl("cordon", node)
+
+    def other_node(self) -> str:
+        """Return a node without the operator."""
+        name: str
+        (operator,) = self.stack.look("pod", labels="app.kubernetes.io/component=operator", within=SYSTEM)["items"]
+        name = next(node for node in self.stack.nodes if node != operator["spec"]["nodeName"])
+        return name
+
+    def until_gone(self, what: str, gone: Callable[[], bool], deadline_s: float) -> None:
+        """Wait until something is no longer there. An API server that does not answer counts as not yet."""
+
+        def unmet() -> str | None:
+            try:
+                return None if gone() else "it is still there"
+            except UNREACHABLE as error:
+                return str(error)
+
+        wait_for(what, unmet, deadline_s=deadline_s)
+
+
+def thaw(state: State) -> None:
+    """Continue and start every program of the cluster that a killed session left frozen or stopped."""
+    for name, pid in supervise.process_ids(state).items():
+        if pid:
+            os.kill(pid, signal.SIGCONT)
+        else:
+            supervise.start_program(state, name)
+
+
+def template(mark: str, **container: object) -> Object:
+    """Return a pod template whose engine can fail on demand, with a mark and other fields of the engine's container."""
+    spec = TEMPLATE["spec"]
+    engine = spec["containers"][0] | container
+    return {"metadata": {"annotations": {MARK: mark}}, "spec": spec | {"containers": [engine]}}
+
+
+def is_ready(pod: Object) -> bool:
+    """Return whether Kubernetes counts a pod as Ready."""
+    return bool(condition(pod, "Ready").get("status") == "True")
+
+
+def marked(pod: Object) -> str:
+    """Return the mark of the template that a pod has, empty without one."""
+    mark: str = pod["metadata"].get("annotations", {}).get(MARK, "")
+    return mark
+
+
+def url_of(pod: Object) -> str:
+    """Return the URL under which routers list an engine."""
+    return f"http://{pod['status'].get('podIP')}:{HTTP_PORT}"
