@@ -128,9 +128,7 @@ class Judge:
         """Request a reconcile of every pool whose status is out of date, and of its services."""
         for key in self.words_due(self._pools):
             self._ask(key)
-        self._look_at_outcomes()
-        for key in list(self._pools):
-            diagnoses = self.judge(key)
+        for key, diagnoses in self.look().items():
             shown = self._shown.get(key)
             if shown is None:
                 continue  # its first reconcile has not ended yet
@@ -140,6 +138,11 @@ class Judge:
             if (changed or stale) and self._ask(key):
                 for service in self._bindings.services(key):
                     self._enqueue(service)
+
+    def look(self) -> Mapping[Key, tuple[Diagnosis, ...]]:
+        """Decide which instances are failing, and return the judgement on every pool."""
+        self._look_at_outcomes()
+        return {key: self.judge(key) for key in self._pools}
 
     def _look_at_outcomes(self) -> None:
         """Decide for every pool which of its instances are failing. Both sides are judged by the same standings."""
