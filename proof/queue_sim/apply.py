@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from pdpool_operator.api.names import Role
+
 from proof.queue_sim.faults import Incident, Kind
 from proof.queue_sim.world import BOOTSTRAP, PREALLOC, TRANSFER, Engine
 

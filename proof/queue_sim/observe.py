@@ -15,6 +15,7 @@ from pdpool_operator.observe.model import (
     RankSample,
     Tally,
 )
+
 from proof.queue_sim.world import Engine
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

@@ -16,6 +16,7 @@ from pdpool_operator.observe.router_outcomes import INTERVAL_S as ROUTER_EVERY_S
 from pdpool_operator.observe.router_outcomes import RouterSample
 from pdpool_operator.observe.sampler import INTERVAL_S, JITTER, Target
 from pdpool_operator.plan.rotation import receiving
+
 from proof.queue_sim import observe
 from proof.queue_sim.apply import APPLY
 from proof.queue_sim.faults import HOUR_S, Incident
@@ -26,6 +27,9 @@ from proof.queue_sim.world import Engine, World
 ROLES = (Role.PREFILL, Role.DECODE)
 SERVICE = Key(DisaggregatedService.kind, "llm", "chat")
 KEYS = {role: Key(POOL_KIND_OF_ROLE[role], "llm", "chat") for role in ROLES}
+
+CALM = 3
+"""While there is no incident and all verdicts are well, the judge looks at every third second, as the sampler does."""
 
 
 @dataclass
@@ -68,7 +72,8 @@ class Run:
         for tick in range(1, ticks + 1):
             self.world.run_until(tick * JUDGE_EVERY_S)
             self._reconcile_pods()
-            self._judge()
+            if tick % CALM == 0 or not self._truths.calm or not all(d.verdict.well for d in self.diagnoses):
+                self._judge()
         self.scorer.score.hours = hours
         self.scorer.score.faults = self._truths.due_faults
         return self.scorer.score

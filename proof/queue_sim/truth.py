@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pdpool_operator.api.names import Role
 from pdpool_operator.diagnose.model import Diagnosis
+
 from proof.queue_sim.faults import Incident, Kind
 from proof.queue_sim.score import ACCUSES, Truth
 from proof.queue_sim.world import BOOTSTRAP, TRANSFER, Engine, World
@@ -44,6 +45,11 @@ class Truths:
         """Until when an instance without a fault may be named, by name."""
         self.due_faults = 0
 
+    @property
+    def calm(self) -> bool:
+        """Whether no incident is under way or has just ended."""
+        return not self._active
+
     def operator_started(self, now: float) -> None:
         """The operator knows nothing of what happened before."""
         self._operator_s = now
@@ -73,9 +79,11 @@ class Truths:
         for active in self._active:
             if self._may_be_named(active, now):
                 guilty |= self._names(active)
-            if not active.found and self._is_due(active, now):
-                self.due_faults += not active.was_due
-                active.was_due = True
+            if (active.found and active.was_due) or not self._is_due(active, now):
+                continue
+            self.due_faults += not active.was_due
+            active.was_due = True
+            if not active.found:
                 due[self._engine(active).name] = str(active.incident)
         return Truth(frozenset(guilty), due, frozenset(name for name, until in self._late.items() if now < until))
 
