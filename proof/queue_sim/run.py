@@ -75,7 +75,7 @@ class Run:
             if tick % CALM == 0 or not self._truths.calm or not all(d.verdict.well for d in self.diagnoses):
                 self._judge()
         self.scorer.score.hours = hours
-        self.scorer.score.faults = self._truths.due_faults
+        self.scorer.score.faults = self._truths.found_faults
         return self.scorer.score
 
     def _now(self) -> datetime:
@@ -97,7 +97,7 @@ class Run:
     def _judge(self) -> None:
         judge, now = self._judge_of_all, self.world.now
         found = judge.look()
-        self.diagnoses = tuple(diagnosis for key in KEYS.values() for diagnosis in found[key])
+        self.diagnoses = self.said(tuple(diagnosis for key in KEYS.values() for diagnosis in found[key]))
         for role, key in KEYS.items():
             self.world.listed[role] = receiving(judge.marked(key, self._observed[role]))
         truth = self._truths.at(now)
@@ -105,6 +105,11 @@ class Run:
         self.scorer.see(now, self.diagnoses, truth, f"seed {self.seed}, hour {now / HOUR_S:.3f}")
         if self._picture is not None and now % self._picture.every_s < JUDGE_EVERY_S:
             self._draw(self._picture)
+
+    @staticmethod
+    def said(diagnoses: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
+        """Return the verdicts to score. A mutant returns others."""
+        return diagnoses
 
     def _draw(self, picture: Picture) -> None:
         lengths = {f"{e.name} {name}": len(q.entered) for e in self.world.all() for name, q in e.queues.items()}

@@ -36,9 +36,7 @@ class Score:
     wrong_side: int = 0
     flaps: int = 0
     faults: int = 0
-    """Faults that were to be found."""
-    delays: list[float] = field(default_factory=list)
-    """Seconds by which a fault was found after it was due; below 0 if before."""
+    """Faults that were found."""
     said: Counter[str] = field(default_factory=Counter)
     """Errors by kind, for people."""
     examples: list[str] = field(default_factory=list)
@@ -66,7 +64,6 @@ def total(scores: Iterable[Score]) -> Score:
         result.wrong_side += one.wrong_side
         result.flaps += one.flaps
         result.faults += one.faults
-        result.delays += one.delays
         result.said += one.said
         result.examples += one.examples
     return result

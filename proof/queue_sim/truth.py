@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pdpool_operator.api.names import Role
 from pdpool_operator.diagnose.model import Diagnosis
 
-from proof.queue_sim.faults import Incident, Kind
+from proof.queue_sim.faults import FAULTS, Incident, Kind
+from proof.queue_sim.observe import STUCK_AFTER_S
 from proof.queue_sim.score import ACCUSES, Truth
 from proof.queue_sim.world import BOOTSTRAP, TRANSFER, Engine, World
 
@@ -43,7 +44,7 @@ class Truths:
         self._operator_s = 0.0
         self._late: dict[str, float] = {}
         """Until when an instance without a fault may be named, by name."""
-        self.due_faults = 0
+        self.found_faults = 0
 
     @property
     def calm(self) -> bool:
@@ -69,7 +70,9 @@ class Truths:
         """Remember which faults have been named."""
         accused = {d.subject.name for d in diagnoses if d.verdict in ACCUSES}
         for active in self._active:
-            active.found |= bool(accused & self._names(active))
+            if not active.found and active.incident.kind in FAULTS and accused & self._names(active):
+                active.found = True
+                self.found_faults += 1
 
     def at(self, now: float) -> Truth:
         """Return what is true now."""
@@ -81,7 +84,6 @@ class Truths:
                 guilty |= self._names(active)
             if (active.found and active.was_due) or not self._is_due(active, now):
                 continue
-            self.due_faults += not active.was_due
             active.was_due = True
             if not active.found:
                 due[self._engine(active).name] = str(active.incident)
@@ -101,7 +103,7 @@ class Truths:
         kind = active.incident.kind
         if kind is Kind.GAUGE_FROZEN:
             # Without traffic, the numbers are all that there is to see.
-            return not any(ok and now - at < LIMIT_S for at, ok in self._engine(active).recent)
+            return now - self._engine(active).done_s >= STUCK_AFTER_S
         return kind in {Kind.FROZEN, Kind.RANK_FROZEN, Kind.FAILS_ALL, Kind.PEER_FAILING, Kind.LEAKED, Kind.RESTART}
 
     def _is_due(self, active: _Active, now: float) -> bool:

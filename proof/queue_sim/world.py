@@ -9,6 +9,7 @@ It needs memory at decode first. Prefill then computes it in chunks, one request
 instance whose loop is frozen happens when the loop runs again.
 """
 
+import functools
 import heapq
 import itertools
 import math
@@ -103,6 +104,8 @@ class Engine:
     compiled: bool = True
     done: int = 0
     failed: int = 0
+    done_s: float = 0.0
+    """When a hand-off last finished."""
     routed: list[int] = field(default_factory=lambda: [0, 0])
     """Requests that succeeded and failed, as the router counts them."""
     recent: deque[tuple[float, bool]] = field(default_factory=deque)
@@ -268,7 +271,8 @@ class World:
             prefill.computing, prefill.chunk_began_s = request, self.now
             seconds = chunk / PREFILL_TOKENS_PER_S * prefill.slowness + (0.0 if prefill.compiled else COMPILE_S)
             prefill.compiled, process = True, prefill.process
-            self.after(seconds, lambda: self._at(prefill, lambda: self._computed(request, chunk, process)))
+            computed = functools.partial(self._computed, request, chunk, process)
+            self.after(seconds, functools.partial(self._at, prefill, computed))
 
     def _computed(self, request: Request, chunk: int, process: int) -> None:
         prefill = request.prefill
@@ -295,7 +299,7 @@ class World:
             decode.leaked = request
         else:
             decode.queues[TRANSFER].leave(request, self.now, moved=True)
-            decode.done += 1
+            decode.done, decode.done_s = decode.done + 1, self.now
             decode.running.add(request)
             self.after(request.output * TOKEN_S * decode.slowness, lambda: self._at(decode, lambda: self._end(request)))
         self._at(prefill, lambda: self._sent(request))
@@ -303,7 +307,7 @@ class World:
     def _sent(self, request: Request) -> None:
         if request in request.prefill.queues[INFLIGHT].entered:
             request.prefill.queues[INFLIGHT].leave(request, self.now, moved=True)
-            request.prefill.done += 1
+            request.prefill.done, request.prefill.done_s = request.prefill.done + 1, self.now
 
     def _end(self, request: Request) -> None:
         if request.over:

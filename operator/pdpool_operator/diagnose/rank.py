@@ -124,10 +124,9 @@ class Surroundings:
 
     @cached_property
     def computing(self) -> bool:
-        """Whether a prefill engine of the other side computes a prompt."""
+        """Whether a prefill engine of the other side computes a prompt, or did until a few samples ago."""
         tracks = (track for s in self.candidates if s.role is Role.PREFILL for track in s.tracks)
-        engines = (track.latest.engine for track in tracks if is_current(track, self.now))
-        return any(engine is not None and engine.running > 0 for engine in engines)
+        return any(_ran_lately(track, self.now) for track in tracks)
 
     @cached_property
     def busy(self) -> tuple[str, ...]:
@@ -278,12 +277,16 @@ def _judge_by_computing(
     if wait.still >= LONGEST_PROMPT * around.stuck_after:
         return None
     if wait.name.startswith(Role.PREFILL):
-        engine = _load(track, shared)
-        computes = engine is not None and engine.running > 0
+        computes = (shared is not None and shared.running > 0) or _ran_lately(track, around.now)
         return Finding(Verdict.SATURATED, f"{wait}; the engine computes prompts") if computes else None
     if around.computing and (wait.name == "decode_transfer" or _waits_for_landing(wait, track, shared)):
         return Finding(Verdict.SATURATED, f"{wait}; prefill engines compute prompts")
     return None
+
+
+def _ran_lately(track: RankTrack, now: datetime) -> bool:
+    """Whether the engine ran requests at a sample so recent that the other side's newest sample may be older."""
+    return track.ran_at is not None and now - track.ran_at <= STALE
 
 
 def _load(track: RankTrack, shared: EngineSample | None) -> EngineSample | None:

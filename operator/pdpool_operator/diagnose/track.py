@@ -47,6 +47,8 @@ class RankTrack:
     """Time of the sample at which the engine's loop last resumed after a gap."""
     gap_s: float = 0.0
     """Length of that gap, as last seen."""
+    ran_at: datetime | None = None
+    """Time of the last sample at which the engine ran requests."""
     ended: OutcomeTrack | None = None
     """Hand-offs that ended at this incarnation. `None` if its connector does not report them."""
 
@@ -70,6 +72,7 @@ def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
         ended=_ended(track.ended if same else None, sample.connector, sample.at),
         resumed_at=sample.at if resumed else track.resumed_at,
         gap_s=track.beat_age_s if resumed else track.gap_s,
+        ran_at=sample.at if sample.engine is not None and sample.engine.running else track.ran_at if same else None,
     )
 
 
