@@ -219,7 +219,10 @@ class Cluster:
         for pod in pods:
             self._lives.note(pod)
         by_owner = {parse.controller_uid(pod): pod for pod in sorted(pods, key=_age)}
-        instances = [self._instance(index, sts, by_owner, labels) for index, sts in stateful_sets]
+        instances = [
+            parse.observed_instance(index, sts, by_owner.get(sts["metadata"]["uid"]), labels, self._now())
+            for index, sts in stateful_sets
+        ]
         instances = await self._with_events(pool, instances, {sts["metadata"]["uid"]: sts for _, sts in stateful_sets})
         keys = parse.applied_keys(objects[0]) if objects[0] is not None else None
         if any(self._lacks_volume(instance.pod) for instance in instances):
@@ -284,38 +287,6 @@ class Cluster:
             for index, sts in indexed
             if index in owned or index in needed or names.has_labels(sts, selector)
         ]
-
-    def _instance(
-        self, index: int, sts: Object, by_owner: dict[str, Object], labels: Mapping[str, str]
-    ) -> ObservedInstance:
-        meta = sts["metadata"]
-        body = by_owner.get(meta["uid"])
-        pod = parse.observed_pod(body) if body else None
-        return ObservedInstance(
-            index=index,
-            name=meta["name"],
-            uid=meta["uid"],
-            controller_uid=parse.controller_uid(sts),
-            deleting="deletionTimestamp" in meta,
-            spec_hash=parse.annotation(sts, names.ANNOTATION_SPEC_HASH),
-            build_hash=parse.annotation(sts, names.ANNOTATION_BUILD_HASH),
-            replicas=int((sts.get("spec") or {}).get("replicas", 1)),
-            drain_started=self._drain_started(sts),
-            drain_reason=parse.annotation(sts, names.ANNOTATION_DRAIN_REASON),
-            pod=pod,
-            controller=parse.controller(sts),
-            owners=parse.field_owners(sts),
-            labels=parse.labels_of(sts),
-            labelled=names.has_labels(sts, labels),
-        )
-
-    def _drain_started(self, sts: Object) -> datetime | None:
-        """Return None also for a time in the future, written by a clock ahead of ours.
-
-        With such a time the drain would be given up too late, or never.
-        """
-        started = parse.moment(parse.annotation(sts, names.ANNOTATION_DRAIN_STARTED))
-        return None if started is not None and started > self._now() else started
 
     async def _watch(self, pool: Pool, instances: Iterable[ObservedInstance]) -> None:
         meta, kind = pool.metadata, engine_of(pool.spec.engine.type)

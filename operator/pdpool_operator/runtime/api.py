@@ -186,6 +186,7 @@ class Api:
         on_call: called for every call with verb, plural, HTTP status (0 if there was none) and seconds.
         on_stored: called with each object that a write has stored.
         on_deleted: called with resource, namespace, name and UID of each object that a call has deleted.
+        user_agent: name of this program in the API server's audit log.
     """
 
     def __init__(
@@ -197,7 +198,9 @@ class Api:
         on_call: Callable[[str, str, int, float], None] = lambda *_: None,
         on_stored: Callable[[Resource, Object], None] = lambda *_: None,
         on_deleted: Callable[[Resource, str, str, str], None] = lambda *_: None,
+        user_agent: str = "pdpool-operator",
     ) -> None:
+        self._user_agent = user_agent
         self._on_stored, self._on_deleted = on_stored, on_deleted
         self._client: Any = client  # its methods have no annotations
         self._timeout_s = timeout_s
@@ -305,6 +308,10 @@ class Api:
             return await self._call("get", resource, path)
         except NotFoundError:
             return None
+
+    async def text(self, resource: Resource, path: str) -> str:
+        """Return the text at a path, such as that of a pod behind the API server's proxy."""
+        return (await self._send("get", resource, path, accept="*/*")).decode(errors="replace")
 
     async def openapi(self, group: str, version: str) -> Object:
         """Return the OpenAPI v3 document of a group and version."""
@@ -420,8 +427,8 @@ class Api:
             log.debug("not adopted: %s", gone)
 
     async def create(self, resource: Resource, body: Mapping[str, Any]) -> Object:
-        """Create an object that must not exist yet."""
-        path = resource.path(body["metadata"]["namespace"])
+        """Create an object that must not exist yet. One without a namespace belongs to the whole cluster."""
+        path = resource.path(body["metadata"].get("namespace"))
         return await self._write("create", resource, path, body, {"fieldManager": FIELD_MANAGER})
 
     async def replace(self, resource: Resource, body: Mapping[str, Any]) -> Object:
@@ -512,7 +519,7 @@ class Api:
         headers = {
             "Accept": accept,
             "Content-Type": content if method == "PATCH" else "application/json",
-            "User-Agent": "pdpool-operator",
+            "User-Agent": self._user_agent,
         }
         await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         url = self._client.configuration.host + path + (f"?{urlencode(query)}" if query else "")
@@ -566,12 +573,18 @@ def _owner_in_words(obj: Mapping[str, Any]) -> str:
     return "an unknown owner"
 
 
-async def connect() -> ApiClient:
-    """Return a client: by the service account in a pod, by KUBECONFIG (or ~/.kube/config) elsewhere."""
+async def connect(config_file: str | None = None, context: str | None = None) -> ApiClient:
+    """Return a client: by the service account in a pod, by KUBECONFIG (or ~/.kube/config) elsewhere.
+
+    A file or context that is named is used everywhere.
+    """
     configuration = Configuration()
     configuration.connection_pool_maxsize = 0  # no limit: each watch keeps a connection
-    if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
+    chosen = config_file or context or os.environ.get("KUBECONFIG")
+    if os.environ.get("KUBERNETES_SERVICE_HOST") and not chosen:
         kubeconfig.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
     else:
-        await kubeconfig.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        await kubeconfig.load_kube_config(  # type: ignore[no-untyped-call]
+            config_file=config_file, context=context, client_configuration=configuration
+        )
     return ApiClient(configuration)

@@ -1,0 +1,295 @@
+"""The commands of `kubectl pdpool`. Exit codes are those of `EXIT_CODES`."""
+
+import asyncio
+import dataclasses
+import functools
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from pdpool_operator.diagnose.model import Verdict
+from pdpool_operator.runtime.api import Api, ApiError
+
+from .access import Access, AccessError
+from .doctor import FAILED as CHECK_FAILED
+from .doctor import doctor_json, doctor_lines, examine
+from .explain import explain_lines
+from .fleet import Fleet, MissingError, NotInstalledError, read_fleet
+from .queues import Reading, queue_lines, queues_json, read_queues
+from .record import record as take_looks
+from .record import unanswered
+from .recording import RecordingError, dump, load
+from .replay import as_test as test_of
+from .replay import replay as run_again
+from .replay import replay_lines
+from .status import status_lines
+
+EXIT_CODES = """\b
+Exit codes:
+  0  nothing needs attention
+  1  something needs attention
+  2  an argument is wrong
+  3  the API server cannot be reached, refuses, or has no such object"""
+ATTENTION, FAILED = 1, 3
+OPERATOR_NAMESPACE = "pdpool-system"
+
+Result = TypeVar("Result")
+Command = Callable[..., None]
+
+
+class CommandError(click.ClickException):
+    """The command could not do its work."""
+
+    exit_code = FAILED
+
+
+def _options(command: Command) -> Command:
+    """Add the options that every command has. They become the argument `access`."""
+
+    @functools.wraps(command)
+    def wrapped(
+        *,
+        kubeconfig: str | None,
+        context: str | None,
+        namespace: str | None,
+        all_namespaces: bool,
+        **others: Any,  # noqa: ANN401 - click's own
+    ) -> None:
+        if namespace and all_namespaces:
+            raise click.UsageError("-n and -A exclude each other")
+        command(access=Access(kubeconfig, context, namespace, all_namespaces), **others)
+
+    for option in (
+        click.option("--kubeconfig", metavar="FILE", help="Kubeconfig to use. Default: as kubectl."),
+        click.option("--context", metavar="NAME", help="Context of the kubeconfig."),
+        click.option("-A", "--all-namespaces", is_flag=True, help="Read all namespaces."),
+        click.option("-n", "--namespace", metavar="NAME", help="Namespace. Default: that of the context."),
+        click.option(
+            "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form of what is printed."
+        ),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _operator_namespace(command: Command) -> Command:
+    return click.option(
+        "--operator-namespace",
+        default=OPERATOR_NAMESPACE,
+        show_default=True,
+        metavar="NAME",
+        help="Namespace of the operator.",
+    )(command)
+
+
+def _run(access: Access, work: Callable[[Api], Awaitable[Result]]) -> Result:
+    """Run a command's work with an open client, and turn its errors into messages and exit codes."""
+
+    async def with_api() -> Result:
+        async with access.api() as api:
+            return await work(api)
+
+    coroutine: Coroutine[Any, Any, Result] = with_api()
+    try:
+        return asyncio.run(coroutine)
+    except (AccessError, ApiError, NotInstalledError, MissingError) as error:
+        raise CommandError(str(error)) from error
+
+
+def _run_plain(work: Callable[[], Result]) -> Result:
+    try:
+        return work()
+    except AccessError as error:
+        raise CommandError(str(error)) from error
+
+
+async def _fleet(api: Api, access: Access, name: str | None) -> Fleet:
+    fleet = await read_fleet(api, access.scope())
+    return fleet if name is None else fleet.named(name)
+
+
+def _print(lines: Any) -> None:  # noqa: ANN401 - lines or JSON
+    if isinstance(lines, dict):
+        click.echo(json.dumps(lines, indent=2))
+        return
+    text = "\n".join(lines).rstrip()
+    click.echo(text)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
+def cli() -> None:
+    """Look at prefill/decode serving on Kubernetes, with your own rights.
+
+    Every command takes --context, --kubeconfig, -n and -A, as kubectl does.
+    """
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.argument("name", required=False)
+@_options
+def status(*, access: Access, name: str | None, output: str) -> None:
+    """Show services and pools with conditions, instances and verdicts.
+
+    NAME is that of a service or pool. Default: all of the namespace.
+    """
+    fleet = _run(access, lambda api: _fleet(api, access, name))
+    _print(fleet.to_dict() if output == "json" else status_lines(fleet, _now()))
+    sys.exit(ATTENTION if fleet.needs_attention else 0)
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.argument("name", required=False)
+@_options
+def explain(*, access: Access, name: str | None, output: str) -> None:
+    """Say in sentences what needs attention, which side is at fault, and where to look next.
+
+    NAME is that of a service or pool. Default: all of the namespace.
+    """
+    fleet = _run(access, lambda api: _fleet(api, access, name))
+    lines = list(explain_lines(fleet, access, _now()))
+    if output == "json":
+        _print({"needsAttention": fleet.needs_attention, "lines": [line for line in lines if line]})
+    else:
+        _print(lines)
+    sys.exit(ATTENTION if fleet.needs_attention else 0)
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.argument("name", required=False)
+@click.option("-w", "--watch", is_flag=True, help="Print again and again until interrupted.")
+@click.option("--interval", "interval_s", type=click.FloatRange(0.5, 3600), default=3.0, show_default=True)
+@_operator_namespace
+@_options
+def queues(
+    *, access: Access, name: str | None, output: str, watch: bool, interval_s: float, operator_namespace: str
+) -> None:
+    """Show the live lengths of hand-off queues, by rank.
+
+    The lengths come from the operator's metrics, through the API server's proxy of pods. That needs the right to get
+    pods/proxy in the operator's namespace. Without it, the verdicts are shown, and the reason on stderr.
+    """
+    try:
+        fleet = _run(access, lambda api: _queues(api, access, name, output, watch, interval_s, operator_namespace))
+    except KeyboardInterrupt:
+        sys.exit(0)
+    sys.exit(ATTENTION if fleet.needs_attention else 0)
+
+
+async def _queues(
+    api: Api, access: Access, name: str | None, output: str, watch: bool, interval_s: float, operator_namespace: str
+) -> Fleet:
+    before: tuple[Reading, float] | None = None
+    while True:
+        fleet, reading, at = (
+            await _fleet(api, access, name),
+            await read_queues(api, operator_namespace),
+            time.monotonic(),
+        )
+        if reading.error:
+            click.echo(f"no live lengths: {reading.error}", err=True)
+        if output == "json":
+            _print(queues_json(fleet, reading))
+        else:
+            earlier, passed_s = (before[0], at - before[1]) if before else (None, 0.0)
+            if watch and sys.stdout.isatty():
+                click.clear()
+            _print(queue_lines(fleet, reading, earlier, passed_s))
+        if not watch:
+            return fleet
+        before = reading, at
+        await asyncio.sleep(interval_s)
+
+
+@cli.command(epilog=EXIT_CODES)
+@_operator_namespace
+@_options
+def doctor(*, access: Access, output: str, operator_namespace: str) -> None:
+    """Check each precondition by doing it, and print the command that mends it.
+
+    Checked are kinds, your rights, operator, Lease, metrics, alert rules, images, and RDMA devices. A check is unknown
+    if you may not see what it needs.
+    """
+    checks = _run(access, lambda api: examine(api, access, operator_namespace))
+    _print(doctor_json(checks) if output == "json" else doctor_lines(checks))
+    sys.exit(ATTENTION if any(check.outcome == CHECK_FAILED for check in checks) else 0)
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--seconds", type=click.FloatRange(0, 3600), default=60.0, show_default=True, help="How long to record.")
+@_options
+def record(*, access: Access, output: str, file: Path, seconds: float) -> None:
+    """Record what an operator observes in a namespace into FILE, for `replay`.
+
+    It reads pools, services, StatefulSets and pods, and asks engines through the API server's proxy, which needs the
+    right to get pods/proxy. The file holds no pod templates, environment, keys or prompts. Exit code 1: an engine did
+    not answer.
+    """
+    if access.all_namespaces:
+        raise click.UsageError("record takes one namespace: give -n in place of -A")
+    namespace = _run_plain(access.scope) or ""
+
+    def progress(text: str) -> None:
+        click.echo(text, err=True)
+
+    looks = _run(access, lambda api: take_looks(api, namespace, seconds, progress))
+    try:
+        file.write_text(dump(namespace, looks), "utf-8")
+    except OSError as error:
+        raise CommandError(str(error)) from error
+    silent = unanswered(looks)
+    facts = {"file": str(file), "looks": len(looks), "unanswered": list(silent)}
+    lines = [f"wrote {file}: {len(looks)} looks", *(f"! unanswered: {reason}" for reason in silent[:5])]
+    _print(facts if output == "json" else lines)
+    sys.exit(ATTENTION if silent else 0)
+
+
+ALARMS = (str(Verdict.STUCK), str(Verdict.FAILING), str(Verdict.BLOCKED))
+
+
+@cli.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--as-test", type=click.Path(dir_okay=False, path_type=Path), help="Write a pytest module, too.")
+@click.option(
+    "--alarm",
+    "alarms",
+    multiple=True,
+    type=click.Choice([str(verdict) for verdict in Verdict]),
+    default=ALARMS,
+    show_default=True,
+    help="Verdict that must not occur. Repeat it for several.",
+)
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form of what is printed.")
+def replay(*, file: Path, as_test: Path | None, alarms: tuple[str, ...], output: str) -> None:
+    """Run the operator's diagnosis over a recording, and print each change of a verdict.
+
+    It needs no cluster. With --as-test, a pytest module is written which fails while an alarm occurs. It expects FILE
+    in its own folder.
+
+    \b
+    Exit codes:
+      0  no alarm occurred
+      1  an alarm occurred
+      2  an argument is wrong
+      3  FILE is no recording
+    """
+    try:
+        changes = list(run_again(load(file)))
+        if as_test is not None:
+            as_test.write_text(test_of(file, alarms), "utf-8")
+    except (OSError, RecordingError) as error:
+        raise CommandError(str(error)) from error
+    if output == "json":
+        _print({"changes": [dataclasses.asdict(change) for change in changes]})
+    else:
+        _print(replay_lines(changes))
+    sys.exit(ATTENTION if any(change.verdict in alarms for change in changes) else 0)

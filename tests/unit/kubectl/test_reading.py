@@ -1,0 +1,168 @@
+"""`status`, `explain` and `queues` against a fake API server: texts, JSON, exit codes."""
+
+import json
+import re
+
+import pytest
+from aiohttp import web
+from pdpool_operator.runtime.api import PODS
+
+from tests.fake_api import Call, FakeApi
+
+from .conftest import Kubectl, put_stuck, put_well
+
+METRICS = """\
+# TYPE pdpool_leader gauge
+pdpool_leader 1.0
+# TYPE pdpool_queue_reqs gauge
+pdpool_queue_reqs{instance="0",namespace="llm",pool="chat",queue="bootstrap",rank="0",role="prefill"} 14.0
+# TYPE pdpool_queue_oldest_seconds gauge
+pdpool_queue_oldest_seconds{instance="0",namespace="llm",pool="chat",queue="bootstrap",rank="0",role="prefill"} 92.4
+# TYPE pdpool_queue_moved counter
+pdpool_queue_moved_total{instance="0",namespace="llm",pool="chat",queue="bootstrap",rank="0",role="prefill"} 7.0
+"""
+OPERATOR = {"labels": {"app.kubernetes.io/name": "pdpool", "app.kubernetes.io/component": "operator"}}
+
+STATUS = """\
+DisaggregatedService llm/chat: 1/1 prefill, 2/2 decode, 1 router, http://chat-router.llm:8000
+  CONDITION   STATUS   REASON    SINCE
+  Available   True     Serving   AGE
+  PrefillPool chat: 1/1 ready, queues Blocked
+    CONDITION       STATUS   REASON          SINCE
+    Available       True     Serving         AGE
+    QueuesHealthy   False    QueuesBlocked   AGE
+    ! QueuesHealthy: chat-prefill-0: 14 requests wait 92 s for bootstrap; chat-decode-1 has not polled for 88 s
+    INSTANCE         READY   UPDATED   VERDICT   POD
+    chat-prefill-0   yes     yes       Blocked   chat-prefill-0-0
+  DecodePool chat: 2/2 ready, queues Stuck
+    CONDITION       STATUS   REASON        SINCE
+    Available       True     Serving       AGE
+    QueuesHealthy   False    QueuesStuck   AGE
+    ! QueuesHealthy: chat-decode-1: its scheduler loop has not run for 88 s
+    INSTANCE        READY   UPDATED   VERDICT   POD
+    chat-decode-0   yes     yes       Flowing   chat-decode-0-0
+    chat-decode-1   yes     yes       Stuck     chat-decode-1-0
+"""
+
+EXPLAIN = """\
+DisaggregatedService/chat: needs attention
+  PrefillPool/chat: QueuesHealthy is False for AGE, reason QueuesBlocked.
+    An instance waits for the other side, which is at fault.
+    chat-prefill-0: 14 requests wait 92 s for bootstrap; chat-decode-1 has not polled for 88 s
+  DecodePool/chat: QueuesHealthy is False for AGE, reason QueuesStuck.
+    Nothing moves at an instance, and it is itself at fault.
+    chat-decode-1: its scheduler loop has not run for 88 s
+=> DecodePool/chat instance 1 is at fault (Stuck).
+next:
+  kubectl logs -n llm chat-decode-1-0 -c engine --tail=100
+  kubectl pdpool queues chat -n llm
+  kubectl get events -n llm --sort-by=.lastTimestamp
+"""
+
+QUEUES = """\
+NAMESPACE   INSTANCE         RANK   QUEUE       WAITING   OLDEST   MOVED/S   VERDICT
+llm         chat-prefill-0   0      bootstrap   14        92s      -         Blocked
+llm         chat-decode-0    -      -           ?         ?        ?         Flowing
+llm         chat-decode-1    -      -           ?         ?        ?         Stuck
+"""
+
+
+def steady(text: str) -> str:
+    """Replace ages, and leave out the path of the kubeconfig."""
+    text = re.sub(r" --kubeconfig \S+", "", text)
+    return re.sub(r"(?m)(\s|for )(\d+d)(?=$|,)", r"\1AGE", text)
+
+
+def serve_metrics(api: FakeApi, status: int = 200) -> None:
+    api.put(PODS, "pdpool-system", "pdpool-operator-x", {"metadata": OPERATOR})
+
+    async def proxy(_: web.Request, call: Call) -> web.StreamResponse | None:
+        if not call.path.endswith("/pods/pdpool-operator-x:8080/proxy/metrics"):
+            return None
+        if status != 200:
+            return web.json_response({"reason": "Forbidden", "message": "pods/proxy is forbidden"}, status=status)
+        return web.Response(text=METRICS)
+
+    api.fault = proxy
+
+
+async def test_stuck_decode_shows_in_status(api: FakeApi, kubectl: Kubectl) -> None:
+    put_stuck(api)
+    result = await kubectl("status", "chat")
+    assert result.exit_code == 1
+    assert steady(result.stdout) == STATUS
+
+
+async def test_explain_names_the_side_at_fault(api: FakeApi, kubectl: Kubectl) -> None:
+    put_stuck(api)
+    result = await kubectl("explain")
+    assert result.exit_code == 1
+    assert steady(result.stdout) == EXPLAIN
+
+
+async def test_healthy_service_exits_zero(api: FakeApi, kubectl: Kubectl) -> None:
+    put_well(api)
+    result = await kubectl("explain")
+    assert result.exit_code == 0
+    assert "nothing to explain" in result.stdout
+    assert (await kubectl("status")).exit_code == 0
+
+
+async def test_status_as_json_holds_pools_of_services(api: FakeApi, kubectl: Kubectl) -> None:
+    put_stuck(api)
+    service = json.loads((await kubectl("status", "-o", "json")).stdout)["services"][0]
+    assert [pool["kind"] for pool in service["pools"]] == ["PrefillPool", "DecodePool"]
+    assert service["pools"][1]["status"]["instances"][1]["verdict"] == "Stuck"
+    assert [service["needsAttention"], service["pools"][1]["needsAttention"]] == [False, True]
+
+
+async def test_unbound_pool_shows_alone(api: FakeApi, kubectl: Kubectl) -> None:
+    put_stuck(api)
+    api.remove(next(r for r in api.objects if r.plural == "disaggregatedservices"), "llm", "chat")
+    assert (await kubectl("status")).stdout.startswith("PrefillPool llm/chat: 1/1 ready")
+
+
+async def test_queues_show_live_lengths(api: FakeApi, kubectl: Kubectl) -> None:
+    put_stuck(api)
+    serve_metrics(api)
+    result = await kubectl("queues")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, QUEUES, "")
+
+
+async def test_refused_proxy_leaves_verdicts(api: FakeApi, kubectl: Kubectl) -> None:
+    put_stuck(api)
+    serve_metrics(api, status=403)
+    result = await kubectl("queues", "-o", "json")
+    told = json.loads(result.stdout)
+    assert told["live"] is False
+    assert "pods/proxy is forbidden" in told["error"]
+    assert [i["verdict"] for i in told["instances"]] == ["Blocked", "Flowing", "Stuck"]
+    assert "no live lengths" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("status", "other"), 3, "no service or pool is named other; there is chat"),
+        (("status", "--context", "prod"), 3, "--context prod: the kubeconfig has no such context, but fake"),
+        (("status", "-n", "llm", "-A"), 2, "-n and -A exclude each other"),
+        (("status", "-o", "xml"), 2, "'xml' is not one of 'text', 'json'"),
+    ],
+)
+async def test_wrong_arguments_are_named(
+    api: FakeApi, kubectl: Kubectl, words: tuple[str, ...], code: int, message: str
+) -> None:
+    put_well(api)
+    result = await kubectl(*words)
+    assert result.exit_code == code
+    assert message in result.stderr
+
+
+async def test_missing_kinds_ask_for_the_chart(api: FakeApi, kubectl: Kubectl) -> None:
+    async def unknown(*_: object) -> web.StreamResponse:
+        return web.json_response({"reason": "NotFound", "message": "no such page"}, status=404)
+
+    api.fault = unknown
+    result = await kubectl("status")
+    assert result.exit_code == 3
+    assert "install the chart first" in result.stderr
