@@ -12,7 +12,8 @@ engine has failures too. Per instance and source, within the last minute, with  
                           and no instance of the other side excuses it
 
     excuses          <=>  its engine's loop has not run for SILENT_S, or ran again, or another process took its place,
-                          within the last minute. Requests that waited for it end at their deadlines
+                          or it was taken out or put on trial, within the last minute. Requests that waited for it
+                          end at their deadlines
 
 An instance that is suspected leaves the rotation (OUT). After a pause it serves again on TRIAL:
 
@@ -152,6 +153,9 @@ def _suspects(own: Sequence[Subject], others: Sequence[Subject], now: datetime) 
 
 def _excuses(subject: Subject, now: datetime) -> bool:
     """Whether requests that waited for the instance's engine may fail at the other side now."""
+    standing = subject.standing
+    if standing is not None and standing.failing and now - standing.since <= WINDOW:
+        return True
     return subject.replaced_within(WINDOW, now) or any(_was_silent(track, now) for track in subject.tracks)
 
 
