@@ -213,7 +213,7 @@ async def _queues(
 @_operator_namespace
 @_options
 def doctor(*, access: Access, output: str, operator_namespace: str) -> None:
-    """Check each precondition by doing it, and print the command that mends it.
+    """Check each precondition by doing it, and print the command that repairs it.
 
     Checked are kinds, your rights, operator, Lease, metrics, alert rules, images, and RDMA devices. A check is unknown
     if you may not see what it needs.

@@ -1,4 +1,4 @@
-"""`doctor`: checks each precondition by doing it, and names the command that mends what is missing.
+"""`doctor`: checks each precondition by doing it, and names the command that repairs it.
 
 A check is `unknown` if the caller may not see what it needs.
 """
@@ -47,7 +47,7 @@ class Check:
     """`ok`, `failed` or `unknown`."""
     detail: str
     mend: str = ""
-    """Command that mends it, or that shows what a person has to mend. Empty if nothing is to be done."""
+    """Command that repairs it, or that shows the cause. Empty if nothing is to be done."""
 
 
 @dataclass(frozen=True, slots=True)

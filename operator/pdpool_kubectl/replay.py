@@ -63,8 +63,10 @@ def _observe(judge: Judge, bindings: Bindings, look: Look) -> list[Key]:
             service = DisaggregatedService.parse(body)
         except SpecInvalid:
             continue
+        if service.spec.watches:
+            continue  # recordings hold the pods of pools only
         key = Key(service.kind, service.metadata.namespace, service.metadata.name)
-        bindings.bind(key, service.spec.prefill.pool_ref.name, service.spec.decode.pool_ref.name)
+        bindings.bind(key, service.spec.prefill.pool_name, service.spec.decode.pool_name)
         for pool_key in bindings.pools(key):
             stuck_after[pool_key] = min(stuck_after.get(pool_key, 3600.0), float(service.spec.stuck_after_seconds))
     keys = []

@@ -13,6 +13,7 @@ import pytest
 from dev.paths import CHECKOUT
 from dev.shell import wait_for
 from tests.cluster.stack import DRAIN_S, HTTP_PORT, POOL_KINDS, POOLS, SYSTEM, Stack, ask, pool, service
+from tests.cluster.stack_traffic import PROMPTS, generate
 
 pytestmark = [
     pytest.mark.cluster,
@@ -38,12 +39,12 @@ def frozen(stack: Stack) -> Iterator[Stack]:
     stack.settle()
     stack.until_listed(1)
     (decode,) = stack.pods("decode")
-    faults, url = f"http://{decode['status']['podIP']}:{HTTP_PORT}/faults", f"{stack.router_url()}/generate"
+    faults, url = f"http://{decode['status']['podIP']}:{HTTP_PORT}/faults", stack.router_url()
     ask(faults, {"freeze_scheduler": True})
 
     def wait_for_tokens() -> None:
         with contextlib.suppress(OSError):
-            ask(url, {"text": "hello", "sampling_params": {"max_new_tokens": 4}}, timeout_s=60)
+            generate(url, PROMPTS[0], timeout_s=60)
 
     client = threading.Thread(target=wait_for_tokens)
     client.start()
@@ -61,8 +62,12 @@ def test_explain_names_the_frozen_engine(frozen: Stack) -> None:
         return None if "=> DecodePool/chat instance 0 is at fault (Stuck)." in text else text
 
     wait_for("explain to name the decode engine", not_named, deadline_s=60, interval_s=1)
-    queues = json.loads(pdpool("queues", "chat", "-o", "json", *OPERATOR).stdout)
-    assert queues["live"], queues["error"]
-    assert any(queue["reqs"] for instance in queues["instances"] for queue in instance["queues"])
+
+    def nothing_waits() -> str | None:
+        queues = json.loads(pdpool("queues", "chat", "-o", "json", *OPERATOR).stdout)
+        live = queues["live"] and any(queue["reqs"] for one in queues["instances"] for queue in one["queues"])
+        return None if live else str(queues)
+
+    wait_for("a request to wait", nothing_waits, deadline_s=20, interval_s=1)
     doctor = json.loads(pdpool("doctor", "-o", "json", *OPERATOR).stdout)
     assert [check for check in doctor["checks"] if check["outcome"] != "ok"] == []

@@ -28,9 +28,10 @@ from ..runtime.api import (
     Resource,
 )
 from . import parse
+from .fleets import FleetReads
 from .http import Unanswered
 from .lives import Lives
-from .model import ObservedInstance, ObservedPod, ObservedPool, ObservedRouter, ObservedService
+from .model import ObservedFleet, ObservedInstance, ObservedPod, ObservedPool, ObservedRouter, ObservedService
 from .router_pods import own_pods
 from .routers import RouterClient
 from .sampler import Sampler, Target
@@ -91,6 +92,7 @@ class Cluster:
         self._router_key = router_key
         self._key_epoch = key_epoch
         self._now = now
+        self._fleets = FleetReads(live, sampler)
         self._drains: dict[tuple[str, str, str], dict[str, tuple[datetime, datetime]]] = {}
         """By pool, then by UID of the StatefulSet: start of the drain, and when this process first saw it."""
 
@@ -139,12 +141,12 @@ class Cluster:
         namespace, router = service.metadata.namespace, names.router(service.metadata.name)
         labels = names.router_labels(service.metadata.name)
         prefill, decode, routers = await asyncio.gather(
-            self._side(PrefillPool, namespace, service.spec.prefill.pool_ref.name),
-            self._side(DecodePool, namespace, service.spec.decode.pool_ref.name),
+            self._side(PrefillPool, namespace, service.spec.prefill.pool_name),
+            self._side(DecodePool, namespace, service.spec.decode.pool_name),
             self._service_routers(service.metadata),
         )
         orphans = {
-            role: await self._orphans(namespace, side.pool_ref.name, role)
+            role: await self._orphans(namespace, side.pool_name, role)
             for role, side, pool in (
                 (names.Role.PREFILL, service.spec.prefill, prefill),
                 (names.Role.DECODE, service.spec.decode, decode),
@@ -172,6 +174,17 @@ class Cluster:
             orphans=orphans,
             workers_json=(config.get("data") or {}).get(names.WORKERS_KEY) if config else None,
         )
+
+    async def fleet(self, service: DisaggregatedService) -> ObservedFleet:
+        """Return both sides of a service that only watches pods. It reads the API server: foreign pods are not watched.
+
+        From now on the sampler samples exactly these pods of the service.
+        """
+        return await self._fleets.observe(service)
+
+    async def forget_fleet(self, namespace: str, name: str) -> None:
+        """Forget a service that watched pods, and stop sampling them."""
+        await self._fleets.forget(namespace, name)
 
     async def _side(self, kind: type[Pool], namespace: str, name: str) -> ObservedPool | None:
         body = await self._api.get(POOL_RESOURCES[kind], namespace, name)
@@ -376,7 +389,7 @@ class Cluster:
 
 def _binds(service: DisaggregatedService, pool: Pool) -> bool:
     side = service.spec.prefill if pool.role is names.Role.PREFILL else service.spec.decode
-    return side.pool_ref.name == pool.metadata.name
+    return side.pool_ref is not None and side.pool_ref.name == pool.metadata.name
 
 
 def _first_seen(

@@ -33,7 +33,7 @@ def pod(labels: dict[str, str], **container: Any) -> dict[str, Any]:
 
 def put_lease(api: FakeApi, ago_s: float) -> None:
     renewed = (datetime.now(UTC) - timedelta(seconds=ago_s)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    spec = {"holderIdentity": "operator-1", "leaseDurationSeconds": 15, "renewTime": renewed}
+    spec = {"holderIdentity": "operator-1", "leaseDurationSeconds": 60, "renewTime": renewed}
     api.put(LEASES, SYSTEM, "pdpool", {"metadata": {}, "spec": spec})
 
 
@@ -52,7 +52,7 @@ def installed(api: FakeApi) -> FakeApi:
     """A cluster in which every check succeeds."""
     put_well(api)
     api.put(PODS, SYSTEM, "operator-1", pod(LABELS))
-    put_lease(api, 1)
+    put_lease(api, 0)
     rules = {"metadata": {"labels": {"app.kubernetes.io/name": "pdpool"}}, "data": {"pdpool.rules.yaml": "groups: []"}}
     api.put(CONFIG_MAPS, SYSTEM, "pdpool-rules", rules)
     put_rdma(api, "4")
@@ -100,7 +100,7 @@ def no_metrics(api: FakeApi) -> None:
         (no_kinds, "kinds", "does not serve pdpool.dev/v1alpha1", "helm upgrade --install pdpool"),
         (lambda api: api.denied.add(("list", "pods")), "rights", "may not list pods in llm", "--verb=list"),
         (no_operator, "operator", "no pod of the operator", "helm install pdpool"),
-        (lambda api: put_lease(api, 60), "lease", "renewed pdpool 60s ago: nobody leads", "kubectl logs"),
+        (lambda api: put_lease(api, 90), "lease", "s ago: nobody leads", "kubectl logs"),
         (no_metrics, "metrics", "refused by policy", "kubectl port-forward"),
         (lambda api: api.remove(CONFIG_MAPS, SYSTEM, "pdpool-rules"), "rules", "no alert rules", "helm upgrade pdpool"),
         (no_image, "images", "chat-decode-0-0: ImagePullBackOff not found", "kubectl describe pod chat-decode-0-0"),
