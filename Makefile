@@ -119,6 +119,10 @@ fuzz: $(READY) ## Fuzz every decoder and the machines for MINUTES=10, guided by 
 	@$(VENV)/bin/uv pip install -q -p $(PY) --require-hashes -r requirements/fuzz.lock
 	@$(PY) -m proof.fuzz --minutes $(or $(MINUTES),10) $(ARGS)
 
+.PHONY: queue-sim
+queue-sim: $(READY) ## Judge HOURS=1000 simulated hours of traffic and faults by the operator's own diagnosis
+	@$(PY) -m proof.queue_sim --hours $(or $(HOURS),1000) $(ARGS)
+
 .PHONY: oracle bench-model bench-dataplane bench-connector bench-operator
 oracle: $(READY) ## 100 prompts unified and over the hand-off: the tokens must be identical
 	@$(PY) -m proof.oracle
