@@ -146,6 +146,35 @@ MUTATIONS = {
     "any reason counts": (OBJECTS, 'reason=~"SpecInvalid|TemplateInvalid', 'reason=~".*|SpecInvalid|TemplateInvalid'),
     "crash loops do not count": (OBJECTS, "|CrashLoop", ""),
     "a start counts as a pod that cannot run": (OBJECTS, "|CrashLoop", "|CrashLoop|Starting"),
+    "any status of the transport counts": (OBJECTS, '{type="TransferReady", status="False"}', '{type="TransferReady"}'),
+    "an unknown transport counts": (OBJECTS, 'Ready", status="False"', 'Ready", status!="True"'),
+    "any false condition is a transport": (OBJECTS, 'type="TransferReady", ', ""),
+    "a transport without RDMA never fires": (OBJECTS, 'status="False"}) == 1', 'status="False"}) > 1'),
+    "a transport without RDMA fires early": (
+        OBJECTS,
+        'status="False"}) == 1\n        for: 5m',
+        'status="False"}) == 1\n        for: 2m',
+    ),
+    "a transport without RDMA fires late": (
+        OBJECTS,
+        'status="False"}) == 1\n        for: 5m',
+        'status="False"}) == 1\n        for: 10m',
+    ),
+    "transports of pools are mixed": (
+        OBJECTS,
+        '(kind, namespace, name) (pdpool_condition{type="TransferReady"',
+        '(kind, namespace) (pdpool_condition{type="TransferReady"',
+    ),
+    "a new leader ends a transport without RDMA": (
+        OBJECTS,
+        '(kind, namespace, name) (pdpool_condition{type="TransferReady"',
+        '(kind, namespace, name, pod) (pdpool_condition{type="TransferReady"',
+    ),
+    "a past transport counts": (
+        OBJECTS,
+        'pdpool_condition{type="TransferReady", status="False"}',
+        'max_over_time(pdpool_condition{type="TransferReady", status="False"}[5m])',
+    ),
     "a complete CRD counts": (OBJECTS, "(pdpool_crd_fields_missing) > 0", "(pdpool_crd_fields_missing) >= 0"),
     "an old CRD never fires": (OBJECTS, "(pdpool_crd_fields_missing) > 0", "(pdpool_crd_fields_missing) > 9"),
     "a hold never fires": (
