@@ -9,6 +9,7 @@ READY := $(VENV)/.ready
 PYTEST := $(VENV)/bin/pytest
 CODE := operator connector dev proof tests images examples
 CLUSTER ?= local
+ENGINE ?= reference
 REGISTRY ?=
 # Extra arguments for pytest: `make test-unit ARGS='-k queue -x'`.
 ARGS ?=
@@ -30,8 +31,8 @@ $(READY): requirements/dev.lock requirements/nodeps.txt pyproject.toml dev/venv.
 venv: $(READY) ## Make the locked Python environment in .venv
 
 .PHONY: demo demo-down
-demo: $(READY) ## The whole story on a local Kubernetes, or on yours: CLUSTER=current REGISTRY=registry.example/team
-	@$(PY) -m dev.demo up --cluster $(CLUSTER) $(if $(REGISTRY),--registry $(REGISTRY))
+demo: $(READY) ## The whole story on a local Kubernetes, or on yours: CLUSTER=current REGISTRY=registry.example/team; ENGINE=sglang
+	@$(PY) -m dev.demo up --engine $(ENGINE) --cluster $(CLUSTER) $(if $(REGISTRY),--registry $(REGISTRY))
 demo-down: $(READY) ## Take the local cluster down; CLUSTER=current: remove from yours what the demo made there
 	@$(PY) -m dev.demo down --cluster $(CLUSTER)
 
@@ -117,6 +118,10 @@ simulate: $(READY) ## The protocol under every fault: exhaustive search, random 
 fuzz: $(READY) ## Fuzz every decoder and the machines for MINUTES=10, guided by coverage
 	@$(VENV)/bin/uv pip install -q -p $(PY) --require-hashes -r requirements/fuzz.lock
 	@$(PY) -m proof.fuzz --minutes $(or $(MINUTES),10) $(ARGS)
+
+.PHONY: queue-sim
+queue-sim: $(READY) ## Judge HOURS=1000 simulated hours of traffic and faults by the operator's own diagnosis
+	@$(PY) -m proof.queue_sim --hours $(or $(HOURS),1000) $(ARGS)
 
 .PHONY: oracle bench-model bench-dataplane bench-connector bench-operator
 oracle: $(READY) ## 100 prompts unified and over the hand-off: the tokens must be identical

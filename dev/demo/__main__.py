@@ -1,4 +1,4 @@
-"""`python -m dev.demo [up | down] [--cluster local | current] [--registry R]`."""
+"""`python -m dev.demo [up | down] [--engine reference | sglang] [--cluster local | current] [--registry R]`."""
 
 import sys
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import openai
 
 from dev.demo import down as removal
 from dev.demo import story, trouble
+from dev.demo.engine import ENGINES
 from dev.demo.lock import alone
 from dev.demo.screen import DemoError, Screen
 from dev.demo.target import Target, target
@@ -22,10 +23,17 @@ CLUSTER = click.option(
     show_default=True,
     help="The local Kubernetes of `make cluster`, or the current kubeconfig context.",
 )
+ENGINE = click.option(
+    "--engine",
+    type=click.Choice(tuple(ENGINES)),
+    default="reference",
+    show_default=True,
+    help="The reference engine, or real SGLang on CPU (7 GB of image, 12 GB of memory).",
+)
 REGISTRY = click.option("--registry", help="Where to push images for --cluster current: registry.example/team.")
 
 
-def choose(screen: Screen, cluster: str, registry: str | None) -> Target:
+def choose(screen: Screen, cluster: str, registry: str | None, engine: str = "reference") -> Target:
     """Return the cluster by its name, or end with a usage error."""
     if cluster == "current" and not registry:
         raise click.UsageError(
@@ -33,15 +41,15 @@ def choose(screen: Screen, cluster: str, registry: str | None) -> Target:
             "the nodes have to pull the images from somewhere"
         )
     try:
-        return target(cluster, registry, screen)
+        return target(cluster, registry, screen, "make demo" + ("" if engine == "reference" else f" ENGINE={engine}"))
     except (CommandError, DemoError) as error:
         raise click.ClickException(str(error)) from error
 
 
-def tell(screen: Screen, cluster: Target) -> None:
+def tell(screen: Screen, cluster: Target, engine: str) -> None:
     """Run the story. On failure, print a report and exit with 1."""
     try:
-        figures = story.tell(screen, cluster)
+        figures = story.tell(screen, cluster, ENGINES[engine])
     except KeyboardInterrupt:
         screen.console.print(f"\ninterrupted; `{cluster.up}` continues from here, `{cluster.down}` removes everything")
         sys.exit(130)
@@ -52,27 +60,27 @@ def tell(screen: Screen, cluster: Target) -> None:
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose a cluster."""
-    return CLUSTER(REGISTRY(command))
+    """Add the options of the story."""
+    return ENGINE(CLUSTER(REGISTRY(command)))
 
 
 @click.group(invoke_without_command=True)
 @options
 @click.pass_context
-def main(context: click.Context, cluster: str, registry: str | None) -> None:
+def main(context: click.Context, engine: str, cluster: str, registry: str | None) -> None:
     """Pools on a real Kubernetes: install, ask, break, alert, recover."""
     if context.invoked_subcommand is None:
-        context.invoke(up, cluster=cluster, registry=registry)
+        context.invoke(up, engine=engine, cluster=cluster, registry=registry)
 
 
 @main.command()
 @options
-def up(cluster: str, registry: str | None) -> None:
+def up(engine: str, cluster: str, registry: str | None) -> None:
     """Run the whole story. The cluster stays up."""
     screen = Screen()
     screen.say("the whole story takes some minutes; you may interrupt it at any time and run it again")
     with alone():
-        tell(screen, choose(screen, cluster, registry))
+        tell(screen, choose(screen, cluster, registry, engine), engine)
 
 
 @main.command()

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from dev.demo.engine import DemoEngine
 from dev.demo.screen import DemoError, Screen
 from dev.demo.target import Images, Target
 from dev.paths import CHECKOUT
@@ -18,7 +19,6 @@ OURS = "pdpool.dev/demo"
 """Label of the namespaces that the demo created. Only these may be emptied and removed."""
 RELEASE = "pdpool"
 SERVICE = "chat"
-READY_S = 240.0
 SEEN_S = 45.0
 """Time within which the operator samples the queues of new engines."""
 GONE_S = 180.0
@@ -29,7 +29,6 @@ RULES_S = 150.0
 # pools.
 WINDOWS = {"noProgress": "12s", "bootstrapQueueStuck": "15s"}
 STUCK_AFTER_S = 20
-FAULTS = "--enable-faults"
 TAKE = "--take-ownership"
 MADE_KINDS = "pods,statefulsets,deployments,services,configmaps,secrets,poddisruptionbudgets"
 
@@ -114,24 +113,46 @@ def prometheus(screen: Screen, target: Target, images: Images) -> None:
     screen.say(f"rules loaded: {', '.join(alerts)}")
 
 
-def demo_objects(text: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the objects of examples/chat.yaml with the demo's changes, and one sentence for each change."""
+def demo_objects(text: str, engine: DemoEngine, image: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the objects of an example with the demo's changes, and one sentence for each change.
+
+    Args:
+        text: The example.
+        engine: Its engine.
+        image: The engine's image on this cluster.
+    """
     documents = [document for document in yaml.safe_load_all(text) if document]
     changes = []
     for document in documents:
-        if document["kind"] == "DecodePool":
-            spec = document["spec"].setdefault("template", {}).setdefault("spec", {})
-            containers = spec.setdefault("containers", [])
-            engine = next((container for container in containers if container["name"] == "engine"), None)
-            if engine is None:
-                engine = {"name": "engine"}
-                containers.append(engine)
-            engine.setdefault("args", []).append(FAULTS)
-            changes.append(f"DecodePool: engine started with {FAULTS}, so that one can be frozen on request")
-        elif document["kind"] == "DisaggregatedService":
+        if document["kind"] == "DisaggregatedService":
             document["spec"]["stuckAfterSeconds"] = STUCK_AFTER_S
             changes.append(f"DisaggregatedService: stuckAfterSeconds {STUCK_AFTER_S} (default 30)")
+            continue
+        container = _engine_container(document)
+        if container.get("image", image) != image:
+            container["image"] = image
+            changes.append(f"{document['kind']}: image {image}")
+        if document["kind"] == "DecodePool" and engine.decode_args:
+            container.setdefault("args", []).extend(engine.decode_args)
+            _with_container(document, container)
+            changes.append(
+                f"DecodePool: engine started with {' '.join(engine.decode_args)}, so that one can be frozen on request"
+            )
     return documents, changes
+
+
+def _engine_container(pool: dict[str, Any]) -> dict[str, Any]:
+    """Return the container `engine` of a pool's template, or a new one that the template does not hold."""
+    containers = pool["spec"].get("template", {}).get("spec", {}).get("containers", [])
+    return next((container for container in containers if container["name"] == "engine"), {"name": "engine"})
+
+
+def _with_container(pool: dict[str, Any], engine: dict[str, Any]) -> None:
+    """Add a container to a pool's template, unless it is there."""
+    spec = pool["spec"].setdefault("template", {}).setdefault("spec", {})
+    containers = spec.setdefault("containers", [])
+    if engine not in containers:
+        containers.append(engine)
 
 
 def remove_pools(screen: Screen, target: Target) -> None:
@@ -166,24 +187,26 @@ def _is_ready(pod: dict[str, Any]) -> bool:
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
-def pools(screen: Screen, target: Target) -> float:
-    """Apply the example and wait until its service is Ready. Return the seconds between the two."""
-    documents, changes = demo_objects((CHECKOUT / "examples" / "chat.yaml").read_text())
-    screen.command(f"kubectl apply -n {POOLS} -f examples/chat.yaml")
+def pools(screen: Screen, target: Target, images: Images, engine: DemoEngine) -> float:
+    """Apply the engine's example and wait until its service is Ready. Return the seconds between the two."""
+    text = (CHECKOUT / "examples" / engine.example).read_text()
+    documents, changes = demo_objects(text, engine, images.product(engine.image))
+    ready_s = engine.ready_s
+    screen.command(f"kubectl apply -n {POOLS} -f examples/{engine.example}")
     for change in changes:
         screen.say(f"for the demo, {change}")
     began = time.monotonic()
     applied = target.kubectl("apply", "-n", POOLS, "-f", "-", stdin=yaml.safe_dump_all(documents))
     screen.block(applied)
-    screen.command(f"kubectl wait -n {POOLS} --for=condition=Ready pdsvc/{SERVICE} --timeout={READY_S:.0f}s")
+    screen.command(f"kubectl wait -n {POOLS} --for=condition=Ready pdsvc/{SERVICE} --timeout={ready_s:.0f}s")
     try:
         with screen.ticking(lambda: pods_ready(target)):
             target.kubectl(
-                *("wait", "-n", POOLS, "--for=condition=Ready", f"pdsvc/{SERVICE}", f"--timeout={READY_S:.0f}s"),
-                timeout_s=READY_S + 10,
+                *("wait", "-n", POOLS, "--for=condition=Ready", f"pdsvc/{SERVICE}", f"--timeout={ready_s:.0f}s"),
+                timeout_s=ready_s + 10,
             )
     except CommandError as error:
-        raise TimeoutError(f"{SERVICE} did not become Ready within {READY_S:.0f} s: {error}") from error
+        raise TimeoutError(f"{SERVICE} did not become Ready within {ready_s:.0f} s: {error}") from error
     seconds = time.monotonic() - began
     healthy = ("wait", "-n", POOLS, "--for=condition=QueuesHealthy", f"pdsvc/{SERVICE}", f"--timeout={SEEN_S:.0f}s")
     with screen.ticking(lambda: "the operator has not sampled all queues yet"):

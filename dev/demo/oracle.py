@@ -6,32 +6,32 @@ from typing import Any
 
 import yaml
 
+from dev.demo.engine import HTTP_PORT, DemoEngine
 from dev.demo.install import POOLS
 from dev.demo.screen import Screen
 from dev.demo.target import Target
 
 NAME = "unified"
-PORT = 30000
-READY_S = 120.0
 
 
-def pod(image: str, model_path: str, model: str) -> dict[str, Any]:
+def pod(engine: DemoEngine, image: str, model_path: str, model: str) -> dict[str, Any]:
     """Return the pod of a unified engine."""
-    args = ["--mode=unified", f"--model-path={model_path}", f"--served-model-name={model}", "--host=0.0.0.0"]
+    command, args, variables = engine.unified(model_path, model)
     container = {
         "name": "engine",
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["python", "-m", "pdpool_reference"],
-        "args": [*args, f"--port={PORT}"],
-        "ports": [{"name": "http", "containerPort": PORT}],
+        "command": list(command),
+        "args": list(args),
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "ports": [{"name": "http", "containerPort": HTTP_PORT}],
         "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 1, "timeoutSeconds": 3},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}],
     }
     return {
         "apiVersion": "v1",
@@ -49,13 +49,15 @@ def pod(image: str, model_path: str, model: str) -> dict[str, Any]:
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "containers": [container],
-            "volumes": [{"name": "tmp", "emptyDir": {}}],
+            "volumes": [{"name": "tmp", "emptyDir": {}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}],
         },
     }
 
 
 @contextlib.contextmanager
-def unified_engine(screen: Screen, target: Target, image: str, model_path: str, model: str) -> Iterator[str]:
+def unified_engine(
+    screen: Screen, target: Target, engine: DemoEngine, image: str, model_path: str, model: str
+) -> Iterator[str]:
     """Run a unified engine while the block runs, and yield its URL.
 
     Raises:
@@ -65,12 +67,12 @@ def unified_engine(screen: Screen, target: Target, image: str, model_path: str, 
     try:
         with screen.ticking(lambda: f"pod {NAME} is not Ready yet"):
             target.kubectl("delete", "pod", NAME, "-n", POOLS, "--ignore-not-found", "--timeout=30s")
-            target.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(pod(image, model_path, model)))
+            target.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(pod(engine, image, model_path, model)))
             target.kubectl(
-                *("wait", "-n", POOLS, "--for=condition=Ready", f"pod/{NAME}", f"--timeout={READY_S:.0f}s"),
-                timeout_s=READY_S + 10,
+                *("wait", "-n", POOLS, "--for=condition=Ready", f"pod/{NAME}", f"--timeout={engine.ready_s:.0f}s"),
+                timeout_s=engine.ready_s + 10,
             )
-        with target.reach(POOLS, "pod", NAME, PORT) as url:
+        with target.reach(POOLS, "pod", NAME, HTTP_PORT) as url:
             yield url
     finally:
         target.kubectl("delete", "pod", NAME, "-n", POOLS, "--ignore-not-found", "--wait=false")

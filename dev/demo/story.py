@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from dev.demo import install, questions, stuck
+from dev.demo.engine import DemoEngine
 from dev.demo.install import POOLS, SERVICE
 from dev.demo.oracle import unified_engine
 from dev.demo.screen import DemoError, Screen
@@ -53,17 +54,19 @@ def mebibytes(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-def tell(screen: Screen, target: Target) -> Figures:
+def tell(screen: Screen, target: Target, engine: DemoEngine) -> Figures:
     """Run the whole story and return its figures.
 
     Raises:
         CommandError, TimeoutError, DemoError, openai.OpenAIError: a step failed. `screen.doing` names it.
     """
     figures = Figures()
+    if engine.sizes:
+        screen.say(engine.sizes)
     screen.step("A Kubernetes cluster")
     target.start()
     screen.step("Images: operator, engine with the model, router, Prometheus")
-    images = target.bring_images()
+    images = target.bring_images("operator", engine.image, "router", "prometheus")
     screen.step("The operator, by its Helm chart")
     install.namespaces(screen, target)
     install.operator(screen, target, images)
@@ -71,14 +74,14 @@ def tell(screen: Screen, target: Target) -> Figures:
     install.prometheus(screen, target, images)
     screen.step("Two pools, a service and its router")
     install.remove_pools(screen, target)
-    figures.apply_to_ready_s = install.pools(screen, target)
+    figures.apply_to_ready_s = install.pools(screen, target, images, engine)
     screen.say(f"Ready {figures.apply_to_ready_s:.1f} s after apply")
     with target.reach(POOLS, "service", f"{SERVICE}-router", ROUTER_PORT) as router:
         model = questions.model_name(router)
         _one_question(screen, router, model, figures)
-        _many_questions(screen, target, images, router, model, figures)
+        _many_questions(screen, target, images, engine, router, model, figures)
         screen.step("A decode engine's scheduler freezes: silence is not death")
-        figures.freeze = stuck.play(screen, target, router, model)
+        figures.freeze = stuck.play(screen, target, engine, router, model)
     _farewell(screen, target, figures)
     return figures
 
@@ -93,7 +96,9 @@ def _one_question(screen: Screen, router: str, model: str, figures: Figures) -> 
     screen.say(f"first token after {figures.ttft_ms:.0f} ms")
 
 
-def _many_questions(screen: Screen, target: Target, images: Images, router: str, model: str, figures: Figures) -> None:
+def _many_questions(
+    screen: Screen, target: Target, images: Images, engine: DemoEngine, router: str, model: str, figures: Figures
+) -> None:
     asked = questions.questions()
     figures.asked = len(asked)
     screen.step(f"{len(asked)} concurrent chat requests, each compared with a unified engine's answer")
@@ -107,7 +112,7 @@ def _many_questions(screen: Screen, target: Target, images: Images, router: str,
     )
     path = target.get("prefillpool", SERVICE, "-n", POOLS)["spec"]["model"]["path"]
     with (
-        unified_engine(screen, target, images.product("engine"), path, model) as url,
+        unified_engine(screen, target, engine, images.product(engine.image), path, model) as url,
         screen.counting(len(asked), "answered by the unified engine") as each,
     ):
         expected = questions.ask_all(url, model, asked, each=each)

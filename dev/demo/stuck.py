@@ -1,6 +1,5 @@
 """A decode engine's scheduler freezes, requests wait, and the alert fires. It resumes, and the alert resolves."""
 
-import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dev.demo import questions
+from dev.demo.engine import DemoEngine
 from dev.demo.install import POOLS, SERVICE
 from dev.demo.screen import DemoError, Screen
 from dev.demo.target import Target
 from dev.prometheus import deploy
 
 ALERT = "PdpoolPrefillBootstrapQueueStuck"
-HTTP_PORT = 30000
 REQUESTS = 12
 # Longer than the engines' request deadline (300 s), so each request has ended by then in any case.
 REQUESTS_S = 320.0
@@ -48,7 +47,7 @@ class Outcome:
     failed: list[str] = field(default_factory=list)
 
 
-def play(screen: Screen, target: Target, router: str, model: str) -> Outcome:
+def play(screen: Screen, target: Target, engine: DemoEngine, router: str, model: str) -> Outcome:
     """Freeze one decode engine, show what pdpool reports about it, and unfreeze it. Return the figures.
 
     Raises:
@@ -59,7 +58,7 @@ def play(screen: Screen, target: Target, router: str, model: str) -> Outcome:
     outcome = Outcome()
     with ThreadPoolExecutor(1) as pool:
         try:
-            began = _freeze(screen, target, pod, frozen=True)
+            began = _freeze(screen, target, engine, pod, frozen=True)
             screen.say(f"{REQUESTS} more requests; those that meet the frozen engine wait")
             waiting = pool.submit(questions.ask_all, router, model, _asked(), REQUESTS_S)
             _await_firing(screen, target, pod, began)
@@ -67,7 +66,7 @@ def play(screen: Screen, target: Target, router: str, model: str) -> Outcome:
             _show(screen, target)
         finally:
             # Runs also after a failure: no engine stays frozen, and the requests end.
-            thawed = _freeze(screen, target, pod, frozen=False)
+            thawed = _freeze(screen, target, engine, pod, frozen=False)
         _await_resolved(screen, target, thawed)
         outcome.resolve_s = time.monotonic() - thawed
         _settle(screen, outcome, waiting)
@@ -101,13 +100,10 @@ def _decode_pod(target: Target) -> str:
     return min(str(pod["metadata"]["name"]) for pod in pods)
 
 
-def _freeze(screen: Screen, target: Target, pod: str, *, frozen: bool) -> float:
+def _freeze(screen: Screen, target: Target, engine: DemoEngine, pod: str, *, frozen: bool) -> float:
     """Set the fault. Return the time at which it took effect."""
-    body = json.dumps({"freeze_scheduler": frozen})
-    screen.command(f"kubectl port-forward -n {POOLS} {pod} {HTTP_PORT} &")
-    screen.command(f"curl localhost:{HTTP_PORT}/faults -d '{body}'")
-    target.ask_pod(POOLS, pod, HTTP_PORT, "/faults", body.encode())
-    screen.say(f"{pod}: its scheduler loop {'is frozen; its connector still runs' if frozen else 'runs again'}")
+    state = engine.freeze(screen, target, POOLS, pod, frozen=frozen)
+    screen.say(f"{pod}: its scheduler {state}")
     return time.monotonic()
 
 

@@ -26,7 +26,6 @@ from dev.tools.build import BuildError, binary
 FORWARD_S = 15.0
 ASK_S = 15.0
 STOP_S = 5.0
-DEMO_IMAGES = ("operator", "engine", "router", "prometheus")
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Images:
     """Changes with every image, even if the tag stays."""
 
     def product(self, name: str) -> str:
-        """Full name of the image of operator, engine or router."""
+        """Full name of the image of operator, router or an engine."""
         return f"{self.registry}/pdpool-{name}:{self.tag}"
 
 
@@ -112,17 +111,17 @@ class Target(ABC):
         """Stop the cluster if the demo owns it."""
 
     @abstractmethod
-    def bring_images(self) -> Images:
-        """Build the images and make them available to the nodes."""
+    def bring_images(self, *names: str) -> Images:
+        """Build the images of `dev.images` with these names and make them available to the nodes."""
 
     @abstractmethod
     def reach(self, namespace: str, kind: str, name: str, port: int) -> contextlib.AbstractContextManager[str]:
         """Yield a base URL for a port of a `service` or `pod` (the kind) while the block runs."""
 
-    def _build(self) -> str:
-        stream_module("dev.images", "build", *DEMO_IMAGES)
+    def _build(self, names: tuple[str, ...]) -> str:
+        stream_module("dev.images", "build", *names)
         digest = hashlib.sha256()
-        for name in DEMO_IMAGES:
+        for name in names:
             tag = IMAGES[name].tag
             digest.update(store.buildah("inspect", "--type", "image", "--format", "{{.FromImageID}}", tag).encode())
         return digest.hexdigest()[:12]
@@ -131,9 +130,10 @@ class Target(ABC):
 class LocalCluster(Target):
     """The cluster of `make cluster`. This machine is its node, so pods and Services are reachable directly."""
 
-    up, down = "make demo", "make demo-down"
+    down = "make demo-down"
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: Screen, make: str) -> None:
+        self.up = make
         # kubectl, helm and the kubeconfig may not exist before `start`.
         self._config = module_output("dev.cluster", "kubeconfig").strip()
         tools = Path(self._config).parent / "bin"
@@ -150,10 +150,10 @@ class LocalCluster(Target):
     def stop(self) -> None:
         stream_module("dev.cluster", "down")
 
-    def bring_images(self) -> Images:
-        self.screen.command("make images")
-        fingerprint = self._build()
-        stream_module("dev.images", "load", "--built", *DEMO_IMAGES)
+    def bring_images(self, *names: str) -> Images:
+        self.screen.command(f"python -m dev.images load {' '.join(names)}")
+        fingerprint = self._build(names)
+        stream_module("dev.images", "load", "--built", *names)
         return Images("localhost", "dev", IMAGES["prometheus"].tag, fingerprint)
 
     @contextlib.contextmanager
@@ -168,10 +168,10 @@ class CurrentContext(Target):
 
     down = "make demo-down CLUSTER=current"
 
-    def __init__(self, screen: Screen, registry: str) -> None:
+    def __init__(self, screen: Screen, registry: str, make: str) -> None:
         super().__init__(screen, {}, _tool("kubectl"), _tool("helm"))
         self._registry = registry.rstrip("/")
-        self.up = f"make demo CLUSTER=current REGISTRY={self._registry}"
+        self.up = f"{make} CLUSTER=current REGISTRY={self._registry}"
 
     @property
     def hint(self) -> str:
@@ -186,12 +186,12 @@ class CurrentContext(Target):
     def stop(self) -> None:
         """Do nothing: the demo does not own this cluster."""
 
-    def bring_images(self) -> Images:
-        fingerprint = self._build()
+    def bring_images(self, *names: str) -> Images:
+        fingerprint = self._build(names)
         # Each state of the code has its own tag, because nodes keep an image that they once pulled under a name.
         tag = f"demo-{fingerprint}"
         self.screen.say(f"pushing to {self._registry}, tag {tag}")
-        stream_module("dev.images", "push", "--registry", self._registry, "--tag", tag, *DEMO_IMAGES)
+        stream_module("dev.images", "push", "--registry", self._registry, "--tag", tag, *names)
         return Images(self._registry, tag, f"{self._registry}/prometheus:{tag}", fingerprint)
 
     @contextlib.contextmanager
@@ -259,12 +259,17 @@ def _module(module: str, arguments: tuple[str, ...]) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
-def target(cluster: str, registry: str | None, screen: Screen) -> Target:
+def target(cluster: str, registry: str | None, screen: Screen, make: str) -> Target:
     """Return the cluster with this name on the command line.
+
+    Args:
+        cluster, registry: Of the command line.
+        screen: Shows what is run.
+        make: The `make` command of this story, without the cluster's variables.
 
     Raises:
         DemoError: the current context is selected, but tools are missing.
     """
     if cluster == "local":
-        return LocalCluster(screen)
-    return CurrentContext(screen, registry or "")
+        return LocalCluster(screen, make)
+    return CurrentContext(screen, registry or "", make)

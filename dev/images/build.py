@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dev import packages
-from dev.images import store
+from dev.images import sglang, store
 from dev.images.base import base_image
 from dev.images.model import prepare_model
 from dev.paths import CHECKOUT
@@ -58,6 +58,14 @@ IMAGES = {
         _product("operator"),
         _product("engine", prepare_model),
         _product("router"),
+        Image(
+            "sglang",
+            "localhost/pdpool-sglang:dev",
+            HERE / "sglang/Dockerfile",
+            sglang.context,
+            needs_base=True,
+            prepare=sglang.prepare,
+        ),
     )
 }
 # Option of pip -> environment variable that sets it.

@@ -48,7 +48,8 @@ def test_prometheus_parses_every_query(promtool: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def known() -> dict[str, set[str]]:
-    return exported() | NOT_EXPORTED_BEFORE_USE
+    found: dict[str, set[str]] = exported()
+    return found | NOT_EXPORTED_BEFORE_USE
 
 
 @pytest.mark.parametrize("name", QUERIES)

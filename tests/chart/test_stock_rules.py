@@ -62,7 +62,7 @@ MUTATIONS = {
 def promtool_test(promtool: Path, folder: Path, rules: str) -> subprocess.CompletedProcess[str]:
     (folder / FILE.name).write_text(rules)
     (folder / SCENARIO.name).write_text(SCENARIO.read_text())
-    command = [promtool, "test", "rules", SCENARIO.name]
+    command = [str(promtool), "test", "rules", SCENARIO.name]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 

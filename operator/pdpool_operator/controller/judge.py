@@ -108,8 +108,13 @@ class Judge:
         pool = self._pools.get(key)
         if pool is None:
             return ()
-        others = self._others(key)
-        diagnoses = diagnose(self._subjects(key), others, stuck_after_s=pool.stuck_after_s, now=self._now())
+        return self._diagnose(key, pool, {other: self._subjects(other) for other in (key, *self._partners(key))})
+
+    def _diagnose(
+        self, key: Key, pool: ObservedPool, subjects: Mapping[Key, tuple[Subject, ...]]
+    ) -> tuple[Diagnosis, ...]:
+        others = self._others(key, subjects)
+        diagnoses = diagnose(subjects[key], others, stuck_after_s=pool.stuck_after_s, now=self._now())
         return with_transports(diagnoses, others, pool.pool.spec.rdma)
 
     def shown(self, key: Key, diagnoses: tuple[Diagnosis, ...]) -> None:
@@ -128,9 +133,7 @@ class Judge:
         """Request a reconcile of every pool whose status is out of date, and of its services."""
         for key in self.words_due({key: pool for key, pool in self._pools.items() if not pool.watched}):
             self._ask(key)
-        self._look_at_outcomes()
-        for key in list(self._pools):
-            diagnoses = self.judge(key)
+        for key, diagnoses in self.look().items():
             shown = self._shown.get(key)
             if shown is None:
                 continue  # its first reconcile has not ended yet
@@ -141,11 +144,18 @@ class Judge:
                 for service in self._bindings.services(key):
                     self._enqueue(service)
 
+    def look(self) -> Mapping[Key, tuple[Diagnosis, ...]]:
+        """Decide which instances are failing, and return the judgement on every pool."""
+        self._look_at_outcomes()
+        subjects = {key: self._subjects(key) for key in self._pools}
+        return {key: self._diagnose(key, pool, subjects) for key, pool in self._pools.items()}
+
     def _look_at_outcomes(self) -> None:
         """Decide for every pool which of its instances are failing. Both sides are judged by the same standings."""
+        subjects = {key: self._subjects(key) for key in self._pools}
         self._standings = {
-            key: advance(self._subjects(key), self._others(key), self._standings.get(key, {}), self._now())
-            for key in self._pools
+            key: advance(own, self._others(key, subjects), self._standings.get(key, {}), self._now())
+            for key, own in subjects.items()
         }
 
     def _ask(self, key: Key) -> bool:
@@ -213,8 +223,8 @@ class Judge:
         routers = [r for service in self._bindings.services(key) for r in self._routers.get(service, {}).values()]
         return subjects(pool, self._tracks.get(key, {}), routers, self._standings.get(key, {}))
 
-    def _others(self, key: Key) -> list[Subject]:
-        return [subject for partner in self._partners(key) for subject in self._subjects(partner)]
+    def _others(self, key: Key, subjects: Mapping[Key, tuple[Subject, ...]]) -> list[Subject]:
+        return [subject for partner in self._partners(key) for subject in subjects.get(partner, ())]
 
     def _partners(self, key: Key) -> set[Key]:
         pools = {pool for service in self._bindings.services(key) for pool in self._bindings.pools(service)}

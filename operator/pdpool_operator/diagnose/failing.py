@@ -9,7 +9,12 @@ engine has failures too. Per instance and source, within the last minute, with  
                      or   in the whole minute: failed >= MANY_FAILED, share >= MANY_SHARE, and
                           a sibling has done >= SIBLING_DONE with a share <= FAR_LESS * share
 
-    suspected        <=>  it fails by itself, and has more failures than each instance of the other side that does too
+    suspected        <=>  it fails by itself, has more failures than each instance of the other side that does too,
+                          and no instance of the other side excuses it
+
+    excuses          <=>  its engine's loop has not run for SILENT_S, or ran again, or another process took its place,
+                          or it was taken out or put on trial, within the last minute. Requests that waited for it
+                          end at their deadlines
 
 An instance that is suspected leaves the rotation (OUT). After a pause it serves again on TRIAL:
 
@@ -30,6 +35,7 @@ from ..observe.model import Tally
 from .model import Subject
 from .outcomes import WINDOW
 from .standing import Phase, Standing
+from .track import RankTrack
 
 MIN_FAILED = 3
 """Fewer failures may be the client's bad luck."""
@@ -40,6 +46,9 @@ LATELY = timedelta(seconds=45)
 MANY_FAILED = 10
 MANY_SHARE = 0.5
 FAR_LESS = 0.2
+
+SILENT_S = 15.0
+"""Seconds without a run of the loop, after which requests that wait for the engine may end at their deadlines."""
 
 PAUSE = timedelta(seconds=30)
 LONGEST_PAUSE = timedelta(minutes=8)
@@ -91,8 +100,9 @@ def _step(
     if before is None:
         return Standing(incarnation, Phase.SERVING, subject.pod.created_at)
     if before.incarnation and incarnation and before.incarnation != incarnation:
-        return Standing(incarnation, Phase.SERVING, now)
-    before = replace(before, incarnation=incarnation or before.incarnation)
+        return Standing(incarnation, Phase.SERVING, now, replaced_at=now)
+    if incarnation and not before.incarnation:
+        before = replace(before, incarnation=incarnation)
     match before.phase:
         case Phase.OUT:
             pause = min(PAUSE * 2 ** (before.times - 1), LONGEST_PAUSE)
@@ -132,20 +142,41 @@ def finishes_nothing(subject: Subject, now: datetime) -> bool:
 
 def _suspects(own: Sequence[Subject], others: Sequence[Subject], now: datetime) -> dict[str, _Evidence]:
     found: dict[str, _Evidence] = {}
+    if any(_excuses(subject, now) for subject in others):
+        return found
     for source in SOURCES:
+        failing = _failing_by_themselves(own, source, now)
+        if not failing:
+            continue
         most = max((e.tally.failed for e in _failing_by_themselves(others, source, now).values()), default=0)
-        for name, evidence in _failing_by_themselves(own, source, now).items():
+        for name, evidence in failing.items():
             if evidence.tally.failed > most:
                 found.setdefault(name, evidence)
     return found
+
+
+def _excuses(subject: Subject, now: datetime) -> bool:
+    """Whether requests that waited for the instance's engine may fail at the other side now."""
+    standing = subject.standing
+    if standing is not None and standing.failing and now - standing.since <= WINDOW:
+        return True
+    return subject.replaced_within(WINDOW, now) or any(_was_silent(track, now) for track in subject.tracks)
+
+
+def _was_silent(track: RankTrack, now: datetime) -> bool:
+    if track.beat_age_s >= SILENT_S:
+        return True
+    return track.resumed_at is not None and track.gap_s >= SILENT_S and now - track.resumed_at <= WINDOW
 
 
 def _failing_by_themselves(own: Iterable[Subject], source: str, now: datetime) -> dict[str, _Evidence]:
     serving = [subject for subject in own if _serves(subject)]
     found = {}
     for subject in serving:
-        siblings = [sibling for sibling in serving if sibling is not subject]
         start = _start(subject, now)
+        if subject.tally(source, start).failed < MIN_FAILED:
+            continue
+        siblings = [sibling for sibling in serving if sibling is not subject]
         succeeded = subject.last_done(source) or start
         for since, limit in ((max(start, succeeded), _limit_of_run), (start, _limit_of_all)):
             tally = subject.tally(source, since)

@@ -25,7 +25,12 @@ class OutcomeTrack:
 
     def since(self, moment: datetime) -> Tally:
         """Return how many requests ended after `moment`."""
-        return total_of(tally for at, tally in self.recent if at > moment)
+        done = failed = 0
+        for at, tally in reversed(self.recent):
+            if at <= moment:
+                break
+            done, failed = done + tally.done, failed + tally.failed
+        return Tally(done, failed)
 
     @property
     def last_done(self) -> datetime | None:

@@ -18,8 +18,19 @@ With  still(q)   = time since anything moved in the queue q, and
     stalled, and the other side busy, unseen,
         or silent until less than stuckAfter ago  Blocked
 
+    stalled, but hand-offs have finished within
+        stuckAfter                                Unknown: the queue's numbers contradict it
+    stalled for less than LONGEST_PROMPT times
+        stuckAfter, and the prefill engine that
+        it waits for computes                     Saturated
     stalled for memory, and requests run          Saturated; Unknown, if the engine does not report running requests
+    stalled for memory that requests hold which
+        wait for the KV cache                     as for the KV cache
     stalled, and the other side healthy           Stuck
+
+The first line of these that fits holds, but what the other side's engines say of themselves (silent, failing) goes
+first. The two engines that a long prompt keeps waiting are busy: prefill's queues move when a chunk or the prompt has
+been computed, and decode's when the last chunk has arrived.
 
 An engine is *silent* when its connector answers but its scheduler loop has not run for stuckAfter. Half of stuckAfter
 is enough once requests on the other side are overdue. A connector that does not answer is no evidence: such an engine
@@ -49,12 +60,16 @@ from .track import RankTrack
 
 STALE_S = 15.0
 """A sample that is older than this is out of date: five missed samples at the sampler's usual interval."""
+STALE = timedelta(seconds=STALE_S)
 
 WAITS_FOR_OTHER_SIDE = {"prefill_bootstrap": Role.DECODE, "decode_transfer": Role.PREFILL}
 """Queues whose first request only the other side can move."""
 
 NEEDS_OTHER_SIDE = frozenset({*WAITS_FOR_OTHER_SIDE, "prefill_inflight"})
 """Queues that do not move while the other side is frozen: our write completes when the peer process handles it."""
+
+LONGEST_PROMPT = 10
+"""Times stuckAfter: a queue that stands still for longer is not explained by a prompt that is being computed."""
 
 PURPOSE = {
     "prefill_bootstrap": "for bootstrap",
@@ -106,6 +121,12 @@ class Surroundings:
     def resumed(self) -> tuple[str, ...]:
         """Candidates whose engine loop has resumed recently."""
         return tuple(s.name for s in self.candidates if any(_has_just_resumed(track, self) for track in s.tracks))
+
+    @cached_property
+    def computing(self) -> bool:
+        """Whether a prefill engine of the other side computes a prompt, or did until a few samples ago."""
+        tracks = (track for s in self.candidates if s.role is Role.PREFILL for track in s.tracks)
+        return any(_ran_lately(track, self.now) for track in tracks)
 
     @cached_property
     def busy(self) -> tuple[str, ...]:
@@ -164,7 +185,7 @@ def current_connector(track: RankTrack, now: datetime) -> ConnectorSample | None
 
 def is_current(track: RankTrack, now: datetime) -> bool:
     """Whether the last sample is recent enough."""
-    return now - track.latest.at <= timedelta(seconds=STALE_S)
+    return now - track.latest.at <= STALE
 
 
 def silent_for(track: RankTrack, now: datetime, limit: timedelta) -> timedelta | None:
@@ -212,20 +233,65 @@ def _judge_healthy(track: RankTrack, waits: list[_Wait]) -> Finding:
 
 
 def _judge_overdue(wait: _Wait, track: RankTrack, around: Surroundings, shared: EngineSample | None) -> Finding:
-    moving = not wait.stalled(around.stuck_after)
-    if wait.name in NEEDS_OTHER_SIDE and around.silent:
+    lands = _waits_for_landing(wait, track, shared)
+    needs_other_side = lands or wait.name in NEEDS_OTHER_SIDE
+    if needs_other_side and around.silent:
         return _blocked_by_silence(wait, around)
-    if wait.name in NEEDS_OTHER_SIDE and around.failing:
+    if needs_other_side and around.failing:
         return Finding(Verdict.BLOCKED, f"{wait}; {', '.join(around.failing)} fails its requests", around.failing)
-    if moving:
+    if not wait.stalled(around.stuck_after):
         return _judge_moving(wait)
-    if wait.name in NEEDS_OTHER_SIDE and (finding := _blocked_by_absence(wait, around)) is not None:
+    if (
+        finding := _judge_by_outcomes(wait, track, around) or _judge_by_computing(wait, track, around, shared)
+    ) is not None:
         return finding
-    if wait.name in WAITS_FOR_OTHER_SIDE:
+    if needs_other_side and (finding := _blocked_by_absence(wait, around)) is not None:
+        return finding
+    if lands or wait.name in WAITS_FOR_OTHER_SIDE:
         return _judge_wait_for_others(wait, around)
     if wait.name == "decode_prealloc" and (finding := _judge_wait_for_memory(wait, track, shared)) is not None:
         return finding
     return Finding(Verdict.STUCK, _stands_still(wait))
+
+
+def _waits_for_landing(wait: _Wait, track: RankTrack, shared: EngineSample | None) -> bool:
+    """Whether requests wait for memory that no running request holds, but requests that wait for their KV cache."""
+    if wait.name != "decode_prealloc" or track.answer is None:
+        return False
+    engine, transfer = _load(track, shared), track.answer.queues.get("decode_transfer")
+    return engine is not None and not engine.running and transfer is not None and transfer.reqs > 0
+
+
+def _judge_by_outcomes(wait: _Wait, track: RankTrack, around: Surroundings) -> Finding | None:
+    """Judge a queue that has not moved although hand-offs of the rank have finished."""
+    done = track.ended.last_done if track.ended is not None else None
+    if done is None or around.now - done >= around.stuck_after:
+        return None
+    return Finding(Verdict.UNKNOWN, f"{_stands_still(wait)}, but hand-offs finish: its numbers may not be true")
+
+
+def _judge_by_computing(
+    wait: _Wait, track: RankTrack, around: Surroundings, shared: EngineSample | None
+) -> Finding | None:
+    """Judge a queue that does not move while a prefill engine computes a long prompt."""
+    if wait.still >= LONGEST_PROMPT * around.stuck_after:
+        return None
+    if wait.name.startswith(Role.PREFILL):
+        computes = (shared is not None and shared.running > 0) or _ran_lately(track, around.now)
+        return Finding(Verdict.SATURATED, f"{wait}; the engine computes prompts") if computes else None
+    if around.computing and (wait.name == "decode_transfer" or _waits_for_landing(wait, track, shared)):
+        return Finding(Verdict.SATURATED, f"{wait}; prefill engines compute prompts")
+    return None
+
+
+def _ran_lately(track: RankTrack, now: datetime) -> bool:
+    """Whether the engine ran requests at a sample so recent that the other side's newest sample may be older."""
+    return track.ran_at is not None and now - track.ran_at <= STALE
+
+
+def _load(track: RankTrack, shared: EngineSample | None) -> EngineSample | None:
+    """Return the report of the rank's scheduler, or of the one that counts its requests."""
+    return shared if track.latest.engine is None and not track.latest.engine_error else track.latest.engine
 
 
 def _judge_moving(wait: _Wait) -> Finding:
@@ -236,7 +302,7 @@ def _judge_moving(wait: _Wait) -> Finding:
 
 def _judge_wait_for_others(wait: _Wait, around: Surroundings) -> Finding:
     """Judge a queue that only the other side can move. No engine there is silent."""
-    role = WAITS_FOR_OTHER_SIDE[wait.name]
+    role = WAITS_FOR_OTHER_SIDE.get(wait.name, Role.PREFILL)
     if not around.candidates:
         return Finding(Verdict.BLOCKED, f"{_stands_still(wait)}; there is no {role} engine")
     if around.busy:
@@ -249,8 +315,7 @@ def _judge_wait_for_memory(wait: _Wait, track: RankTrack, shared: EngineSample |
 
     The loop is known to run here. So an engine that does not answer is slow, not hung.
     """
-    why = track.latest.engine_error
-    engine = shared if track.latest.engine is None and not why else track.latest.engine
+    why, engine = track.latest.engine_error, _load(track, shared)
     if engine is None:
         return Finding(Verdict.UNKNOWN, f"{_stands_still(wait)}; its engine does not report running requests ({why})")
     if engine.running > 0:

@@ -45,6 +45,10 @@ class RankTrack:
     """From the connector's last answer. 0 for an engine that does not report it."""
     resumed_at: datetime | None = None
     """Time of the sample at which the engine's loop last resumed after a gap."""
+    gap_s: float = 0.0
+    """Length of that gap, as last seen."""
+    ran_at: datetime | None = None
+    """Time of the last sample at which the engine ran requests."""
     ended: OutcomeTrack | None = None
     """Hand-offs that ended at this incarnation. `None` if its connector does not report them."""
 
@@ -63,6 +67,7 @@ def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
         return replace(track, latest=sample, queues=queues)
     same = track.incarnation == sample.connector.incarnation
     beat_age_s = sample.connector.beat_age_s or 0.0
+    resumed = same and beat_age_s < GAP_S <= track.beat_age_s
     return RankTrack(
         latest=sample,
         answer=sample.connector,
@@ -70,7 +75,9 @@ def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
         queues=_progress(track.queues if same else {}, sample.connector, sample.at),
         beat_age_s=beat_age_s,
         ended=_ended(track.ended if same else None, sample.connector, sample.at),
-        resumed_at=sample.at if same and beat_age_s < GAP_S <= track.beat_age_s else track.resumed_at,
+        resumed_at=sample.at if resumed else track.resumed_at,
+        gap_s=track.beat_age_s if resumed else track.gap_s,
+        ran_at=sample.at if sample.engine is not None and sample.engine.running else track.ran_at if same else None,
     )
 
 

@@ -59,6 +59,8 @@ def with_transports(
         rdma: `spec.rdma` of the pool.
     """
     links = tuple(_links([*(diagnosis.subject for diagnosis in diagnoses), *others]))
+    if not links:
+        return tuple(diagnoses)
     required = rdma is not None and rdma.mode is RdmaMode.REQUIRED
     unfit = _unfit([link for link in links if uses_another(link.pair)], _proven(links)) if required else frozenset()
     return tuple(_with_links(diagnosis, links, unfit) for diagnosis in diagnoses)
@@ -91,20 +93,16 @@ def _unfit(offending: Sequence[_Link], proven: frozenset[str]) -> frozenset[str]
 
 def _links(subjects: Sequence[Subject]) -> Iterator[_Link]:
     """Return all pairs that prefill ranks report, with the names of known decode ranks."""
-    decode = {
-        track.answer.incarnation: _end(subject, track.latest.rank)
-        for subject in subjects
-        for track in subject.tracks
-        if subject.role is Role.DECODE and track.answer is not None
-    }
-    for subject in subjects:
-        for track in subject.tracks:
-            if subject.role is not Role.PREFILL or track.answer is None:
-                continue
-            writer = _end(subject, track.latest.rank)
-            for peer in track.answer.peers:
-                target = decode.get(peer.incarnation) or _End("", f"process {peer.incarnation[:8]}")
-                yield _Link(writer, target, Pair(writer.shown, target.shown, peer.backend, peer.transport))
+    tracks = [(subject, track, track.answer) for subject in subjects for track in subject.tracks]
+    writers = [(s, t, a.peers) for s, t, a in tracks if s.role is Role.PREFILL and a is not None and a.peers]
+    if not writers:
+        return
+    decode = {a.incarnation: _end(s, t.latest.rank) for s, t, a in tracks if s.role is Role.DECODE and a is not None}
+    for subject, track, peers in writers:
+        writer = _end(subject, track.latest.rank)
+        for peer in peers:
+            target = decode.get(peer.incarnation) or _End("", f"process {peer.incarnation[:8]}")
+            yield _Link(writer, target, Pair(writer.shown, target.shown, peer.backend, peer.transport))
 
 
 def _end(subject: Subject, rank: int) -> _End:

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from dev.demo import down, questions, stuck
-from dev.demo.install import FAULTS, STUCK_AFTER_S, demo_objects, helm_values
+from dev.demo.engine import ENGINES
+from dev.demo.install import STUCK_AFTER_S, demo_objects, helm_values
 from dev.demo.lock import alone
 from dev.demo.screen import DemoError, Screen
 from dev.demo.story import Figures
@@ -40,13 +41,16 @@ spec: {prefill: {poolRef: {name: chat}}, decode: {poolRef: {name: chat}}}
 @pytest.mark.parametrize(
     ("template", "args"),
     [
-        ("", [FAULTS]),
-        (", template: {spec: {containers: [{name: engine, args: [--kv-pages=512]}]}}", ["--kv-pages=512", FAULTS]),
-        (", template: {spec: {containers: [{name: side}]}}", [FAULTS]),
+        ("", ["--enable-faults"]),
+        (
+            ", template: {spec: {containers: [{name: engine, args: [--kv-pages=512]}]}}",
+            ["--kv-pages=512", "--enable-faults"],
+        ),
+        (", template: {spec: {containers: [{name: side}]}}", ["--enable-faults"]),
     ],
 )
 def test_faults_are_enabled_on_decode_engines_only_and_said(template: str, args: list[str]) -> None:
-    objects, changes = demo_objects(EXAMPLE % template)
+    objects, changes = demo_objects(EXAMPLE % template, ENGINES["reference"], "engine:1")
     prefill, decode, service = objects
     containers = {c["name"]: c for c in decode["spec"]["template"]["spec"]["containers"]}
     assert containers["engine"]["args"] == args
@@ -143,7 +147,7 @@ def test_engines_are_asked_past_the_api_server_which_network_policies_keep_out(w
     assert walled.ask_pod("llm", "chat-decode-0-0", 30000, "/faults", b"{}") == ["POST", "/faults", "{}"]
     with pytest.raises(DemoError, match=r"chat-decode-0-0, port 9400, did not answer /nothing .*404"):
         walled.ask_pod("llm", "chat-decode-0-0", 9400, "/nothing")
-    stuck._freeze(Screen(), walled, "chat-decode-0-0", frozen=True)
+    stuck._freeze(Screen(), walled, ENGINES["reference"], "chat-decode-0-0", frozen=True)
 
 
 class _Cluster:
