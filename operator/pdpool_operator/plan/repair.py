@@ -115,8 +115,8 @@ def plan_repair(
     new: list[RepairRecord] = []
     for patient in patients:
         if patient.health is Health.AT_FAULT and not patient.terminating and patient.pod_uid not in handled:
-            record, told = step.propose(patient, before.get(patient.pod_uid))
-            new += [record] if record else []
+            proposed, told = step.propose(patient, before.get(patient.pod_uid))
+            new += [proposed] if proposed else []
             events += told
     intends = any(record.state is RepairState.INTENDED for record in new)
     remaining = max(spec.restarts_per_hour - len(step.counted), 0)
