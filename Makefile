@@ -43,6 +43,10 @@ cluster-down: $(READY) ## Stop it and undo everything outside the checkout
 cluster-status: $(READY) ## What runs, where its kubeconfig and logs are
 	@$(PY) -m dev.cluster status
 
+.PHONY: run
+run: $(READY) ## Run this checkout's operator against the current kubeconfig (ARGS='--watch llm')
+	@exec $(PY) -m dev.run_operator $(ARGS)
+
 IMAGES := operator engine router prometheus
 .PHONY: images
 images: $(READY) ## Build the images and load them into the local cluster
@@ -56,15 +60,19 @@ check: $(READY) ## Static checks: ruff, mypy, import-linter, generated files in 
 	$(VENV)/bin/lint-imports
 	$(PY) -m pdpool_operator.api.crd --check crds
 	$(PY) -m pdpool_operator.api.condition_docs --check docs/reference/conditions.md
+	$(PY) -m pdpool_operator.api.api_docs --check docs/reference/api.md
 	$(PY) -m dev.sync_chart --check
+	$(PY) -m dev.dashboard --check
 	$(PY) -m dev.tools run helm lint --strict charts/pdpool
 fmt: $(READY) ## Format and mend what ruff can mend
 	$(VENV)/bin/ruff check --fix $(CODE)
 	$(VENV)/bin/ruff format $(CODE)
-generate: $(READY) ## Write the CRDs from the models, the chart's copies of them, and the page of conditions
+generate: $(READY) ## Write the CRDs from the models, the chart's copies of them, the pages of the API, the dashboard
 	$(PY) -m pdpool_operator.api.crd crds
 	$(PY) -m pdpool_operator.api.condition_docs docs/reference/conditions.md
+	$(PY) -m pdpool_operator.api.api_docs docs/reference/api.md
 	$(PY) -m dev.sync_chart
+	$(PY) -m dev.dashboard
 
 # What every lock has in common; the images' locks are for one platform and agree with the developers' lock.
 COMPILE := $(VENV)/bin/uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-annotate
@@ -110,7 +118,7 @@ fuzz: $(READY) ## Fuzz every decoder and the machines for MINUTES=10, guided by 
 	@$(VENV)/bin/uv pip install -q -p $(PY) --require-hashes -r requirements/fuzz.lock
 	@$(PY) -m proof.fuzz --minutes $(or $(MINUTES),10) $(ARGS)
 
-.PHONY: oracle bench-model bench-dataplane bench-connector
+.PHONY: oracle bench-model bench-dataplane bench-connector bench-operator
 oracle: $(READY) ## 100 prompts unified and over the hand-off: the tokens must be identical
 	@$(PY) -m proof.oracle
 bench-model: $(READY) ## Speed of the reference model on this machine
@@ -119,6 +127,8 @@ bench-dataplane: $(READY) ## Data planes beside memcpy and raw NIXL, ratios in o
 	@$(PY) -m proof.bench.dataplane
 bench-connector: $(READY) ## The connector beside the bare engines: throughput, latency, aborts, scale (ARGS='--only tiny')
 	@$(PY) -m proof.bench.connector --plots docs/benchmarks $(ARGS)
+bench-operator: cluster ## The operator with fleets on simulated nodes: latency, CPU, memory, API calls (ARGS='--size 10x10')
+	@$(PY) -m proof.bench.operator --plots docs/benchmarks $(ARGS)
 
 .PHONY: hazards soak fences
 hazards: $(READY) ## Try the 37 hazards of SGLang's hand-off on ours: real processes, NIXL, Mooncake, zmq

@@ -23,8 +23,11 @@ from pdpool_operator.runtime.api import EVENTS, LEASES, SECRETS, Resource
 Object = dict[str, Any]
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition")
+NODES = Resource("", "v1", "nodes", "Node")
+REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview")
 RESOURCES = {
-    (one.group, one.version, one.plural): one for one in (*PRIMARY, *OWNED, LEASES, EVENTS, SECRETS, NAMESPACES, CRDS)
+    (one.group, one.version, one.plural): one
+    for one in (*PRIMARY, *OWNED, LEASES, EVENTS, SECRETS, NAMESPACES, CRDS, NODES, REVIEWS)
 }
 
 
@@ -54,6 +57,8 @@ class FakeApi:
 
     bookmark_s: float = 1.0
     fault: Fault | None = None
+    denied: set[tuple[str, str]] = field(default_factory=set)
+    """Verb and resource that access reviews deny."""
     on_put: Callable[["FakeApi", Resource, Object], None] = lambda *_: None
     """Called after each stored object. Takes the place of controllers and kubelets."""
     objects: dict[Resource, dict[tuple[str, str], Object]] = field(default_factory=dict)
@@ -82,6 +87,8 @@ class FakeApi:
         if resource is None:
             return self._discovery(request.path)
         namespace, name, subresource = rest[0], *[*rest[1:], None, None][:2]
+        if not resource.kind:
+            return self._refused(404, "NotFound")
         if verb == "watch":
             self.watches.append(request)
             try:
@@ -91,7 +98,15 @@ class FakeApi:
         if verb == "list":
             return self._list(request, resource, namespace)
         body = json.loads(text) if (text := await request.text()) else {}
+        if resource == REVIEWS:
+            return self._review(body)
         return self._one(request, verb, resource, namespace, name or body["metadata"]["name"], subresource, body)
+
+    def _review(self, body: Object) -> web.Response:
+        asked = body["spec"]["resourceAttributes"]
+        part = f"/{asked['subresource']}" if asked.get("subresource") else ""
+        allowed = (asked["verb"], asked["resource"] + part) not in self.denied
+        return web.json_response(body | {"status": {"allowed": allowed}}, status=201)
 
     def put(self, resource: Resource, namespace: str, name: str, body: Object) -> Object:
         """Store an object: a new one, or a new state."""
@@ -142,7 +157,7 @@ class FakeApi:
         version, namespace, rest = (
             (rest[0], rest[2], rest[3:]) if rest[1] == "namespaces" else (rest[0], None, rest[1:])
         )
-        resource = RESOURCES[group, version, rest[0]]
+        resource = RESOURCES.get((group, version, rest[0]), Resource(group, version, rest[0], ""))
         return resource, [namespace, *rest[1:]]
 
     def _discovery(self, path: str) -> web.Response:

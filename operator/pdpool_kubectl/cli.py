@@ -1,21 +1,32 @@
 """The commands of `kubectl pdpool`. Exit codes are those of `EXIT_CODES`."""
 
 import asyncio
+import dataclasses
 import functools
 import json
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from pdpool_operator.diagnose.model import Verdict
 from pdpool_operator.runtime.api import Api, ApiError
 
 from .access import Access, AccessError
+from .doctor import FAILED as CHECK_FAILED
+from .doctor import doctor_json, doctor_lines, examine
 from .explain import explain_lines
 from .fleet import Fleet, MissingError, NotInstalledError, read_fleet
 from .queues import Reading, queue_lines, queues_json, read_queues
+from .record import record as take_looks
+from .record import unanswered
+from .recording import RecordingError, dump, load
+from .replay import as_test as test_of
+from .replay import replay as run_again
+from .replay import replay_lines
 from .status import status_lines
 
 EXIT_CODES = """\b
@@ -87,6 +98,13 @@ def _run(access: Access, work: Callable[[Api], Awaitable[Result]]) -> Result:
     try:
         return asyncio.run(coroutine)
     except (AccessError, ApiError, NotInstalledError, MissingError) as error:
+        raise CommandError(str(error)) from error
+
+
+def _run_plain(work: Callable[[], Result]) -> Result:
+    try:
+        return work()
+    except AccessError as error:
         raise CommandError(str(error)) from error
 
 
@@ -189,3 +207,89 @@ async def _queues(
             return fleet
         before = reading, at
         await asyncio.sleep(interval_s)
+
+
+@cli.command(epilog=EXIT_CODES)
+@_operator_namespace
+@_options
+def doctor(*, access: Access, output: str, operator_namespace: str) -> None:
+    """Check each precondition by doing it, and print the command that repairs it.
+
+    Checked are kinds, your rights, operator, Lease, metrics, alert rules, images, and RDMA devices. A check is unknown
+    if you may not see what it needs.
+    """
+    checks = _run(access, lambda api: examine(api, access, operator_namespace))
+    _print(doctor_json(checks) if output == "json" else doctor_lines(checks))
+    sys.exit(ATTENTION if any(check.outcome == CHECK_FAILED for check in checks) else 0)
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--seconds", type=click.FloatRange(0, 3600), default=60.0, show_default=True, help="How long to record.")
+@_options
+def record(*, access: Access, output: str, file: Path, seconds: float) -> None:
+    """Record what an operator observes in a namespace into FILE, for `replay`.
+
+    It reads pools, services, StatefulSets and pods, and asks engines through the API server's proxy, which needs the
+    right to get pods/proxy. The file holds no pod templates, environment, keys or prompts. Exit code 1: an engine did
+    not answer.
+    """
+    if access.all_namespaces:
+        raise click.UsageError("record takes one namespace: give -n in place of -A")
+    namespace = _run_plain(access.scope) or ""
+
+    def progress(text: str) -> None:
+        click.echo(text, err=True)
+
+    looks = _run(access, lambda api: take_looks(api, namespace, seconds, progress))
+    try:
+        file.write_text(dump(namespace, looks), "utf-8")
+    except OSError as error:
+        raise CommandError(str(error)) from error
+    silent = unanswered(looks)
+    facts = {"file": str(file), "looks": len(looks), "unanswered": list(silent)}
+    lines = [f"wrote {file}: {len(looks)} looks", *(f"! unanswered: {reason}" for reason in silent[:5])]
+    _print(facts if output == "json" else lines)
+    sys.exit(ATTENTION if silent else 0)
+
+
+ALARMS = (str(Verdict.STUCK), str(Verdict.FAILING), str(Verdict.BLOCKED))
+
+
+@cli.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--as-test", type=click.Path(dir_okay=False, path_type=Path), help="Write a pytest module, too.")
+@click.option(
+    "--alarm",
+    "alarms",
+    multiple=True,
+    type=click.Choice([str(verdict) for verdict in Verdict]),
+    default=ALARMS,
+    show_default=True,
+    help="Verdict that must not occur. Repeat it for several.",
+)
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form of what is printed.")
+def replay(*, file: Path, as_test: Path | None, alarms: tuple[str, ...], output: str) -> None:
+    """Run the operator's diagnosis over a recording, and print each change of a verdict.
+
+    It needs no cluster. With --as-test, a pytest module is written which fails while an alarm occurs. It expects FILE
+    in its own folder.
+
+    \b
+    Exit codes:
+      0  no alarm occurred
+      1  an alarm occurred
+      2  an argument is wrong
+      3  FILE is no recording
+    """
+    try:
+        changes = list(run_again(load(file)))
+        if as_test is not None:
+            as_test.write_text(test_of(file, alarms), "utf-8")
+    except (OSError, RecordingError) as error:
+        raise CommandError(str(error)) from error
+    if output == "json":
+        _print({"changes": [dataclasses.asdict(change) for change in changes]})
+    else:
+        _print(replay_lines(changes))
+    sys.exit(ATTENTION if any(change.verdict in alarms for change in changes) else 0)

@@ -30,7 +30,7 @@ from .observe.router_outcomes import RouterOutcomes
 from .observe.routers import RouterClient
 from .observe.sampler import CONCURRENCY, Look, Sampler
 from .runtime import health, logs
-from .runtime.api import PODS, Api, ApiError, Resource, UnavailableError, connect
+from .runtime.api import PODS, Api, ApiError, NotFoundError, Resource, UnavailableError, connect
 from .runtime.cached_reads import CachedReads
 from .runtime.config import Config, ConfigInvalidError, load
 from .runtime.engines import Engines
@@ -57,6 +57,7 @@ MADE = {names.LABEL_MANAGED_BY: names.MANAGED_BY}
 """Labels of the objects that are watched."""
 STOP_WITHIN_S = 2.0
 CONTROL_CONNECTIONS = 64
+INSTALL_CRDS = "`kubectl apply --server-side -f crds` in a checkout of this version"
 
 log = logging.getLogger("pdpool_operator")
 
@@ -276,6 +277,10 @@ class Operator:
             try:
                 async for _ in self._keys():
                     pass
+            except NotFoundError as error:
+                log.warning("a CRD is not installed, retrying soon: %s; run %s", error, INSTALL_CRDS)
+                await asyncio.sleep(NOT_SERVED_AGAIN_S)
+                continue
             except ApiError as error:
                 log.warning("cannot list pools and services, retrying soon: %s", error)
                 await asyncio.sleep(NOT_SERVED_AGAIN_S)

@@ -85,3 +85,31 @@ def test_no_grant_is_written_twice() -> None:
             for verb in rule["verbs"]
         ]
         assert len(written) == len(set(written)), scope
+
+
+@pytest.mark.parametrize("values", SCOPES)
+def test_watching_alone_writes_only_status_and_events(render: Render, values: dict[str, Any]) -> None:
+    rendered = render(values | {"rbac": {"watchOnly": True}})
+    roles = [r for r in rendered.all("Role") + rendered.all("ClusterRole") if "aggregate" not in str(r["metadata"])]
+    granted = [rule for role in roles if not role["metadata"]["name"].endswith("-own") for rule in role["rules"]]
+    writes = {
+        (resource, verb)
+        for rule in granted
+        for resource in rule["resources"]
+        for verb in set(rule["verbs"]) - {"get", "list", "watch"}
+    }
+    kinds = ("prefillpools", "decodepools", "disaggregatedservices")
+    assert writes == {*((f"{kind}/status", "patch") for kind in kinds), ("events", "create"), ("events", "patch")}
+    assert "secrets" not in {resource for rule in granted for resource in rule["resources"]}
+
+
+def test_watching_alone_reads_what_pools_read() -> None:
+    def reads(table: str) -> set[tuple[str, str]]:
+        return {
+            (resource, verb)
+            for rule in TABLE[table]
+            for resource in rule["resources"]
+            for verb in set(rule["verbs"]) & {"get", "list", "watch"}
+        }
+
+    assert reads("watch") == reads("pools")

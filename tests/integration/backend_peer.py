@@ -21,13 +21,12 @@ import msgspec
 import numpy as np
 from pdpool_connector.backends import open_backend
 from pdpool_connector.backends.base import BackendError, Poll
-from pdpool_connector.backends.mooncake import MooncakeBackend
-from pdpool_connector.backends.nixl import NixlBackend
 from pdpool_connector.layout.arena import ArenaLocation, HostArena, MappedArena
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, StateCut, StatePool, decode_remote, encode_remote
 from pdpool_connector.layout.plan import Chunk, PairPlan, StateItems
 from pdpool_connector.layout.process import this_process
 from pdpool_connector.layout.staging import Staging
+from pdpool_connector.protocol.timeouts import Timeouts
 
 from dev.processes import send
 from tests.integration.forked import OWN_CODE, ROOT, Forked
@@ -140,12 +139,8 @@ class _Side:
     ):
         """`page_bytes`: of one region; `state`: item bytes of each region of the one pool, which has `pages` items;
         `state_cuts`: (outer, groups) of each, or None."""
-        if connect_timeout_s is None:
-            self.backend = open_backend(backend, name, target=target, host=host)
-        elif backend == "nixl":
-            self.backend = NixlBackend(name, target=target, connect_timeout_s=connect_timeout_s)
-        else:
-            self.backend = MooncakeBackend(name, host=host, connect_timeout_s=connect_timeout_s)
+        timeouts = Timeouts() if connect_timeout_s is None else Timeouts(backend_connect_s=connect_timeout_s)
+        self.backend = open_backend(backend, name, target=target, host=host, timeouts=timeouts)
         shapes = [(page_bytes, pages)] * (2 * layers) + [(size, pages) for size in state] + [(96, 8)]
         offsets = list(accumulate((size * items + GAP for size, items in shapes), initial=GAP))
         self.arena = HostArena(offsets[-1])

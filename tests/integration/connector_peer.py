@@ -34,6 +34,7 @@ from pdpool_connector.backends.base import BackendError, Poll, prompt_submit
 from pdpool_connector.layout import pool
 from pdpool_connector.layout.arena import ArenaLocation, MappedArena
 from pdpool_connector.layout.pairing import ModelShard
+from pdpool_connector.protocol import frames
 from pdpool_connector.protocol.fence import ConnectionsEnded, ContainerTerminated
 from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime.parts import new_identity
@@ -313,6 +314,7 @@ class _Commands:
         host = options.pop("host", "127.0.0.1")
         if options.pop("half_registered", False):
             register_half(PAGES * plan.page_bytes)
+        frames.VERSION_MIN, frames.VERSION_MAX = options.pop("versions", (frames.VERSION_MIN, frames.VERSION_MAX))
         pool.MAX_CHUNK_BYTES = options.pop("chunk_bytes", pool.MAX_CHUNK_BYTES)
         logging.basicConfig(level=options.pop("log", "WARNING"))
         flight_dir = options.pop("flight_dir", None)

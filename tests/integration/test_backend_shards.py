@@ -219,7 +219,7 @@ def test_a_share_of_another_shape_is_refused_by_name(crew):
         answer = initiator.connect(target)
         assert answer["error"] == "IncompatiblePeerError"
         assert (
-            "groups[0] of region 0 of state pool 'mamba' is 1 on each of 4 ranks here and 2 on each of 4"
+            "groups[0] of region 0 of state pool 'mamba' is 1 on each of 4 ranks at prefill and 2 on each of 4"
             in answer["message"]
         )
 
@@ -261,5 +261,5 @@ def test_a_page_of_other_tokens_is_refused_by_name(crew):
     with ranks(crew, ours, theirs) as (initiator, target):
         answer = initiator.connect(target)
         assert answer["error"] == "IncompatiblePeerError"
-        assert "page_tokens is 16 here and 32 at the peer, must be the same" in answer["message"]
-        assert "total_heads is 6 here and 12 at the peer" in answer["message"]
+        assert "page_tokens is 16 at prefill and 32 at decode, must be the same" in answer["message"]
+        assert "total_heads is 6 at prefill and 12 at decode" in answer["message"]

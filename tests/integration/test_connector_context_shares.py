@@ -85,7 +85,10 @@ def test_failed_share_fails_the_whole_request(instances, ring) -> None:
         instance.settle_empty()
 
 
-@pytest.mark.parametrize(("share", "why"), [("front", "prefill sends pages up to 2, the last"), ("back", "at page 2")])
+@pytest.mark.parametrize(
+    ("share", "why"),
+    [("front", "the last send of prefill has pages 0 to 1"), ("back", "the first send of prefill has pages 2 to")],
+)
 def test_replica_that_sends_too_little_fails_hand_off(instances, share: str, why: str) -> None:
     prefill = instances("prefill", "local", shape([3], cp=2))
     decode = instances("decode", "local", shape([3], tp=2))

@@ -177,7 +177,20 @@ def test_unlike_models_are_refused_with_both_values(sides, backend) -> None:
     offer(decode, prefill, 7)
     status = decode.until("r", "ended")
     assert status["cause"] == "invalid"
-    assert "model is 'm' here and 'another' at the peer" in status["message"]
+    assert "model is 'm' at prefill and 'another' at decode" in status["message"]
+
+
+@pytest.mark.parametrize("newer", ["prefill", "decode"])
+def test_unlike_versions_end_both_halves_at_once(sides, newer) -> None:
+    versions = {"prefill": [1, 1], "decode": [1, 1], newer: [7, 8]}
+    prefill, decode = (sides(role, versions=versions[role], timeouts=TIMEOUTS) for role in versions)
+    prefill.open("r", 7)
+    offer(decode, prefill, 7)
+    named = {"prefill": "7..8 at prefill and 1..1 at decode", "decode": "1..1 at prefill and 7..8 at decode"}[newer]
+    for side in (decode, prefill):
+        status = side.until("r", "ended", within_s=5.0)  # a third of `match_s`
+        assert status["cause"] == "invalid"
+        assert f"protocol version is {named}" in status["message"]
 
 
 def test_late_frames_change_nothing(local_pair) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from pdpool_connector.protocol.timeouts import DEFAULTS, Timeouts
+
 from .ascend import AscendBackend
 from .base import TransferBackend
 from .local import LocalBackend
@@ -18,26 +20,29 @@ BACKENDS: Final = ("nixl", "mooncake", "mori", "ascend", "local")
 """Names of the backends in configuration and frames."""
 
 
-def open_backend(backend: str, incarnation: str, *, target: bool, host: str = "127.0.0.1") -> TransferBackend:
+def open_backend(
+    backend: str, incarnation: str, *, target: bool, host: str = "127.0.0.1", timeouts: Timeouts = DEFAULTS
+) -> TransferBackend:
     """Open a backend by name.
 
     Args:
-        backend: one of `BACKENDS`.
+        backend: One of `BACKENDS`.
         incarnation: ours, random for each process.
-        target: whether peers write into our memory (decode).
-        host: address at which peers reach this process; NIXL finds it itself, and `local` needs none.
+        target: Whether peers write into our memory (decode).
+        host: Address at which peers reach this process; NIXL finds it itself, and `local` needs none.
+        timeouts: Bounds of what the backend waits for.
 
     Raises:
-        ValueError: the name is unknown.
-        BackendUnavailableError: the backend cannot work here.
+        ValueError: The name is unknown.
+        BackendUnavailableError: The backend cannot work here.
     """
     match backend:
         case "nixl":
-            return NixlBackend(incarnation, target=target)
+            return NixlBackend(incarnation, target=target, timeouts=timeouts)
         case "mooncake":
-            return MooncakeBackend(incarnation, host=host)
+            return MooncakeBackend(incarnation, host=host, timeouts=timeouts)
         case "mori":
-            return MoriBackend(incarnation, host=host)
+            return MoriBackend(incarnation, host=host, timeouts=timeouts)
         case "ascend":
             return AscendBackend(incarnation, target=target, host=host)
         case "local":

@@ -33,6 +33,7 @@ from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.pool import MAX_CHUNK_DESCRIPTORS, Runs
 from pdpool_connector.layout.regions import MAX_ADDRESS, Block, Region
+from pdpool_connector.protocol.timeouts import DEFAULTS, Timeouts
 
 from .base import (
     BackendError,
@@ -52,10 +53,6 @@ _MARKS: Final = 4
 """As many as Mooncake has connections to a peer by default (MC_TCP_LANES_PER_PEER): one for each that may lag."""
 _SHORTEST_SLEEP_S: Final = 15e-6
 """A small transfer over TCP takes about 45 µs."""
-_REAP_MARGIN_S: Final = 1.0
-_OPENING_S: Final = 2.0
-"""How long a peer that has just answered may take to describe its memory: no other peer is served meanwhile."""
-_HANG_UP_S: Final = 2.0
 _NAMED: Final = 4096
 """Sessions whose last process is remembered; beyond them the oldest are forgotten."""
 _ZEROS: Final = 64
@@ -111,7 +108,7 @@ class MooncakeBackend:
     Args:
         incarnation: ours, by which peers recognise us.
         host: address at which peers reach this process.
-        connect_timeout_s: bound of `connect`.
+        timeouts: bounds of `connect`, and the like.
 
     Raises:
         BackendUnavailableError: Mooncake cannot be loaded or started.
@@ -120,9 +117,9 @@ class MooncakeBackend:
     name = "mooncake"
     stages = True
 
-    def __init__(self, incarnation: str, *, host: str, connect_timeout_s: float = 10.0) -> None:
+    def __init__(self, incarnation: str, *, host: str, timeouts: Timeouts = DEFAULTS) -> None:
         self._session = MooncakeSession(host)
-        self._connect_timeout_s = connect_timeout_s
+        self._timeouts = timeouts
         self._identity = _identity(incarnation)
         self._scratch = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
         self._scratch[:_LINE] = np.frombuffer(self._identity, np.uint8)
@@ -192,7 +189,7 @@ class MooncakeBackend:
     def disconnect(self, peer: str) -> None:
         """As `TransferBackend.disconnect`. Mooncake keeps and reuses its connections to a peer that is alive."""
         state = self._leave(peer)
-        if state is not None and not self._closed and answers(state.session, _HANG_UP_S) is False:
+        if state is not None and not self._closed and answers(state.session, self._timeouts.backend_probe_s) is False:
             self._hang_up(state)
 
     def close(self) -> None:
@@ -236,7 +233,7 @@ class MooncakeBackend:
         run = _one_run(address, peer.scratch)
         tries = [self._session.start(peer.session, *run, read=True) for _ in range(_MARKS)]
         tries = [one for one in tries if one]
-        while tries and (waited := time.monotonic() - begun) < _HANG_UP_S:
+        while tries and (waited := time.monotonic() - begun) < self._timeouts.backend_probe_s:
             tries = [one for one in tries if self._session.over(one) is None]
             time.sleep(pause(waited, _SHORTEST_SLEEP_S))
         if not tries:
@@ -256,9 +253,9 @@ class MooncakeBackend:
     def _warm_up(self, peer: str) -> None:
         """Read the peer's identity and write a line, both over the connections that chunks will use."""
         state = self._peers[peer]
-        deadline = time.monotonic() + self._connect_timeout_s
-        late = PeerUnreachableError(f"peer {peer} did not answer within {self._connect_timeout_s} s")
-        answered = answers(state.session, self._connect_timeout_s)
+        deadline = time.monotonic() + self._timeouts.backend_connect_s
+        late = PeerUnreachableError(f"peer {peer} did not answer within {self._timeouts.backend_connect_s} s")
+        answered = answers(state.session, self._timeouts.backend_connect_s)
         if not answered:
             raise PeerUnreachableError(f"no process answers at {state.session}") if answered is False else late
         landing = self._land()
@@ -266,7 +263,7 @@ class MooncakeBackend:
         transfer: _Transfer | None = None
         try:
             for read, line in ((True, state.scratch), (False, state.scratch + _LINE)):
-                with bounded(state.session, _OPENING_S):
+                with bounded(state.session, self._timeouts.backend_open_s):
                     transfer = self._begin(_Transfer(state, _one_run(address, line), read))
                 while (outcome := self.poll(transfer)) is Poll.PENDING:
                     if time.monotonic() > deadline:
@@ -305,7 +302,7 @@ class MooncakeBackend:
         count = len(runs.nbytes)
         singles = min(count, _MARKS)
         timeout_s = self._session.batch_timeout_s + int(runs.nbytes.sum()) * 1e-9
-        transfer.ripe_at = time.monotonic() + timeout_s + _REAP_MARGIN_S
+        transfer.ripe_at = time.monotonic() + timeout_s + self._timeouts.backend_reap_s
         if count > singles:
             transfer.batch = self._session.start(session, *(column[:-singles] for column in runs), read=transfer.read)
             if not transfer.batch:

@@ -2,7 +2,7 @@
 
 Facts from its package, its source and SGLang's use of it that shape this module:
 
-- A transfer names registered memories and offsets into them, not addresses; a batch has one status for each pair of
+- A transfer names registered memories and offsets into them, not addresses. A batch has one status for each pair of
   memories.
 - A status is written to by MORI's own threads until it has ended, so it must outlive its transfer.
 - Nothing cancels a transfer, and a failure does not say that the NIC is done with the rest: it is unsettled.
@@ -26,6 +26,7 @@ from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.pool import Runs
 from pdpool_connector.layout.regions import Block, Region
+from pdpool_connector.protocol.timeouts import DEFAULTS, Timeouts
 
 from .base import (
     BackendError,
@@ -88,7 +89,7 @@ class MoriBackend:
     Args:
         incarnation: ours; peers know our backend by it.
         host: address at which peers reach this process.
-        connect_timeout_s: bound of the warm-up transfer.
+        timeouts: bounds of `connect`, and the like.
 
     Raises:
         BackendUnavailableError: the package or an RDMA device is missing.
@@ -97,9 +98,9 @@ class MoriBackend:
     name = "mori"
     stages = False
 
-    def __init__(self, incarnation: str, *, host: str, connect_timeout_s: float = 10.0) -> None:
+    def __init__(self, incarnation: str, *, host: str, timeouts: Timeouts = DEFAULTS) -> None:
         self._io = _load()
-        self._connect_timeout_s = connect_timeout_s
+        self._timeouts = timeouts
         self._native: Any = self._io.IOEngine(incarnation, self._io.IOEngineConfig(host=host, port=0))
         config = self._io.RdmaBackendConfig(poll_cq_mode=self._io.PollCqMode.EVENT, enable_notification=False)
         self._native.create_backend(self._io.BackendType.RDMA, config)
@@ -208,11 +209,11 @@ class MoriBackend:
     def _warm_up(self, peer: str, scratch: int) -> None:
         line = np.array([self._scratch.nbytes], np.int64)
         ours, theirs = (np.array([address], np.int64) for address in (self._scratch.address, scratch))
-        deadline = time.monotonic() + self._connect_timeout_s
+        deadline = time.monotonic() + self._timeouts.backend_connect_s
         transfer = self._start(self._peers[peer], Runs(ours, theirs, line))
         while (outcome := self.poll(transfer)) is Poll.PENDING:
             if time.monotonic() > deadline:
-                raise PeerUnreachableError(f"peer {peer} did not answer within {self._connect_timeout_s} s")
+                raise PeerUnreachableError(f"peer {peer} did not answer within {self._timeouts.backend_connect_s} s")
         if outcome is not Poll.DONE:
             raise PeerUnreachableError(f"the warm-up transfer to peer {peer} failed: {transfer.failure}")
 

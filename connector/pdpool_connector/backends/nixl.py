@@ -30,6 +30,7 @@ from pdpool_connector.layout.plan import Chunk, PairPlan
 from pdpool_connector.layout.pool import Row
 from pdpool_connector.layout.process import ProcessName, is_gone
 from pdpool_connector.layout.regions import MAX_ADDRESS, Block, Region
+from pdpool_connector.protocol.timeouts import DEFAULTS, Timeouts
 
 from .base import (
     BackendError,
@@ -106,7 +107,7 @@ class NixlBackend:
     Args:
         incarnation: ours; peers know our agent by it.
         target: whether peers write into our memory. Then a progress thread, asleep without traffic, serves them.
-        connect_timeout_s: bound of a warm-up transfer.
+        timeouts: bounds of `connect`, and the like.
 
     Raises:
         BackendUnavailableError: NIXL cannot be loaded or started.
@@ -115,9 +116,9 @@ class NixlBackend:
     name = "nixl"
     stages = True
 
-    def __init__(self, incarnation: str, *, target: bool, connect_timeout_s: float = 10.0) -> None:
+    def __init__(self, incarnation: str, *, target: bool, timeouts: Timeouts = DEFAULTS) -> None:
         self._agent = NixlAgent(incarnation, progress_thread=target)
-        self._connect_timeout_s = connect_timeout_s
+        self._timeouts = timeouts
         self._scratch = np.frombuffer(mmap.mmap(-1, _SCRATCH_BYTES), np.uint8)
         self._memory: KVMemory | None = None
         self._registered: list[object] = []
@@ -328,11 +329,11 @@ class NixlBackend:
         local, remote = (
             np.array([sum(row.pieces for row in rows)], np.int32) for rows in (group.local_rows, group.remote_rows)
         )
-        deadline = time.monotonic() + self._connect_timeout_s
+        deadline = time.monotonic() + self._timeouts.backend_connect_s
         transfer = self._start(state, lambda: self._agent.make(lists.local, local, lists.remote, remote))
         while self.poll(transfer) is Poll.PENDING:
             if time.monotonic() > deadline:
-                raise PeerUnreachableError(f"peer {peer} did not answer within {self._connect_timeout_s} s")
+                raise PeerUnreachableError(f"peer {peer} did not answer within {self._timeouts.backend_connect_s} s")
         if transfer.failure:
             raise PeerUnreachableError(f"the warm-up transfer to peer {peer} failed: {transfer.failure}")
 

@@ -60,7 +60,7 @@ def plan_pair(
     if peer in known:
         raise BackendError(f"peer {peer} is connected already")
     if remote.backend != backend:
-        raise IncompatiblePeerError(f"backend is {backend!r} here and {remote.backend!r} at the peer")
+        raise IncompatiblePeerError(f"backend is {backend!r} at prefill and {remote.backend!r} at decode")
     try:
         return PairPlan(ours, remote.memory), msgspec.msgpack.decode(remote.descriptor, type=kind)
     except (LayoutError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -60,8 +60,8 @@ class HostArena:
     freed with its last numpy view, so a view never dangles.
 
     Raises:
-        LayoutError: the size is below 1.
-        OSError: the kernel refuses the memory.
+        LayoutError: The size is below 1.
+        OSError: The kernel refuses the memory.
     """
 
     def __init__(self, nbytes: int) -> None:

@@ -63,10 +63,10 @@ class LayerHeads(msgspec.Struct, frozen=True, array_like=True):
     """The KV heads of one layer, where layers differ: heads `first_head`.. of `total_heads`.
 
     Args:
-        kv_heads: heads that this rank holds.
-        head_dim: elements of one head.
-        first_head: number of the first one held, in the model.
-        total_heads: heads of this layer in the model.
+        kv_heads: Heads that this rank holds.
+        head_dim: Elements of one head.
+        first_head: Number of the first one held, in the model.
+        total_heads: Heads of this layer in the model.
     """
 
     kv_heads: int
@@ -84,26 +84,26 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
     A page has no padding. Its order is `layout`; of an interleaved cache, a page is K in that order, then V.
 
     Args:
-        kv: regions of the layers held, in order. Separate order: K, V of the first layer, K, V of the next, or one
+        kv: Regions of the layers held, in order. Separate order: K, V of the first layer, K, V of the next, or one
             region a layer where K and V come from one latent (MLA). Interleaved order: one region a layer.
             All have the same number of items (pages). Heads of K may be longer than those of V.
-        aux: regions with rows in common: an aux slot selects a row of each. May be empty.
-        page_tokens: tokens in one page.
-        layers: number of layers held.
+        aux: Regions with rows in common: an aux slot selects a row of each. May be empty.
+        page_tokens: Tokens in one page.
+        layers: Number of layers held.
         kv_heads: KV heads held of each layer.
-        head_dim: elements of one head.
-        dtype: element type by its numpy name (`float32`, `bfloat16`, …).
-        model: name that both sides must agree on.
-        first_layer, total_layers, first_head, total_heads: which part of the model is held.
-        layout: order of tokens and heads within a page.
-        kv_order: whether K and V have regions of their own.
-        heads: for each layer its own heads, where layers differ (a draft model behind its target). `kv_heads` and
+        head_dim: Elements of one head.
+        dtype: Element type by its numpy name (`float32`, `bfloat16`, …).
+        model: Name that both sides must agree on.
+        first_layer, total_layers, first_head, total_heads: Which part of the model is held.
+        layout: Order of tokens and heads within a page.
+        kv_order: Whether K and V have regions of their own.
+        heads: For each layer its own heads, where layers differ (a draft model behind its target). `kv_heads` and
             the other fields then describe the layers whose heads are divided over most ranks, and a layer holds the
             heads that meet this rank's share of those (`ModelShard.heads_of`). Empty where all layers are alike.
-        state: the state pools.
+        state: The state pools.
 
     Raises:
-        LayoutError: counts do not fit together, a field is out of bounds, or regions of one pool overlap.
+        LayoutError: Counts do not fit together, a field is out of bounds, or regions of one pool overlap.
     """
 
     kv: tuple[Region, ...]
@@ -162,19 +162,19 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
         """The memory that tensors of torch, or arrays of numpy, describe. torch is not imported.
 
         Args:
-            kv: for each layer a pair (K, V) or one tensor. A tensor is [pages, page_tokens, heads, head_dim], in
+            kv: For each layer a pair (K, V) or one tensor. A tensor is [pages, page_tokens, heads, head_dim], in
                 layout HND [pages, heads, page_tokens, head_dim]. Other shapes: [tokens, heads, head_dim] with
                 `page_tokens` given; one tensor [2, pages, ...] for K and V; one tensor [pages, 2, ...] in interleaved
                 order; one tensor [pages, page_tokens, latent] for MLA. `kv_split` makes pairs of two lists.
-            aux: tensors [rows, ...].
-            state: state pools, see `StatePool.from_tensors`.
-            page_tokens: tokens in one page, only for tensors whose first dimension is tokens.
-            heads: for layers that differ, see the class; `kv_heads` and `head_dim` are then those of the first layer.
+            aux: Tensors [rows, ...].
+            state: State pools, see `StatePool.from_tensors`.
+            page_tokens: Tokens in one page, only for tensors whose first dimension is tokens.
+            heads: For layers that differ, see the class; `kv_heads` and `head_dim` are then those of the first layer.
 
         The other arguments are fields of the class. The tensors must live until the connector is closed.
 
         Raises:
-            LayoutError: a tensor is not contiguous or has another shape, or a check of the class fails.
+            LayoutError: A tensor is not contiguous or has another shape, or a check of the class fails.
         """
         cache = read_cache(kv, layout=layout, kv_order=kv_order, page_tokens=page_tokens)
         if not heads and len(set(cache.heads)) > 1:
@@ -364,13 +364,13 @@ class RemoteMemory(msgspec.Struct, frozen=True, kw_only=True):
     """A peer's memory, as the peer describes it when the two pair.
 
     Args:
-        backend: name of the transfer backend that registered it.
-        memory: its geometry; the addresses are the peer's own.
-        descriptor: the bytes that this backend's `register` returned, opaque to other backends.
-        process: the process that holds it; None if the peer does not say.
+        backend: Name of the transfer backend that registered it.
+        memory: Its geometry; the addresses are the peer's own.
+        descriptor: The bytes that this backend's `register` returned, opaque to other backends.
+        process: The process that holds it; None if the peer does not say.
 
     Raises:
-        LayoutError: a field is out of bounds.
+        LayoutError: A field is out of bounds.
     """
 
     backend: str

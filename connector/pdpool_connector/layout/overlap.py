@@ -119,7 +119,7 @@ def _heads_that_move(local: KVMemory, remote: KVMemory, layer: int) -> tuple[int
 
 
 def _heads_differ(local: KVMemory, remote: KVMemory, common: Overlap) -> list[str]:
-    """A line for each region whose heads differ at the peer."""
+    """A line for each region whose heads differ between prefill and decode."""
     found = []
     for layer in range(common.first_layer, common.first_layer + common.layers):
         ours, theirs = local.heads_of(layer), remote.heads_of(layer)
@@ -132,8 +132,8 @@ def _heads_differ(local: KVMemory, remote: KVMemory, common: Overlap) -> list[st
             size, their_size = local.kv[region].item_bytes, remote.kv[remote.region_of(layer, part)].item_bytes
             if size * theirs.kv_heads != their_size * ours.kv_heads:
                 found.append(
-                    f"item_bytes of kv region {region} (layer {layer}) is {size} here for {ours.kv_heads} heads and "
-                    f"{their_size} at the peer for {theirs.kv_heads} heads, must be the same for each head"
+                    f"item_bytes of kv region {region} (layer {layer}) is {size} at prefill for {ours.kv_heads} heads "
+                    f"and {their_size} at decode for {theirs.kv_heads} heads, must be the same for each head"
                 )
     return found
 

@@ -24,13 +24,13 @@ class ModelShard(msgspec.Struct, frozen=True, kw_only=True):
     that hold the same share of the same layers are replicas for the state.
 
     Args:
-        first_layer, layers, total_layers: layers `first_layer`.. of `total_layers`.
-        first_head, kv_heads, total_heads: heads `first_head`.. of `total_heads`. Where layers differ in heads, these
+        first_layer, layers, total_layers: Layers `first_layer`.. of `total_layers`.
+        first_head, kv_heads, total_heads: Heads `first_head`.. of `total_heads`. Where layers differ in heads, these
             are the reference heads of `KVMemory`.
-        state_rank, state_ranks: which of the equal shares of cut state it holds; 0 of 0 where none is cut.
+        state_rank, state_ranks: Which of the equal shares of cut state it holds; 0 of 0 where none is cut.
 
     Raises:
-        LayoutError: a field is out of range.
+        LayoutError: A field is out of range.
     """
 
     first_layer: int
@@ -109,14 +109,14 @@ def shard_model(layers: Sequence[int], heads: int, *, tp: int = 1, split_state: 
     """The shards of an instance in rank order, rank = pipeline stage * tp + tensor rank, as engines number them.
 
     Args:
-        layers: how many layers each pipeline stage holds.
+        layers: How many layers each pipeline stage holds.
         heads: KV heads of the model, divided evenly over the `tp` ranks of each stage. With fewer heads than ranks,
             each head is held by `tp / heads` ranks. Where layers differ, the heads of those with most.
         tp: tensor-parallel ranks of each stage.
-        split_state: the model keeps state beside the cache (Mamba and the like), cut over the `tp` ranks.
+        split_state: The model keeps state beside the cache (Mamba and the like), cut over the `tp` ranks.
 
     Raises:
-        LayoutError: heads cannot be divided evenly.
+        LayoutError: Heads cannot be divided evenly.
     """
     if isinstance(layers, int):
         raise LayoutError(f"layers is {layers!r}, must be a sequence: how many layers each pipeline stage holds")
@@ -144,11 +144,11 @@ class Writer(NamedTuple):
     """A prefill rank as one decode rank sees it.
 
     Args:
-        rank: its number in the prefill instance.
-        rank_index, rank_count: this decode rank is number `rank_index` of the `rank_count` that it serves.
-        kv: it writes the cells that both hold, and with them state that is not cut.
-        aux: it writes the aux row.
-        state: it writes what both hold of the shares of cut state.
+        rank: Its number in the prefill instance.
+        rank_index, rank_count: This decode rank is number `rank_index` of the `rank_count` that it serves.
+        kv: It writes the cells that both hold, and with them state that is not cut.
+        aux: It writes the aux row.
+        state: It writes what both hold of the shares of cut state.
     """
 
     rank: int
@@ -197,10 +197,10 @@ def pair(prefill: Sequence[ModelShard], decode: Sequence[ModelShard]) -> tuple[t
     Each cell of a decode rank has exactly one writer, and so has each piece of its share of cut state. Decode ranks
     take replicas in turn; a replica that writes state to the rank is preferred for its cells. Exactly one writer of
     each decode rank writes aux; it holds the model's last layer. A prefill rank without work serves one decode rank
-    all the same, with nothing to write, so that its half of every hand-off ends as well.
+    all the same. It has nothing to write; its half of every hand-off ends as well.
 
     Raises:
-        LayoutError: an instance is not whole, or the two are not of one model.
+        LayoutError: An instance is not whole, or the two are not of one model.
     """
     check_instance("prefill", prefill)
     check_instance("decode", decode)

@@ -47,11 +47,11 @@ class Chunk:
 
     Args:
         local_pages, remote_pages: int32 arrays of the same length, which may be 0.
-        aux: pairs (local slot, remote slot).
-        state: items of state pools, each pool at most once.
-        span: only these rows of the pages; None for all.
-        staged: where the pages were gathered to, if they were.
-        group: index in `PairPlan.groups` of the memory that all of it lies in.
+        aux: Pairs (local slot, remote slot).
+        state: Items of state pools, each pool at most once.
+        span: Only these rows of the pages; None for all.
+        staged: Where the pages were gathered to, if they were.
+        group: Index in `PairPlan.groups` of the memory that all of it lies in.
     """
 
     local_pages: Ids
@@ -115,7 +115,7 @@ class PairPlan:
     groups: the rows by memory; group 0 is host to host and always exists.
 
     Raises:
-        LayoutError: the memories are not `compatible`.
+        LayoutError: The memories are not `compatible`.
     """
 
     def __init__(self, local: KVMemory, remote: KVMemory) -> None:
@@ -161,7 +161,7 @@ class PairPlan:
         """Check a chunk against both memories.
 
         Raises:
-            LayoutError: lists do not pair up, an id is outside its memory, a target occurs twice, or the chunk names
+            LayoutError: Lists do not pair up, an id is outside its memory, a target occurs twice, or the chunk names
                 memory of several groups.
         """
         local, remote = self.local, self.remote
@@ -353,14 +353,14 @@ class PairPlan:
 
         Args:
             local_pages, remote_pages: int32 page ids.
-            aux: local and remote slot.
-            state: for each state pool in order the local and remote ids; empty for none at all.
-            gather: pages are to be gathered into slots.
-            within: only these rows of pages.
-            state_within: for each state pool only these rows, as `state_spans` gives them; empty for all.
+            aux: Local and remote slot.
+            state: For each state pool in order the local and remote ids; empty for none at all.
+            gather: Pages are to be gathered into slots.
+            within: Only these rows of pages.
+            state_within: For each state pool only these rows, as `state_spans` gives them; empty for all.
 
         Raises:
-            LayoutError: lists that belong together have different lengths.
+            LayoutError: Lists that belong together have different lengths.
         """
         _check_lengths("pages", local_pages, remote_pages)
         beside = aux is None or self._aux_beside
@@ -415,8 +415,8 @@ class PairPlan:
         """For each state pool the rows that this pair moves; None for all. See `pairing.Writer`.
 
         Args:
-            kv: the pair moves pages, and with them regions that are not cut.
-            shares: the pair moves regions that are cut. Copied groups go to each target from one rank only.
+            kv: The pair moves pages, and with them regions that are not cut.
+            shares: The pair moves regions that are cut. Copied groups go to each target from one rank only.
         """
         spans: list[Span | None] = []
         for index, (whole, split) in enumerate(self._state_bounds):

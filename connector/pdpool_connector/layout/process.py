@@ -20,11 +20,11 @@ class ProcessName(msgspec.Struct, frozen=True, kw_only=True):
     """A process: its number in its PID namespace, and where it runs.
 
     Args:
-        pid: its number in `pid_namespace`.
-        started: when it began, in clock ticks since boot (proc_pid_stat(5)).
-        container_started: the same of process 1 of its PID namespace; None if that cannot be read.
+        pid: Its number in `pid_namespace`.
+        started: When it began, in clock ticks since boot (proc_pid_stat(5)).
+        container_started: The same of process 1 of its PID namespace; None if that cannot be read.
         addresses: IP addresses of its network namespace.
-        pod_uid: of its Kubernetes pod, "" outside of one.
+        pod_uid: Of its Kubernetes pod, "" outside of one.
     """
 
     pid: int

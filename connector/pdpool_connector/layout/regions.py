@@ -29,13 +29,13 @@ class Region(msgspec.Struct, frozen=True, array_like=True):
     """A dense array of equal items.
 
     Args:
-        address: virtual address of the first item.
-        item_bytes: bytes of one item.
-        items: number of items.
-        device: index of the GPU or NPU that holds the region, None for host memory.
+        address: Virtual address of the first item.
+        item_bytes: Bytes of one item.
+        items: Number of items.
+        device: Index of the GPU or NPU that holds the region, None for host memory.
 
     Raises:
-        LayoutError: a field is out of bounds, or the region would end beyond `MAX_ADDRESS`.
+        LayoutError: A field is out of bounds, or the region would end beyond `MAX_ADDRESS`.
     """
 
     address: int
@@ -145,8 +145,8 @@ def check_pool(field: str, unit: str, regions: Sequence[Region]) -> None:
 
 
 def differs(field: str, ours: object, theirs: object) -> str:
-    """The line for a field that must be the same in two memories and is not."""
-    return f"{field} is {ours!r} here and {theirs!r} at the peer, must be the same"
+    """The line for a field that must be the same at prefill (`ours`) and at decode (`theirs`), and is not."""
+    return f"{field} is {ours!r} at prefill and {theirs!r} at decode, must be the same"
 
 
 def first_of(found: list[str]) -> list[str]:

@@ -105,7 +105,7 @@ def _region_differs(
         return _cut_differs(named, (cut, size, pool.ranks), (other_cut, their_size, other.ranks))
     if cut is not other_cut:
         how = ["moves whole" if one is None else "is cut" for one in (cut, other_cut)]
-        return f"{named} {how[0]} here and {how[1]} at the peer (`cuts`), must be the same"
+        return f"{named} {how[0]} at prefill and {how[1]} at decode (`cuts`), must be the same"
     if heads and (local.first_head, local.kv_heads) != (remote.first_head, remote.kv_heads):
         return (
             f"{named} is of {_held(local, remote)}, must be of the same heads (as many tensor-parallel ranks on both "
@@ -115,7 +115,7 @@ def _region_differs(
 
 
 def _cut_differs(named: str, ours: tuple[StateCut, int, int], theirs: tuple[StateCut, int, int]) -> str | None:
-    """For a region that is cut on both sides: its cut, `item_bytes` and number of ranks, here and at the peer."""
+    """For a region that is cut on both sides: its cut, `item_bytes` and number of ranks, at prefill and at decode."""
     (cut, size, ranks), (other, their_size, their_ranks) = ours, theirs
     shape, their_shape = (cut.outer, len(cut.groups)), (other.outer, len(other.groups))
     if shape != their_shape:
@@ -125,8 +125,8 @@ def _cut_differs(named: str, ours: tuple[StateCut, int, int], theirs: tuple[Stat
     for index, (units, their_units) in enumerate(zip(cut.groups, other.groups, strict=True)):
         if units != their_units and units * ranks != their_units * their_ranks:
             return (
-                f"groups[{index}] of {named} is {units} on each of {ranks} ranks here and {their_units} on each of "
-                f"{their_ranks} at the peer, must be as many on all ranks together, or on each"
+                f"groups[{index}] of {named} is {units} on each of {ranks} ranks at prefill and {their_units} on each "
+                f"of {their_ranks} at decode, must be as many on all ranks together, or on each"
             )
     return None
 
@@ -172,4 +172,4 @@ def _held(local: KVMemory, remote: KVMemory) -> str:
         f"heads {memory.first_head}..{memory.first_head + memory.kv_heads - 1}"
         for memory in (local, remote)
     )
-    return f"{ours} here and of {theirs} at the peer"
+    return f"{ours} at prefill and of {theirs} at decode"

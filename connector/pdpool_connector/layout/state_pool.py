@@ -38,11 +38,11 @@ class StateCut(msgspec.Struct, frozen=True, array_like=True):
     outer * len(groups) of them.
 
     Args:
-        outer: product of the dimensions before the axis that is cut, 1 where that is the first.
-        groups: units of each group that this rank holds.
+        outer: Product of the dimensions before the axis that is cut, 1 where that is the first.
+        groups: Units of each group that this rank holds.
 
     Raises:
-        LayoutError: a number is out of bounds.
+        LayoutError: A number is out of bounds.
     """
 
     outer: int
@@ -73,16 +73,16 @@ class StatePool(msgspec.Struct, frozen=True):
     overlap those of other pools, as the cache groups of vLLM do.
 
     Args:
-        name: kind of the state, such as "mamba" or "swa".
-        regions: regions with equally many items, all in the same memory.
-        layers: for each region its layer, by its number in the model, in ascending order. Empty where the state
+        name: Kind of the state, such as "mamba" or "swa".
+        regions: Regions with equally many items, all in the same memory.
+        layers: For each region its layer, by its number in the model, in ascending order. Empty where the state
             belongs to all layers of the rank together.
-        cuts: for each region how its items are cut over ranks, None for one that moves whole. Empty where all do.
-        rank: which of the `ranks` equal shares this rank holds.
-        ranks: number of shares; 0 where no region is cut, 1 where each rank has all of it.
+        cuts: For each region how its items are cut over ranks, None for one that moves whole. Empty where all do.
+        rank: Which of the `ranks` equal shares this rank holds.
+        ranks: Number of shares; 0 where no region is cut, 1 where each rank has all of it.
 
     Raises:
-        LayoutError: a field is out of bounds, or the fields do not fit together.
+        LayoutError: A field is out of bounds, or the fields do not fit together.
     """
 
     name: str

@@ -206,10 +206,11 @@ class RankExchange:
             send = sends[self.taken]
             stop = send.start + _count(send.pages)
             if stop > end or (send.last and stop != end):
-                sent = f"up to {stop}{', the last' if send.last else ''}"
-                raise InvalidSendError(f"prefill sends pages {sent}; decode offered {first}..{end}")
+                sent = f"{'the last send' if send.last else 'a send'} of prefill has {_inclusive(send.start, stop)}"
+                raise InvalidSendError(f"{sent}, decode offered {_inclusive(first, end)}")
             if not self.taken and send.start > first:
-                raise InvalidSendError(f"first send starts at page {send.start}, decode holds only the first {first}")
+                sent = f"the first send of prefill has {_inclusive(send.start, stop)}"
+                raise InvalidSendError(f"{sent}, decode offered {_inclusive(first, end)}: pages between are missing")
             skipped = max(first - send.start, 0) * PAGE_ID_BYTES
             at = max(send.start - first, 0) * PAGE_ID_BYTES
             source = send.pages[skipped:]
@@ -242,6 +243,11 @@ def _paired_state(send: SendPages, offer: f.Offer) -> tuple[tuple[bytes, bytes],
     if sent != offered:
         raise InvalidSendError(f"prefill sends state items {sent}, one number for each pool; decode offered {offered}")
     return tuple(zip(send.state, offer.state, strict=True))
+
+
+def _inclusive(start: int, stop: int) -> str:
+    """Pages `start`.. below `stop` for a message."""
+    return f"pages {start} to {stop - 1} (inclusive)" if start < stop else f"no pages from page {start} on"
 
 
 def _count(ids: bytes) -> int:

@@ -61,10 +61,25 @@ class Timeouts:
     """After a data connection could not be made again, writes fail at once for this long."""
     ready_poll_s: float = 0.0002
     """Pause between two looks at sends whose pages are not ready: a layer takes longer to compute."""
+    engine_look_s: float = 0.5
+    """How often the machine learns how long the engine has run, while attempts wait for their requests."""
+    engine_step_s: float = 1.0
+    """In a longer pause between two beats the engine takes no requests. Only this much of it counts for
+    `engine_match_s`."""
     lease_s: float = 5.0
     """A rank that has not renewed its registration for this long is missing; it renews three times in this time."""
     lease_retry_s: float = 0.5
     """Pause after a registration that failed."""
+
+    # --- Transfer backends ---
+    backend_connect_s: float = 10.0
+    """A backend may take this long to reach a peer's memory: it opens connections and moves the first bytes."""
+    backend_open_s: float = 2.0
+    """Mooncake's peer that has just answered describes its memory within this; no other peer is served meanwhile."""
+    backend_probe_s: float = 2.0
+    """A silent Mooncake peer counts as gone after this."""
+    backend_reap_s: float = 1.0
+    """Mooncake ends a transfer by its own timeout; ours is longer by this, so that it is never the first."""
 
     # --- Threads, sockets, logs ---
     loop_idle_s: float = 0.25
@@ -107,3 +122,6 @@ class Timeouts:
                 raise ValueError(f"{name}={value!r} is of type {type(value).__name__}: give {what}")  # noqa: TRY004
             if not value > 0:
                 raise ValueError(f"{name} is {value}, must be above 0")
+
+
+DEFAULTS = Timeouts()

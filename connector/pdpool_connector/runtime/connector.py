@@ -148,7 +148,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
             wanted=self._concerns,
             timeouts=config.timeouts,
         )
-        self._publisher = StatsPublisher(self._take_snapshot, self._reactor.lag, config.timeouts.snapshot_s)
+        self._publisher = StatsPublisher(self._take_snapshot, self._reactor.lag, config.timeouts)
         self._spans = open_spans(self.role, config.rank)
         self._outcomes = OutcomeLog(self.role, config.rank, self._spans, parts.clock)
         self._remote_form = b""

@@ -32,6 +32,7 @@ from pdpool_connector.protocol.events import (
 from pdpool_connector.protocol.fence import Proof
 from pdpool_connector.protocol.states import DecodeState
 from pdpool_connector.protocol.status import Cause
+from pdpool_connector.protocol.versions import readable
 from pdpool_connector.runtime.checksum_verifier import ChecksumVerifier, Written
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.connector import Connector, OnChange, Running, check_arguments, no_requests, nothing
@@ -276,9 +277,10 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
 
     def _notify_misfit(self, instance: InstanceConnection, misfit: MisfitRank, failed: Sequence[DecodeAttempt]) -> None:
         """Send a rank that does not fit an Abort for each failed attempt, with the values that differ."""
+        version = readable(*misfit.info.protocol)
         aborts = [
             f.Abort(
-                version=f.VERSION_MAX,
+                version=version,
                 sender=self.incarnation,
                 attempt=attempt.attempt,
                 room=attempt.room,

@@ -129,7 +129,7 @@ class InstanceConnection:
         self.rounds = 0
         """How often its ranks were connected to: each time with the next of the keys."""
         self.misfits: Sequence[MisfitRank] = ()
-        """Ranks that have refused to pair for good, or that can never be paired."""
+        """Ranks that have refused to pair for good, or that can never be paired, and the others of their instance."""
         self._failure = ""
         self._failing_since = 0.0
         self._refused_since: float | None = None
@@ -201,6 +201,7 @@ class InstanceConnection:
         elif error is not None:
             self._retry(f"bootstrap {self.prefill}: {type(error).__name__}: {error}")
         elif (mismatch := _version_mismatch(answer.result())) is not None:
+            self.misfits = [MisfitRank(info, to.rank_index, to.rank_count) for info, to in answer.result()]
             self._retry(f"prefill {self.prefill} cannot be paired: {mismatch}", final=Cause.INVALID)
         elif fenced := [one for one in answer.result() if self._owner.is_fenced(one.info.incarnation)]:
             message = f"{self._name(fenced[0])} was fenced, and no other process has taken its place"
@@ -354,7 +355,7 @@ def _version_mismatch(found: Sequence[Found]) -> str | None:
     """Why no protocol version is common with some rank; None when there is one with each."""
     for info, _ in found:
         try:
-            negotiate(*info.protocol)
+            negotiate(*info.protocol, we_are="decode")
         except VersionMismatchError as error:
-            return f"rank {info.rank} of prefill: {error}"
+            return f"{error} (rank {info.rank} of prefill)"
     return None

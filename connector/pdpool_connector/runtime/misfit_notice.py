@@ -40,6 +40,7 @@ class MisfitNotice:
         closed: Callable[["MisfitNotice"], None],
     ) -> None:
         self._peer, self._aborts, self._reactor, self._closed = info.incarnation, aborts, reactor, closed
+        self._version = aborts[0].version
         self._unanswered = {abort.attempt for abort in aborts}
         self._open = True
         self._control = ControlLink(context, parse_address(info.control), drops, reactor, key, timeouts)
@@ -76,7 +77,7 @@ class MisfitNotice:
         elif isinstance(frame, f.Ended) and frame.attempt in self._unanswered:
             self._unanswered.discard(frame.attempt)
             self._control.send(
-                f.Ack(version=frame.version, sender=frame.attempt.decode, attempt=frame.attempt, room=frame.room)
+                f.Ack(version=self._version, sender=frame.attempt.decode, attempt=frame.attempt, room=frame.room)
             )
             if not self._unanswered:
                 self.close()

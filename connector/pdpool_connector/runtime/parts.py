@@ -43,7 +43,11 @@ def make_parts(
     identity = identity or new_identity(config.pod_uid)
     if backend is None:
         backend = open_backend(
-            config.backend, identity.incarnation, target=role == "decode", host=config.advertise_host
+            config.backend,
+            identity.incarnation,
+            target=role == "decode",
+            host=config.advertise_host,
+            timeouts=config.timeouts,
         )
     return Parts(backend, identity, clock)
 

@@ -11,7 +11,7 @@ from pdpool_connector.layout.memory import KVMemory, LayoutError, RemoteMemory, 
 from pdpool_connector.layout.overlap import compatible
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.timeouts import Timeouts
-from pdpool_connector.protocol.versions import VersionMismatchError, negotiate
+from pdpool_connector.protocol.versions import VersionMismatchError, negotiate, readable
 from pdpool_connector.runtime.hello_queue import HelloQueue
 from pdpool_connector.runtime.reactor import Reactor
 from pdpool_connector.runtime.worker import PeerWorker, join_all
@@ -175,17 +175,12 @@ class PeerTable:
 
     def _pair(self, hello: f.Hello, route: bytes, connection: int) -> None:
         try:
-            version = negotiate(hello.oldest_version, hello.version)
-            remote = decode_remote(hello.memory)
-        except VersionMismatchError as error:
-            self._refuse(route, str(error), retry=False)
-            return
-        except LayoutError as error:
-            self._refuse(route, f"decode's memory is not valid: {error}", retry=False)
-            return
-        if (why := mismatch(self._backend, self._memory, remote)) is not None:
+            version = negotiate(hello.oldest_version, hello.version, we_are="prefill")
+            remote = fitting(self._backend, self._memory, hello.memory)
+        except (VersionMismatchError, LayoutError) as error:
+            version = readable(hello.oldest_version, hello.version)
             self._note_misfit(Misfit(hello.sender, route, connection), version)
-            self._refuse(route, why, retry=False)
+            self._refuse(route, str(error), retry=False, version=version)
             return
         self._replace(hello)
         if len(self._peers) >= MAX_PEERS:
@@ -247,10 +242,10 @@ class PeerTable:
             self._refuse(peer.route, message, retry=not isinstance(error, IncompatiblePeerError))
             self.lose(peer, message)
 
-    def _refuse(self, route: bytes, reason: str, *, retry: bool) -> None:
+    def _refuse(self, route: bytes, reason: str, *, retry: bool, version: int = f.VERSION_MIN) -> None:
         if not retry:
             self._drops.note("misfit", f"a decode is not paired: {reason}")
-        frame = f.HelloRefused(version=f.VERSION_MIN, sender=self._incarnation, reason=f.text(reason), retry=retry)
+        frame = f.HelloRefused(version=version, sender=self._incarnation, reason=f.text(reason), retry=retry)
         self._owner.send_to(route, frame)
 
     # --- A decode goes ---
@@ -321,9 +316,23 @@ class PeerTable:
         return join_all([peer.worker for peer in list(self)], deadline)
 
 
-def mismatch(backend: str, memory: KVMemory, remote: RemoteMemory) -> str | None:
-    """Why a prefill with this backend and memory cannot pair with a decode, every difference named; None if it can."""
+def fitting(backend: str, memory: KVMemory, received: bytes) -> RemoteMemory:
+    """Return a decode's memory, if a prefill with this backend and memory can write to it.
+
+    Args:
+        backend: prefill's.
+        memory: prefill's.
+        received: decode's `RemoteMemory`, as it came in Hello.
+
+    Raises:
+        LayoutError: it is not valid or does not fit; every difference is named.
+    """
+    try:
+        remote = decode_remote(received)
+    except LayoutError as error:
+        raise LayoutError(f"decode's memory is not valid: {error}") from None
     if remote.backend != backend:
-        return f"backend is {backend!r} at prefill and {remote.backend!r} at decode"
-    differences = compatible(memory, remote.memory)
-    return "prefill's and decode's memory differ: " + "; ".join(differences) if differences else None
+        raise LayoutError(f"backend is {backend!r} at prefill and {remote.backend!r} at decode")
+    if differences := compatible(memory, remote.memory):
+        raise LayoutError("prefill's and decode's memory differ: " + "; ".join(differences))
+    return remote

@@ -44,9 +44,6 @@ from pdpool_connector.transport.http import HttpServer
 
 log = logging.getLogger(__name__)
 
-ENGINE_LOOK_S = 0.5
-"""How often the machine learns that the engine runs, while attempts wait for their requests."""
-
 
 class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
     """Prefill's end: `open` a request, `send` its pages as they are computed. See `Connector` for the life cycle.
@@ -278,7 +275,7 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
         self._ports.control.flush()
         if not self._watches_engine and self._machine.queues.count("parked"):
             self._watches_engine = True
-            self._reactor.at("engine", self._reactor.now() + ENGINE_LOOK_S, self._look_at_engine)
+            self._reactor.at("engine", self._reactor.now() + self._timeouts.engine_look_s, self._look_at_engine)
         super()._after_turn()
 
     def _look_at_engine(self) -> None:

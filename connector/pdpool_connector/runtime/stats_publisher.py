@@ -4,28 +4,27 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from pdpool_connector.layout.memory import KVMemory
 from pdpool_connector.layout.process import ProcessName
 from pdpool_connector.protocol.decode import DecodeAttempt
 from pdpool_connector.protocol.handoff import RankExchange
 from pdpool_connector.protocol.queue_counts import QueueCounts
+from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime.stats import ConnectorStats, HeldFor, QueueStats
 
 MAX_QUEUES = 8
 """Queues of the engine's own. The operator reads at most 16 in all."""
 
 Take = Callable[[float], ConnectorStats]
-LONGEST_PAUSE_S: Final = 1.0
-"""A longer pause between two beats is a step of the engine, in which it takes no requests in."""
 
 
 class StatsPublisher:
     """`take` makes a snapshot at a moment; it is called in turns of the connector's, or before its start."""
 
-    def __init__(self, take: Take, lag: Callable[[], float], snapshot_s: float) -> None:
-        self._take, self._lag, self._snapshot_s = take, lag, snapshot_s
+    def __init__(self, take: Take, lag: Callable[[], float], timeouts: Timeouts) -> None:
+        self._take, self._lag, self._timeouts = take, lag, timeouts
         self._born = self._taken_at = time.monotonic()
         self._engine_beat: float | None = None
         self.engine_ran_s = 0.0
@@ -36,7 +35,7 @@ class StatsPublisher:
     def refresh(self, *, at_once: bool = False) -> None:
         """Take a snapshot, if the last is old."""
         now = time.monotonic()
-        if at_once or now - self._taken_at >= self._snapshot_s:
+        if at_once or now - self._taken_at >= self._timeouts.snapshot_s:
             self._taken_at = now
             self._snapshot = self._take(now)
 
@@ -44,7 +43,7 @@ class StatsPublisher:
         """The engine's scheduler loop is alive."""
         now = time.monotonic()
         if self._engine_beat is not None:
-            self.engine_ran_s += min(now - self._engine_beat, LONGEST_PAUSE_S)
+            self.engine_ran_s += min(now - self._engine_beat, self._timeouts.engine_step_s)
         self._engine_beat = now
 
     def set_queue(self, name: str, queue: QueueStats) -> None:

@@ -52,9 +52,9 @@ def next_epochs(role: Role, target: int, others: Iterable[KeyEpochs]) -> KeyEpoc
     """Return the keys of new pods, so that they can connect to all present pods of the other role.
 
     Args:
-        role: prefill or decode.
-        target: the epoch that the operator's settings ask for.
-        others: keys of every engine pod of the other role in the namespace.
+        role: Prefill or decode.
+        target: The epoch that the operator's settings ask for.
+        others: Keys of every engine pod of the other role in the namespace.
     """
     present = list(others)
     if not present:

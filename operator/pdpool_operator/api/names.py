@@ -167,9 +167,9 @@ def has_labels(obj: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     return all(present.get(key) == value for key, value in labels.items())
 
 
-def engine_url(pod_ip: str) -> str:
+def engine_url(pod_ip: str, port: int = ENGINE_HTTP_PORT) -> str:
     """URL under which routers and the operator reach an engine. IPv6 addresses are put in brackets."""
-    return f"http://{_bracketed(pod_ip)}:{ENGINE_HTTP_PORT}"
+    return f"http://{_bracketed(pod_ip)}:{port}"
 
 
 def admin_url(pod_ip: str, rank: int = 0) -> str:

@@ -63,10 +63,47 @@ POOL_RULES = (
     ),
 )
 
+BINDING_RULES = (
+    Rule(
+        "has(self.poolRef) != has(self.selector)",
+        "prefill and decode must each have exactly one of poolRef and selector",
+        lambda s: (s.pool_ref is None) != (s.selector is None),
+    ),
+    Rule(
+        "!has(self.selector) || size(self.selector) > 0",
+        "prefill.selector and decode.selector must have at least one label, because an empty one selects every pod",
+        lambda s: s.selector is None or len(s.selector) > 0,
+    ),
+    Rule(
+        "has(self.selector) || (!has(self.engine) && !has(self.port) && !has(self.connector))",
+        "engine, port and connector of prefill and decode describe selected pods; with poolRef, the pool has them",
+        lambda s: s.selector is not None or (s.engine is None and s.port is None and s.connector is None),
+    ),
+)
+"""Rules of one side of a service."""
 
-def rules_schema(rules: tuple[Rule, ...]) -> dict[str, Any]:
-    """Return the JSON-schema extra that carries the rules on an object."""
-    return {"x-kubernetes-validations": [{"rule": rule.cel, "message": rule.message} for rule in rules]}
+FLEET_RULES = (
+    Rule(
+        "has(self.prefill.selector) == has(self.decode.selector)",
+        "prefill and decode must both have poolRef, or both selector",
+        lambda s: (s.prefill.selector is None) == (s.decode.selector is None),
+    ),
+)
+"""Rules of a service whose pods something else runs."""
+
+
+KEEPS_ITS_KIND = {
+    "rule": "has(self.prefill.selector) == has(oldSelf.prefill.selector)",
+    "message": "prefill.selector and decode.selector cannot be added or removed; delete the service and create another",
+}
+"""Rule of an update. Such a change would leave the objects of a router behind, because a service with selectors deletes
+nothing."""
+
+
+def rules_schema(rules: tuple[Rule, ...], *further: dict[str, str]) -> dict[str, Any]:
+    """Return the JSON-schema extra that carries the rules on an object. `further` are rules of the API server alone."""
+    own = [{"rule": rule.cel, "message": rule.message} for rule in rules]
+    return {"x-kubernetes-validations": [*own, *further]}
 
 
 def broken(rules: tuple[Rule, ...], spec: object) -> str:

@@ -126,7 +126,7 @@ class Judge:
 
     def tick(self) -> None:
         """Request a reconcile of every pool whose status is out of date, and of its services."""
-        for key in self.words_due(self._pools):
+        for key in self.words_due({key: pool for key, pool in self._pools.items() if not pool.watched}):
             self._ask(key)
         self._look_at_outcomes()
         for key in list(self._pools):
@@ -158,13 +158,13 @@ class Judge:
         if at is not None and now - at < wait:
             return False
         self._asked[key] = now, min(2 * wait, ASK_AGAIN_AT_LATEST)
-        self._enqueue(key)
+        self._enqueue(key.to_reconcile)
         return True
 
     def verdicts(self) -> Mapping[tuple[str, str, str, str], str]:
         """Return the verdict by (namespace, pool, role, instance), for metrics."""
         return {
-            (key.namespace, d.subject.pool, str(d.subject.role), str(d.subject.index)): str(d.verdict)
+            (key.namespace, d.subject.pool, str(d.subject.role), d.subject.label): str(d.verdict)
             for key, diagnoses in self._diagnoses.items()
             for d in diagnoses
         }
@@ -173,10 +173,12 @@ class Judge:
         """Return whether routers should list each instance by (namespace, pool, role, instance), for metrics."""
         found = {}
         for key, pool in self._pools.items():
+            if pool.watched:
+                continue  # its routers are not ours
             listed = receiving(self.marked(key, pool))
             for subject in self._subjects(key):
                 ip = subject.pod.ip if subject.pod is not None else None
-                found[key.namespace, subject.pool, str(subject.role), str(subject.index)] = ip in listed
+                found[key.namespace, subject.pool, str(subject.role), subject.label] = ip in listed
         return found
 
     def queues(self) -> Iterator[QueueReading]:
@@ -199,7 +201,7 @@ class Judge:
         """Return the last sample of every rank of all pools, with its labels, if it is still current."""
         for key in self._pools:
             for subject in self._subjects(key):
-                where = (key.namespace, subject.pool, str(subject.role), str(subject.index))
+                where = (key.namespace, subject.pool, str(subject.role), subject.label)
                 for track in subject.tracks:
                     if is_current(track, self._now()):
                         yield (*where, str(track.latest.rank)), track.latest

@@ -19,8 +19,8 @@ from ..api.reasons import ConditionType, Reason
 from ..build.settings import BuildSettings
 from ..diagnose.model import Diagnosis
 from ..observe.cluster import EVENTS_AFTER, POOL_RESOURCES, SERVICES_PD, Cluster
-from ..observe.keys import Bindings, Key
-from ..observe.model import ObservedPool, ObservedRouter, ObservedService
+from ..observe.keys import FLEET_PREFIX, Bindings, Key
+from ..observe.model import ObservedFleet, ObservedPool, ObservedRouter, ObservedService
 from ..observe.router_outcomes import RouterOutcomes
 from ..observe.routers import RouterClient
 from ..plan.model import Event, EventType, Fault, Plan
@@ -34,6 +34,7 @@ from ..runtime.metrics import Metrics
 from ..runtime.recorder import Recorder
 from ..runtime.state_metrics import PoolCounts, Serving
 from ..status.chain import ConditionWriter
+from ..status.fleet import fleet_status
 from ..status.pool import PoolFacts, pool_status
 from ..status.service import ServiceFacts, service_status
 from ..status.serving import serving
@@ -48,6 +49,8 @@ from .served_fields import ServedFields
 Object = dict[str, Any]
 
 SERVICE_RESYNC_S = 60.0
+FLEET_AGAIN_S = 10.0
+"""Pods that something else runs are not watched, but listed at this interval."""
 UNSETTLED_AGAIN_S = 5.0
 FIRST_VERDICTS = timedelta(seconds=10)
 """How long the status of a service stays as it is while this process has no verdicts on its pools yet. Otherwise each
@@ -179,6 +182,7 @@ class Controller:
     async def _service(self, key: Key, cluster: Cluster) -> Result | None:
         body = await cluster.body(SERVICES_PD, key.namespace, key.name)
         if body is None:
+            await self._forget_fleet(key)
             self.bindings.drop(key)
             self._watch_routers(key, ())
             self._forget(key)
@@ -187,7 +191,9 @@ class Controller:
             service = DisaggregatedService.parse(body)
         except SpecInvalid as invalid:
             return await self._refuse(key, SERVICES_PD, body, str(invalid))
-        if self.bindings.bind(key, service.spec.prefill.pool_ref.name, service.spec.decode.pool_ref.name):
+        if service.spec.watches:
+            return await self._fleet(key, body, service)
+        if self.bindings.bind(key, service.spec.prefill.pool_name, service.spec.decode.pool_name):
             for pool in self.bindings.pools(key):
                 self.enqueue(pool)
         try:
@@ -217,6 +223,36 @@ class Controller:
         if failure is not None:
             raise failure
         return self._result(plan, outcome, pending, verdicts_due, SERVICE_RESYNC_S * self.rng.uniform(0.9, 1.1))
+
+    async def _fleet(self, key: Key, body: Object, service: DisaggregatedService) -> Result:
+        """Judge a service that only watches pods. Nothing is written but its status."""
+        name = f"{FLEET_PREFIX}{key.name}"
+        self.bindings.bind(key, name, name)
+        try:
+            observed = await self.cluster.fleet(service)
+        except ApiError as error:
+            await self._report_failing(key, SERVICES_PD, body, error)
+            raise
+        sides = {Key(side.pool.kind, key.namespace, name): side for side in observed.sides}
+        for side_key, side in sides.items():
+            self.judge.observed(side_key, side)
+        judged = {side_key: self.judge.judge(side_key) for side_key in sides}
+        diagnoses = tuple(d for some in judged.values() for d in some)
+        self.metrics.states.show_service(key, _fleet_parts(observed, diagnoses))
+        status = fleet_status(observed, diagnoses, self.now())
+        pending = await self._write_status(key, SERVICES_PD, body, service.status, status)
+        for side_key, some in judged.items():
+            self.judge.shown(side_key, some)
+        await self._tell(SERVICES_PD, body, Plan(), Outcome(), service.status, status)
+        return self._result(Plan(), Outcome(), pending, FLEET_AGAIN_S * self.rng.uniform(0.9, 1.1))
+
+    async def _forget_fleet(self, key: Key) -> None:
+        """Remove the sides of a service that only watched."""
+        sides = [side for side in self.bindings.pools(key) if side.to_reconcile == key]
+        for side in sides:
+            self.judge.gone(side)
+        if sides:
+            await self.cluster.forget_fleet(key.namespace, key.name)
 
     def _lacks_first_verdicts(self, key: Key, status: Status) -> bool:
         first = self.first_seen.setdefault(key, self.now())
@@ -367,6 +403,14 @@ def _parts(observed: ObservedService, diagnoses: Iterable[Diagnosis]) -> dict[st
     if router.enabled:
         parts["router"] = Serving(router.replicas, deployment.ready_replicas if deployment is not None else 0)
     return parts
+
+
+def _fleet_parts(observed: ObservedFleet, diagnoses: tuple[Diagnosis, ...]) -> dict[str, Serving]:
+    """Return how many selected pods of each side there are, and how many serve. A side should have one at least."""
+    return {
+        str(side.pool.role): Serving(max(1, len(side.instances)), len(serving(side, diagnoses)))
+        for side in observed.sides
+    }
 
 
 def _ask_events_again_s(observed: ObservedPool, now: datetime) -> float | None:

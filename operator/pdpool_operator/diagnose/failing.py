@@ -5,6 +5,7 @@ engine has failures too. Per instance and source, within the last minute, with  
 
     fails by itself  <=>  since its last success: failed >= MIN_FAILED, and
                           a sibling has done >= SIBLING_DONE with a share <= SIBLING_SHARE
+
                      or   in the whole minute: failed >= MANY_FAILED, share >= MANY_SHARE, and
                           a sibling has done >= SIBLING_DONE with a share <= FAR_LESS * share
 
@@ -13,8 +14,11 @@ engine has failures too. Per instance and source, within the last minute, with  
 An instance that is suspected leaves the rotation (OUT). After a pause it serves again on TRIAL:
 
     OUT    -> TRIAL     after PAUSE, doubled for each time in a row, at most LONGEST_PAUSE
+
     TRIAL  -> OUT       after TRIAL_FAILED failures without a success, while a sibling succeeds
+
     TRIAL  -> SERVING   after TRIAL_DONE successes with a share <= SIBLING_SHARE, or after TRIAL_LASTS without a failure
+
     any    -> SERVING   when another process or another pod takes the instance's place
 """
 
@@ -66,10 +70,10 @@ def advance(
     """Return the standing of each pod of one side after a look, by UID of the pod.
 
     Args:
-        own: instances of one pool.
-        others: instances of the other role that work with them.
-        standings: result of the last look.
-        now: time of the clock that stamped the samples.
+        own: Instances of one pool.
+        others: Instances of the other role that work with them.
+        standings: Result of the last look.
+        now: Time of the clock that stamped the samples.
     """
     suspected = _suspects(own, others, now)
     return {

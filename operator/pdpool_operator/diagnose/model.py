@@ -69,11 +69,18 @@ class Subject:
     """What each router of the pool's services counted at the present pod."""
     standing: Standing | None = None
     """`None` before the first look at the pod's outcomes."""
+    watched_pod: str = ""
+    """Name of the pod, if something else than pdpool runs it. Empty for an instance of a pool."""
 
     @property
     def name(self) -> str:
         """Name of the instance."""
-        return names.instance(self.pool, self.role, self.index)
+        return self.watched_pod or names.instance(self.pool, self.role, self.index)
+
+    @property
+    def label(self) -> str:
+        """Value of the metric label `instance`: its index in a pool, or the name of a watched pod."""
+        return self.watched_pod or str(self.index)
 
     @property
     def out(self) -> bool:

@@ -23,10 +23,10 @@ def subjects(
     """Return the instances of a pool as subjects.
 
     Args:
-        observed: the pool.
-        tracks: by UID of the pod, then by rank.
-        routers: counters of the routers that send requests to the pool.
-        standings: by UID of the pod.
+        observed: The pool.
+        tracks: By UID of the pod, then by rank.
+        routers: Counters of the routers that send requests to the pool.
+        standings: By UID of the pod.
     """
     pool, routers = observed.pool, tuple(routers)
     return tuple(
@@ -39,6 +39,7 @@ def subjects(
             tracks=tuple(tracks.get(instance.pod.uid, {}).values()) if instance.pod is not None else (),
             routers=_counted(instance.pod, routers),
             standing=standings.get(instance.pod.uid) if instance.pod is not None else None,
+            watched_pod=instance.name if observed.watched else "",
         )
         for instance in observed.instances
         if instance.belongs_to(pool.metadata.uid)
@@ -56,10 +57,10 @@ def diagnose(
     """Judge each instance of one side, given the other side.
 
     Args:
-        own: instances of one pool, or of several pools of one role.
-        others: instances of the other role that work with them. Empty if no service binds the pool.
-        stuck_after_s: how long requests may wait without any movement.
-        now: time of the clock that stamped the samples.
+        own: Instances of one pool, or of several pools of one role.
+        others: Instances of the other role that work with them. Empty if no service binds the pool.
+        stuck_after_s: How long requests may wait without any movement.
+        now: Time of the clock that stamped the samples.
     """
     stuck_after = timedelta(seconds=stuck_after_s)
     overdue = any(is_overdue(track, now, stuck_after) for s in (*own, *others) for track in s.tracks)
@@ -91,7 +92,7 @@ def _from_kubernetes(subject: Subject, now: datetime) -> Finding | None:
         return Finding(Verdict.GONE, f"{who}: pod {pod.name} is {pod.phase}")
     if not subject.came_up:
         return Finding(Verdict.STARTING, f"{who} is not Ready yet")
-    if not any(track.incarnation for track in subject.tracks) and _just_ready(pod, now):
+    if not any(track.answered for track in subject.tracks) and _just_ready(pod, now):
         return Finding(Verdict.STARTING, f"{who} has just become Ready")
     if not subject.tracks:
         return Finding(Verdict.UNKNOWN, f"{who} has not been sampled yet")
@@ -117,8 +118,8 @@ def _from_evidence(subject: Subject, around: Surroundings) -> Finding:
 def _from_outcomes(subject: Subject, around: Surroundings) -> Finding | None:
     who, standing = f"{subject.role} {subject.name}", subject.standing
     if standing is not None and standing.failing:
-        now = "out of the rotation" if standing.out else "on trial in the rotation"
-        return Finding(Verdict.FAILING, f"{who} is {now}: {standing.evidence}")
+        now = "is out of the rotation" if standing.out else "is on trial in the rotation"
+        return Finding(Verdict.FAILING, f"{who} {'fails' if subject.watched_pod else now}: {standing.evidence}")
     if any(other.standing is not None and other.standing.failing for other in around.others):
         return None
     if not finishes_nothing(subject, around.now):

@@ -48,6 +48,11 @@ class RankTrack:
     ended: OutcomeTrack | None = None
     """Hand-offs that ended at this incarnation. `None` if its connector does not report them."""
 
+    @property
+    def answered(self) -> bool:
+        """Whether its source of verdicts has answered: the connector, or else the engine."""
+        return bool(self.incarnation) or (not self.latest.has_connector and self.latest.engine is not None)
+
 
 def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
     """Return the track after one more sample. A sample of another pod starts a new track."""

@@ -28,9 +28,10 @@ from ..runtime.api import (
     Resource,
 )
 from . import parse
+from .fleets import FleetReads
 from .http import Unanswered
 from .lives import Lives
-from .model import ObservedInstance, ObservedPod, ObservedPool, ObservedRouter, ObservedService
+from .model import ObservedFleet, ObservedInstance, ObservedPod, ObservedPool, ObservedRouter, ObservedService
 from .router_pods import own_pods
 from .routers import RouterClient
 from .sampler import Sampler, Target
@@ -91,6 +92,7 @@ class Cluster:
         self._router_key = router_key
         self._key_epoch = key_epoch
         self._now = now
+        self._fleets = FleetReads(live, sampler)
         self._drains: dict[tuple[str, str, str], dict[str, tuple[datetime, datetime]]] = {}
         """By pool, then by UID of the StatefulSet: start of the drain, and when this process first saw it."""
 
@@ -140,12 +142,12 @@ class Cluster:
         namespace, router = service.metadata.namespace, names.router(service.metadata.name)
         labels = names.router_labels(service.metadata.name)
         prefill, decode, routers = await asyncio.gather(
-            self._side(PrefillPool, namespace, service.spec.prefill.pool_ref.name),
-            self._side(DecodePool, namespace, service.spec.decode.pool_ref.name),
+            self._side(PrefillPool, namespace, service.spec.prefill.pool_name),
+            self._side(DecodePool, namespace, service.spec.decode.pool_name),
             self._service_routers(service.metadata),
         )
         orphans = {
-            role: await self._orphans(namespace, side.pool_ref.name, role)
+            role: await self._orphans(namespace, side.pool_name, role)
             for role, side, pool in (
                 (names.Role.PREFILL, service.spec.prefill, prefill),
                 (names.Role.DECODE, service.spec.decode, decode),
@@ -173,6 +175,17 @@ class Cluster:
             orphans=orphans,
             workers_json=(config.get("data") or {}).get(names.WORKERS_KEY) if config else None,
         )
+
+    async def fleet(self, service: DisaggregatedService) -> ObservedFleet:
+        """Return both sides of a service that only watches pods. It reads the API server: foreign pods are not watched.
+
+        From now on the sampler samples exactly these pods of the service.
+        """
+        return await self._fleets.observe(service)
+
+    async def forget_fleet(self, namespace: str, name: str) -> None:
+        """Forget a service that watched pods, and stop sampling them."""
+        await self._fleets.forget(namespace, name)
 
     async def _side(self, kind: type[Pool], namespace: str, name: str) -> ObservedPool | None:
         body = await self._api.get(POOL_RESOURCES[kind], namespace, name)
@@ -220,7 +233,10 @@ class Cluster:
         for pod in pods:
             self._lives.note(pod)
         by_owner = {parse.controller_uid(pod): pod for pod in sorted(pods, key=_age)}
-        instances = [self._instance(index, sts, by_owner, labels) for index, sts in stateful_sets]
+        instances = [
+            parse.observed_instance(index, sts, by_owner.get(sts["metadata"]["uid"]), labels, self._now())
+            for index, sts in stateful_sets
+        ]
         instances = await self._with_events(pool, instances, {sts["metadata"]["uid"]: sts for _, sts in stateful_sets})
         keys = parse.applied_keys(objects[0]) if objects[0] is not None else None
         if any(self._lacks_volume(instance.pod) for instance in instances):
@@ -285,38 +301,6 @@ class Cluster:
             for index, sts in indexed
             if index in owned or index in needed or names.has_labels(sts, selector)
         ]
-
-    def _instance(
-        self, index: int, sts: Object, by_owner: dict[str, Object], labels: Mapping[str, str]
-    ) -> ObservedInstance:
-        meta = sts["metadata"]
-        body = by_owner.get(meta["uid"])
-        pod = parse.observed_pod(body) if body else None
-        return ObservedInstance(
-            index=index,
-            name=meta["name"],
-            uid=meta["uid"],
-            controller_uid=parse.controller_uid(sts),
-            deleting="deletionTimestamp" in meta,
-            spec_hash=parse.annotation(sts, names.ANNOTATION_SPEC_HASH),
-            build_hash=parse.annotation(sts, names.ANNOTATION_BUILD_HASH),
-            replicas=int((sts.get("spec") or {}).get("replicas", 1)),
-            drain_started=self._drain_started(sts),
-            drain_reason=parse.annotation(sts, names.ANNOTATION_DRAIN_REASON),
-            pod=pod,
-            controller=parse.controller(sts),
-            owners=parse.field_owners(sts),
-            labels=parse.labels_of(sts),
-            labelled=names.has_labels(sts, labels),
-        )
-
-    def _drain_started(self, sts: Object) -> datetime | None:
-        """Return None also for a time in the future, written by a clock ahead of ours.
-
-        With such a time the drain would be given up too late, or never.
-        """
-        started = parse.moment(parse.annotation(sts, names.ANNOTATION_DRAIN_STARTED))
-        return None if started is not None and started > self._now() else started
 
     async def _watch(self, pool: Pool, instances: Iterable[ObservedInstance]) -> None:
         meta, kind = pool.metadata, engine_of(pool.spec.engine.type)
@@ -416,7 +400,7 @@ def most_cautious(specs: Iterable[RepairSpec]) -> RepairSpec:
 
 def _binds(service: DisaggregatedService, pool: Pool) -> bool:
     side = service.spec.prefill if pool.role is names.Role.PREFILL else service.spec.decode
-    return side.pool_ref.name == pool.metadata.name
+    return side.pool_ref is not None and side.pool_ref.name == pool.metadata.name
 
 
 def _first_seen(

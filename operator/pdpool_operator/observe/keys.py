@@ -9,6 +9,9 @@ from ..api.models import POOL_KINDS, DecodePool, DisaggregatedService, PrefillPo
 from ..api.names import Role
 from .parse import controller
 
+FLEET_PREFIX = "service/"
+"""Begins the name of a side that a service only watches, where a pool has its name. No pool can have such a name."""
+
 POOL_KIND_OF_ROLE = {str(kind.role): kind.kind for kind in POOL_KINDS}
 
 
@@ -19,6 +22,12 @@ class Key:
     kind: str
     namespace: str
     name: str
+
+    @property
+    def to_reconcile(self) -> "Key":
+        """The object itself, or the service that watches this side of a fleet."""
+        service = self.name.removeprefix(FLEET_PREFIX)
+        return self if service == self.name else Key(DisaggregatedService.kind, self.namespace, service)
 
 
 @dataclass
@@ -58,7 +67,7 @@ def keys_of(body: Mapping[str, Any], bindings: Bindings) -> Iterable[Key]:
     namespace = meta["namespace"]
     if body.get("kind") == DisaggregatedService.kind:
         key = Key(DisaggregatedService.kind, namespace, meta["name"])
-        return {key, *bindings.pools(key)}
+        return {key, *(pool.to_reconcile for pool in bindings.pools(key))}
     if body.get("kind") in (PrefillPool.kind, DecodePool.kind):
         key = Key(body["kind"], namespace, meta["name"])
         return {key, *bindings.services(key)}

@@ -264,6 +264,8 @@ class ObservedPool:
     """Of the services that bind the pool: the most cautious one."""
     stuck_after_s: float = 30.0
     """From the service that binds the pool, else the default."""
+    watched: bool = False
+    """Something else than pdpool runs the pods: a side of a service with selectors, in the shape of a pool."""
     routed: bool = True
     """A service with a router binds the pool. Without one, the operator does not control which requests arrive."""
     keys: KeyEpochs = FIRST_KEYS
@@ -335,3 +337,19 @@ class ObservedService:
     """Engine pods with the labels of a bound pool that does not exist, by role. They may outlive it."""
     workers_json: str | None = None
     """Content of the ConfigMap's `workers.json`. `None` if there is no ConfigMap."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedFleet:
+    """Both sides of a service that only watches."""
+
+    service: DisaggregatedService
+    prefill: ObservedPool
+    decode: ObservedPool
+    refusals: tuple[str, ...] = ()
+    """Why selected pods are not watched, as text."""
+
+    @property
+    def sides(self) -> tuple[ObservedPool, ObservedPool]:
+        """Prefill, then decode."""
+        return self.prefill, self.decode

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..api import names
 from ..api.key_epochs import FIRST_KEYS, KeyEpochs
-from .model import CRASH_LOOP, FieldOwners, ObservedDeployment, ObservedObject, ObservedPod, PodLife
+from .model import CRASH_LOOP, FieldOwners, ObservedDeployment, ObservedInstance, ObservedObject, ObservedPod, PodLife
 
 Object = Mapping[str, Any]
 
@@ -103,6 +103,40 @@ def observed_pod(pod: Object, warnings: tuple[str, ...] = ()) -> ObservedPod:
         last_end=_last_end(waits),
         unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
         warnings=warnings,
+    )
+
+
+def observed_instance(
+    index: int, sts: Object, pod: Object | None, labels: Mapping[str, str], now: datetime
+) -> ObservedInstance:
+    """Parse a StatefulSet with its pod.
+
+    Args:
+        index: number of the instance.
+        sts: the StatefulSet.
+        pod: its pod, if there is one.
+        labels: those that an instance of the pool has.
+        now: the present time. A drain that began later counts as none, because a clock ahead of ours wrote it. It
+            would be given up too late, or never.
+    """
+    meta = sts["metadata"]
+    started = moment(annotation(sts, names.ANNOTATION_DRAIN_STARTED))
+    return ObservedInstance(
+        index=index,
+        name=meta["name"],
+        uid=meta["uid"],
+        controller_uid=controller_uid(sts),
+        deleting="deletionTimestamp" in meta,
+        spec_hash=annotation(sts, names.ANNOTATION_SPEC_HASH),
+        build_hash=annotation(sts, names.ANNOTATION_BUILD_HASH),
+        replicas=int((sts.get("spec") or {}).get("replicas", 1)),
+        drain_started=None if started is not None and started > now else started,
+        drain_reason=annotation(sts, names.ANNOTATION_DRAIN_REASON),
+        pod=observed_pod(pod) if pod else None,
+        controller=controller(sts),
+        owners=field_owners(sts),
+        labels=labels_of(sts),
+        labelled=names.has_labels(sts, labels),
     )
 
 

@@ -17,7 +17,7 @@ import aiohttp
 from pydantic import BeforeValidator, Field, ValidationError
 
 from ..api.models import EngineType
-from ..api.names import Role, admin_url, engine_url
+from ..api.names import ENGINE_HTTP_PORT, Role, admin_url, engine_url
 from ..engines import engine_of
 from ..engines.answers import MAX_COUNT, MAX_RANKS, Answer, Count, Name, Seconds, Version
 from .http import ByteBudget, Unanswered, invalid, request
@@ -99,6 +99,8 @@ class Target:
     engine: EngineType = EngineType.REFERENCE
     has_connector: bool = True
     """Every rank has pdpool's connector with its admin endpoint."""
+    port: int = ENGINE_HTTP_PORT
+    """Port of the engine's HTTP endpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,10 @@ class Sampler:
         # Another reconcile may be taking the first sample of a pod now.
         under_way = [self._looked[uid].wait() for uid in wanted if uid not in new]
         await asyncio.gather(*(self._look(target) for target in new.values()), *under_way)
+
+    def target(self, pod_uid: str) -> Target | None:
+        """Return what is sampled of a pod, or None."""
+        return self._targets.get(pod_uid)
 
     def looks(self) -> Mapping[str, Mapping[int, RankSample]]:
         """Return the newest sample of each rank of all sampled pods, by UID of the pod."""
@@ -272,7 +278,7 @@ class Sampler:
 
     async def _ask_engine(self, target: Target, budget: ByteBudget) -> tuple[Mapping[int, EngineSample], str]:
         try:
-            url = f"{engine_url(target.ip)}{engine_of(target.engine).loads_path}"
+            url = f"{engine_url(target.ip, target.port)}{engine_of(target.engine).loads_path}"
             samples = parse_loads(await self._get(url, budget), target.role, target.engine)
         except Unanswered as error:
             self._on_look(Look(target.role, "engine", error.outcome))

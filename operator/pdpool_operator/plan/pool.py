@@ -77,10 +77,10 @@ def plan_pool(
     """Return the next actions for the pool. Empty if the goal is reached.
 
     Args:
-        observed: the pool as it is.
-        settings: for the builders.
-        now: the present time.
-        at_fault: indexes of the instances whose verdict is one of `selection.AT_FAULT`.
+        observed: The pool as it is.
+        settings: For the builders.
+        now: The present time.
+        at_fault: Indexes of the instances whose verdict is one of `selection.AT_FAULT`.
     """
     pool = observed.pool
     if pool.metadata.deletion_timestamp is not None:

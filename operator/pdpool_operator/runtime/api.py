@@ -427,8 +427,8 @@ class Api:
             log.debug("not adopted: %s", gone)
 
     async def create(self, resource: Resource, body: Mapping[str, Any]) -> Object:
-        """Create an object that must not exist yet."""
-        path = resource.path(body["metadata"]["namespace"])
+        """Create an object that must not exist yet. One without a namespace belongs to the whole cluster."""
+        path = resource.path(body["metadata"].get("namespace"))
         return await self._write("create", resource, path, body, {"fieldManager": FIELD_MANAGER})
 
     async def replace(self, resource: Resource, body: Mapping[str, Any]) -> Object:

@@ -24,9 +24,9 @@ def application(
     """Return the application with the endpoints.
 
     Args:
-        stalled_s: returns the seconds without progress of the work queue.
-        state: returns `leader` or `standby`, or None while this process is neither.
-        blind: returns the seconds since a watched resource was last seen, and its name. 0 while all are seen.
+        stalled_s: Returns the seconds without progress of the work queue.
+        state: Returns `leader` or `standby`, or None while this process is neither.
+        blind: Returns the seconds since a watched resource was last seen, and its name. 0 while all are seen.
     """
 
     async def healthz(_: web.Request) -> web.Response:

@@ -6,7 +6,10 @@ from datetime import datetime, timedelta
 from ..api.base import Condition, ConditionStatus
 from ..api.reasons import ConditionType, Reason
 from ..diagnose.model import Diagnosis, Verdict, worst
-from .chain import ConditionWriter, some
+from .chain import ConditionWriter, shortened, some
+
+MAX_COLUMN = 64
+"""Limit of the field in the CRD."""
 
 STEADY = timedelta(seconds=2)
 """Waiting times that differ by less are the same time, computed from two samples."""
@@ -67,6 +70,8 @@ def queues_column(diagnoses: Sequence[Diagnosis], *, with_role: bool = False) ->
         return str(top.verdict)
     if top.verdict is Verdict.BLOCKED:
         return f"{top.verdict} ({'decode' if top.subject.role == 'prefill' else 'prefill'})"
+    if top.subject.watched_pod:
+        return shortened(f"{top.verdict} ({top.subject.watched_pod})", MAX_COLUMN)
     where = f"{top.subject.role} {top.subject.index}" if with_role else f"instance {top.subject.index}"
     return f"{top.verdict} ({where})"
 

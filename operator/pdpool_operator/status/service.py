@@ -62,8 +62,8 @@ class ServiceFacts:
         """Both bound pools."""
         spec = self.observed.service.spec
         return (
-            Side("PrefillPool", spec.prefill.pool_ref.name, Role.PREFILL, self.observed.prefill),
-            Side("DecodePool", spec.decode.pool_ref.name, Role.DECODE, self.observed.decode),
+            Side("PrefillPool", spec.prefill.pool_name, Role.PREFILL, self.observed.prefill),
+            Side("DecodePool", spec.decode.pool_name, Role.DECODE, self.observed.decode),
         )
 
     @property

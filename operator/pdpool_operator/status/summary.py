@@ -42,11 +42,11 @@ def summary(
     """Return the conditions.
 
     Args:
-        writer: makes them.
-        unavailable: why requests cannot be served, if they cannot.
-        unready: why not all is as the spec says, if it is not.
-        ready: reason and message of Ready while all is well.
-        activity: what the operator does now. Reconciling has its words if `unready` only waits for it.
+        writer: Makes them.
+        unavailable: Why requests cannot be served, if they cannot.
+        unready: Why not all is as the spec says, if it is not.
+        ready: Reason and message of Ready while all is well.
+        activity: What the operator does now. Reconciling has its words if `unready` only waits for it.
     """
     conditions = (
         writer.judge(ConditionType.AVAILABLE, unavailable, Reason.SERVING, "Requests can be served"),

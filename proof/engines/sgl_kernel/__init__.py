@@ -30,12 +30,12 @@ def assign_req_to_token_pool_cpu(
     """Copy the new slots of each request into its row.
 
     Args:
-        req_pool_indices: row of each request, (requests).
-        req_to_token: slots of all requests, (rows, pool_len); changed in place.
-        start_offset: first column of each request, (requests).
-        end_offset: column behind the last of each request, (requests).
-        out_cache_loc: new slots of all requests, one request behind the other.
-        pool_len: columns of `req_to_token`.
+        req_pool_indices: Row of each request, (requests).
+        req_to_token: Slots of all requests, (rows, pool_len); changed in place.
+        start_offset: First column of each request, (requests).
+        end_offset: Column behind the last of each request, (requests).
+        out_cache_loc: New slots of all requests, one request behind the other.
+        pool_len: Columns of `req_to_token`.
     """
     taken = 0
     rows, starts, ends = req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist()

@@ -41,7 +41,7 @@ def install():
 
 
 class _Packed:
-    """A description that travels as bytes. What begins with an underscore is in them, and is nobody else's."""
+    """A description that travels as bytes. Fields that begin with an underscore are in them and are private."""
 
     fields: tuple[str, ...]
     _inside: tuple[str, ...] = ()

@@ -143,8 +143,8 @@ def test_connecting_before_registering_is_refused(sink):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"backend": "nixl"}, "backend is 'local' here and 'nixl' at the peer"),
-        ({"model": "other"}, "model is 'm' here and 'other' at the peer"),
+        ({"backend": "nixl"}, "backend is 'local' at prefill and 'nixl' at decode"),
+        ({"model": "other"}, "model is 'm' at prefill and 'other' at decode"),
         ({"descriptor": b"\xff\x00"}, ""),
         ({"descriptor": msgspec.msgpack.encode({"pid": 1})}, "fd"),
         ({"descriptor": b"\xa1\x80"}, ""),

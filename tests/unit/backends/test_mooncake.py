@@ -15,6 +15,7 @@ from pdpool_connector.backends.mooncake import MooncakeBackend
 from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory
 from pdpool_connector.layout.regions import Block
+from pdpool_connector.protocol.timeouts import Timeouts
 
 PAGES = 2048
 PAGE_BYTES = 64
@@ -164,7 +165,7 @@ def test_another_process_at_the_peers_address_is_found_out_before_anything_is_wr
 
 
 class Begins:
-    """A session that begins each transfer as `begun` tells (0: refuses it), and never reports an end."""
+    """A session that begins `begun` transfers (0: refuses each), and never reports an end."""
 
     def __init__(self, session, begun):
         self._session, self._begun = session, begun
@@ -185,7 +186,7 @@ def test_a_warm_up_that_fails_keeps_its_page_only_where_bytes_may_still_land_the
     backend.disconnect("them")
     session, backend._session = backend._session, Begins(backend._session, begun)
     monkeypatch.setattr(mooncake, "answers", lambda *_: True)  # however long it takes
-    backend._connect_timeout_s = 0.1 if begun else 10.0
+    backend._timeouts = Timeouts(backend_connect_s=0.1 if begun else 10.0)
     with pytest.raises(PeerUnreachableError):
         backend.connect("them", remote)
     backend._session = session

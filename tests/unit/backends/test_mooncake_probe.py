@@ -20,7 +20,7 @@ def listening(host="127.0.0.1"):
 
 @contextmanager
 def saying(answer, host="127.0.0.1"):
-    """The session of somebody who hears a greeting to its end, says `answer` and hangs up; and what was heard."""
+    """The session of a peer that reads a greeting, sends `answer` and closes; and what it has read."""
     heard = []
 
     def greet():

@@ -180,7 +180,7 @@ def test_the_lock_excludes_under_contention():
             with lock:
                 inside[0] += 1
                 worst[0] = max(worst[0], inside[0])
-                time.sleep(0)  # gives the GIL to whoever could wrongly enter
+                time.sleep(0)  # gives the GIL to a thread that could wrongly enter
                 inside[0] -= 1
 
     threads = [threading.Thread(target=worker) for _ in range(6)]
@@ -193,7 +193,7 @@ def test_the_lock_excludes_under_contention():
 
 
 def waits(lock, thread):
-    """Return once `thread` has asked for the lock and stands behind whoever has it."""
+    """Return once `thread` waits for the lock that another thread has."""
     while not lock._waiting:
         assert thread.is_alive()
         thread.join(0.001)

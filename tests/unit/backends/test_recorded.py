@@ -24,6 +24,7 @@ from pdpool_connector.backends.base import (
 from pdpool_connector.layout.arena import HostArena
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, StatePool
 from pdpool_connector.layout.plan import Chunk, StateItems
+from pdpool_connector.protocol.timeouts import Timeouts
 
 from tests.integration.backend_cases import CANARY
 from tests.unit.backends import recorded_packages as packages
@@ -200,7 +201,7 @@ def test_statuses_that_moris_threads_may_still_write_to_live_until_close(pair, m
 
 @pytest.mark.parametrize("backend", ["mori"], indirect=True)
 def test_a_peer_that_does_not_answer_the_warm_up_is_unreachable(backend, monkeypatch):
-    ours, theirs = mori.MoriBackend("us", host="h", connect_timeout_s=0.05), Side(backend, "them")
+    ours, theirs = mori.MoriBackend("us", host="h", timeouts=Timeouts(backend_connect_s=0.05)), Side(backend, "them")
     ours.register(theirs.memory)
     monkeypatch.setattr(packages.IOEngine, "rounds", 1_000_000)
     with pytest.raises(PeerUnreachableError, match=r"did not answer within 0\.05 s"):

@@ -1,4 +1,4 @@
-"""One sum on both sides for the same pages, another one for whatever went astray; and a share that is what it says."""
+"""Equal pages have equal sums on both sides, and misplaced pages do not; the checked share is as configured."""
 
 import ctypes
 from collections.abc import Callable, Iterator

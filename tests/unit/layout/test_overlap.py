@@ -50,27 +50,27 @@ def test_parts_of_one_model_may_be_paired_both_ways(ours, theirs):
 @pytest.mark.parametrize(
     ("changes", "lines"),
     [
-        ({"model": "other"}, ["model is 'm' here and 'other' at the peer, must be the same"]),
-        ({"dtype": "float16"}, ["dtype is 'uint8' here and 'float16' at the peer"]),
+        ({"model": "other"}, ["model is 'm' at prefill and 'other' at decode, must be the same"]),
+        ({"dtype": "float16"}, ["dtype is 'uint8' at prefill and 'float16' at decode"]),
         (
             {"page_tokens": 32, "head_dim": 2},
-            ["page_tokens is 2 here and 32 at the peer", "head_dim is 1 here and 2 at the peer"],
+            ["page_tokens is 2 at prefill and 32 at decode", "head_dim is 1 at prefill and 2 at decode"],
         ),
-        ({"total_heads": 8}, ["total_heads is 1 here and 8 at the peer"]),
-        ({"total_layers": 3}, ["total_layers is 2 here and 3 at the peer"]),
-        ({"head_bytes": (4,)}, ["regions_per_layer is 2 here and 1 at the peer"]),
+        ({"total_heads": 8}, ["total_heads is 1 at prefill and 8 at decode"]),
+        ({"total_layers": 3}, ["total_layers is 2 at prefill and 3 at decode"]),
+        ({"head_bytes": (4,)}, ["regions_per_layer is 2 at prefill and 1 at decode"]),
         (
             {"head_bytes": (2, 4)},
-            ["(layer 0) is 4 here for 1 heads and 8 at the peer for 1 heads, must be the same for each head (1 more"],
+            ["is 4 at prefill for 1 heads and 8 at decode for 1 heads, must be the same for each head (1 more"],
         ),
-        ({"state": (4,)}, ["state pools (names and order) is [] here and ['mamba'] at the peer"]),
-        ({"more_state": {"swa": (4,)}}, ["state pools (names and order) is [] here and ['swa'] at the peer"]),
-        ({"layout": "HND"}, ["layout is 'NHD' here and 'HND' at the peer"]),
-        ({"kv_order": "interleaved"}, ["kv_order is 'separate' here", "regions_per_layer is 2 here and 1"]),
-        ({"aux": (12, 4)}, ["item_bytes of the aux regions is [12] here and [12, 4] at the peer"]),
+        ({"state": (4,)}, ["state pools (names and order) is [] at prefill and ['mamba'] at decode"]),
+        ({"more_state": {"swa": (4,)}}, ["state pools (names and order) is [] at prefill and ['swa'] at decode"]),
+        ({"layout": "HND"}, ["layout is 'NHD' at prefill and 'HND' at decode"]),
+        ({"kv_order": "interleaved"}, ["kv_order is 'separate' at prefill", "regions_per_layer is 2 at prefill and 1"]),
+        ({"aux": (12, 4)}, ["item_bytes of the aux regions is [12] at prefill and [12, 4] at decode"]),
         (
             {"heads": (LayerHeads(1, 1, 0, 1), LayerHeads(1, 3, 0, 1))},
-            ["(total_heads, head_dim) of layer 1 is (1, 1) here and (1, 3) at the peer, must be the same"],
+            ["(total_heads, head_dim) of layer 1 is (1, 1) at prefill and (1, 3) at decode, must be the same"],
         ),
     ],
 )
@@ -88,17 +88,17 @@ def test_every_mismatch_is_named_with_both_values(changes, lines):
         (
             {"kv_heads": 2},
             {"total_heads": 2, "head_bytes": (1, 2)},
-            "is 8 here for 2 heads and 2 at the peer for 1 heads",
+            "is 8 at prefill for 2 heads and 2 at decode for 1 heads",
         ),
         (
             {"layers": 3, "state": (4, 4), "state_layers": (0, 1)},
             {"total_layers": 3, "first_layer": 1, "state": (4, 4), "state_layers": (1, 2)},
-            "layers of state pool 'mamba' that both hold is [1] here and [1, 2] at the peer, must be the same",
+            "layers of state pool 'mamba' that both hold is [1] at prefill and [1, 2] at decode, must be the same",
         ),
         (
             {"layers": 3, "state": (4, 4)},
             {"total_layers": 3, "first_layer": 1, "state": (4, 4)},
-            "state pool 'mamba' is of layers 0..2 and heads 0..0 here and of layers 1..2 and heads 0..0 at the peer",
+            "'mamba' is of layers 0..2 and heads 0..0 at prefill and of layers 1..2 and heads 0..0 at decode",
         ),
         (
             {"state": (4,), "state_layers": (0,), "kv_heads": 2},
@@ -108,12 +108,12 @@ def test_every_mismatch_is_named_with_both_values(changes, lines):
         (
             {"state": (4, 4)},
             {"state": (4, 8)},
-            "item_bytes of region 1 of state pool 'mamba' is 4 here and 8 at the peer",
+            "item_bytes of region 1 of state pool 'mamba' is 4 at prefill and 8 at decode",
         ),
         (
             {"state": (4,), "kv_heads": 2},
             {"state": (4,), "kv_heads": 1, "total_heads": 2},
-            "region 0 of state pool 'mamba' is of layers 0..1 and heads 0..1 here and of layers 0..1 and",
+            "region 0 of state pool 'mamba' is of layers 0..1 and heads 0..1 at prefill and of layers 0..1 and",
         ),
         (
             {"page_tokens": 1024, "kv_heads": 2},

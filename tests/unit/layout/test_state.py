@@ -203,9 +203,8 @@ def test_a_bounded_chunk_is_never_larger_for_many_segments() -> None:
     shape = StateCut(700, (1, 1))
     source = rank_of((shape,), (1400,))
     target = rank_of((StateCut(700, (2, 1)),), (2100,))
-    assert "groups[0] of region 0 of state pool 'mamba' is 1 on each of 1 ranks here and 2 on each of 1" in difference(
-        source, target
-    )
+    why = "groups[0] of region 0 of state pool 'mamba' is 1 on each of 1 ranks at prefill and 2 on each of 1"
+    assert why in difference(source, target)
     target = rank_of((shape,), (1400,), 0, 2)
     plan = PairPlan(source.memory, target.memory)
     chunks = plan.cut(NONE, NONE, (0, 0), [(FROM, TO)])
@@ -225,32 +224,32 @@ def difference(source: Rank, target: Rank) -> str:
         (
             ((StateCut(1, (4,)),), (8,), 0, 2),
             ((None,), (8,), 0, 2),
-            "region 0 of state pool 'mamba' is cut here and moves whole at the peer (`cuts`), must be the same",
+            "region 0 of state pool 'mamba' is cut at prefill and moves whole at decode (`cuts`), must be the same",
         ),
         (
             ((None, StateCut(1, (4,))), (3, 8), 0, 2),
             ((None, None), (3, 8), 0, 0),
-            "region 1 of state pool 'mamba' is cut here and moves whole at the peer",
+            "region 1 of state pool 'mamba' is cut at prefill and moves whole at decode",
         ),
         (
             ((StateCut(2, (4,)),), (8,), 0, 2),
             ((StateCut(1, (8,)),), (8,), 0, 1),
-            "(outer, number of groups) of region 0 of state pool 'mamba' is (2, 1) here and (1, 1) at the peer",
+            "(outer, number of groups) of region 0 of state pool 'mamba' is (2, 1) at prefill and (1, 1) at decode",
         ),
         (
             ((StateCut(1, (2, 2)),), (8,), 0, 2),
             ((StateCut(1, (8,)),), (16,), 0, 1),
-            "(outer, number of groups) of region 0 of state pool 'mamba' is (1, 2) here and (1, 1) at the peer",
+            "(outer, number of groups) of region 0 of state pool 'mamba' is (1, 2) at prefill and (1, 1) at decode",
         ),
         (
             ((StateCut(1, (4,)),), (8,), 0, 2),
             ((StateCut(1, (8,)),), (32,), 0, 1),
-            "bytes of a unit of region 0 of state pool 'mamba' is 2 here and 4 at the peer",
+            "bytes of a unit of region 0 of state pool 'mamba' is 2 at prefill and 4 at decode",
         ),
         (
             ((StateCut(1, (4, 3)),), (7,), 1, 4),
             ((StateCut(1, (8, 4)),), (12,), 0, 2),
-            "groups[1] of region 0 of state pool 'mamba' is 3 on each of 4 ranks here and 4 on each of 2",
+            "groups[1] of region 0 of state pool 'mamba' is 3 on each of 4 ranks at prefill and 4 on each of 2",
         ),
     ],
 )
@@ -277,7 +276,7 @@ def test_more_pieces_of_state_than_an_int32_can_number_are_refused() -> None:
 
 @st.composite
 def claims(draw) -> Rank:
-    """A rank whose state is cut in whatever way a memory may claim; often so that two of them fit."""
+    """A rank whose state is cut in any way that a memory may claim; often so that two of them fit."""
     ranks = draw(st.sampled_from([1, 2, 3, 4, 6]))
     outer, units = draw(st.integers(1, 2)), st.sampled_from([12 // ranks, 12 // ranks, 3])
     groups = tuple(draw(st.lists(units, min_size=1, max_size=2)))

@@ -16,7 +16,7 @@ EVERY = [
     f.Hello(version=1, oldest_version=1, sender="a" * 32, address="10.0.0.1:8999", memory=b"m", state=True),
     f.HelloOk(version=f.VERSION_MAX, sender="a" * 32, memory=b"m"),
     f.HelloRefused(
-        version=f.VERSION_MAX, sender="a" * 32, reason="page_tokens is 16 here and 32 at the peer", retry=False
+        version=f.VERSION_MAX, sender="a" * 32, reason="page_tokens is 16 at prefill and 32 at decode", retry=False
     ),
     f.Goodbye(version=f.VERSION_MAX, sender="a" * 32, reason="bye"),
     open_frame(),

@@ -149,9 +149,12 @@ class TestWrites:
     @pytest.mark.parametrize(
         ("sends", "why"),
         [
-            ([{"pages": (1, 2, 3)}], "up to 3"),
-            ([{"pages": (1,)}], "up to 1, the last"),
-            ([{"pages": (1,), "start": 1}], "starts at page 1"),
+            ([{"pages": (1, 2, 3)}], "the last send of prefill has pages 0 to 2 (inclusive)"),
+            (
+                [{"pages": (1,)}],
+                "the last send of prefill has pages 0 to 0 (inclusive), decode offered pages 0 to 1 (inclusive)",
+            ),
+            ([{"pages": (1,), "start": 1}], "the first send of prefill has pages 1 to 1 (inclusive)"),
             ([{"pages": (1,), "last": False}, {"pages": (2,), "start": 2}], "starts at page 2"),
             ([{}, {"pages": ()}], "after the last"),
             ([{"pages": (1,), "last": False, "state": ((60,),)}], "before the last"),

@@ -272,8 +272,8 @@ class TestMisfit:
     @pytest.mark.parametrize(
         ("changes", "difference"),
         [
-            ({"model": "n"}, "model is 'm' here and 'n' at the peer"),
-            ({"page_tokens": 8, "head_dim": 8}, "page_tokens is 16 here and 8 at the peer"),
+            ({"model": "n"}, "model is 'm' at prefill and 'n' at decode"),
+            ({"page_tokens": 8, "head_dim": 8}, "page_tokens is 16 at prefill and 8 at decode"),
             ({"total_layers": 2}, "total_layers is 1 at prefill and 2 at decode"),
         ],
         ids=["refused by prefill", "two values", "found by decode"],

@@ -249,7 +249,8 @@ def test_rank_of_another_version_is_not_connected(world, link) -> None:
     world.answer(found(0), found(1, protocol=(70, 80)))
     (failed,) = world.take()
     assert failed[1] is Cause.INVALID
-    assert "rank 1 of prefill: protocol version is 70..80" in failed[2]
+    assert "protocol version is 70..80 at prefill and 1..1 at decode (rank 1 of prefill)" in failed[2]
+    assert [misfit.info.rank for misfit in link.misfits] == [0, 1], "prefill's ranks are not informed"
     assert not world.lines
 
 

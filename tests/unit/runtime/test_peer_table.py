@@ -85,10 +85,17 @@ class Prefill:
     def send_to(self, route, frame) -> None:
         self.sent.append((route, frame))
 
-    def hello(self, sender: str, connection: int, address: str = "", memory: bytes = b"") -> None:
+    def hello(
+        self,
+        sender: str,
+        connection: int,
+        address: str = "",
+        memory: bytes = b"",
+        versions: tuple[int, int] = (f.VERSION_MIN, f.VERSION_MAX),
+    ) -> None:
         said = f.Hello(
-            version=f.VERSION_MAX,
-            oldest_version=f.VERSION_MIN,
+            version=versions[1],
+            oldest_version=versions[0],
             sender=sender,
             address=address or ADDRESS[sender],
             memory=memory or TOLD,
@@ -273,6 +280,15 @@ def test_decode_that_does_not_fit_may_send_aborts(prefill) -> None:
     assert prefill.table.speaker(A, b"1") is None
     prefill.table.connection_ended(1)
     assert (prefill.misfits, prefill.table.route_to(A)) == ({}, None)
+
+
+def test_decode_of_other_version_may_send_aborts(prefill) -> None:
+    prefill.hello(A, 1, versions=(7, 8))
+    ((_, refused),) = prefill.sent
+    assert (refused.version, refused.retry) == (7, False), "decode cannot read the answer"
+    assert "protocol version is 1..1 at prefill and 7..8 at decode" in refused.reason
+    assert prefill.misfits == {A: 7}
+    assert prefill.table.is_misfit(A, b"1")
 
 
 class Lives(RuleBasedStateMachine):

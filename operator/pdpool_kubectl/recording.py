@@ -1,0 +1,86 @@
+"""The file of `record`: what an operator would have observed, look by look, without secrets.
+
+Kept of an object are its names, labels, pdpool's annotations, owners, the numbers that diagnosis reads, and a pod's
+status. Pod templates, environment and other annotations are left out. Answers of engines are kept whole: they hold
+counters and ids, and no prompts.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pdpool_operator.api import names
+
+FORMAT = "pdpool-recording/1"
+MAX_BYTES = 512 << 20
+
+Object = dict[str, Any]
+
+
+class RecordingError(Exception):
+    """A file is no recording that this version can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What one pod answered in one look. Each answer is `{"body": ...}` or `{"error": "..."}`."""
+
+    asked_at: str
+    at: str
+    connectors: list[Object]
+    """By rank. Empty if the engine has no connector of pdpool."""
+    engine: Object
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """All that was read at one time."""
+
+    at: str
+    services: list[Object]
+    pools: list[Object]
+    stateful_sets: list[Object]
+    pods: list[Object]
+    answers: Mapping[str, Answers]
+    """By UID of the pod."""
+
+
+def dump(namespace: str, looks: list[Look]) -> str:
+    """Return the text of a recording."""
+    return json.dumps({"format": FORMAT, "namespace": namespace, "looks": [asdict(look) for look in looks]})
+
+
+def load(path: Path) -> tuple[Look, ...]:
+    """Read a recording.
+
+    Raises:
+        RecordingError: the file is no recording that this version can read.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise RecordingError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
+        body = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordingError(f"{path}: {error}") from error
+    found = body.get("format") if isinstance(body, dict) else None
+    if found != FORMAT:
+        raise RecordingError(f"{path}: the field format must be {FORMAT!r}, not {found!r}")
+    try:
+        return tuple(
+            Look(**look | {"answers": {uid: Answers(**one) for uid, one in look["answers"].items()}})
+            for look in body["looks"]
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise RecordingError(f"{path}: a look is not as version 1 of the format has it: {error}") from error
+
+
+def kept(body: Object, spec: Object, *, status: bool = False) -> Object:
+    """Return an object without what may be secret. `spec` is what is kept of its spec."""
+    meta = body["metadata"]
+    ours = {key: value for key, value in (meta.get("annotations") or {}).items() if key.startswith(f"{names.GROUP}/")}
+    fields = ("name", "namespace", "uid", "generation", "labels", "ownerReferences", "creationTimestamp")
+    metadata = {key: meta[key] for key in (*fields, "deletionTimestamp") if key in meta} | {"annotations": ours}
+    whole = {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": metadata, "spec": spec}
+    return whole | ({"status": body.get("status") or {}} if status else {})

@@ -1,0 +1,64 @@
+"""The dashboard in the chart: its queries are valid, and name only series and labels that are exported."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dev.dashboard import ROWS, queries, text
+
+from .conftest import Render
+from .test_alert_series import exported
+
+QUERIES = queries()
+NOT_EXPORTED_BEFORE_USE = {
+    "pdpool_fences_total": {"outcome"},
+    "pdpool_connector_failures_total": {"cause", "namespace", "pod", "rank"},
+}
+"""Counters without a series until their first event."""
+
+
+def test_chart_ships_the_dashboard_on_demand(render: Render) -> None:
+    assert not [one for one in render().all("ConfigMap") if one["metadata"]["name"] == "pdpool-dashboard"]
+    values = {"dashboard": {"enabled": True, "namespace": "grafana", "labels": {"team": "llm"}}}
+    made = render(values).one("ConfigMap", "pdpool-dashboard", "grafana")
+    assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert made["metadata"]["labels"]["team"] == "llm"
+    assert json.loads(made["data"]["pdpool.json"]) == json.loads(text())
+
+
+def test_every_query_is_in_the_dashboard() -> None:
+    panels = [panel for panel in json.loads(text())["panels"] if panel["type"] != "row"]
+    assert len(panels) == sum(len(panels) for panels in ROWS.values())
+    shown = [target["expr"] for panel in panels for target in panel["targets"]]
+    assert len(shown) == len(QUERIES)
+    assert all(panel["description"] for panel in panels)
+
+
+def test_prometheus_parses_every_query(promtool: Path, tmp_path: Path) -> None:
+    rules = [{"record": f"panel:{number}", "expr": expr} for number, expr in enumerate(QUERIES.values())]
+    file = tmp_path / "panels.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    done = subprocess.run([promtool, "check", "rules", file], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, set[str]]:
+    return exported() | NOT_EXPORTED_BEFORE_USE
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_queries_name_exported_series_and_labels(name: str, known: dict[str, set[str]]) -> None:
+    expr = QUERIES[name]
+    series = re.findall(r"pdpool_[a-z_]+", expr)
+    assert series
+    assert set(series) <= set(known), name
+    used = set(re.findall(r"(\w+)\s*!?=~?\s*\"", expr))
+    for labels in re.findall(r"by \(([^)]*)\)", expr):
+        used |= set(re.split(r",\s*", labels))
+    for one in series:
+        assert used <= known[one], (name, one, used - known[one])
