@@ -18,6 +18,7 @@ MEMORY = "memory.yaml"
 SERVING = "serving.yaml"
 FAILING = "failing.yaml"
 OBJECTS = "objects.yaml"
+REPAIR = "repair.yaml"
 
 
 def run_scenarios(promtool: Path, folder: Path, rules: str, scenarios: list[Path]) -> subprocess.CompletedProcess[str]:
@@ -139,6 +140,14 @@ MUTATIONS = {
         'role) (pdpool_instance_verdict{verdict="NothingFinishes"}',
         'role, instance) (pdpool_instance_verdict{verdict="NothingFinishes"}',
     ),
+    "a budget that is left counts as spent": (REPAIR, "budget_remaining) == 0", "budget_remaining) <= 1"),
+    "a spent budget fires without a fault": (REPAIR, 'verdict=~"Stuck|Failing"', 'verdict=~".*"'),
+    "repair ignores failing instances": (REPAIR, 'verdict=~"Stuck|Failing"', 'verdict="Stuck"'),
+    "repair ignores stuck instances": (REPAIR, 'verdict=~"Stuck|Failing"', 'verdict="Failing"'),
+    "a spent budget fires at once": (REPAIR, "for: 1m", "for: 0s"),
+    "a spent budget fires late": (REPAIR, "for: 1m", "for: 5m"),
+    "a spent budget is not critical": (REPAIR, "severity: critical", "severity: info"),
+    "a fault of another pool counts": (REPAIR, "and on (namespace, pool, role)", "and on (namespace)"),
     "a short failure of reconciles fires": (OBJECTS, "for: 5m", "for: 2m"),
     "failing reconciles never fire": (OBJECTS, "failing_seconds) > 0", "failing_seconds) > 6000"),
     "objects are mixed": (OBJECTS, "kind, namespace, name", "kind, namespace"),
