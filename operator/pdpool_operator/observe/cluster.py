@@ -154,13 +154,14 @@ class Cluster:
             )
             if pool is None
         }
-        deployment, config, front, budget = await asyncio.gather(
+        deployment, config, front, budget, policy = await asyncio.gather(
             self._api.get(DEPLOYMENTS, namespace, router),
             self._api.get(CONFIG_MAPS, namespace, router),
             self._api.get(SERVICES, namespace, router),
             self._api.get(DISRUPTION_BUDGETS, namespace, router),
+            self._api.get(NETWORK_POLICIES, namespace, router),
         )
-        seen = [parse.observed_object(obj, labels) for obj in (config, front, budget) if obj is not None]
+        seen = [parse.observed_object(obj, labels) for obj in (config, front, budget, policy) if obj is not None]
         keys = parse.applied_keys(front) if front is not None else None
         if any(self._lacks_volume(router.pod) for router in routers):
             keys = None
