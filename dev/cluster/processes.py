@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dev.cluster import cgroups
-from dev.cluster.layout import MARKER, State
+from dev.cluster.layout import MARKER, NODES, State
 from dev.shell import wait_for
 
 SHIM = "containerd-shim-runc-v2"
@@ -67,9 +67,16 @@ def kill_everything(state: State) -> int:
     return len(killed)
 
 
-def pod_processes() -> Iterator[int]:
-    """Yield the processes in the pods' cgroups."""
+def pod_processes(node: str = "") -> Iterator[int]:
+    """Yield the processes in the pods' cgroups.
+
+    Args:
+        node: name of a node, for those of its pods only.
+    """
+    groups = {one.cgroup for one in NODES if not node or one.name == node}
     for folder in cgroups.present():
+        if folder.name not in groups:
+            continue
         for file in folder.rglob("cgroup.procs"):
             try:
                 yield from (int(line) for line in file.read_text().split())

@@ -20,6 +20,7 @@ from .build.settings import BuildSettings
 from .controller.fences import Fencer
 from .controller.judge import Judge
 from .controller.reconcile import Controller
+from .controller.repairs import Repairer
 from .controller.served_fields import ServedFields
 from .observe.cluster import POOL_RESOURCES, SERVICES_PD, Cluster
 from .observe.http import session
@@ -147,6 +148,7 @@ class Operator:
             judge=self.judge,
             served=self.served,
             fencer=fencer,
+            repairs=Repairer(self.api, self.bindings, self.served),
             bindings=self.bindings,
             recorder=Recorder(self.api, config.identity, _now),
             metrics=self.metrics,

@@ -19,10 +19,10 @@ from dev.cluster.layout import state_at
 from dev.images.build import IMAGES
 from dev.paths import cache_dir
 from dev.prometheus import deploy
-from dev.shell import Clock, CommandError, run
+from dev.shell import Clock, run
 from dev.tools.build import BuildError, binary
 from proof.drills.catalogue import DRILLS
-from proof.drills.play import play
+from proof.drills.play import FAILED, play, shortened
 from proof.drills.report import lines, write
 from proof.drills.results import Results, sources_digest
 from proof.drills.scenario import Scenario
@@ -126,8 +126,8 @@ def main(
     end = time.monotonic() + minutes * 60 if minutes else float("inf")
     try:
         play_all(drills, kept, times, end)
-    except (BuildError, CommandError, OSError, RuntimeError) as error:
-        click.echo(f"drills: {error}", err=True)
+    except (BuildError, RuntimeError, *FAILED) as error:
+        click.echo(f"drills: {shortened(error)}", err=True)
     expected: dict[str, Expected] = {one.name: one.expected for one in drills}
     fine, line = summary(expected, kept.runs, times)
     for done in kept.runs:

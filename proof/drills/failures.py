@@ -1,11 +1,11 @@
 """Deeds that take something away: engines that fail, kubelets, nodes, the API server, the operator, a router."""
 
+import contextlib
 import os
 import signal
 from typing import Final
 
-from dev.cluster.cgroups import present
-from dev.cluster.layout import NODES
+from dev.cluster.processes import pod_processes
 from dev.shell import wait_for
 from proof.drills.stage import FIRST, Stage, is_ready, url_of
 from proof.drills.witness import UNREACHABLE
@@ -58,16 +58,9 @@ def node_lost(stage: Stage) -> None:
     """Lose a node: its kubelet stops, its containers are killed, and its Node object is deleted."""
     node = stage.other_node()
     start = stage.stop_kubelet(node)
-    group = next(one.cgroup for one in NODES if one.name == node)
-    processes = {
-        int(pid)
-        for root in present()
-        if root.name == group
-        for file in root.rglob("cgroup.procs")
-        for pid in file.read_text().split()
-    }
-    for pid in processes:
-        os.kill(pid, signal.SIGKILL)
+    for pid in set(pod_processes(node)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     stage.stack.kubectl("delete", "node", node, "--wait=false")
 
     def unmet() -> str | None:

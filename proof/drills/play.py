@@ -16,6 +16,7 @@ PATIENCE_S = 200.0
 """Longest wait of a client, in seconds. A prefill that waits for a lost decode ends sooner."""
 LONGEST_S = 1500.0
 SHOWN_ERRORS = 5
+LONGEST_REASON = 600
 AFTERWARDS = 30
 """Right answers that the traffic must get after the recovery."""
 FAILED = (*UNREACHABLE, AssertionError, LookupError, StopIteration, Fault)
@@ -32,11 +33,14 @@ def play(scenario: Scenario, number: int, stage: Stage, expected: Answers, clock
         clock: shows progress.
         left: the time left in all, as text.
 
+    A drill that cannot be played, or does not recover, is a failed run.
+
     Raises:
         TimeoutError: the stack is not Ready before the drill.
     """
     stage.begin()
-    failed, recover_s = "", None
+    failed = ""
+    recover_s: float | None = None
     traffic = Traffic(stage.stack.router_url(), expected, patience_s=PATIENCE_S, longest_s=LONGEST_S)
     witness = stage.witness = Witness(stage.stack)
 
@@ -44,19 +48,13 @@ def play(scenario: Scenario, number: int, stage: Stage, expected: Answers, clock
         said = f"last word: {witness.words[-1]}" if witness.words else "no word yet"
         return f"{len(traffic.outcomes)} answers, {len(traffic.errors)} errors; {said}; {left}"
 
-    with clock.ticking(state), witness, traffic:
-        try:
-            with stage.undo:
-                scenario.deed(stage)
-        except FAILED as error:
-            failed = f"{type(error).__name__}: {error}"[:600]
-        ended = time.monotonic()
-        try:
-            stage.settle(scenario.recovers_within_s)
-            recover_s = round(time.monotonic() - ended, 1)
+    try:
+        with clock.ticking(state), witness, traffic:
+            failed = _deed(scenario, stage)
+            recover_s = _recovery(scenario, stage)
             traffic.more(AFTERWARDS)
-        except FAILED as error:
-            failed = failed or f"recovery: {error}"[:600]
+    except FAILED as error:
+        failed = failed or shortened(error)
     wrong = [error for error in traffic.errors if "instead of" in error]
     lost = [error for error in traffic.errors if "instead of" not in error]
     return Run(
@@ -71,6 +69,32 @@ def play(scenario: Scenario, number: int, stage: Stage, expected: Answers, clock
         errors=tuple((wrong + lost)[:SHOWN_ERRORS]),
         failed=failed,
     )
+
+
+def _deed(scenario: Scenario, stage: Stage) -> str:
+    """Do the deed and undo what it left. Return why that failed, empty if it did not."""
+    try:
+        with stage.undo:
+            scenario.deed(stage)
+    except FAILED as error:
+        return shortened(error)
+    return ""
+
+
+def _recovery(scenario: Scenario, stage: Stage) -> float:
+    """Return the seconds until all is Ready and listed again.
+
+    Raises:
+        TimeoutError: not within the drill's limit.
+    """
+    ended = time.monotonic()
+    stage.settle(scenario.recovers_within_s)
+    return round(time.monotonic() - ended, 1)
+
+
+def shortened(error: BaseException) -> str:
+    """Return an error as text that fits a line of results."""
+    return f"{type(error).__name__}: {error}"[:LONGEST_REASON]
 
 
 def _stuck_after(stage: Stage) -> int:

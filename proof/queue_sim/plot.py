@@ -6,6 +6,7 @@ import matplotlib as mpl
 
 mpl.use("svg")
 import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
 
 from proof.queue_sim.faults import HOUR_S
 from proof.queue_sim.run import Picture
@@ -41,6 +42,6 @@ def draw(picture: Picture, path: Path) -> None:
             verdicts.plot(at, [row] * len(at), "|", color=colour, markersize=14)
     verdicts.set_yticks(range(len(names)), names)
     verdicts.set_xlabel("hour of the day")
-    handles = [plt.Line2D([], [], color=colour, linewidth=5, label=verdict) for verdict, colour in COLOURS.items()]
+    handles = [Line2D([], [], color=colour, linewidth=5, label=verdict) for verdict, colour in COLOURS.items()]
     verdicts.legend(handles=handles, fontsize=7, ncols=8, loc="upper center", bbox_to_anchor=(0.5, 1.25))
     figure.savefig(path, metadata={"Date": None})

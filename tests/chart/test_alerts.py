@@ -18,6 +18,7 @@ MEMORY = "memory.yaml"
 SERVING = "serving.yaml"
 FAILING = "failing.yaml"
 OBJECTS = "objects.yaml"
+REPAIR = "repair.yaml"
 
 
 def run_scenarios(promtool: Path, folder: Path, rules: str, scenarios: list[Path]) -> subprocess.CompletedProcess[str]:
@@ -139,6 +140,14 @@ MUTATIONS = {
         'role) (pdpool_instance_verdict{verdict="NothingFinishes"}',
         'role, instance) (pdpool_instance_verdict{verdict="NothingFinishes"}',
     ),
+    "a budget that is left counts as spent": (REPAIR, "budget_remaining) == 0", "budget_remaining) <= 1"),
+    "a spent budget fires without a fault": (REPAIR, 'verdict=~"Stuck|Failing"', 'verdict=~".*"'),
+    "repair ignores failing instances": (REPAIR, 'verdict=~"Stuck|Failing"', 'verdict="Stuck"'),
+    "repair ignores stuck instances": (REPAIR, 'verdict=~"Stuck|Failing"', 'verdict="Failing"'),
+    "a spent budget fires at once": (REPAIR, "for: 1m", "for: 0s"),
+    "a spent budget fires late": (REPAIR, "for: 1m", "for: 5m"),
+    "a spent budget is not critical": (REPAIR, "severity: critical", "severity: info"),
+    "a fault of another pool counts": (REPAIR, "and on (namespace, pool, role)", "and on (namespace)"),
     "a short failure of reconciles fires": (OBJECTS, "for: 5m", "for: 2m"),
     "failing reconciles never fire": (OBJECTS, "failing_seconds) > 0", "failing_seconds) > 6000"),
     "objects are mixed": (OBJECTS, "kind, namespace, name", "kind, namespace"),
@@ -146,6 +155,35 @@ MUTATIONS = {
     "any reason counts": (OBJECTS, 'reason=~"SpecInvalid|TemplateInvalid', 'reason=~".*|SpecInvalid|TemplateInvalid'),
     "crash loops do not count": (OBJECTS, "|CrashLoop", ""),
     "a start counts as a pod that cannot run": (OBJECTS, "|CrashLoop", "|CrashLoop|Starting"),
+    "any status of the transport counts": (OBJECTS, '{type="TransferReady", status="False"}', '{type="TransferReady"}'),
+    "an unknown transport counts": (OBJECTS, 'Ready", status="False"', 'Ready", status!="True"'),
+    "any false condition is a transport": (OBJECTS, 'type="TransferReady", ', ""),
+    "a transport without RDMA never fires": (OBJECTS, 'status="False"}) == 1', 'status="False"}) > 1'),
+    "a transport without RDMA fires early": (
+        OBJECTS,
+        'status="False"}) == 1\n        for: 5m',
+        'status="False"}) == 1\n        for: 2m',
+    ),
+    "a transport without RDMA fires late": (
+        OBJECTS,
+        'status="False"}) == 1\n        for: 5m',
+        'status="False"}) == 1\n        for: 10m',
+    ),
+    "transports of pools are mixed": (
+        OBJECTS,
+        '(kind, namespace, name) (pdpool_condition{type="TransferReady"',
+        '(kind, namespace) (pdpool_condition{type="TransferReady"',
+    ),
+    "a new leader ends a transport without RDMA": (
+        OBJECTS,
+        '(kind, namespace, name) (pdpool_condition{type="TransferReady"',
+        '(kind, namespace, name, pod) (pdpool_condition{type="TransferReady"',
+    ),
+    "a past transport counts": (
+        OBJECTS,
+        'pdpool_condition{type="TransferReady", status="False"}',
+        'max_over_time(pdpool_condition{type="TransferReady", status="False"}[5m])',
+    ),
     "a complete CRD counts": (OBJECTS, "(pdpool_crd_fields_missing) > 0", "(pdpool_crd_fields_missing) >= 0"),
     "an old CRD never fires": (OBJECTS, "(pdpool_crd_fields_missing) > 0", "(pdpool_crd_fields_missing) > 9"),
     "a hold never fires": (

@@ -6,6 +6,7 @@ directly.
 
 import itertools
 import json
+import os
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -107,7 +108,8 @@ class Stack:
         self.nodes = {node["name"]: node["containerd"] for node in cluster["nodes"]}
         """containerd's socket of each node."""
         self._ctr = Path(cluster["bin"]) / "ctr"
-        self._api: ApiClient = new_client_from_config()
+        # The client reads the variable only when it is imported.
+        self._api: ApiClient = new_client_from_config(os.environ.get("KUBECONFIG"))
         self.began = now()
         self.uninstalls: list[tuple[str, str]] = []
         """Start and end of each `helm uninstall`."""

@@ -1,4 +1,4 @@
-"""NetworkPolicies of pools follow the chart's setting, and no pod restarts for them."""
+"""NetworkPolicies of pools and routers follow the chart's setting, and no pod restarts for them."""
 
 import os
 
@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
 ]
 
-WANTED = {"chat-prefill", "chat-decode"}
+WANTED = {"chat-prefill", "chat-decode", "chat-router"}
 
 
 def policies(stack: Stack) -> set[str]:
@@ -25,7 +25,7 @@ def until(stack: Stack, wanted: set[str]) -> None:
         found = policies(stack)
         return None if found == wanted else f"{sorted(found)} beside {sorted(wanted)}"
 
-    wait_for("the pools' NetworkPolicies to follow the setting", unmet, deadline_s=90)
+    wait_for("the NetworkPolicies of pools and routers to follow the setting", unmet, deadline_s=90)
 
 
 def test_policies_are_deleted_and_created_with_the_setting(serving: Stack):

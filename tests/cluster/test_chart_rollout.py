@@ -136,7 +136,7 @@ def test_a_router_less_fails_no_request(stack: Stack, expected):
 
 def test_a_router_that_is_turned_off_goes_with_all_that_was_made_for_it_and_comes_back(serving: Stack, expected):
     serving.patch("pdsvc", {"router": {"enabled": False}})
-    kinds = "deployments,services,poddisruptionbudgets,configmaps,secrets"
+    kinds = "deployments,services,poddisruptionbudgets,networkpolicies,configmaps,secrets"
 
     def gone() -> str | None:
         found = serving.kubectl("get", kinds, "-n", POOLS, "-l", "pdpool.dev/role=router", "-o", "name")

@@ -239,6 +239,30 @@ class InstanceStatus(Model):
     message: str = Field(default="", max_length=1024, description="The evidence for the verdict.")
 
 
+class RepairState(StrEnum):
+    """How far a repair is."""
+
+    PROPOSED = "Proposed"
+    INTENDED = "Intended"
+    DONE = "Done"
+    WITHDRAWN = "Withdrawn"
+
+
+class RepairRecord(Model):
+    """One repair of one pod: what the operator would do, is about to do, or has done."""
+
+    index: int = Field(ge=0, le=MAX_INSTANCES - 1, description="Index of the instance in the pool.")
+    pod_uid: Annotated[str, Field(alias="podUID")] = Field(max_length=64, description="UID of the pod to restart.")
+    state: RepairState = Field(
+        description=(
+            "Proposed: nothing is done, the message says why. Intended: the pod is about to be deleted. Done: it was "
+            "deleted. Withdrawn: the instance recovered, or the repair is no longer allowed."
+        )
+    )
+    since: Time = Field(description="When the record got this state.")
+    message: str = Field(default="", max_length=1024, description="The evidence, and why nothing is done if so.")
+
+
 class PoolStatus(Model):
     """Observed state of a pool."""
 
@@ -276,6 +300,11 @@ class PoolStatus(Model):
     )
     instances: tuple[InstanceStatus, ...] = Field(
         default=(), max_length=MAX_INSTANCES, description="The instances, by index."
+    )
+    repairs: tuple[RepairRecord, ...] = Field(
+        default=(),
+        max_length=2 * MAX_INSTANCES,
+        description="Proposed repairs, and those of the last hour. An intended restart stands here before it is made.",
     )
     conditions: tuple[Condition, ...] = Field(
         default=(),
@@ -509,6 +538,33 @@ class RouterSpec(Model):
     )
 
 
+class RepairMode(StrEnum):
+    """What the operator does about an instance at fault."""
+
+    OFF = "Off"
+    OBSERVE = "Observe"
+    ENFORCE = "Enforce"
+
+
+class RepairSpec(Model):
+    """How instances that are Stuck or Failing are repaired."""
+
+    mode: RepairMode = Field(
+        default=RepairMode.OBSERVE,
+        description=(
+            "Observe only proposes: status.repairs of the pool, an event and a metric say what would be done. Enforce "
+            "restarts the instance at fault. Off does neither. Of several services that bind a pool, the most "
+            "cautious mode applies."
+        ),
+    )
+    restarts_per_hour: int = Field(
+        default=3,
+        ge=0,
+        le=32,
+        description="Most restarts in both pools of the service within an hour. Then repair stops and an alert fires.",
+    )
+
+
 class DisaggregatedServiceSpec(Model):
     """Which pools work together, and how clients reach them."""
 
@@ -525,6 +581,9 @@ class DisaggregatedServiceSpec(Model):
         ge=5,
         le=3600,
         description=("Seconds after which a hand-off queue counts as stuck, if requests wait in it and nothing moves."),
+    )
+    repair: RepairSpec = Field(
+        default_factory=RepairSpec, description="How instances that are Stuck or Failing are repaired."
     )
 
     @model_validator(mode="after")

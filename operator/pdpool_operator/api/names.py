@@ -107,7 +107,7 @@ def instance_selector(pool: str, role: Role, index: int) -> dict[str, str]:
 
 
 def router(service: str) -> str:
-    """Name of the router's Deployment, Service, PodDisruptionBudget and ConfigMap: `chat-router`."""
+    """Name of the router's Deployment, Service, PodDisruptionBudget, NetworkPolicy and ConfigMap: `chat-router`."""
     return f"{service}-router"
 
 

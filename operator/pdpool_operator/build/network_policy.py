@@ -1,11 +1,11 @@
-"""The NetworkPolicy of a pool's engines: who may connect to them, in every namespace with pools."""
+"""NetworkPolicies of pools and routers: who may connect to their pods, in every namespace with pools."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..api import names
-from ..api.models import Pool
+from ..api.models import DisaggregatedService, Pool
 from ..api.names import Role
 from .common import metadata, with_build_hash
 
@@ -19,7 +19,7 @@ Peer = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class NetworkPeers:
-    """Who may connect to engines beside engines and routers of their namespace. Each is a NetworkPolicyPeer."""
+    """Who may connect beside engines and routers of the namespace. Each is a NetworkPolicyPeer."""
 
     watchers: tuple[Peer, ...] = ()
     """The operator and Prometheus: they read state and metrics."""
@@ -44,16 +44,32 @@ def engine_network_policy(pool: Pool, peers: NetworkPeers) -> dict[str, Any]:
     if peers.watchers:
         admin = (names.ADMIN_PORT, names.ADMIN_PORT + MAX_RANKS - 1)
         rules.append({"from": [*map(dict, peers.watchers)], "ports": _ports(admin, http)})
+    meta = metadata(pool, pool.kind, names.pool_workload(name, role), names.pool_labels(name, role))
+    return _policy(meta, names.pool_selector(name, role), rules)
+
+
+def router_network_policy(service: DisaggregatedService, peers: NetworkPeers) -> dict[str, Any]:
+    """NetworkPolicy of a service's routers: only their metrics are closed to others than `peers.watchers`.
+
+    Clients come from anywhere, also from outside the cluster. So the port of requests has no list of peers. The
+    operator reaches `/workers` on the same port, where the routers' key protects it.
+    """
+    name = service.metadata.name
+    http, metrics = names.ROUTER_HTTP_PORT, names.ROUTER_METRICS_PORT
+    rules: list[dict[str, Any]] = [{"ports": _ports((http, http))}]
+    if peers.watchers:
+        rules.append({"from": [*map(dict, peers.watchers)], "ports": _ports((metrics, metrics))})
+    meta = metadata(service, service.kind, names.router(name), names.router_labels(name))
+    return _policy(meta, names.router_selector(name), rules)
+
+
+def _policy(meta: dict[str, Any], selector: dict[str, str], rules: list[dict[str, Any]]) -> dict[str, Any]:
     return with_build_hash(
         {
             "apiVersion": "networking.k8s.io/v1",
             "kind": "NetworkPolicy",
-            "metadata": metadata(pool, pool.kind, names.pool_workload(name, role), names.pool_labels(name, role)),
-            "spec": {
-                "podSelector": {"matchLabels": names.pool_selector(name, role)},
-                "policyTypes": ["Ingress"],
-                "ingress": rules,
-            },
+            "metadata": meta,
+            "spec": {"podSelector": {"matchLabels": selector}, "policyTypes": ["Ingress"], "ingress": rules},
         }
     )
 

@@ -38,5 +38,5 @@ class BuildSettings:
     key_epoch: int = FIRST_EPOCH
     """Epoch of the keys that all pods should have in the end."""
     peers: NetworkPeers | None = None
-    """Who may connect to engines. `None`: pools get no NetworkPolicies."""
+    """Who may connect to engines and routers. `None`: these get no NetworkPolicies."""
     pods: PodDefaults = field(default_factory=PodDefaults)

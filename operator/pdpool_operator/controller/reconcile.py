@@ -13,7 +13,7 @@ from typing import Any
 
 from ..api.base import Condition, SpecInvalid
 from ..api.key_epochs import KeyEpochs
-from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
+from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool, RepairMode
 from ..api.names import Role
 from ..api.reasons import ConditionType, Reason
 from ..build.settings import BuildSettings
@@ -25,6 +25,7 @@ from ..observe.router_outcomes import RouterOutcomes
 from ..observe.routers import RouterClient
 from ..plan.model import Event, EventType, Fault, Plan
 from ..plan.pool import plan_pool
+from ..plan.repair import RepairPlan
 from ..plan.selection import AT_FAULT
 from ..plan.service import plan_service, worker_events
 from ..runtime.api import Api, ApiError, ConflictError, NotFoundError, Resource
@@ -42,6 +43,7 @@ from ..status.transition import REFRESH, Status, should_write, transition_events
 from .apply import Outcome, carry_out
 from .fences import Fencer
 from .judge import Judge
+from .repairs import Repairer
 from .served_fields import ServedFields
 
 Object = dict[str, Any]
@@ -59,6 +61,13 @@ EVENTS_LAST_S = 60.0
 NO_POD_AGAIN_S = 10.0
 ROTATION_AGAIN_S = 10.0
 """While keys are rotated, a pool waits for the pods of the other side. No event of those pods wakes it."""
+REPAIR_AGAIN_S = 1.0
+REPAIR_GATES_AGAIN_S = 10.0
+REPAIR_OUTCOMES = {
+    Reason.REPAIR_PROPOSED: "proposed",
+    Reason.REPAIR_DONE: "done",
+    Reason.REPAIR_WITHDRAWN: "withdrawn",
+}
 KINDS: dict[str, type[Pool]] = {"PrefillPool": PrefillPool, "DecodePool": DecodePool}
 
 log = logging.getLogger(__name__)
@@ -75,6 +84,7 @@ class Controller:
     judge: Judge
     served: ServedFields
     fencer: Fencer
+    repairs: Repairer
     bindings: Bindings
     recorder: Recorder
     metrics: Metrics
@@ -130,13 +140,16 @@ class Controller:
         at_fault = {d.subject.index for d in diagnoses if d.verdict in AT_FAULT or d.unfit}
         settings = self.engine_settings(key.namespace)
         plan = plan_pool(observed, settings, self.now(), at_fault)
-        if plan.needs_live_state and not cluster.is_live:
+        repair = await self.repairs.look(key, body, observed, diagnoses, self.now(), cluster)
+        if (plan.needs_live_state or repair.acts) and not cluster.is_live:
             return None
         rotates = None if observed.keys == KeyEpochs(settings.key_epoch) else ROTATION_AGAIN_S
         outcome, failure = await self._carry_out(key, plan)
         fencing = self.fencer.take(key, observed)
         fenced = await self.fencer.give(fencing.fences)
-        status = pool_status(PoolFacts(observed, plan, diagnoses, self.now(), outcome.faults, fencing.unproven))
+        status = pool_status(
+            PoolFacts(observed, plan, diagnoses, self.now(), outcome.faults, fencing.unproven, repair.records)
+        )
         self.metrics.states.show_pool(
             key,
             PoolCounts(
@@ -145,14 +158,22 @@ class Controller:
                 ready=status.ready_replicas,
                 available=len(serving(observed, diagnoses)),
                 updated=status.updated_replicas,
+                repair_budget=repair.remaining if observed.repair.mode is not RepairMode.OFF else None,
             ),
         )
         pending = await self._write_status(key, resource, body, pool.status, status)
         self.judge.shown(key, diagnoses)
-        await self._tell(resource, body, plan, outcome, pool.status, status, fenced)
+        await self._tell(resource, body, plan, outcome, pool.status, status, (*fenced, *repair.events))
+        self._count_repairs(key, pool, repair)
         if failure is not None:
             raise failure
-        return self._result(plan, outcome, pending, _ask_events_again_s(observed, self.now()), rotates)
+        return self._result(
+            plan, outcome, pending, _ask_events_again_s(observed, self.now()), rotates, _repair_again_s(repair)
+        )
+
+    def _count_repairs(self, key: Key, pool: Pool, repair: RepairPlan) -> None:
+        for event in repair.events:
+            self.metrics.repairs.labels(key.namespace, key.name, str(pool.role), REPAIR_OUTCOMES[event.reason]).inc()
 
     async def reconcile_service(self, key: Key) -> Result:
         """Reconcile one service, as a pool."""
@@ -355,6 +376,13 @@ class Controller:
         await self._apply_status(resource, body, self.served.storable(resource.kind, status))
         self.written[key] = self.now()
         await self.recorder.emit(resource, body, str(EventType.WARNING), str(reason), message)
+
+
+def _repair_again_s(repair: RepairPlan) -> float | None:
+    """Return when to look at repairs again: gates and budgets change with time alone."""
+    if repair.acts:
+        return REPAIR_AGAIN_S
+    return REPAIR_GATES_AGAIN_S if repair.records else None
 
 
 def _failing(error: ApiError) -> str:

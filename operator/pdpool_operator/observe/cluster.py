@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ..api import names
 from ..api.base import Metadata, SpecInvalid
 from ..api.key_epochs import KeyEpochs, next_epochs
-from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
+from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool, RepairMode, RepairSpec
 from ..engines import engine_of
 from ..runtime.api import (
     CONFIG_MAPS,
@@ -124,7 +124,8 @@ class Cluster:
         stuck_after = min((service.spec.stuck_after_seconds for _, service in services if service), default=30)
         # A service that cannot be read may have a router.
         routed = any(service is None or service.spec.router.enabled for _, service in services)
-        listed = replace(listed, stuck_after_s=stuck_after, routed=routed)
+        repair = most_cautious(service.spec.repair if service else RepairSpec() for _, service in services)
+        listed = replace(listed, stuck_after_s=stuck_after, routed=routed, repair=repair)
         return _with_routers(listed, [r for some in routers for r in some])
 
     async def forget_pool(self, namespace: str, name: str, role: names.Role) -> None:
@@ -153,13 +154,14 @@ class Cluster:
             )
             if pool is None
         }
-        deployment, config, front, budget = await asyncio.gather(
+        deployment, config, front, budget, policy = await asyncio.gather(
             self._api.get(DEPLOYMENTS, namespace, router),
             self._api.get(CONFIG_MAPS, namespace, router),
             self._api.get(SERVICES, namespace, router),
             self._api.get(DISRUPTION_BUDGETS, namespace, router),
+            self._api.get(NETWORK_POLICIES, namespace, router),
         )
-        seen = [parse.observed_object(obj, labels) for obj in (config, front, budget) if obj is not None]
+        seen = [parse.observed_object(obj, labels) for obj in (config, front, budget, policy) if obj is not None]
         keys = parse.applied_keys(front) if front is not None else None
         if any(self._lacks_volume(router.pod) for router in routers):
             keys = None
@@ -385,6 +387,16 @@ class Cluster:
     ) -> list[Object]:
         found = self._api.list(resource, namespace, labels, fields, metadata_only=metadata_only)
         return [obj async for obj in found]
+
+
+def most_cautious(specs: Iterable[RepairSpec]) -> RepairSpec:
+    """Return the repair that all services of a pool allow. None is made in a pool without a service."""
+    some = tuple(specs)
+    order = (RepairMode.OFF, RepairMode.OBSERVE, RepairMode.ENFORCE)
+    return RepairSpec(
+        mode=min((spec.mode for spec in some), key=order.index, default=RepairMode.OFF),
+        restarts_per_hour=min((spec.restarts_per_hour for spec in some), default=0),
+    )
 
 
 def _binds(service: DisaggregatedService, pool: Pool) -> bool:

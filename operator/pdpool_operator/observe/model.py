@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from ..api.key_epochs import FIRST_KEYS, KeyEpochs
-from ..api.models import DisaggregatedService, Pool
+from ..api.models import DisaggregatedService, Pool, RepairMode, RepairSpec
 from ..api.names import Role
 from ..engines.answers import EngineSample as EngineSample
 
@@ -260,6 +260,8 @@ class ObservedPool:
     """All StatefulSets that the pool owns, that carry its labels, or that occupy a name that it needs, by index."""
     objects: tuple[ObservedObject, ...]
     """Service and PodDisruptionBudget with the pool's names, regardless of their owner."""
+    repair: RepairSpec = field(default_factory=lambda: RepairSpec(mode=RepairMode.OFF))
+    """Of the services that bind the pool: the most cautious one."""
     stuck_after_s: float = 30.0
     """From the service that binds the pool, else the default."""
     watched: bool = False

@@ -15,6 +15,7 @@ from ..api.models import DisaggregatedService
 from ..api.reasons import Reason
 from ..build import router
 from ..build.common import keys_secret
+from ..build.network_policy import router_network_policy
 from ..build.settings import BuildSettings
 from ..build.template import TemplateInvalid
 from ..observe.model import ObservedService
@@ -30,6 +31,7 @@ from .objects import (
     missing_or_changed,
     restored,
     restored_events,
+    surplus_policies,
 )
 from .rotation import Rotation, desired_rotation, worker_changes
 
@@ -55,12 +57,14 @@ def plan_service(observed: ObservedService, settings: BuildSettings) -> Plan:
         return taken
     rotation = desired_rotation(observed)
     keys = keys_secret(service.metadata.namespace, settings.keys)
+    policies = () if settings.peers is None else (router_network_policy(service, settings.peers),)
     try:
         support = (
             keys,
             router.worker_list_config_map(service, router.workers_json(rotation.prefill, rotation.decode)),
             router.router_service(service, keys),
             router.router_disruption_budget(service),
+            *policies,
         )
         built = router.router_deployment(service, settings)
     except TemplateInvalid as invalid:
@@ -69,7 +73,12 @@ def plan_service(observed: ObservedService, settings: BuildSettings) -> Plan:
         return _with_rotation(Plan(faults=(fault,)), observed, rotation)
     plan = _deployment(observed, built)
     events = restored(support, observed.objects, set_up=service.status.observed_generation > 0)
-    plan = replace(plan, apply=missing_or_changed(support, observed.objects) + plan.apply, events=events + plan.events)
+    plan = replace(
+        plan,
+        apply=missing_or_changed(support, observed.objects) + plan.apply,
+        delete=surplus_policies(support, observed.objects),
+        events=events + plan.events,
+    )
     return replace(_with_rotation(plan, observed, rotation), update_available=_built_otherwise(observed, built))
 
 

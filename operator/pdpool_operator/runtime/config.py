@@ -49,7 +49,7 @@ class Config:
     pods: PodDefaults = field(default_factory=PodDefaults)
     """What every engine and router pod gets unless its template says otherwise."""
     peers: NetworkPeers | None = None
-    """Who may connect to engines. `None`: pools get no NetworkPolicies."""
+    """Who may connect to engines and routers. `None`: these get no NetworkPolicies."""
     host: str = "0.0.0.0"  # noqa: S104 - kubelet and Prometheus come from outside the pod
     port: int = 8080
 

@@ -156,6 +156,12 @@ class Metrics:
             ("outcome",),
             registry=self.registry,
         )
+        self.repairs = Counter(
+            "pdpool_repair_actions",
+            "Restarts of instances at fault, by outcome (proposed, done, withdrawn).",
+            ("namespace", "pool", "role", "outcome"),
+            registry=self.registry,
+        )
         self.calls = Counter(
             "pdpool_api_calls",
             "Calls of the Kubernetes API by verb, resource and HTTP status (0: none).",

@@ -44,6 +44,8 @@ class PoolCounts:
     available: int
     """Those that serve requests, as the condition Available counts them."""
     updated: int
+    repair_budget: int | None = None
+    """Restarts that repair may still make. `None` if repair is Off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,13 @@ class ObjectStates(Collector):
             for (_, namespace, pool), counts in self._pools.items():
                 family.add_metric((namespace, pool, counts.role), getattr(counts, name))
             yield family
+        budget = GaugeMetricFamily(
+            "pdpool_repair_budget_remaining", "Restarts that repair may still make within the hour.", labels=POOL_LABELS
+        )
+        for (_, namespace, pool), counts in self._pools.items():
+            if counts.repair_budget is not None:
+                budget.add_metric((namespace, pool, counts.role), counts.repair_budget)
+        yield budget
 
     def _of_services(self) -> Iterator[Metric]:
         wanted = GaugeMetricFamily(

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ..api import names
 from ..api.base import Condition, format_time
-from ..api.models import MAX_INSTANCES, InstanceStatus, PoolStatus
+from ..api.models import MAX_INSTANCES, InstanceStatus, PoolStatus, RepairRecord
 from ..api.reasons import Reason
 from ..build.pool import pool_spec_hash
 from ..diagnose.model import Diagnosis, Verdict
@@ -39,6 +39,8 @@ class PoolFacts:
     """Faults of carrying out the plan. Those of planning are in the plan."""
     unproven: tuple[Unproven, ...] = ()
     """Holds of engines without possible proof."""
+    repairs: tuple[RepairRecord, ...] = ()
+    """Proposed, intended and recent repairs."""
 
     @property
     def all_faults(self) -> tuple[Fault, ...]:
@@ -190,6 +192,7 @@ def pool_status(facts: PoolFacts) -> PoolStatus:
         oldest_waiting_since=oldest_waiting_since(facts.diagnoses, before.oldest_waiting_since),
         restarted_at=restarted_at(pool.metadata, before.restarted_at, complete=unready is None),
         instances=tuple(_instance_status(instance, facts) for instance in mine if instance.index < MAX_INSTANCES),
+        repairs=facts.repairs,
         conditions=_conditions(writer, facts, unready),
     )
 

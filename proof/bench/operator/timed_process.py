@@ -33,7 +33,8 @@ def main() -> None:
     """Run the operator until SIGTERM."""
     with Path(os.environ["PDPOOL_BENCH_TIMES"]).open("w", buffering=1) as times:
         TimedOperator.times = times
-        process.Operator = TimedOperator  # type: ignore[misc] -- what `serve` makes
+        # `serve` makes an Operator of this name.
+        process.Operator = TimedOperator  # type: ignore[misc]
         process.main()
 
 

@@ -12,6 +12,7 @@ from pdpool_operator.controller.judge import Judge
 from pdpool_operator.controller.reconcile import Controller
 from pdpool_operator.observe.keys import Bindings, Key
 from pdpool_operator.plan.fences import Fencing
+from pdpool_operator.plan.repair import RepairPlan
 from pdpool_operator.runtime.api import ApiError, ConflictError, UnavailableError
 from pdpool_operator.runtime.metrics import Metrics
 
@@ -52,6 +53,7 @@ class World:
             judge=judge,
             served=cast("Any", SimpleNamespace(storable=lambda _, status: status)),
             fencer=cast("Any", nothing),
+            repairs=cast("Any", SimpleNamespace(look=self.no_repair)),
             bindings=Bindings(),
             recorder=cast("Any", self),
             engine_settings=lambda _: SETTINGS,
@@ -59,6 +61,9 @@ class World:
             enqueue=lambda _: None,
             now=lambda: T0,
         )
+
+    async def no_repair(self, *_: Any) -> RepairPlan:
+        return RepairPlan()
 
     async def nothing(self, *_: Any) -> tuple[()]:
         return ()

@@ -10,6 +10,7 @@ from pdpool_operator.controller import reconcile
 from pdpool_operator.controller.reconcile import Controller
 from pdpool_operator.observe.keys import Key
 from pdpool_operator.plan.model import Delete, Patch, Plan
+from pdpool_operator.plan.repair import RepairPlan
 from pdpool_operator.runtime.manager import Result
 
 from tests.unit.operator.plan.makers import SETTINGS
@@ -46,6 +47,10 @@ class Seen:
         return SimpleNamespace(routers=())
 
 
+async def no_repair(*_: Any) -> RepairPlan:
+    return RepairPlan()
+
+
 @pytest.fixture
 def controller(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def carry_out(*_: Any) -> None:
@@ -61,6 +66,7 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Any:
         _marked=lambda observed: observed,
         _forget=lambda _: None,
         now=lambda: None,
+        repairs=SimpleNamespace(look=no_repair),
         api=None,
         routers=None,
     )
@@ -104,7 +110,7 @@ async def test_live_state_that_needs_no_step_takes_none(controller, monkeypatch,
     async def forgotten(*_: Any) -> Result:
         return Result()
 
-    controller._forget_pool = forgotten
+    controller._forget_pool = controller._forget_fleet = forgotten
     controller.bindings.drop = lambda _: None
     live: Any = Seen(BODIES[kind], is_live=True)
     live.stored = None  # deleted meanwhile

@@ -12,6 +12,7 @@ from pdpool_operator.api.names import Role
 from pdpool_operator.build import pool as pool_objects
 from pdpool_operator.build import router
 from pdpool_operator.build.common import keys_secret
+from pdpool_operator.build.network_policy import NetworkPeers, router_network_policy
 
 from tests.unit.operator.plan.makers import SETTINGS, make_pool, make_service
 
@@ -87,6 +88,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         router.router_deployment(make_service(), SETTINGS),
         router.router_service(make_service(router={"port": 9000}), KEYS),
         router.router_disruption_budget(make_service()),
+        router_network_policy(make_service(), NetworkPeers(watchers=({"podSelector": {}},))),
     ],
     "router_with_template": [
         router.router_deployment(CUSTOM_ROUTER, SETTINGS),

@@ -1,4 +1,4 @@
-"""Who may connect to the engines of a pool."""
+"""Who may connect to the engines of a pool, and to the routers of a service."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pdpool_operator.api import names
 from pdpool_operator.api.names import Role
-from pdpool_operator.build.network_policy import NetworkPeers, engine_network_policy
+from pdpool_operator.build.network_policy import NetworkPeers, engine_network_policy, router_network_policy
 from pdpool_operator.build.pool import instance_stateful_set
 from pdpool_operator.build.router import router_deployment
 from pdpool_operator.plan.pool import plan_pool
@@ -103,3 +103,30 @@ def test_policies_are_created_and_deleted_with_the_setting() -> None:
     assert not plan_pool(present, wanted, T0).acts
     (gone,) = plan_pool(present, SETTINGS, T0).delete
     assert (gone.kind, gone.name, gone.uid) == ("NetworkPolicy", "chat-prefill", policy.uid)
+
+
+def test_router_policy_selects_exactly_the_routers_of_its_service() -> None:
+    selector = router_network_policy(make_service(), PEERS)["spec"]["podSelector"]
+    labels = router_deployment(make_service(), SETTINGS)["spec"]["template"]["metadata"]["labels"]
+    assert selects(selector, labels)
+    assert not selects(selector, labels | {names.LABEL_SERVICE: "other"})
+    assert not selects(selector, pod_labels(Role.PREFILL, "chat"))
+
+
+def test_any_client_reaches_requests_and_only_watchers_reach_metrics() -> None:
+    requests, metrics = router_network_policy(make_service(), PEERS)["spec"]["ingress"]
+    assert requests == {"ports": [{"protocol": "TCP", "port": 8000}]}
+    assert metrics == {"from": [OPERATOR], "ports": [{"protocol": "TCP", "port": 29000}]}
+
+
+def test_router_policy_opens_the_ports_on_which_the_router_listens() -> None:
+    (container,) = router_deployment(make_service(), SETTINGS)["spec"]["template"]["spec"]["containers"]
+    rules = router_network_policy(make_service(), PEERS)["spec"]["ingress"]
+    opened = {port["port"] for rule in rules for port in rule["ports"]}
+    assert opened == {port["containerPort"] for port in container["ports"]}
+
+
+def test_without_watchers_router_metrics_are_closed() -> None:
+    # An empty `from` would let everybody in.
+    (requests,) = router_network_policy(make_service(), NetworkPeers())["spec"]["ingress"]
+    assert [port["port"] for port in requests["ports"]] == [names.ROUTER_HTTP_PORT]

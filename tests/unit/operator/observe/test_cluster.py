@@ -131,3 +131,18 @@ async def test_a_pool_that_does_not_fit_its_model_is_not_taken_for_no_pool():
     )
     with pytest.raises(SpecInvalid, match=r"PrefillPool chat: spec\.replicas"):
         await cluster.service(SERVICE)
+
+
+class OnlyARouterPolicy(OneBadPool):
+    """An API server whose only object is the NetworkPolicy of the service's router."""
+
+    async def get(self, resource: Any, namespace: str, name: str) -> dict[str, Any] | None:
+        found = (resource.kind, namespace, name) == ("NetworkPolicy", "llm", "chat-router")
+        return {"kind": "NetworkPolicy", **owned_by("u", name, "np")} if found else None
+
+
+async def test_service_lists_the_network_policy_of_its_router():
+    api, nothing = cast("Any", OnlyARouterPolicy()), cast("Any", None)
+    cluster = Cluster(api, api, nothing, nothing, lambda *_: "key", 1, Lives(), lambda: T0)
+    observed = await cluster.service(SERVICE)
+    assert [(one.kind, one.name, one.uid) for one in observed.objects] == [("NetworkPolicy", "chat-router", "np")]

@@ -10,6 +10,7 @@ from pdpool_operator.api.names import Role
 from pdpool_operator.api.reasons import Reason
 from pdpool_operator.build import router
 from pdpool_operator.build.common import keys_secret
+from pdpool_operator.build.network_policy import NetworkPeers, router_network_policy
 from pdpool_operator.observe.model import (
     ObservedDeployment,
     ObservedInstance,
@@ -34,6 +35,8 @@ from tests.unit.operator.plan.makers import (
     seconds,
 )
 
+PEERS = NetworkPeers(watchers=({"podSelector": {}},))
+WITH_POLICIES = replace(SETTINGS, peers=PEERS)
 PREFILL_0 = RouterWorker("p0", "http://10.0.1.1:30000", Role.PREFILL, 8998)
 DECODE_0 = RouterWorker("d0", "http://10.0.2.1:30000", Role.DECODE, None)
 DECODE_1 = RouterWorker("d1", "http://10.0.2.2:30000", Role.DECODE, None)
@@ -118,6 +121,38 @@ def test_key_and_worker_list_are_made_before_the_routers_that_need_them() -> Non
     plan = plan_service(observe(deployment=None, objects=(), routers=(), workers_json=None), SETTINGS)
     kinds = [obj["kind"] for obj in plan.apply]
     assert kinds == ["Secret", "ConfigMap", "Service", "PodDisruptionBudget", "Deployment"]
+
+
+def with_policy(observed: ObservedService) -> ObservedService:
+    policy = as_observed(router_network_policy(observed.service, PEERS))
+    return replace(observed, objects=(*observed.objects, policy))
+
+
+def test_network_policy_is_made_before_the_router_and_only_with_the_setting() -> None:
+    empty = observe(deployment=None, objects=(), routers=(), workers_json=None)
+    kinds = [obj["kind"] for obj in plan_service(empty, WITH_POLICIES).apply]
+    assert kinds[-2:] == ["NetworkPolicy", "Deployment"]
+    assert not plan_service(with_policy(observe()), WITH_POLICIES).acts
+
+
+def test_network_policy_is_deleted_with_the_setting() -> None:
+    plan = plan_service(with_policy(observe()), SETTINGS)
+    assert [(gone.kind, gone.name) for gone in plan.delete] == [("NetworkPolicy", "chat-router")]
+    assert plan.apply == ()
+
+
+def test_network_policy_is_deleted_with_the_router() -> None:
+    off = with_policy(observe(service=make_service(router={"enabled": False})))
+    assert "NetworkPolicy" in [gone.kind for gone in plan_service(off, WITH_POLICIES).delete]
+
+
+def test_network_policy_of_another_owner_is_a_name_conflict() -> None:
+    observed = observe()
+    policy = as_observed(router_network_policy(observed.service, PEERS))
+    policy = replace(policy, controller_uid="other", controller="Other/other")
+    plan = plan_service(replace(observed, objects=(*observed.objects, policy)), SETTINGS)
+    assert [fault.reason for fault in plan.faults] == ["NameConflict"]
+    assert plan.delete == ()
 
 
 def test_a_new_engine_is_added_to_every_router_with_its_bootstrap_port() -> None:

@@ -133,7 +133,7 @@ def exported() -> dict[str, tuple[str, frozenset[str]]]:
         waiting_keys=lambda: 0,
     )
     metrics.states.show_conditions(POOL, [condition("Ready", TRUE, "Ready")])
-    metrics.states.show_pool(POOL, PoolCounts("decode", 1, 1, 1, 1))
+    metrics.states.show_pool(POOL, PoolCounts("decode", 1, 1, 1, 1, repair_budget=1))
     metrics.states.show_service(SERVICE, {"decode": Serving(1, 1)})
     metrics.states.reconciled(POOL, "error")
     metrics.report_missing_fields(["decodepools.pdpool.dev: spec.rdma"])
@@ -142,6 +142,7 @@ def exported() -> dict[str, tuple[str, frozenset[str]]]:
     metrics.status_writes.labels("DecodePool", "ok").inc()
     metrics.samples.labels("decode", "engine", "ok").inc()
     metrics.fences.labels("given").inc()
+    metrics.repairs.labels("llm", "chat", "decode", "done").inc()
     metrics.on_call("get", "pods", 200, 0.1)
     found = {}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):

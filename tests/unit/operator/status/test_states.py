@@ -500,7 +500,8 @@ def test_every_event_reason_is_reached() -> None:
     pool = make_pool().model_copy(update={"status": shown_pool(one()).status})
     seen |= {event.reason for event in plan_pool(make_observed(pool, one(), objects=()), SETTINGS, T0).events}
     fences = {Reason.FENCED_PEER, Reason.FENCE_REFUSED}  # test_fencer reaches them over HTTP
-    assert seen | fences == set(condition_docs.REASONS["Events only"])
+    repairs = {Reason.REPAIR_PROPOSED, Reason.REPAIR_DONE, Reason.REPAIR_WITHDRAWN}  # plan/test_repair reaches them
+    assert seen | fences | repairs == set(condition_docs.REASONS["Events only"])
 
 
 class Rollout:

@@ -1,0 +1,118 @@
+"""Repairs instances at fault, as `plan.repair` decides: stores the intent first, and acts on what was read back."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from ..api.models import PoolStatus, RepairMode, RepairRecord
+from ..diagnose.model import Diagnosis, Subject, Verdict
+from ..diagnose.outcomes import WINDOW
+from ..observe.cluster import POOL_RESOURCES, Cluster
+from ..observe.keys import Bindings, Key
+from ..observe.model import ObservedPool
+from ..plan.repair import Health, Patient, RepairPlan, plan_repair
+from ..runtime.api import PODS, Api
+from ..status.serving import serving
+from .served_fields import ServedFields
+
+TRIED = 2
+"""A failing instance is at fault when it has also failed its trial."""
+_WELL = {Verdict.IDLE, Verdict.FLOWING, Verdict.SATURATED, Verdict.BLOCKED}
+_RESOURCES = {resource.kind: resource for resource in POOL_RESOURCES.values()}
+
+
+class Repairer:
+    """Decides and carries out repairs, one pool after the other, so that pools of one service share its budget."""
+
+    def __init__(self, api: Api, bindings: Bindings, served: ServedFields) -> None:
+        self._api, self._bindings, self._served = api, bindings, served
+        self._deciding = asyncio.Lock()
+
+    async def look(
+        self,
+        key: Key,
+        body: dict[str, Any],
+        observed: ObservedPool,
+        diagnoses: Iterable[Diagnosis],
+        now: datetime,
+        cluster: Cluster,
+    ) -> RepairPlan:
+        """Return the repairs of a pool. If they are decided from live state, also carry them out.
+
+        Raises:
+            ApiError: the intent could not be stored, or the deed failed. The next reconcile decides again.
+        """
+        diagnoses = tuple(diagnoses)
+        spec = observed.repair
+        if "repairs" not in self._served.storable(key.kind, {"repairs": []}) and spec.mode is RepairMode.ENFORCE:
+            spec = spec.model_copy(update={"mode": RepairMode.OBSERVE})  # an intent could not be stored
+        records = observed.pool.status.repairs
+        async with self._deciding if cluster.is_live else contextlib.nullcontext():
+            partners = await self._records_of_partners(key, cluster)
+            plan = plan_repair(spec, patients(observed, diagnoses, now), records, partners, now)
+            if plan.intends and cluster.is_live:
+                status = {**(body.get("status") or {}), "repairs": [record.to_dict() for record in plan.records]}
+                await self._api.apply_status(_RESOURCES[key.kind], body, self._served.storable(key.kind, status))
+        for pod in plan.restarts if cluster.is_live else ():
+            await self._api.delete(PODS, key.namespace, pod.name, pod.uid, pod.grace_period_s)
+        return plan
+
+    async def _records_of_partners(self, key: Key, cluster: Cluster) -> list[RepairRecord]:
+        pools = {pool for service in self._bindings.services(key) for pool in self._bindings.pools(service)} - {key}
+        bodies = [await cluster.body(_RESOURCES[pool.kind], pool.namespace, pool.name) for pool in sorted(pools)]
+        return [record for body in bodies if body for record in _records(body)]
+
+
+def _records(body: dict[str, Any]) -> tuple[RepairRecord, ...]:
+    try:
+        return PoolStatus.model_validate(body.get("status") or {}).repairs
+    except ValueError:
+        return ()  # a status of another version, which its own reconcile replaces
+
+
+def patients(observed: ObservedPool, diagnoses: Iterable[Diagnosis], now: datetime) -> tuple[Patient, ...]:
+    """Return the instances of a pool that have a pod, as repair sees them."""
+    diagnoses = tuple(diagnoses)
+    serve = {instance.index for instance in serving(observed, diagnoses)}
+    by_index = {diagnosis.subject.index: diagnosis for diagnosis in diagnoses}
+    return tuple(
+        Patient(
+            index=instance.index,
+            pod=instance.pod.name,
+            pod_uid=instance.pod.uid,
+            terminating=instance.pod.terminating or instance.deleting,
+            health=health(by_index.get(instance.index)),
+            serves=instance.index in serve,
+            useless=_useless(by_index.get(instance.index), now),
+            evidence=by_index[instance.index].message if instance.index in by_index else "",
+        )
+        for instance in observed.instances
+        if instance.pod is not None and instance.belongs_to(observed.pool.metadata.uid)
+    )
+
+
+def health(diagnosis: Diagnosis | None) -> Health:
+    """Return what a verdict means for repair."""
+    if diagnosis is None:
+        return Health.UNKNOWN
+    standing = diagnosis.subject.standing
+    tried = standing is not None and standing.times >= TRIED
+    if diagnosis.verdict is Verdict.STUCK or (diagnosis.verdict is Verdict.FAILING and tried):
+        return Health.AT_FAULT
+    return Health.WELL if diagnosis.verdict in _WELL else Health.UNKNOWN
+
+
+def _useless(diagnosis: Diagnosis | None, now: datetime) -> bool:
+    """Whether requests are counted at an instance at fault, and none has finished within a minute."""
+    if diagnosis is None or diagnosis.verdict not in {Verdict.STUCK, Verdict.FAILING}:
+        return False
+    return _is_counted(diagnosis.subject) and not any(
+        (done := diagnosis.subject.last_done(source)) is not None and now - done <= WINDOW
+        for source in ("router", "connector")
+    )
+
+
+def _is_counted(subject: Subject) -> bool:
+    return bool(subject.routers) or any(track.ended is not None for track in subject.tracks)

@@ -1,0 +1,139 @@
+"""Repair in the cluster's terms: who is at fault, and an operator that is killed at any step of a restart."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pdpool_operator.api.models import Pool, RepairMode, RepairSpec
+from pdpool_operator.api.names import Role
+from pdpool_operator.controller.repairs import Repairer, health
+from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
+from pdpool_operator.diagnose.standing import Phase, Standing
+from pdpool_operator.observe.cluster import most_cautious
+from pdpool_operator.observe.keys import Bindings, Key
+from pdpool_operator.observe.model import ObservedPool
+from pdpool_operator.plan.repair import Health, RepairPlan
+
+from tests.unit.operator.plan.makers import T0, make_instance, make_observed, make_pool
+
+KEY = Key("DecodePool", "llm", "chat")
+SPECS = {mode: RepairSpec(mode=mode) for mode in RepairMode}
+
+
+class KilledError(Exception):
+    """The operator ends here."""
+
+
+class World:
+    """One pool whose instance 0 is stuck. It is the cluster, and the API server with its UID preconditions."""
+
+    def __init__(self, mode: RepairMode = RepairMode.ENFORCE, *, field: bool = True) -> None:
+        self.mode, self.field = mode, field
+        self.status: dict[str, Any] = {}
+        self.uids = ["first", "other"]
+        self.deleted: list[str] = []
+        self.calls = 0
+        self.killed_at: int | None = None
+        self.is_live = True
+        self.restart()
+
+    def restart(self) -> None:
+        """Start a new operator, which remembers nothing."""
+        served = SimpleNamespace(storable=lambda _, status: dict(status) if self.field else {})
+        self.repairer = Repairer(self, Bindings(), served)  # type: ignore[arg-type]
+
+    def _step(self) -> None:
+        self.calls += 1
+        if self.calls == self.killed_at:
+            raise KilledError
+
+    async def apply_status(self, _resource: Any, _body: Any, status: dict[str, Any]) -> None:
+        self._step()
+        self.status = status
+        self._step()
+
+    async def delete(self, _resource: Any, _ns: str, _name: str, uid: str, _grace_s: int) -> None:
+        self._step()
+        assert {"podUID": uid, "state": "Intended"}.items() <= self.status["repairs"][0].items()
+        if uid in self.uids:
+            self.deleted.append(uid)
+            self.uids[self.uids.index(uid)] = "new"
+        self._step()
+
+    def observed(self) -> ObservedPool:
+        pool: Pool = make_pool(Role.DECODE, replicas=2)
+        pool = pool.model_validate({**pool.model_dump(by_alias=True), "status": self.status})
+        instances = [make_instance(pool, index) for index in range(2)]
+        kept = [
+            replace(one, pod=replace(one.pod, uid=uid))
+            for one, uid in zip(instances, self.uids, strict=True)
+            if one.pod is not None
+        ]
+        return replace(make_observed(pool, *kept), repair=SPECS[self.mode])
+
+    async def reconcile(self) -> RepairPlan:
+        observed = self.observed()
+        verdicts = (Verdict.STUCK if self.uids[0] == "first" else Verdict.IDLE, Verdict.FLOWING)
+        diagnoses = [diagnosis(verdict, index=index) for index, verdict in enumerate(verdicts)]
+        plan = await self.repairer.look(KEY, {"status": self.status}, observed, diagnoses, T0, self)  # type: ignore[arg-type]
+        if self.field:
+            self.status = {**self.status, "repairs": [record.to_dict() for record in plan.records]}
+        return plan
+
+
+def diagnosis(verdict: Verdict, *, index: int = 0, times: int | None = None) -> Diagnosis:
+    standing = None if times is None else Standing("i", Phase.OUT, T0, times=times)
+    subject = Subject("chat", Role.DECODE, index, None, False, (), standing=standing)
+    return Diagnosis(subject, verdict, f"it is {verdict}")
+
+
+@pytest.mark.parametrize("killed_at", [None, 1, 2, 3, 4])
+async def test_killed_operator_neither_repeats_nor_forgets(killed_at: int | None):
+    world = World()
+    world.killed_at = killed_at
+    for _ in range(6):
+        try:
+            await world.reconcile()
+        except KilledError:
+            world.restart()
+    assert world.deleted == ["first"]
+    assert [(one["podUID"], one["state"]) for one in world.status["repairs"]] == [("first", "Done")]
+
+
+@pytest.mark.parametrize("mode", [RepairMode.OFF, RepairMode.OBSERVE])
+async def test_no_deed_unless_enforced(mode: RepairMode):
+    world = World(mode)
+    for _ in range(4):
+        plan = await world.reconcile()
+        assert not plan.acts
+    assert (world.deleted, world.calls) == ([], 0)
+    assert len(world.status["repairs"]) == (mode is RepairMode.OBSERVE)
+
+
+async def test_no_deed_if_intent_cannot_be_stored():
+    world = World(field=False)
+    for _ in range(3):
+        await world.reconcile()
+    assert (world.deleted, world.calls) == ([], 0)
+
+
+async def test_watched_state_is_not_acted_on():
+    world = World()
+    world.is_live = False
+    for _ in range(3):
+        assert (await world.reconcile()).acts
+    assert world.calls == 0
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_only_stuck_and_twice_failing_are_at_fault(verdict: Verdict):
+    at_fault = [times for times in (None, 1, 2) if health(diagnosis(verdict, times=times)) is Health.AT_FAULT]
+    assert at_fault == {Verdict.STUCK: [None, 1, 2], Verdict.FAILING: [2]}.get(verdict, [])
+
+
+def test_most_cautious_service_decides():
+    enforce, observe = RepairSpec(mode=RepairMode.ENFORCE, restarts_per_hour=1), RepairSpec()
+    assert most_cautious([enforce, observe]) == RepairSpec(mode=RepairMode.OBSERVE, restarts_per_hour=1)
+    assert most_cautious([enforce]) == enforce
+    assert most_cautious([]).mode is RepairMode.OFF

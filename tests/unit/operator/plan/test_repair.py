@@ -1,0 +1,165 @@
+"""Repair: a table of gates, the way of one restart step by step, and what holds for every input."""
+
+from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pdpool_operator.api.models import RepairMode, RepairRecord, RepairSpec, RepairState
+from pdpool_operator.api.reasons import Reason
+from pdpool_operator.plan.model import Delete
+from pdpool_operator.plan.repair import COOLDOWN, GRACE_S, WINDOW, Health, Patient, RepairPlan, plan_repair
+
+from .makers import T0
+
+ENFORCE = RepairSpec(mode=RepairMode.ENFORCE, restarts_per_hour=2)
+OBSERVE = RepairSpec(mode=RepairMode.OBSERVE)
+OFF = RepairSpec(mode=RepairMode.OFF)
+
+
+def make(index: int, health: Health = Health.WELL, **changes: object) -> Patient:
+    patient = Patient(
+        index, f"pod-{index}", f"uid-{index}", False, health, serves=health is Health.WELL, evidence="why"
+    )
+    return replace(patient, **changes)  # type: ignore[arg-type]
+
+
+SICK = make(0, Health.AT_FAULT)
+PAIR = (SICK, make(1))
+
+
+def record(uid: str = "uid-9", state: RepairState = RepairState.DONE, age_s: float = 600) -> RepairRecord:
+    return RepairRecord(index=9, pod_uid=uid, state=state, since=T0 - timedelta(seconds=age_s), message="why")
+
+
+def states(plan: RepairPlan) -> dict[str, RepairState]:
+    return {one.pod_uid: one.state for one in plan.records}
+
+
+GATES = {
+    "open": (ENFORCE, PAIR, (), (), ""),
+    "off": (OFF, PAIR, (), (), None),
+    "observe": (OBSERVE, PAIR, (), (), "spec.repair.mode"),
+    "mode before breaker": (OBSERVE, (SICK, make(1, Health.AT_FAULT)), (), (), "spec.repair.mode"),
+    "breaker": (ENFORCE, (SICK, make(1, Health.AT_FAULT), make(2)), (), (), "2 of 3 instances"),
+    "a third is no breaker": (ENFORCE, (SICK, make(1, Health.AT_FAULT), *map(make, range(2, 6))), (), (), ""),
+    "alone": (ENFORCE, (SICK,), (), (), "no other instance"),
+    "alone and useless": (ENFORCE, (replace(SICK, useless=True),), (), (), ""),
+    "sibling does not serve": (ENFORCE, (SICK, make(1, Health.UNKNOWN)), (), (), "no other instance"),
+    "budget": (ENFORCE, PAIR, (record("a"), record("b")), (), "budget of 2"),
+    "budget of the service": (ENFORCE, PAIR, (record("a"),), (record("b"),), "budget of 2"),
+    "withdrawn ones count": (ENFORCE, PAIR, (record("a"), record("b", RepairState.WITHDRAWN)), (), "budget of 2"),
+    "proposals do not count": (ENFORCE, PAIR, (record("a"), record("b", RepairState.PROPOSED)), (), ""),
+    "old ones do not count": (ENFORCE, PAIR, (record("a", age_s=3600), record("b", age_s=3601)), (), ""),
+    "no budget": (RepairSpec(mode=RepairMode.ENFORCE, restarts_per_hour=0), PAIR, (), (), "budget of 0"),
+    "cooldown": (ENFORCE, PAIR, (record("a", age_s=59),), (), "within 60 s"),
+    "cooldown of the service": (ENFORCE, PAIR, (), (record("a", age_s=59),), "within 60 s"),
+    "cooldown is over": (ENFORCE, PAIR, (record("a", age_s=60),), (), ""),
+}
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_first_closed_gate_is_named(name: str):
+    spec, patients, records, partners, words = GATES[name]
+    plan = plan_repair(spec, patients, records, partners, T0)
+    mine = [one for one in plan.records if one.pod_uid == "uid-0"]
+    assert plan.restarts == ()  # no deed before its intent was read back
+    if words is None:
+        assert mine == []
+    elif words:
+        assert mine[0].state is RepairState.PROPOSED
+        assert words in mine[0].message
+        assert "why" in mine[0].message
+    else:
+        assert mine[0].state is RepairState.INTENDED
+        assert plan.intends
+
+
+def test_restart_goes_step_by_step():
+    intended = plan_repair(ENFORCE, PAIR, (), (), T0)
+    assert (intended.restarts, intended.intends, intended.remaining) == ((), True, 1)
+    deed = plan_repair(ENFORCE, PAIR, intended.records, (), T0)
+    assert deed.restarts == (Delete("Pod", "pod-0", "uid-0", GRACE_S),)
+    assert deed.records == intended.records
+    assert plan_repair(ENFORCE, PAIR, deed.records, (), T0) == deed  # killed before the deed: due again
+    going = (replace(SICK, terminating=True), make(1))
+    done = plan_repair(ENFORCE, going, deed.records, (), T0)
+    assert (states(done), done.restarts) == ({"uid-0": RepairState.DONE}, ())
+    assert [event.reason for event in done.events] == [Reason.REPAIR_DONE]
+    after = plan_repair(ENFORCE, (make(0, pod_uid="new"), make(1)), done.records, (), T0)
+    assert (after.records, after.events) == (done.records, ())
+
+
+@pytest.mark.parametrize(
+    ("spec", "patients", "words"),
+    [
+        (OBSERVE, PAIR, "no longer Enforce"),
+        (ENFORCE, (make(0), make(1)), "recovered"),
+        (ENFORCE, (SICK, make(1, Health.AT_FAULT)), "at fault at once"),
+        (ENFORCE, (SICK,), "no other instance"),
+    ],
+)
+def test_intent_is_withdrawn_when_no_longer_allowed(spec: RepairSpec, patients: tuple[Patient, ...], words: str):
+    plan = plan_repair(spec, patients, (record("uid-0", RepairState.INTENDED, 1),), (), T0)
+    assert (plan.restarts, states(plan)["uid-0"]) == ((), RepairState.WITHDRAWN)
+    assert words in plan.events[0].message
+
+
+def test_intent_waits_for_a_verdict_ten_minutes():
+    unknown = (make(0, Health.UNKNOWN), make(1))
+    waits = plan_repair(ENFORCE, unknown, (record("uid-0", RepairState.INTENDED, 600),), (), T0)
+    assert (waits.restarts, states(waits)) == ((), {"uid-0": RepairState.INTENDED})
+    ends = plan_repair(ENFORCE, unknown, (record("uid-0", RepairState.INTENDED, 601),), (), T0)
+    assert states(ends) == {"uid-0": RepairState.WITHDRAWN}
+
+
+def test_proposal_keeps_its_time_and_is_told_once():
+    first = plan_repair(OBSERVE, PAIR, (), (), T0)
+    later = plan_repair(OBSERVE, PAIR, first.records, (), T0 + timedelta(minutes=5))
+    assert [event.reason for event in first.events] == [Reason.REPAIR_PROPOSED]
+    assert (later.records, later.events) == (first.records, ())
+    assert plan_repair(OBSERVE, (make(0), make(1)), later.records, (), T0).records == ()
+
+
+patients = st.lists(
+    st.builds(
+        Patient,
+        index=st.integers(0, 9),
+        pod=st.just("pod"),
+        pod_uid=st.sampled_from([f"uid-{i}" for i in range(8)]),
+        terminating=st.booleans(),
+        health=st.sampled_from(Health),
+        serves=st.booleans(),
+        useless=st.booleans(),
+    ),
+    max_size=8,
+    unique_by=(lambda one: one.index, lambda one: one.pod_uid),
+)
+specs = st.builds(RepairSpec, mode=st.sampled_from(RepairMode), restarts_per_hour=st.integers(0, 4))
+
+
+@settings(max_examples=60, deadline=None)
+@given(specs, st.lists(st.tuples(patients, st.integers(1, 900)), max_size=12))
+def test_no_history_breaks_a_rule(spec: RepairSpec, history: list[tuple[list[Patient], int]]):
+    records: tuple[RepairRecord, ...] = ()
+    now, restarted = T0, []
+    for seen, pause_s in history:
+        now += timedelta(seconds=pause_s)
+        plan = plan_repair(spec, seen, records, (), now)
+        for deed in plan.restarts:
+            patient = next(one for one in seen if one.pod_uid == deed.uid)
+            assert spec.mode is RepairMode.ENFORCE
+            assert patient.useless or any(one.serves for one in seen if one is not patient)
+            assert states(plan)[deed.uid] is RepairState.INTENDED
+            assert deed.uid in {one.pod_uid for one in records if one.state is RepairState.INTENDED}
+        new = {u for u, s in states(plan).items() if s is RepairState.INTENDED} - {
+            one.pod_uid for one in records if one.state is RepairState.INTENDED
+        }
+        restarted += [now for _ in new]
+        assert len([at for at in restarted if now - at < WINDOW]) <= spec.restarts_per_hour
+        due = [one.pod_uid for one in plan.records if one.state in {RepairState.INTENDED, RepairState.DONE}]
+        assert len(set(due)) == len(due)
+        records = plan.records
+    assert all(later - earlier >= COOLDOWN for earlier, later in pairwise(restarted))
