@@ -35,7 +35,7 @@ def exported() -> dict[str, set[str]]:
         type="Ready", status="True", reason="Ready", message="", last_transition_time=NOW, observed_generation=1
     )
     metrics.states.show_conditions(KEY, [condition])
-    metrics.states.show_pool(KEY, PoolCounts("decode", 1, 1, 1, 1))
+    metrics.states.show_pool(KEY, PoolCounts("decode", 1, 1, 1, 1, repair_budget=1))
     metrics.states.show_service(KEY, {"decode": Serving(1, 1)})
     metrics.states.reconciled(KEY, "error")
     operator = _series(metrics.registry)
@@ -80,13 +80,12 @@ def test_rules_use_exported_series_and_labels_only(rules: str) -> None:
     known = exported()
     for group in yaml.safe_load(rules)["groups"]:
         for rule in group["rules"]:
-            names = re.findall(r"pdpool_[a-z_]+", rule["expr"])
-            assert names
-            assert set(names) <= set(known), rule["alert"]
-            used = set(re.findall(r"(\w+)\s*=~?\s*\"", rule["expr"]))
-            for labels in re.findall(r"by \(([^)]*)\)", rule["expr"]):
-                used |= set(re.split(r",\s*", labels))
-            for name in names:
+            series = re.findall(r"(pdpool_[a-z_]+)(?:\{([^}]*)\})?", rule["expr"])
+            assert series
+            assert {name for name, _ in series} <= set(known), rule["alert"]
+            kept = {one for by in re.findall(r"by \(([^)]*)\)", rule["expr"]) for one in re.split(r",\s*", by)}
+            for name, matchers in series:
+                used = kept | set(re.findall(r"(\w+)\s*[=!]=?~?\s*\"", matchers))
                 assert not known[name] or used <= known[name], (rule["alert"], name)
 
 

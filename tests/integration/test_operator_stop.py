@@ -219,7 +219,7 @@ async def test_as_a_leader_that_waits_it_gives_the_lease_back(server: ApiServer,
             server.hold = ("GET", hold)
             await reaches(server, one)
         else:
-            await one.until("waiting for kinds", lambda: "cannot list pools and services" in one.log)
+            await one.until("waiting for kinds", lambda: "a CRD is not installed" in one.log)
         await one.told_to_end()
         await one.ended()
     assert server.holder == ""
