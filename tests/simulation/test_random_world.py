@@ -24,6 +24,6 @@ def test_same_seed_gives_the_same_runs() -> None:
 
 def test_violation_shows_a_short_run() -> None:
     with pytest.raises(ViolationError, match="what happened:") as found:
-        play(0, 100, faulty_machines(MUTANTS["releases on abort"]))
+        play(3, 100, faulty_machines(MUTANTS["releases on abort"]))
     steps = str(found.value).split("what happened:\n")[1].splitlines()
     assert len(steps) < 60
