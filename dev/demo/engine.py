@@ -20,6 +20,8 @@ class DemoEngine(ABC):
         image: Name in `dev.images`. The image is `pdpool-<image>`.
         example: File name below examples/.
         ready_s: Time within which a service of these engines becomes Ready.
+        alert: Alert that fires while a decode scheduler is frozen.
+        unhealthy: Status of QueuesHealthy at that time. A stopped process takes its connector along: nothing is known.
         decode_args: Arguments that the demo adds in the decode pool, so that an engine can be frozen.
         sizes: What a first run takes, printed before it.
     """
@@ -27,6 +29,8 @@ class DemoEngine(ABC):
     image: str
     example: str
     ready_s: float
+    alert: str
+    unhealthy: str
     decode_args: Sequence[str] = ()
     sizes: str = ""
 
@@ -97,11 +101,20 @@ class SGLang(DemoEngine):
 
 
 ENGINES: Final[Mapping[str, DemoEngine]] = {
-    "reference": Reference("engine", "chat.yaml", ready_s=240, decode_args=("--enable-faults",)),
+    "reference": Reference(
+        "engine",
+        "chat.yaml",
+        ready_s=240,
+        alert="PdpoolPrefillBootstrapQueueStuck",
+        unhealthy="False",
+        decode_args=("--enable-faults",),
+    ),
     "sglang": SGLang(
         "sglang",
         "sglang-cpu.yaml",
         ready_s=1200,
+        alert="PdpoolInstanceUnknown",
+        unhealthy="Unknown",
         sizes="SGLang on CPU: an image of 7 GB from a download of 3 GB, 25 GB of disk and 12 GB of memory in all. "
         "A first run takes about 25 minutes on two cores",
     ),

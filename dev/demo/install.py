@@ -27,7 +27,7 @@ RULES_S = 150.0
 
 # Short, so that the story does not take minutes: Prometheus scrapes every 3 s here. The chart's defaults suit real
 # pools.
-WINDOWS = {"noProgress": "12s", "bootstrapQueueStuck": "15s"}
+WINDOWS = {"noProgress": "12s", "bootstrapQueueStuck": "15s", "instanceUnknown": "30s"}
 STUCK_AFTER_S = 20
 TAKE = "--take-ownership"
 MADE_KINDS = "pods,statefulsets,deployments,services,configmaps,secrets,poddisruptionbudgets"

@@ -13,7 +13,6 @@ from dev.demo.screen import DemoError, Screen
 from dev.demo.target import Target
 from dev.prometheus import deploy
 
-ALERT = "PdpoolPrefillBootstrapQueueStuck"
 REQUESTS = 12
 # Longer than the engines' request deadline (300 s), so each request has ended by then in any case.
 REQUESTS_S = 320.0
@@ -61,23 +60,23 @@ def play(screen: Screen, target: Target, engine: DemoEngine, router: str, model:
             began = _freeze(screen, target, engine, pod, frozen=True)
             screen.say(f"{REQUESTS} more requests; those that meet the frozen engine wait")
             waiting = pool.submit(questions.ask_all, router, model, _asked(), REQUESTS_S)
-            _await_firing(screen, target, pod, began)
+            _await_firing(screen, target, engine, pod, began)
             outcome.fire_s = time.monotonic() - began
-            _show(screen, target)
+            _show(screen, target, engine)
         finally:
             # Runs also after a failure: no engine stays frozen, and the requests end.
             thawed = _freeze(screen, target, engine, pod, frozen=False)
-        _await_resolved(screen, target, thawed)
+        _await_resolved(screen, target, engine, thawed)
         outcome.resolve_s = time.monotonic() - thawed
         _settle(screen, outcome, waiting)
     return outcome
 
 
-def look(target: Target) -> Seen:
-    """Read the state of the queues from Prometheus and the API server."""
+def look(target: Target, alert_name: str) -> Seen:
+    """Read the state of the queues and of one alert from Prometheus and the API server."""
     sample = deploy.ask(target.kubectl, "query", query='sum(pdpool_queue_reqs{queue="prefill_bootstrap"})')["result"]
     alerts = deploy.ask(target.kubectl, "alerts")["alerts"]
-    states = [alert["state"] for alert in alerts if alert["labels"]["alertname"] == ALERT]
+    states = [alert["state"] for alert in alerts if alert["labels"]["alertname"] == alert_name]
     status = target.get("pdsvc", SERVICE, "-n", POOLS).get("status", {})
     condition: dict[str, str] = next((c for c in status.get("conditions", []) if c["type"] == "QueuesHealthy"), {})
     return Seen(
@@ -107,36 +106,42 @@ def _freeze(screen: Screen, target: Target, engine: DemoEngine, pod: str, *, fro
     return time.monotonic()
 
 
-def _await_firing(screen: Screen, target: Target, pod: str, began: float) -> None:
+def _await_firing(screen: Screen, target: Target, engine: DemoEngine, pod: str, began: float) -> None:
     instance = _instance(target, pod)
 
     def reason(seen: Seen) -> str | None:
         if seen.alert != "firing":
-            return f"{ALERT} is {seen.alert}, {seen.waiting} requests wait"
-        if seen.healthy != "False" or not names_instance(seen.message, instance):
+            return f"{engine.alert} is {seen.alert}, {seen.waiting} requests wait"
+        if seen.healthy != engine.unhealthy or not names_instance(seen.message, instance):
             return f"QueuesHealthy is {seen.healthy} ({seen.message!r}) and does not name decode instance {instance}"
         return None
 
-    _follow(screen, target, began, f"{ALERT} to fire, and the status to name {pod}", reason, FIRE_S)
+    _follow(screen, target, engine, began, f"{engine.alert} to fire, and the status to name {pod}", reason, FIRE_S)
 
 
-def _await_resolved(screen: Screen, target: Target, thawed: float) -> None:
+def _await_resolved(screen: Screen, target: Target, engine: DemoEngine, thawed: float) -> None:
     def reason(seen: Seen) -> str | None:
         if seen.alert != "inactive" or seen.waiting != 0:
-            return f"{ALERT} is {seen.alert}, {seen.waiting} requests wait"
+            return f"{engine.alert} is {seen.alert}, {seen.waiting} requests wait"
         return None
 
-    _follow(screen, target, thawed, "the queue to drain and the alert to resolve", reason, RESOLVE_S)
+    _follow(screen, target, engine, thawed, "the queue to drain and the alert to resolve", reason, RESOLVE_S)
 
 
 def _follow(
-    screen: Screen, target: Target, since: float, what: str, reason: Callable[[Seen], str | None], deadline_s: float
+    screen: Screen,
+    target: Target,
+    engine: DemoEngine,
+    since: float,
+    what: str,
+    reason: Callable[[Seen], str | None],
+    deadline_s: float,
 ) -> None:
     """Wait, and print each change of the observed state."""
     last: list[Seen] = []
 
     def unmet() -> str | None:
-        seen = look(target)
+        seen = look(target, engine.alert)
         if not last or seen != last[-1]:
             last.append(seen)
             waiting = "unknown" if seen.waiting is None else seen.waiting
@@ -146,13 +151,15 @@ def _follow(
     screen.wait(what, unmet, deadline_s, LOOK_S)
 
 
-def _show(screen: Screen, target: Target) -> None:
+def _show(screen: Screen, target: Target, engine: DemoEngine) -> None:
     screen.command(f"kubectl get pd -n {POOLS}")
     screen.block(target.kubectl("get", "pd", "-n", POOLS))
     screen.command(f"kubectl get pdsvc {SERVICE} -n {POOLS} -o jsonpath='{{…QueuesHealthy…message}}'")
-    screen.block(look(target).message)
+    screen.block(look(target, engine.alert).message)
     alert: dict[str, Any] = next(
-        alert for alert in deploy.ask(target.kubectl, "alerts")["alerts"] if alert["labels"]["alertname"] == ALERT
+        alert
+        for alert in deploy.ask(target.kubectl, "alerts")["alerts"]
+        if alert["labels"]["alertname"] == engine.alert
     )
     screen.say(f"Prometheus, /api/v1/alerts: {alert['state']}, active since {alert['activeAt']}")
     screen.block(alert["annotations"]["description"])
