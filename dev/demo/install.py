@@ -30,7 +30,8 @@ RULES_S = 150.0
 WINDOWS = {"noProgress": "12s", "bootstrapQueueStuck": "15s", "instanceUnknown": "30s"}
 STUCK_AFTER_S = 20
 TAKE = "--take-ownership"
-MADE_KINDS = "pods,statefulsets,deployments,services,configmaps,secrets,poddisruptionbudgets"
+MADE_KINDS = "pods,statefulsets,deployments,services,configmaps,networkpolicies,poddisruptionbudgets"
+"""Without Secrets: that of the namespace, with the keys, outlives the pools."""
 
 
 def namespaces(screen: Screen, target: Target) -> None:
