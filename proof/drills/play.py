@@ -26,12 +26,12 @@ def play(scenario: Scenario, number: int, stage: Stage, expected: Answers, clock
     """Play a drill once.
 
     Args:
-        scenario: the drill.
-        number: number of the run, from 1.
-        stage: where it is played.
-        expected: right answers to the prompts of the traffic.
-        clock: shows progress.
-        left: the time left in all, as text.
+        scenario: The drill.
+        number: Number of the run, from 1.
+        stage: Where it is played.
+        expected: Right answers to the prompts of the traffic.
+        clock: Shows progress.
+        left: The time left in all, as text.
 
     A drill that cannot be played, or does not recover, is a failed run.
 

@@ -7,8 +7,8 @@ The intent is written to the pool's status before the deed, and the deed is made
     Intended, pod is gone        -> Done
     Intended, no longer allowed  -> Withdrawn
 
-So an operator that is killed at any step neither repeats nor forgets a restart: while the UID exists, the deed is due;
-when the UID is gone or terminates, it is done. Each UID is restarted at most once.
+So an operator that is killed at any step neither repeats nor forgets a restart. The deed is due while the UID exists,
+and done when the UID is gone or terminates. Each UID is restarted at most once.
 
 Gates, in this order. The first one that is closed gives the reason:
 
@@ -94,11 +94,11 @@ def plan_repair(
     """Return the next records and deeds of one pool.
 
     Args:
-        spec: of the services that bind the pool.
-        patients: all instances of the pool that have a pod.
-        records: as the pool's status was read.
-        partners: records of the other pools of the same services.
-        now: the present time.
+        spec: Of the services that bind the pool.
+        patients: All instances of the pool that have a pod.
+        records: As the pool's status was read.
+        partners: Records of the other pools of the same services.
+        now: The present time.
     """
     now = now.replace(microsecond=0)
     step = _Step(spec, patients, [*records, *partners], now)
