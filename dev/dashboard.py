@@ -239,7 +239,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Repairs": (
         Panel(
             "Instances out of rotation",
-            "Routers send no requests to these instances.",
+            "pdpool's routers send no requests to these instances, except for short trials.",
             (
                 Query(
                     f"max by (namespace, pool, role, instance) (pdpool_instance_in_rotation{{{HERE}}}) == 0",

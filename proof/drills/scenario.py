@@ -12,12 +12,12 @@ class Scenario:
     """One drill.
 
     Attributes:
-        name: as in `--only`.
-        about: one line.
-        deed: does it on the stage. It ends when the fault has ended.
-        expected: the words that pdpool must give, and what the drill may cost.
-        lasts_s: typical duration in seconds, for the time left.
-        recovers_within_s: longest time in seconds from the end of the deed until all is Ready again.
+        name: As in `--only`.
+        about: One line.
+        deed: Does it on the stage. It ends when the fault has ended.
+        expected: The words that pdpool must give, and what the drill may cost.
+        lasts_s: Typical duration in seconds, for the time left.
+        recovers_within_s: Longest time in seconds from the end of the deed until all is Ready again.
     """
 
     name: str

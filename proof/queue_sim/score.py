@@ -82,10 +82,10 @@ class Scorer:
         """Score the verdicts of one moment.
 
         Args:
-            now: seconds of world time.
-            diagnoses: of all instances.
-            truth: of the same moment.
-            where: text that tells the run and the moment, for examples.
+            now: Seconds of world time.
+            diagnoses: Of all instances.
+            truth: Of the same moment.
+            where: Text that tells the run and the moment, for examples.
         """
         accused = set()
         for diagnosis in diagnoses:

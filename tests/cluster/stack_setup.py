@@ -31,12 +31,12 @@ def installed(
     """Install the chart freshly, and remove it at the end. No other user has the cluster meanwhile.
 
     Args:
-        state: files of the local cluster.
-        status: result of `python -m dev.cluster status --json`.
-        say: shows one line.
-        namespaces: further namespaces to create and to remove.
-        more_images: images beside those of the product.
-        values: values of the chart.
+        state: Files of the local cluster.
+        status: Result of `python -m dev.cluster status --json`.
+        say: Shows one line.
+        namespaces: Further namespaces to create and to remove.
+        more_images: Images beside those of the product.
+        values: Values of the chart.
     """
     stack = Stack(status)
     # Its operator serves all namespaces, and would write on other tests' objects.

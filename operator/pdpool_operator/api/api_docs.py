@@ -4,7 +4,6 @@ One table of fields for each kind, read from the CRDs, and one example, which a 
 """
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import click
 import yaml
 
 from .crd import crds
+from .generated import keep
 from .names import GROUP, VERSION
 
 Schema = Mapping[str, Any]
@@ -152,13 +152,7 @@ def examples() -> list[dict[str, Any]]:
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def main(check: bool, file: Path) -> None:
     """Write or check the page."""
-    if file.exists() and file.read_text("utf-8") == page():
-        return
-    if check:
-        click.echo(f"{file}: differs; run python -m pdpool_operator.api.api_docs {file}", err=True)
-        sys.exit(1)
-    file.write_text(page(), "utf-8")
-    click.echo(f"wrote {file}")
+    keep(file, page(), module="pdpool_operator.api.api_docs", check=check)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 One line for each condition and each reason. A test fails while a line is missing.
 """
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
+from .generated import keep
 from .reasons import ConditionType, Reason
 
 CONDITIONS: Mapping[ConditionType, str] = {
@@ -194,13 +194,7 @@ def page() -> str:
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def main(check: bool, file: Path) -> None:
     """Write or check the page."""
-    if file.exists() and file.read_text("utf-8") == page():
-        return
-    if check:
-        click.echo(f"{file}: differs; run python -m pdpool_operator.api.condition_docs {file}", err=True)
-        sys.exit(1)
-    file.write_text(page(), "utf-8")
-    click.echo(f"wrote {file}")
+    keep(file, page(), module="pdpool_operator.api.condition_docs", check=check)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ engine has failures too. Per instance and source, within the last minute, with  
     suspected        <=>  it fails by itself, has more failures than each instance of the other side that does too,
                           and no instance of the other side excuses it
 
-    excuses          <=>  its engine's loop has not run for SILENT_S, or ran again, or another process took its place,
-                          or it was taken out or put on trial, within the last minute. Requests that waited for it
-                          end at their deadlines
+    excuses          <=>  within the last minute its engine's loop was silent for SILENT_S, another process took its
+                          place, or it was taken out or put on trial. Requests that waited for it end at their
+                          deadlines
 
 An instance that is suspected leaves the rotation (OUT). After a pause it serves again on TRIAL:
 

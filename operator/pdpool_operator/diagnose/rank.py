@@ -20,17 +20,21 @@ With  still(q)   = time since anything moved in the queue q, and
 
     stalled, but hand-offs have finished within
         stuckAfter                                Unknown: the queue's numbers contradict it
+
     stalled for less than LONGEST_PROMPT times
         stuckAfter, and the prefill engine that
         it waits for computes                     Saturated
+
     stalled for memory, and requests run          Saturated; Unknown, if the engine does not report running requests
+
     stalled for memory that requests hold which
         wait for the KV cache                     as for the KV cache
+
     stalled, and the other side healthy           Stuck
 
 The first line of these that fits holds, but what the other side's engines say of themselves (silent, failing) goes
-first. The two engines that a long prompt keeps waiting are busy: prefill's queues move when a chunk or the prompt has
-been computed, and decode's when the last chunk has arrived.
+first. A long prompt keeps two engines waiting that are busy. Prefill's queues move when a chunk or the prompt has been
+computed. Decode's move when the last chunk has arrived.
 
 An engine is *silent* when its connector answers but its scheduler loop has not run for stuckAfter. Half of stuckAfter
 is enough once requests on the other side are overdue. A connector that does not answer is no evidence: such an engine

@@ -2,9 +2,12 @@
 
 The intent is written to the pool's status before the deed, and the deed is made only from a status that was read back:
 
-    at fault, a gate is closed   -> Proposed    nothing is done; the message says which gate
-    at fault, all gates open     -> Intended    the next reconcile, which reads this record, deletes the pod by its UID
+    at fault, a gate is closed   -> Proposed    Nothing is done. The message names the gate.
+
+    at fault, all gates open     -> Intended    The next reconcile reads this record, and deletes the pod by its UID.
+
     Intended, pod is gone        -> Done
+
     Intended, no longer allowed  -> Withdrawn
 
 So an operator that is killed at any step neither repeats nor forgets a restart. The deed is due while the UID exists,
@@ -13,9 +16,13 @@ and done when the UID is gone or terminates. Each UID is restarted at most once.
 Gates, in this order. The first one that is closed gives the reason:
 
     mode          spec.repair.mode is Enforce
+
     breaker       at most one instance of the pool is at fault, or at most a third of them
+
     last serving  another instance of the pool serves, or this one was seen to finish nothing
+
     budget        fewer than restartsPerHour restarts in the service within an hour
+
     cooldown      no restart in the service within COOLDOWN
 
 An intended restart counts as a restart from the moment it is written, also if it is withdrawn.

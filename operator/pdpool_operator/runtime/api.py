@@ -180,13 +180,13 @@ class Api:
     """The API calls that the operator makes.
 
     Args:
-        client: sends the requests.
-        timeout_s: deadline of each call, in seconds.
-        write_budget: returns the seconds that a write may take. With 0, the call raises NotLeaderError.
-        on_call: called for every call with verb, plural, HTTP status (0 if there was none) and seconds.
-        on_stored: called with each object that a write has stored.
-        on_deleted: called with resource, namespace, name and UID of each object that a call has deleted.
-        user_agent: name of this program in the API server's audit log.
+        client: Sends the requests.
+        timeout_s: Deadline of each call, in seconds.
+        write_budget: Returns the seconds that a write may take. With 0, the call raises NotLeaderError.
+        on_call: Called for every call with verb, plural, HTTP status (0 if there was none) and seconds.
+        on_stored: Called with each object that a write has stored.
+        on_deleted: Called with resource, namespace, name and UID of each object that a call has deleted.
+        user_agent: Name of this program in the API server's audit log.
     """
 
     def __init__(
