@@ -23,7 +23,7 @@ def keep(self, report) -> None:
     kept = self._transfers.get(report.handle)
     publish(self, report)
     if kept is not None:
-        self._transfers[report.handle] = kept
+        self._transfers.add(kept)
 
 
 if __name__ == "__main__":

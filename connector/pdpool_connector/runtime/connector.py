@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container
+from collections.abc import Container
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from pdpool_connector.flight.files import Flight, Speaker
 from pdpool_connector.layout.memory import KVMemory, RemoteMemory, encode_remote
-from pdpool_connector.layout.pairing import ModelShard, shard_of
+from pdpool_connector.layout.pairing import ModelShard
 from pdpool_connector.layout.staging import Staging
 from pdpool_connector.protocol.decode import DecodeMachine
 from pdpool_connector.protocol.events import Drain, Effect, Event, Fenced, Report, Shutdown, Tick
@@ -29,6 +29,7 @@ from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
 from pdpool_connector.runtime.admin import AdminEndpoint, drain_handlers
+from pdpool_connector.runtime.arguments import OnChange, Running
 from pdpool_connector.runtime.config import ConnectorConfig
 from pdpool_connector.runtime.machine_driver import MachineDriver
 from pdpool_connector.runtime.metrics import ConnectorCollector, state_json
@@ -41,7 +42,7 @@ from pdpool_connector.runtime.remote_fencer import RemoteFencer
 from pdpool_connector.runtime.spans import open_spans
 from pdpool_connector.runtime.stats import ConnectorStats, LinkStats, PeerStats
 from pdpool_connector.runtime.stats_publisher import StatsPublisher, bytes_held, held_for, queues_of
-from pdpool_connector.runtime.transfer import Transfer
+from pdpool_connector.runtime.transfer_table import AnyTransfer, TransferTable
 from pdpool_connector.runtime.validation import as_incarnation, as_proof, as_queue
 from pdpool_connector.transport.address import Address
 from pdpool_connector.transport.drops import Drops
@@ -53,21 +54,7 @@ log = logging.getLogger(__name__)
 TORN = "was interrupted in the middle of its work"
 _FORKED = "belongs to the parent of this process: make another connector after the fork"
 
-AnyTransfer = TypeVar("AnyTransfer", bound=Transfer)
 AnyMachine = TypeVar("AnyMachine", bound=PrefillMachine | DecodeMachine)
-Result = TypeVar("Result")
-OnChange = Callable[[], None]
-Running = Callable[[], int]
-"""How many requests the engine has under way."""
-
-
-def nothing() -> None:
-    """For an engine that reads the status of its hand-offs in its own time."""
-
-
-def no_requests() -> int:
-    """For an engine that does not count its requests."""
-    return 0
 
 
 class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
@@ -101,7 +88,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         self._process = parts.identity.process
         self._staging = staging
         self._timeouts = config.timeouts
-        self._on_change, self._running, self._registry = on_change, running, registry
+        self._running, self._registry = running, registry
         self._collector = ConnectorCollector(self._all_stats)
         self._reactor = Reactor(
             f"pdpool-{self.role}",
@@ -153,11 +140,8 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         self._outcomes = OutcomeLog(self.role, config.rank, self._spans, parts.clock)
         self._remote_form = b""
         self._handles = count(1)
-        self._transfers: dict[int, AnyTransfer] = {}
-        self._changed_transfers: weakref.WeakValueDictionary[int, AnyTransfer] = weakref.WeakValueDictionary()
-        self._changed_lock = threading.Lock()
+        self._transfers: TransferTable[AnyTransfer] = TransferTable(on_change)
         self._bytes_moved = 0
-        self._has_news = False
         self._armed: float | None = None
         """The machine's deadline for which the reactor has a timer."""
         self._started = self._closed = self._all_ended = self._forked = False
@@ -281,13 +265,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
 
         Keep the transfers that you open: one that your program has dropped may be missing here.
         """
-        with self._changed_lock:
-            changed = list(self._changed_transfers.values())
-            # In this order, so that an interrupt in between loses no later change.
-            for transfer in changed:
-                transfer._in_poll = False
-            self._changed_transfers = weakref.WeakValueDictionary()
-        return changed
+        return self._transfers.poll()
 
     def stats(self) -> ConnectorStats:
         """The connector's state as of a fraction of a second ago. Never waits for the owner thread."""
@@ -357,7 +335,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         """Each step may have been made before."""
         deadline = time.monotonic() + timeout_s
         ended = self._stop(deadline) if self._started or self._reactor.running else True
-        for transfer in list(self._transfers.values()) if ended else ():
+        for transfer in self._transfers if ended else ():
             if not transfer.status.ended:  # opened by a thread that was about to post it
                 self._turn_away(transfer)
         if self._flight is not None:
@@ -368,7 +346,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
             log.error("a thread of the connector did not end within %.1f s and is left behind", timeout_s)
             atexit.register(self._close_late)
             return
-        held = [transfer for transfer in list(self._transfers.values()) if not transfer.status.releasable]
+        held = [transfer for transfer in self._transfers if not transfer.status.releasable]
         if held:
             log.error("closed with %d hand-offs whose pages may still be written", len(held))
         self._backend.close()
@@ -462,16 +440,16 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
     def _open(self, transfer: AnyTransfer, event: Event, traceparent: str | None) -> AnyTransfer:
         if self._spans is not None:
             self._spans.begin(transfer, traceparent)
-        self._transfers[transfer._handle] = transfer
+        self._transfers.add(transfer)
         if not self._post(event):
             self._turn_away(transfer)
         return transfer
 
     def _turn_away(self, transfer: AnyTransfer) -> None:
         """Nothing will be done for it any more."""
-        if self._transfers.pop(transfer._handle, None) is not None:
+        if self._transfers.remove(transfer):
             refused = self._refusal(releasable=transfer._unknown_to_peers)
-            self._settle(transfer, refused)
+            self._transfers.settle(transfer, refused)
             if self._spans is not None:
                 self._spans.end(transfer, refused)
 
@@ -489,26 +467,14 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
     # --- Owner thread ---
 
     def _publish(self, report: Report) -> None:
-        handle, status = report.handle, report.status
-        transfer = self._transfers.get(handle)
+        transfer = self._transfers.get(report.handle)
         if transfer is None:
             return
-        over = status.ended
-        if over and self._flight is not None:
-            self._flight.ended(handle, status, self._reactor.now())
+        if report.status.ended and self._flight is not None:
+            self._flight.ended(report.handle, report.status, self._reactor.now())
         transfer.attempts = report.attempts
-        self._outcomes.changed(transfer, status)
-        self._settle(transfer, status)
-        if over and status.releasable:
-            del self._transfers[handle]
-
-    def _settle(self, transfer: AnyTransfer, status: TransferStatus) -> None:
-        transfer._settle(status)
-        with self._changed_lock:
-            if not transfer._in_poll:
-                transfer._in_poll = True
-                self._changed_transfers[transfer._handle] = transfer
-        self._has_news = True
+        self._outcomes.changed(transfer, report.status)
+        self._transfers.settle(transfer, report.status)
 
     def _after_turn(self) -> None:
         due = self._machine.next_deadline
@@ -522,17 +488,12 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
             self._settled.set()
         if self._driver.failed:
             self._reactor.later(self._publish_failed)  # behind the frames of this turn
-        self._notify_engine()
+        self._transfers.notify()
 
     def _publish_failed(self) -> None:
         """An engine that sees a failure finds the peer informed."""
         self._driver.publish_failed()
-        self._notify_engine()
-
-    def _notify_engine(self) -> None:
-        if self._has_news:
-            self._has_news = False
-            self._on_change()
+        self._transfers.notify()
 
     def _on_deadline(self) -> None:
         self._armed = None
@@ -559,11 +520,10 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         self._driver.failed.clear()
         log.error("the %s connector %s: its pages stay held until the process ends", self.role, TORN)
         lost = self._refusal(releasable=False)
-        for transfer in list(self._transfers.values()):
+        for transfer in self._transfers:
             if not transfer.status.ended:
                 self._outcomes.changed(transfer, lost)
-                self._settle(transfer, lost)
-        self._has_news = True
+                self._transfers.settle(transfer, lost)
         self._send_goodbye()
 
     def _at_rest(self) -> None:
@@ -637,25 +597,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def check_arguments(
-    config: ConnectorConfig, memory: KVMemory, on_change: OnChange, running: Running
-) -> tuple[ModelShard, ...]:
-    """Check what a connector is made of, before its transfer backend is opened.
-
-    Returns:
-        The shards of all ranks of the instance.
-
-    Raises:
-        ValueError: The memory does not hold the shard of its rank.
-        TypeError: A callback cannot be called.
-    """
-    for name, call in (("on_change", on_change), ("running", running)):
-        if not callable(call):
-            raise TypeError(f"{name}={call!r} cannot be called: give a function without arguments")
-    own = shard_of(memory)
-    instance = config.instance or (own,)
-    if instance[config.rank] != own:
-        raise ValueError(f"memory holds {own}, instance says that rank {config.rank} holds {instance[config.rank]}")
-    return instance

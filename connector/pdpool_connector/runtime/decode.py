@@ -33,9 +33,10 @@ from pdpool_connector.protocol.fence import Proof
 from pdpool_connector.protocol.states import DecodeState
 from pdpool_connector.protocol.status import Cause
 from pdpool_connector.protocol.versions import readable
+from pdpool_connector.runtime.arguments import OnChange, Running, check_arguments, no_requests, nothing
 from pdpool_connector.runtime.checksum_verifier import ChecksumVerifier, Written
 from pdpool_connector.runtime.config import ConnectorConfig
-from pdpool_connector.runtime.connector import Connector, OnChange, Running, check_arguments, no_requests, nothing
+from pdpool_connector.runtime.connector import Connector
 from pdpool_connector.runtime.instance_connection import Found, InstanceConnection, MisfitError, MisfitRank, Stage
 from pdpool_connector.runtime.misfit_notice import MisfitNotice
 from pdpool_connector.runtime.page_guard import PageGuard
@@ -271,7 +272,7 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
 
     def _waiting_for(self, prefill: str) -> Sequence[DecodeAttempt]:
         """The attempts of which no rank behind a bootstrap address knows."""
-        handles = [handle for handle, one in list(self._transfers.items()) if one.prefill == prefill]
+        handles = [transfer._handle for transfer in self._transfers if transfer.prefill == prefill]
         attempts = [self._machine.find(f.AttemptId(self.incarnation, handle)) for handle in handles]
         return [attempt for attempt in attempts if attempt is not None and not attempt.writers]
 

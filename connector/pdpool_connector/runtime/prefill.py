@@ -27,8 +27,9 @@ from pdpool_connector.protocol.events import (
 )
 from pdpool_connector.protocol.prefill import PrefillMachine
 from pdpool_connector.protocol.states import PrefillState as S
+from pdpool_connector.runtime.arguments import OnChange, Running, check_arguments, no_requests, nothing
 from pdpool_connector.runtime.config import ConnectorConfig
-from pdpool_connector.runtime.connector import Connector, OnChange, Running, check_arguments, no_requests, nothing
+from pdpool_connector.runtime.connector import Connector
 from pdpool_connector.runtime.job import ended
 from pdpool_connector.runtime.membership import Membership
 from pdpool_connector.runtime.parts import Identity, make_parts
@@ -331,8 +332,11 @@ class PrefillConnector(Connector[PrefillTransfer, PrefillMachine]):
     def _on_kept(self, attempt: f.AttemptId, slot: Reservation) -> None:
         """Keep what an unsettled write may still read as long as its source pages."""
         for exchange in self._machine.under_way(attempt.decode):
-            if exchange.attempt == attempt and (request := exchange.handoff.request) is not None:
-                self._transfers[request.handle]._attach(slot.release)
+            request = exchange.handoff.request
+            if exchange.attempt != attempt or request is None:
+                continue
+            if (transfer := self._transfers.get(request.handle)) is not None:
+                transfer._attach(slot.release)
                 return
         slot.release()  # the hand-off is over: there was proof
 
