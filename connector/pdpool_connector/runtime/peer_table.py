@@ -98,6 +98,8 @@ class PeerTable:
         self._peers: dict[str, Peer] = {}
         self._by_connection: dict[int, Peer] = {}
         self._misfits: dict[str, Misfit] = {}
+        self._rejected: dict[str, str] = {}
+        """Why the backend can never reach the memory of a decode process."""
         self._open = True
         self._unknown: dict[bytes, float] = {}
         """When the sender of a frame, which is not paired, was last sent that."""
@@ -166,6 +168,8 @@ class PeerTable:
             self._refuse(route, "prefill is shutting down", retry=True)
         elif self._owner.is_fenced(hello.sender):
             self._refuse(route, f"decode {hello.address} was fenced and is not paired again: restart it", retry=False)
+        elif (why := self._rejected.get(hello.sender)) is not None:
+            self._turn_away(hello, route, connection, why)
         elif peer is not None and not peer.present:
             self._refuse(route, "writes to this decode from before it was lost have not ended yet", retry=True)
         elif peer is not None:
@@ -178,9 +182,7 @@ class PeerTable:
             version = negotiate(hello.oldest_version, hello.version, we_are="prefill")
             remote = fitting(self._backend, self._memory, hello.memory)
         except (VersionMismatchError, LayoutError) as error:
-            version = readable(hello.oldest_version, hello.version)
-            self._note_misfit(Misfit(hello.sender, route, connection), version)
-            self._refuse(route, str(error), retry=False, version=version)
+            self._turn_away(hello, route, connection, str(error))
             return
         self._replace(hello)
         if len(self._peers) >= MAX_PEERS:
@@ -191,10 +193,13 @@ class PeerTable:
         self._peers[hello.sender] = peer
         self._bind(peer, route, connection)
 
-    def _note_misfit(self, misfit: Misfit, version: int) -> None:
-        if misfit.incarnation in self._misfits or len(self._misfits) < MAX_PEERS:
-            self._misfits[misfit.incarnation] = misfit
-            self._owner.on_misfit(misfit.incarnation, version)
+    def _turn_away(self, hello: f.Hello, route: bytes, connection: int, why: str) -> None:
+        """Refuse a decode that does not fit for good, and read its Aborts from now on."""
+        version = readable(hello.oldest_version, hello.version)
+        if hello.sender in self._misfits or len(self._misfits) < MAX_PEERS:
+            self._misfits[hello.sender] = Misfit(hello.sender, route, connection)
+            self._owner.on_misfit(hello.sender, version)
+        self._refuse(route, why, retry=False, version=version)
 
     def _replace(self, hello: f.Hello) -> None:
         """A new process at an address is evidence that the old one has ended."""
@@ -239,7 +244,10 @@ class PeerTable:
             log.info("paired with decode %s (%s)", peer.address, incarnation)
         else:
             message = f"prefill's backend cannot reach the memory of decode {peer.address}: {error}"
-            self._refuse(peer.route, message, retry=not isinstance(error, IncompatiblePeerError))
+            final = isinstance(error, IncompatiblePeerError)
+            if final and len(self._rejected) < MAX_PEERS:
+                self._rejected[incarnation] = message
+            self._refuse(peer.route, message, retry=not final)
             self.lose(peer, message)
 
     def _refuse(self, route: bytes, reason: str, *, retry: bool, version: int = f.VERSION_MIN) -> None:

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pdpool_connector import HostArena, KVMemory
-from pdpool_connector.backends.base import BackendError
+from pdpool_connector.backends.base import BackendError, IncompatiblePeerError
 from pdpool_connector.layout.memory import RemoteMemory, encode_remote
 from pdpool_connector.protocol import frames as f
 from pdpool_connector.protocol.timeouts import Timeouts
@@ -291,6 +291,19 @@ def test_decode_of_other_version_may_send_aborts(prefill) -> None:
     assert prefill.table.is_misfit(A, b"1")
 
 
+def test_decode_rejected_by_backend_may_send_aborts(prefill) -> None:
+    prefill.hello(A, 1)
+    prefill.run(1.0)
+    prefill.table.connected(A, IncompatiblePeerError("its memory lies on device 0"))
+    prefill.table.connection_ended(1)
+    prefill.hello(A, 2)
+    assert [(route, refused.retry) for route, refused in prefill.sent] == [(b"1", False), (b"2", False)]
+    assert prefill.sent[1][1].reason == prefill.sent[0][1].reason
+    assert prefill.table.is_misfit(A, b"2")
+    prefill.gone(A)
+    assert prefill.table.route_to(A) == b"2"
+
+
 class Lives(RuleBasedStateMachine):
     """Processes A, B and C do what they can, in any order."""
 
@@ -333,11 +346,11 @@ class Lives(RuleBasedStateMachine):
             self.open.discard(number)
             self.table.connection_ended(number)
 
-    @rule(sender=st.sampled_from([A, B, C]), well=st.booleans())
-    def engine_answers(self, sender: str, well: bool) -> None:
+    @rule(sender=st.sampled_from([A, B, C]), error=st.sampled_from([None, None, BackendError, IncompatiblePeerError]))
+    def backend_answers(self, sender: str, error: type[BackendError] | None) -> None:
         if sender in self.connecting:
             self.connecting.discard(sender)
-            self.table.connected(sender, None if well else BackendError("cannot be reached"))
+            self.table.connected(sender, error("cannot be reached") if error else None)
 
     @rule(sender=st.sampled_from([A, B, C]))
     def worker_ends(self, sender: str) -> None:
