@@ -174,6 +174,7 @@ def test_half_whose_client_leaves_ends_the_other(prefill, decode, side):
         connection.request("POST", "/generate", json.dumps(body))
         until(lambda: attempts(prefill, "matched") + attempts(prefill, "ready") == 1)
         connection.close()
+        until(lambda: attempts(prefill, "matched") + attempts(prefill, "ready") == 0)
         freeze(staying, frozen=False)
         response, _ = answer.result()
         assert error_of(response) == (502, "peer_aborted")
