@@ -6,7 +6,7 @@ nothing. The counter in the next answer shows whether something moved meanwhile.
 
 The counters of an engine without our connector also count its health probes: SGLang's `/health` sends a request of one
 token through the queues while no request runs. So such a queue has moved when its counter has changed and the engine
-has worked, that is, finished a request or computed more tokens than probes do.
+has worked. It has worked if it finished a request or computed more tokens than probes do.
 
 An engine's loop *resumes* when it runs after a gap of `GAP_S` or longer. An engine that waited for it needs time to
 catch up, and is not at fault until then.
