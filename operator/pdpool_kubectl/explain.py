@@ -5,9 +5,10 @@ from datetime import datetime
 
 from pdpool_operator.api.base import Condition
 from pdpool_operator.api.condition_docs import REASONS
+from pdpool_operator.plan.selection import AT_FAULT
 
 from .access import Access
-from .fleet import Fleet, PoolView, View, attention
+from .fleet import Fleet, PoolView, ServiceView, View, attention
 from .status import at_fault, outdated, unsaid
 from .text import age
 
@@ -41,10 +42,14 @@ def _group(views: tuple[View, ...], access: Access, now: datetime) -> Iterator[s
     culprits = [(pool, *fault) for pool in pools for fault in at_fault(pool)]
     for pool, index, word, _ in culprits:
         yield f"=> {pool.kind}/{pool.name} instance {index} is at fault ({word})."
+    watched = [one for view in views if isinstance(view, ServiceView) for one in view.status.instances]
+    guilty = [one for one in watched if one.verdict in AT_FAULT]
+    yield from (f"=> {one.role} pod {one.pod} is at fault ({one.verdict})." for one in guilty)
     if findings:
         flags = access.flags(head.namespace)
         yield "next:"
         yield from (f"  kubectl logs {flags} {pod} -c engine --tail=100" for *_, pod in culprits if pod)
+        yield from (f"  kubectl logs {flags} {one.pod} --tail=100" for one in guilty)
         yield f"  kubectl pdpool queues {head.name} {flags}"
         yield f"  kubectl get events {flags} --sort-by=.lastTimestamp"
     yield ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdpool_operator.api import names
+from pdpool_operator.observe.keys import FLEET_PREFIX
 from pdpool_operator.runtime.api import PODS, Api, ApiError
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -82,31 +83,48 @@ def _queues(samples: Mapping[str, Mapping[tuple[str, ...], float]]) -> dict[Plac
     }
 
 
-def _pools(fleet: Fleet) -> list[PoolView]:
-    return [view for view in fleet.views() if isinstance(view, PoolView)]
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """One instance of a status: of a pool, or a pod that something else runs."""
+
+    where: tuple[str, str, str, str]
+    """Namespace, pool, role and instance, as in the metrics."""
+    instance: int | str
+    """Index in its pool, or name of the pod."""
+    name: str
+    verdict: str
+
+
+def _shown(fleet: Fleet) -> Iterator[_Shown]:
+    for view in fleet.views():
+        if isinstance(view, PoolView):
+            for one in view.status.instances:
+                where = (view.namespace, view.name, str(view.role), str(one.index))
+                yield _Shown(where, one.index, names.instance(view.name, view.role, one.index), one.verdict)
+        else:
+            for pod in view.status.instances:
+                where = (view.namespace, f"{FLEET_PREFIX}{view.name}", pod.role, pod.pod)
+                yield _Shown(where, pod.pod, pod.pod, pod.verdict)
 
 
 def queue_lines(fleet: Fleet, reading: Reading, before: Reading | None = None, passed_s: float = 0.0) -> Iterator[str]:
     """Yield the table. With an earlier reading, the column MOVED/S shows the rate since then."""
     rows = []
-    for pool in _pools(fleet):
-        for instance in pool.status.instances:
-            name = names.instance(pool.name, pool.role, instance.index)
-            where = (pool.namespace, pool.name, str(pool.role), str(instance.index))
-            mine = {place: queue for place, queue in sorted(reading.queues.items()) if place[:4] == where}
-            rows += [
-                (
-                    pool.namespace,
-                    name,
-                    place[4],
-                    place[5],
-                    str(queue.reqs),
-                    "-" if queue.oldest_s is None else seconds(queue.oldest_s),
-                    _rate(queue, before.queues.get(place) if before else None, passed_s),
-                    instance.verdict,
-                )
-                for place, queue in mine.items()
-            ] or [(pool.namespace, name, "-", "-", "?", "?", "?", instance.verdict)]
+    for one in _shown(fleet):
+        mine = {place: queue for place, queue in sorted(reading.queues.items()) if place[:4] == one.where}
+        rows += [
+            (
+                one.where[0],
+                one.name,
+                place[4],
+                place[5],
+                str(queue.reqs),
+                "-" if queue.oldest_s is None else seconds(queue.oldest_s),
+                _rate(queue, before.queues.get(place) if before else None, passed_s),
+                one.verdict,
+            )
+            for place, queue in mine.items()
+        ] or [(one.where[0], one.name, "-", "-", "?", "?", "?", one.verdict)]
     if not rows:
         yield "no instances"
         return
@@ -121,22 +139,20 @@ def _rate(queue: Queue, before: Queue | None, passed_s: float) -> str:
 
 
 def queues_json(fleet: Fleet, reading: Reading) -> dict[str, Any]:
-    """Return what `-o json` prints. Lengths of an instance that are not known are left out."""
-    shown = {
-        (pool.namespace, pool.name, str(pool.role), str(instance.index)): instance.verdict
-        for pool in _pools(fleet)
-        for instance in pool.status.instances
-    }
+    """Return what `-o json` prints. Lengths of an instance that are not known are left out.
+
+    `instance` is the index in a pool, or the name of a pod that something else runs.
+    """
     return {
         "live": not reading.error,
         "error": reading.error,
         "instances": [
             {
-                "namespace": where[0],
-                "pool": where[1],
-                "role": where[2],
-                "instance": int(where[3]),
-                "verdict": verdict,
+                "namespace": one.where[0],
+                "pool": one.where[1],
+                "role": one.where[2],
+                "instance": one.instance,
+                "verdict": one.verdict,
                 "queues": [
                     {
                         "rank": int(place[4]),
@@ -146,9 +162,9 @@ def queues_json(fleet: Fleet, reading: Reading) -> dict[str, Any]:
                         "movedTotal": queue.moved_total,
                     }
                     for place, queue in sorted(reading.queues.items())
-                    if place[:4] == where
+                    if place[:4] == one.where
                 ],
             }
-            for where, verdict in shown.items()
+            for one in _shown(fleet)
         ],
     }

@@ -1,9 +1,10 @@
 """`status`: each service and pool with its conditions and instances."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from pdpool_operator.api import names
+from pdpool_operator.api.models import WatchedInstanceStatus
 from pdpool_operator.diagnose.model import Verdict
 from pdpool_operator.plan.selection import AT_FAULT
 
@@ -29,12 +30,26 @@ def status_lines(fleet: Fleet, now: datetime) -> Iterator[str]:
 
 def _service(service: ServiceView, now: datetime) -> Iterator[str]:
     status = service.status
-    facts = [status.ready or "no status yet", f"{status.router_replicas} router", status.url]
+    router = "" if status.instances else f"{status.router_replicas} router"
+    facts = [status.ready or "no status yet", router, status.url]
     yield f"{service.kind} {service.namespace}/{service.name}: {', '.join(filter(None, facts))}"
     yield from _conditions(service, now, "  ")
+    yield from _watched(service, status.instances)
     for pool in service.pools:
         yield f"  {pool.kind} {pool.name}: {_ready(pool)}"
         yield from _body(pool, now, "    ")
+
+
+def _watched(service: ServiceView, pods: Sequence[WatchedInstanceStatus]) -> Iterator[str]:
+    """Yield the pods of a service with selectors, which something else runs."""
+    if not pods:
+        return
+    rows = [(one.pod, one.role, _yes(yes=one.ready), one.verdict) for one in pods]
+    yield from table(("POD", "ROLE", "READY", "VERDICT"), rows, "  ")
+    said = [condition.message for condition in attention(service)]
+    for one in pods:
+        if one.verdict not in WELL and one.message and not any(one.message in message for message in said):
+            yield f"  ! {one.pod} is {one.verdict}: {one.message}"
 
 
 def _ready(pool: PoolView) -> str:

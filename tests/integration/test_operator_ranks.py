@@ -55,6 +55,16 @@ async def test_every_rank_answers_for_its_own_memory_and_the_scheduler_for_all(h
 
 
 @pytest.mark.usefixtures("engine")
+async def test_engine_is_read_without_its_connectors_endpoint(http: aiohttp.ClientSession) -> None:
+    sampler = Sampler(http, clock=lambda: 0.0, now=lambda: datetime.now(UTC), timeout_s=60.0)
+    stock = Target("llm", "service/x", Role.DECODE, 0, "pod-1", IP, has_connector=False, asks_metrics=True)
+    (sample,) = await sampler.sample(stock)
+    assert (sample.engine_error, sample.metrics_error) == ("", "")
+    assert sample.queues is not None
+    assert {name: queue.reqs for name, queue in sample.queues.items()}["decode_prealloc"] == 0
+
+
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_each_rank_takes_the_signed_word_on_a_lost_peer(
     http: aiohttp.ClientSession, rank: int, monkeypatch: pytest.MonkeyPatch

@@ -8,16 +8,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from ..diagnose.evidence import is_current
 from ..diagnose.failing import advance
 from ..diagnose.model import Diagnosis, Subject
 from ..diagnose.outcomes import RouterTrack, count_router
 from ..diagnose.pools import diagnose, subjects
-from ..diagnose.rank import is_current
 from ..diagnose.standing import Standing
 from ..diagnose.track import RankTrack, follow
 from ..diagnose.transport import with_transports
 from ..observe.keys import POOL_KIND_OF_ROLE, Bindings, Key
-from ..observe.model import ObservedPool, RankSample
+from ..observe.model import ObservedPool, RankSample, engine_queues
 from ..observe.router_outcomes import RouterSample
 from ..observe.sampler import Target
 from ..plan.rotation import receiving
@@ -194,12 +194,11 @@ class Judge:
     def queues(self) -> Iterator[QueueReading]:
         """Return the hand-off queues as last seen, for metrics. Ranks without a last answer have none."""
         for labels, latest in self._ranks():
-            if latest.connector is not None:
-                for name, queue in latest.connector.queues.items():
-                    yield QueueReading((*labels, name), queue.reqs, queue.oldest_s, queue.moved_total)
-            elif latest.engine is not None:
-                for name, reqs in latest.engine.queues.items():
-                    yield QueueReading((*labels, name), reqs, None, None)
+            queues = latest.queues
+            if queues is None and latest.engine is not None:
+                queues = engine_queues(latest.engine)
+            for name, queue in (queues or {}).items():
+                yield QueueReading((*labels, name), queue.reqs, queue.oldest_s, queue.moved_total)
 
     def holds(self) -> Iterator[HoldReading]:
         """Return the memory that ranks hold, as last seen, for metrics. Ranks without a last answer have none."""

@@ -6,10 +6,11 @@ from types import MappingProxyType
 
 from ..api import names
 from ..observe.model import ObservedPod, ObservedPool
+from .evidence import STALE_S, is_overdue, oldest_waiting_since
 from .failing import finishes_nothing
 from .model import Diagnosis, Finding, Subject, Verdict
 from .outcomes import OutcomeTrack, RouterTrack
-from .rank import STALE_S, Surroundings, is_overdue, judge_rank, oldest_waiting_since
+from .rank import Surroundings, judge_rank
 from .standing import Standing
 from .track import RankTrack
 

@@ -1,9 +1,12 @@
 """State that is kept of a rank's samples to judge progress. Its size is constant, however long the history.
 
 A queue is *still* since the last sample at which it was empty, had another `moved_total` than before, or belonged to
-another incarnation. Without our connector there is no counter, and a queue is still since it was last seen empty.
-Samples without an answer change nothing. The counter in the next answer shows whether something
-moved meanwhile.
+another incarnation. A queue without a counter is still since it was last seen empty. Samples without an answer change
+nothing. The counter in the next answer shows whether something moved meanwhile.
+
+The counters of an engine without our connector also count its health probes: SGLang's `/health` sends a request of one
+token through the queues while no request runs. So such a queue has moved when its counter has changed and the engine
+has worked. It has worked if it finished a request or computed more tokens than probes do.
 
 An engine's loop *resumes* when it runs after a gap of `GAP_S` or longer. An engine that waited for it needs time to
 catch up, and is not at fault until then.
@@ -13,11 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from ..observe.model import ConnectorSample, EngineSample, RankSample
+from ..observe.model import ConnectorSample, Counters, QueueSample, RankSample
 from .outcomes import OutcomeTrack, count
 
 GAP_S = 5.0
 """Seconds without a run of the engine's loop that no ordinary step explains."""
+
+PROBE_TOKENS = 8
+"""More tokens than health probes compute between two samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,18 @@ class QueueTrack:
     still_since: datetime
     begun: bool
     """The start of the stillness was observed. Otherwise it began with the first sample, or earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTrack:
+    """Work of an engine that only its own counters show."""
+
+    counters: Counters
+    """The last value of each counter. Only `tokens` and `finished` are kept."""
+    still_since: datetime
+    """When its work was last seen to go on, or it was first sampled."""
+    seen: bool = False
+    """Its work was seen to go on since the first sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +69,8 @@ class RankTrack:
     """Time of the last sample at which the engine ran requests."""
     ended: OutcomeTrack | None = None
     """Hand-offs that ended at this incarnation. `None` if its connector does not report them."""
+    work: WorkTrack | None = None
+    """`None` for an engine with our connector, or without counters of its work."""
 
     @property
     def answered(self) -> bool:
@@ -62,9 +82,10 @@ def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
     """Return the track after one more sample. A sample of another pod starts a new track."""
     if track is None or track.latest.pod_uid != sample.pod_uid:
         track = RankTrack(sample)
+    if not sample.has_connector:
+        return _follow_engine(track, sample) if sample.engine is not None else replace(track, latest=sample)
     if sample.connector is None:
-        queues = _not_seen_empty(track.queues, sample.engine, sample.at) if not sample.has_connector else track.queues
-        return replace(track, latest=sample, queues=queues)
+        return replace(track, latest=sample)
     same = track.incarnation == sample.connector.incarnation
     beat_age_s = sample.connector.beat_age_s or 0.0
     resumed = same and beat_age_s < GAP_S <= track.beat_age_s
@@ -72,7 +93,7 @@ def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
         latest=sample,
         answer=sample.connector,
         incarnation=sample.connector.incarnation,
-        queues=_progress(track.queues if same else {}, sample.connector, sample.at),
+        queues=_progress(track.queues if same else {}, sample.connector.queues, sample.at),
         beat_age_s=beat_age_s,
         ended=_ended(track.ended if same else None, sample.connector, sample.at),
         resumed_at=sample.at if resumed else track.resumed_at,
@@ -85,21 +106,67 @@ def _ended(before: OutcomeTrack | None, connector: ConnectorSample, at: datetime
     return None if connector.ended is None else count(before, connector.ended, at)
 
 
-def _not_seen_empty(
-    before: Mapping[str, QueueTrack], engine: EngineSample | None, at: datetime
-) -> Mapping[str, QueueTrack]:
-    """Return since when each queue of an engine without our connector was not seen empty."""
-    if engine is None:
-        return before
+def _follow_engine(track: RankTrack, sample: RankSample) -> RankTrack:
+    """Return the track of a rank without our connector after an answer of its engine."""
+    engine, at = sample.engine, sample.at
+    assert engine is not None
+    worked = _worked(track.work, engine.counters)
+    ran = worked or (worked is None and engine.running > 0)
+    return replace(
+        track,
+        latest=sample,
+        queues=_progress(track.queues, _counted(track.queues, sample.queues or {}, worked=worked), at),
+        ran_at=at if ran else track.ran_at,
+        work=_work(track.work, engine.counters, at, worked=worked),
+    )
+
+
+def _worked(before: WorkTrack | None, now: Counters) -> bool | None:
+    """Return whether an engine has worked on requests since the last sample. None if nothing shows it."""
+    steps = [
+        (least, abs(after - earlier))  # a counter that falls belongs to a new process
+        for least, earlier, after in (
+            (PROBE_TOKENS, before.counters.tokens if before else None, now.tokens),
+            (0, before.counters.finished if before else None, now.finished),
+        )
+        if earlier is not None and after is not None
+    ]
+    return any(step > least for least, step in steps) if steps else None
+
+
+def _work(before: WorkTrack | None, now: Counters, at: datetime, *, worked: bool | None) -> WorkTrack | None:
+    old = before.counters if before is not None else Counters()
+    tokens = now.tokens if now.tokens is not None else old.tokens
+    finished = now.finished if now.finished is not None else old.finished
+    if tokens is None and finished is None:
+        return None
+    kept = Counters(tokens=tokens, finished=finished)
+    if before is None or worked:
+        return WorkTrack(kept, at, seen=before is not None)
+    return replace(before, counters=kept)
+
+
+def _counted(
+    before: Mapping[str, QueueTrack], queues: Mapping[str, QueueSample], *, worked: bool | None
+) -> dict[str, QueueSample]:
+    """Return the queues with the counters by which their movement is judged.
+
+    While requests wait, a counter that the answer lacks, or that only health probes changed, keeps its earlier value.
+    """
+    earlier = {name: track.moved_total for name, track in before.items() if track.moved_total is not None}
     return {
-        name: before[name] if reqs and name in before else QueueTrack(None, at, begun=not reqs)
-        for name, reqs in engine.queues.items()
+        name: replace(queue, moved_total=earlier[name])
+        if name in earlier and queue.reqs and (queue.moved_total is None or worked is False)
+        else queue
+        for name, queue in queues.items()
     }
 
 
-def _progress(before: Mapping[str, QueueTrack], connector: ConnectorSample, at: datetime) -> dict[str, QueueTrack]:
+def _progress(
+    before: Mapping[str, QueueTrack], queues: Mapping[str, QueueSample], at: datetime
+) -> dict[str, QueueTrack]:
     progress: dict[str, QueueTrack] = {}
-    for name, queue in connector.queues.items():
+    for name, queue in queues.items():
         earlier = before.get(name)
         if earlier is not None and queue.reqs > 0 and queue.moved_total == earlier.moved_total:
             progress[name] = earlier

@@ -5,7 +5,7 @@ make the status or the metrics of all fail.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -38,6 +38,18 @@ class Answer(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
+class Counters:
+    """Counters of a rank since its process began. What the engine does not export is absent or `None`."""
+
+    moved: Mapping[str, int] = field(default_factory=dict)
+    """Requests that left a hand-off queue for the next one, by queue."""
+    tokens: int | None = None
+    """Tokens that the rank has computed. The engine may add them in steps of several seconds."""
+    finished: int | None = None
+    """Requests that the engine has finished, over all its ranks."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSample:
     """Answer of the engine's scheduler."""
 
@@ -45,6 +57,10 @@ class EngineSample:
     waiting: int
     queues: Mapping[str, int]
     """Lengths of the hand-off queues, under the same names as the connector's."""
+    lag_s: float = 0.0
+    """Seconds for which the lengths may already have been wrong. 0 if the scheduler itself reported them."""
+    counters: Counters = field(default_factory=Counters)
+    """What the engine's `/metrics` count."""
 
 
 class _Load(Answer):

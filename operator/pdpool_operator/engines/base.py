@@ -12,6 +12,7 @@ from ..api.key_epochs import KeyEpochs
 from ..api.models import EngineType, Pool
 from ..api.names import Role
 from .answers import EngineSample
+from .metric_names import MetricNames
 
 Object = dict[str, Any]
 
@@ -85,6 +86,8 @@ class Engine(ABC):
     """Time to load a model before the kubelet restarts the container, unless the pool says otherwise."""
     loads_path: ClassVar[str]
     """Path and query of the scheduler's own report, on the engine's HTTP port."""
+    metric_names: ClassVar[MetricNames]
+    """Metrics of its `/metrics`, on the engine's HTTP port."""
 
     @abstractmethod
     def args(self, instance: Instance) -> list[str]:

@@ -1,12 +1,14 @@
 """pdpool's own small CPU engine: everything by flags, one set of ports."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ..api import names
 from ..api.key_epochs import KeyEpochs
 from ..api.models import EngineType, Pool
 from ..api.names import Role
 from .base import Instance, Object, agent_drain
+from .metric_names import SGLANG
 from .sglang_http import SGLangHttp
 
 
@@ -38,6 +40,7 @@ class Reference(SGLangHttp):
     )
     default_image = True
     startup_s = 600
+    metric_names = replace(SGLANG, finished=())  # its `num_requests_total` counts requests that it has taken
 
     def args(self, instance: Instance) -> list[str]:
         """See `Engine`."""

@@ -6,12 +6,14 @@ from ..api.models import Pool
 from ..api.names import Role
 from .answers import EngineSample, parse_sglang_loads
 from .base import Engine, Probe, Probes
+from .metric_names import SGLANG
 
 
 class SGLangHttp(Engine):
     """Base of the engine types with this contract."""
 
     loads_path = "/v1/loads?include=all"
+    metric_names = SGLANG
 
     def probes(self, pool: Pool) -> Probes:
         """See `Engine`."""

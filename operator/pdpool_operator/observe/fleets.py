@@ -131,6 +131,7 @@ def _targets(side: Pool, binding: PoolBinding, pods: Iterable[ObservedPod]) -> l
             binding.engine or EngineType.SGLANG,
             binding.connector is TransferConnector.PDPOOL,
             binding.port or names.ENGINE_HTTP_PORT,
+            asks_metrics=binding.connector is not TransferConnector.PDPOOL,
         )
         for pod in pods
         if pod.ip and pod.phase == "Running"

@@ -5,6 +5,7 @@ up to a limit. Every failure becomes an `Unanswered` with a short reason, becaus
 """
 
 import errno
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -68,8 +69,11 @@ async def request(
     headers: dict[str, str] | None = None,
     json: Any = None,  # noqa: ANN401 - any JSON
     budget: ByteBudget | None = None,
+    sift: Callable[[bytes], bytes] = bytes,
 ) -> tuple[int, bytes]:
     """Return status and body. The body is counted in `budget`, by default one of `BODY_LIMIT` for this answer.
+
+    `sift` gets each part of the body, and returns what is kept of it.
 
     Raises:
         Unanswered: there is no answer within `timeout_s`, connecting included, or it is too long.
@@ -80,10 +84,11 @@ async def request(
         async with http.request(
             method, url, timeout=timeout, headers=headers, json=json, allow_redirects=False
         ) as answer:
-            body = bytearray()
+            body, received = bytearray(), 0
             async for chunk in answer.content.iter_chunked(CHUNK):
-                budget.spend(len(chunk), len(body) + len(chunk))
-                body += chunk
+                received += len(chunk)
+                budget.spend(len(chunk), received)
+                body += sift(chunk)
             return answer.status, bytes(body)
     except TimeoutError as error:
         raise Unanswered("timeout") from error

@@ -11,6 +11,7 @@ from typing import Any
 from ..api.key_epochs import FIRST_KEYS, KeyEpochs
 from ..api.models import DisaggregatedService, Pool, RepairMode, RepairSpec
 from ..api.names import Role
+from ..engines.answers import Counters as Counters
 from ..engines.answers import EngineSample as EngineSample
 
 CRASH_LOOP = "CrashLoopBackOff"
@@ -137,6 +138,20 @@ class RankSample:
     """
     has_connector: bool = True
     """The pod runs pdpool's connector. Otherwise only the engine is asked."""
+    metrics_error: str = ""
+    """Reason why the engine's `/metrics` were not read. Empty if they were, or if they are not asked for."""
+
+    @property
+    def queues(self) -> Mapping[str, QueueSample] | None:
+        """The hand-off queues by the best source of the pod. `None` if it did not answer."""
+        if self.has_connector:
+            return self.connector.queues if self.connector is not None else None
+        return engine_queues(self.engine) if self.engine is not None else None
+
+
+def engine_queues(engine: EngineSample) -> Mapping[str, QueueSample]:
+    """Return the hand-off queues as the engine itself reports them."""
+    return {name: QueueSample(reqs, None, engine.counters.moved.get(name)) for name, reqs in engine.queues.items()}
 
 
 @dataclass(frozen=True, slots=True)

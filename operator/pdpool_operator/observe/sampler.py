@@ -1,9 +1,9 @@
 """Samples the hand-off queues of every engine rank at regular intervals and low load.
 
 Each rank has two sources: the connector, which answers also while the engine's scheduler is frozen, and the engine's
-scheduler. Heavy scraping has starved engines. Therefore the sampler takes one sample per pod at a time, limits all
-requests together, and adds jitter. A source that misses its deadline is *unknown*. The newest sample of each rank is
-kept.
+scheduler. Pods that something else runs have a third one, the engine's `/metrics`. Heavy scraping has starved engines.
+Therefore the sampler takes one sample per pod at a time, limits all requests together, and adds jitter. A source that
+misses its deadline is *unknown*. The newest sample of each rank is kept.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from ..api.models import EngineType
 from ..api.names import ENGINE_HTTP_PORT, Role, admin_url, engine_url
 from ..engines import engine_of
 from ..engines.answers import MAX_COUNT, MAX_RANKS, Answer, Count, Name, Seconds, Version
+from .engine_metrics import METRICS_BYTES, MetricsReading, Sieve, joined, parse_metrics
 from .http import ByteBudget, Unanswered, invalid, request
 from .model import ConnectorSample, EngineSample, HoldSample, PeerSample, QueueSample, RankSample, Tally
 
@@ -101,6 +102,8 @@ class Target:
     """Every rank has pdpool's connector with its admin endpoint."""
     port: int = ENGINE_HTTP_PORT
     """Port of the engine's HTTP endpoints."""
+    asks_metrics: bool = False
+    """The engine's `/metrics` are read too. Only without a connector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +249,10 @@ class Sampler:
     async def _sample_native(self, target: Target) -> list[RankSample]:
         """Sample a pod without pdpool's connector: the engine alone says which ranks there are."""
         asked_at = self._now()
-        engines, error = await self._ask_engine(target, ByteBudget(LOOK_BYTES, ANSWER_BYTES))
+        (engines, error), (metrics, metrics_error) = await asyncio.gather(
+            self._ask_engine(target, ByteBudget(LOOK_BYTES, ANSWER_BYTES)), self._ask_metrics(target)
+        )
+        engines = joined(engines, metrics, engine_of(target.engine).metric_names)
         ranks = sorted(engines) or sorted(self.newest(target.pod_uid)) or [0]
         return [
             RankSample(
@@ -256,8 +262,9 @@ class Sampler:
                 asked_at=asked_at,
                 connector=None,
                 engine=engines.get(rank),
-                engine_error=error,
+                engine_error="" if rank in engines else error or "invalid: rank not listed",
                 has_connector=False,
+                metrics_error=metrics_error,
             )
             for rank in ranks
         ]
@@ -286,9 +293,22 @@ class Sampler:
         self._on_look(Look(target.role, "engine", "ok"))
         return samples, ""
 
-    async def _get(self, url: str, budget: ByteBudget) -> bytes:
+    async def _ask_metrics(self, target: Target) -> tuple[Mapping[int, MetricsReading], str]:
+        if not target.asks_metrics:
+            return {}, ""
+        names, budget = engine_of(target.engine).metric_names, ByteBudget(METRICS_BYTES, METRICS_BYTES)
+        try:
+            url = f"{engine_url(target.ip, target.port)}/metrics"
+            found = parse_metrics(await self._get(url, budget, Sieve(names.all())), names, target.role)
+        except Unanswered as error:
+            self._on_look(Look(target.role, "metrics", error.outcome))
+            return {}, str(error)
+        self._on_look(Look(target.role, "metrics", "ok"))
+        return found, ""
+
+    async def _get(self, url: str, budget: ByteBudget, sift: Callable[[bytes], bytes] = bytes) -> bytes:
         async with self._slots:  # before the deadline begins: other pods that hang must not count against this one
-            status, body = await request(self._http, "GET", url, timeout_s=self._timeout_s, budget=budget)
+            status, body = await request(self._http, "GET", url, timeout_s=self._timeout_s, budget=budget, sift=sift)
         if status != 200:
             raise Unanswered(f"http {status}")
         return body

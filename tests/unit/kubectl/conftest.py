@@ -96,6 +96,24 @@ def put_well(api: FakeApi) -> None:
     put_service(api, *fine)
 
 
+def put_watched(api: FakeApi) -> None:
+    """A service with selectors. Its decode pod is stuck, and its prefill pod waits for it."""
+    stuck = "decode d-1 rank 0: requests wait for memory or the handshake and nothing moves"
+    blocked = "prefill p-1 rank 0: requests wait for bootstrap and nothing moves; d-1 also has overdue requests"
+    pods = (("p-1", "prefill", "Blocked", blocked), ("d-1", "decode", "Stuck", stuck))
+    status = {
+        "observedGeneration": 1,
+        "ready": "1/1 prefill, 1/1 decode",
+        "instances": [
+            {"pod": pod, "role": role, "ready": True, "verdict": verdict, "message": message}
+            for pod, role, verdict, message in pods
+        ],
+        "conditions": [condition("QueuesHealthy", "False", "QueuesStuck", stuck)],
+    }
+    spec = {"prefill": {"selector": {"app": "p"}}, "decode": {"selector": {"app": "d"}}}
+    api.put(SERVICES_PD, "llm", "watched", {"metadata": {}, "spec": spec, "status": status})
+
+
 Kubectl = Callable[..., Awaitable[Result]]
 
 

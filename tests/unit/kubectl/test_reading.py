@@ -9,7 +9,7 @@ from pdpool_operator.runtime.api import PODS
 
 from tests.fake_api import Call, FakeApi
 
-from .conftest import Kubectl, put_stuck, put_well
+from .conftest import Kubectl, put_stuck, put_watched, put_well
 
 METRICS = """\
 # TYPE pdpool_leader gauge
@@ -20,6 +20,8 @@ pdpool_queue_reqs{instance="0",namespace="llm",pool="chat",queue="bootstrap",ran
 pdpool_queue_oldest_seconds{instance="0",namespace="llm",pool="chat",queue="bootstrap",rank="0",role="prefill"} 92.4
 # TYPE pdpool_queue_moved counter
 pdpool_queue_moved_total{instance="0",namespace="llm",pool="chat",queue="bootstrap",rank="0",role="prefill"} 7.0
+# TYPE pdpool_queue_reqs gauge
+pdpool_queue_reqs{instance="d-1",namespace="llm",pool="service/watched",queue="prealloc",rank="0",role="decode"} 4
 """
 OPERATOR = {"labels": {"app.kubernetes.io/name": "pdpool", "app.kubernetes.io/component": "operator"}}
 
@@ -67,6 +69,24 @@ llm         chat-decode-1    -      -           ?         ?        ?         Stu
 """
 
 
+WATCHED = """\
+DisaggregatedService llm/watched: 1/1 prefill, 1/1 decode
+  CONDITION       STATUS   REASON        SINCE
+  QueuesHealthy   False    QueuesStuck   AGE
+  ! QueuesHealthy: decode d-1 rank 0: requests wait for memory or the handshake and nothing moves
+  POD   ROLE      READY   VERDICT
+  p-1   prefill   yes     Blocked
+  d-1   decode    yes     Stuck
+  ! p-1 is Blocked: prefill p-1 rank 0: requests wait for bootstrap and nothing moves; d-1 also has overdue requests
+"""
+
+WATCHED_QUEUES = """\
+NAMESPACE   INSTANCE   RANK   QUEUE      WAITING   OLDEST   MOVED/S   VERDICT
+llm         p-1        -      -          ?         ?        ?         Blocked
+llm         d-1        0      prealloc   4         -        -         Stuck
+"""
+
+
 def steady(text: str) -> str:
     """Replace ages, and leave out the path of the kubeconfig."""
     text = re.sub(r" --kubeconfig \S+", "", text)
@@ -91,6 +111,17 @@ async def test_stuck_decode_shows_in_status(api: FakeApi, kubectl: Kubectl) -> N
     result = await kubectl("status", "chat")
     assert result.exit_code == 1
     assert steady(result.stdout) == STATUS
+
+
+async def test_watched_pods_show_in_status_queues_and_explain(api: FakeApi, kubectl: Kubectl) -> None:
+    put_watched(api)
+    serve_metrics(api)
+    assert steady((await kubectl("status")).stdout) == WATCHED
+    assert (await kubectl("queues")).stdout == WATCHED_QUEUES
+    listed = json.loads((await kubectl("queues", "-o", "json")).stdout)["instances"]
+    assert [(one["instance"], len(one["queues"])) for one in listed] == [("p-1", 0), ("d-1", 1)]
+    told = steady((await kubectl("explain")).stdout)
+    assert "=> decode pod d-1 is at fault (Stuck).\nnext:\n  kubectl logs -n llm d-1 --tail=100\n" in told
 
 
 async def test_explain_names_the_side_at_fault(api: FakeApi, kubectl: Kubectl) -> None:

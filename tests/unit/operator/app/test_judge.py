@@ -7,7 +7,7 @@ import pytest
 from pdpool_operator.api.models import DecodePool, PrefillPool
 from pdpool_operator.api.names import Role
 from pdpool_operator.controller.judge import Judge
-from pdpool_operator.diagnose.rank import STALE_S
+from pdpool_operator.diagnose.evidence import STALE_S
 from pdpool_operator.diagnose.standing import Phase, Standing
 from pdpool_operator.observe.keys import Bindings, Key
 from pdpool_operator.observe.model import (

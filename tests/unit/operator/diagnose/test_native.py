@@ -48,13 +48,23 @@ def test_answer_of_sglang_gives_lengths_of_own_role():
     ("samples", "at", "verdict", "words"),
     [
         ([(0, lengths())], 0, Verdict.IDLE, "nothing waits"),
-        ([(0, lengths(running=3))], 0, Verdict.FLOWING, "3 requests in the engine"),
-        ([(0, lengths()), (3, lengths(transfer=2))], 5, Verdict.FLOWING, "2 in decode_transfer"),
-        ([(0, lengths()), (3, lengths(transfer=2)), (33, lengths(transfer=2))], 33, Verdict.UNKNOWN, "for 33 s"),
-        ([(0, lengths(prealloc=1)), (40, lengths(prealloc=9))], 40, Verdict.UNKNOWN, "decode_prealloc was not seen"),
-        ([(0, lengths(transfer=1)), (20, lengths()), (40, lengths(transfer=1))], 40, Verdict.FLOWING, "1 in"),
+        ([(0, lengths(running=3))], 0, Verdict.FLOWING, "requests run"),
+        ([(0, lengths()), (3, lengths(transfer=2))], 5, Verdict.FLOWING, "requests wait for the KV cache"),
+        (
+            [(0, lengths()), (3, lengths(transfer=2)), (33, lengths(transfer=2))],
+            33,
+            Verdict.UNKNOWN,
+            "nothing shows",
+        ),
+        (
+            [(0, lengths(prealloc=1)), (40, lengths(prealloc=9))],
+            40,
+            Verdict.UNKNOWN,
+            "or the handshake; nothing",
+        ),
+        ([(0, lengths(transfer=1)), (20, lengths()), (40, lengths(transfer=1))], 40, Verdict.FLOWING, "requests wait"),
         ([(0, lengths(transfer=1)), (40, None)], 40, Verdict.UNKNOWN, "does not report its queues (timeout)"),
-        ([(0, lengths())], 60, Verdict.UNKNOWN, "was not sampled lately"),
+        ([(0, lengths())], 60, Verdict.UNKNOWN, "no sample for 15 s"),
     ],
 )
 def test_verdict_follows_from_lengths_over_time(samples, at, verdict, words):

@@ -4,9 +4,9 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from pdpool_operator.diagnose.evidence import STALE_S
 from pdpool_operator.diagnose.model import Verdict
 from pdpool_operator.diagnose.pools import diagnose, subjects
-from pdpool_operator.diagnose.rank import STALE_S
 from pdpool_operator.diagnose.track import follow
 
 from tests.unit.operator.plan.makers import T0, make_instance, make_observed, make_pool, make_sample

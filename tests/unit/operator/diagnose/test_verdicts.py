@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from pdpool_operator.api.names import Role
+from pdpool_operator.diagnose.evidence import STALE_S
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict, worst
 from pdpool_operator.diagnose.pools import diagnose, subjects
-from pdpool_operator.diagnose.rank import STALE_S
 from pdpool_operator.diagnose.track import follow
 from pdpool_operator.observe.parse import observed_pod
 
