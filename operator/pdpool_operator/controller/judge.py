@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from ..diagnose.ejection import Ejection, eject, with_ejections
 from ..diagnose.failing import advance
 from ..diagnose.model import Diagnosis, Subject
 from ..diagnose.outcomes import RouterTrack, count_router
@@ -54,6 +55,8 @@ class Judge:
         """By service, then by UID of the router's pod."""
         self._standings: dict[Key, dict[str, Standing]] = {}
         """By pool, then by UID of the pod."""
+        self._ejections: dict[Key, dict[str, Ejection]] = {}
+        """By pool, then by UID of the pod."""
         self._shown: dict[Key, _Shown] = {}
         self._diagnoses: dict[Key, tuple[Diagnosis, ...]] = {}
         self._asked: dict[Key, tuple[datetime, timedelta]] = {}
@@ -83,6 +86,7 @@ class Judge:
     def marked(self, key: Key, pool: ObservedPool) -> ObservedPool:
         """Return the pool with the instances marked that are to be out of the rotation."""
         out = {uid for uid, standing in self._standings.get(key, {}).items() if standing.out}
+        out |= {uid for uid, ejection in self._ejections.get(key, {}).items() if ejection.out}
         out |= {d.subject.pod.uid for d in self._diagnoses.get(key, ()) if d.unfit and d.subject.pod is not None}
         marked = (replace(i, out=True) if i.pod is not None and i.pod.uid in out else i for i in pool.instances)
         return replace(pool, instances=tuple(marked))
@@ -99,6 +103,7 @@ class Judge:
         self._pools.pop(key, None)
         self._tracks.pop(key, None)
         self._standings.pop(key, None)
+        self._ejections.pop(key, None)
         self._shown.pop(key, None)
         self._asked.pop(key, None)
         self._diagnoses.pop(key, None)
@@ -108,7 +113,8 @@ class Judge:
         pool = self._pools.get(key)
         if pool is None:
             return ()
-        return self._diagnose(key, pool, {other: self._subjects(other) for other in (key, *self._partners(key))})
+        subjects = {other: self._subjects(other) for other in (key, *self._partners(key))}
+        return with_ejections(self._diagnose(key, pool, subjects), self._ejections.get(key, {}))
 
     def _diagnose(
         self, key: Key, pool: ObservedPool, subjects: Mapping[Key, tuple[Subject, ...]]
@@ -145,10 +151,12 @@ class Judge:
                     self._enqueue(service)
 
     def look(self) -> Mapping[Key, tuple[Diagnosis, ...]]:
-        """Decide which instances are failing, and return the judgement on every pool."""
+        """Decide which instances are out of the rotation, and return the judgement on every pool."""
         self._look_at_outcomes()
         subjects = {key: self._subjects(key) for key in self._pools}
-        return {key: self._diagnose(key, pool, subjects) for key, pool in self._pools.items()}
+        found = {key: self._diagnose(key, pool, subjects) for key, pool in self._pools.items()}
+        self._ejections = {key: eject(some, self._ejections.get(key, {}), self._now()) for key, some in found.items()}
+        return {key: with_ejections(some, self._ejections[key]) for key, some in found.items()}
 
     def _look_at_outcomes(self) -> None:
         """Decide for every pool which of its instances are failing. Both sides are judged by the same standings."""
@@ -237,7 +245,7 @@ def _news(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, str, tuple[str, ..
             d.subject.index,
             "" if d.verdict.well else str(d.verdict),
             (*d.blames, d.unfit, *d.transports),
-            d.subject.out,
+            d.out,
         )
         for d in diagnoses
     )
