@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from ..diagnose.demand import demand
 from ..diagnose.ejection import Ejection, eject, with_ejections
 from ..diagnose.failing import advance
 from ..diagnose.model import Diagnosis, Subject
@@ -22,7 +23,7 @@ from ..observe.model import ObservedPool, RankSample
 from ..observe.router_outcomes import RouterSample
 from ..observe.sampler import Target
 from ..plan.rotation import receiving
-from ..runtime.metrics import HoldReading, QueueReading
+from ..runtime.metrics import DemandReading, HoldReading, QueueReading
 from ..status.transition import REFRESH
 
 JUDGE_EVERY_S = 1.0
@@ -198,6 +199,13 @@ class Judge:
                 ip = subject.pod.ip if subject.pod is not None else None
                 found[key.namespace, subject.pool, str(subject.role), subject.label] = ip in listed
         return found
+
+    def demands(self) -> Iterator[DemandReading]:
+        """Return the hand-off queues of each pool to scale it by, for metrics."""
+        for key, observed in self._pools.items():
+            for one in demand(self._diagnoses.get(key, ()), self._now()) if not observed.watched else ():
+                labels = (key.namespace, key.name, str(observed.pool.role), one.queue)
+                yield DemandReading(labels, one.reqs, one.oldest_s)
 
     def queues(self) -> Iterator[QueueReading]:
         """Return the hand-off queues as last seen, for metrics. Ranks without a last answer have none."""

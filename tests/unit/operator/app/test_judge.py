@@ -292,3 +292,17 @@ def test_stuck_instance_is_out_until_it_has_worked_for_a_while(world):
     world.now += RETURN_AFTER
     assert look(beat_age_s=0) == [False]
     assert {DECODE, SERVICE} <= set(world.asked), "the routers must list it again"
+
+
+def test_pool_has_numbers_to_scale_by_until_it_is_blocked(world):
+    def readings() -> dict[str, tuple[int, float | None]]:
+        return {one.labels[2]: (one.reqs, one.oldest_s) for one in world.judge.demands()}
+
+    assert readings() == {"prefill": (0, 0.0), "decode": (0, 0.0)}
+    connector = ConnectorSample("life", 60.0, {"decode_transfer": QueueSample(0, None, 5)})
+    frozen = RankSample(0, "pod-decode", world.now, world.now, connector, EngineSample(0, 0, {}))
+    world.judge.on_samples(Target("llm", "chat", Role.DECODE, 0, "pod-decode", "127.0.0.1"), [frozen])
+    world.sample(Role.PREFILL, {"prefill_bootstrap": (9, 60.0, 5)})
+    world.judge.tick()
+    assert {str(verdict) for verdict in world.judge.verdicts().values()} == {"Stuck", "Blocked"}
+    assert readings() == {}, "neither side may be scaled by requests that wait for a stuck engine"
