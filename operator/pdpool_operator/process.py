@@ -85,6 +85,7 @@ class Operator:
             holds=self.judge.holds,
             verdicts=self.judge.verdicts,
             rotation=self.judge.rotation,
+            demands=self.judge.demands,
             leading=lambda: self.elector.leading,
             waiting_keys=lambda: len(self.queue),
         )

@@ -9,7 +9,7 @@ from pdpool_connector import ConnectorConfig, DecodeConnector, HostArena, KVMemo
 from pdpool_operator.api.base import Condition
 from pdpool_operator.diagnose.model import Verdict
 from pdpool_operator.observe.keys import Key
-from pdpool_operator.runtime.metrics import HoldReading, Metrics, QueueReading
+from pdpool_operator.runtime.metrics import DemandReading, HoldReading, Metrics, QueueReading
 from pdpool_operator.runtime.state_metrics import PoolCounts, Serving
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -28,6 +28,7 @@ def exported() -> dict[str, set[str]]:
         holds=lambda: [HoldReading(labels=QUEUE[:5], held_bytes=1, oldest_s=1.0)],
         verdicts=lambda: {QUEUE[:4]: str(Verdict.UNKNOWN)},
         rotation=lambda: {QUEUE[:4]: True},
+        demands=lambda: [DemandReading((*QUEUE[:3], QUEUE[5]), 1, 1.0)],
         leading=lambda: True,
         waiting_keys=lambda: 0,
     )

@@ -27,6 +27,10 @@ CONDITIONS: Mapping[ConditionType, str] = {
     ConditionType.TRANSFER_READY: (
         "Pool with `rdma.mode` Required or Preferred only. False: KV cache travels by another transport than RDMA."
     ),
+    ConditionType.REPAIR_STOPPED: (
+        "Pool with `repair.mode` Enforce only. An instance is at fault, and repair does not restart it: a person must "
+        "act. Present only while it is True."
+    ),
 }
 
 REASONS: Mapping[str, Mapping[Reason, str]] = {
@@ -82,6 +86,11 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
         Reason.REQUESTS_FAILING: "An instance fails requests that its siblings serve, and leaves the rotation.",
         Reason.NOTHING_FINISHES: "Requests fail at an instance and none finishes, and no sibling serves.",
         Reason.QUEUES_UNKNOWN: "An instance does not answer.",
+    },
+    "Repair": {
+        Reason.RESTART_DID_NOT_HELP: "An instance was restarted within the hour, and is at fault again.",
+        Reason.MANY_AT_FAULT: "More than a third of the instances are at fault, so the cause may lie elsewhere.",
+        Reason.REPAIR_BUDGET_SPENT: "`restartsPerHour` restarts were made within the hour.",
     },
     "Held memory": {
         Reason.NOTHING_UNPROVEN: "All held memory can be released.",

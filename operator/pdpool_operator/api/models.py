@@ -310,7 +310,10 @@ class PoolStatus(Model):
         default=(),
         max_length=MAX_CONDITIONS,
         json_schema_extra=BY_TYPE,
-        description="Available, Ready, QueuesHealthy, HoldsProvable; Reconciling and Stalled while they are True.",
+        description=(
+            "Available, Ready, QueuesHealthy, HoldsProvable; Reconciling, Stalled and RepairStopped while they are "
+            "True."
+        ),
     )
 
 

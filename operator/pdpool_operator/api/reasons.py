@@ -17,6 +17,7 @@ class ConditionType(StrEnum):
     ROUTER_READY = "RouterReady"
     HOLDS_PROVABLE = "HoldsProvable"
     TRANSFER_READY = "TransferReady"
+    REPAIR_STOPPED = "RepairStopped"
 
 
 class Reason(StrEnum):
@@ -74,6 +75,11 @@ class Reason(StrEnum):
     REQUESTS_FAILING = "RequestsFailing"
     NOTHING_FINISHES = "NothingFinishes"
     QUEUES_UNKNOWN = "QueuesUnknown"
+
+    # Repair has stopped at an instance at fault.
+    RESTART_DID_NOT_HELP = "RestartDidNotHelp"
+    MANY_AT_FAULT = "ManyAtFault"
+    REPAIR_BUDGET_SPENT = "RepairBudgetSpent"
 
     # Memory that engines hold for lost peers.
     NOTHING_UNPROVEN = "NothingUnproven"

@@ -8,7 +8,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+<<<<<<< HEAD
 from ..diagnose.evidence import is_current
+=======
+from ..diagnose.demand import demand
+from ..diagnose.ejection import Ejection, eject, with_ejections
+>>>>>>> w-repair
 from ..diagnose.failing import advance
 from ..diagnose.model import Diagnosis, Subject
 from ..diagnose.outcomes import RouterTrack, count_router
@@ -21,7 +26,7 @@ from ..observe.model import ObservedPool, RankSample, engine_queues
 from ..observe.router_outcomes import RouterSample
 from ..observe.sampler import Target
 from ..plan.rotation import receiving
-from ..runtime.metrics import HoldReading, QueueReading
+from ..runtime.metrics import DemandReading, HoldReading, QueueReading
 from ..status.transition import REFRESH
 
 JUDGE_EVERY_S = 1.0
@@ -54,6 +59,8 @@ class Judge:
         """By service, then by UID of the router's pod."""
         self._standings: dict[Key, dict[str, Standing]] = {}
         """By pool, then by UID of the pod."""
+        self._ejections: dict[Key, dict[str, Ejection]] = {}
+        """By pool, then by UID of the pod."""
         self._shown: dict[Key, _Shown] = {}
         self._diagnoses: dict[Key, tuple[Diagnosis, ...]] = {}
         self._asked: dict[Key, tuple[datetime, timedelta]] = {}
@@ -83,6 +90,7 @@ class Judge:
     def marked(self, key: Key, pool: ObservedPool) -> ObservedPool:
         """Return the pool with the instances marked that are to be out of the rotation."""
         out = {uid for uid, standing in self._standings.get(key, {}).items() if standing.out}
+        out |= {uid for uid, ejection in self._ejections.get(key, {}).items() if ejection.out}
         out |= {d.subject.pod.uid for d in self._diagnoses.get(key, ()) if d.unfit and d.subject.pod is not None}
         marked = (replace(i, out=True) if i.pod is not None and i.pod.uid in out else i for i in pool.instances)
         return replace(pool, instances=tuple(marked))
@@ -99,6 +107,7 @@ class Judge:
         self._pools.pop(key, None)
         self._tracks.pop(key, None)
         self._standings.pop(key, None)
+        self._ejections.pop(key, None)
         self._shown.pop(key, None)
         self._asked.pop(key, None)
         self._diagnoses.pop(key, None)
@@ -108,7 +117,8 @@ class Judge:
         pool = self._pools.get(key)
         if pool is None:
             return ()
-        return self._diagnose(key, pool, {other: self._subjects(other) for other in (key, *self._partners(key))})
+        subjects = {other: self._subjects(other) for other in (key, *self._partners(key))}
+        return with_ejections(self._diagnose(key, pool, subjects), self._ejections.get(key, {}))
 
     def _diagnose(
         self, key: Key, pool: ObservedPool, subjects: Mapping[Key, tuple[Subject, ...]]
@@ -145,10 +155,12 @@ class Judge:
                     self._enqueue(service)
 
     def look(self) -> Mapping[Key, tuple[Diagnosis, ...]]:
-        """Decide which instances are failing, and return the judgement on every pool."""
+        """Decide which instances are out of the rotation, and return the judgement on every pool."""
         self._look_at_outcomes()
         subjects = {key: self._subjects(key) for key in self._pools}
-        return {key: self._diagnose(key, pool, subjects) for key, pool in self._pools.items()}
+        found = {key: self._diagnose(key, pool, subjects) for key, pool in self._pools.items()}
+        self._ejections = {key: eject(some, self._ejections.get(key, {}), self._now()) for key, some in found.items()}
+        return {key: with_ejections(some, self._ejections[key]) for key, some in found.items()}
 
     def _look_at_outcomes(self) -> None:
         """Decide for every pool which of its instances are failing. Both sides are judged by the same standings."""
@@ -190,6 +202,13 @@ class Judge:
                 ip = subject.pod.ip if subject.pod is not None else None
                 found[key.namespace, subject.pool, str(subject.role), subject.label] = ip in listed
         return found
+
+    def demands(self) -> Iterator[DemandReading]:
+        """Return the hand-off queues of each pool to scale it by, for metrics."""
+        for key, observed in self._pools.items():
+            for one in demand(self._diagnoses.get(key, ()), self._now()) if not observed.watched else ():
+                labels = (key.namespace, key.name, str(observed.pool.role), one.queue)
+                yield DemandReading(labels, one.reqs, one.oldest_s)
 
     def queues(self) -> Iterator[QueueReading]:
         """Return the hand-off queues as last seen, for metrics. Ranks without a last answer have none."""
@@ -236,7 +255,7 @@ def _news(diagnoses: Sequence[Diagnosis]) -> tuple[tuple[int, str, tuple[str, ..
             d.subject.index,
             "" if d.verdict.well else str(d.verdict),
             (*d.blames, d.unfit, *d.transports),
-            d.subject.out,
+            d.out,
         )
         for d in diagnoses
     )

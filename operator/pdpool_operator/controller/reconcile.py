@@ -148,7 +148,9 @@ class Controller:
         fencing = self.fencer.take(key, observed)
         fenced = await self.fencer.give(fencing.fences)
         status = pool_status(
-            PoolFacts(observed, plan, diagnoses, self.now(), outcome.faults, fencing.unproven, repair.records)
+            PoolFacts(
+                observed, plan, diagnoses, self.now(), outcome.faults, fencing.unproven, repair.records, repair.stops
+            )
         )
         self.metrics.states.show_pool(
             key,

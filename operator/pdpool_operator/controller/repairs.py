@@ -19,7 +19,6 @@ from .served_fields import ServedFields
 
 TRIED = 2
 """A failing instance is at fault when it has also failed its trial."""
-_WELL = {Verdict.IDLE, Verdict.FLOWING, Verdict.SATURATED, Verdict.BLOCKED}
 _RESOURCES = {resource.kind: resource for resource in POOL_RESOURCES.values()}
 
 
@@ -101,7 +100,7 @@ def health(diagnosis: Diagnosis | None) -> Health:
     tried = standing is not None and standing.times >= TRIED
     if diagnosis.verdict is Verdict.STUCK or (diagnosis.verdict is Verdict.FAILING and tried):
         return Health.AT_FAULT
-    return Health.WELL if diagnosis.verdict in _WELL else Health.UNKNOWN
+    return Health.WELL if diagnosis.verdict.works else Health.UNKNOWN
 
 
 def _useless(diagnosis: Diagnosis | None, now: datetime) -> bool:

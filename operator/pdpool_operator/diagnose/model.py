@@ -49,6 +49,11 @@ class Verdict(StrEnum):
         """Whether no action is needed. Idle and Flowing alternate all the time while requests come and go."""
         return self in {Verdict.IDLE, Verdict.FLOWING}
 
+    @property
+    def works(self) -> bool:
+        """Whether the instance is seen, and is not at fault itself."""
+        return self in {Verdict.IDLE, Verdict.FLOWING, Verdict.SATURATED, Verdict.BLOCKED}
+
 
 _SEVERITY = {verdict: rank for rank, verdict in enumerate(Verdict)}
 
@@ -158,6 +163,13 @@ class Diagnosis:
     """Pairs of its ranks with ranks of the other side."""
     unfit: str = ""
     """Why it must not serve, although its pod may be Ready. Empty if it may."""
+    ejected: bool = False
+    """It was judged Stuck, and has not worked for long enough since."""
+
+    @property
+    def out(self) -> bool:
+        """Whether routers must not list the instance while a sibling serves."""
+        return self.subject.out or self.ejected or bool(self.unfit)
 
     @property
     def transports(self) -> tuple[str, ...]:

@@ -235,7 +235,7 @@ class ObservedInstance:
     """The controlling owner as `kind/name`. Empty if there is none."""
     owners: FieldOwners = FieldOwners()
     out: bool = False
-    """The instance is judged Failing, so routers must not list it while a sibling serves."""
+    """The instance is Failing, Stuck or unfit, so routers must not list it while a sibling serves."""
     labels: Mapping[str, str] | None = None
     """`None` if they were not observed."""
     labelled: bool = False

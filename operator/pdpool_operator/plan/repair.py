@@ -2,7 +2,8 @@
 
 The intent is written to the pool's status before the deed, and the deed is made only from a status that was read back:
 
-    at fault, a gate is closed   -> Proposed    Nothing is done. The message names the gate.
+    at fault, a gate is closed   -> Proposed    Nothing is done. The message names the gate. Repair has *stopped* if
+                                                that gate needs a person.
 
     at fault, all gates open     -> Intended    The next reconcile reads this record, and deletes the pod by its UID.
 
@@ -13,15 +14,17 @@ The intent is written to the pool's status before the deed, and the deed is made
 So an operator that is killed at any step neither repeats nor forgets a restart. The deed is due while the UID exists,
 and done when the UID is gone or terminates. Each UID is restarted at most once.
 
-Gates, in this order. The first one that is closed gives the reason:
+Gates, in this order. The first one that is closed gives the reason. Repair stops at those with a star:
 
     mode          spec.repair.mode is Enforce
 
-    breaker       at most one instance of the pool is at fault, or at most a third of them
+    helped *      no restart of the instance of this index within an hour
+
+    breaker *     at most one instance of the pool is at fault, or at most a third of them
 
     last serving  another instance of the pool serves, or this one was seen to finish nothing
 
-    budget        fewer than restartsPerHour restarts in the service within an hour
+    budget *      fewer than restartsPerHour restarts in the service within an hour
 
     cooldown      no restart in the service within COOLDOWN
 
@@ -33,6 +36,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from ..api.base import format_time
 from ..api.models import RepairMode, RepairRecord, RepairSpec, RepairState
 from ..api.reasons import Reason
 from .model import Delete, Event, EventType
@@ -73,6 +77,14 @@ class Patient:
 
 
 @dataclass(frozen=True, slots=True)
+class Stop:
+    """Why repair has stopped at an instance at fault. A person must act."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class RepairPlan:
     """What to store in the status, and what to do now."""
 
@@ -84,6 +96,8 @@ class RepairPlan:
     """A record is new as Intended: write the status at once, then reconcile again."""
     remaining: int = 0
     """Restarts that the budget still allows."""
+    stops: tuple[Stop, ...] = ()
+    """One for each instance at which repair has stopped."""
 
     @property
     def acts(self) -> bool:
@@ -108,7 +122,7 @@ def plan_repair(
         now: The present time.
     """
     now = now.replace(microsecond=0)
-    step = _Step(spec, patients, [*records, *partners], now)
+    step = _Step(spec, patients, records, partners, now)
     kept: list[RepairRecord] = []
     restarts: list[Delete] = []
     events: list[Event] = []
@@ -128,20 +142,40 @@ def plan_repair(
     intends = any(record.state is RepairState.INTENDED for record in new)
     remaining = max(spec.restarts_per_hour - len(step.counted), 0)
     order = sorted([*kept, *new], key=lambda record: (record.since, record.index))
-    return RepairPlan(tuple(order), tuple(restarts), tuple(events), intends, remaining)
+    return RepairPlan(tuple(order), tuple(restarts), tuple(events), intends, remaining, tuple(step.stops))
+
+
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    """A closed gate."""
+
+    words: str
+    stops: Reason | None = None
+    """Reason of the stop, if only a person can open the gate soon."""
 
 
 class _Step:
     """One call of the planner."""
 
     def __init__(
-        self, spec: RepairSpec, patients: Sequence[Patient], records: Collection[RepairRecord], now: datetime
+        self,
+        spec: RepairSpec,
+        patients: Sequence[Patient],
+        records: Collection[RepairRecord],
+        partners: Collection[RepairRecord],
+        now: datetime,
     ) -> None:
         self.spec, self.now = spec, now
         self.patients = {patient.pod_uid: patient for patient in patients}
-        self.counted = [
-            record.since for record in records if record.state is not RepairState.PROPOSED and self._recent(record)
-        ]
+        recent = [record for record in (*records, *partners) if self._recent(record)]
+        self.counted = [record.since for record in recent if record.state is not RepairState.PROPOSED]
+        self.restarted = {
+            record.index: record.since
+            for record in sorted(records, key=lambda record: record.since)
+            if record.state is RepairState.DONE and self._recent(record)
+        }
+        """When the instance of each index was last restarted."""
+        self.stops: list[Stop] = []
 
     def advance(self, record: RepairRecord) -> tuple[RepairRecord | None, Delete | None, list[Event]]:
         """Return what becomes of a stored record: the record to keep, the deed, events."""
@@ -168,37 +202,47 @@ class _Step:
         if self.spec.mode is RepairMode.OFF:
             return None, []
         closed = self._closed(patient)
-        if not closed:
+        if closed is None:
             self.counted.append(self.now)
             return self._record(patient, RepairState.INTENDED, self.now, patient.evidence), []
         since = before.since if before is not None else self.now
-        record = self._record(patient, RepairState.PROPOSED, since, f"Not restarted: {closed}. {patient.evidence}")
+        if closed.stops is not None:
+            message = f"Instance {patient.index} is not restarted: {closed.words}. {patient.evidence}"
+            self.stops.append(Stop(closed.stops, message))
+        record = self._record(
+            patient, RepairState.PROPOSED, since, f"Not restarted: {closed.words}. {patient.evidence}"
+        )
         if before is not None:
             return record, []
-        message = f"Would restart instance {patient.index}, but {closed}. {patient.evidence}"
+        message = f"Would restart instance {patient.index}, but {closed.words}. {patient.evidence}"
         return record, [Event(EventType.WARNING, Reason.REPAIR_PROPOSED, message)]
 
-    def _closed(self, patient: Patient) -> str:
-        """Return the first closed gate in words; empty if all are open."""
+    def _closed(self, patient: Patient) -> _Closed | None:
+        """Return the first closed gate; None if all are open."""
         if self.spec.mode is not RepairMode.ENFORCE:
-            return "spec.repair.mode of the service is not Enforce"
-        if why := self._unsafe(patient):
-            return why
+            return _Closed("spec.repair.mode of the service is not Enforce")
+        if (at := self.restarted.get(patient.index)) is not None:
+            words = f"its restart at {format_time(at)} did not help, and it is at fault again"
+            return _Closed(words, Reason.RESTART_DID_NOT_HELP)
+        if (unsafe := self._unsafe(patient)) is not None:
+            return unsafe
         if len(self.counted) >= self.spec.restarts_per_hour:
-            return f"the budget of {self.spec.restarts_per_hour} restarts an hour is spent"
+            words = f"the budget of {self.spec.restarts_per_hour} restarts an hour is spent"
+            return _Closed(words, Reason.REPAIR_BUDGET_SPENT)
         if any(self.now - at < COOLDOWN for at in self.counted):
-            return f"another instance of the service was restarted within {COOLDOWN.seconds} s"
-        return ""
+            return _Closed(f"another instance of the service was restarted within {COOLDOWN.seconds} s")
+        return None
 
-    def _unsafe(self, patient: Patient) -> str:
+    def _unsafe(self, patient: Patient) -> _Closed | None:
         """Return why the pool forbids the restart, whatever the budget."""
         sick = sum(one.health is Health.AT_FAULT for one in self.patients.values())
         if sick > max(1, len(self.patients) // 3):
-            return f"{sick} of {len(self.patients)} instances are at fault at once, so the cause may lie elsewhere"
+            words = f"{sick} of {len(self.patients)} instances are at fault at once, so the cause may lie elsewhere"
+            return _Closed(words, Reason.MANY_AT_FAULT)
         others = any(one.serves for one in self.patients.values() if one is not patient)
         if not others and not patient.useless:
-            return "no other instance of the pool serves"
-        return ""
+            return _Closed("no other instance of the pool serves")
+        return None
 
     def _withdrawn(self, patient: Patient, record: RepairRecord) -> str:
         """Return why an intended restart is not to be made; empty if it still is, or no verdict says."""
@@ -208,7 +252,8 @@ class _Step:
             return "it has recovered"
         if patient.health is Health.UNKNOWN:
             return "there was no verdict for 10 minutes" if self.now - record.since > WAITS_AT_MOST else ""
-        return self._unsafe(patient)
+        unsafe = self._unsafe(patient)
+        return unsafe.words if unsafe is not None else ""
 
     def _recent(self, record: RepairRecord) -> bool:
         return self.now - record.since < WINDOW

@@ -1,8 +1,9 @@
 """Computes the worker list that each router replica should have, and the changes that lead to it.
 
-Per role, let  serving  be the engines that are Ready, neither drain nor terminate, and have an address. Then
+Per role, let  serving  be the engines that are Ready, neither drain nor terminate, and have an address. Let  out  be
+those that are failing, stuck or unfit (`ObservedInstance.out`). Then
 
-    desired = serving and not failing      if there are any
+    desired = serving and not out          if there are any
     desired = serving                      otherwise, if there are any
     desired = listed so far and present    otherwise
 

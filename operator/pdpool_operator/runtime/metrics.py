@@ -17,6 +17,7 @@ from .state_metrics import ObjectStates
 INSTANCE_LABELS = ("namespace", "pool", "role", "instance")
 RANK_LABELS = (*INSTANCE_LABELS, "rank")
 QUEUE_LABELS = (*RANK_LABELS, "queue")
+DEMAND_LABELS = ("namespace", "pool", "role", "queue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,17 @@ class HoldReading:
     """Age of the oldest hold in seconds. 0 means that nothing is held."""
 
 
+@dataclass(frozen=True, slots=True)
+class DemandReading:
+    """One hand-off queue of one pool, for autoscalers."""
+
+    labels: tuple[str, str, str, str]
+    """Values of DEMAND_LABELS."""
+    reqs: int
+    oldest_s: float | None
+    """Age of the oldest request in seconds, 0 if none waits. `None` if it is not known."""
+
+
 class _Live(Collector):
     """Turns the present state into metric families."""
 
@@ -50,10 +62,12 @@ class _Live(Collector):
         holds: Callable[[], Iterable[HoldReading]],
         verdicts: Callable[[], Mapping[tuple[str, str, str, str], str]],
         rotation: Callable[[], Mapping[tuple[str, str, str, str], bool]],
+        demands: Callable[[], Iterable[DemandReading]],
         leading: Callable[[], bool],
         waiting_keys: Callable[[], int],
     ) -> None:
         self._rotation = rotation
+        self._demands = demands
         self._queues = queues
         self._holds = holds
         self._verdicts = verdicts
@@ -64,6 +78,7 @@ class _Live(Collector):
         """Yield the metric families one by one."""
         yield from self._of_queues()
         yield from self._of_holds()
+        yield from self._of_demands()
         verdict = GaugeMetricFamily(
             "pdpool_instance_verdict", "1 for the current verdict.", labels=(*INSTANCE_LABELS, "verdict")
         )
@@ -100,6 +115,23 @@ class _Live(Collector):
                 moved.add_metric(reading.labels, reading.moved_total)
         yield from (reqs, oldest, moved)
 
+    def _of_demands(self) -> Iterator[Metric]:
+        reqs = GaugeMetricFamily(
+            "pdpool_scaling_queue_reqs",
+            "Requests in a hand-off queue of a pool; absent while more instances would not help.",
+            labels=DEMAND_LABELS,
+        )
+        oldest = GaugeMetricFamily(
+            "pdpool_scaling_queue_oldest_seconds",
+            "Age of the oldest of these requests, 0: none; absent while more instances would not help.",
+            labels=DEMAND_LABELS,
+        )
+        for reading in self._demands():
+            reqs.add_metric(reading.labels, reading.reqs)
+            if reading.oldest_s is not None:
+                oldest.add_metric(reading.labels, reading.oldest_s)
+        yield from (reqs, oldest)
+
     def _of_holds(self) -> Iterator[Metric]:
         held = GaugeMetricFamily("pdpool_held_bytes", "Memory that a rank holds for lost peers.", labels=RANK_LABELS)
         oldest = GaugeMetricFamily(
@@ -121,11 +153,12 @@ class Metrics:
         holds: Callable[[], Iterable[HoldReading]],
         verdicts: Callable[[], Mapping[tuple[str, str, str, str], str]],
         rotation: Callable[[], Mapping[tuple[str, str, str, str], bool]],
+        demands: Callable[[], Iterable[DemandReading]],
         leading: Callable[[], bool],
         waiting_keys: Callable[[], int],
     ) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Live(queues, holds, verdicts, rotation, leading, waiting_keys))
+        self.registry.register(_Live(queues, holds, verdicts, rotation, demands, leading, waiting_keys))
         self.states = ObjectStates(time.monotonic)
         self.registry.register(self.states)
         self.reconciles = Counter(

@@ -6,14 +6,15 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from ..api import names
-from ..api.base import Condition, format_time
+from ..api.base import Condition, ConditionStatus, format_time
 from ..api.models import MAX_INSTANCES, InstanceStatus, PoolStatus, RepairRecord
-from ..api.reasons import Reason
+from ..api.reasons import ConditionType, Reason
 from ..build.pool import pool_spec_hash
 from ..diagnose.model import Diagnosis, Verdict
 from ..observe.model import ObservedInstance, ObservedPool
 from ..plan.fences import Unproven
 from ..plan.model import Fault, Plan
+from ..plan.repair import Stop
 from .chain import ConditionWriter, Rule, Violation, first_violation, shortened, some
 from .holds import holds_provable
 from .pods import PodFacts, pod_trouble
@@ -41,6 +42,8 @@ class PoolFacts:
     """Holds of engines without possible proof."""
     repairs: tuple[RepairRecord, ...] = ()
     """Proposed, intended and recent repairs."""
+    stops: tuple[Stop, ...] = ()
+    """Why repair has stopped at instances at fault."""
 
     @property
     def all_faults(self) -> tuple[Fault, ...]:
@@ -208,8 +211,17 @@ def _conditions(writer: ConditionWriter, facts: PoolFacts, unready: Violation | 
         ),
         queues_healthy(writer, facts.diagnoses),
         holds_provable(writer, facts.unproven),
+        *_repair_stopped(writer, facts.stops),
         *transfer_ready(writer, facts.observed.pool.spec.rdma, facts.diagnoses),
     )
+
+
+def _repair_stopped(writer: ConditionWriter, stops: Sequence[Stop]) -> tuple[Condition, ...]:
+    """Return the condition RepairStopped, with the reason of the first stop. There is none while repair goes on."""
+    if not stops:
+        return ()
+    message = some([stop.message for stop in stops], " ")
+    return (writer.write(ConditionType.REPAIR_STOPPED, ConditionStatus.TRUE, stops[0].reason, message),)
 
 
 def _unavailable(facts: PoolFacts, unready: Violation | None) -> Violation | None:

@@ -57,7 +57,7 @@ def mark(role: str, connector: Any, marks: Marks) -> Callable[[], None]:  # noqa
         around(connector._ports.control, "_send", before=STAGES[3])
     else:
         around(connector, "on_frame", before=STAGES[4], after=STAGES[5])
-        around(connector, "_on_change", before=STAGES[6])
+        around(connector._transfers, "_on_change", before=STAGES[6])
 
     def end() -> None:
         for restore in undo:

@@ -40,7 +40,7 @@ class World:
         self.write_error: ApiError | None = None
         self.events: list[tuple[str, str]] = []
         self.writes = 0
-        parts = dict.fromkeys(("queues", "holds", "verdicts", "rotation"), dict)
+        parts = dict.fromkeys(("queues", "holds", "verdicts", "rotation", "demands"), dict)
         self.metrics = Metrics(**parts, leading=lambda: True, waiting_keys=lambda: 0)
         judge = Judge(Bindings(), lambda: T0, lambda _: None)
         nothing = SimpleNamespace(take=lambda *_: Fencing(()), give=self.nothing)

@@ -25,7 +25,7 @@ class Leader:
         self.writing, self.let_go = asyncio.Event(), asyncio.Event()
         for key in KEYS:
             self.queue.add(key)
-        nothing = dict.fromkeys(("queues", "holds", "verdicts", "rotation"), dict)
+        nothing = dict.fromkeys(("queues", "holds", "verdicts", "rotation", "demands"), dict)
         metrics = Metrics(**nothing, leading=lambda: True, waiting_keys=lambda: 0)
         self.worker = asyncio.create_task(work(self.queue, self.reconcile, metrics))
 

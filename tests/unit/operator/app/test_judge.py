@@ -7,6 +7,7 @@ import pytest
 from pdpool_operator.api.models import DecodePool, PrefillPool
 from pdpool_operator.api.names import Role
 from pdpool_operator.controller.judge import Judge
+from pdpool_operator.diagnose.ejection import RETURN_AFTER
 from pdpool_operator.diagnose.evidence import STALE_S
 from pdpool_operator.diagnose.standing import Phase, Standing
 from pdpool_operator.observe.keys import Bindings, Key
@@ -271,3 +272,37 @@ def test_a_pair_that_becomes_known_asks_for_the_pool(world, transport, asked):
     world.judge.on_samples(Target("llm", "chat", Role.PREFILL, 0, "pod-prefill", "127.0.0.1"), [look])
     world.judge.tick()
     assert (PREFILL in world.asked) is asked
+
+
+def test_stuck_instance_is_out_until_it_has_worked_for_a_while(world):
+    def look(beat_age_s: float) -> list[bool]:
+        connector = ConnectorSample("life", beat_age_s, {})
+        sample = RankSample(0, "pod-decode", world.now, world.now, connector, EngineSample(0, 0, {}))
+        world.judge.on_samples(Target("llm", "chat", Role.DECODE, 0, "pod-decode", "127.0.0.1"), [sample])
+        world.asked.clear()
+        world.judge.tick()
+        return [instance.out for instance in world.judge.marked(DECODE, world.judge._pools[DECODE]).instances]
+
+    assert look(beat_age_s=60) == [True]
+    assert {DECODE, SERVICE} <= set(world.asked)
+    world.reconcile(DECODE)
+    world.now += timedelta(seconds=1)
+    assert look(beat_age_s=0) == [True]
+    world.reconcile(DECODE)
+    world.now += RETURN_AFTER
+    assert look(beat_age_s=0) == [False]
+    assert {DECODE, SERVICE} <= set(world.asked), "the routers must list it again"
+
+
+def test_pool_has_numbers_to_scale_by_until_it_is_blocked(world):
+    def readings() -> dict[str, tuple[int, float | None]]:
+        return {one.labels[2]: (one.reqs, one.oldest_s) for one in world.judge.demands()}
+
+    assert readings() == {"prefill": (0, 0.0), "decode": (0, 0.0)}
+    connector = ConnectorSample("life", 60.0, {"decode_transfer": QueueSample(0, None, 5)})
+    frozen = RankSample(0, "pod-decode", world.now, world.now, connector, EngineSample(0, 0, {}))
+    world.judge.on_samples(Target("llm", "chat", Role.DECODE, 0, "pod-decode", "127.0.0.1"), [frozen])
+    world.sample(Role.PREFILL, {"prefill_bootstrap": (9, 60.0, 5)})
+    world.judge.tick()
+    assert {str(verdict) for verdict in world.judge.verdicts().values()} == {"Stuck", "Blocked"}
+    assert readings() == {}, "neither side may be scaled by requests that wait for a stuck engine"

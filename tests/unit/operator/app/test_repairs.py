@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pdpool_operator.api.models import Pool, RepairMode, RepairSpec
 from pdpool_operator.api.names import Role
+from pdpool_operator.api.reasons import Reason
 from pdpool_operator.controller.repairs import Repairer, health
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.standing import Phase, Standing
@@ -36,6 +37,8 @@ class World:
         self.calls = 0
         self.killed_at: int | None = None
         self.is_live = True
+        self.helps = True
+        """The new pod works."""
         self.restart()
 
     def restart(self) -> None:
@@ -74,7 +77,8 @@ class World:
 
     async def reconcile(self) -> RepairPlan:
         observed = self.observed()
-        verdicts = (Verdict.STUCK if self.uids[0] == "first" else Verdict.IDLE, Verdict.FLOWING)
+        well = self.helps and self.uids[0] != "first"
+        verdicts = (Verdict.IDLE if well else Verdict.STUCK, Verdict.FLOWING)
         diagnoses = [diagnosis(verdict, index=index) for index, verdict in enumerate(verdicts)]
         plan = await self.repairer.look(KEY, {"status": self.status}, observed, diagnoses, T0, self)  # type: ignore[arg-type]
         if self.field:
@@ -99,6 +103,21 @@ async def test_killed_operator_neither_repeats_nor_forgets(killed_at: int | None
             world.restart()
     assert world.deleted == ["first"]
     assert [(one["podUID"], one["state"]) for one in world.status["repairs"]] == [("first", "Done")]
+
+
+@pytest.mark.parametrize("killed_at", [None, 1, 2, 3, 4])
+async def test_restart_that_did_not_help_is_not_repeated(killed_at: int | None):
+    world = World()
+    world.killed_at, world.helps = killed_at, False
+    for _ in range(8):
+        try:
+            plan = await world.reconcile()
+        except KilledError:
+            world.restart()
+    assert world.deleted == ["first"]
+    assert [stop.reason for stop in plan.stops] == [Reason.RESTART_DID_NOT_HELP]
+    states = {one["podUID"]: one["state"] for one in world.status["repairs"]}
+    assert states == {"first": "Done", "new": "Proposed"}
 
 
 @pytest.mark.parametrize("mode", [RepairMode.OFF, RepairMode.OBSERVE])

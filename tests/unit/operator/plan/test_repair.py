@@ -30,8 +30,10 @@ SICK = make(0, Health.AT_FAULT)
 PAIR = (SICK, make(1))
 
 
-def record(uid: str = "uid-9", state: RepairState = RepairState.DONE, age_s: float = 600) -> RepairRecord:
-    return RepairRecord(index=9, pod_uid=uid, state=state, since=T0 - timedelta(seconds=age_s), message="why")
+def record(
+    uid: str = "uid-9", state: RepairState = RepairState.DONE, age_s: float = 600, *, index: int = 9
+) -> RepairRecord:
+    return RepairRecord(index=index, pod_uid=uid, state=state, since=T0 - timedelta(seconds=age_s), message="why")
 
 
 def states(plan: RepairPlan) -> dict[str, RepairState]:
@@ -56,6 +58,18 @@ GATES = {
     "no budget": (RepairSpec(mode=RepairMode.ENFORCE, restarts_per_hour=0), PAIR, (), (), "budget of 0"),
     "cooldown": (ENFORCE, PAIR, (record("a", age_s=59),), (), "within 60 s"),
     "cooldown of the service": (ENFORCE, PAIR, (), (record("a", age_s=59),), "within 60 s"),
+    "restart did not help": (ENFORCE, PAIR, (record("a", index=0),), (), "11:50:00Z did not help"),
+    "did not help, before breaker": (
+        ENFORCE,
+        (SICK, make(1, Health.AT_FAULT)),
+        (record("a", index=0),),
+        (),
+        "did not help",
+    ),
+    "restart of the partner's instance 0": (ENFORCE, PAIR, (), (record("a", index=0),), ""),
+    "withdrawn restart is none": (ENFORCE, PAIR, (record("a", RepairState.WITHDRAWN, index=0),), (), ""),
+    "restart of an hour ago": (ENFORCE, PAIR, (record("a", age_s=3600, index=0),), (), ""),
+    "mode before a restart that did not help": (OBSERVE, PAIR, (record("a", index=0),), (), "spec.repair.mode"),
     "cooldown is over": (ENFORCE, PAIR, (record("a", age_s=60),), (), ""),
 }
 
@@ -75,6 +89,34 @@ def test_first_closed_gate_is_named(name: str):
     else:
         assert mine[0].state is RepairState.INTENDED
         assert plan.intends
+
+
+STOPS = {
+    "restart did not help": Reason.RESTART_DID_NOT_HELP,
+    "did not help, before breaker": Reason.RESTART_DID_NOT_HELP,
+    "breaker": Reason.MANY_AT_FAULT,
+    "budget": Reason.REPAIR_BUDGET_SPENT,
+    "budget of the service": Reason.REPAIR_BUDGET_SPENT,
+    "withdrawn ones count": Reason.REPAIR_BUDGET_SPENT,
+    "no budget": Reason.REPAIR_BUDGET_SPENT,
+}
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_repair_stops_only_at_gates_that_need_a_person(name: str):
+    spec, patients, records, partners, words = GATES[name]
+    plan = plan_repair(spec, patients, records, partners, T0)
+    stops = {stop.reason for stop in plan.stops if "Instance 0 is not restarted" in stop.message}
+    assert stops == ({STOPS[name]} if name in STOPS else set())
+    assert all(words in stop.message and "why" in stop.message for stop in plan.stops[:1])
+
+
+def test_stop_ends_with_the_fault_and_after_an_hour():
+    records = (record("a", index=0),)
+    assert plan_repair(ENFORCE, (make(0), make(1)), records, (), T0).stops == ()
+    later = T0 + WINDOW - timedelta(seconds=600)
+    assert plan_repair(ENFORCE, PAIR, records, (), later - timedelta(seconds=1)).stops
+    assert plan_repair(ENFORCE, PAIR, records, (), later).intends
 
 
 def test_restart_goes_step_by_step():
@@ -158,6 +200,8 @@ def test_no_history_breaks_a_rule(spec: RepairSpec, history: list[tuple[list[Pat
             one.pod_uid for one in records if one.state is RepairState.INTENDED
         }
         restarted += [now for _ in new]
+        done = {one.index for one in records if one.state is RepairState.DONE and now - one.since < WINDOW}
+        assert not done & {one.index for one in plan.records if one.pod_uid in new}, "a restart is not repeated"
         assert len([at for at in restarted if now - at < WINDOW]) <= spec.restarts_per_hour
         due = [one.pod_uid for one in plan.records if one.state in {RepairState.INTENDED, RepairState.DONE}]
         assert len(set(due)) == len(due)

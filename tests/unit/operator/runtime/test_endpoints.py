@@ -43,6 +43,7 @@ def metrics(world) -> Metrics:
         holds=lambda: world.holds,
         verdicts=lambda: world.verdicts,
         rotation=dict,
+        demands=tuple,
         leading=lambda: True,
         waiting_keys=lambda: 2,
     )

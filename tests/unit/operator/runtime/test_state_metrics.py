@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pdpool_operator.api.base import Condition, ConditionStatus
 from pdpool_operator.observe.keys import Key
-from pdpool_operator.runtime.metrics import HoldReading, Metrics, QueueReading
+from pdpool_operator.runtime.metrics import DemandReading, HoldReading, Metrics, QueueReading
 from pdpool_operator.runtime.state_metrics import ObjectStates, PoolCounts, Serving
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -129,6 +129,7 @@ def exported() -> dict[str, tuple[str, frozenset[str]]]:
         holds=lambda: [HoldReading(RANK, 1, 1.0)],
         verdicts=lambda: {RANK[:4]: "Idle"},
         rotation=lambda: {RANK[:4]: True},
+        demands=lambda: [DemandReading((*RANK[:3], "decode_transfer"), 1, 1.0)],
         leading=lambda: True,
         waiting_keys=lambda: 0,
     )

@@ -12,6 +12,7 @@ from pdpool_operator.observe.model import HoldSample, ObservedInstance
 from pdpool_operator.plan.fences import Unproven
 from pdpool_operator.plan.model import Fault, Plan
 from pdpool_operator.plan.pool import plan_pool
+from pdpool_operator.plan.repair import Stop
 from pdpool_operator.status.chain import find
 from pdpool_operator.status.pool import PoolFacts, pool_status
 
@@ -43,12 +44,13 @@ def status_of(
     faults: tuple[Fault, ...] = (),
     settings: BuildSettings = SETTINGS,
     unproven: tuple[Unproven, ...] = (),
+    stops: tuple[Stop, ...] = (),
     at: float = 0.0,
 ) -> PoolStatus:
     observed = make_observed(pool, *instances)
     plan = plan or plan_pool(observed, settings, T0)
     found = tuple(diagnosis(i.index) for i in instances) if diagnoses is None else tuple(diagnoses)
-    return pool_status(PoolFacts(observed, plan, found, T0 + seconds(at), faults, unproven))
+    return pool_status(PoolFacts(observed, plan, found, T0 + seconds(at), faults, unproven, stops=stops))
 
 
 def condition(status: PoolStatus, kind: str) -> Condition:
@@ -96,6 +98,16 @@ def test_memory_that_nobody_can_prove_free_is_a_condition_that_names_holder_and_
     assert "and 2 more" in message
     assert outcome(status) == ("True", "Ready")
     assert outcome(status_of(pool, make_instance(pool)), "HoldsProvable") == ("True", "NothingUnproven")
+
+
+def test_stopped_repair_is_a_condition_while_it_lasts() -> None:
+    pool = make_pool()
+    stops = (Stop(Reason.RESTART_DID_NOT_HELP, "Instance 0 is not restarted"), Stop(Reason.MANY_AT_FAULT, "nor is 1"))
+    status = status_of(pool, make_instance(pool), stops=stops)
+    assert outcome(status, "RepairStopped") == ("True", "RestartDidNotHelp")
+    assert condition(status, "RepairStopped").message == "Instance 0 is not restarted nor is 1"
+    assert outcome(status) == ("True", "Ready")
+    assert find(status_of(pool, make_instance(pool)).conditions, "RepairStopped") is None
 
 
 def test_a_pod_that_a_dead_node_does_not_let_go_is_told_once_its_time_is_over() -> None:

@@ -85,6 +85,9 @@ def test_what_is_the_same_is_never_written() -> None:
         (("Available", "False", "Starting"), ("Available", "True", "Serving"), EventType.NORMAL),
         (None, ("Available", "False", "NoPods"), None),
         (None, ("Stalled", "True", "TemplateInvalid"), None),
+        (None, ("RepairStopped", "True", "ManyAtFault"), EventType.WARNING),
+        (("RepairStopped", "True", "ManyAtFault"), ("RepairStopped", "True", "RestartDidNotHelp"), EventType.WARNING),
+        (("RepairStopped", "True", "ManyAtFault"), ("RepairStopped", "True", "ManyAtFault"), None),
         (("Reconciling", "True", "Starting"), ("Reconciling", "True", "Updating"), None),
     ],
 )
