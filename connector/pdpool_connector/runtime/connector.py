@@ -257,7 +257,7 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         if not older_than_s >= 0:
             raise ValueError(f"older_than_s={older_than_s!r} must be 0 or more seconds")
         before = time.monotonic() - older_than_s
-        old = [one for one in list(self._transfers.values()) if not one.status.ended and one.opened_at <= before]
+        old = [one for one in self._transfers if not one.status.ended and one.opened_at <= before]
         return sum(self._post(AbortTransfer(one._handle, reason, Cause.PURGED)) for one in old)
 
     def beat(self) -> None:

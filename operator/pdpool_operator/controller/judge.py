@@ -8,12 +8,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-<<<<<<< HEAD
-from ..diagnose.evidence import is_current
-=======
 from ..diagnose.demand import demand
 from ..diagnose.ejection import Ejection, eject, with_ejections
->>>>>>> w-repair
+from ..diagnose.evidence import is_current
 from ..diagnose.failing import advance
 from ..diagnose.model import Diagnosis, Subject
 from ..diagnose.outcomes import RouterTrack, count_router

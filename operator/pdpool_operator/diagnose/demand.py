@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from .evidence import is_current
 from .model import Diagnosis, Verdict
-from .rank import is_current
 from .track import RankTrack
 
 VETOES = frozenset({Verdict.STUCK, Verdict.FAILING, Verdict.NOTHING_FINISHES, Verdict.BLOCKED})
