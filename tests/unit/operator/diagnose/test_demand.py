@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 from pdpool_operator.api.names import Role
 from pdpool_operator.diagnose.demand import Demand, demand
+from pdpool_operator.diagnose.evidence import STALE
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
-from pdpool_operator.diagnose.rank import STALE
 from pdpool_operator.diagnose.track import RankTrack, follow
 from pdpool_operator.observe.model import ConnectorSample, EngineSample, QueueSample, RankSample
 
