@@ -38,8 +38,9 @@ def send_the_next_chunk(prefill: Side) -> dict:
 
 def check_nothing_moves(prefill: Side, decode: Side) -> None:
     """What decode gave back stays as it is, though a later hand-off in the same room is done."""
+    prefill.until("r", "releasable")  # decode may learn of it first
     status = prefill.status("r")
-    assert (status["phase"], status["cause"], status["releasable"]) == ("failed", "peer_aborted", True)
+    assert (status["phase"], status["cause"]) == ("failed", "peer_aborted")
     open_both(prefill, decode, 7, name="next", pages=[20, 21])
     prefill.send("next", [5, 6], aux_slot=3)
     moved = decode.until("next", "done")["bytes_moved"]
