@@ -28,8 +28,6 @@ class Cause(StrEnum):
     """The engine on this side aborted it."""
     PEER_ABORTED = "peer_aborted"
     """The engine on the other side aborted it."""
-    PURGED = "purged"
-    """An operator ended it, by a purge of one of the sides."""
     REFUSED = "refused"
     """A side would not take it: draining, full, network not allowed."""
     TOO_LONG = "too_long"

@@ -128,22 +128,6 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
-class Purge:
-    """Have one rank of an engine give up the hand-offs that it opened long ago."""
-
-    pod: str
-    pod_uid: str
-    ip: str
-    rank: int
-    older_than_s: float
-    """Age in seconds, 0 to 604800. 0 gives up every hand-off."""
-    reason: str
-    """1 to 256 characters. The peers receive it too."""
-    key_epoch: int
-    """Epoch of the operator's key that the engine trusts."""
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """The next safe actions. Empty if the goal is reached."""
 

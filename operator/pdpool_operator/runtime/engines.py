@@ -1,16 +1,14 @@
 """Requests of the operator to connectors, through their admin endpoints."""
 
-import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 
 from ..api.names import admin_url
 from ..observe.http import Unanswered, request
-from ..plan.model import Fence, Purge
+from ..plan.model import Fence
 from .api import within_budget
 from .keys import Keys
 
@@ -26,20 +24,6 @@ class Told:
 
     fence: Fence
     outcome: str
-    words: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Purged:
-    """Result of a purge: `outcome` is `given`, `refused` or `unanswered`.
-
-    `words` are the connector's refusal, or why there was no usable answer.
-    """
-
-    purge: Purge
-    outcome: str
-    count: int = 0
-    """Hand-offs that were given up."""
     words: str = ""
 
 
@@ -60,50 +44,27 @@ class Engines:
         self._http, self._keys, self._who, self._write_budget = http, keys, who, write_budget
 
     async def fence(self, fence: Fence) -> Told:
-        """Send a connector the proof that a process has ended.
-
-        Raises:
-            NotLeaderError: another operator may be the leader.
-        """
+        """Send a connector the proof that a process has ended."""
         proof = {
             "kind": "container_terminated",
             "pod_uid": fence.peer_uid,
             "container_id": fence.container_id,
             "seen_by": f"kubelet, reported by {self._who}",
         }
-        outcome, answer = await self._post(fence, "fence", {"incarnation": fence.incarnation, "proofs": [proof]})
-        return Told(fence, outcome, "" if outcome == "given" else answer)
-
-    async def purge(self, purge: Purge) -> Purged:
-        """Have one rank of an engine give up its old hand-offs.
-
-        Raises:
-            NotLeaderError: another operator may be the leader.
-        """
-        body = {"older_than_s": purge.older_than_s, "reason": purge.reason}
-        outcome, answer = await self._post(purge, "purge", body)
-        if outcome != "given":
-            return Purged(purge, outcome, words=answer)
-        try:
-            return Purged(purge, outcome, int(json.loads(answer)["purged"]))
-        except (ValueError, TypeError, KeyError):
-            return Purged(purge, "unanswered", words=f"invalid: {answer[:200]}")
-
-    async def _post(self, to: Fence | Purge, operation: str, body: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the outcome, and the answer in text."""
-        authorization = self._keys.authorization(to.key_epoch, operation, to.pod_uid, self._who)
-        url = f"{admin_url(to.ip, to.rank)}/v1/{operation}"
+        authorization = self._keys.authorization(fence.key_epoch, "fence", fence.pod_uid, self._who)
+        url = f"{admin_url(fence.ip, fence.rank)}/v1/fence"
         timeout_s = min(TIMEOUT_S, within_budget(self._write_budget, f"POST {url}"))
         try:
-            status, sent = await request(
+            status, body = await request(
                 self._http,
                 "POST",
                 url,
                 timeout_s=timeout_s,
                 headers={"Authorization": authorization},
-                json=dict(body),
+                json={"incarnation": fence.incarnation, "proofs": [proof]},
             )
         except Unanswered as silence:
-            return "unanswered", str(silence)
-        text = sent[:200].decode(errors="replace")
-        return ("given", text) if status == 200 else ("refused", f"http {status}: {text}")
+            return Told(fence, "unanswered", str(silence))
+        if status == 200:
+            return Told(fence, "given")
+        return Told(fence, "refused", f"http {status}: {body[:200].decode(errors='replace')}")
