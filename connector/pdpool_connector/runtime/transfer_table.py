@@ -15,7 +15,7 @@ AnyTransfer = TypeVar("AnyTransfer", bound=Transfer)
 class TransferTable(Generic[AnyTransfer]):
     """Hand-offs by handle, until they have ended and their pages are releasable.
 
-    `add` and `poll` are for any thread, all else for the connector's own.
+    `settle` and `notify` are for the thread whose turn it is, or after the last turn. All else is for any thread.
 
     Args:
         on_change: Called by `notify` when a status has changed.

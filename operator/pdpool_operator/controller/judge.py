@@ -19,7 +19,7 @@ from ..diagnose.standing import Standing
 from ..diagnose.track import RankTrack, follow
 from ..diagnose.transport import with_transports
 from ..observe.keys import POOL_KIND_OF_ROLE, Bindings, Key
-from ..observe.model import ObservedPool, RankSample, engine_queues
+from ..observe.model import ObservedPool, RankSample
 from ..observe.router_outcomes import RouterSample
 from ..observe.sampler import Target
 from ..plan.rotation import receiving
@@ -210,10 +210,7 @@ class Judge:
     def queues(self) -> Iterator[QueueReading]:
         """Return the hand-off queues as last seen, for metrics. Ranks without a last answer have none."""
         for labels, latest in self._ranks():
-            queues = latest.queues
-            if queues is None and latest.engine is not None:
-                queues = engine_queues(latest.engine)
-            for name, queue in (queues or {}).items():
+            for name, queue in (latest.seen_queues or {}).items():
                 yield QueueReading((*labels, name), queue.reqs, queue.oldest_s, queue.moved_total)
 
     def holds(self) -> Iterator[HoldReading]:

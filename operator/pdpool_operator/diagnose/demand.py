@@ -9,13 +9,13 @@ A queue that does not move looks like load, but more instances do not help. So a
 An autoscaler without numbers keeps the number of instances.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from ..observe.model import QueueSample
 from .evidence import is_current
 from .model import Diagnosis, Verdict
-from .track import RankTrack
 
 VETOES = frozenset({Verdict.STUCK, Verdict.FAILING, Verdict.NOTHING_FINISHES, Verdict.BLOCKED})
 """Verdicts on one instance that say that its pool's queues do not show load."""
@@ -41,33 +41,22 @@ def demand(diagnoses: Sequence[Diagnosis], now: datetime) -> tuple[Demand, ...]:
     if any(_vetoes(diagnosis, now) for diagnosis in diagnoses):
         return ()
     found: dict[str, Demand] = {}
-    for track in _current(diagnoses, now):
-        for name, reqs, oldest_s in _queues(track):
+    for queues in _seen(diagnoses, now):
+        for name, queue in queues.items():
             before = found.get(name, Demand(name, 0, 0.0))
-            ages = (before.oldest_s, oldest_s)
-            oldest = None if None in ages else max(age for age in ages if age is not None)
-            found[name] = Demand(name, before.reqs + reqs, oldest)
+            oldest_s = queue.oldest_s if queue.reqs else 0.0
+            longest = None if before.oldest_s is None or oldest_s is None else max(before.oldest_s, oldest_s)
+            found[name] = Demand(name, before.reqs + queue.reqs, longest)
     return tuple(found.values())
 
 
 def _vetoes(diagnosis: Diagnosis, now: datetime) -> bool:
-    silent = diagnosis.verdict is Verdict.UNKNOWN and not any(_current([diagnosis], now))
+    silent = diagnosis.verdict is Verdict.UNKNOWN and next(_seen([diagnosis], now), None) is None
     return diagnosis.verdict in VETOES or silent
 
 
-def _current(diagnoses: Iterable[Diagnosis], now: datetime) -> Iterable[RankTrack]:
-    """Return the ranks whose queues are known now."""
+def _seen(diagnoses: Iterable[Diagnosis], now: datetime) -> Iterator[Mapping[str, QueueSample]]:
+    """Yield the queues of each rank that has answered lately."""
     for track in (track for diagnosis in diagnoses for track in diagnosis.subject.tracks):
-        if is_current(track, now) and (track.latest.connector or track.latest.engine):
-            yield track
-
-
-def _queues(track: RankTrack) -> Iterable[tuple[str, int, float | None]]:
-    """Return name, requests and age of the oldest one for each queue of a rank."""
-    connector, engine = track.latest.connector, track.latest.engine
-    if connector is not None:
-        for name, queue in connector.queues.items():
-            yield name, queue.reqs, queue.oldest_s if queue.reqs else 0.0
-    elif engine is not None:
-        for name, reqs in engine.queues.items():
-            yield name, reqs, None if reqs else 0.0
+        if is_current(track, now) and (queues := track.latest.seen_queues) is not None:
+            yield queues

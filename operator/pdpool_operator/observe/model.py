@@ -144,14 +144,17 @@ class RankSample:
     @property
     def queues(self) -> Mapping[str, QueueSample] | None:
         """The hand-off queues by the best source of the pod. `None` if it did not answer."""
-        if self.has_connector:
-            return self.connector.queues if self.connector is not None else None
-        return engine_queues(self.engine) if self.engine is not None else None
+        return self.seen_queues if self.connector is not None or not self.has_connector else None
 
-
-def engine_queues(engine: EngineSample) -> Mapping[str, QueueSample]:
-    """Return the hand-off queues as the engine itself reports them."""
-    return {name: QueueSample(reqs, None, engine.counters.moved.get(name)) for name, reqs in engine.queues.items()}
+    @property
+    def seen_queues(self) -> Mapping[str, QueueSample] | None:
+        """The hand-off queues by the best source that answered. `None` if none did."""
+        if self.connector is not None:
+            return self.connector.queues
+        if self.engine is None:
+            return None
+        moved = self.engine.counters.moved
+        return {name: QueueSample(reqs, None, moved.get(name)) for name, reqs in self.engine.queues.items()}
 
 
 @dataclass(frozen=True, slots=True)
