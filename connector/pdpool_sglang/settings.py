@@ -113,6 +113,15 @@ class Engine:
         return ConnectorConfig.from_env(variables, **own)
 
 
+def data_parallel_rank(replica: int | None, replicas: int, attention_rank: int) -> int:
+    """Which of an engine's data-parallel ranks a process is.
+
+    With one replica it is the attention's rank: `SGLANG_DP_RANK` then numbers separate servers, each with a registry
+    of its own, and decode looks for the first rank of each.
+    """
+    return (replica or 0) if replicas > 1 else attention_rank
+
+
 def offset_port(text: str, pod_rank: int) -> str:
     """A port of the environment for one connector of the pod; empty and 0 stay as they are."""
     return str(int(text) + pod_rank) if text.isascii() and text.isdigit() and int(text) else text

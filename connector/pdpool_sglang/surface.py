@@ -24,7 +24,7 @@ from sglang.srt.disaggregation.base.conn import (
 from sglang.version import __version__
 
 from .memory import Heads, Placement
-from .settings import Engine
+from .settings import Engine, data_parallel_rank
 
 __all__ = ["BaseKVBootstrapServer", "BaseKVManager", "BaseKVReceiver", "BaseKVSender", "KVTransferMetric", "Poll"]
 
@@ -349,7 +349,7 @@ def read_engine(mode: Any, queue: Any) -> Engine:  # noqa: ANN401
         http_port=serving.port,
         bootstrap_port=disagg.disaggregation_bootstrap_port,
         place=place,
-        dp_rank=parallel.dp_rank or parallel.attn_dp_rank,
+        dp_rank=data_parallel_rank(parallel.dp_rank, parallel.dp_size, parallel.attn_dp_rank),
         dp_size=parallel.num_dp_ranks,
         replicas=parallel.dp_size,
         world_rank=parallel.tp_rank,

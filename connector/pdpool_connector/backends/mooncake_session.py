@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pdpool_connector.layout.regions import Block
 
 from .base import BackendError, BackendUnavailableError
+from .memlock import memlock_hint
 
 WITHOUT_CUDA: Final = "mooncake-transfer-engine-non-cuda"
 WITH_CUDA: Final = "mooncake-transfer-engine"
@@ -81,7 +82,7 @@ class MooncakeSession:
                 )
             lists = [block.address for block in some], [block.nbytes for block in some]
             if self._native.batch_register_memory(*lists, place) != 0:
-                raise BackendError("Mooncake cannot register the memory; its reason is on stderr")
+                raise BackendError(f"Mooncake cannot register the memory; its reason is on stderr{memlock_hint(some)}")
 
     def deregister(self, addresses: Sequence[int]) -> None:
         """Undo `register`. Raises BackendError."""

@@ -40,6 +40,7 @@ from .base import (
     Poll,
     UnknownPeerError,
 )
+from .memlock import memlock_hint
 from .nixl_agent import NixlAgent, NixlError
 from .polling import pause
 from .transport_probe import PROBE_BYTES, traffic, transport_of
@@ -141,7 +142,7 @@ class NixlBackend:
             self._registered = self._agent.register(blocks)
             descriptor = _Descriptor(self._agent.metadata(), scratch)
         except NixlError as error:
-            raise BackendError(f"NIXL cannot register the memory: {error}") from error
+            raise BackendError(f"NIXL cannot register the memory: {error}{memlock_hint(blocks)}") from error
         self._memory = memory
         return msgspec.msgpack.encode(descriptor)
 
@@ -314,10 +315,12 @@ class NixlBackend:
 
     def _observe(self, peer: str, process: ProcessName | None) -> str:
         """The transport that writes to the peer take, "" if it is not known."""
+        group = self._peers[peer].plan.groups[0]
+        device = group.local_device is not None or group.remote_device is not None
         for _ in range(_PROBES if process is not None else 0):
             before = traffic()
             self._warm_up(peer)
-            if (transport := transport_of(before, traffic(), process)) is not None:
+            if (transport := transport_of(before, traffic(), process, device=device)) is not None:
                 return transport
         return ""
 

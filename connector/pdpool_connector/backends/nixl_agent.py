@@ -29,10 +29,16 @@ from .base import BackendUnavailableError
 
 _log = logging.getLogger(__name__)
 
-_ENVIRONMENT: Final = {"UCX_PROTO_EMULATION_ENABLE": "n"}
-"""Set unless the user set it. UCX aborts a process that cannot send its part of an emulated transfer because the other
-process is gone: `ucs_fatal` in `ucp_request_try_send` (src/ucp/core/ucp_request.inl), in every mode of error handling.
-No WRITE needs emulation."""
+_EMULATION: Final = "UCX_PROTO_EMULATION_ENABLE"
+"""Set to `n` where there is no GPU, unless the user set it.
+
+UCX aborts a process that cannot send its part of an emulated transfer because the other process is gone: `ucs_fatal` in
+`ucp_request_try_send` (src/ucp/core/ucp_request.inl), in every mode of error handling. A WRITE of host memory needs no
+emulation. A WRITE of GPU memory over TCP does: without it, the write never ends.
+"""
+
+_GPUS: Final = ("/dev/nvidiactl", "/dev/kfd")
+"""Devices of the drivers of CUDA and ROCm."""
 
 PACKAGES: Final = ("nixl_cu12", "nixl_cu13")
 """Packages with NIXL's bindings, one for each major version of CUDA."""
@@ -311,8 +317,8 @@ def _logging_as_it_is() -> Iterator[None]:
 
 
 def _load() -> ModuleType:
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    if not any(Path(device).exists() for device in _GPUS):
+        os.environ.setdefault(_EMULATION, "n")
     if "UCX_MODULES" not in os.environ and not Path("/dev/infiniband").exists():
         # UCX's InfiniBand module crashes the interpreter at exit, and is of no use here.
         os.environ["UCX_MODULES"] = "^ib"

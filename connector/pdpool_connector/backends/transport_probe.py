@@ -47,8 +47,11 @@ def traffic() -> Traffic:
     return Traffic(sent, rdma)
 
 
-def transport_of(before: Traffic, after: Traffic, peer: ProcessName | None) -> str | None:
+def transport_of(before: Traffic, after: Traffic, peer: ProcessName | None, *, device: bool) -> str | None:
     """The transport of a probe between the two counts: "tcp", "cma", "rdma", or "" where it is none that is known.
+
+    device: whether memory of a device takes part. Within one host CUDA IPC or staging may then carry it, which no
+    counter shows, so it is "".
 
     None: there was too much other traffic, or the peer does not name its process.
     """
@@ -68,7 +71,7 @@ def transport_of(before: Traffic, after: Traffic, peer: ProcessName | None) -> s
         return None
     if peer.boot_id != boot_id():
         return "rdma" if after.rdma else ""
-    others = after.rdma or any(Path(device).exists() for device in _OTHER_COPIERS)
+    others = device or after.rdma or any(Path(device).exists() for device in _OTHER_COPIERS)
     return "" if others else "cma"
 
 

@@ -4,9 +4,10 @@ Everything is read from /proc and /sys, so that a machine without drivers or too
 """
 
 import os
-import resource
 from dataclasses import dataclass
 from pathlib import Path
+
+from pdpool_connector.backends.memlock import memlock_bytes
 
 ZERO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 """What the kernel shows for an entry of the GID table that is not in use."""
@@ -49,23 +50,12 @@ def look(root: Path = Path("/")) -> Machine:
     Args:
         root: where proc, sys and dev are mounted; another one in tests.
     """
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return Machine(
         gpus=_gpus(root / "proc/driver/nvidia/gpus"),
         rdma=_rdma(root / "sys/class/infiniband"),
         verbs_devices=_names(root / "dev/infiniband", "uverbs*"),
-        memlock_bytes=None if soft == resource.RLIM_INFINITY else soft,
+        memlock_bytes=memlock_bytes(),
         shm_bytes=_free_bytes(root / "dev/shm"),
-    )
-
-
-def memlock_problem(limit: int | None, needed: int) -> str:
-    """Why a process with this limit cannot register `needed` bytes with an RDMA device; "" if it can."""
-    if limit is None or limit >= needed:
-        return ""
-    return (
-        f"RLIMIT_MEMLOCK is {limit} bytes and registering takes {needed}: raise the limit of the container runtime "
-        "(LimitMEMLOCK=infinity), or give the container the capability IPC_LOCK and run it as UID 0"
     )
 
 

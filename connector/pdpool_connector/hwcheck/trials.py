@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from pdpool_connector.hwcheck.machine import Machine, memlock_problem
+from pdpool_connector.backends.memlock import memlock_problem
+from pdpool_connector.hwcheck.machine import Machine
 from pdpool_connector.hwcheck.peer import PAGE_BYTES, REGIONS
 
 PAGES: Final = 64
@@ -66,8 +67,10 @@ def plan(machine: Machine, backends: Mapping[str, str], devices: int, no_devices
     gpu = no_devices or ("" if devices else "no CUDA device is visible")
     other = 1 if devices > 1 else 0
     nixl, mooncake = backends["nixl"], backends["mooncake"]
-    tcp, cma = {"UCX_TLS": "tcp,self"}, {"UCX_TLS": "cma,sm,self,tcp"}
-    ib = {"UCX_TLS": "rc,ud,self,sm" if not devices else "rc,ud,self,sm,cuda_copy,gdr_copy"}
+    # NIXL does not start beside a GPU if UCX may not look at its memory.
+    cuda = ",cuda_copy" if devices else ""
+    tcp, cma = {"UCX_TLS": f"tcp,self{cuda}"}, {"UCX_TLS": f"cma,sm,self,tcp{cuda}"}
+    ib = {"UCX_TLS": f"rc,ud,self,sm{cuda},gdr_copy" if devices else "rc,ud,self,sm"}
     ipc = {"UCX_TLS": "cuda_ipc,cuda_copy,sm,self,tcp"}
     return [
         Trial("host to host, shared memory of the local backend", "local"),
@@ -76,7 +79,7 @@ def plan(machine: Machine, backends: Mapping[str, str], devices: int, no_devices
         Trial("host to host, NIXL, RDMA", "nixl", environment=ib, skip=nixl or rdma),
         Trial("host to host, Mooncake, TCP", "mooncake", environment={"MC_FORCE_TCP": "1"}, skip=mooncake),
         Trial("device to device, NIXL, CUDA IPC", "nixl", 0, other, ipc, nixl or gpu),
-        Trial("device to device, NIXL, TCP", "nixl", 0, other, {"UCX_TLS": "tcp,cuda_copy,self"}, nixl or gpu),
+        Trial("device to device, NIXL, TCP", "nixl", 0, other, tcp, nixl or gpu),
         Trial("device to device, NIXL, RDMA", "nixl", 0, other, ib, nixl or gpu or rdma),
         Trial("device to host, NIXL, RDMA", "nixl", 0, None, ib, nixl or gpu or rdma),
     ]

@@ -139,11 +139,17 @@ def test_ucx_modules_are_chosen_only_when_unset_and_without_infiniband(monkeypat
     assert os.environ.get("UCX_MODULES") == after
 
 
-@pytest.mark.parametrize(("before", "after"), [(None, "n"), ("y", "y")])
-def test_reads_emulated_by_the_peer_are_switched_off_unless_the_user_wants_them(monkeypatch, before, after):
+@pytest.mark.parametrize(
+    ("gpu", "before", "after"),
+    [("", None, "n"), ("", "y", "y"), ("/dev/nvidiactl", None, None), ("/dev/kfd", None, None), ("/dev/kfd", "n", "n")],
+)
+def test_emulation_by_the_peer_is_switched_off_where_no_gpu_needs_it_and_the_user_says_nothing(
+    monkeypatch, gpu, before, after
+):
     monkeypatch.setenv("UCX_PROTO_EMULATION_ENABLE", before or "")
     if before is None:
         monkeypatch.delenv("UCX_PROTO_EMULATION_ENABLE")
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == gpu)
     monkeypatch.setitem(sys.modules, "nixl_cu12._bindings", None)
     with pytest.raises(BackendUnavailableError):
         nixl_agent.NixlAgent("me", progress_thread=False)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from pdpool_connector.hwcheck.machine import ZERO_GID, look, memlock_problem
+from pdpool_connector.hwcheck.machine import ZERO_GID, look
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -51,8 +51,3 @@ def test_port_without_device_or_link_is_not_ready(tmp_path, lacking):
 def test_bare_machine_has_nothing(tmp_path):
     found = look(tmp_path)
     assert (found.gpus, found.rdma, found.verbs_devices, found.shm_bytes) == ((), (), (), 0)
-
-
-def test_low_memlock_names_the_remedy():
-    assert "IPC_LOCK" in memlock_problem(65536, 1 << 20)
-    assert memlock_problem(1 << 20, 1 << 20) == memlock_problem(None, 1 << 40) == ""

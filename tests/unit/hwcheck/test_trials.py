@@ -52,6 +52,13 @@ def test_rdma_that_cannot_work_says_why(changes, why):
     assert skips(Machine(**{**fields, **changes}), devices=1)["host to host, NIXL, RDMA"].startswith(why)
 
 
+@pytest.mark.parametrize("devices", [0, 1])
+def test_beside_a_gpu_ucx_may_look_at_its_memory_in_every_trial(devices):
+    host = [trial for trial in plan(FULL, ALL, devices, "") if "host to host, NIXL" in trial.name]
+    assert len(host) == 3
+    assert all(("cuda_copy" in trial.environment["UCX_TLS"]) is bool(devices) for trial in host)
+
+
 def test_device_trial_uses_two_devices():
     chosen = {trial.name: (trial.source, trial.target) for trial in plan(FULL, ALL, 2, "")}
     assert chosen["device to device, NIXL, RDMA"] == (0, 1)

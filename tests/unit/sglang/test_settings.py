@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from pdpool_connector import shard_model
 from pdpool_sglang.memory import Placement
-from pdpool_sglang.settings import Engine, offset_port, registry_of, socket_of
+from pdpool_sglang.settings import Engine, data_parallel_rank, offset_port, registry_of, socket_of
 
 BASE = Engine(
     role="prefill",
@@ -90,6 +90,14 @@ class TestAddresses:
 
     def test_first_connector_has_the_socket_itself(self):
         assert (socket_of("/a", 0), socket_of("/a", 2)) == ("/a", "/a.2")
+
+
+@pytest.mark.parametrize(
+    ("replica", "replicas", "attention", "rank"),
+    [(None, 1, 0, 0), (None, 1, 3, 3), (2, 4, 0, 2), (0, 4, 0, 0), (5, 1, 0, 0), (5, 1, 3, 3)],
+)
+def test_sglang_dp_rank_of_a_server_with_one_replica_moves_no_registry(replica, replicas, attention, rank):
+    assert data_parallel_rank(replica, replicas, attention) == rank
 
 
 class TestRefusals:
