@@ -10,11 +10,18 @@ engine has failures too. Per instance and source, within the last minute, with  
                           a sibling has done >= SIBLING_DONE with a share <= FAR_LESS * share
 
     suspected        <=>  it fails by itself, has more failures than each instance of the other side that does too,
-                          and no instance of the other side excuses it
+                          it is not overloaded, and no instance of the other side excuses it
+
+    overloaded       <=>  within the last minute a request waited in its queues for WAITED_S, and its connector finished
+                          hand-offs or its prefill engine computes. Requests that wait for so long end at their
+                          deadlines
 
     excuses          <=>  within the last minute its engine's loop was silent for SILENT_S, another process took its
-                          place, or it was taken out or put on trial. Requests that waited for it end at their
-                          deadlines
+                          place, its process ended, or it was taken out or put on trial. Requests that waited for it
+                          end at their deadlines
+
+A failure counts once every instance of the other side was sampled after it. Such a sample shows whether a process has
+ended there.
 
 An instance that is suspected leaves the rotation (OUT). After a pause it serves again on TRIAL:
 
@@ -31,7 +38,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from ..api.names import Role
 from ..observe.model import Tally
+from .evidence import ran_lately
 from .model import Subject
 from .outcomes import WINDOW
 from .standing import Phase, Standing
@@ -149,8 +158,9 @@ def _suspects(own: Sequence[Subject], others: Sequence[Subject], now: datetime) 
         if not failing:
             continue
         most = max((e.tally.failed for e in _failing_by_themselves(others, source, now).values()), default=0)
+        overloaded = {subject.name for subject in own if _is_overloaded(subject, now)}
         for name, evidence in failing.items():
-            if evidence.tally.failed > most:
+            if evidence.tally.failed > most and name not in overloaded:
                 found.setdefault(name, evidence)
     return found
 
@@ -160,7 +170,23 @@ def _excuses(subject: Subject, now: datetime) -> bool:
     standing = subject.standing
     if standing is not None and standing.failing and now - standing.since <= WINDOW:
         return True
-    return subject.replaced_within(WINDOW, now) or any(_was_silent(track, now) for track in subject.tracks)
+    return subject.replaced_within(WINDOW, now) or any(
+        _was_silent(track, now) or _has_ended(track, now) for track in subject.tracks
+    )
+
+
+def _has_ended(track: RankTrack, now: datetime) -> bool:
+    """Whether the process that answered lately refuses connections now."""
+    answered = track.answered_at is not None and now - track.answered_at <= WINDOW
+    return answered and track.latest.connector_error == "refused"
+
+
+def _is_overloaded(subject: Subject, now: datetime) -> bool:
+    """Whether requests waited so long at the instance that they may end at their deadlines, while others go on."""
+    if not any(track.waited_at is not None and now - track.waited_at <= WINDOW for track in subject.tracks):
+        return False
+    computes = subject.role is Role.PREFILL and any(ran_lately(track, now) for track in subject.tracks)
+    return computes or subject.tally("connector", now - WINDOW).done > 0
 
 
 def _was_silent(track: RankTrack, now: datetime) -> bool:

@@ -79,6 +79,7 @@ from .evidence import (
     silence_of,
     waits_of,
 )
+from .failing import SOURCES
 from .model import Finding, Subject, Verdict
 from .outcomes import WINDOW
 from .track import RankTrack
@@ -123,7 +124,7 @@ class Surroundings:
         return tuple(
             s.name
             for s in self.candidates
-            if s.standing is not None and s.standing.failing and self.now - s.standing.since <= WINDOW
+            if s.standing is not None and self.now - s.standing.since <= WINDOW and _fails(s)
         )
 
     @cached_property
@@ -323,6 +324,17 @@ def _stands_still(wait: Wait) -> str:
 def _silence(subject: Subject, around: Surroundings) -> str:
     silences = (silence_of(track, around.now, around.silent_after) for track in subject.tracks)
     return next(filter(None, silences), "")
+
+
+def _fails(subject: Subject) -> bool:
+    """Whether the instance is out for its failures, or has failed in its trial.
+
+    On trial it may compute its first request. That is no failure.
+    """
+    standing = subject.standing
+    if standing is None or not standing.failing:
+        return False
+    return standing.out or any(subject.tally(source, standing.since).failed for source in SOURCES)
 
 
 def _has_just_resumed(track: RankTrack, around: Surroundings) -> bool:

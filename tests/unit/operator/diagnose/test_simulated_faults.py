@@ -82,7 +82,7 @@ def test_still_queue_of_a_rank_that_finishes_hand_offs_is_unknown() -> None:
 class TestFailuresAfterSilence:
     """Requests that waited for a frozen decode end at their deadlines, also at an innocent prefill."""
 
-    def phase(self, *decode: Subject) -> Phase:
+    def phase(self, *decode: Subject, prefill: RankTrack | None = None) -> Phase:
         now = T0 + seconds(100)
         failing, serving = (
             replace(
@@ -92,6 +92,7 @@ class TestFailuresAfterSilence:
             )
             for index, tally in enumerate((Tally(0, 12), Tally(12, 0)))
         )
+        failing = replace(failing, tracks=(prefill,)) if prefill is not None else failing
         assert failing.pod is not None
         standings = {s.pod.uid: s.standing for s in (failing, serving) if s.pod and s.standing}
         return advance([failing, serving], decode, standings, now)[failing.pod.uid].phase
@@ -117,3 +118,44 @@ class TestFailuresAfterSilence:
         uid = frozen.tracks[0].latest.pod_uid
         thawed = follow(frozen.tracks[0], make_sample(T0 + seconds(100), pod_uid=uid, beat_age_s=0.1))
         assert self.phase(with_track(frozen, thawed)) is phase
+
+    def test_decode_that_answered_lately_and_refuses_excuses_prefill(self) -> None:
+        answered = self.decode()
+        for at, error, phase in (
+            (100, "refused", Phase.SERVING),
+            (100, "timeout", Phase.OUT),
+            (161, "refused", Phase.OUT),
+        ):
+            uid = answered.tracks[0].latest.pod_uid
+            track = replace(answered.tracks[0], answered_at=T0 + seconds(200 - at))
+            ended = follow(track, make_sample(T0 + seconds(100), pod_uid=uid, connector_error=error, running=None))
+            assert self.phase(with_track(answered, ended)) is phase
+
+    @pytest.mark.parametrize(
+        ("waited_s", "done", "running", "phase"),
+        [
+            pytest.param(15.0, 1, 0, Phase.SERVING, id="overloaded"),
+            pytest.param(15.0, 0, 1, Phase.SERVING, id="computes a long prompt"),
+            pytest.param(15.0, 0, 0, Phase.OUT, id="nothing goes on"),
+            pytest.param(14.0, 1, 1, Phase.OUT, id="nothing waits long"),
+        ],
+    )
+    def test_deadlines_of_overload_are_no_failures(
+        self, waited_s: float, done: int, running: int, phase: Phase
+    ) -> None:
+        (track,) = subject(Role.PREFILL, at=100, queues={BOOTSTRAP: (2, waited_s, 5)}, running=running).tracks
+        recent = ((T0 + seconds(100), Tally(done, 0)),) if done else ()
+        track = replace(track, ended=OutcomeTrack(Tally(done, 0), recent))
+        assert self.phase(self.decode(), prefill=track) is phase
+
+
+@pytest.mark.parametrize(
+    ("phase", "failed", "verdict"),
+    [(Phase.OUT, 0, Verdict.BLOCKED), (Phase.TRIAL, 0, Verdict.SATURATED), (Phase.TRIAL, 1, Verdict.BLOCKED)],
+)
+def test_engine_on_trial_is_not_blamed_before_it_fails(phase: Phase, failed: int, verdict: Verdict) -> None:
+    own = subject(Role.DECODE, at=40, queues={TRANSFER: (1, 40.0, 5)})
+    outcomes = OutcomeTrack(Tally(0, failed), ((T0 + seconds(30), Tally(0, failed)),))
+    standing = Standing("a" * 32, phase, T0 + seconds(10), times=1)
+    prefill = replace(subject(Role.PREFILL, at=40, running=1), standing=standing, routers=(outcomes,))
+    assert judge(own, prefill, at=40).verdict is verdict
