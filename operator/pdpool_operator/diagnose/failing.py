@@ -6,6 +6,9 @@ engine has failures too. Per instance and source, within the last minute, with  
     fails by itself  <=>  since its last success: failed >= MIN_FAILED, and
                           a sibling has done >= SIBLING_DONE with a share <= SIBLING_SHARE
 
+                     or   in the whole minute: failed >= FEW_FAILED, done = 0, and
+                          a sibling has done >= FEW_DONE and failed = 0
+
                      or   in the whole minute: failed >= MANY_FAILED, share >= MANY_SHARE, and
                           a sibling has done >= SIBLING_DONE with a share <= FAR_LESS * share
 
@@ -50,6 +53,9 @@ MIN_FAILED = 3
 """Fewer failures may be the client's bad luck."""
 SIBLING_DONE = 5
 SIBLING_SHARE = 0.25
+FEW_FAILED = 2
+FEW_DONE = 3
+"""With few clients, a try that fails may last 15 s. So few outcomes must be enough if they leave no doubt."""
 LATELY = timedelta(seconds=45)
 """Failures without a sibling must be this recent. A single burst is then forgotten before an alert fires."""
 MANY_FAILED = 10
@@ -200,31 +206,36 @@ def _failing_by_themselves(own: Iterable[Subject], source: str, now: datetime) -
     found = {}
     for subject in serving:
         start = _start(subject, now)
-        if subject.tally(source, start).failed < MIN_FAILED:
+        if subject.tally(source, start).failed < FEW_FAILED:
             continue
         siblings = [sibling for sibling in serving if sibling is not subject]
         succeeded = subject.last_done(source) or start
-        for since, limit in ((max(start, succeeded), _limit_of_run), (start, _limit_of_all)):
+        for since, suffices in ((max(start, succeeded), _run), (start, _few), (start, _many)):
             tally = subject.tally(source, since)
-            well = [(s.name, t) for s in siblings if _at_most(t := _since(s, source, since, now), limit(tally))]
+            well = [(s.name, t) for s in siblings if suffices(tally, t := _since(s, source, since, now))]
             if well:
                 found[subject.name] = _Evidence(tally, *max(well, key=lambda one: one[1].done))
                 break
     return found
 
 
-def _at_most(sibling: Tally, share: float) -> bool:
+def _run(own: Tally, sibling: Tally) -> bool:
+    """Whether all requests since the last success failed, while a sibling served."""
+    return own.failed >= MIN_FAILED and not own.done and _serves_well(sibling, SIBLING_SHARE)
+
+
+def _few(own: Tally, sibling: Tally) -> bool:
+    """Whether all of a few requests failed, while none failed at a sibling."""
+    return own.failed >= FEW_FAILED and not own.done and sibling.done >= FEW_DONE and not sibling.failed
+
+
+def _many(own: Tally, sibling: Tally) -> bool:
+    """Whether most of many requests failed, and far fewer at a sibling."""
+    return own.failed >= MANY_FAILED and own.share >= MANY_SHARE and _serves_well(sibling, FAR_LESS * own.share)
+
+
+def _serves_well(sibling: Tally, share: float) -> bool:
     return sibling.done >= SIBLING_DONE and sibling.share <= share
-
-
-def _limit_of_run(tally: Tally) -> float:
-    """Return the share up to which a sibling's failures make this run of failures suspect; below 0 for none."""
-    return SIBLING_SHARE if tally.failed >= MIN_FAILED and not tally.done else -1.0
-
-
-def _limit_of_all(tally: Tally) -> float:
-    """Return the same for all requests of the window."""
-    return FAR_LESS * tally.share if tally.failed >= MANY_FAILED and tally.share >= MANY_SHARE else -1.0
 
 
 def _does_well(tally: Tally, at_least: int) -> bool:
