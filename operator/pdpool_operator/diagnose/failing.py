@@ -19,12 +19,9 @@ engine has failures too. Per instance and source, within the last minute, with  
                           hand-offs or its prefill engine computes. Requests that wait for so long end at their
                           deadlines
 
-    excuses          <=>  within the last minute its engine's loop was silent for SILENT_S, another process took its
-                          place, its process ended, or it was taken out or put on trial. Requests that waited for it
+    excuses          <=>  within the last minute its engine's loop was silent for SILENT_S, its process or its
+                          pod ended or was replaced, or it was taken out or put on trial. Requests that waited for it
                           end at their deadlines
-
-A failure counts once every instance of the other side was sampled after it. Such a sample shows whether a process has
-ended there.
 
 An instance that is suspected leaves the rotation (OUT). After a pause it serves again on TRIAL:
 
@@ -43,6 +40,7 @@ from datetime import datetime, timedelta
 
 from ..api.names import Role
 from ..observe.model import Tally
+from .departures import Departures
 from .evidence import ran_lately
 from .model import Subject
 from .outcomes import WINDOW
@@ -89,7 +87,11 @@ class _Evidence:
 
 
 def advance(
-    own: Sequence[Subject], others: Sequence[Subject], standings: Mapping[str, Standing], now: datetime
+    own: Sequence[Subject],
+    others: Sequence[Subject],
+    standings: Mapping[str, Standing],
+    now: datetime,
+    departures: Sequence[Departures] = (),
 ) -> dict[str, Standing]:
     """Return the standing of each pod of one side after a look, by UID of the pod.
 
@@ -98,8 +100,10 @@ def advance(
         others: Instances of the other role that work with them.
         standings: Result of the last look.
         now: Time of the clock that stamped the samples.
+        departures: What is remembered of the other side's processes, one for each of its pools.
     """
-    suspected = _suspects(own, others, now)
+    excused = any(pool.within(WINDOW, now) for pool in departures)
+    suspected = _suspects(own, others, now) if not excused else {}
     return {
         subject.pod.uid: _step(subject, own, standings.get(subject.pod.uid), suspected.get(subject.name), now)
         for subject in own
@@ -115,7 +119,7 @@ def _step(
     if before is None:
         return Standing(incarnation, Phase.SERVING, subject.pod.created_at)
     if before.incarnation and incarnation and before.incarnation != incarnation:
-        return Standing(incarnation, Phase.SERVING, now, replaced_at=now)
+        return Standing(incarnation, Phase.SERVING, now)
     if incarnation and not before.incarnation:
         before = replace(before, incarnation=incarnation)
     match before.phase:
@@ -176,9 +180,7 @@ def _excuses(subject: Subject, now: datetime) -> bool:
     standing = subject.standing
     if standing is not None and standing.failing and now - standing.since <= WINDOW:
         return True
-    return subject.replaced_within(WINDOW, now) or any(
-        _was_silent(track, now) or _has_ended(track, now) for track in subject.tracks
-    )
+    return any(_was_silent(track, now) or _has_ended(track, now) for track in subject.tracks)
 
 
 def _has_ended(track: RankTrack, now: datetime) -> bool:

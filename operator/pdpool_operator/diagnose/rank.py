@@ -21,6 +21,9 @@ With  still(q)   = time since anything moved in the queue q, and
     stalled, and the other side busy, unseen,
         or silent until less than stuckAfter ago  Blocked
 
+    stalled, and a process of the other side was
+        gone less than twice stuckAfter ago       Blocked by its instance
+
     stalled, but hand-offs have finished within
         stuckAfter                                Unknown: the queue's numbers contradict it
 
@@ -69,6 +72,7 @@ from functools import cached_property
 
 from ..api.names import Role
 from ..observe.model import EngineSample
+from .departures import Departures
 from .evidence import (
     STALE_S,
     Wait,
@@ -107,6 +111,13 @@ class Surroundings:
     silent_after: timedelta
     """`stuck_after`, or half of it once requests are overdue anywhere."""
     now: datetime
+    departures: Sequence[Departures] = ()
+    """What is remembered of the other side's processes."""
+
+    @cached_property
+    def departed(self) -> tuple[str, ...]:
+        """Instances of which requests may still wait for a process that is gone. Such a wait may take stuckAfter."""
+        return tuple(name for pool in self.departures for name in pool.within(2 * self.stuck_after, self.now))
 
     @cached_property
     def silent(self) -> Mapping[str, str]:
@@ -305,11 +316,13 @@ def _blocked_by_silence(wait: Wait, around: Surroundings) -> Finding:
 
 
 def _blocked_by_absence(wait: Wait, around: Surroundings) -> Finding | None:
-    """Blocked by engines of the other side that do not answer, or that resumed recently."""
+    """Blocked by engines of the other side that do not answer, or that resumed or departed recently."""
     if around.unseen:
         return _blocked(wait, around.unseen, "did not answer")
     if around.resumed:
         return _blocked(wait, around.resumed, "resumed recently")
+    if around.departed:
+        return _blocked(wait, around.departed, "ended or was replaced recently")
     return None
 
 

@@ -5,6 +5,7 @@ from datetime import datetime
 
 import pytest
 from pdpool_operator.api.names import Role
+from pdpool_operator.diagnose.departures import Departures
 from pdpool_operator.diagnose.failing import advance
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.outcomes import OutcomeTrack
@@ -82,7 +83,7 @@ def test_still_queue_of_a_rank_that_finishes_hand_offs_is_unknown() -> None:
 class TestFailuresAfterSilence:
     """Requests that waited for a frozen decode end at their deadlines, also at an innocent prefill."""
 
-    def phase(self, *decode: Subject, prefill: RankTrack | None = None) -> Phase:
+    def phase(self, *decode: Subject, prefill: RankTrack | None = None, departed_at: datetime | None = None) -> Phase:
         now = T0 + seconds(100)
         failing, serving = (
             replace(
@@ -95,22 +96,24 @@ class TestFailuresAfterSilence:
         failing = replace(failing, tracks=(prefill,)) if prefill is not None else failing
         assert failing.pod is not None
         standings = {s.pod.uid: s.standing for s in (failing, serving) if s.pod and s.standing}
-        return advance([failing, serving], decode, standings, now)[failing.pod.uid].phase
+        departures = [Departures(at={"chat-decode-0": departed_at} if departed_at is not None else {})]
+        return advance([failing, serving], decode, standings, now, departures)[failing.pod.uid].phase
 
-    def decode(self, *, replaced_at: datetime | None = None, beat_age_s: float = 0.0) -> Subject:
+    def decode(self, *, beat_age_s: float = 0.0) -> Subject:
         own = subject(Role.DECODE, at=100, beat_age_s=beat_age_s)
-        return replace(own, standing=Standing("a" * 32, Phase.SERVING, T0, replaced_at=replaced_at))
+        return replace(own, standing=Standing("a" * 32, Phase.SERVING, T0))
 
     def test_healthy_decode_does_not_excuse_prefill(self) -> None:
         assert self.phase(self.decode()) is Phase.OUT
-        assert self.phase(self.decode(replaced_at=T0 + seconds(39))) is Phase.OUT
+        assert self.phase(self.decode(), departed_at=T0 + seconds(39)) is Phase.OUT
 
     def test_frozen_decode_excuses_prefill(self) -> None:
         assert self.phase(self.decode(beat_age_s=15.0)) is Phase.SERVING
         assert self.phase(self.decode(beat_age_s=14.9)) is Phase.OUT
 
-    def test_restarted_decode_excuses_prefill(self) -> None:
-        assert self.phase(self.decode(replaced_at=T0 + seconds(40))) is Phase.SERVING
+    def test_departed_decode_excuses_prefill(self) -> None:
+        assert self.phase(self.decode(), departed_at=T0 + seconds(40)) is Phase.SERVING
+        assert self.phase(departed_at=T0 + seconds(40)) is Phase.SERVING
 
     @pytest.mark.parametrize(("gap_s", "phase"), [(15.0, Phase.SERVING), (14.0, Phase.OUT)])
     def test_decode_that_resumed_excuses_prefill_after_a_long_gap(self, gap_s: float, phase: Phase) -> None:
