@@ -12,16 +12,17 @@ engine has failures too. Per instance and source, within the last minute, with  
                      or   in the whole minute: failed >= MANY_FAILED, share >= MANY_SHARE, and
                           a sibling has done >= SIBLING_DONE with a share <= FAR_LESS * share
 
-    suspected        <=>  it fails by itself, has more failures than each instance of the other side that does too,
-                          it is not overloaded, and no instance of the other side excuses it
+    suspected        <=>  it fails by itself, and has more failures than each instance of the other side that does too.
+                          It has more failures in the minute than each that fails far more than its sibling (FAR_LESS).
+                          It is not overloaded, and no instance of the other side excuses it
 
     overloaded       <=>  within the last minute a request waited in its queues for WAITED_S, and its connector finished
-                          hand-offs or its prefill engine computes. Requests that wait for so long end at their
+                          hand-offs within GOES_ON or its prefill engine computes. Requests that wait for so long end at their
                           deadlines
 
     excuses          <=>  within the last minute its engine's loop was silent for SILENT_S, its process or its
-                          pod ended or was replaced, or it was taken out or put on trial. Requests that waited for it
-                          end at their deadlines
+                          pod ended, or it was taken out or put on trial. Requests that waited for it end at their
+                          deadlines
 
 An instance that is suspected leaves the rotation (OUT). After a pause it serves again on TRIAL:
 
@@ -34,7 +35,7 @@ An instance that is suspected leaves the rotation (OUT). After a pause it serves
     any    -> SERVING   when another process or another pod takes the instance's place
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -62,6 +63,9 @@ FAR_LESS = 0.2
 
 SILENT_S = 15.0
 """Seconds without a run of the loop, after which requests that wait for the engine may end at their deadlines."""
+
+GOES_ON = timedelta(seconds=30)
+"""An instance that finished no hand-off for so long is not overloaded, unless its prefill engine computes."""
 
 PAUSE = timedelta(seconds=30)
 LONGEST_PAUSE = timedelta(minutes=8)
@@ -168,10 +172,13 @@ def _suspects(own: Sequence[Subject], others: Sequence[Subject], now: datetime) 
         if not failing:
             continue
         most = max((e.tally.failed for e in _failing_by_themselves(others, source, now).values()), default=0)
-        overloaded = {subject.name for subject in own if _is_overloaded(subject, now)}
-        for name, evidence in failing.items():
-            if evidence.tally.failed > most and name not in overloaded:
-                found.setdefault(name, evidence)
+        explained = max(_far_more_failures(others, source, now), default=0)
+        for subject in own:
+            evidence = failing.get(subject.name)
+            if evidence is None or evidence.tally.failed <= most or _is_overloaded(subject, now):
+                continue
+            if subject.tally(source, _start(subject, now)).failed > explained:
+                found.setdefault(subject.name, evidence)
     return found
 
 
@@ -189,12 +196,24 @@ def _has_ended(track: RankTrack, now: datetime) -> bool:
     return answered and track.latest.connector_error == "refused"
 
 
+def _far_more_failures(own: Sequence[Subject], source: str, now: datetime) -> Iterator[int]:
+    """Yield the failures of each instance that fails far more than a sibling, although some of its requests succeed.
+
+    They may explain as many failures of the other side.
+    """
+    tallies = {s.name: s.tally(source, _start(s, now)) for s in own if _serves(s)}
+    for name, tally in tallies.items():
+        siblings = (t for other, t in tallies.items() if other != name)
+        if any(t.done >= FEW_DONE and t.share <= FAR_LESS * tally.share for t in siblings):
+            yield tally.failed
+
+
 def _is_overloaded(subject: Subject, now: datetime) -> bool:
     """Whether requests waited so long at the instance that they may end at their deadlines, while others go on."""
     if not any(track.waited_at is not None and now - track.waited_at <= WINDOW for track in subject.tracks):
         return False
     computes = subject.role is Role.PREFILL and any(ran_lately(track, now) for track in subject.tracks)
-    return computes or subject.tally("connector", now - WINDOW).done > 0
+    return computes or subject.tally("connector", now - GOES_ON).done > 0
 
 
 def _was_silent(track: RankTrack, now: datetime) -> bool:

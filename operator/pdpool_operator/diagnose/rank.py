@@ -46,7 +46,8 @@ first. A long prompt keeps two engines waiting that are busy. Prefill's queues m
 computed. Decode's move when the last chunk has arrived.
 
 An engine is *silent* when its connector answers but its scheduler loop has not run for stuckAfter. Half of stuckAfter
-is enough once requests on the other side are overdue. A connector that does not answer is no evidence: such an engine
+is enough once requests on the other side are overdue, unless the process has not finished a hand-off yet: its first
+requests compile kernels. A connector that does not answer is no evidence: such an engine
 is `Unknown`.
 
 An engine without pdpool's connector is judged by the same table, from what it reports itself. There is no age, so
@@ -119,6 +120,11 @@ class Surroundings:
         """Instances of which requests may still wait for a process that is gone. Such a wait may take stuckAfter."""
         return tuple(name for pool in self.departures for name in pool.within(2 * self.stuck_after, self.now))
 
+    def silent_limit(self, track: RankTrack) -> timedelta:
+        """Return how long the engine's loop may pause. The first requests of a new process compile kernels."""
+        is_new = track.ended is not None and not track.ended.total.done
+        return self.stuck_after if is_new else self.silent_after
+
     @cached_property
     def silent(self) -> Mapping[str, str]:
         """How each silent engine is known to be silent, by name of the instance."""
@@ -177,7 +183,7 @@ def judge_rank(track: RankTrack, around: Surroundings, shared: EngineSample | No
     if current_queues(track, around.now) is None:
         return Finding(Verdict.UNKNOWN, _why_unknown(track, around.now))
     waits = list(waits_of(track, around.now))
-    if silence := silence_of(track, around.now, around.silent_after):
+    if silence := silence_of(track, around.now, around.silent_limit(track)):
         return Finding(Verdict.STUCK, "; ".join([silence, *(str(wait) for wait in waits)]))
     findings = [_judge_overdue(wait, track, around, shared) for wait in waits if wait.overdue(around.stuck_after)]
     if findings:
@@ -335,7 +341,7 @@ def _stands_still(wait: Wait) -> str:
 
 
 def _silence(subject: Subject, around: Surroundings) -> str:
-    silences = (silence_of(track, around.now, around.silent_after) for track in subject.tracks)
+    silences = (silence_of(track, around.now, around.silent_limit(track)) for track in subject.tracks)
     return next(filter(None, silences), "")
 
 

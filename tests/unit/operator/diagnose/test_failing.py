@@ -213,6 +213,20 @@ class TestFault:
             subject = Subject("chat", Role.DECODE, 1, make_pod(), leaving=False, tracks=tracks)
             assert subject.tally("connector", T0) == Tally(0, 3)
 
+    def test_decode_that_begins_to_fail_explains_failures_of_prefill(self) -> None:
+        play = Play(prefills=2)
+        play.requests(P0, D0, done=8)
+        play.requests(P0, P1, D1, done=1)
+        play.look()
+        play.requests(P1, D1, failed=3)
+        play.look()
+        play.requests(P0, D1, done=1, failed=1)
+        play.requests(P0, D0, done=8)
+        assert failing(play) == set()
+        play.requests(D1, failed=4)
+        play.requests(P0, D0, done=8)
+        assert failing(play) == {D1}
+
     def test_innocent_prefill_is_blocked_by_it(self) -> None:
         play = Play()
         play.queues[P0] = {"prefill_bootstrap": (4, 12.0, 100)}

@@ -135,20 +135,21 @@ class TestFailuresAfterSilence:
             assert self.phase(with_track(answered, ended)) is phase
 
     @pytest.mark.parametrize(
-        ("waited_s", "done", "running", "phase"),
+        ("waited_s", "done_at", "running", "phase"),
         [
-            pytest.param(15.0, 1, 0, Phase.SERVING, id="overloaded"),
+            pytest.param(15.0, 71, 0, Phase.SERVING, id="overloaded"),
+            pytest.param(15.0, 70, 0, Phase.OUT, id="finishes nothing lately"),
             pytest.param(15.0, 0, 1, Phase.SERVING, id="computes a long prompt"),
             pytest.param(15.0, 0, 0, Phase.OUT, id="nothing goes on"),
-            pytest.param(14.0, 1, 1, Phase.OUT, id="nothing waits long"),
+            pytest.param(14.0, 100, 1, Phase.OUT, id="nothing waits long"),
         ],
     )
     def test_deadlines_of_overload_are_no_failures(
-        self, waited_s: float, done: int, running: int, phase: Phase
+        self, waited_s: float, done_at: float, running: int, phase: Phase
     ) -> None:
         (track,) = subject(Role.PREFILL, at=100, queues={BOOTSTRAP: (2, waited_s, 5)}, running=running).tracks
-        recent = ((T0 + seconds(100), Tally(done, 0)),) if done else ()
-        track = replace(track, ended=OutcomeTrack(Tally(done, 0), recent))
+        recent = ((T0 + seconds(done_at), Tally(1, 0)),) if done_at else ()
+        track = replace(track, ended=OutcomeTrack(Tally(1, 0), recent))
         assert self.phase(self.decode(), prefill=track) is phase
 
 
@@ -162,3 +163,13 @@ def test_engine_on_trial_is_not_blamed_before_it_fails(phase: Phase, failed: int
     standing = Standing("a" * 32, phase, T0 + seconds(10), times=1)
     prefill = replace(subject(Role.PREFILL, at=40, running=1), standing=standing, routers=(outcomes,))
     assert judge(own, prefill, at=40).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("done", "beat_age_s", "verdict"),
+    [(0, 22.0, Verdict.SATURATED), (0, 30.0, Verdict.STUCK), (1, 22.0, Verdict.STUCK), (1, 14.0, Verdict.SATURATED)],
+)
+def test_new_process_has_time_to_compile(done: int, beat_age_s: float, verdict: Verdict) -> None:
+    own = subject(Role.PREFILL, at=40, queues={BOOTSTRAP: (2, 40.0, 5)}, running=1, beat_age_s=beat_age_s)
+    own = with_track(own, replace(own.tracks[0], ended=OutcomeTrack(Tally(done, 0))))
+    assert judge(own, subject(Role.DECODE, at=40), at=40).verdict is verdict
