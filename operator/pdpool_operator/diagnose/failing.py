@@ -17,8 +17,8 @@ engine has failures too. Per instance and source, within the last minute, with  
                           It is not overloaded, and no instance of the other side excuses it
 
     overloaded       <=>  within the last minute a request waited in its queues for WAITED_S, and its connector finished
-                          hand-offs within GOES_ON or its prefill engine computes. Requests that wait for so long end at their
-                          deadlines
+                          hand-offs within GOES_ON or its prefill engine computes. Requests that wait for so long end
+                          at their deadlines
 
     excuses          <=>  within the last minute its engine's loop was silent for SILENT_S, its process or its
                           pod ended, or it was taken out or put on trial. Requests that waited for it end at their
