@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pdpool_operator.api.names import Role
+from pdpool_operator.controller.judge import JUDGE_EVERY_S
 from pdpool_operator.diagnose.model import Diagnosis
+from pdpool_operator.observe.sampler import INTERVAL_S, JITTER
 
 from proof.queue_sim.faults import FAULTS, Incident, Kind
 from proof.queue_sim.observe import STUCK_AFTER_S
@@ -17,6 +19,8 @@ GRACE_S = 75.0
 """A verdict may be late by the window of outcomes and a few samples after a fault has ended."""
 LATE_S = 75.0
 """So long after it came back, an instance may be named as what others wait for."""
+SAMPLED_S = INTERVAL_S * (1 + JITTER) + 2 * JUDGE_EVERY_S
+"""So long a hand-off that has finished may be unknown to the judge."""
 BACKLOG_S = 20.0
 FAILED, SIBLINGS_DONE = 8, 12
 """Failures of an instance, and successes of its sibling, of the last 50 s, that must be enough evidence."""
@@ -31,6 +35,8 @@ class _Active:
     ended_s: float | None = None
     found: bool = False
     was_due: bool = False
+    quiet_s: float | None = None
+    """When nothing had finished at the instance for `STUCK_AFTER_S` at last."""
     evident_s: float | None = None
     """Since when enough requests have failed to judge."""
 
@@ -103,7 +109,9 @@ class Truths:
         kind = active.incident.kind
         if kind is Kind.GAUGE_FROZEN:
             # Without traffic, the numbers are all that there is to see.
-            return now - self._engine(active).done_s >= STUCK_AFTER_S
+            if now - self._engine(active).done_s >= STUCK_AFTER_S:
+                active.quiet_s = now
+            return active.quiet_s is not None and now - active.quiet_s <= SAMPLED_S
         return kind in {Kind.FROZEN, Kind.RANK_FROZEN, Kind.FAILS_ALL, Kind.PEER_FAILING, Kind.LEAKED, Kind.RESTART}
 
     def _is_due(self, active: _Active, now: float) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from ..diagnose.demand import demand
+from ..diagnose.departures import Departures, follow_departures
 from ..diagnose.ejection import Ejection, eject, with_ejections
 from ..diagnose.evidence import is_current
 from ..diagnose.failing import advance
@@ -58,6 +59,8 @@ class Judge:
         """By pool, then by UID of the pod."""
         self._ejections: dict[Key, dict[str, Ejection]] = {}
         """By pool, then by UID of the pod."""
+        self._departures: dict[Key, Departures] = {}
+        """By pool."""
         self._shown: dict[Key, _Shown] = {}
         self._diagnoses: dict[Key, tuple[Diagnosis, ...]] = {}
         self._asked: dict[Key, tuple[datetime, timedelta]] = {}
@@ -105,6 +108,7 @@ class Judge:
         self._tracks.pop(key, None)
         self._standings.pop(key, None)
         self._ejections.pop(key, None)
+        self._departures.pop(key, None)
         self._shown.pop(key, None)
         self._asked.pop(key, None)
         self._diagnoses.pop(key, None)
@@ -121,7 +125,13 @@ class Judge:
         self, key: Key, pool: ObservedPool, subjects: Mapping[Key, tuple[Subject, ...]]
     ) -> tuple[Diagnosis, ...]:
         others = self._others(key, subjects)
-        diagnoses = diagnose(subjects[key], others, stuck_after_s=pool.stuck_after_s, now=self._now())
+        diagnoses = diagnose(
+            subjects[key],
+            others,
+            stuck_after_s=pool.stuck_after_s,
+            now=self._now(),
+            departures=self._departures_of_partners(key),
+        )
         return with_transports(diagnoses, others, pool.pool.spec.rdma)
 
     def shown(self, key: Key, diagnoses: tuple[Diagnosis, ...]) -> None:
@@ -162,8 +172,18 @@ class Judge:
     def _look_at_outcomes(self) -> None:
         """Decide for every pool which of its instances are failing. Both sides are judged by the same standings."""
         subjects = {key: self._subjects(key) for key in self._pools}
+        self._departures = {
+            key: follow_departures(self._departures.get(key, Departures()), own, self._now())
+            for key, own in subjects.items()
+        }
         self._standings = {
-            key: advance(own, self._others(key, subjects), self._standings.get(key, {}), self._now())
+            key: advance(
+                own,
+                self._others(key, subjects),
+                self._standings.get(key, {}),
+                self._now(),
+                self._departures_of_partners(key),
+            )
             for key, own in subjects.items()
         }
 
@@ -237,6 +257,9 @@ class Judge:
 
     def _others(self, key: Key, subjects: Mapping[Key, tuple[Subject, ...]]) -> list[Subject]:
         return [subject for partner in self._partners(key) for subject in subjects.get(partner, ())]
+
+    def _departures_of_partners(self, key: Key) -> list[Departures]:
+        return [self._departures[partner] for partner in self._partners(key) if partner in self._departures]
 
     def _partners(self, key: Key) -> set[Key]:
         pools = {pool for service in self._bindings.services(key) for pool in self._bindings.pools(service)}

@@ -6,14 +6,22 @@ engine has failures too. Per instance and source, within the last minute, with  
     fails by itself  <=>  since its last success: failed >= MIN_FAILED, and
                           a sibling has done >= SIBLING_DONE with a share <= SIBLING_SHARE
 
+                     or   in the whole minute: failed >= FEW_FAILED, done = 0, and
+                          a sibling has done >= FEW_DONE and failed = 0
+
                      or   in the whole minute: failed >= MANY_FAILED, share >= MANY_SHARE, and
                           a sibling has done >= SIBLING_DONE with a share <= FAR_LESS * share
 
-    suspected        <=>  it fails by itself, has more failures than each instance of the other side that does too,
-                          and no instance of the other side excuses it
+    suspected        <=>  it fails by itself, and has more failures than each instance of the other side that does too.
+                          It has as many failures in the minute as each that fails far more than its sibling (FAR_LESS).
+                          It is not overloaded, and no instance of the other side excuses it
 
-    excuses          <=>  within the last minute its engine's loop was silent for SILENT_S, another process took its
-                          place, or it was taken out or put on trial. Requests that waited for it end at their
+    overloaded       <=>  within the last minute a request waited in its queues for WAITED_S, and its connector finished
+                          hand-offs within GOES_ON or its prefill engine computes. Requests that wait for so long end
+                          at their deadlines
+
+    excuses          <=>  within the last minute its engine's loop was silent for SILENT_S, its process or its
+                          pod ended, or it was taken out or put on trial. Requests that waited for it end at their
                           deadlines
 
 An instance that is suspected leaves the rotation (OUT). After a pause it serves again on TRIAL:
@@ -27,11 +35,14 @@ An instance that is suspected leaves the rotation (OUT). After a pause it serves
     any    -> SERVING   when another process or another pod takes the instance's place
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from ..api.names import Role
 from ..observe.model import Tally
+from .departures import Departures
+from .evidence import ran_lately
 from .model import Subject
 from .outcomes import WINDOW
 from .standing import Phase, Standing
@@ -41,6 +52,9 @@ MIN_FAILED = 3
 """Fewer failures may be the client's bad luck."""
 SIBLING_DONE = 5
 SIBLING_SHARE = 0.25
+FEW_FAILED = 2
+FEW_DONE = 3
+"""With few clients, a try that fails may last 15 s. So few outcomes must be enough if they leave no doubt."""
 LATELY = timedelta(seconds=45)
 """Failures without a sibling must be this recent. A single burst is then forgotten before an alert fires."""
 MANY_FAILED = 10
@@ -49,6 +63,9 @@ FAR_LESS = 0.2
 
 SILENT_S = 15.0
 """Seconds without a run of the loop, after which requests that wait for the engine may end at their deadlines."""
+
+GOES_ON = timedelta(seconds=30)
+"""An instance that finished no hand-off for so long is not overloaded, unless its prefill engine computes."""
 
 PAUSE = timedelta(seconds=30)
 LONGEST_PAUSE = timedelta(minutes=8)
@@ -74,7 +91,11 @@ class _Evidence:
 
 
 def advance(
-    own: Sequence[Subject], others: Sequence[Subject], standings: Mapping[str, Standing], now: datetime
+    own: Sequence[Subject],
+    others: Sequence[Subject],
+    standings: Mapping[str, Standing],
+    now: datetime,
+    departures: Sequence[Departures] = (),
 ) -> dict[str, Standing]:
     """Return the standing of each pod of one side after a look, by UID of the pod.
 
@@ -83,8 +104,10 @@ def advance(
         others: Instances of the other role that work with them.
         standings: Result of the last look.
         now: Time of the clock that stamped the samples.
+        departures: What is remembered of the other side's processes, one for each of its pools.
     """
-    suspected = _suspects(own, others, now)
+    excused = any(pool.within(WINDOW, now) for pool in departures)
+    suspected = _suspects(own, others, now) if not excused else {}
     return {
         subject.pod.uid: _step(subject, own, standings.get(subject.pod.uid), suspected.get(subject.name), now)
         for subject in own
@@ -100,7 +123,7 @@ def _step(
     if before is None:
         return Standing(incarnation, Phase.SERVING, subject.pod.created_at)
     if before.incarnation and incarnation and before.incarnation != incarnation:
-        return Standing(incarnation, Phase.SERVING, now, replaced_at=now)
+        return Standing(incarnation, Phase.SERVING, now)
     if incarnation and not before.incarnation:
         before = replace(before, incarnation=incarnation)
     match before.phase:
@@ -149,9 +172,13 @@ def _suspects(own: Sequence[Subject], others: Sequence[Subject], now: datetime) 
         if not failing:
             continue
         most = max((e.tally.failed for e in _failing_by_themselves(others, source, now).values()), default=0)
-        for name, evidence in failing.items():
-            if evidence.tally.failed > most:
-                found.setdefault(name, evidence)
+        explained = max(_far_more_failures(others, source, now), default=0)
+        for subject in own:
+            evidence = failing.get(subject.name)
+            if evidence is None or evidence.tally.failed <= most or _is_overloaded(subject, now):
+                continue
+            if subject.tally(source, _start(subject, now)).failed >= explained:
+                found.setdefault(subject.name, evidence)
     return found
 
 
@@ -160,7 +187,33 @@ def _excuses(subject: Subject, now: datetime) -> bool:
     standing = subject.standing
     if standing is not None and standing.failing and now - standing.since <= WINDOW:
         return True
-    return subject.replaced_within(WINDOW, now) or any(_was_silent(track, now) for track in subject.tracks)
+    return any(_was_silent(track, now) or _has_ended(track, now) for track in subject.tracks)
+
+
+def _has_ended(track: RankTrack, now: datetime) -> bool:
+    """Whether the process that answered lately refuses connections now."""
+    answered = track.answered_at is not None and now - track.answered_at <= WINDOW
+    return answered and track.latest.connector_error == "refused"
+
+
+def _far_more_failures(own: Sequence[Subject], source: str, now: datetime) -> Iterator[int]:
+    """Yield the failures of each instance that fails far more than a sibling, although some of its requests succeed.
+
+    They may explain fewer failures of the other side.
+    """
+    tallies = {s.name: s.tally(source, _start(s, now)) for s in own if _serves(s)}
+    for name, tally in tallies.items():
+        siblings = (t for other, t in tallies.items() if other != name)
+        if any(t.done >= FEW_DONE and t.share <= FAR_LESS * tally.share for t in siblings):
+            yield tally.failed
+
+
+def _is_overloaded(subject: Subject, now: datetime) -> bool:
+    """Whether requests waited so long at the instance that they may end at their deadlines, while others go on."""
+    if not any(track.waited_at is not None and now - track.waited_at <= WINDOW for track in subject.tracks):
+        return False
+    computes = subject.role is Role.PREFILL and any(ran_lately(track, now) for track in subject.tracks)
+    return computes or subject.tally("connector", now - GOES_ON).done > 0
 
 
 def _was_silent(track: RankTrack, now: datetime) -> bool:
@@ -174,31 +227,36 @@ def _failing_by_themselves(own: Iterable[Subject], source: str, now: datetime) -
     found = {}
     for subject in serving:
         start = _start(subject, now)
-        if subject.tally(source, start).failed < MIN_FAILED:
+        if subject.tally(source, start).failed < FEW_FAILED:
             continue
         siblings = [sibling for sibling in serving if sibling is not subject]
         succeeded = subject.last_done(source) or start
-        for since, limit in ((max(start, succeeded), _limit_of_run), (start, _limit_of_all)):
+        for since, suffices in ((max(start, succeeded), _run), (start, _few), (start, _many)):
             tally = subject.tally(source, since)
-            well = [(s.name, t) for s in siblings if _at_most(t := _since(s, source, since, now), limit(tally))]
+            well = [(s.name, t) for s in siblings if suffices(tally, t := _since(s, source, since, now))]
             if well:
                 found[subject.name] = _Evidence(tally, *max(well, key=lambda one: one[1].done))
                 break
     return found
 
 
-def _at_most(sibling: Tally, share: float) -> bool:
+def _run(own: Tally, sibling: Tally) -> bool:
+    """Whether all requests since the last success failed, while a sibling served."""
+    return own.failed >= MIN_FAILED and not own.done and _serves_well(sibling, SIBLING_SHARE)
+
+
+def _few(own: Tally, sibling: Tally) -> bool:
+    """Whether all of a few requests failed, while none failed at a sibling."""
+    return own.failed >= FEW_FAILED and not own.done and sibling.done >= FEW_DONE and not sibling.failed
+
+
+def _many(own: Tally, sibling: Tally) -> bool:
+    """Whether most of many requests failed, and far fewer at a sibling."""
+    return own.failed >= MANY_FAILED and own.share >= MANY_SHARE and _serves_well(sibling, FAR_LESS * own.share)
+
+
+def _serves_well(sibling: Tally, share: float) -> bool:
     return sibling.done >= SIBLING_DONE and sibling.share <= share
-
-
-def _limit_of_run(tally: Tally) -> float:
-    """Return the share up to which a sibling's failures make this run of failures suspect; below 0 for none."""
-    return SIBLING_SHARE if tally.failed >= MIN_FAILED and not tally.done else -1.0
-
-
-def _limit_of_all(tally: Tally) -> float:
-    """Return the same for all requests of the window."""
-    return FAR_LESS * tally.share if tally.failed >= MANY_FAILED and tally.share >= MANY_SHARE else -1.0
 
 
 def _does_well(tally: Tally, at_least: int) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 
 from ..api import names
@@ -91,11 +91,6 @@ class Subject:
     def out(self) -> bool:
         """Whether routers must not list the instance while a sibling serves."""
         return self.standing is not None and self.standing.out
-
-    def replaced_within(self, limit: timedelta, now: datetime) -> bool:
-        """Whether another process was seen in the instance's place so recently."""
-        at = self.standing.replaced_at if self.standing is not None else None
-        return at is not None and now - at <= limit
 
     def tally(self, source: str, since: datetime) -> Tally:
         """Return how requests ended after a moment, as the routers or the connector counted them.

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from ..api import names
 from ..observe.model import ObservedPod, ObservedPool
+from .departures import Departures
 from .evidence import STALE_S, is_overdue, oldest_waiting_since
 from .failing import finishes_nothing
 from .model import Diagnosis, Finding, Subject, Verdict
@@ -53,7 +54,12 @@ def _counted(pod: ObservedPod | None, routers: Iterable[RouterTrack]) -> tuple[O
 
 
 def diagnose(
-    own: Sequence[Subject], others: Sequence[Subject], *, stuck_after_s: float, now: datetime
+    own: Sequence[Subject],
+    others: Sequence[Subject],
+    *,
+    stuck_after_s: float,
+    now: datetime,
+    departures: Sequence[Departures] = (),
 ) -> tuple[Diagnosis, ...]:
     """Judge each instance of one side, given the other side.
 
@@ -62,10 +68,11 @@ def diagnose(
         others: Instances of the other role that work with them. Empty if no service binds the pool.
         stuck_after_s: How long requests may wait without any movement.
         now: Time of the clock that stamped the samples.
+        departures: What is remembered of the other side's processes, one for each of its pools.
     """
     stuck_after = timedelta(seconds=stuck_after_s)
     overdue = any(is_overdue(track, now, stuck_after) for s in (*own, *others) for track in s.tracks)
-    around = Surroundings(others, stuck_after, stuck_after / 2 if overdue else stuck_after, now)
+    around = Surroundings(others, stuck_after, stuck_after / 2 if overdue else stuck_after, now, tuple(departures))
     return tuple(_diagnose(subject, around) for subject in own)
 
 

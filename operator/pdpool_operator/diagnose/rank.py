@@ -21,6 +21,9 @@ With  still(q)   = time since anything moved in the queue q, and
     stalled, and the other side busy, unseen,
         or silent until less than stuckAfter ago  Blocked
 
+    stalled, and a process of the other side was
+        gone less than twice stuckAfter ago       Blocked by its instance
+
     stalled, but hand-offs have finished within
         stuckAfter                                Unknown: the queue's numbers contradict it
 
@@ -43,7 +46,8 @@ first. A long prompt keeps two engines waiting that are busy. Prefill's queues m
 computed. Decode's move when the last chunk has arrived.
 
 An engine is *silent* when its connector answers but its scheduler loop has not run for stuckAfter. Half of stuckAfter
-is enough once requests on the other side are overdue. A connector that does not answer is no evidence: such an engine
+is enough once requests on the other side are overdue, unless the process has not finished a hand-off yet: its first
+requests compile kernels. A connector that does not answer is no evidence: such an engine
 is `Unknown`.
 
 An engine without pdpool's connector is judged by the same table, from what it reports itself. There is no age, so
@@ -69,6 +73,7 @@ from functools import cached_property
 
 from ..api.names import Role
 from ..observe.model import EngineSample
+from .departures import Departures
 from .evidence import (
     STALE_S,
     Wait,
@@ -79,6 +84,7 @@ from .evidence import (
     silence_of,
     waits_of,
 )
+from .failing import SOURCES
 from .model import Finding, Subject, Verdict
 from .outcomes import WINDOW
 from .track import RankTrack
@@ -106,6 +112,18 @@ class Surroundings:
     silent_after: timedelta
     """`stuck_after`, or half of it once requests are overdue anywhere."""
     now: datetime
+    departures: Sequence[Departures] = ()
+    """What is remembered of the other side's processes."""
+
+    @cached_property
+    def departed(self) -> tuple[str, ...]:
+        """Instances of which requests may still wait for a process that is gone. Such a wait may take stuckAfter."""
+        return tuple(name for pool in self.departures for name in pool.within(2 * self.stuck_after, self.now))
+
+    def silent_limit(self, track: RankTrack) -> timedelta:
+        """Return how long the engine's loop may pause. The first requests of a new process compile kernels."""
+        is_new = track.ended is not None and not track.ended.total.done
+        return self.stuck_after if is_new else self.silent_after
 
     @cached_property
     def silent(self) -> Mapping[str, str]:
@@ -123,7 +141,7 @@ class Surroundings:
         return tuple(
             s.name
             for s in self.candidates
-            if s.standing is not None and s.standing.failing and self.now - s.standing.since <= WINDOW
+            if s.standing is not None and self.now - s.standing.since <= WINDOW and _fails(s)
         )
 
     @cached_property
@@ -165,7 +183,7 @@ def judge_rank(track: RankTrack, around: Surroundings, shared: EngineSample | No
     if current_queues(track, around.now) is None:
         return Finding(Verdict.UNKNOWN, _why_unknown(track, around.now))
     waits = list(waits_of(track, around.now))
-    if silence := silence_of(track, around.now, around.silent_after):
+    if silence := silence_of(track, around.now, around.silent_limit(track)):
         return Finding(Verdict.STUCK, "; ".join([silence, *(str(wait) for wait in waits)]))
     findings = [_judge_overdue(wait, track, around, shared) for wait in waits if wait.overdue(around.stuck_after)]
     if findings:
@@ -304,11 +322,13 @@ def _blocked_by_silence(wait: Wait, around: Surroundings) -> Finding:
 
 
 def _blocked_by_absence(wait: Wait, around: Surroundings) -> Finding | None:
-    """Blocked by engines of the other side that do not answer, or that resumed recently."""
+    """Blocked by engines of the other side that do not answer, or that resumed or departed recently."""
     if around.unseen:
         return _blocked(wait, around.unseen, "did not answer")
     if around.resumed:
         return _blocked(wait, around.resumed, "resumed recently")
+    if around.departed:
+        return _blocked(wait, around.departed, "ended or was replaced recently")
     return None
 
 
@@ -321,8 +341,19 @@ def _stands_still(wait: Wait) -> str:
 
 
 def _silence(subject: Subject, around: Surroundings) -> str:
-    silences = (silence_of(track, around.now, around.silent_after) for track in subject.tracks)
+    silences = (silence_of(track, around.now, around.silent_limit(track)) for track in subject.tracks)
     return next(filter(None, silences), "")
+
+
+def _fails(subject: Subject) -> bool:
+    """Whether the instance is out for its failures, or has failed in its trial.
+
+    On trial it may compute its first request. That is no failure.
+    """
+    standing = subject.standing
+    if standing is None or not standing.failing:
+        return False
+    return standing.out or any(subject.tally(source, standing.since).failed for source in SOURCES)
 
 
 def _has_just_resumed(track: RankTrack, around: Surroundings) -> bool:

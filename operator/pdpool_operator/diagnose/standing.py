@@ -23,8 +23,6 @@ class Standing:
     """When the phase began. Earlier outcomes do not count any more."""
     times: int = 0
     """How often the instance was taken out in a row."""
-    replaced_at: datetime | None = None
-    """When another process was seen in the instance's place."""
     evidence: str = ""
     """Why it was taken out, as of that moment."""
 

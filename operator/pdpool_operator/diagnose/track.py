@@ -22,6 +22,9 @@ from .outcomes import OutcomeTrack, count
 GAP_S = 5.0
 """Seconds without a run of the engine's loop that no ordinary step explains."""
 
+WAITED_S = 15.0
+"""Age of a request, in seconds, from which requests of its queue may end at their deadlines."""
+
 PROBE_TOKENS = 8
 """More tokens than health probes compute between two samples."""
 
@@ -71,6 +74,10 @@ class RankTrack:
     """Hand-offs that ended at this incarnation. `None` if its connector does not report them."""
     work: WorkTrack | None = None
     """`None` for an engine with our connector, or without counters of its work."""
+    waited_at: datetime | None = None
+    """Time of the last sample with a request of `WAITED_S` or older in a queue."""
+    answered_at: datetime | None = None
+    """Time of the connector's last answer."""
 
     @property
     def answered(self) -> bool:
@@ -99,7 +106,13 @@ def follow(track: RankTrack | None, sample: RankSample) -> RankTrack:
         resumed_at=sample.at if resumed else track.resumed_at,
         gap_s=track.beat_age_s if resumed else track.gap_s,
         ran_at=sample.at if sample.engine is not None and sample.engine.running else track.ran_at if same else None,
+        waited_at=sample.at if _has_waited(sample.connector) else track.waited_at if same else None,
+        answered_at=sample.at,
     )
+
+
+def _has_waited(connector: ConnectorSample) -> bool:
+    return any(queue.reqs and (queue.oldest_s or 0.0) >= WAITED_S for queue in connector.queues.values())
 
 
 def _ended(before: OutcomeTrack | None, connector: ConnectorSample, at: datetime) -> OutcomeTrack | None:

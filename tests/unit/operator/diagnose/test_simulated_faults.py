@@ -5,6 +5,7 @@ from datetime import datetime
 
 import pytest
 from pdpool_operator.api.names import Role
+from pdpool_operator.diagnose.departures import Departures
 from pdpool_operator.diagnose.failing import advance
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.outcomes import OutcomeTrack
@@ -82,7 +83,7 @@ def test_still_queue_of_a_rank_that_finishes_hand_offs_is_unknown() -> None:
 class TestFailuresAfterSilence:
     """Requests that waited for a frozen decode end at their deadlines, also at an innocent prefill."""
 
-    def phase(self, *decode: Subject) -> Phase:
+    def phase(self, *decode: Subject, prefill: RankTrack | None = None, departed_at: datetime | None = None) -> Phase:
         now = T0 + seconds(100)
         failing, serving = (
             replace(
@@ -92,24 +93,27 @@ class TestFailuresAfterSilence:
             )
             for index, tally in enumerate((Tally(0, 12), Tally(12, 0)))
         )
+        failing = replace(failing, tracks=(prefill,)) if prefill is not None else failing
         assert failing.pod is not None
         standings = {s.pod.uid: s.standing for s in (failing, serving) if s.pod and s.standing}
-        return advance([failing, serving], decode, standings, now)[failing.pod.uid].phase
+        departures = [Departures(at={"chat-decode-0": departed_at} if departed_at is not None else {})]
+        return advance([failing, serving], decode, standings, now, departures)[failing.pod.uid].phase
 
-    def decode(self, *, replaced_at: datetime | None = None, beat_age_s: float = 0.0) -> Subject:
+    def decode(self, *, beat_age_s: float = 0.0) -> Subject:
         own = subject(Role.DECODE, at=100, beat_age_s=beat_age_s)
-        return replace(own, standing=Standing("a" * 32, Phase.SERVING, T0, replaced_at=replaced_at))
+        return replace(own, standing=Standing("a" * 32, Phase.SERVING, T0))
 
     def test_healthy_decode_does_not_excuse_prefill(self) -> None:
         assert self.phase(self.decode()) is Phase.OUT
-        assert self.phase(self.decode(replaced_at=T0 + seconds(39))) is Phase.OUT
+        assert self.phase(self.decode(), departed_at=T0 + seconds(39)) is Phase.OUT
 
     def test_frozen_decode_excuses_prefill(self) -> None:
         assert self.phase(self.decode(beat_age_s=15.0)) is Phase.SERVING
         assert self.phase(self.decode(beat_age_s=14.9)) is Phase.OUT
 
-    def test_restarted_decode_excuses_prefill(self) -> None:
-        assert self.phase(self.decode(replaced_at=T0 + seconds(40))) is Phase.SERVING
+    def test_departed_decode_excuses_prefill(self) -> None:
+        assert self.phase(self.decode(), departed_at=T0 + seconds(40)) is Phase.SERVING
+        assert self.phase(departed_at=T0 + seconds(40)) is Phase.SERVING
 
     @pytest.mark.parametrize(("gap_s", "phase"), [(15.0, Phase.SERVING), (14.0, Phase.OUT)])
     def test_decode_that_resumed_excuses_prefill_after_a_long_gap(self, gap_s: float, phase: Phase) -> None:
@@ -117,3 +121,55 @@ class TestFailuresAfterSilence:
         uid = frozen.tracks[0].latest.pod_uid
         thawed = follow(frozen.tracks[0], make_sample(T0 + seconds(100), pod_uid=uid, beat_age_s=0.1))
         assert self.phase(with_track(frozen, thawed)) is phase
+
+    def test_decode_that_answered_lately_and_refuses_excuses_prefill(self) -> None:
+        answered = self.decode()
+        for at, error, phase in (
+            (100, "refused", Phase.SERVING),
+            (100, "timeout", Phase.OUT),
+            (161, "refused", Phase.OUT),
+        ):
+            uid = answered.tracks[0].latest.pod_uid
+            track = replace(answered.tracks[0], answered_at=T0 + seconds(200 - at))
+            ended = follow(track, make_sample(T0 + seconds(100), pod_uid=uid, connector_error=error, running=None))
+            assert self.phase(with_track(answered, ended)) is phase
+
+    @pytest.mark.parametrize(
+        ("waited_s", "done_at", "running", "phase"),
+        [
+            pytest.param(15.0, 71, 0, Phase.SERVING, id="overloaded"),
+            pytest.param(15.0, 70, 0, Phase.OUT, id="finishes nothing lately"),
+            pytest.param(15.0, 0, 1, Phase.SERVING, id="computes a long prompt"),
+            pytest.param(15.0, 0, 0, Phase.OUT, id="nothing goes on"),
+            pytest.param(14.0, 100, 1, Phase.OUT, id="nothing waits long"),
+        ],
+    )
+    def test_deadlines_of_overload_are_no_failures(
+        self, waited_s: float, done_at: float, running: int, phase: Phase
+    ) -> None:
+        (track,) = subject(Role.PREFILL, at=100, queues={BOOTSTRAP: (2, waited_s, 5)}, running=running).tracks
+        recent = ((T0 + seconds(done_at), Tally(1, 0)),) if done_at else ()
+        track = replace(track, ended=OutcomeTrack(Tally(1, 0), recent))
+        assert self.phase(self.decode(), prefill=track) is phase
+
+
+@pytest.mark.parametrize(
+    ("phase", "failed", "verdict"),
+    [(Phase.OUT, 0, Verdict.BLOCKED), (Phase.TRIAL, 0, Verdict.SATURATED), (Phase.TRIAL, 1, Verdict.BLOCKED)],
+)
+def test_engine_on_trial_is_not_blamed_before_it_fails(phase: Phase, failed: int, verdict: Verdict) -> None:
+    own = subject(Role.DECODE, at=40, queues={TRANSFER: (1, 40.0, 5)})
+    outcomes = OutcomeTrack(Tally(0, failed), ((T0 + seconds(30), Tally(0, failed)),))
+    standing = Standing("a" * 32, phase, T0 + seconds(10), times=1)
+    prefill = replace(subject(Role.PREFILL, at=40, running=1), standing=standing, routers=(outcomes,))
+    assert judge(own, prefill, at=40).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("done", "beat_age_s", "verdict"),
+    [(0, 22.0, Verdict.SATURATED), (0, 30.0, Verdict.STUCK), (1, 22.0, Verdict.STUCK), (1, 14.0, Verdict.SATURATED)],
+)
+def test_new_process_has_time_to_compile(done: int, beat_age_s: float, verdict: Verdict) -> None:
+    own = subject(Role.PREFILL, at=40, queues={BOOTSTRAP: (2, 40.0, 5)}, running=1, beat_age_s=beat_age_s)
+    own = with_track(own, replace(own.tracks[0], ended=OutcomeTrack(Tally(done, 0))))
+    assert judge(own, subject(Role.DECODE, at=40), at=40).verdict is verdict
