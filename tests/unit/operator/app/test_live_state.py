@@ -112,7 +112,7 @@ async def test_live_state_that_needs_no_step_takes_none(controller, monkeypatch,
     async def forgotten(*_: Any) -> Result:
         return Result()
 
-    controller._forget_pool = controller._forget_fleet = forgotten
+    controller._absent_pool = controller._forget_fleet = forgotten
     controller.bindings.drop = lambda _: None
     live: Any = Seen(BODIES[kind], is_live=True)
     live.stored = None  # deleted meanwhile
