@@ -30,8 +30,8 @@ Gates of Pending, in this order. A star marks those that end the operation as Fa
 
     last serving     another instance of the pool serves, or this one does not
 
-The last gate also holds later: if the other instances fail before the drain has ended, or before the pod is deleted,
-the operation is Pending again.
+The last gate also holds later. If the other instances fail before the drain has ended or the pod is deleted, the
+operation is Pending again.
 
 A restart gives up its drain after the pool's  drainTimeoutSeconds,  as an update does.
 """
