@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 from kubernetes.aio.config import ConfigException
-from pdpool_operator.observe.cluster import DECODE_POOLS, PREFILL_POOLS, SERVICES_PD
+from pdpool_operator.observe.cluster import DECODE_POOLS, OPERATIONS, PREFILL_POOLS, SERVICES_PD
 from pdpool_operator.runtime.api import SECRETS, Api, ApiError, NotFoundError, UnavailableError, connect
 
 from dev.paths import CHECKOUT, cache_dir
@@ -53,7 +53,7 @@ async def check(namespace: str) -> dict[str, bytes]:
 
 
 async def _look(api: Api, namespace: str) -> dict[str, bytes]:
-    for resource in (PREFILL_POOLS, DECODE_POOLS, SERVICES_PD):
+    for resource in (PREFILL_POOLS, DECODE_POOLS, SERVICES_PD, OPERATIONS):
         try:
             async for _ in api.list(resource, namespace):
                 break

@@ -9,7 +9,7 @@ from dev.demo.target import Target
 from dev.shell import CommandError
 
 GONE_S = 180.0
-KINDS = ("prefillpools", "decodepools", "disaggregatedservices")
+KINDS = ("prefillpools", "decodepools", "disaggregatedservices", "pooloperations")
 
 
 def remove(screen: Screen, target: Target) -> None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import kopf
 
 from .api import names
-from .observe.cluster import DECODE_POOLS, PREFILL_POOLS, SERVICES_PD
+from .observe.cluster import DECODE_POOLS, OPERATIONS, PREFILL_POOLS, SERVICES_PD
 from .runtime.api import (
     CONFIG_MAPS,
     DEPLOYMENTS,
@@ -26,7 +26,7 @@ from .runtime.api import (
 )
 from .runtime.watch_feeds import WATCH_S, WatchFeeds
 
-PRIMARY = (PREFILL_POOLS, DECODE_POOLS, SERVICES_PD)
+PRIMARY = (PREFILL_POOLS, DECODE_POOLS, SERVICES_PD, OPERATIONS)
 OWNED = (PODS, STATEFUL_SETS, DEPLOYMENTS, REPLICA_SETS, SERVICES, DISRUPTION_BUDGETS, CONFIG_MAPS, NETWORK_POLICIES)
 WHOLE = (*PRIMARY, STATEFUL_SETS)
 """Resources of which all objects are watched. A StatefulSet without our labels may have a name that a pool needs."""

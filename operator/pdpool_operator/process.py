@@ -19,10 +19,11 @@ from .api.models import POOL_KINDS
 from .build.settings import BuildSettings
 from .controller.fences import Fencer
 from .controller.judge import Judge
+from .controller.operations import Operations
 from .controller.reconcile import Controller
 from .controller.repairs import Repairer
 from .controller.served_fields import ServedFields
-from .observe.cluster import POOL_RESOURCES, SERVICES_PD, Cluster
+from .observe.cluster import OPERATIONS, POOL_RESOURCES, SERVICES_PD, Cluster
 from .observe.http import session
 from .observe.keys import Bindings, Key, keys_of
 from .observe.lives import Lives
@@ -137,12 +138,23 @@ class Operator:
             self._count_fence,
         )
         self.judge.words_due = fencer.look
+        self.has_operations = False
+        """Whether the API server served PoolOperations when this process began to watch."""
         self.served = ServedFields(self.api, self.metrics.report_missing_fields)
         routers = RouterClient(clients.control, write_budget=self.elector.write_budget_s)
+        recorder = Recorder(self.api, config.identity, _now)
         self.controller = Controller(
             api=self.api,
             cluster=Cluster(
-                reads, self.api, self.sampler, routers, self.keys.router, config.key_epoch, self.lives, _now
+                reads,
+                self.api,
+                self.sampler,
+                routers,
+                self.keys.router,
+                config.key_epoch,
+                self.lives,
+                _now,
+                lambda: self.has_operations,
             ),
             routers=routers,
             router_outcomes=self.router_outcomes,
@@ -150,8 +162,9 @@ class Operator:
             served=self.served,
             fencer=fencer,
             repairs=Repairer(self.api, self.bindings, self.served),
+            operations=Operations(self.api, self.served, recorder, _now),
             bindings=self.bindings,
-            recorder=Recorder(self.api, config.identity, _now),
+            recorder=recorder,
             metrics=self.metrics,
             engine_settings=self._engine_settings,
             router_key=self.keys.router,
@@ -259,6 +272,8 @@ class Operator:
             try:
                 async for key in self._keys():
                     self.queue.add(key)
+                for operation in self.store.all(OPERATIONS, None, {}):
+                    self._nudge(operation)
                 self.listed.set()
             except ApiError as error:
                 log.warning("resync failed, retrying soon: %s", error)
@@ -278,6 +293,7 @@ class Operator:
             try:
                 async for _ in self._keys():
                     pass
+                self.has_operations = await self._serves_operations()
             except NotFoundError as error:
                 log.warning("a CRD is not installed, retrying soon: %s; run %s", error, INSTALL_CRDS)
                 await asyncio.sleep(NOT_SERVED_AGAIN_S)
@@ -287,6 +303,21 @@ class Operator:
                 await asyncio.sleep(NOT_SERVED_AGAIN_S)
                 continue
             return
+
+    async def _serves_operations(self) -> bool:
+        """Whether PoolOperations are served. An upgrade that leaves the CRDs alone must not stop the operator."""
+        try:
+            for namespace in self.config.watch_namespaces or (None,):
+                async for _ in self.api.list(OPERATIONS, namespace):
+                    pass
+        except NotFoundError as error:
+            log.warning(
+                "PoolOperations are not available until their CRD is installed and the operator restarts: %s; run %s",
+                error,
+                INSTALL_CRDS,
+            )
+            return False
+        return True
 
     def _nudge(self, body: Any) -> None:  # noqa: ANN401 - kopf's body: a mapping
         if body.get("kind") == PODS.kind:

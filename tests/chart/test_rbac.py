@@ -98,7 +98,7 @@ def test_watching_alone_writes_only_status_and_events(render: Render, values: di
         for resource in rule["resources"]
         for verb in set(rule["verbs"]) - {"get", "list", "watch"}
     }
-    kinds = ("prefillpools", "decodepools", "disaggregatedservices")
+    kinds = ("prefillpools", "decodepools", "disaggregatedservices", "pooloperations")
     assert writes == {*((f"{kind}/status", "patch") for kind in kinds), ("events", "create"), ("events", "patch")}
     assert "secrets" not in {resource for rule in granted for resource in rule["resources"]}
 

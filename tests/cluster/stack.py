@@ -28,7 +28,7 @@ RELEASE, OPERATOR = "pdpool", "pdpool-operator"
 SYSTEM, POOLS = "stack-system", "stack-pools"
 OURS = "pdpool.dev/stack-tests"
 """Label of the namespaces that these tests created, and may therefore remove."""
-KINDS = "prefillpools,decodepools,disaggregatedservices"
+KINDS = "prefillpools,decodepools,disaggregatedservices,pooloperations"
 CRDS = tuple(f"{kind}.pdpool.dev" for kind in KINDS.split(","))
 POOL_KINDS = ("PrefillPool", "DecodePool")
 PATHS = {

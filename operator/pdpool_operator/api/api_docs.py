@@ -57,6 +57,15 @@ spec:
     policy: {{prefill: CacheAware, decode: Random}}
   stuckAfterSeconds: 30
 """,
+    "PoolOperation": f"""\
+apiVersion: {GROUP}/{VERSION}
+kind: PoolOperation
+metadata: {{name: restart-chat-decode-1, namespace: llm}}
+spec:
+  type: Restart
+  instance: chat-decode-1
+  deadlineSeconds: 600
+""",
 }
 
 INTRODUCTION = f"""\

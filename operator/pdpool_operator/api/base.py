@@ -5,7 +5,7 @@ A parse error names the faulty field.
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     AfterValidator,
@@ -121,7 +121,10 @@ class LocalReference(Model):
 
 
 class Resource(Model):
-    """Base of the three kinds. Parse with `parse`, which raises `SpecInvalid` and names every faulty field."""
+    """Base of all kinds. Parse with `parse`, which raises `SpecInvalid` and names every faulty field."""
+
+    kind: ClassVar[str]
+    plural: ClassVar[str]
 
     metadata: Metadata
 

@@ -16,7 +16,10 @@ CONDITIONS: Mapping[ConditionType, str] = {
         "Requests can be served. Pool: at least one instance serves. Service: both sides serve, and a router if it "
         "has one."
     ),
-    ConditionType.READY: "Everything is as the spec says: number of instances, their spec, and each of them serves.",
+    ConditionType.READY: (
+        "Everything is as the spec says: number of instances, their spec, and each of them serves. PoolOperation: it "
+        "has succeeded."
+    ),
     ConditionType.RECONCILING: "The operator or Kubernetes still works or waits. Present only while it is True.",
     ConditionType.STALLED: "Nothing proceeds until a person changes something. Present only while it is True.",
     ConditionType.QUEUES_HEALTHY: "The hand-off queues are empty or move. False: requests wait and nothing moves.",
@@ -55,7 +58,7 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
         Reason.API_FAILING: "The API server failed the operator's calls repeatedly. The operator tries again.",
     },
     "In progress": {
-        Reason.POOL_NOT_FOUND: "The service waits for a pool that does not exist.",
+        Reason.POOL_NOT_FOUND: "The pool does not exist. A service waits for it; an operation has failed.",
         Reason.NO_PODS: "No instance is created yet.",
         Reason.STARTING: "Instances start.",
         Reason.ENGINES_NOT_READY: "An instance that served before cannot serve now.",
@@ -65,7 +68,12 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
         Reason.SCALING_UP: "Instances are created.",
         Reason.SCALING_DOWN: "Surplus instances are removed.",
         Reason.UPDATING: "Instances or routers of an earlier spec are replaced.",
-        Reason.DRAINING: "An instance finishes its requests before it is replaced or removed.",
+        Reason.DRAINING: (
+            "An instance finishes its requests before it is replaced or removed, or an operation keeps it out of the "
+            "rotation."
+        ),
+        Reason.WAITING: "An operation has not begun, or waits for something. The message names it.",
+        Reason.RESTARTING: "An operation replaces the pod of an instance.",
         Reason.ADOPTING: "Objects of pdpool that had lost their owner get it back.",
         Reason.DELETING: "The object is being deleted.",
     },
@@ -75,6 +83,13 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
         Reason.UPDATE_AVAILABLE: "All is well. An earlier operator version built the pods; a restart replaces them.",
         Reason.SCALED_TO_ZERO: "The spec wants no instance, so Ready is True and Available is False.",
         Reason.ROUTER_DISABLED: "The spec wants no router.",
+        Reason.SUCCEEDED: "The operation has done what its spec says.",
+    },
+    "An operation has failed": {
+        Reason.INSTANCE_NOT_FOUND: "The pool has no such instance, or lost it before the operation ended.",
+        Reason.INSTANCE_TAKEN: "Another operation acts on the instance, or keeps it out of the rotation.",
+        Reason.NO_ROUTER: "No router of pdpool's sends requests to the instance, so it cannot be drained.",
+        Reason.DEADLINE_PASSED: "The operation did not end within `deadlineSeconds`.",
     },
     "Hand-off queues": {
         Reason.NO_INSTANCES: "There is no instance to judge.",

@@ -1,6 +1,7 @@
 """Generate the CustomResourceDefinitions from the models: `python -m pdpool_operator.api.crd [--check] DIRECTORY`."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 from .base import Resource
 from .models import DecodePool, DisaggregatedService, Pool, PrefillPool
 from .names import GROUP, MAX_NAME_LENGTH, NAME_PATTERN, VERSION
+from .operations import PoolOperation
 from .structural import to_structural
 
 CATEGORY = "pd"
@@ -75,10 +77,19 @@ SERVICE_COLUMNS = [
     _column("URL", ".status.url", priority=1),
     AGE_COLUMN,
 ]
+OPERATION_COLUMNS = [
+    _column("Type", ".spec.type"),
+    _column("Instance", ".spec.instance"),
+    _column("Phase", ".status.phase", description="How far the operation is."),
+    _column("Message", ".status.message", description="What it waits for, or how it ended."),
+    AGE_COLUMN,
+]
 
 
-def crd(kind: type[Resource], *, name: str, plural: str, short: str, columns: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the CustomResourceDefinition of one kind."""
+def crd(
+    kind: type[Resource], *, short: str, columns: list[dict[str, Any]], rules: Sequence[dict[str, str]] = NAME_RULES
+) -> dict[str, Any]:
+    """Return the CustomResourceDefinition of one kind. `rules` are those on its metadata."""
     subresources: dict[str, Any] = {"status": {}}
     if issubclass(kind, Pool):
         subresources["scale"] = {
@@ -89,15 +100,15 @@ def crd(kind: type[Resource], *, name: str, plural: str, short: str, columns: li
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{GROUP}"},
+        "metadata": {"name": f"{kind.plural}.{GROUP}"},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
             "names": {
-                "kind": name,
-                "listKind": f"{name}List",
-                "plural": plural,
-                "singular": name.lower(),
+                "kind": kind.kind,
+                "listKind": f"{kind.kind}List",
+                "plural": kind.plural,
+                "singular": kind.kind.lower(),
                 "shortNames": [short],
                 "categories": [CATEGORY],
             },
@@ -108,14 +119,14 @@ def crd(kind: type[Resource], *, name: str, plural: str, short: str, columns: li
                     "storage": True,
                     "subresources": subresources,
                     "additionalPrinterColumns": columns,
-                    "schema": {"openAPIV3Schema": _schema(kind)},
+                    "schema": {"openAPIV3Schema": _schema(kind, rules)},
                 }
             ],
         },
     }
 
 
-def _schema(kind: type[Resource]) -> dict[str, Any]:
+def _schema(kind: type[Resource], rules: Sequence[dict[str, str]]) -> dict[str, Any]:
     spec_model = kind.model_fields["spec"].annotation
     status_model = kind.model_fields["status"].annotation
     assert spec_model is not None
@@ -125,7 +136,7 @@ def _schema(kind: type[Resource]) -> dict[str, Any]:
     schema: dict[str, Any] = {
         "type": "object",
         "description": (kind.__doc__ or "").strip(),
-        "x-kubernetes-validations": NAME_RULES,
+        **({"x-kubernetes-validations": list(rules)} if rules else {}),
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
@@ -144,15 +155,10 @@ def _schema(kind: type[Resource]) -> dict[str, Any]:
 def crds() -> dict[str, dict[str, Any]]:
     """Return all CustomResourceDefinitions, by file name."""
     definitions = (
-        crd(PrefillPool, name=PrefillPool.kind, plural=PrefillPool.plural, short="ppool", columns=POOL_COLUMNS),
-        crd(DecodePool, name=DecodePool.kind, plural=DecodePool.plural, short="dpool", columns=POOL_COLUMNS),
-        crd(
-            DisaggregatedService,
-            name=DisaggregatedService.kind,
-            plural=DisaggregatedService.plural,
-            short="pdsvc",
-            columns=SERVICE_COLUMNS,
-        ),
+        crd(PrefillPool, short="ppool", columns=POOL_COLUMNS),
+        crd(DecodePool, short="dpool", columns=POOL_COLUMNS),
+        crd(DisaggregatedService, short="pdsvc", columns=SERVICE_COLUMNS),
+        crd(PoolOperation, short="poolop", columns=OPERATION_COLUMNS, rules=()),
     )
     return {f"{GROUP}_{definition['spec']['names']['plural']}.yaml": definition for definition in definitions}
 

@@ -1,4 +1,4 @@
-"""The three kinds as typed models. The CRDs are generated from them.
+"""Pools and services as typed models. The CRDs are generated from them, and from `operations`.
 
 `kubectl explain` prints the field descriptions.
 
@@ -320,8 +320,6 @@ class PoolStatus(Model):
 class Pool(Resource):
     """Common part of `PrefillPool` and `DecodePool`."""
 
-    kind: ClassVar[str]
-    plural: ClassVar[str]
     role: ClassVar[Role]
 
     spec: PoolSpec
@@ -655,8 +653,8 @@ class DisaggregatedServiceStatus(Model):
 class DisaggregatedService(Resource):
     """A prefill pool and a decode pool that serve one model together, with a router in front."""
 
-    kind: ClassVar[str] = "DisaggregatedService"
-    plural: ClassVar[str] = "disaggregatedservices"
+    kind = "DisaggregatedService"
+    plural = "disaggregatedservices"
 
     spec: DisaggregatedServiceSpec
     status: Annotated[DisaggregatedServiceStatus, WrapValidator(tolerant)] = Field(

@@ -5,6 +5,7 @@ ends in a role, or in a role and an instance number, so it can be parsed in only
 """
 
 import itertools
+import re
 from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Any, Final
@@ -21,6 +22,11 @@ STATUS_FIELD_MANAGER: Final = "pdpool-status"
 MAX_NAME_LENGTH: Final = 40
 NAME_PATTERN: Final = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 """Pattern of the names of pools and services. Kubernetes Services are named after them."""
+
+INSTANCE_PATTERN: Final = (
+    "^(?P<pool>[a-z]([-a-z0-9]*[a-z0-9])?)-(?P<role>prefill|decode)-(?P<index>0|[1-9][0-9]{0,2})(-0)?$"
+)
+"""Pattern of the names of instances, `chat-prefill-0`, and of their pods, `chat-prefill-0-0`."""
 
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_PART_OF: Final = "app.kubernetes.io/part-of"
@@ -99,6 +105,12 @@ def instance(pool: str, role: Role, index: int) -> str:
 def free_indexes(taken: Collection[int], count: int) -> tuple[int, ...]:
     """Indexes of new instances: the lowest that are not taken."""
     return tuple(itertools.islice((index for index in itertools.count() if index not in taken), max(0, count)))
+
+
+def parse_instance(name: str) -> tuple[str, Role, int] | None:
+    """Return pool, role and index of an instance, from its name or that of its pod. None if it is neither."""
+    found = re.fullmatch(INSTANCE_PATTERN, name)
+    return (found["pool"], Role(found["role"]), int(found["index"])) if found else None
 
 
 def instance_selector(pool: str, role: Role, index: int) -> dict[str, str]:

@@ -58,12 +58,22 @@ class Reason(StrEnum):
     ADOPTING = "Adopting"
     DELETING = "Deleting"
 
+    WAITING = "Waiting"
+    RESTARTING = "Restarting"
+
     # Good.
     SERVING = "Serving"
     READY = "Ready"
     UPDATE_AVAILABLE = "UpdateAvailable"
     SCALED_TO_ZERO = "ScaledToZero"
     ROUTER_DISABLED = "RouterDisabled"
+    SUCCEEDED = "Succeeded"
+
+    # An operation has failed.
+    INSTANCE_NOT_FOUND = "InstanceNotFound"
+    INSTANCE_TAKEN = "InstanceTaken"
+    NO_ROUTER = "NoRouter"
+    DEADLINE_PASSED = "DeadlinePassed"
 
     # Hand-off queues: the worst verdict of a pool.
     NO_INSTANCES = "NoInstances"

@@ -43,6 +43,7 @@ from ..status.transition import REFRESH, Status, should_write, transition_events
 from .apply import Outcome, carry_out
 from .fences import Fencer
 from .judge import Judge
+from .operations import Operations
 from .repairs import Repairer
 from .served_fields import ServedFields
 
@@ -85,6 +86,7 @@ class Controller:
     served: ServedFields
     fencer: Fencer
     repairs: Repairer
+    operations: Operations
     bindings: Bindings
     recorder: Recorder
     metrics: Metrics
@@ -124,11 +126,11 @@ class Controller:
         resource = POOL_RESOURCES[kind]
         body = await cluster.body(resource, key.namespace, key.name)
         if body is None:
-            return await self._forget_pool(key, kind)
+            return await self._absent_pool(key, kind, cluster)
         try:
             pool = kind.parse(body)
         except SpecInvalid as invalid:
-            return await self._refuse(key, resource, body, str(invalid))
+            return await self._refuse_pool(key, kind, body, str(invalid), cluster)
         try:
             observed = await cluster.pool(pool)
         except ApiError as error:
@@ -141,7 +143,8 @@ class Controller:
         settings = self.engine_settings(key.namespace)
         plan = plan_pool(observed, settings, self.now(), at_fault)
         repair = await self.repairs.look(key, body, observed, diagnoses, self.now(), cluster)
-        if (plan.needs_live_state or repair.acts) and not cluster.is_live:
+        operations = self.operations.plan(observed, diagnoses)
+        if (plan.needs_live_state or repair.acts or operations.acts) and not cluster.is_live:
             return None
         rotates = None if observed.keys == KeyEpochs(settings.key_epoch) else ROTATION_AGAIN_S
         outcome, failure = await self._carry_out(key, plan)
@@ -167,10 +170,17 @@ class Controller:
         self.judge.shown(key, diagnoses)
         await self._tell(resource, body, plan, outcome, pool.status, status, (*fenced, *repair.events))
         self._count_repairs(key, pool, repair)
+        await self.operations.carry_out(key.namespace, operations)
         if failure is not None:
             raise failure
         return self._result(
-            plan, outcome, pending, _ask_events_again_s(observed, self.now()), rotates, _repair_again_s(repair)
+            plan,
+            outcome,
+            pending,
+            _ask_events_again_s(observed, self.now()),
+            rotates,
+            _repair_again_s(repair),
+            operations.again_s,
         )
 
     def _count_repairs(self, key: Key, pool: Pool, repair: RepairPlan) -> None:
@@ -346,12 +356,29 @@ class Controller:
             return Result(failed=True)
         return Result(min((s for s in (plan.requeue_after_s, *at_latest_s) if s is not None), default=None))
 
-    async def _forget_pool(self, key: Key, kind: type[Pool]) -> Result:
-        """Remove the pool from memory. Owner references delete the pool's objects."""
+    async def _absent_pool(self, key: Key, kind: type[Pool], cluster: Cluster) -> Result | None:
+        """Remove the pool from memory, and end its operations. Owner references delete the pool's objects."""
+        operations = await cluster.operations(kind, key.namespace, key.name)
+        plan = self.operations.plan_without_pool(operations)
+        if plan.acts and not cluster.is_live:
+            return None
         self.judge.gone(key)
         await self.cluster.forget_pool(key.namespace, key.name, kind.role)
         self._forget(key)
+        await self.operations.carry_out(key.namespace, plan)
         return Result()
+
+    async def _refuse_pool(
+        self, key: Key, kind: type[Pool], body: Object, message: str, cluster: Cluster
+    ) -> Result | None:
+        """Report that the pool does not fit its model. Its operations wait."""
+        operations = await cluster.operations(kind, key.namespace, key.name)
+        plan = self.operations.plan_without_pool(operations, message)
+        if plan.acts and not cluster.is_live:
+            return None
+        await self._refuse(key, POOL_RESOURCES[kind], body, message)
+        await self.operations.carry_out(key.namespace, plan)
+        return Result(plan.again_s)
 
     def _forget(self, key: Key) -> None:
         self.metrics.states.drop(key)

@@ -5,6 +5,7 @@ A reconcile reads the objects itself, so it does not depend on the event that st
 
 import asyncio
 import copy
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -14,7 +15,9 @@ from ..api import names
 from ..api.base import Metadata, SpecInvalid
 from ..api.key_epochs import KeyEpochs, next_epochs
 from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool, RepairMode, RepairSpec
+from ..api.operations import PoolOperation
 from ..engines import engine_of
+from ..plan.drain import with_operations
 from ..runtime.api import (
     CONFIG_MAPS,
     DEPLOYMENTS,
@@ -41,7 +44,10 @@ Object = dict[str, Any]
 PREFILL_POOLS = Resource(names.GROUP, names.VERSION, PrefillPool.plural, "PrefillPool")
 DECODE_POOLS = Resource(names.GROUP, names.VERSION, DecodePool.plural, "DecodePool")
 SERVICES_PD = Resource(names.GROUP, names.VERSION, DisaggregatedService.plural, DisaggregatedService.kind)
+OPERATIONS = Resource(names.GROUP, names.VERSION, PoolOperation.plural, PoolOperation.kind)
 POOL_RESOURCES = {PrefillPool: PREFILL_POOLS, DecodePool: DECODE_POOLS}
+
+log = logging.getLogger(__name__)
 
 EVENTS_AFTER = timedelta(seconds=3)
 """Age from which events are read for a pod that is not Ready, or for an instance without a pod."""
@@ -84,6 +90,7 @@ class Cluster:
         key_epoch: int,
         lives: Lives,
         now: Callable[[], datetime],
+        has_operations: Callable[[], bool] = lambda: True,
     ) -> None:
         self._lives = lives
         self._api, self._live = reads, live
@@ -93,6 +100,7 @@ class Cluster:
         self._key_epoch = key_epoch
         self._now = now
         self._fleets = FleetReads(live, sampler)
+        self._has_operations = has_operations
         self._drains: dict[tuple[str, str, str], dict[str, tuple[datetime, datetime]]] = {}
         """By pool, then by UID of the StatefulSet: start of the drain, and when this process first saw it."""
 
@@ -127,6 +135,24 @@ class Cluster:
         repair = most_cautious(service.spec.repair if service else RepairSpec() for _, service in services)
         listed = replace(listed, stuck_after_s=stuck_after, routed=routed, repair=repair)
         return _with_routers(listed, [r for some in routers for r in some])
+
+    async def operations(self, kind: type[Pool], namespace: str, name: str) -> tuple[PoolOperation, ...]:
+        """Return the operations on instances of a pool, which need not exist, the older ones first.
+
+        None is found while the API server does not serve the kind.
+        """
+        if not self._has_operations():
+            return ()
+        found = []
+        for body in await self._list(OPERATIONS, namespace):
+            try:
+                operation = PoolOperation.parse(body)
+            except SpecInvalid as invalid:  # the CRD of another version let it in
+                log.warning("PoolOperation %s/%s is left alone: %s", namespace, body["metadata"]["name"], invalid)
+                continue
+            if (operation.pool_kind, operation.pool_name) == (kind, name):
+                found.append(operation)
+        return tuple(sorted(found, key=lambda one: (one.metadata.creation_timestamp, one.metadata.name)))
 
     async def forget_pool(self, namespace: str, name: str, role: names.Role) -> None:
         """Forget a pool that was deleted, and stop sampling its pods."""
@@ -239,6 +265,8 @@ class Cluster:
             for index, sts in stateful_sets
         ]
         instances = await self._with_events(pool, instances, {sts["metadata"]["uid"]: sts for _, sts in stateful_sets})
+        operations = await self.operations(type(pool), namespace, name)
+        instances = [with_operations(instance, operations) for instance in instances]
         keys = parse.applied_keys(objects[0]) if objects[0] is not None else None
         if any(self._lacks_volume(instance.pod) for instance in instances):
             keys = None
@@ -249,6 +277,7 @@ class Cluster:
                 *(parse.observed_object(obj, labels) for obj in objects if obj is not None),
                 *([keys] if keys else []),
             ),
+            operations=operations,
             keys=self._next_keys(pool, others),
         )
 

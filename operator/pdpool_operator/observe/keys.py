@@ -7,6 +7,7 @@ from typing import Any
 from ..api import names
 from ..api.models import POOL_KINDS, DecodePool, DisaggregatedService, PrefillPool
 from ..api.names import Role
+from ..api.operations import PoolOperation
 from .parse import controller
 
 FLEET_PREFIX = "service/"
@@ -68,6 +69,8 @@ def keys_of(body: Mapping[str, Any], bindings: Bindings) -> Iterable[Key]:
     if body.get("kind") == DisaggregatedService.kind:
         key = Key(DisaggregatedService.kind, namespace, meta["name"])
         return {key, *(pool.to_reconcile for pool in bindings.pools(key))}
+    if body.get("kind") == PoolOperation.kind:
+        return _of_operation(body, bindings)
     if body.get("kind") in (PrefillPool.kind, DecodePool.kind):
         key = Key(body["kind"], namespace, meta["name"])
         return {key, *bindings.services(key)}
@@ -78,6 +81,16 @@ def keys_of(body: Mapping[str, Any], bindings: Bindings) -> Iterable[Key]:
         key = Key(POOL_KIND_OF_ROLE[role], namespace, pool)
         return {key, *bindings.services(key)}
     return _of_owner(body, bindings)
+
+
+def _of_operation(body: Mapping[str, Any], bindings: Bindings) -> Iterable[Key]:
+    """Return the pool whose instance an operation names, and the services of the pool: the rotation may change."""
+    target = names.parse_instance(str((body.get("spec") or {}).get("instance", "")))
+    if target is None:
+        return ()
+    pool, role, _ = target
+    key = Key(POOL_KIND_OF_ROLE[role], body["metadata"]["namespace"], pool)
+    return {key, *bindings.services(key)}
 
 
 def _of_owner(body: Mapping[str, Any], bindings: Bindings) -> Iterable[Key]:

@@ -11,6 +11,7 @@ from typing import Any
 from ..api.key_epochs import FIRST_KEYS, KeyEpochs
 from ..api.models import DisaggregatedService, Pool, RepairMode, RepairSpec
 from ..api.names import Role
+from ..api.operations import PoolOperation
 from ..engines.answers import Counters as Counters
 from ..engines.answers import EngineSample as EngineSample
 
@@ -224,7 +225,7 @@ class ObservedInstance:
     """`spec.replicas` of the StatefulSet."""
     drain_started: datetime | None
     drain_reason: str
-    """Value of the annotation. Empty if absent."""
+    """Value of the annotation. Empty if absent. `Operation` if only a `PoolOperation` drains the instance."""
     pod: ObservedPod | None
     drain_seen: datetime | None = None
     """When this process first saw the present drain, by its own clock. `None` if it has not."""
@@ -239,6 +240,8 @@ class ObservedInstance:
     owners: FieldOwners = FieldOwners()
     out: bool = False
     """The instance is Failing, Stuck or unfit, so routers must not list it while a sibling serves."""
+    kept_out_by: str = ""
+    """Name of the `PoolOperation` that keeps the instance out of the rotation. Empty if none does."""
     labels: Mapping[str, str] | None = None
     """`None` if they were not observed."""
     labelled: bool = False
@@ -286,6 +289,8 @@ class ObservedPool:
     """Something else than pdpool runs the pods: a side of a service with selectors, in the shape of a pool."""
     routed: bool = True
     """A service with a router binds the pool. Without one, the operator does not control which requests arrive."""
+    operations: tuple[PoolOperation, ...] = ()
+    """Operations on instances of the pool, the finished ones included."""
     keys: KeyEpochs = FIRST_KEYS
     """Keys that new pods get, so that they can connect to every engine pod of the other role in the namespace."""
 

@@ -11,10 +11,12 @@ from ..api.reasons import Reason
 
 
 class DrainReason(StrEnum):
-    """Reason for a drain. Value of the annotation `pdpool.dev/drain-reason`."""
+    """Reason for a drain. Value of the annotation `pdpool.dev/drain-reason`, except for an operation."""
 
     SCALE_DOWN = "ScaleDown"
     UPDATE = "Update"
+    OPERATION = "Operation"
+    """A `PoolOperation` keeps the instance out of the rotation. No annotation says so."""
 
 
 class EventType(StrEnum):

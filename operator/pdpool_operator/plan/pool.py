@@ -30,6 +30,9 @@ Nothing is taken out of service while the template is invalid, a name is taken, 
 Desired instances that drain return to service, because the error may last long. Their drain starts again when the error
 is fixed.
 
+A `PoolOperation` may keep an instance out of the rotation. Step 4 leaves such an instance alone. While there is one,
+step 5 takes no outdated instance. A surplus one is still removed, and the one that is kept out goes first.
+
 A change of what the builders render under an unchanged H (another operator version) is no step: see `UpdateAvailable`.
 Kubernetes restarts failed pods, as long as the StatefulSet exists.
 """
@@ -171,13 +174,20 @@ class _Context:
 
     def cancelled(self, instance: ObservedInstance) -> bool:
         """Whether the reason of a drain no longer holds."""
-        if instance.drain_started is None or self.surplus(instance):
+        if instance.drain_started is None or instance.drain_reason == DrainReason.OPERATION or self.surplus(instance):
             return False
         return instance.drain_reason == DrainReason.SCALE_DOWN or not self.outdated(instance)
 
     @property
     def draining(self) -> list[ObservedInstance]:
-        return [i for i in self.present if i.drain_started is not None and not self.cancelled(i)]
+        """Instances that the pool itself drains."""
+        own = [i for i in self.present if i.drain_started is not None and i.drain_reason != DrainReason.OPERATION]
+        return [instance for instance in own if not self.cancelled(instance)]
+
+    @property
+    def kept_out(self) -> list[ObservedInstance]:
+        """Instances that operations keep out of the rotation."""
+        return [instance for instance in self.present if instance.kept_out_by]
 
 
 def _create(context: _Context) -> Plan:
@@ -254,6 +264,7 @@ def _put_back(ours: Sequence[ObservedInstance], selection: Selection) -> tuple[P
         _annotate(instance, None, None)
         for instance in ours
         if instance.drain_started is not None and not instance.deleting
+        if instance.drain_reason != DrainReason.OPERATION
         if instance not in selection.surplus or instance.drain_reason == DrainReason.UPDATE
     )
 
@@ -294,7 +305,7 @@ def _begin(context: _Context) -> Plan:
     outdated = context.selector.in_turn(
         [i for i in context.present if context.outdated(i) and not context.cancelled(i)]
     )
-    if not outdated or _on_its_way(context):
+    if not outdated or context.kept_out or _on_its_way(context):
         return Plan()
     chosen = outdated[0]
     if context.selection.surge and not any(available(other) for other in context.present if other is not chosen):
@@ -373,6 +384,10 @@ def _waiting(context: _Context) -> Progress | None:
     if leaving:
         return Progress(Reason.SCALING_DOWN, f"Waiting for {', '.join(leaving)} to be deleted")
     outdated = [instance for instance in context.present if context.outdated(instance)]
+    if context.kept_out:
+        what = _list([f"{i.name} out of the rotation (PoolOperation {i.kept_out_by})" for i in context.kept_out])
+        pauses = "; the update waits for its end" if outdated else ""
+        return Progress(Reason.DRAINING, f"An operation keeps {what}{pauses}")
     waiting = [instance.name for instance in context.present if not available(instance)]
     if outdated:
         at_fault = [i.name for i in context.present if i.index in context.selector.at_fault and i.name not in waiting]

@@ -43,7 +43,7 @@ class Turn(IntEnum):
     IDLE = 3
     """It cannot serve and has no requests."""
     UNREADY = 4
-    """It is not Ready, but may have requests."""
+    """It is not Ready, or an operation keeps it out of the rotation, but it may have requests."""
     FAULTY = 5
     """It is Ready, and its verdict is one of `AT_FAULT`."""
     OUTDATED = 6
@@ -157,6 +157,8 @@ class Selector:
         pod = instance.pod
         if instance.drain_started is not None and instance.drain_reason == DrainReason.SCALE_DOWN:
             return Turn.REMOVING
+        if instance.drain_reason == DrainReason.OPERATION:
+            return Turn.UNREADY
         if instance.drain_started is not None and self.outdated(instance):
             return Turn.UPDATING
         if pod is None or pod.unschedulable or (pod.phase == "Pending" and not pod.node):

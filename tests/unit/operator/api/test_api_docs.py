@@ -9,8 +9,9 @@ import pytest
 from pdpool_operator.api.api_docs import examples, fields, page
 from pdpool_operator.api.crd import crds
 from pdpool_operator.api.models import DecodePool, DisaggregatedService, PrefillPool
+from pdpool_operator.api.operations import PoolOperation
 
-KINDS = {kind.kind: kind for kind in (PrefillPool, DecodePool, DisaggregatedService)}
+KINDS = {kind.kind: kind for kind in (PrefillPool, DecodePool, DisaggregatedService, PoolOperation)}
 TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
@@ -48,7 +49,8 @@ def faults(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[str]:
 def test_example_fits_crd_and_model(example: dict[str, Any]) -> None:
     schema = schema_of(example["kind"])
     assert list(faults(schema["properties"]["spec"], example["spec"], "spec")) == []
-    KINDS[example["kind"]].model_validate(example | {"metadata": {**example["metadata"], "uid": "u"}})
+    stamped = {**example["metadata"], "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    KINDS[example["kind"]].model_validate(example | {"metadata": stamped})
 
 
 def test_unknown_and_wrong_fields_are_faults() -> None:

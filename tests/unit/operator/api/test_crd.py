@@ -88,6 +88,7 @@ def pattern_of(file: str, field: str) -> str:
 
 
 POOLS, SERVICES = "pdpool.dev_prefillpools.yaml", "pdpool.dev_disaggregatedservices.yaml"
+OPERATIONS = "pdpool.dev_pooloperations.yaml"
 
 
 @pytest.mark.parametrize(
@@ -156,6 +157,21 @@ POOLS, SERVICES = "pdpool.dev_prefillpools.yaml", "pdpool.dev_disaggregatedservi
             ("chat", "a", "a-1"),
             ("A B", "A", "-a", "a-", "1a", "a.b", "a/b", "../a", ""),
         ),
+        (
+            OPERATIONS,
+            "instance",
+            ("chat-decode-0", "chat-prefill-12", "a-decode-0-0", "chat-decode-1-prefill-255-0"),
+            (
+                "chat",
+                "chat-decode",
+                "chat-router-0",
+                "chat-decode-01",
+                "chat-decode-0-1",
+                "-decode-0",
+                "C-decode-0",
+                "",
+            ),
+        ),
     ],
 )
 def test_strings_are_refused_that_could_name_nothing(
@@ -207,6 +223,7 @@ def test_pools_can_be_scaled_and_services_not() -> None:
         "pdpool.dev_prefillpools.yaml": scale,
         "pdpool.dev_decodepools.yaml": scale,
         "pdpool.dev_disaggregatedservices.yaml": None,
+        OPERATIONS: None,
     }
 
 

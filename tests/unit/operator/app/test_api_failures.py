@@ -9,6 +9,7 @@ import pytest
 from pdpool_operator.api.base import ConditionStatus
 from pdpool_operator.api.models import PrefillPool
 from pdpool_operator.controller.judge import Judge
+from pdpool_operator.controller.operations import Operations
 from pdpool_operator.controller.reconcile import Controller
 from pdpool_operator.observe.keys import Bindings, Key
 from pdpool_operator.plan.fences import Fencing
@@ -54,6 +55,7 @@ class World:
             served=cast("Any", SimpleNamespace(storable=lambda _, status: status)),
             fencer=cast("Any", nothing),
             repairs=cast("Any", SimpleNamespace(look=self.no_repair)),
+            operations=Operations(cast("Any", self), cast("Any", None), cast("Any", self), lambda: T0),
             bindings=Bindings(),
             recorder=cast("Any", self),
             engine_settings=lambda _: SETTINGS,
@@ -66,6 +68,9 @@ class World:
         return RepairPlan()
 
     async def nothing(self, *_: Any) -> tuple[()]:
+        return ()
+
+    async def operations(self, *_: Any) -> tuple[()]:
         return ()
 
     async def body(self, resource: Any, namespace: str, name: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pdpool_operator.controller import reconcile
 from pdpool_operator.controller.reconcile import Controller
 from pdpool_operator.observe.keys import Key
 from pdpool_operator.plan.model import Delete, Patch, Plan
+from pdpool_operator.plan.operation import OperationPlan
 from pdpool_operator.plan.repair import RepairPlan
 from pdpool_operator.runtime.manager import Result
 
@@ -67,6 +68,7 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Any:
         _forget=lambda _: None,
         now=lambda: None,
         repairs=SimpleNamespace(look=no_repair),
+        operations=SimpleNamespace(plan=lambda *_: OperationPlan()),
         api=None,
         routers=None,
     )
@@ -110,7 +112,7 @@ async def test_live_state_that_needs_no_step_takes_none(controller, monkeypatch,
     async def forgotten(*_: Any) -> Result:
         return Result()
 
-    controller._forget_pool = controller._forget_fleet = forgotten
+    controller._absent_pool = controller._forget_fleet = forgotten
     controller.bindings.drop = lambda _: None
     live: Any = Seen(BODIES[kind], is_live=True)
     live.stored = None  # deleted meanwhile

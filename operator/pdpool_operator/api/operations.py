@@ -1,0 +1,160 @@
+"""The kind `PoolOperation`: one command about one instance. Its objects stay as a record of what was done."""
+
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, WrapValidator, field_validator
+
+from . import names
+from .base import Condition, Metadata, Model, Resource, Time, cel_rule, tolerant
+from .models import BY_TYPE, MAX_CONDITIONS, POOL_KINDS, Pool
+from .rules import rules_schema
+
+IMMUTABLE = {
+    "rule": "self == oldSelf",
+    "message": "type, instance and deadlineSeconds cannot be changed; create another PoolOperation",
+}
+INSTANCE_RULE = (
+    "instance must be the name of an instance or of its pod, such as chat-decode-1 or chat-decode-1-0, where chat is "
+    "the name of its pool"
+)
+
+
+class OperationType(StrEnum):
+    """What is done with the instance."""
+
+    DRAIN = "Drain"
+    RESTART = "Restart"
+
+
+class OperationPhase(StrEnum):
+    """How far an operation is."""
+
+    PENDING = "Pending"
+    DRAINING = "Draining"
+    RESTARTING = "Restarting"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the operation has ended."""
+        return self in {OperationPhase.SUCCEEDED, OperationPhase.FAILED}
+
+
+class OperationSpec(Model):
+    """What to do. It cannot be changed after creation."""
+
+    model_config = ConfigDict(json_schema_extra=rules_schema((), IMMUTABLE))
+
+    type: OperationType = Field(
+        description=(
+            "Drain takes the instance out of the rotation until the operation is deleted. Restart drains it, replaces "
+            "its pod, and ends when the new pod is back in the rotation."
+        )
+    )
+    instance: str = Field(
+        min_length=1,
+        max_length=63,
+        description="Name of the instance, or of its pod: chat-decode-1 is the instance 1 of the DecodePool chat.",
+        json_schema_extra=cel_rule(f"self.matches('{names.INSTANCE_PATTERN}')", INSTANCE_RULE),
+    )
+    deadline_seconds: int = Field(
+        default=1800,
+        ge=1,
+        le=86400,
+        description=(
+            "Seconds after the creation of this object within which the operation must end. Then it fails. It covers "
+            "waiting, the drain, and the start of the new engine."
+        ),
+    )
+
+    @field_validator("instance")
+    @classmethod
+    def _names_an_instance(cls, value: str) -> str:
+        if names.parse_instance(value) is None:
+            raise ValueError(INSTANCE_RULE)
+        return value
+
+
+class OperationStatus(Model):
+    """Observed state of an operation."""
+
+    observed_generation: int = Field(
+        default=0, ge=0, description="The metadata.generation that this status belongs to."
+    )
+    phase: OperationPhase = Field(
+        default=OperationPhase.PENDING,
+        description=(
+            "Pending: nothing is done yet. Draining: the instance is out of the rotation. Restarting: its pod is about "
+            "to be deleted, or was. Succeeded and Failed: the operation has ended."
+        ),
+    )
+    message: str = Field(default="", max_length=1024, description="What it waits for, or how it ended.")
+    started_at: Time | None = Field(default=None, description="When the instance left the rotation.")
+    finished_at: Time | None = Field(default=None, description="When the operation ended.")
+    instance_uid: Annotated[str, Field(alias="instanceUID")] = Field(
+        default="",
+        max_length=64,
+        description="UID of the instance's StatefulSet. A later instance of the same name is not meant.",
+    )
+    pod_uid: Annotated[str, Field(alias="podUID")] = Field(
+        default="", max_length=64, description="Restart only: UID of the pod to replace. It is written before the deed."
+    )
+    served: bool = Field(
+        default=False,
+        description=(
+            "The instance served when it left the rotation. If no other one serves any more before it is drained, it "
+            "returns."
+        ),
+    )
+    conditions: tuple[Condition, ...] = Field(
+        default=(),
+        max_length=MAX_CONDITIONS,
+        json_schema_extra=BY_TYPE,
+        description="Ready: the operation has succeeded. Reconciling and Stalled while they are True.",
+    )
+
+
+class CreatedMetadata(Metadata):
+    """Metadata with the time of creation."""
+
+    creation_timestamp: Time
+
+
+class PoolOperation(Resource):
+    """One command about one instance of a pool: drain it, or restart it."""
+
+    kind = "PoolOperation"
+    plural = "pooloperations"
+
+    metadata: CreatedMetadata
+    spec: OperationSpec
+    status: Annotated[OperationStatus, WrapValidator(tolerant)] = Field(default_factory=OperationStatus)
+
+    @property
+    def _target(self) -> tuple[str, names.Role, int]:
+        target = names.parse_instance(self.spec.instance)
+        assert target is not None
+        return target
+
+    @property
+    def pool_kind(self) -> type[Pool]:
+        """Kind of the instance's pool."""
+        return next(kind for kind in POOL_KINDS if kind.role is self._target[1])
+
+    @property
+    def pool_name(self) -> str:
+        """Name of the instance's pool."""
+        return self._target[0]
+
+    @property
+    def instance(self) -> str:
+        """Name of the instance, also if the spec names its pod."""
+        return names.instance(*self._target)
+
+    @property
+    def due(self) -> datetime:
+        """When it must have ended."""
+        return self.metadata.creation_timestamp + timedelta(seconds=self.spec.deadline_seconds)

@@ -1,0 +1,387 @@
+"""Decides the next step of each `PoolOperation` on the instances of one pool. Pure, and total.
+
+    Pending      Nothing is done. A gate is closed, and the message names it.
+
+    Draining     The instance is out of the rotation, and its requests end.
+
+    Restarting   Restart only. The pod with the UID in the status is about to be deleted, or was.
+
+    Succeeded    Drain: the instance is drained. It stays out of the rotation until the operation is deleted.
+                 Restart: another pod is Ready, and a router lists it, if there is one.
+
+    Failed       Refused, or the deadline has passed. The instance returns into the rotation.
+
+Each phase is written before it takes effect: the rotation and the deletion of the pod follow from a status that was
+read back. So an operator that is killed at any step neither repeats nor forgets. A pod is deleted by its UID. Once that
+UID is gone nothing else is deleted.
+
+Gates of Pending, in this order. A star marks those that end the operation as Failed, because only a person opens them:
+
+    exists *         the pool and the instance exist
+
+    taken *          no other operation acts on the instance, or keeps it out. The one that began first has it; if none
+                     began, the older one.
+
+    router *         Drain only: a router of pdpool's sends the requests, so that it can stop to
+
+    pod              Restart only: there is a pod, and it does not terminate
+
+    own drain        the pool does not drain the instance for an update or a scale-down
+
+    last serving     another instance of the pool serves, or this one does not
+
+The last gate also holds later. If the other instances fail before the drain has ended or the pod is deleted, the
+operation is Pending again.
+
+A restart gives up its drain after the pool's  drainTimeoutSeconds,  as an update does.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from ..api.base import Condition, ConditionStatus
+from ..api.operations import OperationPhase, OperationStatus, OperationType, PoolOperation
+from ..api.reasons import ConditionType, Reason
+from ..observe.model import ObservedInstance, ObservedPool
+from .drain import GIVEN_UP_GRACE_S, deadline, work_left
+from .model import Delete, DrainReason, Event, EventType
+
+MAX_MESSAGE = 1000
+POLL_S = 1.0
+"""How often an operation under way is looked at: queues change without an event in the cluster."""
+WAIT_POLL_S = 5.0
+"""The same for one that waits. Most gates open with an event, but verdicts and deadlines do not."""
+SHOWN = 5
+"""Instances that a message lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The pool of the operations."""
+
+    observed: ObservedPool
+    serving: frozenset[int]
+    """Indexes of the instances that serve."""
+
+    def __str__(self) -> str:
+        pool = self.observed.pool
+        return f"{pool.kind} {pool.metadata.name}"
+
+    @property
+    def instances(self) -> dict[str, ObservedInstance]:
+        """The pool's instances that are not being deleted, by name."""
+        uid = self.observed.pool.metadata.uid
+        return {i.name: i for i in self.observed.instances if i.belongs_to(uid) and not i.deleting}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What becomes of one operation."""
+
+    operation: PoolOperation
+    status: OperationStatus
+    delete: Delete | None = None
+    """The deed whose intent was read from the status."""
+    event: Event | None = None
+
+    @property
+    def changes_phase(self) -> bool:
+        """Whether the operation takes a step, beside its message."""
+        before = self.operation.status
+        return before.phase is not self.status.phase or not before.conditions
+
+
+@dataclass(frozen=True, slots=True)
+class OperationPlan:
+    """The steps of all operations that have not ended."""
+
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def acts(self) -> bool:
+        """Whether the plan must rest on live state."""
+        return any(step.changes_phase or step.delete for step in self.steps)
+
+    @property
+    def again_s(self) -> float | None:
+        """When to plan again, in seconds, if nothing changes in the cluster."""
+        phases = {step.status.phase for step in self.steps if not step.status.phase.finished}
+        if phases & {OperationPhase.DRAINING, OperationPhase.RESTARTING}:
+            return POLL_S
+        return WAIT_POLL_S if phases else None
+
+
+def plan_operations(
+    operations: Sequence[PoolOperation], side: Side | None, now: datetime, unreadable: str = ""
+) -> OperationPlan:
+    """Return the next step of each operation that has not ended.
+
+    Args:
+        operations: All operations on instances of one pool, finished ones included.
+        side: The pool. None if it does not exist, or cannot be read.
+        now: The present time.
+        unreadable: Why the pool cannot be read. Empty if it can, or does not exist.
+    """
+    planner = _Planner(operations, side, now.replace(microsecond=0), unreadable)
+    return OperationPlan(
+        tuple(planner.step(one) for one in sorted(operations, key=_order) if not one.status.phase.finished)
+    )
+
+
+def _order(operation: PoolOperation) -> tuple[bool, datetime, str]:
+    """Sort key: operations that have begun come first, then the older ones."""
+    meta = operation.metadata
+    return operation.status.phase is OperationPhase.PENDING, meta.creation_timestamp, meta.name
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """The next phase, with its reason and message."""
+
+    phase: OperationPhase
+    reason: Reason
+    message: str
+
+
+def _failed(reason: Reason, message: str) -> _Outcome:
+    return _Outcome(OperationPhase.FAILED, reason, message)
+
+
+class _Planner:
+    """One call of the planner."""
+
+    def __init__(
+        self, operations: Collection[PoolOperation], side: Side | None, now: datetime, unreadable: str
+    ) -> None:
+        self.operations, self.side, self.now, self.unreadable = operations, side, now, unreadable
+        self.serving = set(side.serving) if side is not None else set()
+        """Without the instances that this plan takes out."""
+
+    def step(self, operation: PoolOperation) -> Step:
+        """Return the next step of one operation."""
+        before, instance = operation.status, None
+        if self.side is None:
+            outcome = self._without_side(operation)
+        else:
+            instance = self.side.instances.get(operation.instance)
+            outcome = self._outcome(operation, self.side, instance)
+        delete = None
+        if before.phase is outcome.phase is OperationPhase.RESTARTING and instance is not None:
+            delete = self._deed(operation, instance)
+        event = None
+        if before.phase is not outcome.phase:
+            bad = outcome.phase is OperationPhase.FAILED
+            event = Event(EventType.WARNING if bad else EventType.NORMAL, outcome.reason, outcome.message)
+        return Step(operation, self._status(operation, outcome, instance), delete, event)
+
+    def _outcome(self, operation: PoolOperation, side: Side, instance: ObservedInstance | None) -> _Outcome:
+        phase = operation.status.phase
+        if instance is None:
+            return self._without_instance(operation, side)
+        if phase is OperationPhase.PENDING:
+            return self._pending(operation, side, instance)
+        if operation.status.instance_uid != instance.uid:
+            words = f"{instance.name} was removed before the operation ended, and another one has its name"
+            return _failed(Reason.INSTANCE_NOT_FOUND, words)
+        if phase is OperationPhase.DRAINING:
+            return self._draining(operation, side, instance)
+        return self._restarting(operation, side, instance)
+
+    def _without_side(self, operation: PoolOperation) -> _Outcome:
+        pool = f"{operation.pool_kind.kind} {operation.pool_name}"
+        if not self.unreadable:
+            words = f"There is no {pool} in the namespace {operation.metadata.namespace}"
+            return _failed(Reason.POOL_NOT_FOUND, words)
+        if self.now >= operation.due:
+            return self._late(operation, f"{pool} cannot be read: {self.unreadable}")
+        return _Outcome(operation.status.phase, Reason.WAITING, f"Waits: {pool} cannot be read: {self.unreadable}")
+
+    def _without_instance(self, operation: PoolOperation, side: Side) -> _Outcome:
+        if operation.status.phase is not OperationPhase.PENDING:
+            return _failed(Reason.INSTANCE_NOT_FOUND, f"{operation.instance} was removed before the operation ended")
+        known = sorted(side.instances)
+        more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
+        has = f"it has {', '.join(known[:SHOWN])}{more}" if known else "it has none"
+        return _failed(Reason.INSTANCE_NOT_FOUND, f"{side} has no instance {operation.instance}; {has}")
+
+    def _pending(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> _Outcome:
+        refused = self._refused(operation, side, instance)
+        if refused is not None:
+            return refused
+        closed = self._closed(operation, side, instance)
+        if self.now >= operation.due and not closed:
+            return self._late(operation, "the operator did not run")
+        if closed:
+            return self._waits(operation, closed)
+        self.serving.discard(instance.index)
+        words = f"{instance.name} leaves the rotation and finishes its requests"
+        return _Outcome(OperationPhase.DRAINING, Reason.DRAINING, words)
+
+    def _refused(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> _Outcome | None:
+        """Return the outcome of a gate that only a person opens."""
+        other = self._holder(operation, instance)
+        if other is not None:
+            held = f"PoolOperation {other.metadata.name} ({other.spec.type}) has {instance.name}"
+            return _failed(Reason.INSTANCE_TAKEN, f"{held}; delete it, or wait for its end, and create another one")
+        if operation.spec.type is OperationType.DRAIN and not side.observed.routed:
+            words = (
+                f"No router of pdpool's sends requests to {side}, so the operator cannot keep them from "
+                f"{instance.name}; take it out of your own gateway"
+            )
+            return _failed(Reason.NO_ROUTER, words)
+        return None
+
+    def _holder(self, operation: PoolOperation, instance: ObservedInstance) -> PoolOperation | None:
+        """Return another operation that acts on the instance or keeps it out."""
+        for other in self.operations:
+            if other is operation or other.instance != instance.name:
+                continue
+            status = other.status
+            under_way = status.phase in {OperationPhase.DRAINING, OperationPhase.RESTARTING}
+            kept = status.phase is OperationPhase.SUCCEEDED and instance.kept_out_by == other.metadata.name
+            older = status.phase is OperationPhase.PENDING and _order(other) < _order(operation)
+            if kept or (under_way and status.instance_uid == instance.uid) or older:
+                return other
+        return None
+
+    def _closed(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> str:
+        """Return why the operation cannot begin yet. Empty if it can."""
+        pod = instance.pod
+        if operation.spec.type is OperationType.RESTART and (pod is None or pod.terminating):
+            return f"{instance.name} has no pod" if pod is None else f"the pod {pod.name} is already being deleted"
+        if instance.drain_started is not None and instance.drain_reason != DrainReason.OPERATION:
+            why = "it is surplus" if instance.drain_reason == DrainReason.SCALE_DOWN else "its spec has changed"
+            return f"the pool itself drains {instance.name}, because {why}"
+        return self._last(side, instance, serves=instance.index in side.serving)
+
+    def _last(self, side: Side, instance: ObservedInstance, *, serves: bool) -> str:
+        """Return that no other instance serves, if that forbids to take this one. Empty otherwise.
+
+        `serves`: this one does, or did before it was taken out. A verdict on a drained instance does not say that.
+        """
+        if not serves or self.serving - {instance.index}:
+            return ""
+        return f"{instance.name} stays in the rotation, because no other instance of {side} serves"
+
+    def _draining(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> _Outcome:
+        status, pod, routed = operation.status, instance.pod, side.observed.routed
+        restart = operation.spec.type is OperationType.RESTART
+        if restart and (pod is None or pod.terminating or pod.uid != status.pod_uid):
+            words = f"The pod of {instance.name} was deleted during the drain"
+            return _Outcome(OperationPhase.RESTARTING, Reason.RESTARTING, words)
+        left = "; ".join(work_left(instance, routed=routed))
+        if self.now >= operation.due and (left or restart):
+            words = f"{instance.name} is not drained: {left}" if left else "its pod was not deleted"
+            return self._late(operation, words)
+        if last := self._last(side, instance, serves=status.served):
+            return self._waits(operation, last)
+        if not left and not restart:
+            words = f"{instance.name} is drained. It stays out of the rotation until this operation is deleted"
+            return _Outcome(OperationPhase.SUCCEEDED, Reason.SUCCEEDED, words)
+        if not left:
+            return _Outcome(
+                OperationPhase.RESTARTING, Reason.RESTARTING, f"{instance.name} is drained, and its pod is replaced"
+            )
+        timeout_s = side.observed.pool.spec.drain_timeout_seconds
+        if restart and self.now >= deadline(status.started_at or operation.metadata.creation_timestamp, timeout_s):
+            words = f"{instance.name} was not drained after {timeout_s} s, and its pod is replaced: {left}"
+            return _Outcome(OperationPhase.RESTARTING, Reason.RESTARTING, words)
+        return _Outcome(OperationPhase.DRAINING, Reason.DRAINING, f"{instance.name} finishes its requests: {left}")
+
+    def _restarting(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> _Outcome:
+        status, pod = operation.status, instance.pod
+        due = self._deed(operation, instance) is not None
+        if due and (last := self._last(side, instance, serves=status.served)):
+            return self._waits(operation, last)
+        waits = "its pod was not deleted" if due else _not_back(instance, routed=side.observed.routed)
+        if not waits and pod is not None:
+            words = f"{instance.name} runs as another pod, and is back in the rotation"
+            if not side.observed.routed:
+                words = f"{instance.name} runs as another pod, which is Ready"
+            return _Outcome(OperationPhase.SUCCEEDED, Reason.SUCCEEDED, words)
+        if self.now >= operation.due:
+            return self._late(operation, waits)
+        words = f"The pod of {instance.name} is replaced" if due else f"Waits for {instance.name}: {waits}"
+        return _Outcome(OperationPhase.RESTARTING, Reason.RESTARTING, words)
+
+    def _waits(self, operation: PoolOperation, words: str) -> _Outcome:
+        if self.now >= operation.due:
+            return self._late(operation, words)
+        return _Outcome(OperationPhase.PENDING, Reason.WAITING, f"Waits: {words}")
+
+    def _late(self, operation: PoolOperation, words: str) -> _Outcome:
+        return _failed(Reason.DEADLINE_PASSED, f"Not done within {operation.spec.deadline_seconds} s: {words}")
+
+    def _deed(self, operation: PoolOperation, instance: ObservedInstance) -> Delete | None:
+        """Return the deletion that the status intends, while the pod is still there."""
+        pod = instance.pod
+        if pod is None or pod.terminating or pod.uid != operation.status.pod_uid:
+            return None
+        given_up = self.side is not None and work_left(instance, routed=self.side.observed.routed)
+        return Delete("Pod", pod.name, pod.uid, GIVEN_UP_GRACE_S if given_up else None)
+
+    def _status(
+        self, operation: PoolOperation, outcome: _Outcome, instance: ObservedInstance | None
+    ) -> OperationStatus:
+        before, phase = operation.status, outcome.phase
+        changes: dict[str, object] = {
+            "observed_generation": operation.metadata.generation,
+            "phase": phase,
+            "message": outcome.message[:MAX_MESSAGE],
+            "conditions": _conditions(operation, outcome, self.now),
+        }
+        if phase.finished and before.finished_at is None:
+            changes["finished_at"] = self.now
+        if phase is OperationPhase.PENDING:
+            changes |= {"started_at": None, "instance_uid": "", "pod_uid": "", "served": False}
+        elif before.phase is OperationPhase.PENDING and phase is OperationPhase.DRAINING and instance is not None:
+            changes |= {"started_at": self.now, "instance_uid": instance.uid}
+            changes["served"] = self.side is not None and instance.index in self.side.serving
+            if operation.spec.type is OperationType.RESTART and instance.pod is not None:
+                changes["pod_uid"] = instance.pod.uid
+        return before.model_copy(update=changes)
+
+
+def _not_back(instance: ObservedInstance, *, routed: bool) -> str:
+    """Return why the instance is not back in the rotation after its pod was deleted. Empty if it is."""
+    pod = instance.pod
+    if pod is None:
+        return "it has no pod yet" + (f": {instance.create_error}" if instance.create_error else "")
+    if pod.terminating:
+        return f"the old pod {pod.name} still terminates"
+    if not pod.ready:
+        why = pod.unschedulable or pod.waiting_reason
+        return f"its new pod is not Ready{f': {why}' if why else ''}"
+    if not routed:
+        return ""
+    if instance.listed_by is None:
+        return "a router did not return its worker list"
+    return "" if instance.listed_by else "no router lists it yet"
+
+
+def _conditions(operation: PoolOperation, outcome: _Outcome, now: datetime) -> tuple[Condition, ...]:
+    """Return Ready, and Reconciling or Stalled, as kstatus reads them."""
+    phase = outcome.phase
+    wanted = [(ConditionType.READY, phase is OperationPhase.SUCCEEDED)]
+    if not phase.finished:
+        wanted.append((ConditionType.RECONCILING, True))
+    elif phase is OperationPhase.FAILED:
+        wanted.append((ConditionType.STALLED, True))
+    before = {condition.type: condition for condition in operation.status.conditions}
+    conditions = []
+    for kind, holds in wanted:
+        status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
+        earlier = before.get(kind)
+        since = earlier.last_transition_time if earlier is not None and earlier.status is status else now
+        conditions.append(
+            Condition(
+                type=kind,
+                status=status,
+                reason=outcome.reason,
+                message=outcome.message[:MAX_MESSAGE],
+                last_transition_time=since,
+                observed_generation=operation.metadata.generation,
+            )
+        )
+    return tuple(conditions)
