@@ -65,21 +65,14 @@ def ensure(clock: Clock) -> None:
         CommandError: apt-get or dpkg failed.
         PermissionError: packages are missing and this is not root.
     """
-    search = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    wanted = [package for command, package in COMMANDS.items() if shutil.which(command, path=search) is None]
+    wanted = [package for command, package in COMMANDS.items() if not _found(command)]
     wanted += [package for file, package in LIBRARIES.items() if not any(Path("/usr/lib").glob(f"*/{file}"))]
     missing = [p for p, files in UNPACKED.items() if not all((unpacked(p) / f).exists() for f in files)]
     if not wanted and not missing:
         return
-    if os.geteuid() != 0:
-        raise PermissionError(f"Debian packages {wanted + missing} are missing; installing them needs root")
-    clock.say("apt-get update")
-    with clock.ticking(lambda: "apt-get reads the lists of packages"):
-        run("apt-get", "-q", "update", timeout_s=600)
+    _update(wanted + missing, clock)
     if wanted:
-        clock.say(f"installing Debian packages (no daemons among them): {' '.join(wanted)}")
-        with clock.ticking(lambda: "apt-get downloads and installs them"):
-            _install(wanted)
+        _install(wanted, clock)
     if missing:
         clock.say(f"unpacking, not installing, Debian packages into {cache_dir() / 'debian'}: {' '.join(missing)}")
         for package in missing:
@@ -87,7 +80,37 @@ def ensure(clock: Clock) -> None:
                 _unpack(package)
 
 
-def _install(packages: list[str]) -> None:
+def ensure_command(command: str, clock: Clock) -> None:
+    """Install the package of one command of `COMMANDS`, if the command is missing.
+
+    Raises:
+        CommandError: apt-get failed.
+        PermissionError: the package is missing and this is not root.
+    """
+    if not _found(command):
+        _update([COMMANDS[command]], clock)
+        _install([COMMANDS[command]], clock)
+
+
+def _found(command: str) -> bool:
+    return shutil.which(command, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin") is not None
+
+
+def _update(packages: list[str], clock: Clock) -> None:
+    if os.geteuid() != 0:
+        raise PermissionError(f"Debian packages {packages} are missing; installing them needs root")
+    clock.say("apt-get update")
+    with clock.ticking(lambda: "apt-get reads the lists of packages"):
+        run("apt-get", "-q", "update", timeout_s=600)
+
+
+def _install(packages: list[str], clock: Clock) -> None:
+    clock.say(f"installing Debian packages (no daemons among them): {' '.join(packages)}")
+    with clock.ticking(lambda: "apt-get downloads and installs them"):
+        _install_quietly(packages)
+
+
+def _install_quietly(packages: list[str]) -> None:
     # The machine's own policy stays. Ours, left by a crash, is recognised by its text.
     ours = not POLICY.exists() or POLICY.read_text() == POLICY_TEXT
     if ours:

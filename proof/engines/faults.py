@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import random
-import shutil
 import signal
 import subprocess
 import time
@@ -15,6 +14,8 @@ from typing import Any, Final
 
 import click
 
+from dev.packages import ensure_command
+from dev.shell import Clock
 from proof.engines.client import ANSWER_S, HUNG, Reply, ask, cancelled, post, session, warmed
 from proof.engines.environment import EnginesError
 from proof.engines.launch import Launch
@@ -33,29 +34,36 @@ RELEASE_S: Final = 30.0
 """Longest wait until the survivor of a killed peer has all its pages back."""
 KNOWN_S: Final = 2.0
 """Clients of the survivor know of a killed peer within this time."""
-LATEST_S: Final = 0.8
 TP2_PREFILL: Final = Launch("prefill", "pdpool", tensor=2)
 TP2_DECODE: Final = Launch("decode", "pdpool")
 TOKEN_BYTES: Final = 1024
 """KV cache of a token of the tiny model: two layers, keys and values, two heads of 32, 4 bytes."""
 AUX_BYTES: Final = 8192
 """More than what a hold has beside KV cache."""
+NO_FAULT: Final = "none"
+DROPPED: Final = "control messages dropped"
 SMOKE: Final = ("prefill killed", "decode killed")
 
 Replies = list[tuple[Reply, Reply]]
 
 
 async def run(play: Play, times: int, names: tuple[str, ...]) -> None:
-    """Try each fault `times` times."""
+    """Try each fault `times` times, at random moments of a load that is played once without a fault."""
+    calm = await play.record.step("faults none", partial(_one, play, NO_FAULT, 0, 0.0))
+    if calm["wrong"] or calm["complete"] < UNDER_WAY:
+        raise EnginesError("the load is not answered right without a fault; see the lines above")
     for name in names:
-        if name == "control messages dropped" and (reason := no_firewall()):
-            click.echo(f"  faults, {name}: not run, {reason}")
-            continue
+        if name == DROPPED:
+            if os.geteuid() != 0:
+                click.echo(f"  faults, {name}: not run, dropping packets needs root")
+                continue
+            ensure_command("iptables", Clock("engines"))
         for number in range(times):
-            await play.record.step(f"faults {name} {number}", partial(_one, play, name, number))
+            await play.record.step(f"faults {name} {number}", partial(_one, play, name, number, calm["load_s"]))
 
 
-async def _one(play: Play, name: str, number: int) -> Step:
+async def _one(play: Play, name: str, number: int, load_s: float) -> Step:
+    """Play the load, with a fault at a random moment of its `load_s` seconds."""
     launches = (TP2_PREFILL, TP2_DECODE) if name == "one rank killed" else (TP1.prefill, TP1.decode)
     pair = play.begin(*launches)
     rng = random.Random(number)
@@ -68,8 +76,8 @@ async def _one(play: Play, name: str, number: int) -> Step:
     if problem := difference(right, reply):
         raise EnginesError(f"the pair does not answer before the fault: {problem}")
     async with _requests(pair, bodies) as tasks, _holds(pair) as seen:
-        await asyncio.sleep(rng.uniform(0.05, LATEST_S))
-        step = await FAULTS[name](play, pair, tasks)
+        await asyncio.sleep(rng.uniform(0.0, load_s))
+        step = await (_no_fault if name == NO_FAULT else FAULTS[name])(play, pair, tasks)
     replies: Replies = [task.result() for task in tasks]
     async with session() as client:
         reply = await warmed(client, pair, probe)
@@ -88,9 +96,10 @@ async def _one(play: Play, name: str, number: int) -> Step:
     hung = sum(reply.status == HUNG for both in replies for reply in both)
     return {
         **step,
-        "faults": 1,
+        "faults": int(name != NO_FAULT),
+        "complete": len(answers),
         "holds": seen.peak,
-        "recovered": int(recovered),
+        "recovered": int(recovered and name != NO_FAULT),
         "hung": hung,
         "wrong": len(lines),
         "leftovers": len(left),
@@ -209,6 +218,12 @@ async def _stopped(side: str, _play: Play, pair: Pair, tasks: list["asyncio.Task
     return {"answered_s": time.monotonic() - at}
 
 
+async def _no_fault(_play: Play, _pair: Pair, tasks: list["asyncio.Task[tuple[Reply, Reply]]"]) -> Step:
+    begun = time.monotonic()
+    await asyncio.wait(tasks, timeout=2 * ANSWER_S)
+    return {"load_s": time.monotonic() - begun}
+
+
 async def _dropped(_play: Play, pair: Pair, tasks: list["asyncio.Task[tuple[Reply, Reply]]"]) -> Step:
     with blocked([s.ports.control + rank for s in pair.servers for rank in range(s.launch.ranks)]):
         await asyncio.sleep(DROPPED_S)
@@ -220,18 +235,11 @@ async def _dropped(_play: Play, pair: Pair, tasks: list["asyncio.Task[tuple[Repl
 FAULTS: Final[dict[str, Callable[[Play, Pair, list["asyncio.Task[tuple[Reply, Reply]]"]], Awaitable[Step]]]] = {
     "prefill stopped": partial(_stopped, "prefill"),
     "decode stopped": partial(_stopped, "decode"),
-    "control messages dropped": _dropped,
+    DROPPED: _dropped,
     "prefill killed": partial(_killed, "prefill"),
     "decode killed": partial(_killed, "decode"),
     "one rank killed": _rank_killed,
 }
-
-
-def no_firewall() -> str | None:
-    """Return why packets cannot be dropped here; None where they can."""
-    if os.geteuid() != 0:
-        return "dropping packets needs root"
-    return None if shutil.which("iptables") else "the program iptables is not installed"
 
 
 @contextlib.contextmanager

@@ -94,6 +94,8 @@ def summary(steps: Mapping[str, Step]) -> tuple[bool, str]:
         "rps_ratio": f"{figures['rps_ratio']:.3f}" if figures else NOT_RUN,
         "idle_cpu": f"{figures['idle_cpu']:.1f}%" if figures else NOT_RUN,
     }
+    if wrong:
+        fields["wrong"] = wrong
     fine = bool(steps) and identical == asked and recovered == faults and not (hung or leftovers or wrong)
     words = " ".join(f"{name}={value}" for name, value in fields.items())
     return fine, f"engines {'ok' if fine else 'failed'}: {words}"

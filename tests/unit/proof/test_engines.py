@@ -146,6 +146,7 @@ class TestLastLine:
         fine, line = summary(steps)
         assert not fine
         assert line.startswith("engines failed: ")
+        assert ("wrong=1" in line) is (key == "wrong")
 
     def test_no_steps_fail(self):
         assert summary({})[0] is False
