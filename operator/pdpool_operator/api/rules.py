@@ -47,6 +47,11 @@ POOL_RULES = (
         lambda s: s.engine.type != "Reference" or s.parallelism.data == 1,
     ),
     Rule(
+        "self.engine.type != 'SGLang' || self.transfer.connector != 'Pdpool' || self.parallelism.pipeline == 1",
+        "parallelism.pipeline must be 1 for engine.type SGLang with transfer.connector Pdpool; use parallelism.tensor",
+        lambda s: s.engine.type != "SGLang" or s.transfer.connector != "Pdpool" or s.parallelism.pipeline == 1,
+    ),
+    Rule(
         "!has(self.rdma) || self.rdma.mode == 'Off' || self.transfer.backend != 'Local'",
         "rdma.mode must be Off or absent for transfer.backend Local, which copies within one host",
         lambda s: s.rdma is None or s.rdma.mode == "Off" or s.transfer.backend != "Local",

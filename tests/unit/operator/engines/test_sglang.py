@@ -87,7 +87,6 @@ def test_keys_become_variables(keys, files):
     [
         ({}, [], 1, 1),
         ({"tensor": 4}, [], 4, 1),
-        ({"tensor": 2, "pipeline": 2}, [], 4, 1),
         ({"data": 4}, [], 4, 4),
         ({"tensor": 2, "data": 2}, [], 4, 2),
         ({"tensor": 8, "data": 8}, ["--enable-dp-attention"], 8, 8),
@@ -231,7 +230,11 @@ def test_template_that_adds_to_typed_fields_is_taken(container):
         ),
         ({"parallelism": {"data": 2}}, "parallelism.data must be 1 for engine.type Reference"),
         (
-            {"engine": {"type": "SGLang"}, "parallelism": {"tensor": 8, "pipeline": 8, "data": 2}},
+            {"engine": {"type": "SGLang"}, "parallelism": {"pipeline": 2}},
+            "parallelism.pipeline must be 1 for engine.type",
+        ),
+        (
+            {"engine": {"type": "SGLang"}, "parallelism": {"tensor": 16, "data": 8}},
             "must be at most 64",
         ),
     ],
