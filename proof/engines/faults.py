@@ -76,7 +76,8 @@ async def _one(play: Play, name: str, number: int, load_s: float) -> Step:
     if problem := difference(right, reply):
         raise EnginesError(f"the pair does not answer before the fault: {problem}")
     async with _requests(pair, bodies) as tasks, _holds(pair) as seen:
-        await asyncio.sleep(rng.uniform(0.0, load_s))
+        # Near its end nothing may be left to interrupt.
+        await asyncio.sleep(rng.uniform(0.0, 0.9 * load_s))
         step = await (_no_fault if name == NO_FAULT else FAULTS[name])(play, pair, tasks)
     replies: Replies = [task.result() for task in tasks]
     async with session() as client:
