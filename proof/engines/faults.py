@@ -48,7 +48,7 @@ Replies = list[tuple[Reply, Reply]]
 
 
 async def run(play: Play, times: int, names: tuple[str, ...]) -> None:
-    """Try each fault `times` times, at random moments of a load that is played once without a fault."""
+    """Try each fault `times` times, at random moments of a load, which is first played once without a fault."""
     calm = await play.record.step("faults none", partial(_one, play, NO_FAULT, 0, 0.0))
     if calm["wrong"] or calm["complete"] < UNDER_WAY:
         raise EnginesError("the load is not answered right without a fault; see the lines above")
@@ -63,7 +63,7 @@ async def run(play: Play, times: int, names: tuple[str, ...]) -> None:
 
 
 async def _one(play: Play, name: str, number: int, load_s: float) -> Step:
-    """Play the load, with a fault at a random moment of its `load_s` seconds."""
+    """Play the load, with a fault at a random moment of the first half of its `load_s` seconds."""
     launches = (TP2_PREFILL, TP2_DECODE) if name == "one rank killed" else (TP1.prefill, TP1.decode)
     pair = play.begin(*launches)
     rng = random.Random(number)
@@ -76,8 +76,8 @@ async def _one(play: Play, name: str, number: int, load_s: float) -> Step:
     if problem := difference(right, reply):
         raise EnginesError(f"the pair does not answer before the fault: {problem}")
     async with _requests(pair, bodies) as tasks, _holds(pair) as seen:
-        # Near its end nothing may be left to interrupt.
-        await asyncio.sleep(rng.uniform(0.0, 0.9 * load_s))
+        # In the second half prefill has sent nearly all, and its end would interrupt nothing.
+        await asyncio.sleep(rng.uniform(0.0, load_s / 2))
         step = await (_no_fault if name == NO_FAULT else FAULTS[name])(play, pair, tasks)
     replies: Replies = [task.result() for task in tasks]
     async with session() as client:
