@@ -191,8 +191,10 @@ class Stage:
 
     def other_node(self) -> str:
         """Return a node without the operator."""
+        name: str
         busy = self.operator_pod()["spec"]["nodeName"]
-        return next(node for node in self.stack.nodes if node != busy)
+        name = next(node for node in self.stack.nodes if node != busy)
+        return name
 
     def until_gone(self, what: str, gone: Callable[[], bool], deadline_s: float) -> None:
         """Wait until something is no longer there. An API server that does not answer counts as not yet."""
