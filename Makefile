@@ -149,7 +149,7 @@ drills: $(READY) ## Faults and changes on the cluster under traffic: what is los
 	@$(PY) -m proof.drills --docs docs/drills.md $(ARGS)
 
 .PHONY: faults
-faults: $(READY) ## Faults on the cluster: is the right side named in time and mended, 4 h (ARGS='--times 1 --only decode-frozen --mode Enforce')
+faults: $(READY) ## Faults on the cluster: is the right side named in time and repaired, 4 h (ARGS='--times 1 --only decode-frozen --mode Enforce')
 	@$(PY) -m dev.cluster up
 	@$(PY) -m proof.faults --docs docs/faults.md $(ARGS)
 

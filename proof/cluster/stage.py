@@ -14,6 +14,7 @@ from proof.cluster.watch import UNREACHABLE
 from proof.cluster.witness import Witness
 from tests.cluster.stack import DRAIN_S, HTTP_PORT, POOL_KINDS, POOLS, SYSTEM, Object, Stack, condition, pool, service
 from tests.cluster.stack_fault import CONFIG, FLAG, TEMPLATE
+from tests.cluster.stack_processes import process_of
 
 SIDES = {"prefill": "ppool", "decode": "dpool"}
 ROUTERS = 2
@@ -139,11 +140,8 @@ class Stage:
 
     def process_of(self, name: str, within: str = POOLS) -> int:
         """Return the PID on this machine of the first process of a pod's container."""
-        pod = self.stack.look("pod", name, within=within)
-        (status,) = pod["status"]["containerStatuses"]
-        container = status["containerID"].removeprefix("containerd://")
-        tasks = [line.split() for line in self.stack.ctr(pod["spec"]["nodeName"], "tasks", "ls").splitlines()]
-        return next(int(pid) for task, pid, _ in tasks[1:] if task == container)
+        pid: int = process_of(self.stack, self.stack.look("pod", name, within=within))
+        return pid
 
     def freeze(self, name: str) -> Callable[[], None]:
         """Freeze the engine of a pod. Return what thaws it; that also happens at the end of the drill."""

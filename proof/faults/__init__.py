@@ -1,1 +1,1 @@
-"""`make faults`: faults on the local cluster, and whether the operator names and mends them."""
+"""`make faults`: faults on the local cluster, and whether the operator names and repairs them."""

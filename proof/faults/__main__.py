@@ -1,4 +1,4 @@
-"""Faults on the local cluster: does the operator name the instance at fault, and mend it.
+"""Faults on the local cluster: does the operator name the instance at fault, and restart it.
 
 All of them three times in both modes take about four hours. An interrupted session is continued by the next one, unless
 the code has changed. Exit code 1: a run was not right, or not all were played.

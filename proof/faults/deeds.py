@@ -186,7 +186,7 @@ class Play:
 
     Attributes:
         deed: Begins the fault.
-        lasts_s: How long a fault lasts that nobody repairs, in seconds from its begin.
+        lasts_s: Duration of a fault that is not repaired, in seconds.
     """
 
     deed: Deed

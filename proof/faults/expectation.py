@@ -49,7 +49,7 @@ class Expectation(BaseModel):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if strange := set(self.verdicts) - ACCUSES:
-            raise ValueError(f"verdicts: {', '.join(sorted(strange))} accuses nobody; use Stuck and Failing")
+            raise ValueError(f"verdicts: {', '.join(sorted(strange))} accuses no instance; use Stuck and Failing")
         if (self.verdicts or self.reasons) and (self.side is None or self.within_s is None):
             raise ValueError("side and within_s are required with verdicts and reasons")
         if self.repair is Restart.REQUIRED and not self.verdicts:

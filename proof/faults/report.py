@@ -11,7 +11,7 @@ def line(wanted: Expectation, run: Run) -> str:
     said, done, found = verdict_of(wanted, run), repaired(run), wrong(wanted, run)
     others = ", ".join(f"{one.whom} {one.word} after {one.at_s:.1f} s" for one in accused(run) if one is not said)
     words = [
-        f"{said.whom} {said.word} after {said.at_s:.1f} s" if said else "nobody named" if not others else "",
+        f"{said.whom} {said.word} after {said.at_s:.1f} s" if said else "none named" if not others else "",
         others,
         f"restarted after {done.at_s:.1f} s" if done else _proposed(run),
         "not recovered" if run.recover_s is None else f"well after {run.recover_s:.1f} s",

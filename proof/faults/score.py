@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from proof.cluster.percentile import percentile
 from proof.faults.expectation import ACCUSES, Expectation, Mode, Restart
 
-NOBODY = "nobody"
+NONE = "none"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def wrongly_accused(wanted: Expectation, run: Run) -> list[Said]:
 
 
 def side_right(wanted: Expectation, run: Run) -> bool:
-    """Return whether exactly the instance at fault was named, or nobody where nobody is at fault."""
+    """Return whether exactly the instance at fault was named, or none where none is at fault."""
     return not wrongly_accused(wanted, run) and (not wanted.verdicts or verdict_of(wanted, run) is not None)
 
 
@@ -142,13 +142,13 @@ def _wrong_words(wanted: Expectation, run: Run) -> Iterator[str]:
 
 
 def confusion(wanted: Mapping[str, Expectation], runs: Sequence[Run]) -> Counter[tuple[str, str]]:
-    """Return how often each truth met each first accusation. Both are text such as `decode Stuck`, or `nobody`."""
+    """Return how often each truth met each first accusation. Both are text such as `decode Stuck`, or `none`."""
     found: Counter[tuple[str, str]] = Counter()
     for run in runs:
         one = wanted[run.scenario]
         first = next(iter(accused(run)), None)
-        truth = f"{one.side} {'/'.join(one.verdicts)}" if one.verdicts else NOBODY
-        found[truth, f"{first.whom.partition('/')[0]} {first.word}" if first else NOBODY] += 1
+        truth = f"{one.side} {'/'.join(one.verdicts)}" if one.verdicts else NONE
+        found[truth, f"{first.whom.partition('/')[0]} {first.word}" if first else NONE] += 1
     return found
 
 

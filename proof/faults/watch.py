@@ -20,7 +20,7 @@ class VerdictWatch:
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._fault_at: float | None = None
-        self._watch = Watch("verdicts", [self._look], LOOK_S)
+        self._watch = Watch("verdicts", [self.look], LOOK_S)
         self._last: dict[str, str] = {}
         self._seen: set[tuple[str, str, str]] = set()
         self._earlier: set[tuple[str, str]] = set()
@@ -51,7 +51,8 @@ class VerdictWatch:
         """Return which instances are not judged well, as text. None if all are."""
         return "; ".join(f"{name} {word}" for name, word in sorted(self._last.items()) if word not in WELL) or None
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Read both pools once. The block calls this again and again."""
         bodies = {side: self._stack.look(short, "chat", timeout_s=ANSWER_S) for side, short in SIDES.items()}
         if self._fault_at is None:
             self._earlier.update(one for side, body in bodies.items() for one in complaints(side, body))

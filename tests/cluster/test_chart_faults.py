@@ -15,6 +15,7 @@ from pdpool_connector.transport.curve import connect_with, make_key
 from dev.processes import send
 from dev.shell import wait_for
 from tests.cluster.stack import ADMIN_PORT, HTTP_PORT, POOLS, Stack, ask, condition, listed, refused_with
+from tests.cluster.stack_processes import process_of
 from tests.cluster.stack_traffic import PROMPTS, Traffic, generate
 
 pytestmark = [
@@ -33,14 +34,6 @@ both, until the client leaves or the engines' own deadline of 300 s is over.
 
 def pod_named(stack: Stack, name: str) -> dict:
     return stack.look("pod", name)
-
-
-def process_of(stack: Stack, pod: dict) -> int:
-    """Return the PID on this machine of the container's first process."""
-    (status,) = pod["status"]["containerStatuses"]
-    container = status["containerID"].removeprefix("containerd://")
-    tasks = [line.split() for line in stack.ctr(pod["spec"]["nodeName"], "tasks", "ls").splitlines()]
-    return next(int(pid) for task, pid, _ in tasks[1:] if task == container)
 
 
 def url_of(pod: dict) -> str:

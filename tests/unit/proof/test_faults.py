@@ -13,7 +13,7 @@ from proof.faults.deeds import PLAYS
 from proof.faults.expectation import FILE, Expectation, Mode, read
 from proof.faults.report import line, table
 from proof.faults.score import Run, Said, confusion, false_repairs, side_right, summary, wrong
-from proof.faults.watch import complaints
+from proof.faults.watch import VerdictWatch, complaints
 
 FROZEN = Expectation.model_validate(
     {
@@ -134,9 +134,9 @@ def test_confusion_counts_first_accusation() -> None:
     blamed = dataclasses.replace(ENFORCED, verdicts=(Said(9.0, "prefill/1", "Failing"), *ENFORCED.verdicts))
     assert confusion(WANTED, [ENFORCED, missed, blamed, CALM]) == {
         ("decode Stuck", "decode Stuck"): 1,
-        ("decode Stuck", "nobody"): 1,
+        ("decode Stuck", "none"): 1,
         ("decode Stuck", "prefill Failing"): 1,
-        ("nobody", "nobody"): 1,
+        ("none", "none"): 1,
     }
 
 
@@ -163,7 +163,7 @@ class TestExpectations:
         [
             ({"within": 3}, "decode-frozen.within: Extra inputs are not permitted"),
             ({"verdicts": ["Stucked"]}, "decode-frozen.verdicts.0: Input should be"),
-            ({"verdicts": ["Flowing"]}, "verdicts: Flowing accuses nobody"),
+            ({"verdicts": ["Flowing"]}, "verdicts: Flowing accuses no instance"),
             ({"reasons": ["Broken"]}, "decode-frozen.reasons.0: Input should be"),
             ({"side": None}, "side and within_s are required"),
             ({"within_s": 0}, "decode-frozen.within_s: Input should be greater than 0"),
@@ -212,3 +212,44 @@ def test_page_keeps_text_around_results(tmp_path: Path) -> None:
     assert "old" not in text
     with pytest.raises(ValueError, match="are missing"):
         write(page, "drills", "", "")
+
+
+class Cluster:
+    """Answers with the status of pools that a test sets."""
+
+    def __init__(self) -> None:
+        self.status: dict[str, dict[str, object]] = {"ppool": {}, "dpool": {}}
+
+    def look(self, kind: str, name: str, **_: object) -> dict[str, object]:
+        return {"metadata": {"name": name}, "status": self.status[kind]}
+
+    def show(self, verdict: str, *, reason: str = "QueuesStuck", repair: str = "", uid: str = "a") -> None:
+        repairs = [{"index": 1, "podUID": uid, "state": repair}] if repair else []
+        conditions = [{"type": "QueuesHealthy", "status": "False", "reason": reason}]
+        instances = [{"index": 1, "verdict": verdict}]
+        self.status["dpool"] = {"instances": instances, "conditions": conditions, "repairs": repairs}
+
+
+class TestVerdictWatch:
+    def test_words_before_fault_do_not_count(self) -> None:
+        cluster = Cluster()
+        watch = VerdictWatch(cluster)
+        cluster.show("Saturated", reason="QueuesUnknown")
+        watch.look()
+        watch.fault_now()
+        watch.look()
+        cluster.show("Stuck")
+        watch.look()
+        assert [(one.whom, one.word) for one in watch.verdicts] == [("decode/1", "Saturated"), ("decode/1", "Stuck")]
+        assert [(one.whom, one.word) for one in watch.reasons] == [("decode", "QueuesStuck")]
+        assert watch.well() == "decode/1 Stuck"
+
+    def test_second_restart_of_index_is_seen(self) -> None:
+        cluster = Cluster()
+        watch = VerdictWatch(cluster)
+        watch.fault_now()
+        for uid, state in (("a", "Intended"), ("a", "Intended"), ("a", "Done"), ("b", "Done")):
+            cluster.show("Flowing", repair=state, uid=uid)
+            watch.look()
+        assert [one.word for one in watch.repairs] == ["Intended", "Done", "Done"]
+        assert watch.well() is None
