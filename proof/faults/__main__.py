@@ -116,7 +116,7 @@ def main(
             click.echo(line(wanted[run.scenario], run))
     for row in matrix(wanted, of_these):
         click.echo(row)
-    if docs:
+    if docs and kept.runs:
         write(docs, "faults", table(wanted, kept.runs), summary(wanted, kept.runs, len(kept.runs))[1])
     if not pending(list(PLAYS), list(Mode), kept.runs, times):
         kept.finish()

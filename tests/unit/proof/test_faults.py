@@ -54,7 +54,14 @@ CALM = dataclasses.replace(
 INNOCENT_STUCK = (*ENFORCED.verdicts, Said(40.0, "prefill/0", "Stuck"))
 
 
-@pytest.mark.parametrize(("wanted", "run"), [(FROZEN, ENFORCED), (FROZEN, OBSERVED), (BURST, CALM)])
+AT_LIMITS = dataclasses.replace(
+    ENFORCED, lost=3, verdicts=(Said(35.0, "decode/1", "Stuck"),), reasons=(Said(35.0, "decode", "QueuesStuck"),)
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "run"), [(FROZEN, ENFORCED), (FROZEN, OBSERVED), (FROZEN, AT_LIMITS), (BURST, CALM)]
+)
 def test_right_run_has_no_faults(wanted: Expectation, run: Run) -> None:
     assert wrong(wanted, run) == []
     assert side_right(wanted, run)
