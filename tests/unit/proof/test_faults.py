@@ -41,7 +41,9 @@ ENFORCED = Run(
     wrong_tokens=0,
     recover_s=50.7,
 )
-OBSERVED = dataclasses.replace(ENFORCED, mode=Mode.OBSERVE, repairs=(Said(33.5, "decode/1", "Proposed"),))
+OBSERVED = dataclasses.replace(
+    ENFORCED, mode=Mode.OBSERVE, repairs=(Said(33.5, "decode/1", "Proposed"),), recover_s=80.0
+)
 CALM = dataclasses.replace(
     ENFORCED,
     scenario="burst",
@@ -99,10 +101,27 @@ def test_missing_verdict_or_innocent_makes_side_wrong() -> None:
 
 
 def test_accusation_in_burst_is_wrong() -> None:
-    run = dataclasses.replace(CALM, verdicts=(Said(20.0, "decode/1", "Failing"),))
+    run = dataclasses.replace(CALM, guilty="decode/1", verdicts=(Said(20.0, "decode/1", "Failing"),))
     (found,) = wrong(BURST, run)
     assert "decode/1 is not at fault" in found
     assert not side_right(BURST, run)
+
+
+def test_verdict_on_sibling_is_not_the_verdict() -> None:
+    run = dataclasses.replace(ENFORCED, verdicts=(Said(32.7, "decode/0", "Stuck"),))
+    assert wrong(FROZEN, run) == [
+        "decode/0 is not at fault and was judged Stuck after 32.7 s",
+        "verdict Stuck was not given for decode/1",
+    ]
+
+
+def test_restart_of_sibling_is_not_the_repair() -> None:
+    run = dataclasses.replace(ENFORCED, repairs=(Said(34.0, "decode/0", "Done"),))
+    assert wrong(FROZEN, run) == [
+        "restarted or proposed, but not at fault: decode/0 Done",
+        "no repair of decode/1 is Done",
+    ]
+    assert "mttr_p50_s=nan" in summary(WANTED, [run], 1)[1]
 
 
 class TestFalseRepairs:
@@ -244,6 +263,7 @@ class TestVerdictWatch:
         cluster.show("Saturated", reason="QueuesUnknown")
         watch.look()
         watch.fault_now()
+        watch.look()
         watch.look()
         cluster.show("Stuck")
         watch.look()
