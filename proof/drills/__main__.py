@@ -20,7 +20,7 @@ from dev.tools.build import BuildError, binary
 from proof.cluster.page import write
 from proof.cluster.results import Results, sources_digest
 from proof.cluster.session import exit_on_sigterm, session
-from proof.cluster.stage import Stage
+from proof.cluster.stage import Stage, thaw
 from proof.cluster.words import Expected
 from proof.drills.catalogue import DRILLS
 from proof.drills.play import FAILED, play, shortened
@@ -77,6 +77,7 @@ def play_all(drills: Sequence[Scenario], results: Results[Run], times: int, end:
                 for line in lines(scenario, done):
                     clock.say(line)
         finally:
+            thaw(state)  # kubectl needs the API server
             kinds = "clusterrole,clusterrolebinding"
             run(binary("kubectl"), "delete", kinds, "pdpool-dev-prometheus", "--ignore-not-found")
 
