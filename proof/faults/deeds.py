@@ -13,6 +13,7 @@ from typing import Final
 
 from dev.shell import run
 from proof.cluster.stage import FIRST, SIDES, Stage
+from proof.cluster.watch import ANSWER_S
 from proof.faults.watch import VerdictWatch
 from tests.cluster.stack import HTTP_PORT, POOLS, SYSTEM, Object, ask
 from tests.cluster.stack_setup import Answers
@@ -56,14 +57,37 @@ Deed = Callable[[Scene], str]
 
 
 def frozen(side: str) -> Deed:
-    """Return the deed that stops all threads of an engine."""
+    """Return the deed that hangs an engine's scheduler loop. Its connector and its health check answer."""
 
     def deed(scene: Scene) -> str:
-        scene.stage.freeze(scene.pod(side)["metadata"]["name"])
+        _set_fault(scene, side, "freeze_scheduler")
         scene.watch.fault_now()
         return f"{side}/{CHOSEN}"
 
     return deed
+
+
+def stopped(side: str) -> Deed:
+    """Return the deed that stops all threads of an engine. Nothing of it answers, so its kubelet restarts it."""
+
+    def deed(scene: Scene) -> str:
+        scene.stage.freeze(scene.pod(side)["metadata"]["name"])
+        scene.watch.fault_now()
+        return ""
+
+    return deed
+
+
+def _set_fault(scene: Scene, side: str, name: str) -> None:
+    """Set a fault of the reference engine, and unset it at the end if its pod is still there."""
+    url = f"http://{scene.pod(side)['status']['podIP']}:{HTTP_PORT}/faults"
+
+    def unset() -> None:
+        with contextlib.suppress(OSError):
+            ask(url, {name: False}, timeout_s=ANSWER_S)
+
+    scene.stage.undo.callback(unset)
+    ask(url, {name: True})
 
 
 def fails(side: str) -> Deed:
@@ -148,7 +172,7 @@ def scale_down(scene: Scene) -> str:
 
 
 def operator_killed(scene: Scene) -> str:
-    """Freeze a decode engine, and kill the operator at a random moment. The moment follows from the run's number."""
+    """Hang a decode engine, and kill the operator at a random moment. The moment follows from the run's number."""
     stage, guilty = scene.stage, frozen("decode")(scene)
     time.sleep(random.Random(scene.number).uniform(0, KILLED_WITHIN_S))
     os.kill(stage.process_of(stage.operator_pod()["metadata"]["name"], SYSTEM), signal.SIGKILL)
@@ -159,9 +183,7 @@ def leaks(side: str) -> Deed:
     """Return the deed that lets the next request of an engine stay in its queue with its memory."""
 
     def deed(scene: Scene) -> str:
-        url = f"http://{scene.pod(side)['status']['podIP']}:{HTTP_PORT}/faults"
-        scene.stage.undo.callback(ask, url, {"leak_request": False})
-        ask(url, {"leak_request": True})
+        _set_fault(scene, side, "leak_request")
         scene.watch.fault_now()
         return ""
 
@@ -196,6 +218,7 @@ class Play:
 PLAYS: Final[Mapping[str, Play]] = {
     "decode-frozen": Play(frozen("decode")),
     "prefill-frozen": Play(frozen("prefill")),
+    "decode-stopped": Play(stopped("decode"), lasts_s=150),
     "decode-fails": Play(fails("decode"), lasts_s=75),
     "prefill-fails": Play(fails("prefill"), lasts_s=75),
     "burst": Play(burst),
