@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from proof.faults.expectation import FILE, Expectation, Mode, read
 from proof.faults.report import line, table
 from proof.faults.score import Run, Said, confusion, false_repairs, side_right, summary, wrong
 from proof.faults.watch import VerdictWatch, complaints
+from tests.cluster.stack import Stack
 
 FROZEN = Expectation.model_validate(
     {
@@ -240,43 +242,40 @@ def test_page_keeps_text_around_results(tmp_path: Path) -> None:
         write(page, "drills", "", "")
 
 
-class Cluster:
-    """Answers with the status of pools that a test sets."""
+NO_CLUSTER = cast(Stack, None)
+"""The tests hand over the versions of the pools themselves."""
 
-    def __init__(self) -> None:
-        self.status: dict[str, dict[str, object]] = {"ppool": {}, "dpool": {}}
 
-    def look(self, kind: str, name: str, **_: object) -> dict[str, object]:
-        return {"metadata": {"name": name}, "status": self.status[kind]}
-
-    def show(self, verdict: str, *, reason: str = "QueuesStuck", repair: str = "", uid: str = "a") -> None:
-        repairs = [{"index": 1, "podUID": uid, "state": repair}] if repair else []
-        conditions = [{"type": "QueuesHealthy", "status": "False", "reason": reason}]
-        instances = [{"index": 1, "verdict": verdict}]
-        self.status["dpool"] = {"instances": instances, "conditions": conditions, "repairs": repairs}
+def shown(verdict: str, *, reason: str = "QueuesStuck", repair: str = "", uid: str = "a") -> dict[str, Any]:
+    """Return a decode pool in whose status one instance has this verdict."""
+    repairs = [{"index": 1, "podUID": uid, "state": repair}] if repair else []
+    conditions = [{"type": "QueuesHealthy", "status": "False", "reason": reason}]
+    instances = [{"index": 1, "verdict": verdict}]
+    return {"status": {"instances": instances, "conditions": conditions, "repairs": repairs}}
 
 
 class TestVerdictWatch:
     def test_words_before_fault_do_not_count(self) -> None:
-        cluster = Cluster()
-        watch = VerdictWatch(cluster)
-        cluster.show("Saturated", reason="QueuesUnknown")
-        watch.look()
+        watch = VerdictWatch(NO_CLUSTER)
+        watch.take("decode", shown("Saturated", reason="QueuesUnknown"))
         watch.fault_now()
-        watch.look()
-        watch.look()
-        cluster.show("Stuck")
-        watch.look()
-        assert [(one.whom, one.word) for one in watch.verdicts] == [("decode/1", "Saturated"), ("decode/1", "Stuck")]
-        assert [(one.whom, one.word) for one in watch.reasons] == [("decode", "QueuesStuck")]
+        watch.take("decode", shown("Saturated", reason="QueuesUnknown"))
+        assert watch.well() == "decode/1 Saturated"
+        for _ in range(2):
+            watch.take("decode", shown("Stuck"))
+        watch.take("prefill", shown("Idle", reason="QueuesUnknown"))
+        said = [(one.whom, one.word) for one in watch.verdicts]
+        assert said == [("decode/1", "Stuck"), ("prefill/1", "Idle")]
+        assert [(one.whom, one.word) for one in watch.reasons] == [
+            ("decode", "QueuesStuck"),
+            ("prefill", "QueuesUnknown"),
+        ]
         assert watch.well() == "decode/1 Stuck"
 
     def test_second_restart_of_index_is_seen(self) -> None:
-        cluster = Cluster()
-        watch = VerdictWatch(cluster)
+        watch = VerdictWatch(NO_CLUSTER)
         watch.fault_now()
         for uid, state in (("a", "Intended"), ("a", "Intended"), ("a", "Done"), ("b", "Done")):
-            cluster.show("Flowing", repair=state, uid=uid)
-            watch.look()
+            watch.take("decode", shown("Flowing", repair=state, uid=uid))
         assert [one.word for one in watch.repairs] == ["Intended", "Done", "Done"]
         assert watch.well() is None
