@@ -14,7 +14,7 @@ from pdpool_connector.transport.curve import connect_with, make_key
 
 from dev.processes import send
 from dev.shell import wait_for
-from tests.cluster.stack import ADMIN_PORT, HTTP_PORT, POOLS, Stack, ask, condition, listed, refused_with
+from tests.cluster.stack import ADMIN_PORT, HTTP_PORT, POOLS, Stack, ask, condition, listed, refused_with, service
 from tests.cluster.stack_processes import process_of
 from tests.cluster.stack_traffic import PROMPTS, Traffic, generate
 
@@ -84,6 +84,8 @@ def succeeded(stack: Stack, *former: dict) -> None:
 
 @pytest.mark.parametrize("name", ["chat-decode-0-0", "chat-prefill-0-0"])
 def test_after_an_engines_process_was_killed_its_list_entry_goes_and_comes_back(serving: Stack, expected, name):
+    # Kubelet restarts the container. The operator, which might restart the pod, must see no fault.
+    serving.apply(service(router={"replicas": 1}, repair={"mode": "Enforce"}))
     pod = pod_named(serving, name)
     (router,) = serving.pods("router")
     key, url = serving.router_key(), url_of(pod)
@@ -106,6 +108,8 @@ def test_after_an_engines_process_was_killed_its_list_entry_goes_and_comes_back(
         wait_for(f"the container of {name} to be started again", restarted, deadline_s=60)
         recovered(serving, traffic)
     assert pod_named(serving, name)["metadata"]["uid"] == pod["metadata"]["uid"]
+    repairs = [serving.look(kind, "chat")["status"].get("repairs", []) for kind in ("ppool", "dpool")]
+    assert repairs == [[], []]
     free_again(serving)
 
 
