@@ -30,7 +30,7 @@ class VerdictWatch:
         self._fault_at: float | None = None
         self._watches = [Watch(f"verdicts of {side}", [partial(self._follow, side)], AGAIN_S) for side in SIDES]
         self._version: dict[str, str] = {}
-        """`resourceVersion` of each side's pool that was read last. Empty: the watch is to begin anew."""
+        """`resourceVersion` of each side's pool that was read last. Empty: the pool is to be read again."""
         self._lock = threading.Lock()
         self._last: dict[str, str] = {}
         self._seen: set[tuple[str, str, str]] = set()
