@@ -148,6 +148,11 @@ drills: $(READY) ## Faults and changes on the cluster under traffic: what is los
 	@$(PY) -m dev.cluster up
 	@$(PY) -m proof.drills --docs docs/drills.md $(ARGS)
 
+.PHONY: faults
+faults: $(READY) ## Faults on the cluster: is the right side named in time and repaired, 4 h (ARGS='--times 1 --only decode-frozen --mode Enforce')
+	@$(PY) -m dev.cluster up
+	@$(PY) -m proof.faults --docs docs/faults.md $(ARGS)
+
 .PHONY: engines
 engines: $(READY) ## Real SGLang on CPU with pdpool and stock NIXL, about 6 GB (PART=smoke|tokens|aborts|faults|bench)
 	@$(PY) -m proof.engines $(PART:%=--part %) --docs docs/benchmarks $(ARGS)

@@ -4,32 +4,30 @@ All of them three times take about three hours. An interrupted session is contin
 changed. Exit code 1: a run was not right, or not all were played.
 """
 
-import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import click
 
-from dev.cluster import bringup
-from dev.cluster.layout import state_at
 from dev.images.build import IMAGES
 from dev.paths import cache_dir
 from dev.prometheus import deploy
 from dev.shell import Clock, run
 from dev.tools.build import BuildError, binary
+from proof.cluster.page import write
+from proof.cluster.results import Results, sources_digest
+from proof.cluster.session import exit_on_sigterm, session
+from proof.cluster.stage import Stage, thaw
+from proof.cluster.words import Expected
 from proof.drills.catalogue import DRILLS
 from proof.drills.play import FAILED, play, shortened
-from proof.drills.report import lines, write
-from proof.drills.results import Results, sources_digest
+from proof.drills.report import lines, table
 from proof.drills.scenario import Scenario
-from proof.drills.stage import Stage, thaw
-from proof.drills.verdict import faults, summary
-from proof.drills.words import Expected
-from tests.cluster.stack_setup import installed, right_answers
+from proof.drills.verdict import Run, faults, summary
+from tests.cluster.stack_setup import right_answers
 
 TIMES: Final = 3
 AROUND_S: Final = 60.0
@@ -46,25 +44,23 @@ WINDOWS: Final = {
 VALUES: Final = {"rules": {"configMap": {"namespace": deploy.NAMESPACE}, "windows": WINDOWS}}
 
 
-def pending(drills: Sequence[Scenario], results: Results, times: int) -> list[tuple[Scenario, int]]:
+def pending(drills: Sequence[Scenario], results: Results[Run], times: int) -> list[tuple[Scenario, int]]:
     """Return the runs that are still to be played: the first of every drill before the second of any."""
-    return [(one, number) for number in range(1, times + 1) for one in drills if results.count(one.name) < number]
+    return [
+        (one, number)
+        for number in range(1, times + 1)
+        for one in drills
+        if sum(run.drill == one.name for run in results.runs) < number
+    ]
 
 
-def play_all(drills: Sequence[Scenario], results: Results, times: int, end: float) -> None:
+def play_all(drills: Sequence[Scenario], results: Results[Run], times: int, end: float) -> None:
     """Play what is pending until all is done or `end`, a time of the monotonic clock, would be passed."""
-    state = state_at(None)
     clock = Clock("drills")
     todo = pending(drills, results, times)
-    if todo:
-        thaw(state)
-    status = bringup.status(state)
-    if todo and (status is None or not status["ready"]):
-        raise RuntimeError(f"the local cluster is not ready: {status and status['reason']}; run `make cluster`")
-    if not todo or status is None:
+    if not todo:
         return
-    os.environ["KUBECONFIG"] = str(state.kubeconfig)
-    with installed(state, status, clock.say, deploy.NAMESPACE, more_images=("prometheus",), **VALUES) as stack:
+    with session(clock, deploy.NAMESPACE, more_images=("prometheus",), values=VALUES) as (stack, state):
         stage = Stage(stack, state)
         try:
             deploy.deploy(stack.kubectl, IMAGES["prometheus"].tag, IMAGES["operator"].tag)
@@ -81,13 +77,9 @@ def play_all(drills: Sequence[Scenario], results: Results, times: int, end: floa
                 for line in lines(scenario, done):
                     clock.say(line)
         finally:
-            thaw(state)
+            thaw(state)  # kubectl needs the API server
             kinds = "clusterrole,clusterrolebinding"
             run(binary("kubectl"), "delete", kinds, "pdpool-dev-prometheus", "--ignore-not-found")
-
-
-def _terminated(*_: object) -> NoReturn:
-    raise SystemExit(143)
 
 
 @click.command(help=__doc__)
@@ -118,9 +110,11 @@ def main(
         for one in DRILLS:
             click.echo(f"{one.name:20} {one.about} (about {one.lasts_s:.0f} s)")
         return
-    signal.signal(signal.SIGTERM, _terminated)
+    exit_on_sigterm()
     drills = [one for one in DRILLS if not only or one.name in only]
-    kept = Results(results or cache_dir() / "drills" / "results.jsonl", sources_digest(), fresh=fresh)
+    kept = Results(
+        Run, results or cache_dir() / "drills" / "results.jsonl", sources_digest("proof/drills"), fresh=fresh
+    )
     if kept.runs:
         click.echo(f"drills: continuing an interrupted session with {len(kept.runs)} runs")
     end = time.monotonic() + minutes * 60 if minutes else float("inf")
@@ -134,7 +128,7 @@ def main(
         for reason in faults(expected[done.drill], done) if done.drill in expected else ():
             click.echo(f"{done.drill} #{done.number}: {reason}")
     if docs:
-        write(docs, DRILLS, kept.runs, line)
+        write(docs, "drills", table(DRILLS, kept.runs), line)
     if not pending(DRILLS, kept, times):
         kept.finish()
     click.echo(line)

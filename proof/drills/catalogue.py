@@ -2,9 +2,9 @@
 
 from typing import Final
 
+from proof.cluster.words import Expected
 from proof.drills import failures, rollouts
 from proof.drills.scenario import Scenario
-from proof.drills.words import Expected
 
 ROLLING: Final = (
     r"\w+ (Ready=False|Reconciling=True) (Updating|Draining|Starting|ScalingUp|ScalingDown)",

@@ -7,8 +7,8 @@ from typing import Final
 
 from dev.cluster.processes import pod_processes
 from dev.shell import wait_for
-from proof.drills.stage import FIRST, Stage, is_ready, url_of
-from proof.drills.witness import UNREACHABLE
+from proof.cluster.stage import FIRST, Stage, is_ready, url_of
+from proof.cluster.watch import UNREACHABLE
 from tests.cluster.stack import POOLS, listed
 
 KUBELET_SILENT_S: Final = 120.0

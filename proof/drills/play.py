@@ -5,13 +5,15 @@ import time
 from xmlrpc.client import Fault
 
 from dev.shell import Clock, CommandError
+from proof.cluster.stage import Stage
+from proof.cluster.watch import UNREACHABLE
+from proof.cluster.witness import Witness
 from proof.drills.scenario import Scenario
-from proof.drills.stage import Stage
 from proof.drills.verdict import Run
-from proof.drills.witness import UNREACHABLE, Witness
 from tests.cluster.stack_setup import Answers
 from tests.cluster.stack_traffic import Traffic
 
+STUCK_AFTER_S = 20
 PATIENCE_S = 200.0
 """Longest wait of a client, in seconds. A prefill that waits for a lost decode ends sooner."""
 LONGEST_S = 1500.0
@@ -38,7 +40,7 @@ def play(scenario: Scenario, number: int, stage: Stage, expected: Answers, clock
     Raises:
         TimeoutError: the stack is not Ready before the drill.
     """
-    stage.begin()
+    stage.begin(stuckAfterSeconds=STUCK_AFTER_S)
     failed = ""
     recover_s: float | None = None
     traffic = Traffic(stage.stack.router_url(), expected, patience_s=PATIENCE_S, longest_s=LONGEST_S)

@@ -1,18 +1,9 @@
 """Shows results: one block of lines for a run, and the table of docs/drills.md."""
 
-import subprocess
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Final
 
-from dev.paths import CHECKOUT
-from dev.shell import run, write_text
 from proof.drills.scenario import Scenario
 from proof.drills.verdict import Run, faults
-
-BEGIN: Final = "<!-- results: written by `make drills` -->"
-END: Final = "<!-- end of results -->"
 
 
 def lines(scenario: Scenario, run: Run) -> Iterator[str]:
@@ -45,24 +36,3 @@ def table(drills: Sequence[Scenario], runs: Sequence[Run]) -> str:
             f"{f'{max(recoveries):.1f} s' if recoveries else 'none'} | {right} of {len(of_it)} |"
         )
     return "\n".join(rows)
-
-
-def write(page: Path, drills: Sequence[Scenario], runs: Sequence[Run], last_line: str) -> None:
-    """Put the table, the date and the commit between the marks of a page.
-
-    Raises:
-        ValueError: the page lacks the marks.
-    """
-    text = page.read_text()
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"{page}: the lines {BEGIN!r} and {END!r} are missing: put them around the results")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    body = f"Run on {datetime.now(UTC):%Y-%m-%d} at commit `{_commit()}`:\n\n{table(drills, runs)}\n\n"
-    write_text(page, f"{before}{BEGIN}\n\n{body}```text\n{last_line}\n```\n\n{END}{after}")
-
-
-def _commit() -> str:
-    found = run("git", "-C", CHECKOUT, "rev-parse", "--short=8", "HEAD").strip()
-    clean = subprocess.run(["git", "-C", CHECKOUT, "diff", "--quiet", "HEAD"], check=False).returncode == 0
-    return found if clean else f"{found}, with changes"

@@ -3,7 +3,7 @@
 import secrets
 from typing import Final
 
-from proof.drills.stage import FIRST, SIDES, Stage
+from proof.cluster.stage import FIRST, SIDES, Stage
 from tests.cluster.stack import POOLS
 
 UPDATED_S: Final = 240.0

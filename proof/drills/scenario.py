@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from proof.drills.stage import Stage
-from proof.drills.words import Expected
+from proof.cluster.stage import Stage
+from proof.cluster.words import Expected
 
 
 @dataclass(frozen=True)

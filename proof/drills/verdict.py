@@ -1,11 +1,11 @@
 """Judges runs of drills. Pure."""
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from proof.drills.words import GOOD, Expected
+from proof.cluster.percentile import percentile
+from proof.cluster.words import GOOD, Expected
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,6 @@ def faults(expected: Expected, run: Run) -> list[str]:
     if run.recover_s is None and not run.failed:
         found.append("not recovered in time")
     return found
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least this share of the values does not exceed. NaN if there are none."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else math.nan
 
 
 def summary(expected: dict[str, Expected], runs: Sequence[Run], times: int) -> tuple[bool, str]:

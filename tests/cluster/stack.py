@@ -4,6 +4,7 @@ It also has one service of the tiny model in its own namespace. Pods and Service
 directly.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -127,6 +128,30 @@ class Stack:
 
     def get(self, kind: str, *arguments: str, within: str = POOLS) -> Any:
         return json.loads(self.kubectl("get", kind, *arguments, "-n", within, "-o", "json"))
+
+    def versions(self, kind: str, name: str, since: str, *, for_s: int) -> Iterator[Object]:
+        """Yield every version of an object of a kind in `PATHS` that follows `since`, as soon as it is there.
+
+        Args:
+            kind: Short name.
+            name: Of the object in the namespace `POOLS`.
+            since: A `resourceVersion`.
+            for_s: Duration, in seconds.
+
+        Raises:
+            CommandError: the API server answers with an error, for example because `since` is too old.
+        """
+        group, plural = PATHS[kind]
+        fields = {"fieldSelector": f"metadata.name={name}", "watch": "1", "resourceVersion": since}
+        query = urllib.parse.urlencode(fields | {"timeoutSeconds": str(for_s)})
+        url = f"{self._api.configuration.host}/{group}/namespaces/{POOLS}/{plural}?{query}"
+        answer = self._api.call_api("GET", url, _request_timeout=for_s + 5.0)
+        with contextlib.closing(answer.response):
+            for line in answer.response:
+                event = json.loads(line)
+                if event.get("type") not in {"ADDED", "MODIFIED", "DELETED"}:
+                    raise CommandError(f"watch of {kind} {name}: {event}"[:300])
+                yield event["object"]
 
     def look(self, kind: str, name: str = "", *, labels: str = "", within: str = POOLS, timeout_s: float = 60.0) -> Any:
         """Return the same as `get`, for a kind in `PATHS`, directly from the API server. Each kubectl costs a process.

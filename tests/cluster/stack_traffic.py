@@ -37,7 +37,7 @@ class Outcome:
 class Traffic:
     """Sends requests while the block runs, at most `longest_s`.
 
-    `expected` maps prompt to tokens. A client gives up after `patience_s`.
+    `expected` maps prompt to tokens. A client gives up after `patience_s`. `workers` clients ask at the same time.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Traffic:
         *,
         patience_s: float = ANSWER_S,
         longest_s: float = LONGEST_S,
+        workers: int = WORKERS,
     ) -> None:
         self._url = url
         self._expected = expected
@@ -54,7 +55,7 @@ class Traffic:
         self._stop = threading.Event()
         self._longest_s = longest_s
         self._until = time.monotonic() + longest_s
-        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(WORKERS)]
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(workers)]
         self.outcomes: list[Outcome] = []
 
     @property

@@ -14,7 +14,8 @@ from pdpool_connector.transport.curve import connect_with, make_key
 
 from dev.processes import send
 from dev.shell import wait_for
-from tests.cluster.stack import ADMIN_PORT, HTTP_PORT, POOLS, Stack, ask, condition, listed, refused_with
+from tests.cluster.stack import ADMIN_PORT, HTTP_PORT, POOLS, Stack, ask, condition, listed, refused_with, service
+from tests.cluster.stack_processes import process_of
 from tests.cluster.stack_traffic import PROMPTS, Traffic, generate
 
 pytestmark = [
@@ -33,14 +34,6 @@ both, until the client leaves or the engines' own deadline of 300 s is over.
 
 def pod_named(stack: Stack, name: str) -> dict:
     return stack.look("pod", name)
-
-
-def process_of(stack: Stack, pod: dict) -> int:
-    """Return the PID on this machine of the container's first process."""
-    (status,) = pod["status"]["containerStatuses"]
-    container = status["containerID"].removeprefix("containerd://")
-    tasks = [line.split() for line in stack.ctr(pod["spec"]["nodeName"], "tasks", "ls").splitlines()]
-    return next(int(pid) for task, pid, _ in tasks[1:] if task == container)
 
 
 def url_of(pod: dict) -> str:
@@ -91,6 +84,8 @@ def succeeded(stack: Stack, *former: dict) -> None:
 
 @pytest.mark.parametrize("name", ["chat-decode-0-0", "chat-prefill-0-0"])
 def test_after_an_engines_process_was_killed_its_list_entry_goes_and_comes_back(serving: Stack, expected, name):
+    # Kubelet restarts the container. The operator, which might restart the pod, must see no fault.
+    serving.apply(service(router={"replicas": 1}, repair={"mode": "Enforce"}))
     pod = pod_named(serving, name)
     (router,) = serving.pods("router")
     key, url = serving.router_key(), url_of(pod)
@@ -113,6 +108,8 @@ def test_after_an_engines_process_was_killed_its_list_entry_goes_and_comes_back(
         wait_for(f"the container of {name} to be started again", restarted, deadline_s=60)
         recovered(serving, traffic)
     assert pod_named(serving, name)["metadata"]["uid"] == pod["metadata"]["uid"]
+    repairs = [serving.look(kind, "chat")["status"].get("repairs", []) for kind in ("ppool", "dpool")]
+    assert repairs == [[], []]
     free_again(serving)
 
 

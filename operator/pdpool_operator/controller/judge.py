@@ -119,6 +119,8 @@ class Judge:
         if pool is None:
             return ()
         subjects = {other: self._subjects(other) for other in (key, *self._partners(key))}
+        # A process may have gone since the last look, and its pod with what was known of it.
+        self._departures |= self._followed(subjects)
         return with_ejections(self._diagnose(key, pool, subjects), self._ejections.get(key, {}))
 
     def _diagnose(
@@ -172,10 +174,7 @@ class Judge:
     def _look_at_outcomes(self) -> None:
         """Decide for every pool which of its instances are failing. Both sides are judged by the same standings."""
         subjects = {key: self._subjects(key) for key in self._pools}
-        self._departures = {
-            key: follow_departures(self._departures.get(key, Departures()), own, self._now())
-            for key, own in subjects.items()
-        }
+        self._departures = self._followed(subjects)
         self._standings = {
             key: advance(
                 own,
@@ -184,6 +183,13 @@ class Judge:
                 self._now(),
                 self._departures_of_partners(key),
             )
+            for key, own in subjects.items()
+        }
+
+    def _followed(self, subjects: Mapping[Key, tuple[Subject, ...]]) -> dict[Key, Departures]:
+        """Return the departures of each pool, as of now."""
+        return {
+            key: follow_departures(self._departures.get(key, Departures()), own, self._now())
             for key, own in subjects.items()
         }
 

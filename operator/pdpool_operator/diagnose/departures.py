@@ -45,6 +45,9 @@ def follow_departures(before: Departures, own: Iterable[Subject], now: datetime)
 def _life(subject: Subject, before: tuple[str, str] | None) -> tuple[str, str] | None:
     if subject.pod is None:
         return None
+    # The process ends before its pod is gone. One that only does not answer may live.
+    if subject.pod.terminating and subject.tracks and all(track.latest.queues is None for track in subject.tracks):
+        return None
     if any(track.answered for track in subject.tracks):
         return subject.pod.uid, next((track.incarnation for track in subject.tracks if track.incarnation), "")
     return before if before is not None and before[0] == subject.pod.uid else None

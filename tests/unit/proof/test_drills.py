@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from pdpool_operator.api.reasons import ConditionType, Reason
 
+from proof.cluster.percentile import percentile
+from proof.cluster.results import Results
+from proof.cluster.words import Expected, alert_words, condition_words, event_word
 from proof.drills.__main__ import pending
 from proof.drills.catalogue import DRILLS
-from proof.drills.results import Results
-from proof.drills.verdict import Run, faults, missing_words, percentile, summary, unexpected_words
-from proof.drills.words import Expected, alert_words, condition_words, event_word
+from proof.drills.verdict import Run, faults, missing_words, summary, unexpected_words
 
 FAILING = Expected(("dpool QueuesHealthy=False RequestsFailing", "alert PdpoolInstanceFailing"))
 RIGHT = Run(
@@ -110,12 +111,12 @@ def test_catalogue_expects_only_words_that_exist() -> None:
 class TestResults:
     def test_interrupted_session_continues(self, tmp_path: Path) -> None:
         path = tmp_path / "results.jsonl"
-        Results(path, "a").add(RIGHT)
+        Results(Run, path, "a").add(RIGHT)
         path.write_text(path.read_text() + '{"drill": "half')
-        again = Results(path, "a")
+        again = Results(Run, path, "a")
         assert again.runs == [RIGHT]
         again.add(dataclasses.replace(RIGHT, number=2))
-        assert [run.number for run in Results(path, "a").runs] == [1, 2]
+        assert [run.number for run in Results(Run, path, "a").runs] == [1, 2]
         assert [json.loads(line)["digest"] for line in path.read_text().splitlines() if line.endswith("}")] == [
             "a",
             "a",
@@ -123,22 +124,22 @@ class TestResults:
 
     def test_other_code_starts_anew(self, tmp_path: Path) -> None:
         path = tmp_path / "results.jsonl"
-        Results(path, "a").add(RIGHT)
-        assert Results(path, "b").runs == []
+        Results(Run, path, "a").add(RIGHT)
+        assert Results(Run, path, "b").runs == []
 
     @pytest.mark.parametrize("fresh", [True, False])
     def test_finished_session_stays_closed(self, tmp_path: Path, fresh: bool) -> None:
         path = tmp_path / "results.jsonl"
-        first = Results(path, "a")
+        first = Results(Run, path, "a")
         first.add(RIGHT)
         if fresh:
-            Results(path, "a", fresh=True)
+            Results(Run, path, "a", fresh=True)
         else:
             first.finish()
-        assert Results(path, "a").runs == []
+        assert Results(Run, path, "a").runs == []
 
     def test_first_runs_come_before_second(self, tmp_path: Path) -> None:
-        results = Results(tmp_path / "results.jsonl", "a")
+        results = Results(Run, tmp_path / "results.jsonl", "a")
         results.add(dataclasses.replace(RIGHT, drill=DRILLS[0].name))
         todo = [(one.name, number) for one, number in pending(DRILLS[:2], results, 2)]
         assert todo == [(DRILLS[1].name, 1), (DRILLS[0].name, 2), (DRILLS[1].name, 2)]

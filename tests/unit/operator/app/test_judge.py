@@ -39,32 +39,33 @@ class World:
         bindings.bind(SERVICE, "chat", "chat")
         self.judge = Judge(bindings, lambda: self.now, self.asked.append)
 
-    def observe(self, key: Key) -> None:
+    def observe(self, key: Key, *more: str) -> None:
+        """Observe the pool's first instance, and one more for each further pod's UID. An empty UID: it has no pod."""
         kind = PrefillPool if key is PREFILL else DecodePool
         meta = {"name": "chat", "namespace": "llm", "uid": key.kind}
-        pod = ObservedPod(
-            f"chat-{kind.role}-0-0", f"pod-{kind.role}", "127.0.0.1", "Running", True, False, "h", "b", START
-        )
-        instance = ObservedInstance(
-            0, f"chat-{kind.role}-0", "sts", key.kind, False, "h", "b", 1, None, "", pod, listed_by=()
-        )
+        instances = []
+        for index, uid in enumerate((f"pod-{kind.role}", *more)):
+            name = f"chat-{kind.role}-{index}"
+            pod = ObservedPod(f"{name}-0", uid, "127.0.0.1", "Running", True, False, "h", "b", START) if uid else None
+            instances.append(
+                ObservedInstance(index, name, "sts", key.kind, False, "h", "b", 1, None, "", pod, listed_by=())
+            )
         self.judge.observed(
-            key, ObservedPool(kind.parse({"metadata": meta, "spec": {"model": {"path": "tiny"}}}), (instance,), ())
+            key, ObservedPool(kind.parse({"metadata": meta, "spec": {"model": {"path": "tiny"}}}), tuple(instances), ())
         )
 
     def reconcile(self, key: Key) -> None:
         self.observe(key)
         self.judge.shown(key, self.judge.judge(key))
 
-    def sample(self, role: Role, queues: dict[str, tuple[int, float | None, int]] | None) -> None:
+    def sample(self, role: Role, queues: dict[str, tuple[int, float | None, int]] | None, uid: str = "") -> None:
+        uid = uid or f"pod-{role}"
         connector = (
             queues if queues is None else ConnectorSample("life", 0.0, {n: QueueSample(*q) for n, q in queues.items()})
         )
         engine = None if queues is None else EngineSample(0, 0, {})
-        sample = RankSample(
-            0, f"pod-{role}", self.now, self.now, connector, engine, "" if queues is not None else "timeout"
-        )
-        self.judge.on_samples(Target("llm", "chat", role, 0, f"pod-{role}", "127.0.0.1"), [sample])
+        sample = RankSample(0, uid, self.now, self.now, connector, engine, "" if queues is not None else "timeout")
+        self.judge.on_samples(Target("llm", "chat", role, 0, uid, "127.0.0.1"), [sample])
 
     def verdict(self, key: Key) -> str:
         return str(self.judge.judge(key)[0].verdict)
@@ -104,6 +105,20 @@ def test_a_verdict_that_changes_asks_for_the_pool_and_its_services(world):
         world.judge.tick()
     assert world.verdict(PREFILL) != before
     assert {PREFILL, SERVICE} <= set(world.asked)
+
+
+def test_instance_is_not_stuck_in_the_moment_its_peer_is_gone(world):
+    world.observe(DECODE, "second")
+    for _ in range(40):
+        world.now += timedelta(seconds=1)
+        world.sample(Role.PREFILL, {"prefill_bootstrap": (3, (world.now - START).total_seconds(), 5)})
+        world.sample(Role.DECODE, {"decode_transfer": (0, None, 5)})
+        world.sample(Role.DECODE, {"decode_transfer": (0, None, 5)}, uid="second")
+        world.judge.tick()
+    assert world.verdict(PREFILL) == "Stuck"
+    world.observe(DECODE, "")
+    # A reconcile need not wait for the next tick.
+    assert world.verdict(PREFILL) == "Blocked"
 
 
 def test_silence_alone_asks_too(world):

@@ -22,6 +22,11 @@ def process(incarnation: str = "a", *, pod: str = "chat-prefill-0-0", answers: b
     return Subject("chat", Role.PREFILL, 0, make_pod(pod), leaving=False, tracks=(follow(None, sample),))
 
 
+def being_removed(subject: Subject) -> Subject:
+    assert subject.pod is not None
+    return replace(subject, pod=replace(subject.pod, terminating=True))
+
+
 WITHOUT_POD = Subject("chat", Role.PREFILL, 0, None, leaving=False, tracks=())
 UNSAMPLED = Subject("chat", Role.PREFILL, 0, make_pod("another"), leaving=False, tracks=())
 
@@ -31,6 +36,9 @@ UNSAMPLED = Subject("chat", Role.PREFILL, 0, make_pod("another"), leaving=False,
     [
         pytest.param((process(),), (), id="same process"),
         pytest.param((replace(process(), tracks=()),), (), id="not sampled again"),
+        pytest.param((process(answers=False),), (), id="does not answer"),
+        pytest.param((being_removed(process()),), (), id="being removed, and still answers"),
+        pytest.param((being_removed(process(answers=False)),), (P0,), id="being removed, and its process has ended"),
         pytest.param((process("b"),), (P0,), id="restarted"),
         pytest.param((process("a", pod="another"),), (P0,), id="replaced"),
         pytest.param((UNSAMPLED,), (P0,), id="replaced, and not sampled yet"),

@@ -1,55 +1,82 @@
-"""The stage of a drill: the whole stack with traffic, and what deeds do to it. All is undone at the end of a drill."""
+"""The stage of a drill or a fault: the whole stack with traffic, and what deeds do to it. All is undone at the end."""
 
 import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from dev.cluster import supervise
 from dev.cluster.layout import State
 from dev.processes import send
 from dev.shell import wait_for
-from proof.drills.witness import UNREACHABLE, Witness
+from proof.cluster.watch import UNREACHABLE
+from proof.cluster.witness import Witness
 from tests.cluster.stack import DRAIN_S, HTTP_PORT, POOL_KINDS, POOLS, SYSTEM, Object, Stack, condition, pool, service
 from tests.cluster.stack_fault import CONFIG, FLAG, TEMPLATE
-from tests.cluster.stack_traffic import Traffic
+from tests.cluster.stack_processes import process_of
 
-STUCK_AFTER_S = 20
 SIDES = {"prefill": "ppool", "decode": "dpool"}
 ROUTERS = 2
 MARK = "example.com/mark"
 FIRST = "first"
 """Mark of the templates at the beginning of a drill."""
+CLEAR_S = 120
+"""Longest wait until all objects of a run are deleted, in seconds."""
 QUIET_S = 60.0
 """Longest wait for empty queues after the traffic has ended, in seconds."""
 
 
 class Stage:
-    """Two prefill engines, two decode engines and two routers, and everything that a deed needs."""
+    """Two prefill engines, two decode engines and routers, and everything that a deed needs.
 
-    def __init__(self, stack: Stack, state: State) -> None:
+    Args:
+        stack: The installed chart.
+        state: Files of the local cluster.
+        routers: Number of routers.
+        engine: Fields of the engines' containers, beside those of `stack_fault`.
+    """
+
+    def __init__(
+        self, stack: Stack, state: State, *, routers: int = ROUTERS, engine: Mapping[str, object] | None = None
+    ) -> None:
         self.stack = stack
         self.undo = contextlib.ExitStack()
         """Undone at the end of a deed, also after an error."""
-        self.traffic: Traffic | None = None
         self.witness: Witness | None = None
         self._state = state
+        self._routers = routers
+        self._engine = dict(engine or {})
 
     # ------------------------------------------------------------------ set the scene
 
-    def begin(self) -> None:
-        """Bring the stack to its first state: all Ready, all listed, all idle."""
+    def begin(self, **spec: object) -> None:
+        """Bring the stack to its first state: all Ready, all listed, all idle.
+
+        Args:
+            spec: Fields of the service's spec.
+        """
         for node in self.stack.nodes:
             self.stack.kubectl("uncordon", node)
         self.stack.apply(CONFIG)
         pools = [self._pool(kind, 2) for kind in POOL_KINDS]
-        refs = service(router={"replicas": ROUTERS}, stuckAfterSeconds=STUCK_AFTER_S)
-        self.stack.apply(*pools, refs)
+        self.stack.apply(*pools, service(router={"replicas": self._routers}, **spec))
         self.settle(240.0)
 
+    def clear(self) -> None:
+        """Delete the pools and the service, and all that the operator remembers of them."""
+        kinds = ",".join((*SIDES.values(), "pdsvc"))
+        self.stack.kubectl(
+            "delete", kinds, "chat", "-n", POOLS, "--ignore-not-found", f"--timeout={CLEAR_S}s", timeout_s=CLEAR_S + 10
+        )
+
+        def left() -> str | None:
+            return ", ".join(self.stack.uids()) or None
+
+        wait_for("the pods of the former run to be gone", left, deadline_s=CLEAR_S)
+
     def _pool(self, kind: str, replicas: int) -> Object:
-        return pool(kind, replicas, drainTimeoutSeconds=DRAIN_S, template=template(FIRST))
+        return pool(kind, replicas, drainTimeoutSeconds=DRAIN_S, template=template(FIRST, **self._engine))
 
     def settle(self, deadline_s: float) -> None:
         """Wait until all objects are Ready and the routers list exactly the engines that are Ready.
@@ -60,7 +87,7 @@ class Stage:
         end = time.monotonic() + deadline_s
         for kind in (*SIDES.values(), "pdsvc"):
             self.stack.until(kind, "Ready", deadline_s=max(1.0, end - time.monotonic()), status="True")
-        self.stack.until_listed(ROUTERS, deadline_s=max(1.0, end - time.monotonic()))
+        self.stack.until_listed(self._routers, deadline_s=max(1.0, end - time.monotonic()))
 
     def stuck_after(self) -> int:
         """Return how many engines still hold requests or memory, after a wait for those under way."""
@@ -91,7 +118,7 @@ class Stage:
 
     def update(self, side: str, mark: str, **container: object) -> None:
         """Give a pool a new template: a mark, and other fields of the engine's container."""
-        self.stack.patch(SIDES[side], {"template": template(mark, **container)})
+        self.stack.patch(SIDES[side], {"template": template(mark, **self._engine | container)})
 
     def scale(self, side: str, replicas: int) -> None:
         """Set the replicas of a pool."""
@@ -111,13 +138,10 @@ class Stage:
         change = ("touch", FLAG) if failing else ("rm", "-f", FLAG)
         self.stack.kubectl("exec", pod, "-n", POOLS, "-c", "engine", "--", *change)
 
-    def process_of(self, name: str) -> int:
+    def process_of(self, name: str, within: str = POOLS) -> int:
         """Return the PID on this machine of the first process of a pod's container."""
-        pod = self.stack.look("pod", name)
-        (status,) = pod["status"]["containerStatuses"]
-        container = status["containerID"].removeprefix("containerd://")
-        tasks = [line.split() for line in self.stack.ctr(pod["spec"]["nodeName"], "tasks", "ls").splitlines()]
-        return next(int(pid) for task, pid, _ in tasks[1:] if task == container)
+        pid: int = process_of(self.stack, self.stack.look("pod", name, within=within))
+        return pid
 
     def freeze(self, name: str) -> Callable[[], None]:
         """Freeze the engine of a pod. Return what thaws it; that also happens at the end of the drill."""
@@ -157,11 +181,17 @@ class Stage:
             self.undo.callback(self.stack.kubectl, "uncordon", node)
             self.stack.kubectl("cordon", node)
 
+    def operator_pod(self) -> Object:
+        """Return the pod of the operator."""
+        pod: Object
+        (pod,) = self.stack.look("pod", labels="app.kubernetes.io/component=operator", within=SYSTEM)["items"]
+        return pod
+
     def other_node(self) -> str:
         """Return a node without the operator."""
         name: str
-        (operator,) = self.stack.look("pod", labels="app.kubernetes.io/component=operator", within=SYSTEM)["items"]
-        name = next(node for node in self.stack.nodes if node != operator["spec"]["nodeName"])
+        busy = self.operator_pod()["spec"]["nodeName"]
+        name = next(node for node in self.stack.nodes if node != busy)
         return name
 
     def until_gone(self, what: str, gone: Callable[[], bool], deadline_s: float) -> None:

@@ -1,39 +1,48 @@
-"""Results of runs on disk, one JSON line for each, so that an interrupted session of drills can be continued."""
+"""Results of runs on disk, one JSON line for each, so that an interrupted session can be continued."""
 
-import dataclasses
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
+
+from pydantic import TypeAdapter
 
 from dev.paths import CHECKOUT
-from proof.drills.verdict import Run
 
-SOURCES: Final = ("operator", "connector", "charts", "crds", "images", "proof/drills", "tests/cluster")
+SOURCES: Final = ("operator", "connector", "charts", "crds", "images", "proof/cluster", "tests/cluster")
 ENDINGS: Final = frozenset({".py", ".yaml", ".tpl", ".json", ".lock"})
 FINISHED: Final = {"finished": True}
 
+Run = TypeVar("Run")
+"""A dataclass that JSON can hold."""
 
-def sources_digest() -> str:
-    """Return a digest of all files that decide the results."""
+
+def sources_digest(package: str) -> str:
+    """Return a digest of all files that decide the results.
+
+    Args:
+        package: Folder of the scenarios, such as `proof/drills`.
+    """
     total = hashlib.sha256()
-    for source in SOURCES:
+    for source in (*SOURCES, package):
         for file in sorted((CHECKOUT / source).rglob("*")):
             if file.suffix in ENDINGS and "test_" not in file.name:
                 total.update(str(file.relative_to(CHECKOUT)).encode() + b"\0" + file.read_bytes())
     return total.hexdigest()[:16]
 
 
-class Results:
+class Results(Generic[Run]):
     """Runs that are done. Continues those of the same code in the file, unless that session had finished.
 
     Args:
+        kind: Type of a run.
         path: JSON lines.
         digest: code of this session.
         fresh: ignore earlier runs.
     """
 
-    def __init__(self, path: Path, digest: str, *, fresh: bool = False) -> None:
+    def __init__(self, kind: type[Run], path: Path, digest: str, *, fresh: bool = False) -> None:
+        self._kind: TypeAdapter[Run] = TypeAdapter(kind)
         self._path = path
         self._digest = digest
         self.runs: list[Run] = []
@@ -51,16 +60,12 @@ class Results:
         if found == FINISHED:
             self.runs.clear()
         elif found.pop("digest", None) == self._digest:
-            self.runs.append(Run(**found | {"words": tuple(found["words"]), "errors": tuple(found["errors"])}))
-
-    def count(self, drill: str) -> int:
-        """Return how often a drill was played."""
-        return sum(run.drill == drill for run in self.runs)
+            self.runs.append(self._kind.validate_python(found))
 
     def add(self, run: Run) -> None:
         """Append a run."""
         self.runs.append(run)
-        self._append(dataclasses.asdict(run) | {"digest": self._digest})
+        self._append(self._kind.dump_python(run, mode="json") | {"digest": self._digest})
 
     def finish(self) -> None:
         """Mark the session as finished: the next one starts from the beginning."""

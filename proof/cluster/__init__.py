@@ -1,0 +1,1 @@
+"""What drills and faults on the local cluster have in common."""

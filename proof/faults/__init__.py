@@ -1,0 +1,1 @@
+"""`make faults`: faults on the local cluster, and whether the operator names and repairs them."""

@@ -1,0 +1,235 @@
+"""How each fault begins. What must be undone goes to `stage.undo`."""
+
+import contextlib
+import os
+import random
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from dev.shell import run
+from proof.cluster.stage import FIRST, SIDES, Stage
+from proof.cluster.watch import ANSWER_S
+from proof.faults.watch import VerdictWatch
+from tests.cluster.stack import HTTP_PORT, POOLS, SYSTEM, Object, ask
+from tests.cluster.stack_setup import Answers
+from tests.cluster.stack_traffic import WORKERS, Traffic
+
+UPDATED_S: Final = 240.0
+STOPPED_S, RUNS_S = 0.8, 0.2
+KILLED_WITHIN_S: Final = 30.0
+CHOSEN: Final = 1
+"""Index of the instance at fault."""
+
+
+@dataclass
+class Scene:
+    """What a deed needs.
+
+    Attributes:
+        stage: Where it is done.
+        watch: Its clock starts with the fault.
+        answers: Right answers to the prompts of the traffic.
+        patience_s: Longest wait of a client, in seconds.
+        number: Of the run, from 1.
+        more: Traffic that the deed has added.
+    """
+
+    stage: Stage
+    watch: VerdictWatch
+    answers: Answers
+    patience_s: float
+    number: int
+    more: list[Traffic] = field(default_factory=list)
+
+    def pod(self, side: str) -> Object:
+        """Return the pod of the instance at fault."""
+        pod: Object = self.stage.stack.look("pod", f"chat-{side}-{CHOSEN}-0")
+        return pod
+
+
+Deed = Callable[[Scene], str]
+"""Begins a fault and starts the clock. Returns the instance at fault, empty if there is none."""
+
+
+def frozen(side: str) -> Deed:
+    """Return the deed that hangs an engine's scheduler loop. Its connector and its health check answer."""
+
+    def deed(scene: Scene) -> str:
+        _set_fault(scene, side, "freeze_scheduler")
+        scene.watch.fault_now()
+        return f"{side}/{CHOSEN}"
+
+    return deed
+
+
+def stopped(side: str) -> Deed:
+    """Return the deed that stops all threads of an engine. Nothing of it answers, so its kubelet restarts it."""
+
+    def deed(scene: Scene) -> str:
+        scene.stage.freeze(scene.pod(side)["metadata"]["name"])
+        scene.watch.fault_now()
+        return ""
+
+    return deed
+
+
+def _set_fault(scene: Scene, side: str, name: str) -> None:
+    """Set a fault of the reference engine, and unset it at the end if its pod is still there."""
+    url = f"http://{scene.pod(side)['status']['podIP']}:{HTTP_PORT}/faults"
+
+    def unset() -> None:
+        with contextlib.suppress(OSError):
+            ask(url, {name: False}, timeout_s=ANSWER_S)
+
+    scene.stage.undo.callback(unset)
+    ask(url, {name: True})
+
+
+def fails(side: str) -> Deed:
+    """Return the deed that lets an engine answer 500 to every POST. Its health check succeeds."""
+
+    def deed(scene: Scene) -> str:
+        pod = scene.pod(side)["metadata"]["name"]
+        scene.stage.undo.callback(scene.stage.fail_posts, pod, failing=False)
+        scene.stage.fail_posts(pod, failing=True)
+        scene.watch.fault_now()
+        return f"{side}/{CHOSEN}"
+
+    return deed
+
+
+def burst(scene: Scene) -> str:
+    """Add nine times as many clients."""
+    url = scene.stage.stack.router_url()
+    traffic = Traffic(url, scene.answers, patience_s=scene.patience_s, workers=9 * WORKERS)
+    scene.watch.fault_now()
+    scene.more.append(scene.stage.undo.enter_context(traffic))
+    return ""
+
+
+def slow_decode(scene: Scene) -> str:
+    """Let a decode engine run only for a fifth of the time."""
+    handle = os.pidfd_open(scene.stage.process_of(scene.pod("decode")["metadata"]["name"]))
+    scene.stage.undo.callback(os.close, handle)
+    ended = threading.Event()
+
+    def throttle() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            while not ended.wait(RUNS_S):
+                signal.pidfd_send_signal(handle, signal.SIGSTOP)
+                ended.wait(STOPPED_S)
+                signal.pidfd_send_signal(handle, signal.SIGCONT)
+
+    thread = threading.Thread(target=throttle, name="throttle")
+    scene.stage.undo.callback(thread.join, 10.0)
+    scene.stage.undo.callback(ended.set)
+    thread.start()
+    scene.watch.fault_now()
+    return ""
+
+
+def engine_killed(scene: Scene) -> str:
+    """Kill the process of a decode engine. Its kubelet starts the container again."""
+    pid = scene.stage.process_of(scene.pod("decode")["metadata"]["name"])
+    scene.watch.fault_now()
+    os.kill(pid, signal.SIGKILL)
+    return ""
+
+
+def no_decode_left(scene: Scene) -> str:
+    """Cordon all nodes and delete all decode engines, so that none can run."""
+    scene.stage.cordon()
+    scene.watch.fault_now()
+    scene.stage.stack.kubectl("delete", "pod", "-n", POOLS, "-l", "pdpool.dev/role=decode", "--wait=false")
+    return ""
+
+
+def roll_out(scene: Scene) -> str:
+    """Roll out new templates of both pools, to their end."""
+    mark = secrets.token_hex(4)
+    scene.watch.fault_now()
+    for side in SIDES:
+        scene.stage.update(side, mark)
+    for side in SIDES:
+        scene.stage.until_updated(side, mark, 2, UPDATED_S)
+    return ""
+
+
+def scale_down(scene: Scene) -> str:
+    """Scale decode from 2 to 1. Back to 2 at the end."""
+    stage = scene.stage
+    stage.undo.callback(stage.until_updated, "decode", FIRST, 2, UPDATED_S)
+    stage.undo.callback(stage.scale, "decode", 2)
+    scene.watch.fault_now()
+    stage.scale("decode", 1)
+    stage.until_gone("one decode engine", lambda: len(stage.stack.pods("decode")) == 1, UPDATED_S)
+    return ""
+
+
+def operator_killed(scene: Scene) -> str:
+    """Hang a decode engine, and kill the operator at a random moment. The moment follows from the run's number."""
+    stage, guilty = scene.stage, frozen("decode")(scene)
+    time.sleep(random.Random(scene.number).uniform(0, KILLED_WITHIN_S))
+    os.kill(stage.process_of(stage.operator_pod()["metadata"]["name"], SYSTEM), signal.SIGKILL)
+    return guilty
+
+
+def leaks(side: str) -> Deed:
+    """Return the deed that lets the next request of an engine stay in its queue with its memory."""
+
+    def deed(scene: Scene) -> str:
+        _set_fault(scene, side, "leak_request")
+        scene.watch.fault_now()
+        return ""
+
+    return deed
+
+
+def one_peer_fails(scene: Scene) -> str:
+    """Drop all packets from one prefill engine to one decode engine."""
+    prefill, decode = scene.pod("prefill"), scene.pod("decode")
+    pid = scene.stage.process_of(prefill["metadata"]["name"])
+    route = ("blackhole", f"{decode['status']['podIP']}/32")
+    inside = ("nsenter", "--target", str(pid), "--net", "ip", "route")
+    scene.stage.undo.callback(run, *inside, "del", *route)
+    run(*inside, "add", *route)
+    scene.watch.fault_now()
+    return ""
+
+
+@dataclass(frozen=True)
+class Play:
+    """How a scenario is played.
+
+    Attributes:
+        deed: Begins the fault.
+        lasts_s: Duration of a fault that is not repaired, in seconds.
+    """
+
+    deed: Deed
+    lasts_s: float = 60.0
+
+
+PLAYS: Final[Mapping[str, Play]] = {
+    "decode-frozen": Play(frozen("decode")),
+    "prefill-frozen": Play(frozen("prefill")),
+    "decode-stopped": Play(stopped("decode"), lasts_s=150),
+    "decode-fails": Play(fails("decode"), lasts_s=75),
+    "prefill-fails": Play(fails("prefill"), lasts_s=75),
+    "burst": Play(burst),
+    "slow-decode": Play(slow_decode, lasts_s=75),
+    "engine-killed": Play(engine_killed),
+    "no-decode-left": Play(no_decode_left),
+    "roll-out": Play(roll_out),
+    "scale-down": Play(scale_down),
+    "operator-killed": Play(operator_killed, lasts_s=90),
+    "prefill-leaks": Play(leaks("prefill"), lasts_s=75),
+    "decode-leaks": Play(leaks("decode"), lasts_s=75),
+    "one-peer-fails": Play(one_peer_fails, lasts_s=75),
+}
+"""By the names of tests/cluster/faults.yaml, in the order of a session."""

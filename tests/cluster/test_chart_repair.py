@@ -1,0 +1,73 @@
+"""A frozen engine is named and restarted by the operator, without a person, where the service allows it."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from dev.shell import wait_for
+from tests.cluster.stack import DRAIN_S, HTTP_PORT, POOL_KINDS, POOLS, Object, Stack, ask, pool, service
+from tests.cluster.stack_traffic import Traffic
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(400, func_only=True),
+    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs KUBECONFIG of a cluster: make cluster"),
+]
+
+RESTARTED_WITHIN_S = 150.0
+"""About 35 s until the verdict, 30 s until repair may act, and the load of other tests."""
+FROZEN = 1
+ACCUSES = {"Stuck", "Failing"}
+
+
+@pytest.fixture
+def repaired(stack: Stack) -> Iterator[Stack]:
+    """One prefill engine and two decode engines, which the operator may restart."""
+    template = {"spec": {"containers": [{"name": "engine", "args": ["--enable-faults"]}]}}
+    pools = [
+        pool(kind, n, drainTimeoutSeconds=DRAIN_S, template=template)
+        for kind, n in zip(POOL_KINDS, (1, 2), strict=True)
+    ]
+    stack.apply(*pools, service(router={"replicas": 1}, repair={"mode": "Enforce"}))
+    stack.settle()
+    stack.until_listed(1)
+    yield stack
+    # A new pool has no restarts that count for later tests.
+    stack.kubectl("delete", "dpool", "chat", "-n", POOLS, "--timeout=60s", timeout_s=70)
+    stack.serve()
+
+
+def entries(stack: Stack, kind: str) -> dict[int, Object]:
+    """Return the instances in a pool's status by index."""
+    return {entry["index"]: entry for entry in stack.look(kind, "chat")["status"]["instances"]}
+
+
+def test_frozen_decode_engine_is_restarted_by_operator(repaired: Stack, expected) -> None:
+    stack, before = repaired, repaired.uids()
+    pod = f"chat-decode-{FROZEN}-0"
+    accused: set[tuple[str, int, str]] = set()
+
+    def not_restarted() -> str | None:
+        for kind in ("ppool", "dpool"):
+            entries_now = entries(stack, kind).items()
+            accused.update((kind, i, entry["verdict"]) for i, entry in entries_now if entry["verdict"] in ACCUSES)
+        repairs = stack.look("dpool", "chat")["status"].get("repairs", [])
+        done = [one for one in repairs if one["state"] == "Done"]
+        return None if done and stack.uids().get(pod) not in {None, before[pod]} else f"{repairs}; {accused}"
+
+    with Traffic(stack.router_url(), expected, patience_s=200.0) as traffic:
+        ask(f"http://{stack.look('pod', pod)['status']['podIP']}:{HTTP_PORT}/faults", {"freeze_scheduler": True})
+        wait_for(f"{pod} to be restarted", not_restarted, deadline_s=RESTARTED_WITHIN_S)
+        stack.settle()
+        stack.until_listed(1)
+        traffic.more()
+
+    # The verdict on the frozen engine may last for less than the time between two looks.
+    assert accused <= {("dpool", FROZEN, "Stuck")}, "an instance was accused that was not frozen"
+    after = stack.uids()
+    assert {name for name in before if after.get(name) != before[name]} == {pod}
+    repairs = stack.look("dpool", "chat")["status"]["repairs"]
+    assert [(one["index"], one["state"]) for one in repairs] == [(FROZEN, "Done")]
+    assert "engine loop does not run" in repairs[0]["message"]
+    assert [error for error in traffic.errors if "instead of" in error] == []
