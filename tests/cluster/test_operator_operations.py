@@ -1,6 +1,10 @@
 """Operations on a real API server, with real routers: what it refuses, and what a drain and a restart do."""
 
+import asyncio
+
 import pytest
+from click.testing import CliRunner
+from pdpool_kubectl.cli import cli
 from pdpool_operator.observe.cluster import OPERATIONS
 from pdpool_operator.runtime.api import PODS, InvalidError
 
@@ -58,13 +62,14 @@ async def test_operator_refuses_what_does_not_exist_and_a_drain_without_router(h
     await here.run_pod(D0)
     await here.until("DecodePool", "Ready", status="True")
     await ask(here, "no-pool", "Restart", "chat-prefill-0")
-    await ask(here, "no-instance", "Restart", "chat-decode-7")
     await ask(here, "no-router", "Drain", "chat-decode-0")
     pool = await until(here, "no-pool", "Failed", "PoolNotFound")
     assert "no PrefillPool chat" in pool["message"]
-    instance = await until(here, "no-instance", "Failed", "InstanceNotFound")
-    assert "it has chat-decode-0" in instance["message"]
     await until(here, "no-router", "Failed", "NoRouter")
+    words = ["restart", "chat-decode-7", "-n", here.namespace]
+    result = await asyncio.to_thread(CliRunner().invoke, cli, words)
+    assert result.exit_code == 1, result.output
+    assert result.stdout == "Failed: DecodePool chat has no instance chat-decode-7; it has chat-decode-0\n"
 
 
 async def test_drain_keeps_an_instance_out_and_restart_waits_for_another_that_serves(here: Bench, routers: Routers):
@@ -92,7 +97,7 @@ async def test_drain_keeps_an_instance_out_and_restart_waits_for_another_that_se
     await routers.until("router-a", P0, D0)
 
     await here.admin.drop(OPERATIONS, here.namespace, "drain")
-    await here.run_pod(P0, but_not=old)
+    await here.run_pod(P0, but_not=old)  # its pod was deleted, and the StatefulSet made another
     restarted = await until(here, "restart", "Succeeded", "Succeeded")
     assert restarted["podUID"] == old
     await routers.until("router-a", P0, P1, D0)
