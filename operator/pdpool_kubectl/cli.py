@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from pdpool_operator.api.names import parse_instance
+from pdpool_operator.api.operations import INSTANCE_RULE, OperationType
 from pdpool_operator.diagnose.model import Verdict
 from pdpool_operator.runtime.api import Api, ApiError
 
@@ -20,6 +22,7 @@ from .doctor import FAILED as CHECK_FAILED
 from .doctor import doctor_json, doctor_lines, examine
 from .explain import explain_lines
 from .fleet import Fleet, MissingError, NotInstalledError, read_fleet
+from .operate import LostError, Seen, create, follow
 from .queues import Reading, queue_lines, queues_json, read_queues
 from .record import record as take_looks
 from .record import unanswered
@@ -97,7 +100,7 @@ def _run(access: Access, work: Callable[[Api], Awaitable[Result]]) -> Result:
     coroutine: Coroutine[Any, Any, Result] = with_api()
     try:
         return asyncio.run(coroutine)
-    except (AccessError, ApiError, NotInstalledError, MissingError) as error:
+    except (AccessError, ApiError, LostError, NotInstalledError, MissingError) as error:
         raise CommandError(str(error)) from error
 
 
@@ -127,7 +130,7 @@ def _now() -> datetime:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
 def cli() -> None:
-    """Look at prefill/decode serving on Kubernetes, with your own rights.
+    """Look at prefill/decode serving on Kubernetes, and drain or restart an instance, with your own rights.
 
     Every command takes --context, --kubeconfig, -n and -A, as kubectl does.
     """
@@ -251,6 +254,76 @@ def record(*, access: Access, output: str, file: Path, seconds: float) -> None:
     lines = [f"wrote {file}: {len(looks)} looks", *(f"! unanswered: {reason}" for reason in silent[:5])]
     _print(facts if output == "json" else lines)
     sys.exit(ATTENTION if silent else 0)
+
+
+def _operate(access: Access, type_: OperationType, instance: str, output: str, *, wait: bool) -> None:
+    """Create an operation, and print how it ends."""
+    if access.all_namespaces:
+        raise click.UsageError("an instance is in one namespace: give -n in place of -A")
+    if parse_instance(instance) is None:
+        raise click.UsageError(INSTANCE_RULE)
+    namespace = _run_plain(access.scope) or ""
+    named = ""
+
+    async def work(api: Api) -> Seen:
+        nonlocal named
+        operation = await create(api, namespace, type_, instance)
+        named = operation.name
+        click.echo(f"created PoolOperation {named}", err=True)
+        return await follow(api, operation, functools.partial(click.echo, err=True)) if wait else operation
+
+    try:
+        seen = _run(access, work)
+    except KeyboardInterrupt:
+        click.echo(f"PoolOperation {named} goes on, unless you delete it" if named else "interrupted", err=True)
+        sys.exit(ATTENTION)
+    _print(seen.to_dict() if output == "json" else _outcome(access, seen))
+    sys.exit(ATTENTION if seen.failed else 0)
+
+
+def _outcome(access: Access, seen: Seen) -> list[str]:
+    if not seen.phase.finished:
+        return [f"kubectl get poolop {seen.name} {access.flags(seen.namespace)}  # shows how far it is"]
+    if seen.failed or seen.type is not OperationType.DRAIN:
+        return [seen.line()]
+    return [seen.line(), f"kubectl delete poolop {seen.name} {access.flags(seen.namespace)}  # takes it back in"]
+
+
+OPERATION_EXIT_CODES = """\b
+Exit codes:
+  0  the operation has succeeded, or was created with --no-wait
+  1  it has failed, or you interrupted the command
+  2  an argument is wrong
+  3  the API server cannot be reached or refuses, the operation was deleted, or no operator ends it"""
+
+
+def _waiting(command: Command) -> Command:
+    words = "Follow the operation until it has ended, or only create it. Default: follow."
+    return click.option("--wait/--no-wait", default=True, help=words)(command)
+
+
+@cli.command(epilog=OPERATION_EXIT_CODES)
+@click.argument("instance")
+@_waiting
+@_options
+def drain(*, access: Access, instance: str, output: str, wait: bool) -> None:
+    """Take INSTANCE out of the rotation, until the operation is deleted.
+
+    INSTANCE is the name of an instance or of its pod. The progress is on stderr.
+    """
+    _operate(access, OperationType.DRAIN, instance, output, wait=wait)
+
+
+@cli.command(epilog=OPERATION_EXIT_CODES)
+@click.argument("instance")
+@_waiting
+@_options
+def restart(*, access: Access, instance: str, output: str, wait: bool) -> None:
+    """Drain INSTANCE, replace its pod, and wait until the new one is back in the rotation.
+
+    INSTANCE is the name of an instance or of its pod. The progress is on stderr.
+    """
+    _operate(access, OperationType.RESTART, instance, output, wait=wait)
 
 
 ALARMS = (str(Verdict.STUCK), str(Verdict.FAILING), str(Verdict.BLOCKED))

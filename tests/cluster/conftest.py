@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from pdpool_operator.observe.http import session
 
 from dev.cluster import bringup
 from dev.cluster.layout import state_at
@@ -14,6 +15,7 @@ from dev.paths import CHECKOUT, cache_dir
 from dev.shell import exclusively, run, wait_for
 from dev.tools.build import binary
 from tests.cluster.operator_harness import Bench, bench
+from tests.cluster.operator_routers import Routers
 from tests.cluster.stack import CRDS, OURS, Stack
 from tests.cluster.stack_setup import Answers, installed, right_answers
 from tests.cluster.turn import taken, turn
@@ -49,6 +51,13 @@ async def here(tmp_path: Path) -> AsyncIterator[Bench]:
     """An operator's namespace, and what plays its kubelet and engines."""
     async with bench(tmp_path) as one:
         yield one
+
+
+@pytest.fixture
+async def routers(here: Bench) -> AsyncIterator[Routers]:
+    """The routers of a service, none of them started."""
+    async with session(8) as http:
+        yield Routers(here, http)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,137 @@
+"""`drain` and `restart` against a fake API server, where the test takes the place of the operator."""
+
+import json
+from functools import partial
+
+import pytest
+from aiohttp import web
+from pdpool_kubectl.operate import follow
+from pdpool_operator.observe.cluster import OPERATIONS
+from pdpool_operator.runtime.api import Resource
+
+from tests.fake_api import Call, FakeApi, Object
+
+from .conftest import Kubectl
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often, and give up at the deadline."""
+    monkeypatch.setattr("pdpool_kubectl.cli.follow", partial(follow, every_s=0.01, grace_s=0.0))
+
+
+def created(api: FakeApi) -> Object:
+    (one,) = api.objects[OPERATIONS].values()
+    return one
+
+
+def operator(api: FakeApi, *statuses: tuple[str, str]) -> None:
+    """Give each operation these phases and messages, one more at each look at it."""
+    left = list(statuses)
+
+    async def next_status(request: web.Request, call: Call) -> None:
+        if (call.verb, call.plural) == ("get", OPERATIONS.plural) and left:
+            phase, message = left.pop(0)
+            body = created(api)
+            status = {"phase": phase, "message": message}
+            api.put(OPERATIONS, "llm", body["metadata"]["name"], body | {"status": status})
+
+    api.fault = next_status
+
+
+async def test_restart_is_followed_to_its_end(api: FakeApi, kubectl: Kubectl):
+    operator(api, ("Pending", "Waits: x"), ("Pending", "Waits: x"), ("Draining", "1 left"), ("Succeeded", "is back"))
+    result = await kubectl("restart", "chat-decode-1-0")
+    assert result.exit_code == 0, result.output
+    body = created(api)
+    name = body["metadata"]["name"]
+    assert body["spec"] == {"type": "Restart", "instance": "chat-decode-1-0"}
+    assert result.stdout == "Succeeded: is back\n"
+    assert result.stderr == f"created PoolOperation {name}\nPending: Waits: x\nDraining: 1 left\n"
+
+
+async def test_drain_prints_the_command_that_ends_it(api: FakeApi, kubectl: Kubectl):
+    operator(api, ("Succeeded", "is drained"))
+    result = await kubectl("drain", "chat-decode-1")
+    assert result.exit_code == 0, result.output
+    first, second = result.stdout.splitlines()
+    assert first == "Succeeded: is drained"
+    assert second.startswith(f"kubectl delete poolop {created(api)['metadata']['name']} -n llm ")
+
+
+async def test_failed_operation_is_exit_code_1(api: FakeApi, kubectl: Kubectl):
+    operator(api, ("Failed", "DecodePool chat has no instance chat-decode-7"))
+    result = await kubectl("restart", "chat-decode-7", "-o", "json")
+    assert result.exit_code == 1
+    facts = json.loads(result.stdout)
+    name = created(api)["metadata"]["name"]
+    assert facts == {
+        "namespace": "llm",
+        "operation": name,
+        "type": "Restart",
+        "instance": "chat-decode-7",
+        "phase": "Failed",
+        "message": "DecodePool chat has no instance chat-decode-7",
+    }
+
+
+async def test_no_wait_only_creates_the_operation_in_the_namespace(api: FakeApi, kubectl: Kubectl):
+    result = await kubectl("drain", "chat-prefill-0", "--no-wait", "-n", "other")
+    assert result.exit_code == 0, result.output
+    assert created(api)["metadata"]["namespace"] == "other"
+    assert [call.verb for call in api.calls] == ["create"]
+    assert "kubectl get poolop drain-chat-prefill-0-" in result.stdout
+
+
+@pytest.mark.parametrize("words", [("chat",), ("chat-decode-0-1",), ("chat-decode-0", "-A"), ()])
+async def test_bad_argument_is_exit_code_2_and_creates_nothing(api: FakeApi, kubectl: Kubectl, words: tuple[str, ...]):
+    result = await kubectl("restart", *words)
+    assert result.exit_code == 2, result.output
+    assert not api.calls
+
+
+async def test_refusal_of_the_api_server_is_exit_code_3(api: FakeApi, kubectl: Kubectl):
+    async def forbid(request: web.Request, call: Call) -> web.Response:
+        return web.json_response({"code": 403, "message": "you may not"}, status=403)
+
+    api.fault = forbid
+    result = await kubectl("restart", "chat-decode-0")
+    assert result.exit_code == 3
+    assert "you may not" in result.stderr
+
+
+async def test_operation_deleted_meanwhile_is_exit_code_3(api: FakeApi, kubectl: Kubectl):
+    async def delete(request: web.Request, call: Call) -> None:
+        if call.verb == "get":
+            api.remove(OPERATIONS, "llm", created(api)["metadata"]["name"])
+
+    api.fault = delete
+    result = await kubectl("restart", "chat-decode-0")
+    assert result.exit_code == 3
+    assert "was deleted before it had ended" in result.stderr
+
+
+async def test_api_server_that_is_away_for_a_moment_is_asked_again(api: FakeApi, kubectl: Kubectl):
+    operator(api, ("Draining", "1 left"), ("Succeeded", "is back"))
+    answer, away = api.fault, iter([True])
+    assert answer is not None
+
+    async def once_away(request: web.Request, call: Call) -> web.StreamResponse | None:
+        if call.verb == "get" and next(away, False):
+            return web.json_response({"code": 503, "message": "is away"}, status=503)
+        return await answer(request, call)
+
+    api.fault = once_away
+    result = await kubectl("restart", "chat-decode-0")
+    assert result.exit_code == 0, result.output
+    assert "is away" in result.stderr
+
+
+async def test_operation_that_no_operator_ends_is_given_up_after_its_deadline(api: FakeApi, kubectl: Kubectl):
+    def short(_: FakeApi, resource: Resource, obj: Object) -> None:
+        obj["spec"]["deadlineSeconds"] = 1
+
+    api.on_put = short
+    result = await kubectl("restart", "chat-decode-0")
+    assert result.exit_code == 3
+    assert "does an operator run?" in result.stderr
