@@ -2,27 +2,22 @@
 
 import asyncio
 import dataclasses
-import functools
-import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
-from pdpool_operator.api.names import parse_instance
-from pdpool_operator.api.operations import INSTANCE_RULE, OperationType
 from pdpool_operator.diagnose.model import Verdict
-from pdpool_operator.runtime.api import Api, ApiError
+from pdpool_operator.runtime.api import Api
 
-from .access import Access, AccessError
+from .access import Access
+from .command import ATTENTION, Command, CommandError, options, print_out, run, run_plain
 from .doctor import FAILED as CHECK_FAILED
 from .doctor import doctor_json, doctor_lines, examine
 from .explain import explain_lines
-from .fleet import Fleet, MissingError, NotInstalledError, read_fleet
-from .operate import LostError, Seen, create, follow
+from .fleet import Fleet, read_fleet
+from .operation_commands import drain, restart
 from .queues import Reading, queue_lines, queues_json, read_queues
 from .record import record as take_looks
 from .record import unanswered
@@ -38,46 +33,7 @@ Exit codes:
   1  something needs attention
   2  an argument is wrong
   3  the API server cannot be reached, refuses, or has no such object"""
-ATTENTION, FAILED = 1, 3
 OPERATOR_NAMESPACE = "pdpool-system"
-
-Result = TypeVar("Result")
-Command = Callable[..., None]
-
-
-class CommandError(click.ClickException):
-    """The command could not do its work."""
-
-    exit_code = FAILED
-
-
-def _options(command: Command) -> Command:
-    """Add the options that every command has. They become the argument `access`."""
-
-    @functools.wraps(command)
-    def wrapped(
-        *,
-        kubeconfig: str | None,
-        context: str | None,
-        namespace: str | None,
-        all_namespaces: bool,
-        **others: Any,  # noqa: ANN401 - click's own
-    ) -> None:
-        if namespace and all_namespaces:
-            raise click.UsageError("-n and -A exclude each other")
-        command(access=Access(kubeconfig, context, namespace, all_namespaces), **others)
-
-    for option in (
-        click.option("--kubeconfig", metavar="FILE", help="Kubeconfig to use. Default: as kubectl."),
-        click.option("--context", metavar="NAME", help="Context of the kubeconfig."),
-        click.option("-A", "--all-namespaces", is_flag=True, help="Read all namespaces."),
-        click.option("-n", "--namespace", metavar="NAME", help="Namespace. Default: that of the context."),
-        click.option(
-            "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form of what is printed."
-        ),
-    ):
-        wrapped = option(wrapped)
-    return wrapped
 
 
 def _operator_namespace(command: Command) -> Command:
@@ -90,38 +46,9 @@ def _operator_namespace(command: Command) -> Command:
     )(command)
 
 
-def _run(access: Access, work: Callable[[Api], Awaitable[Result]]) -> Result:
-    """Run a command's work with an open client, and turn its errors into messages and exit codes."""
-
-    async def with_api() -> Result:
-        async with access.api() as api:
-            return await work(api)
-
-    coroutine: Coroutine[Any, Any, Result] = with_api()
-    try:
-        return asyncio.run(coroutine)
-    except (AccessError, ApiError, LostError, NotInstalledError, MissingError) as error:
-        raise CommandError(str(error)) from error
-
-
-def _run_plain(work: Callable[[], Result]) -> Result:
-    try:
-        return work()
-    except AccessError as error:
-        raise CommandError(str(error)) from error
-
-
 async def _fleet(api: Api, access: Access, name: str | None) -> Fleet:
     fleet = await read_fleet(api, access.scope())
     return fleet if name is None else fleet.named(name)
-
-
-def _print(lines: Any) -> None:  # noqa: ANN401 - lines or JSON
-    if isinstance(lines, dict):
-        click.echo(json.dumps(lines, indent=2))
-        return
-    text = "\n".join(lines).rstrip()
-    click.echo(text)
 
 
 def _now() -> datetime:
@@ -138,31 +65,31 @@ def cli() -> None:
 
 @cli.command(epilog=EXIT_CODES)
 @click.argument("name", required=False)
-@_options
+@options
 def status(*, access: Access, name: str | None, output: str) -> None:
     """Show services and pools with conditions, instances and verdicts.
 
     NAME is that of a service or pool. Default: all of the namespace.
     """
-    fleet = _run(access, lambda api: _fleet(api, access, name))
-    _print(fleet.to_dict() if output == "json" else status_lines(fleet, _now()))
+    fleet = run(access, lambda api: _fleet(api, access, name))
+    print_out(fleet.to_dict() if output == "json" else status_lines(fleet, _now()))
     sys.exit(ATTENTION if fleet.needs_attention else 0)
 
 
 @cli.command(epilog=EXIT_CODES)
 @click.argument("name", required=False)
-@_options
+@options
 def explain(*, access: Access, name: str | None, output: str) -> None:
     """Say in sentences what needs attention, which side is at fault, and where to look next.
 
     NAME is that of a service or pool. Default: all of the namespace.
     """
-    fleet = _run(access, lambda api: _fleet(api, access, name))
+    fleet = run(access, lambda api: _fleet(api, access, name))
     lines = list(explain_lines(fleet, access, _now()))
     if output == "json":
-        _print({"needsAttention": fleet.needs_attention, "lines": [line for line in lines if line]})
+        print_out({"needsAttention": fleet.needs_attention, "lines": [line for line in lines if line]})
     else:
-        _print(lines)
+        print_out(lines)
     sys.exit(ATTENTION if fleet.needs_attention else 0)
 
 
@@ -171,7 +98,7 @@ def explain(*, access: Access, name: str | None, output: str) -> None:
 @click.option("-w", "--watch", is_flag=True, help="Print again and again until interrupted.")
 @click.option("--interval", "interval_s", type=click.FloatRange(0.5, 3600), default=3.0, show_default=True)
 @_operator_namespace
-@_options
+@options
 def queues(
     *, access: Access, name: str | None, output: str, watch: bool, interval_s: float, operator_namespace: str
 ) -> None:
@@ -181,7 +108,7 @@ def queues(
     pods/proxy in the operator's namespace. Without it, the verdicts are shown, and the reason on stderr.
     """
     try:
-        fleet = _run(access, lambda api: _queues(api, access, name, output, watch, interval_s, operator_namespace))
+        fleet = run(access, lambda api: _queues(api, access, name, output, watch, interval_s, operator_namespace))
     except KeyboardInterrupt:
         sys.exit(0)
     sys.exit(ATTENTION if fleet.needs_attention else 0)
@@ -200,12 +127,12 @@ async def _queues(
         if reading.error:
             click.echo(f"no live lengths: {reading.error}", err=True)
         if output == "json":
-            _print(queues_json(fleet, reading))
+            print_out(queues_json(fleet, reading))
         else:
             earlier, passed_s = (before[0], at - before[1]) if before else (None, 0.0)
             if watch and sys.stdout.isatty():
                 click.clear()
-            _print(queue_lines(fleet, reading, earlier, passed_s))
+            print_out(queue_lines(fleet, reading, earlier, passed_s))
         if not watch:
             return fleet
         before = reading, at
@@ -214,22 +141,22 @@ async def _queues(
 
 @cli.command(epilog=EXIT_CODES)
 @_operator_namespace
-@_options
+@options
 def doctor(*, access: Access, output: str, operator_namespace: str) -> None:
     """Check each precondition by doing it, and print the command that repairs it.
 
     Checked are kinds, your rights, operator, Lease, metrics, alert rules, images, and RDMA devices. A check is unknown
     if you may not see what it needs.
     """
-    checks = _run(access, lambda api: examine(api, access, operator_namespace))
-    _print(doctor_json(checks) if output == "json" else doctor_lines(checks))
+    checks = run(access, lambda api: examine(api, access, operator_namespace))
+    print_out(doctor_json(checks) if output == "json" else doctor_lines(checks))
     sys.exit(ATTENTION if any(check.outcome == CHECK_FAILED for check in checks) else 0)
 
 
 @cli.command(epilog=EXIT_CODES)
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--seconds", type=click.FloatRange(0, 3600), default=60.0, show_default=True, help="How long to record.")
-@_options
+@options
 def record(*, access: Access, output: str, file: Path, seconds: float) -> None:
     """Record what an operator observes in a namespace into FILE, for `replay`.
 
@@ -239,12 +166,12 @@ def record(*, access: Access, output: str, file: Path, seconds: float) -> None:
     """
     if access.all_namespaces:
         raise click.UsageError("record takes one namespace: give -n in place of -A")
-    namespace = _run_plain(access.scope) or ""
+    namespace = run_plain(access.scope) or ""
 
     def progress(text: str) -> None:
         click.echo(text, err=True)
 
-    looks = _run(access, lambda api: take_looks(api, namespace, seconds, progress))
+    looks = run(access, lambda api: take_looks(api, namespace, seconds, progress))
     try:
         file.write_text(dump(namespace, looks), "utf-8")
     except OSError as error:
@@ -252,79 +179,12 @@ def record(*, access: Access, output: str, file: Path, seconds: float) -> None:
     silent = unanswered(looks)
     facts = {"file": str(file), "looks": len(looks), "unanswered": list(silent)}
     lines = [f"wrote {file}: {len(looks)} looks", *(f"! unanswered: {reason}" for reason in silent[:5])]
-    _print(facts if output == "json" else lines)
+    print_out(facts if output == "json" else lines)
     sys.exit(ATTENTION if silent else 0)
 
 
-def _operate(access: Access, type_: OperationType, instance: str, output: str, *, wait: bool) -> None:
-    """Create an operation, and print how it ends."""
-    if access.all_namespaces:
-        raise click.UsageError("an instance is in one namespace: give -n in place of -A")
-    if parse_instance(instance) is None:
-        raise click.UsageError(INSTANCE_RULE)
-    namespace = _run_plain(access.scope) or ""
-    named = ""
-
-    async def work(api: Api) -> Seen:
-        nonlocal named
-        operation = await create(api, namespace, type_, instance)
-        named = operation.name
-        click.echo(f"created PoolOperation {named}", err=True)
-        return await follow(api, operation, functools.partial(click.echo, err=True)) if wait else operation
-
-    try:
-        seen = _run(access, work)
-    except KeyboardInterrupt:
-        click.echo(f"PoolOperation {named} goes on, unless you delete it" if named else "interrupted", err=True)
-        sys.exit(ATTENTION)
-    _print(seen.to_dict() if output == "json" else _outcome(access, seen))
-    sys.exit(ATTENTION if seen.failed else 0)
-
-
-def _outcome(access: Access, seen: Seen) -> list[str]:
-    if not seen.phase.finished:
-        return [f"kubectl get poolop {seen.name} {access.flags(seen.namespace)}  # shows how far it is"]
-    if seen.failed or seen.type is not OperationType.DRAIN:
-        return [seen.line()]
-    return [seen.line(), f"kubectl delete poolop {seen.name} {access.flags(seen.namespace)}  # takes it back in"]
-
-
-OPERATION_EXIT_CODES = """\b
-Exit codes:
-  0  the operation has succeeded, or was created with --no-wait
-  1  it has failed, or you interrupted the command
-  2  an argument is wrong
-  3  the API server cannot be reached or refuses, the operation was deleted, or no operator ends it"""
-
-
-def _waiting(command: Command) -> Command:
-    words = "Follow the operation until it has ended, or only create it. Default: follow."
-    return click.option("--wait/--no-wait", default=True, help=words)(command)
-
-
-@cli.command(epilog=OPERATION_EXIT_CODES)
-@click.argument("instance")
-@_waiting
-@_options
-def drain(*, access: Access, instance: str, output: str, wait: bool) -> None:
-    """Take INSTANCE out of the rotation, until the operation is deleted.
-
-    INSTANCE is the name of an instance or of its pod. The progress is on stderr.
-    """
-    _operate(access, OperationType.DRAIN, instance, output, wait=wait)
-
-
-@cli.command(epilog=OPERATION_EXIT_CODES)
-@click.argument("instance")
-@_waiting
-@_options
-def restart(*, access: Access, instance: str, output: str, wait: bool) -> None:
-    """Drain INSTANCE, replace its pod, and wait until the new one is back in the rotation.
-
-    INSTANCE is the name of an instance or of its pod. The progress is on stderr.
-    """
-    _operate(access, OperationType.RESTART, instance, output, wait=wait)
-
+cli.add_command(drain)
+cli.add_command(restart)
 
 ALARMS = (str(Verdict.STUCK), str(Verdict.FAILING), str(Verdict.BLOCKED))
 
@@ -362,7 +222,7 @@ def replay(*, file: Path, as_test: Path | None, alarms: tuple[str, ...], output:
     except (OSError, RecordingError) as error:
         raise CommandError(str(error)) from error
     if output == "json":
-        _print({"changes": [dataclasses.asdict(change) for change in changes]})
+        print_out({"changes": [dataclasses.asdict(change) for change in changes]})
     else:
-        _print(replay_lines(changes))
+        print_out(replay_lines(changes))
     sys.exit(ATTENTION if any(change.verdict in alarms for change in changes) else 0)

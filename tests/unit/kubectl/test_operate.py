@@ -17,7 +17,7 @@ from .conftest import Kubectl
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often, and give up at the deadline."""
-    monkeypatch.setattr("pdpool_kubectl.cli.follow", partial(follow, every_s=0.01, grace_s=0.0))
+    monkeypatch.setattr("pdpool_kubectl.operation_commands.follow", partial(follow, every_s=0.01, grace_s=0.0))
 
 
 def created(api: FakeApi) -> Object:

@@ -1,0 +1,83 @@
+"""The commands `drain` and `restart`."""
+
+import functools
+import sys
+
+import click
+from pdpool_operator.api.names import parse_instance
+from pdpool_operator.api.operations import INSTANCE_RULE, OperationType
+from pdpool_operator.runtime.api import Api
+
+from .access import Access
+from .command import ATTENTION, Command, options, print_out, run, run_plain
+from .operate import Seen, create, follow
+
+
+def _operate(access: Access, type_: OperationType, instance: str, output: str, *, wait: bool) -> None:
+    """Create an operation, and print how it ends."""
+    if access.all_namespaces:
+        raise click.UsageError("an instance is in one namespace: give -n in place of -A")
+    if parse_instance(instance) is None:
+        raise click.UsageError(INSTANCE_RULE)
+    namespace = run_plain(access.scope) or ""
+    named = ""
+
+    async def work(api: Api) -> Seen:
+        nonlocal named
+        operation = await create(api, namespace, type_, instance)
+        named = operation.name
+        click.echo(f"created PoolOperation {named}", err=True)
+        return await follow(api, operation, functools.partial(click.echo, err=True)) if wait else operation
+
+    try:
+        seen = run(access, work)
+    except KeyboardInterrupt:
+        click.echo(f"PoolOperation {named} goes on, unless you delete it" if named else "interrupted", err=True)
+        sys.exit(ATTENTION)
+    print_out(seen.to_dict() if output == "json" else _outcome(access, seen))
+    sys.exit(ATTENTION if seen.failed else 0)
+
+
+def _outcome(access: Access, seen: Seen) -> list[str]:
+    if not seen.phase.finished:
+        return [f"kubectl get poolop {seen.name} {access.flags(seen.namespace)}  # shows how far it is"]
+    if seen.failed or seen.type is not OperationType.DRAIN:
+        return [seen.line()]
+    return [seen.line(), f"kubectl delete poolop {seen.name} {access.flags(seen.namespace)}  # takes it back in"]
+
+
+OPERATION_EXIT_CODES = """\b
+Exit codes:
+  0  the operation has succeeded, or was created with --no-wait
+  1  it has failed, or you interrupted the command
+  2  an argument is wrong
+  3  the API server cannot be reached or refuses, the operation was deleted, or no operator ends it"""
+
+
+def _waiting(command: Command) -> Command:
+    words = "Follow the operation until it has ended, or only create it. Default: follow."
+    return click.option("--wait/--no-wait", default=True, help=words)(command)
+
+
+@click.command(epilog=OPERATION_EXIT_CODES)
+@click.argument("instance")
+@_waiting
+@options
+def drain(*, access: Access, instance: str, output: str, wait: bool) -> None:
+    """Take INSTANCE out of the rotation, until the operation is deleted.
+
+    INSTANCE is the name of an instance or of its pod. The progress is on stderr.
+    """
+    _operate(access, OperationType.DRAIN, instance, output, wait=wait)
+
+
+@click.command(epilog=OPERATION_EXIT_CODES)
+@click.argument("instance")
+@_waiting
+@options
+def restart(*, access: Access, instance: str, output: str, wait: bool) -> None:
+    """Drain INSTANCE, replace its pod, and wait until the new one is back in the rotation.
+
+    INSTANCE is the name of an instance or of its pod. The progress is on stderr.
+    """
+    _operate(access, OperationType.RESTART, instance, output, wait=wait)
