@@ -71,3 +71,12 @@ def test_explain_names_the_frozen_engine(frozen: Stack) -> None:
     wait_for("a request to wait", nothing_waits, deadline_s=20, interval_s=1)
     doctor = json.loads(pdpool("doctor", "-o", "json", *OPERATOR).stdout)
     assert [check for check in doctor["checks"] if check["outcome"] != "ok"] == []
+
+
+def test_restart_of_an_instance_that_does_not_exist_fails_and_names_those_that_do(serving: Stack) -> None:
+    try:
+        result = pdpool("restart", "chat-decode-9")
+    finally:
+        serving.kubectl("delete", "pooloperations", "--all", "-n", POOLS)
+    assert result.returncode == 1
+    assert "DecodePool chat has no instance chat-decode-9; it has chat-decode-0" in result.stdout

@@ -109,13 +109,23 @@ SERVICE_FIELDS = [
     ("stuckAfterSeconds", 4, "greater than or equal to 5"),
     ("stuckAfterSeconds", 3601, "less than or equal to 3600"),
 ]
+OPERATION_FIELDS = [
+    ("type", "Reboot", 'supported values: "Drain", "Restart"'),
+    ("instance", "chat", "must be the name of an instance or of its pod"),
+    ("deadlineSeconds", 0, "greater than or equal to 1"),
+    ("deadlineSeconds", 86401, "less than or equal to 86400"),
+]
 CASES = [
     *((kind, *row) for kind in ("PrefillPool", "DecodePool") for row in POOL_FIELDS),
     *(("DisaggregatedService", *row) for row in SERVICE_FIELDS),
+    *(("PoolOperation", *row) for row in OPERATION_FIELDS),
 ]
 
 
 def good(kind: str) -> Object:
+    if kind == "PoolOperation":
+        spec = {"type": "Restart", "instance": "chat-decode-0"}
+        return {"apiVersion": "pdpool.dev/v1alpha1", "kind": kind, "metadata": {"name": "restart"}, "spec": spec}
     return service() if kind == "DisaggregatedService" else pool(kind, 1)
 
 
@@ -157,7 +167,7 @@ def test_every_typed_field_has_a_case(stack: Stack):
         assert set(fields(schema)) == {path for one, path, _, _ in CASES if one == kind}, kind
 
 
-@pytest.mark.parametrize("kind", ["PrefillPool", "DecodePool", "DisaggregatedService"])
+@pytest.mark.parametrize("kind", ["PrefillPool", "DecodePool", "DisaggregatedService", "PoolOperation"])
 def test_good_objects_are_taken(stack: Stack, kind):
     body = good(kind)
     body["metadata"]["name"] = "taken"
