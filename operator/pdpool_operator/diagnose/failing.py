@@ -4,7 +4,8 @@ A router counts each try at both engines of its pair. So an innocent prefill eng
 engine has failures too. Per instance and source, within the last minute, with  share = failed / (done + failed):
 
     fails by itself  <=>  since its last success: failed >= MIN_FAILED, and
-                          a sibling has done >= SIBLING_DONE with a share <= SIBLING_SHARE
+                          a sibling has done >= SIBLING_DONE with a share <= SIBLING_SHARE,
+                          or done >= FEW_DONE and failed = 0
 
                      or   in the whole minute: failed >= FEW_FAILED, done = 0, and
                           a sibling has done >= FEW_DONE and failed = 0
@@ -242,17 +243,23 @@ def _failing_by_themselves(own: Iterable[Subject], source: str, now: datetime) -
 
 def _run(own: Tally, sibling: Tally) -> bool:
     """Whether all requests since the last success failed, while a sibling served."""
-    return own.failed >= MIN_FAILED and not own.done and _serves_well(sibling, SIBLING_SHARE)
+    if own.failed < MIN_FAILED or own.done:
+        return False
+    return _serves_well(sibling, SIBLING_SHARE) or _only_serves(sibling)
 
 
 def _few(own: Tally, sibling: Tally) -> bool:
     """Whether all of a few requests failed, while none failed at a sibling."""
-    return own.failed >= FEW_FAILED and not own.done and sibling.done >= FEW_DONE and not sibling.failed
+    return own.failed >= FEW_FAILED and not own.done and _only_serves(sibling)
 
 
 def _many(own: Tally, sibling: Tally) -> bool:
     """Whether most of many requests failed, and far fewer at a sibling."""
     return own.failed >= MANY_FAILED and own.share >= MANY_SHARE and _serves_well(sibling, FAR_LESS * own.share)
+
+
+def _only_serves(sibling: Tally) -> bool:
+    return sibling.done >= FEW_DONE and not sibling.failed
 
 
 def _serves_well(sibling: Tally, share: float) -> bool:

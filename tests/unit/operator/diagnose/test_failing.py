@@ -172,6 +172,21 @@ class TestFault:
             play.look(0.1)
             assert (play.now - began).total_seconds() < 35
 
+    def test_decode_that_served_well_until_now_is_found_when_its_first_tries_have_failed(self) -> None:
+        """Three clients wait 15 s for it. The router then repeats their requests at the other decode."""
+        play = Play(prefills=2)
+        play.requests(D1, P0, done=30)
+        play.requests(D0, P1, done=30)
+        for _ in range(5):
+            play.look()
+        play.requests(D1, P0, failed=2)
+        play.requests(D1, P1, failed=1)
+        play.look()
+        assert play.out() == set()
+        play.requests(D0, P1, done=3)
+        play.look()
+        assert play.out() == {D1}
+
     def test_two_of_three_failing_are_both_named(self) -> None:
         play = Play(decodes=3)
         decode_fails(play, D1, D2, requests=9)
