@@ -46,9 +46,9 @@ first. A long prompt keeps two engines waiting that are busy. Prefill's queues m
 computed. Decode's move when the last chunk has arrived.
 
 An engine is *silent* when its connector answers but its scheduler loop has not run for stuckAfter. Half of stuckAfter
-is enough once requests on the other side are overdue, unless the process has not finished a hand-off yet: its first
-requests compile kernels. A connector that does not answer is no evidence: such an engine
-is `Unknown`.
+is enough once requests on the other side are overdue. That does not hold before a process has finished its first
+hand-off: its first requests compile kernels. A connector that does not answer is no evidence: such an engine is
+`Unknown`.
 
 An engine without pdpool's connector is judged by the same table, from what it reports itself. There is no age, so
 oldest(q) is still(q). The lengths of gauges may be out of date for `lag_s`, which is taken off still(q). The engine is
