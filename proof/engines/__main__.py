@@ -21,7 +21,7 @@ from proof.engines.servers import Stage
 
 PARTS: Final = ("tokens", "aborts", "faults", "bench")
 PROMPTS: Final = 52
-"""For each of three topologies."""
+"""For each topology."""
 ABORTS: Final = 500
 TIMES: Final = 5
 SMOKE_PROMPTS: Final = 44

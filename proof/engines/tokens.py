@@ -32,8 +32,8 @@ TP1: Final = Setup("TP1", Launch("prefill", "pdpool", core=0), Launch("decode", 
 SETUPS: Final = (
     TP1,
     Setup(
-        "TP2 prefill, radix cache at decode",
-        Launch("prefill", "pdpool", tensor=2),
+        "TP2 prefill with two tokenizer workers, radix cache at decode",
+        Launch("prefill", "pdpool", tensor=2, flags=("--tokenizer-worker-num", "2")),
         Launch("decode", "pdpool", flags=("--disaggregation-decode-enable-radix-cache",)),
     ),
     Setup(
