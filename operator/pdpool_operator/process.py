@@ -22,6 +22,7 @@ from .controller.judge import Judge
 from .controller.operations import Operations
 from .controller.reconcile import Controller
 from .controller.repairs import Repairer
+from .controller.reporter import Reporter
 from .controller.served_fields import ServedFields
 from .observe.cluster import OPERATIONS, POOL_RESOURCES, SERVICES_PD, Cluster
 from .observe.http import session
@@ -159,12 +160,11 @@ class Operator:
             routers=routers,
             router_outcomes=self.router_outcomes,
             judge=self.judge,
-            served=self.served,
             fencer=fencer,
             repairs=Repairer(self.api, self.bindings, self.served),
             operations=Operations(self.api, self.served, recorder, _now),
             bindings=self.bindings,
-            recorder=recorder,
+            reporter=Reporter(self.api, self.served, recorder, self.metrics, _now),
             metrics=self.metrics,
             engine_settings=self._engine_settings,
             router_key=self.keys.router,

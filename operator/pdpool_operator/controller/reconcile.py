@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from ..api.base import Condition, SpecInvalid
+from ..api.base import SpecInvalid
 from ..api.key_epochs import KeyEpochs
 from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool, RepairMode
 from ..api.names import Role
-from ..api.reasons import ConditionType, Reason
+from ..api.reasons import Reason
 from ..build.settings import BuildSettings
 from ..diagnose.model import Diagnosis
 from ..observe.cluster import EVENTS_AFTER, POOL_RESOURCES, SERVICES_PD, Cluster
@@ -23,7 +23,7 @@ from ..observe.keys import FLEET_PREFIX, Bindings, Key
 from ..observe.model import ObservedFleet, ObservedPool, ObservedRouter, ObservedService
 from ..observe.router_outcomes import RouterOutcomes
 from ..observe.routers import RouterClient
-from ..plan.model import Event, EventType, Fault, Plan
+from ..plan.model import Event, Fault, Plan
 from ..plan.pool import plan_pool
 from ..plan.repair import RepairPlan
 from ..plan.selection import AT_FAULT
@@ -31,21 +31,18 @@ from ..plan.service import plan_service, worker_events
 from ..runtime.api import Api, ApiError, ConflictError, NotFoundError, Resource
 from ..runtime.manager import Result
 from ..runtime.metrics import Metrics
-from ..runtime.recorder import Recorder
 from ..runtime.state_metrics import PoolCounts, Serving
-from ..status.chain import ConditionWriter
 from ..status.fleet import fleet_status
 from ..status.pool import PoolFacts, pool_status
 from ..status.service import ServiceFacts, service_status
 from ..status.serving import serving
-from ..status.summary import refused
-from ..status.transition import REFRESH, Status, should_write, transition_events
+from ..status.transition import Status
 from .apply import Outcome, carry_out
 from .fences import Fencer
 from .judge import Judge
 from .operations import Operations
 from .repairs import Repairer
-from .served_fields import ServedFields
+from .reporter import Reporter
 
 Object = dict[str, Any]
 
@@ -76,19 +73,18 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Controller:
-    """Dependencies of a reconcile. Its only state: when each status was written, and which calls keep failing."""
+    """Dependencies of a reconcile. Its only state: since when each service is known, and which calls keep failing."""
 
     api: Api
     cluster: Cluster
     routers: RouterClient
     router_outcomes: RouterOutcomes
     judge: Judge
-    served: ServedFields
     fencer: Fencer
     repairs: Repairer
     operations: Operations
     bindings: Bindings
-    recorder: Recorder
+    reporter: Reporter
     metrics: Metrics
     engine_settings: Callable[[str], BuildSettings]
     """Settings for the engines of a namespace."""
@@ -97,7 +93,6 @@ class Controller:
     enqueue: Callable[[Key], object]
     now: Callable[[], datetime]
     rng: random.Random = field(default_factory=random.Random)
-    written: dict[Key, datetime] = field(default_factory=dict)
     first_seen: dict[Key, datetime] = field(default_factory=dict)
     failures: dict[Key, int] = field(default_factory=dict)
     """Reconciles of an object that failed in a row because calls of the API failed."""
@@ -166,9 +161,10 @@ class Controller:
                 repair_budget=repair.remaining if observed.repair.mode is not RepairMode.OFF else None,
             ),
         )
-        pending = await self._write_status(key, resource, body, pool.status, status)
+        pending = await self.reporter.write_status(key, resource, body, pool.status, status)
         self.judge.shown(key, diagnoses)
-        await self._tell(resource, body, plan, outcome, pool.status, status, (*fenced, *repair.events))
+        events = (*completed(plan, outcome), *fenced, *repair.events)
+        await self.reporter.tell(resource, body, events, pool.status, status)
         self._count_repairs(key, pool, repair)
         await self.operations.carry_out(key.namespace, operations)
         if failure is not None:
@@ -228,8 +224,8 @@ class Controller:
             status, verdicts_due = service.status, FIRST_VERDICTS_AGAIN_S
         else:
             verdicts_due = None
-        pending = await self._write_status(key, SERVICES_PD, body, service.status, status)
-        await self._tell(SERVICES_PD, body, plan, outcome, service.status, status)
+        pending = await self.reporter.write_status(key, SERVICES_PD, body, service.status, status)
+        await self.reporter.tell(SERVICES_PD, body, completed(plan, outcome), service.status, status)
         for words in outcome.unsettled:
             log.info("worker list: %s", words, extra={"kind": key.kind, "namespace": key.namespace, "object": key.name})
         if failure is not None:
@@ -252,10 +248,10 @@ class Controller:
         diagnoses = tuple(d for some in judged.values() for d in some)
         self.metrics.states.show_service(key, _fleet_parts(observed, diagnoses))
         status = fleet_status(observed, diagnoses, self.now())
-        pending = await self._write_status(key, SERVICES_PD, body, service.status, status)
+        pending = await self.reporter.write_status(key, SERVICES_PD, body, service.status, status)
         for side_key, some in judged.items():
             self.judge.shown(side_key, some)
-        await self._tell(SERVICES_PD, body, Plan(), Outcome(), service.status, status)
+        await self.reporter.tell(SERVICES_PD, body, (), service.status, status)
         return self._result(Plan(), Outcome(), pending, FLEET_AGAIN_S * self.rng.uniform(0.9, 1.1))
 
     async def _forget_fleet(self, key: Key) -> None:
@@ -304,48 +300,7 @@ class Controller:
     async def _report_failing(self, key: Key, resource: Resource, body: Object, error: ApiError) -> None:
         """Show in the status that the object cannot be observed, if that has lasted for two reconciles."""
         if self.failures.get(key):
-            await self._report(key, resource, body, Reason.API_FAILING, _failing(error))
-
-    async def _write_status(
-        self, key: Key, resource: Resource, body: Object, before: Status, after: Status
-    ) -> float | None:
-        """Write the status once, if it has changed; return the seconds after which to write the rest."""
-        storable = self.served.storable(resource.kind, after.to_dict())
-        after = type(after).model_validate(storable)  # as it will be read back
-        self.metrics.states.show_conditions(key, after.conditions)
-        if "status" in body and not should_write(before, after, self.written.get(key), self.now()):
-            return REFRESH.total_seconds() if before != after else None
-        await self._apply_status(resource, body, storable)
-        self.written[key] = self.now()
-        return None
-
-    async def _apply_status(self, resource: Resource, body: Object, status: Object) -> None:
-        try:
-            await self.api.apply_status(resource, body, status)
-        except Exception:
-            self.metrics.status_writes.labels(resource.kind, "failed").inc()
-            raise
-        self.metrics.status_writes.labels(resource.kind, "ok").inc()
-
-    async def _tell(
-        self,
-        resource: Resource,
-        body: Object,
-        plan: Plan,
-        outcome: Outcome,
-        before: Status,
-        after: Status,
-        seen: tuple[Event, ...] = (),
-    ) -> None:
-        """Record events: completed steps of the plan, observations made beside it, and changes of the status."""
-        done = () if outcome.faults else plan.events
-        for event in (
-            *done,
-            *worker_events(outcome.workers),
-            *seen,
-            *transition_events(before.conditions, after.conditions),
-        ):
-            await self.recorder.emit(resource, body, str(event.type), str(event.reason), event.message)
+            await self.reporter.refuse(key, resource, body, Reason.API_FAILING, _failing(error))
 
     def _result(self, plan: Plan, outcome: Outcome, *at_latest_s: float | None) -> Result:
         if plan.faults:
@@ -381,30 +336,19 @@ class Controller:
         return Result(plan.again_s)
 
     def _forget(self, key: Key) -> None:
-        self.metrics.states.drop(key)
-        self.written.pop(key, None)
+        self.reporter.forget(key)
         self.first_seen.pop(key, None)
         self.failures.pop(key, None)
 
     async def _refuse(self, key: Key, resource: Resource, body: Object, message: str) -> Result:
         """Report that the object does not fit its model. Everything that runs stays as it is."""
-        await self._report(key, resource, body, Reason.SPEC_INVALID, message)
+        await self.reporter.refuse(key, resource, body, Reason.SPEC_INVALID, message)
         return Result()
 
-    async def _report(self, key: Key, resource: Resource, body: Object, reason: Reason, message: str) -> None:
-        """Write a status for an object of which no observation is at hand. The other fields keep their values."""
-        live = body.get("status") or {}
-        generation = int(body["metadata"].get("generation", 0))
-        before = tuple(_readable(live.get("conditions") or ()))
-        conditions = refused(ConditionWriter(before, generation, self.now()), reason, message)
-        self.metrics.states.show_conditions(key, conditions)
-        shown = {(c.type, c.status, c.reason, c.observed_generation) for c in before if c.type in set(ConditionType)}
-        if shown == {(c.type, c.status, c.reason, c.observed_generation) for c in conditions}:
-            return
-        status = {**live, "observedGeneration": generation, "conditions": [c.to_dict() for c in conditions]}
-        await self._apply_status(resource, body, self.served.storable(resource.kind, status))
-        self.written[key] = self.now()
-        await self.recorder.emit(resource, body, str(EventType.WARNING), str(reason), message)
+
+def completed(plan: Plan, outcome: Outcome) -> tuple[Event, ...]:
+    """Return the events of steps that were carried out."""
+    return (*(() if outcome.faults else plan.events), *worker_events(outcome.workers))
 
 
 def _repair_again_s(repair: RepairPlan) -> float | None:
@@ -454,12 +398,3 @@ def _ask_events_again_s(observed: ObservedPool, now: datetime) -> float | None:
         if not i.deleting and not (i.pod and i.pod.ready)
     ]
     return min(seconds, default=None)
-
-
-def _readable(conditions: Iterable[Object]) -> Iterable[Condition]:
-    """Return the conditions that this version of the operator understands."""
-    for condition in conditions:
-        try:
-            yield Condition.model_validate(condition)
-        except ValueError:
-            continue

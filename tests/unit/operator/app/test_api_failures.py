@@ -11,6 +11,7 @@ from pdpool_operator.api.models import PrefillPool
 from pdpool_operator.controller.judge import Judge
 from pdpool_operator.controller.operations import Operations
 from pdpool_operator.controller.reconcile import Controller
+from pdpool_operator.controller.reporter import Reporter
 from pdpool_operator.observe.keys import Bindings, Key
 from pdpool_operator.plan.fences import Fencing
 from pdpool_operator.plan.repair import RepairPlan
@@ -45,6 +46,7 @@ class World:
         self.metrics = Metrics(**parts, leading=lambda: True, waiting_keys=lambda: 0)
         judge = Judge(Bindings(), lambda: T0, lambda _: None)
         nothing = SimpleNamespace(take=lambda *_: Fencing(()), give=self.nothing)
+        served = cast("Any", SimpleNamespace(storable=lambda _, status: status))
         self.controller = Controller(
             api=cast("Any", self),
             cluster=cast("Any", self),
@@ -52,12 +54,11 @@ class World:
             router_outcomes=cast("Any", None),
             metrics=self.metrics,
             judge=judge,
-            served=cast("Any", SimpleNamespace(storable=lambda _, status: status)),
             fencer=cast("Any", nothing),
             repairs=cast("Any", SimpleNamespace(look=self.no_repair)),
             operations=Operations(cast("Any", self), cast("Any", None), cast("Any", self), lambda: T0),
             bindings=Bindings(),
-            recorder=cast("Any", self),
+            reporter=Reporter(cast("Any", self), served, cast("Any", self), self.metrics, lambda: T0),
             engine_settings=lambda _: SETTINGS,
             router_key=lambda *_: "",
             enqueue=lambda _: None,

@@ -50,7 +50,7 @@ class World:
             self.written.append(arguments[3:])
 
         async def tell(*arguments: Any) -> None:
-            self.told.append(arguments[4:6])
+            self.told.append(arguments[3:])
 
         def result(_plan: Any, _outcome: Any, *again_s: float | None) -> str:
             self.again_s = again_s
@@ -67,8 +67,7 @@ class World:
             _marked=lambda observed: observed,
             _carry_out=carry_out,
             _lacks_first_verdicts=lambda *_: True,
-            _write_status=write,
-            _tell=tell,
+            reporter=SimpleNamespace(write_status=write, tell=tell),
             _result=result,
         )
 

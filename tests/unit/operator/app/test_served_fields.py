@@ -3,12 +3,12 @@
 import copy
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pdpool_operator.api import served
 from pdpool_operator.api.models import PoolStatus
-from pdpool_operator.controller.reconcile import Controller
+from pdpool_operator.controller.reporter import Reporter
 from pdpool_operator.controller.served_fields import ServedFields
 from pdpool_operator.observe.cluster import PREFILL_POOLS
 from pdpool_operator.observe.keys import Key
@@ -140,14 +140,14 @@ async def test_change_of_a_missing_field_alone_writes_nothing():
     body = {"status": fields.storable(KIND, STATUS)}
     before = PoolStatus.model_validate(body["status"])
     after = PoolStatus.model_validate(STATUS | {"queues": "Stuck"})
-    metrics = SimpleNamespace(states=SimpleNamespace(show_conditions=lambda *_: None))
-    controller: Any = SimpleNamespace(served=fields, api=api, metrics=metrics, written={}, now=lambda: NOW)
-    controller._apply_status = api.apply_status
+    counter = SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))
+    metrics = SimpleNamespace(states=SimpleNamespace(show_conditions=lambda *_: None), status_writes=counter)
+    reporter = Reporter(cast("Any", api), fields, cast("Any", None), cast("Any", metrics), lambda: NOW)
     key = Key(KIND, "llm", "chat")
-    assert await Controller._write_status(controller, key, PREFILL_POOLS, body, before, after) is None
+    assert await reporter.write_status(key, PREFILL_POOLS, body, before, after) is None
     assert api.written == []
     more = after.model_copy(update={"replicas": 7})
-    await Controller._write_status(controller, key, PREFILL_POOLS, body, before, more)
+    await reporter.write_status(key, PREFILL_POOLS, body, before, more)
     (status,) = api.written
     assert "queues" not in status
     assert status["replicas"] == 7
