@@ -55,7 +55,9 @@ class World:
             served=cast("Any", SimpleNamespace(storable=lambda _, status: status)),
             fencer=cast("Any", nothing),
             repairs=cast("Any", SimpleNamespace(look=self.no_repair)),
-            operations=Operations(cast("Any", self), cast("Any", None), cast("Any", self), lambda: T0),
+            operations=Operations(
+                cast("Any", self), cast("Any", None), cast("Any", None), cast("Any", self), lambda: T0
+            ),
             bindings=Bindings(),
             recorder=cast("Any", self),
             engine_settings=lambda _: SETTINGS,
