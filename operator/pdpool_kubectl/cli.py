@@ -17,7 +17,7 @@ from .doctor import FAILED as CHECK_FAILED
 from .doctor import doctor_json, doctor_lines, examine
 from .explain import explain_lines
 from .fleet import Fleet, read_fleet
-from .operation_commands import drain, restart
+from .operation_commands import drain, purge, restart
 from .queues import Reading, queue_lines, queues_json, read_queues
 from .record import record as take_looks
 from .record import unanswered
@@ -57,7 +57,9 @@ def _now() -> datetime:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
 def cli() -> None:
-    """Look at prefill/decode serving on Kubernetes, and drain or restart an instance, with your own rights.
+    """Look at prefill/decode serving on Kubernetes, and drain, restart or purge an instance.
+
+    The commands have your own rights.
 
     Every command takes --context, --kubeconfig, -n and -A, as kubectl does.
     """
@@ -185,6 +187,7 @@ def record(*, access: Access, output: str, file: Path, seconds: float) -> None:
 
 cli.add_command(drain)
 cli.add_command(restart)
+cli.add_command(purge)
 
 ALARMS = (str(Verdict.STUCK), str(Verdict.FAILING), str(Verdict.BLOCKED))
 

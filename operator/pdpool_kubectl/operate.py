@@ -1,4 +1,4 @@
-"""`drain` and `restart`: create a `PoolOperation`, and follow it until it has ended."""
+"""`drain`, `restart` and `purge`: create a `PoolOperation`, and follow it until it has ended."""
 
 import asyncio
 import secrets
@@ -67,15 +67,19 @@ class Seen:
         }
 
 
-async def create(api: Api, namespace: str, type_: OperationType, instance: str) -> Seen:
-    """Create an operation, under a name of its own.
+async def create(
+    api: Api, namespace: str, type_: OperationType, instance: str, older_than_s: int | None = None
+) -> Seen:
+    """Create an operation, under a name of its own. `older_than_s` is for a purge.
 
     Raises:
         ApiError: the API server refuses, or does not answer.
     """
     name = f"{type_.lower()}-{instance}-{secrets.token_hex(3)}"
     meta = {"name": name, "namespace": namespace}
-    spec = {"type": str(type_), "instance": instance}
+    spec: dict[str, Any] = {"type": str(type_), "instance": instance}
+    if older_than_s is not None:
+        spec["olderThanSeconds"] = older_than_s
     kind = {"apiVersion": OPERATIONS.api_version, "kind": OPERATIONS.kind}
     return Seen.of(await api.create(OPERATIONS, {**kind, "metadata": meta, "spec": spec}))
 

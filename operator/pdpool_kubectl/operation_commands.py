@@ -1,19 +1,35 @@
-"""The commands `drain` and `restart`."""
+"""The commands `drain`, `restart` and `purge`."""
 
 import functools
+import re
 import sys
 
 import click
 from pdpool_operator.api.names import parse_instance
-from pdpool_operator.api.operations import INSTANCE_RULE, OperationType
+from pdpool_operator.api.operations import INSTANCE_RULE, MAX_PURGE_AGE_S, PURGE_AGE_S, OperationType
 from pdpool_operator.runtime.api import Api
 
 from .access import Access
 from .command import ATTENTION, Command, options, print_out, run, run_plain
 from .operate import Seen, create, follow
 
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
-def _operate(access: Access, type_: OperationType, instance: str, output: str, *, wait: bool) -> None:
+
+def _age(_context: click.Context, _option: click.Parameter, text: str) -> int:
+    """Read a number of seconds, minutes or hours: `60s`, `5m`, `1h`."""
+    found = re.fullmatch(r"([0-9]{1,9})([smh])", text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is no age: give a whole number with s, m or h, such as 90s or 5m")
+    age_s = int(found[1]) * _SECONDS[found[2]]
+    if age_s > MAX_PURGE_AGE_S:
+        raise click.BadParameter(f"{text} is more than a day")
+    return age_s
+
+
+def _operate(
+    access: Access, type_: OperationType, instance: str, output: str, *, wait: bool, older_than_s: int | None = None
+) -> None:
     """Create an operation, and print how it ends."""
     if access.all_namespaces:
         raise click.UsageError("an instance is in one namespace: give -n in place of -A")
@@ -24,7 +40,7 @@ def _operate(access: Access, type_: OperationType, instance: str, output: str, *
 
     async def work(api: Api) -> Seen:
         nonlocal named
-        operation = await create(api, namespace, type_, instance)
+        operation = await create(api, namespace, type_, instance, older_than_s)
         named = operation.name
         click.echo(f"created PoolOperation {named}", err=True)
         return await follow(api, operation, functools.partial(click.echo, err=True)) if wait else operation
@@ -81,3 +97,25 @@ def restart(*, access: Access, instance: str, output: str, wait: bool) -> None:
     INSTANCE is the name of an instance or of its pod. The progress is on stderr.
     """
     _operate(access, OperationType.RESTART, instance, output, wait=wait)
+
+
+@click.command(epilog=OPERATION_EXIT_CODES)
+@click.argument("instance")
+@click.option(
+    "--older-than",
+    "older_than_s",
+    callback=_age,
+    default=f"{PURGE_AGE_S}s",
+    show_default=True,
+    metavar="AGE",
+    help="Age of the hand-offs that end: 90s, 5m, 1h. 0s ends all.",
+)
+@_waiting
+@options
+def purge(*, access: Access, instance: str, output: str, wait: bool, older_than_s: int) -> None:
+    """End old hand-offs of INSTANCE, which stays in the rotation.
+
+    Nothing is restarted. Both sides answer the requests with HTTP 503, and a router tries them again. INSTANCE is the
+    name of an instance or of its pod. The progress is on stderr.
+    """
+    _operate(access, OperationType.PURGE, instance, output, wait=wait, older_than_s=older_than_s)

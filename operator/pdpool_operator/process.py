@@ -129,10 +129,11 @@ class Operator:
             peers=config.peers,
             pods=config.pods,
         )
+        engines = Engines(
+            clients.control, self.keys, f"operator {config.identity}", write_budget=self.elector.write_budget_s
+        )
         fencer = Fencer(
-            Engines(
-                clients.control, self.keys, f"operator {config.identity}", write_budget=self.elector.write_budget_s
-            ),
+            engines,
             self.sampler,
             self.lives,
             _now,
@@ -162,7 +163,7 @@ class Operator:
             judge=self.judge,
             fencer=fencer,
             repairs=Repairer(self.api, self.bindings, self.served),
-            operations=Operations(self.api, self.served, recorder, _now),
+            operations=Operations(self.api, engines, self.served, recorder, _now),
             bindings=self.bindings,
             reporter=Reporter(self.api, self.served, recorder, self.metrics, _now),
             metrics=self.metrics,

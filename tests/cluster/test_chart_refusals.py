@@ -110,10 +110,11 @@ SERVICE_FIELDS = [
     ("stuckAfterSeconds", 3601, "less than or equal to 3600"),
 ]
 OPERATION_FIELDS = [
-    ("type", "Reboot", 'supported values: "Drain", "Restart"'),
+    ("type", "Reboot", 'supported values: "Drain", "Restart", "Purge"'),
     ("instance", "chat", "must be the name of an instance or of its pod"),
     ("deadlineSeconds", 0, "greater than or equal to 1"),
     ("deadlineSeconds", 86401, "less than or equal to 86400"),
+    ("olderThanSeconds", 86401, "less than or equal to 86400"),
 ]
 CASES = [
     *((kind, *row) for kind in ("PrefillPool", "DecodePool") for row in POOL_FIELDS),

@@ -10,7 +10,7 @@ from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.observe.http import session
 from pdpool_operator.observe.model import RankSample
 from pdpool_operator.observe.sampler import Sampler, Target
-from pdpool_operator.plan.model import Fence
+from pdpool_operator.plan.model import Fence, Purge
 from pdpool_operator.runtime import engines
 from pdpool_operator.runtime.engines import Engines
 from pdpool_operator.runtime.keys import Keys
@@ -84,4 +84,17 @@ async def test_each_rank_takes_the_signed_word_on_a_lost_peer(
     told = await Engines(http, KEYS, "operator x").fence(fence)
     assert (told.outcome, told.words) == ("given", "")
     forged = await Engines(http, Keys({1: b"another seed of thirty-two bytes."}), "operator y").fence(fence)
+    assert forged.outcome == "refused"
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_each_rank_takes_a_signed_purge(
+    http: aiohttp.ClientSession, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "TIMEOUT_S", 60.0)
+    purge = Purge("pod-1", IP, rank, older_than_s=0, reason="leaked", key_epoch=1)
+    purged = await Engines(http, KEYS, "operator x").purge(purge)
+    assert (purged.outcome, purged.count) == ("given", 0)
+    forged = await Engines(http, Keys({1: b"another seed of thirty-two bytes."}), "operator y").purge(purge)
     assert forged.outcome == "refused"

@@ -24,6 +24,7 @@ ANSWERS: Mapping[Cause, tuple[int, str]] = MappingProxyType(
     {
         Cause.ABORTED: (503, "aborted"),
         Cause.PEER_ABORTED: (502, "peer_aborted"),
+        Cause.PURGED: (503, "purged"),
         Cause.REFUSED: (503, "refused"),
         Cause.TOO_LONG: (400, "context_length_exceeded"),
         Cause.INVALID: (400, "handoff_invalid"),

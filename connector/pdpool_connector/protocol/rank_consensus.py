@@ -44,6 +44,7 @@ _ROOTS: Final = (
     Cause.CORRUPT,
     Cause.TRANSFER_FAILED,
     Cause.TOO_LONG,
+    Cause.PURGED,
     Cause.REFUSED,
     Cause.ABORTED,
     Cause.SHUTDOWN,

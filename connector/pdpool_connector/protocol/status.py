@@ -28,6 +28,8 @@ class Cause(StrEnum):
     """The engine on this side aborted it."""
     PEER_ABORTED = "peer_aborted"
     """The engine on the other side aborted it."""
+    PURGED = "purged"
+    """A purge of one of the sides ended it."""
     REFUSED = "refused"
     """A side would not take it: draining, full, network not allowed."""
     TOO_LONG = "too_long"

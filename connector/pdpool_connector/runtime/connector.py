@@ -23,7 +23,7 @@ from pdpool_connector.layout.memory import KVMemory, RemoteMemory, encode_remote
 from pdpool_connector.layout.pairing import ModelShard
 from pdpool_connector.layout.staging import Staging
 from pdpool_connector.protocol.decode import DecodeMachine
-from pdpool_connector.protocol.events import Drain, Effect, Event, Fenced, Report, Shutdown, Tick
+from pdpool_connector.protocol.events import AbortTransfer, Drain, Effect, Event, Fenced, Report, Shutdown, Tick
 from pdpool_connector.protocol.fence import Proof, describe, kinds_of
 from pdpool_connector.protocol.frames import Frame
 from pdpool_connector.protocol.prefill import PrefillMachine
@@ -237,6 +237,28 @@ class Connector(ABC, Generic[AnyTransfer, AnyMachine]):
         proofs = tuple(as_proof(proof) for proof in proofs)
         self._fencer.check(incarnation, proofs)
         self._reactor.post(partial(self._fencer.take, incarnation, proofs))
+
+    def purge(self, older_than_s: float, reason: str) -> int:
+        """Fail all hand-offs that this engine opened at least `older_than_s` seconds ago; returns at once.
+
+        They fail with `Cause.PURGED` here and at the peer. Others go on. Pages stay held until they are releasable, as
+        after `abort`. A request that only decode's engine has opened is purged at decode alone.
+
+        Args:
+            older_than_s: Age in seconds. 0 means every hand-off.
+            reason: Why; the other side's engine receives it too.
+
+        Returns:
+            How many hand-offs were under way that long. One that ends at this moment may be among them.
+
+        Raises:
+            ValueError: The age is negative, or no number.
+        """
+        if not older_than_s >= 0:
+            raise ValueError(f"older_than_s={older_than_s!r} must be 0 or more seconds")
+        before = time.monotonic() - older_than_s
+        old = [one for one in self._transfers if not one.status.ended and one.opened_at <= before]
+        return sum(self._post(AbortTransfer(one._handle, reason, Cause.PURGED)) for one in old)
 
     def beat(self) -> None:
         """Report that the engine's scheduler loop is alive; optional, to be called in each of its turns."""

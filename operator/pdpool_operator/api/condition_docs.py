@@ -74,6 +74,7 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
         ),
         Reason.WAITING: "An operation has not begun, or waits for something. The message names it.",
         Reason.RESTARTING: "An operation replaces the pod of an instance.",
+        Reason.PURGING: "An operation ends old hand-offs of an instance.",
         Reason.ADOPTING: "Objects of pdpool that had lost their owner get it back.",
         Reason.DELETING: "The object is being deleted.",
     },
@@ -89,6 +90,7 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
         Reason.INSTANCE_NOT_FOUND: "The pool has no such instance, or lost it before the operation ended.",
         Reason.INSTANCE_TAKEN: "Another operation acts on the instance, or keeps it out of the rotation.",
         Reason.NO_ROUTER: "No router of pdpool's sends requests to the instance, so it cannot be drained.",
+        Reason.PURGE_REFUSED: "The engine does not run pdpool's connector, or the connector has refused the purge.",
         Reason.DEADLINE_PASSED: "The operation did not end within `deadlineSeconds`.",
     },
     "Hand-off queues": {

@@ -2,19 +2,22 @@
 
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import ConfigDict, Field, WrapValidator, field_validator
+from pydantic import ConfigDict, Field, WrapValidator, field_validator, model_validator
 
 from . import names
 from .base import Condition, Metadata, Model, Resource, Time, cel_rule, tolerant
 from .models import BY_TYPE, MAX_CONDITIONS, POOL_KINDS, Pool
-from .rules import rules_schema
+from .rules import OPERATION_RULES, broken, rules_schema
 
 IMMUTABLE = {
     "rule": "self == oldSelf",
-    "message": "type, instance and deadlineSeconds cannot be changed; create another PoolOperation",
+    "message": "type, instance, deadlineSeconds and olderThanSeconds cannot be changed; create another PoolOperation",
 }
+PURGE_AGE_S = 60
+"""Age in seconds of the hand-offs that a purge ends, if its spec has none. Most hand-offs take less."""
+MAX_PURGE_AGE_S = 86400
 INSTANCE_RULE = (
     "instance must be the name of an instance or of its pod, such as chat-decode-1 or chat-decode-1-0, where chat is "
     "the name of its pool"
@@ -26,6 +29,7 @@ class OperationType(StrEnum):
 
     DRAIN = "Drain"
     RESTART = "Restart"
+    PURGE = "Purge"
 
 
 class OperationPhase(StrEnum):
@@ -34,6 +38,7 @@ class OperationPhase(StrEnum):
     PENDING = "Pending"
     DRAINING = "Draining"
     RESTARTING = "Restarting"
+    PURGING = "Purging"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
 
@@ -46,12 +51,13 @@ class OperationPhase(StrEnum):
 class OperationSpec(Model):
     """What to do. It cannot be changed after creation."""
 
-    model_config = ConfigDict(json_schema_extra=rules_schema((), IMMUTABLE))
+    model_config = ConfigDict(json_schema_extra=rules_schema(OPERATION_RULES, IMMUTABLE))
 
     type: OperationType = Field(
         description=(
             "Drain takes the instance out of the rotation until the operation is deleted. Restart drains it, replaces "
-            "its pod, and ends when the new pod is back in the rotation."
+            "its pod, and ends when the new pod is back in the rotation. Purge ends old hand-offs of the instance. The "
+            "instance stays in the rotation."
         )
     )
     instance: str = Field(
@@ -69,6 +75,22 @@ class OperationSpec(Model):
             "waiting, the drain, and the start of the new engine."
         ),
     )
+
+    older_than_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_PURGE_AGE_S,
+        description=(
+            "Purge only: seconds since a hand-off was opened. Older ones end, younger ones go on. 0 ends all. Default: "
+            f"{PURGE_AGE_S}."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _obey_rules(self) -> Self:
+        if message := broken(OPERATION_RULES, self):
+            raise ValueError(message)
+        return self
 
     @field_validator("instance")
     @classmethod
@@ -88,11 +110,15 @@ class OperationStatus(Model):
         default=OperationPhase.PENDING,
         description=(
             "Pending: nothing is done yet. Draining: the instance is out of the rotation. Restarting: its pod is about "
-            "to be deleted, or was. Succeeded and Failed: the operation has ended."
+            "to be deleted, or was. Purging: its ranks are about to end old hand-offs, or have. Succeeded and Failed: "
+            "the operation has ended."
         ),
     )
     message: str = Field(default="", max_length=1024, description="What it waits for, or how it ended.")
-    started_at: Time | None = Field(default=None, description="When the instance left the rotation.")
+    started_at: Time | None = Field(
+        default=None,
+        description="When the instance left the rotation. Purge: the ages of hand-offs count back from this time.",
+    )
     finished_at: Time | None = Field(default=None, description="When the operation ended.")
     instance_uid: Annotated[str, Field(alias="instanceUID")] = Field(
         default="",
@@ -109,6 +135,11 @@ class OperationStatus(Model):
             "returns."
         ),
     )
+    purged: int | None = Field(
+        default=None,
+        ge=0,
+        description="Purge only: hand-offs that were ended. A request has one at each rank that holds its cache.",
+    )
     conditions: tuple[Condition, ...] = Field(
         default=(),
         max_length=MAX_CONDITIONS,
@@ -124,7 +155,7 @@ class CreatedMetadata(Metadata):
 
 
 class PoolOperation(Resource):
-    """One command about one instance of a pool: drain it, or restart it."""
+    """One command about one instance of a pool: drain it, restart it, or end its old hand-offs."""
 
     kind = "PoolOperation"
     plural = "pooloperations"
@@ -153,6 +184,12 @@ class PoolOperation(Resource):
     def instance(self) -> str:
         """Name of the instance, also if the spec names its pod."""
         return names.instance(*self._target)
+
+    @property
+    def older_than_s(self) -> int:
+        """Purge only: age of the hand-offs to end, in seconds."""
+        age = self.spec.older_than_seconds
+        return PURGE_AGE_S if age is None else age
 
     @property
     def due(self) -> datetime:

@@ -60,6 +60,7 @@ class Reason(StrEnum):
 
     WAITING = "Waiting"
     RESTARTING = "Restarting"
+    PURGING = "Purging"
 
     # Good.
     SERVING = "Serving"
@@ -73,6 +74,7 @@ class Reason(StrEnum):
     INSTANCE_NOT_FOUND = "InstanceNotFound"
     INSTANCE_TAKEN = "InstanceTaken"
     NO_ROUTER = "NoRouter"
+    PURGE_REFUSED = "PurgeRefused"
     DEADLINE_PASSED = "DeadlinePassed"
 
     # Hand-off queues: the worst verdict of a pool.

@@ -1,4 +1,4 @@
-"""Rules that join several fields of a pool's spec.
+"""Rules that join several fields of a spec.
 
 Each rule is written twice, side by side: in CEL for the API server, and in Python for objects that an older CRD let in.
 """
@@ -96,6 +96,13 @@ FLEET_RULES = (
 )
 """Rules of a service whose pods something else runs."""
 
+OPERATION_RULES = (
+    Rule(
+        "self.type == 'Purge' || !has(self.olderThanSeconds)",
+        "olderThanSeconds is only for type Purge",
+        lambda s: s.type == "Purge" or s.older_than_seconds is None,
+    ),
+)
 
 KEEPS_ITS_KIND = {
     "rule": "has(self.prefill.selector) == has(oldSelf.prefill.selector)",

@@ -1,6 +1,11 @@
 """Carries out `PoolOperation` objects, as `plan.operation` decides: stores each phase first, and acts on what was read
-back."""
+back.
 
+What ranks have answered to a purge is kept in memory until the operation has ended. An operator that starts meanwhile
+asks them again.
+"""
+
+import asyncio
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any
@@ -9,8 +14,10 @@ from ..api.operations import PoolOperation
 from ..diagnose.model import Diagnosis
 from ..observe.cluster import OPERATIONS
 from ..observe.model import ObservedPool
+from ..plan.model import Purged
 from ..plan.operation import OperationPlan, Side, Step, plan_operations
 from ..runtime.api import PODS, Api
+from ..runtime.engines import Engines
 from ..runtime.recorder import Recorder
 from ..status.serving import serving
 from .served_fields import ServedFields
@@ -22,30 +29,43 @@ MESSAGE_EVERY = timedelta(seconds=5)
 class Operations:
     """Decides and carries out the operations of one pool after the other."""
 
-    def __init__(self, api: Api, served: ServedFields, recorder: Recorder, now: Callable[[], datetime]) -> None:
-        self._api, self._served, self._recorder, self._now = api, served, recorder, now
+    def __init__(
+        self, api: Api, engines: Engines, served: ServedFields, recorder: Recorder, now: Callable[[], datetime]
+    ) -> None:
+        self._api, self._engines, self._served, self._recorder, self._now = api, engines, served, recorder, now
         self._written: dict[str, datetime] = {}
         """When the status of each operation that has not ended was written, by its UID."""
+        self._purged: dict[str, dict[tuple[str, int], Purged]] = {}
+        """The last answer of each rank to each purge that has not ended: by UID of the operation, then of the pod, and
+        rank."""
 
     def plan(self, observed: ObservedPool, diagnoses: Iterable[Diagnosis]) -> OperationPlan:
         """Return the next steps of the operations on a pool."""
         serve = frozenset(instance.index for instance in serving(observed, diagnoses))
-        return plan_operations(observed.operations, Side(observed, serve), self._now())
+        return plan_operations(observed.operations, Side(observed, serve), self._now(), purged=self._answers())
 
     def plan_without_pool(self, operations: tuple[PoolOperation, ...], unreadable: str = "") -> OperationPlan:
         """Return the next steps of the operations on a pool that does not exist, or cannot be read."""
         return plan_operations(operations, None, self._now(), unreadable)
 
     async def carry_out(self, namespace: str, plan: OperationPlan) -> None:
-        """Write what has changed, and delete the pods whose deletion is intended.
+        """Write what has changed, delete the pods whose deletion is intended, and send the purges that are intended.
 
         Raises:
             ApiError: a call failed. The next reconcile plans again.
+            NotLeaderError: another operator may be the leader.
         """
         for step in plan.steps:
             await self._write(step)
             if (pod := step.delete) is not None:
                 await self._api.delete(PODS, namespace, pod.name, pod.uid, pod.grace_period_s)
+            if step.purges:
+                answers = await asyncio.gather(*(self._engines.purge(purge) for purge in step.purges))
+                last = self._purged.setdefault(step.operation.metadata.uid, {})
+                last.update({(one.purge.pod_uid, one.purge.rank): one for one in answers})
+
+    def _answers(self) -> dict[str, tuple[Purged, ...]]:
+        return {uid: tuple(last.values()) for uid, last in self._purged.items()}
 
     async def _write(self, step: Step) -> None:
         meta, before = step.operation.metadata, step.operation.status
@@ -59,6 +79,7 @@ class Operations:
         self._written[meta.uid] = self._now()
         if step.status.phase.finished:
             del self._written[meta.uid]
+            self._purged.pop(meta.uid, None)
         if step.event is not None:
             event = step.event
             await self._recorder.emit(OPERATIONS, body, str(event.type), str(event.reason), event.message)

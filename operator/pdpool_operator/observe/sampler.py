@@ -80,8 +80,8 @@ class _State(Answer):
     causes: dict[Name, Count] = Field(default_factory=dict, max_length=64)
 
 
-NOT_OURS = frozenset({"aborted", "peer_aborted", "too_long", "invalid"})
-"""Causes that are the client's fault or intention. Their HTTP status is 400, or there is no client any more."""
+NOT_OURS = frozenset({"aborted", "peer_aborted", "purged", "too_long", "invalid"})
+"""Causes that are the client's fault or intention, or a person's. None says anything against an engine."""
 OTHER_SIDES = frozenset({"timed_out", "peer_lost"})
 """Causes of a half whose other half did not come or was lost. They say nothing against this instance."""
 _EXCUSED = NOT_OURS | OTHER_SIDES

@@ -130,6 +130,35 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
+class Purge:
+    """Have one rank of an engine end the hand-offs that it opened long ago."""
+
+    pod_uid: str
+    ip: str
+    rank: int
+    older_than_s: float
+    """Age in seconds. 0 ends every hand-off."""
+    reason: str
+    """1 to 256 characters. The peers receive it too."""
+    key_epoch: int
+    """Epoch of the operator's key that the engine trusts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """What a rank answered to a purge: `outcome` is `given`, `refused` or `unanswered`.
+
+    `words` are the connector's refusal, or why there was no usable answer.
+    """
+
+    purge: Purge
+    outcome: str
+    count: int = 0
+    """Hand-offs that the rank has ended."""
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The next safe actions. Empty if the goal is reached."""
 

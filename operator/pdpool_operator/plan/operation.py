@@ -6,21 +6,24 @@
 
     Restarting   Restart only. The pod with the UID in the status is about to be deleted, or was.
 
+    Purging      Purge only. The ranks are about to end old hand-offs, or have. The instance stays in the rotation.
+
     Succeeded    Drain: the instance is drained. It stays out of the rotation until the operation is deleted.
                  Restart: another pod is Ready, and a router lists it, if there is one.
+                 Purge: every rank has ended its old hand-offs.
 
     Failed       Refused, or the deadline has passed. The instance returns into the rotation.
 
-Each phase is written before it takes effect: the rotation and the deletion of the pod follow from a status that was
-read back. So an operator that is killed at any step neither repeats nor forgets. A pod is deleted by its UID. Once that
-UID is gone nothing else is deleted.
+Each phase is written before it takes effect. The rotation, the deletion of the pod and the purge follow from a status
+that was read back. So an operator that is killed at any step neither repeats nor forgets. A pod is deleted by its UID.
+Once that UID is gone nothing else is deleted. A purge alone may be sent again, which does no harm: see `purge`.
 
 Gates of Pending, in this order. A star marks those that end the operation as Failed, because only a person opens them:
 
     exists *         the pool and the instance exist
 
-    taken *          no other operation acts on the instance, or keeps it out. The one that began first has it; if none
-                     began, the older one.
+    taken *          no other drain or restart acts on the instance, or keeps it out. The one that began first has it;
+                     if none began, the older one.
 
     router *         Drain only: a router of pdpool's sends the requests, so that it can stop to
 
@@ -30,22 +33,26 @@ Gates of Pending, in this order. A star marks those that end the operation as Fa
 
     last serving     another instance of the pool serves, or this one does not
 
-The last gate also holds later. If the other instances fail before the drain has ended or the pod is deleted, the
-operation is Pending again.
+    connector *      Purge only, which has no other gate but the first: the engine runs pdpool's connector
+
+The gate of the last serving instance also holds later. If the other instances fail before the drain has ended or the
+pod is deleted, the operation is Pending again.
 
 A restart gives up its drain after the pool's  drainTimeoutSeconds,  as an update does.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ..api.base import Condition, ConditionStatus
 from ..api.operations import OperationPhase, OperationStatus, OperationType, PoolOperation
 from ..api.reasons import ConditionType, Reason
+from ..engines import engine_of
 from ..observe.model import ObservedInstance, ObservedPool
 from .drain import GIVEN_UP_GRACE_S, deadline, work_left
-from .model import Delete, DrainReason, Event, EventType
+from .model import Delete, DrainReason, Event, EventType, Purge, Purged
+from .purge import purge_progress
 
 MAX_MESSAGE = 1000
 POLL_S = 1.0
@@ -83,6 +90,8 @@ class Step:
     status: OperationStatus
     delete: Delete | None = None
     """The deed whose intent was read from the status."""
+    purges: tuple[Purge, ...] = ()
+    """The same, for each rank that has not done it."""
     event: Event | None = None
 
     @property
@@ -101,19 +110,23 @@ class OperationPlan:
     @property
     def acts(self) -> bool:
         """Whether the plan must rest on live state."""
-        return any(step.changes_phase or step.delete for step in self.steps)
+        return any(step.changes_phase or step.delete or step.purges for step in self.steps)
 
     @property
     def again_s(self) -> float | None:
         """When to plan again, in seconds, if nothing changes in the cluster."""
         phases = {step.status.phase for step in self.steps if not step.status.phase.finished}
-        if phases & {OperationPhase.DRAINING, OperationPhase.RESTARTING}:
+        if phases & {OperationPhase.DRAINING, OperationPhase.RESTARTING, OperationPhase.PURGING}:
             return POLL_S
         return WAIT_POLL_S if phases else None
 
 
 def plan_operations(
-    operations: Sequence[PoolOperation], side: Side | None, now: datetime, unreadable: str = ""
+    operations: Sequence[PoolOperation],
+    side: Side | None,
+    now: datetime,
+    unreadable: str = "",
+    purged: Mapping[str, Sequence[Purged]] | None = None,
 ) -> OperationPlan:
     """Return the next step of each operation that has not ended.
 
@@ -122,8 +135,10 @@ def plan_operations(
         side: The pool. None if it does not exist, or cannot be read.
         now: The present time.
         unreadable: Why the pool cannot be read. Empty if it can, or does not exist.
+        purged: What ranks have answered to purges, by UID of the operation. An operator that has just started knows
+            none, and asks again.
     """
-    planner = _Planner(operations, side, now.replace(microsecond=0), unreadable)
+    planner = _Planner(operations, side, now.replace(microsecond=0), unreadable, purged or {})
     return OperationPlan(
         tuple(planner.step(one) for one in sorted(operations, key=_order) if not one.status.phase.finished)
     )
@@ -142,6 +157,9 @@ class _Outcome:
     phase: OperationPhase
     reason: Reason
     message: str
+    purges: tuple[Purge, ...] = ()
+    ended: int | None = None
+    """Hand-offs that a purge has ended."""
 
 
 def _failed(reason: Reason, message: str) -> _Outcome:
@@ -152,9 +170,15 @@ class _Planner:
     """One call of the planner."""
 
     def __init__(
-        self, operations: Collection[PoolOperation], side: Side | None, now: datetime, unreadable: str
+        self,
+        operations: Collection[PoolOperation],
+        side: Side | None,
+        now: datetime,
+        unreadable: str,
+        purged: Mapping[str, Sequence[Purged]],
     ) -> None:
         self.operations, self.side, self.now, self.unreadable = operations, side, now, unreadable
+        self.purged = purged
         self.serving = set(side.serving) if side is not None else set()
         """Without the instances that this plan takes out."""
 
@@ -173,7 +197,7 @@ class _Planner:
         if before.phase is not outcome.phase:
             bad = outcome.phase is OperationPhase.FAILED
             event = Event(EventType.WARNING if bad else EventType.NORMAL, outcome.reason, outcome.message)
-        return Step(operation, self._status(operation, outcome, instance), delete, event)
+        return Step(operation, self._status(operation, outcome, instance), delete, outcome.purges, event)
 
     def _outcome(self, operation: PoolOperation, side: Side, instance: ObservedInstance | None) -> _Outcome:
         phase = operation.status.phase
@@ -186,6 +210,8 @@ class _Planner:
             return _failed(Reason.INSTANCE_NOT_FOUND, words)
         if phase is OperationPhase.DRAINING:
             return self._draining(operation, side, instance)
+        if phase is OperationPhase.PURGING:
+            return self._purging(operation, instance)
         return self._restarting(operation, side, instance)
 
     def _without_side(self, operation: PoolOperation) -> _Outcome:
@@ -206,6 +232,8 @@ class _Planner:
         return _failed(Reason.INSTANCE_NOT_FOUND, f"{side} has no instance {operation.instance}; {has}")
 
     def _pending(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> _Outcome:
+        if operation.spec.type is OperationType.PURGE:
+            return self._before_purge(operation, side, instance)
         refused = self._refused(operation, side, instance)
         if refused is not None:
             return refused
@@ -235,7 +263,7 @@ class _Planner:
     def _holder(self, operation: PoolOperation, instance: ObservedInstance) -> PoolOperation | None:
         """Return another operation that acts on the instance or keeps it out."""
         for other in self.operations:
-            if other is operation or other.instance != instance.name:
+            if other is operation or other.instance != instance.name or other.spec.type is OperationType.PURGE:
                 continue
             status = other.status
             under_way = status.phase in {OperationPhase.DRAINING, OperationPhase.RESTARTING}
@@ -305,6 +333,30 @@ class _Planner:
         words = f"The pod of {instance.name} is replaced" if due else f"Waits for {instance.name}: {waits}"
         return _Outcome(OperationPhase.RESTARTING, Reason.RESTARTING, words)
 
+    def _before_purge(self, operation: PoolOperation, side: Side, instance: ObservedInstance) -> _Outcome:
+        if not engine_of(side.observed.pool.spec.engine.type).has_connector(side.observed.pool):
+            words = (
+                f"The engines of {side} have a connector of their own (transfer.connector is Native), which cannot end "
+                f"single hand-offs; restart {instance.name} if it does not recover"
+            )
+            return _failed(Reason.PURGE_REFUSED, words)
+        if self.now >= operation.due:
+            return self._late(operation, "the operator did not run")
+        words = f"{instance.name} ends its hand-offs that are older than {operation.older_than_s} s"
+        return _Outcome(OperationPhase.PURGING, Reason.PURGING, words)
+
+    def _purging(self, operation: PoolOperation, instance: ObservedInstance) -> _Outcome:
+        progress = purge_progress(operation, instance, self.purged.get(operation.metadata.uid, ()), self.now)
+        if progress.refused:
+            return replace(_failed(Reason.PURGE_REFUSED, progress.refused), ended=progress.ended)
+        if not progress.waits:
+            words = f"{instance.name} has ended {_handoffs(progress.ended)} older than {operation.older_than_s} s"
+            return _Outcome(OperationPhase.SUCCEEDED, Reason.SUCCEEDED, words, ended=progress.ended)
+        if self.now >= operation.due:
+            return replace(self._late(operation, f"{instance.name}: {progress.waits}"), ended=progress.ended)
+        words = f"Waits for {instance.name}: {progress.waits}"
+        return _Outcome(OperationPhase.PURGING, Reason.PURGING, words, progress.send)
+
     def _waits(self, operation: PoolOperation, words: str) -> _Outcome:
         if self.now >= operation.due:
             return self._late(operation, words)
@@ -333,14 +385,22 @@ class _Planner:
         }
         if phase.finished and before.finished_at is None:
             changes["finished_at"] = self.now
+        if outcome.ended is not None:
+            changes["purged"] = outcome.ended
         if phase is OperationPhase.PENDING:
             changes |= {"started_at": None, "instance_uid": "", "pod_uid": "", "served": False}
+        elif before.phase is OperationPhase.PENDING and phase is OperationPhase.PURGING and instance is not None:
+            changes |= {"started_at": self.now, "instance_uid": instance.uid}
         elif before.phase is OperationPhase.PENDING and phase is OperationPhase.DRAINING and instance is not None:
             changes |= {"started_at": self.now, "instance_uid": instance.uid}
             changes["served"] = self.side is not None and instance.index in self.side.serving
             if operation.spec.type is OperationType.RESTART and instance.pod is not None:
                 changes["pod_uid"] = instance.pod.uid
         return before.model_copy(update=changes)
+
+
+def _handoffs(count: int) -> str:
+    return f"{count} hand-off{'' if count == 1 else 's'}"
 
 
 def _not_back(instance: ObservedInstance, *, routed: bool) -> str:

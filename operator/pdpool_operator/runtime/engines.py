@@ -1,14 +1,15 @@
 """Requests of the operator to connectors, through their admin endpoints."""
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import aiohttp
 
 from ..api.names import admin_url
 from ..observe.http import Unanswered, request
-from ..plan.model import Fence
+from ..plan.model import Fence, Purge, Purged
 from .api import within_budget
 from .keys import Keys
 
@@ -44,27 +45,50 @@ class Engines:
         self._http, self._keys, self._who, self._write_budget = http, keys, who, write_budget
 
     async def fence(self, fence: Fence) -> Told:
-        """Send a connector the proof that a process has ended."""
+        """Send a connector the proof that a process has ended.
+
+        Raises:
+            NotLeaderError: another operator may be the leader.
+        """
         proof = {
             "kind": "container_terminated",
             "pod_uid": fence.peer_uid,
             "container_id": fence.container_id,
             "seen_by": f"kubelet, reported by {self._who}",
         }
-        authorization = self._keys.authorization(fence.key_epoch, "fence", fence.pod_uid, self._who)
-        url = f"{admin_url(fence.ip, fence.rank)}/v1/fence"
+        outcome, answer = await self._post(fence, "fence", {"incarnation": fence.incarnation, "proofs": [proof]})
+        return Told(fence, outcome, "" if outcome == "given" else answer)
+
+    async def purge(self, purge: Purge) -> Purged:
+        """Have one rank of an engine end its old hand-offs.
+
+        Raises:
+            NotLeaderError: another operator may be the leader.
+        """
+        body = {"older_than_s": purge.older_than_s, "reason": purge.reason}
+        outcome, answer = await self._post(purge, "purge", body)
+        if outcome != "given":
+            return Purged(purge, outcome, words=answer)
+        try:
+            return Purged(purge, outcome, int(json.loads(answer)["purged"]))
+        except (ValueError, TypeError, KeyError):
+            return Purged(purge, "unanswered", words=f"invalid: {answer}")
+
+    async def _post(self, to: Fence | Purge, operation: str, body: Mapping[str, object]) -> tuple[str, str]:
+        """Return the outcome, and the answer in text."""
+        authorization = self._keys.authorization(to.key_epoch, operation, to.pod_uid, self._who)
+        url = f"{admin_url(to.ip, to.rank)}/v1/{operation}"
         timeout_s = min(TIMEOUT_S, within_budget(self._write_budget, f"POST {url}"))
         try:
-            status, body = await request(
+            status, sent = await request(
                 self._http,
                 "POST",
                 url,
                 timeout_s=timeout_s,
                 headers={"Authorization": authorization},
-                json={"incarnation": fence.incarnation, "proofs": [proof]},
+                json=dict(body),
             )
         except Unanswered as silence:
-            return Told(fence, "unanswered", str(silence))
-        if status == 200:
-            return Told(fence, "given")
-        return Told(fence, "refused", f"http {status}: {body[:200].decode(errors='replace')}")
+            return "unanswered", str(silence)
+        text = sent[:200].decode(errors="replace")
+        return ("given", text) if status == 200 else ("refused", f"http {status}: {text}")

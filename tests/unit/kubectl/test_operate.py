@@ -1,4 +1,4 @@
-"""`drain` and `restart` against a fake API server, where the test takes the place of the operator."""
+"""`drain`, `restart` and `purge` against a fake API server, where the test takes the place of the operator."""
 
 import json
 from functools import partial
@@ -73,6 +73,26 @@ async def test_failed_operation_is_exit_code_1(api: FakeApi, kubectl: Kubectl):
         "phase": "Failed",
         "message": "DecodePool chat has no instance chat-decode-7",
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"), [((), 60), (("--older-than", "90s"), 90), (("--older-than", "5m"), 300)]
+)
+async def test_purge_asks_for_the_age(api: FakeApi, kubectl: Kubectl, options: tuple[str, ...], seconds: int):
+    operator(api, ("Purging", "Waits for chat-decode-1: rank 1"), ("Succeeded", "has ended 3 hand-offs"))
+    result = await kubectl("purge", "chat-decode-1", *options)
+    assert result.exit_code == 0, result.output
+    assert created(api)["spec"] == {"type": "Purge", "instance": "chat-decode-1", "olderThanSeconds": seconds}
+    assert result.stdout == "Succeeded: has ended 3 hand-offs\n"
+    assert result.stderr.endswith("\nPurging: Waits for chat-decode-1: rank 1\n")
+
+
+@pytest.mark.parametrize("age", ["60", "1d", "-1s", "1.5m", "", "25h"])
+async def test_purge_with_a_bad_age_creates_nothing(api: FakeApi, kubectl: Kubectl, age: str):
+    result = await kubectl("purge", "chat-decode-1", "--older-than", age)
+    assert result.exit_code == 2, result.output
+    assert "--older-than" in result.stderr
+    assert not api.calls
 
 
 async def test_no_wait_only_creates_the_operation_in_the_namespace(api: FakeApi, kubectl: Kubectl):

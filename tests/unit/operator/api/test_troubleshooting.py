@@ -16,6 +16,7 @@ PASSES = {
     Reason.DRAINING,
     Reason.WAITING,
     Reason.RESTARTING,
+    Reason.PURGING,
     Reason.ADOPTING,
     Reason.DELETING,
     Reason.NO_INSTANCES,

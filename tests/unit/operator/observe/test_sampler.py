@@ -448,10 +448,10 @@ def test_connector_without_outcomes_has_no_tally() -> None:
     assert parse_state(b'{"incarnation": "a", "queues": {}}').ended is None
 
 
-def test_excluded_causes_are_answered_with_400_or_to_nobody() -> None:
+def test_excluded_causes_are_of_clients_or_operators() -> None:
     answers = {cause: client_answer(TransferStatus(Phase.FAILED, cause)).status for cause in Cause}
     refused = {str(cause) for cause, status in answers.items() if status == 400}
-    assert refused | {"aborted", "peer_aborted"} == NOT_OURS
+    assert refused | {"aborted", "peer_aborted", "purged"} == NOT_OURS
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

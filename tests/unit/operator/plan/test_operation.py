@@ -20,7 +20,9 @@ from .makers import T0, make_instance, make_observed, make_pod, make_pool, make_
 
 POOL = make_pool(Role.DECODE, replicas=3)
 PENDING, DRAINING, RESTARTING = OperationPhase.PENDING, OperationPhase.DRAINING, OperationPhase.RESTARTING
+PURGING = OperationPhase.PURGING
 SUCCEEDED, FAILED = OperationPhase.SUCCEEDED, OperationPhase.FAILED
+PHASES_OF = {"Drain": {PENDING, DRAINING}, "Restart": {PENDING, DRAINING, RESTARTING}, "Purge": {PENDING, PURGING}}
 ROUTER = ("chat-router-x",)
 
 
@@ -374,8 +376,8 @@ def instances() -> st.SearchStrategy[ObservedInstance]:
 
 
 @given(
-    type_=st.sampled_from(["Drain", "Restart"]),
-    phase=st.sampled_from([PENDING, DRAINING, RESTARTING]),
+    type_=st.sampled_from(["Drain", "Restart", "Purge"]),
+    phase=st.sampled_from([PENDING, DRAINING, RESTARTING, PURGING]),
     target=instances(),
     sibling=st.sampled_from([idle(1), no_pod(1), busy(1)]),
     age_s=st.sampled_from([0, 10, 599, 600, 10_000]),
@@ -392,7 +394,7 @@ def test_every_operation_ends_and_only_an_intended_pod_is_deleted(
     drains_s: float,
     routed: bool,
 ) -> None:
-    if type_ == "Drain" and phase is RESTARTING:
+    if phase not in PHASES_OF[type_]:
         return
     before = operation(type_, age_s=age_s) if phase is PENDING else begun(type_, phase, age_s=age_s, drains_s=drains_s)
     step = one(look(before, target, sibling, routed=routed))
