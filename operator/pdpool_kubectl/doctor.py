@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pdpool_operator.api import names, served
-from pdpool_operator.api.models import POOL_KINDS
+from pdpool_operator.api.pools import POOL_KINDS
 from pdpool_operator.observe import parse
 from pdpool_operator.observe.cluster import POOL_RESOURCES
 from pdpool_operator.runtime.api import (

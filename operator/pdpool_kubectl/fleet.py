@@ -5,14 +5,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pdpool_operator.api.base import Condition, ConditionStatus
-from pdpool_operator.api.models import (
-    POOL_KINDS,
-    DisaggregatedService,
-    DisaggregatedServiceStatus,
-    PoolStatus,
-)
 from pdpool_operator.api.names import Role
+from pdpool_operator.api.pools import POOL_KINDS, PoolStatus
 from pdpool_operator.api.reasons import ConditionType, Reason
+from pdpool_operator.api.services import DisaggregatedService, DisaggregatedServiceStatus
 from pdpool_operator.observe.cluster import POOL_RESOURCES, SERVICES_PD
 from pdpool_operator.runtime.api import Api, NotFoundError
 from pydantic import ValidationError

@@ -8,7 +8,7 @@ from typing import Any
 
 from pdpool_operator.api import names
 from pdpool_operator.api.base import SpecInvalid
-from pdpool_operator.api.models import POOL_KINDS, Pool
+from pdpool_operator.api.pools import POOL_KINDS, Pool
 from pdpool_operator.engines import engine_of
 from pdpool_operator.engines.answers import MAX_RANKS
 from pdpool_operator.observe.cluster import POOL_RESOURCES, SERVICES_PD

@@ -12,7 +12,8 @@ from typing import Any
 
 from pdpool_operator.api import names
 from pdpool_operator.api.base import SpecInvalid
-from pdpool_operator.api.models import POOL_KINDS, DisaggregatedService, Pool
+from pdpool_operator.api.pools import POOL_KINDS, Pool
+from pdpool_operator.api.services import DisaggregatedService
 from pdpool_operator.controller.judge import Judge
 from pdpool_operator.engines import engine_of
 from pdpool_operator.observe import parse

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from pdpool_operator.api import names
-from pdpool_operator.api.models import WatchedInstanceStatus
+from pdpool_operator.api.services import WatchedInstanceStatus
 from pdpool_operator.diagnose.model import Verdict
 from pdpool_operator.plan.selection import AT_FAULT
 

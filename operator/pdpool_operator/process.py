@@ -15,7 +15,7 @@ from aiohttp import web
 
 from . import app
 from .api import names
-from .api.models import POOL_KINDS
+from .api.pools import POOL_KINDS
 from .build.settings import BuildSettings
 from .controller.fences import Fencer
 from .controller.judge import Judge

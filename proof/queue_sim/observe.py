@@ -3,8 +3,8 @@
 from datetime import UTC, datetime, timedelta
 
 from pdpool_operator.api import names
-from pdpool_operator.api.models import DecodePool, Pool, PrefillPool
 from pdpool_operator.api.names import Role
+from pdpool_operator.api.pools import DecodePool, Pool, PrefillPool
 from pdpool_operator.engines.answers import EngineSample
 from pdpool_operator.observe.model import (
     ConnectorSample,

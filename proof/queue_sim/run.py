@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from pdpool_operator.api import names
-from pdpool_operator.api.models import DisaggregatedService
 from pdpool_operator.api.names import Role
+from pdpool_operator.api.services import DisaggregatedService
 from pdpool_operator.controller.judge import JUDGE_EVERY_S, Judge
 from pdpool_operator.diagnose.model import Diagnosis
 from pdpool_operator.observe.keys import POOL_KIND_OF_ROLE, Bindings, Key

@@ -71,7 +71,7 @@ spec:
 INTRODUCTION = f"""\
 # API reference
 
-Generated from `pdpool_operator.api.models` by `make generate`; do not edit.
+Generated from `pdpool_operator.api` by `make generate`; do not edit.
 
 All kinds are namespaced, of `{GROUP}/{VERSION}`. `kubectl explain ppool.spec.engine` prints the same
 descriptions. [Conditions and reasons](conditions.md) have a page of their own.

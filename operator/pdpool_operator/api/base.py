@@ -20,6 +20,9 @@ from pydantic.alias_generators import to_camel
 
 from .names import MAX_NAME_LENGTH, NAME_PATTERN
 
+MAX_CONDITIONS = 16
+BY_TYPE: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+
 
 class SpecInvalid(ValueError):  # noqa: N818 -- named as the reason that it becomes
     """An object does not fit its model. An older or newer CRD accepted it."""

@@ -9,13 +9,14 @@ import click
 import yaml
 
 from .base import Resource
-from .models import DecodePool, DisaggregatedService, Pool, PrefillPool
 from .names import GROUP, MAX_NAME_LENGTH, NAME_PATTERN, VERSION
 from .operations import PoolOperation
+from .pools import DecodePool, Pool, PrefillPool
+from .services import DisaggregatedService
 from .structural import to_structural
 
 CATEGORY = "pd"
-HEADER = "# Generated from pdpool_operator.api.models by `python -m pdpool_operator.api.crd`; do not edit.\n"
+HEADER = "# Generated from pdpool_operator.api by `python -m pdpool_operator.api.crd`; do not edit.\n"
 
 NAME_RULES = [
     {

@@ -7,8 +7,8 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, WrapValidator, field_validator, model_validator
 
 from . import names
-from .base import Condition, Metadata, Model, Resource, Time, cel_rule, tolerant
-from .models import BY_TYPE, MAX_CONDITIONS, POOL_KINDS, Pool
+from .base import BY_TYPE, MAX_CONDITIONS, Condition, Metadata, Model, Resource, Time, cel_rule, tolerant
+from .pools import POOL_KINDS, Pool
 from .rules import OPERATION_RULES, broken, rules_schema
 
 IMMUTABLE = {

@@ -4,7 +4,7 @@ from typing import Any
 
 from ..api import names
 from ..api.key_epochs import FIRST_KEYS, KeyEpochs
-from ..api.models import Pool
+from ..api.pools import Pool
 from ..engines import engine_of
 from ..engines.base import Directory, Engine, Instance, Probe
 from .common import TERMINATION_MARGIN_S, http_probe, keys_volume

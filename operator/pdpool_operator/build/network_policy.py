@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..api import names
-from ..api.models import DisaggregatedService, Pool
 from ..api.names import Role
+from ..api.pools import Pool
+from ..api.services import DisaggregatedService
 from .common import metadata, with_build_hash
 
 MAX_RANKS = 256

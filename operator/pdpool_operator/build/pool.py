@@ -4,7 +4,7 @@ from typing import Any
 
 from ..api import names
 from ..api.key_epochs import FIRST_KEYS, KeyEpochs
-from ..api.models import Pool, PoolSpec
+from ..api.pools import Pool, PoolSpec
 from ..api.rdma import RdmaMode
 from ..engines import engine_of
 from .canonical import canonical_template

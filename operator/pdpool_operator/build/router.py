@@ -6,7 +6,8 @@ from typing import Any
 
 from ..api import names
 from ..api.key_epochs import FIRST_KEYS, KeyEpochs
-from ..api.models import DisaggregatedService, Policy
+from ..api.router import Policy
+from ..api.services import DisaggregatedService
 from .common import (
     content_hash,
     disruption_budget,

@@ -13,9 +13,10 @@ from typing import Any
 
 from ..api.base import SpecInvalid
 from ..api.key_epochs import KeyEpochs
-from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool, RepairMode
 from ..api.names import Role
+from ..api.pools import DecodePool, Pool, PrefillPool
 from ..api.reasons import Reason
+from ..api.services import DisaggregatedService, RepairMode
 from ..build.settings import BuildSettings
 from ..diagnose.model import Diagnosis
 from ..observe.cluster import EVENTS_AFTER, POOL_RESOURCES, SERVICES_PD, Cluster

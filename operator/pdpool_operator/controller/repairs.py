@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from ..api.models import PoolStatus, RepairMode, RepairRecord
+from ..api.pools import PoolStatus, RepairRecord
+from ..api.services import RepairMode
 from ..diagnose.model import Diagnosis, Subject, Verdict
 from ..diagnose.outcomes import WINDOW
 from ..observe.cluster import POOL_RESOURCES, Cluster

@@ -6,7 +6,7 @@ Builders and the sampler ask `engine_of` and know no engine by name. To add a ty
 
 from collections.abc import Mapping
 
-from ..api.models import EngineType
+from ..api.engine import EngineType
 from .base import Engine
 from .reference import Reference
 from .sglang import SGLang

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..api.engine import EngineType
 from ..api.key_epochs import KeyEpochs
-from ..api.models import EngineType, Pool
 from ..api.names import Role
+from ..api.pools import Pool
 from .answers import EngineSample
 from .metric_names import MetricNames
 

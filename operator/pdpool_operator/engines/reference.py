@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..api import names
+from ..api.engine import EngineType
 from ..api.key_epochs import KeyEpochs
-from ..api.models import EngineType, Pool
 from ..api.names import Role
+from ..api.pools import Pool
 from .base import Instance, Object, agent_drain
 from .metric_names import SGLANG
 from .sglang_http import SGLangHttp

@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 from ..api import names
-from ..api.models import EngineType, Pool, TransferConnector
+from ..api.engine import EngineType, TransferConnector
 from ..api.names import Role
+from ..api.pools import Pool
 from .base import Directory, Instance, Object, Refusal, agent_drain
 from .sglang_http import SGLangHttp
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from ..api.models import Pool
 from ..api.names import Role
+from ..api.pools import Pool
 from .answers import EngineSample, parse_sglang_loads
 from .base import Engine, Probe, Probes
 from .metric_names import SGLANG

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 from ..api import names
 from ..api.base import Metadata, SpecInvalid
 from ..api.key_epochs import KeyEpochs, next_epochs
-from ..api.models import DecodePool, DisaggregatedService, Pool, PrefillPool, RepairMode, RepairSpec
 from ..api.operations import PoolOperation
+from ..api.pools import DecodePool, Pool, PrefillPool
+from ..api.services import DisaggregatedService, RepairMode, RepairSpec
 from ..engines import engine_of
 from ..plan.drain import with_operations
 from ..runtime.api import (

@@ -10,19 +10,10 @@ from typing import Any, Protocol
 
 from ..api import names
 from ..api.base import Metadata
-from ..api.models import (
-    MAX_INSTANCES,
-    DecodePool,
-    DisaggregatedService,
-    EngineType,
-    ModelSpec,
-    Pool,
-    PoolBinding,
-    PoolSpec,
-    PrefillPool,
-    TransferConnector,
-)
+from ..api.engine import EngineType, ModelSpec, TransferConnector
+from ..api.pools import MAX_INSTANCES, DecodePool, Pool, PoolSpec, PrefillPool
 from ..api.rules import TINY_MODEL
+from ..api.services import DisaggregatedService, PoolBinding
 from ..runtime.api import PODS, Resource
 from . import parse
 from .keys import FLEET_PREFIX

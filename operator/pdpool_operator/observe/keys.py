@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..api import names
-from ..api.models import POOL_KINDS, DecodePool, DisaggregatedService, PrefillPool
 from ..api.names import Role
 from ..api.operations import PoolOperation
+from ..api.pools import POOL_KINDS, DecodePool, PrefillPool
+from ..api.services import DisaggregatedService
 from .parse import controller
 
 FLEET_PREFIX = "service/"

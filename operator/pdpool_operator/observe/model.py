@@ -9,9 +9,10 @@ from datetime import datetime
 from typing import Any
 
 from ..api.key_epochs import FIRST_KEYS, KeyEpochs
-from ..api.models import DisaggregatedService, Pool, RepairMode, RepairSpec
 from ..api.names import Role
 from ..api.operations import PoolOperation
+from ..api.pools import Pool
+from ..api.services import DisaggregatedService, RepairMode, RepairSpec
 from ..engines.answers import Counters as Counters
 from ..engines.answers import EngineSample as EngineSample
 

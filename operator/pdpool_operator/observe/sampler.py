@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import aiohttp
 from pydantic import BeforeValidator, Field, ValidationError
 
-from ..api.models import EngineType
+from ..api.engine import EngineType
 from ..api.names import ENGINE_HTTP_PORT, Role, admin_url, engine_url
 from ..engines import engine_of
 from ..engines.answers import MAX_COUNT, MAX_RANKS, Answer, Count, Name, Seconds, Version

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..api import names
-from ..api.models import DisaggregatedService, Pool
 from ..api.names import ANNOTATION_BUILD_HASH
+from ..api.pools import Pool
 from ..api.reasons import Reason
+from ..api.services import DisaggregatedService
 from ..build.common import owner_reference
 from ..observe.model import FieldOwners, ObservedObject
 from .model import Adopt, Delete, Event, EventType, Fault, Plan, Progress

@@ -44,8 +44,8 @@ from typing import Any
 
 from ..api import names
 from ..api.base import format_time
-from ..api.models import Pool
 from ..api.names import ANNOTATION_BUILD_HASH
+from ..api.pools import Pool
 from ..api.reasons import Reason
 from ..build.pool import PODS_PER_INSTANCE, instance_stateful_set, pool_objects, pool_spec_hash
 from ..build.settings import BuildSettings

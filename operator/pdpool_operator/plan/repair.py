@@ -37,8 +37,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from ..api.base import format_time
-from ..api.models import RepairMode, RepairRecord, RepairSpec, RepairState
+from ..api.pools import RepairRecord, RepairState
 from ..api.reasons import Reason
+from ..api.services import RepairMode, RepairSpec
 from .model import Delete, Event, EventType
 
 WINDOW = timedelta(hours=1)

@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Final
 
 from ..api import names
-from ..api.models import Pool, Surge
+from ..api.pools import Pool, Surge
 from ..observe.model import ObservedInstance
 from .drain import has_work_to_lose
 from .model import DrainReason

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..api import names
-from ..api.models import DisaggregatedService
 from ..api.reasons import Reason
+from ..api.services import DisaggregatedService
 from ..build import router
 from ..build.common import keys_secret
 from ..build.network_policy import router_network_policy

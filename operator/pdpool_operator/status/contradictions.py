@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from ..api.models import ModelSpec, Pool
+from ..api.engine import ModelSpec
+from ..api.pools import Pool
 from ..api.rules import TINY_MODEL
 
 

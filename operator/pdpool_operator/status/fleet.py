@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from ..api.models import DisaggregatedServiceStatus, WatchedInstanceStatus
 from ..api.reasons import ConditionType, Reason
+from ..api.services import DisaggregatedServiceStatus, WatchedInstanceStatus
 from ..diagnose.model import Diagnosis
 from ..observe.model import ObservedFleet, ObservedPool
 from .chain import ConditionWriter, Rule, Violation, first_violation, shortened, some

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ..api import names
 from ..api.base import Condition, ConditionStatus, format_time
-from ..api.models import MAX_INSTANCES, InstanceStatus, PoolStatus, RepairRecord
+from ..api.pools import MAX_INSTANCES, InstanceStatus, PoolStatus, RepairRecord
 from ..api.reasons import ConditionType, Reason
 from ..build.pool import pool_spec_hash
 from ..diagnose.model import Diagnosis, Verdict

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ..api.base import Condition
-from ..api.models import DisaggregatedServiceStatus
 from ..api.names import Role
 from ..api.reasons import ConditionType, Reason
+from ..api.services import DisaggregatedServiceStatus
 from ..diagnose.model import Diagnosis
 from ..observe.model import ObservedPool, ObservedService
 from ..plan.model import DrainReason, Fault, Plan

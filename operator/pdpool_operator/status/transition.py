@@ -5,8 +5,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ..api.base import Condition, ConditionStatus
-from ..api.models import DisaggregatedServiceStatus, PoolStatus
+from ..api.pools import PoolStatus
 from ..api.reasons import ConditionType, Reason
+from ..api.services import DisaggregatedServiceStatus
 from ..diagnose.model import Verdict
 from ..plan.model import Event, EventType
 from .chain import find

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pdpool_operator.api.api_docs import examples, fields, page
 from pdpool_operator.api.crd import crds
-from pdpool_operator.api.models import DecodePool, DisaggregatedService, PrefillPool
 from pdpool_operator.api.operations import PoolOperation
+from pdpool_operator.api.pools import DecodePool, PrefillPool
+from pdpool_operator.api.services import DisaggregatedService
 
 KINDS = {kind.kind: kind for kind in (PrefillPool, DecodePool, DisaggregatedService, PoolOperation)}
 TYPES: dict[str, tuple[type, ...]] = {

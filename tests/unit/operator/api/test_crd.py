@@ -7,7 +7,8 @@ import yaml
 from click.testing import CliRunner
 from pdpool_operator.api.base import Model, SpecInvalid, format_time
 from pdpool_operator.api.crd import crds, main, render
-from pdpool_operator.api.models import DisaggregatedService, PrefillPool
+from pdpool_operator.api.pools import PrefillPool
+from pdpool_operator.api.services import DisaggregatedService
 from pdpool_operator.api.structural import NotStructuralError, to_structural
 from pydantic import Field
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 from pdpool_operator.api.base import ConditionStatus
-from pdpool_operator.api.models import PrefillPool
+from pdpool_operator.api.pools import PrefillPool
 from pdpool_operator.controller.judge import Judge
 from pdpool_operator.controller.operations import Operations
 from pdpool_operator.controller.reconcile import Controller

@@ -4,8 +4,8 @@ import itertools
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from pdpool_operator.api.models import DecodePool, PrefillPool
 from pdpool_operator.api.names import Role
+from pdpool_operator.api.pools import DecodePool, PrefillPool
 from pdpool_operator.controller.judge import Judge
 from pdpool_operator.diagnose.ejection import RETURN_AFTER
 from pdpool_operator.diagnose.evidence import STALE_S

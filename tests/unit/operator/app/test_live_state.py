@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from pdpool_operator.api.key_epochs import FIRST_KEYS
-from pdpool_operator.api.models import PrefillPool
+from pdpool_operator.api.pools import PrefillPool
 from pdpool_operator.controller import reconcile
 from pdpool_operator.controller.reconcile import Controller
 from pdpool_operator.observe.keys import Key

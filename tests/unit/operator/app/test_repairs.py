@@ -5,9 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pdpool_operator.api.models import Pool, RepairMode, RepairSpec
 from pdpool_operator.api.names import Role
+from pdpool_operator.api.pools import Pool
 from pdpool_operator.api.reasons import Reason
+from pdpool_operator.api.services import RepairMode, RepairSpec
 from pdpool_operator.controller.repairs import Repairer, health
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.standing import Phase, Standing

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 from pdpool_operator.api import served
-from pdpool_operator.api.models import PoolStatus
+from pdpool_operator.api.pools import PoolStatus
 from pdpool_operator.controller.reporter import Reporter
 from pdpool_operator.controller.served_fields import ServedFields
 from pdpool_operator.observe.cluster import PREFILL_POOLS

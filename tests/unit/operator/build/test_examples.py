@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 import yaml
 from pdpool_operator.api.crd import crds
-from pdpool_operator.api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
+from pdpool_operator.api.pools import DecodePool, Pool, PrefillPool
+from pdpool_operator.api.services import DisaggregatedService
 from pdpool_operator.build.pool import instance_stateful_set
 from pdpool_operator.build.router import router_deployment
 

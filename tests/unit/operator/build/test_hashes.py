@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pdpool_operator.api import names
 from pdpool_operator.api.base import Model
-from pdpool_operator.api.models import Pool, PoolSpec, PrefillPool
+from pdpool_operator.api.pools import Pool, PoolSpec, PrefillPool
 from pdpool_operator.build.common import spec_hash
 from pdpool_operator.build.pool import instance_stateful_set, pool_spec_hash
 from pdpool_operator.build.router import router_spec_hash, workers_json

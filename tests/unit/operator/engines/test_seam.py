@@ -1,7 +1,7 @@
 """What holds for every engine type."""
 
 import pytest
-from pdpool_operator.api.models import EngineType
+from pdpool_operator.api.engine import EngineType
 from pdpool_operator.api.names import Role
 from pdpool_operator.build.engine import engine_template
 from pdpool_operator.engines import ENGINES, engine_of

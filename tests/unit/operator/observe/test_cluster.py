@@ -2,8 +2,8 @@ from typing import Any, cast
 
 import pytest
 from pdpool_operator.api.base import SpecInvalid, format_time
-from pdpool_operator.api.models import DisaggregatedService
 from pdpool_operator.api.names import ANNOTATION_DRAIN_STARTED, ANNOTATION_KEY_EPOCH, Role
+from pdpool_operator.api.services import DisaggregatedService
 from pdpool_operator.observe.cluster import Cluster
 from pdpool_operator.observe.http import Unanswered
 from pdpool_operator.observe.lives import Lives

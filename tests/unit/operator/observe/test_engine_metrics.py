@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pdpool_operator.api.models import EngineType
+from pdpool_operator.api.engine import EngineType
 from pdpool_operator.api.names import ENGINE_HTTP_PORT, Role
 from pdpool_operator.engines.metric_names import SGLANG
 from pdpool_operator.observe.engine_metrics import KEPT_BYTES, LINE_BYTES, METRICS_BYTES, Sieve, joined, parse_metrics

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from pdpool_operator.api.base import SpecInvalid
-from pdpool_operator.api.models import DisaggregatedService, DisaggregatedServiceStatus, EngineType
+from pdpool_operator.api.engine import EngineType
 from pdpool_operator.api.names import Role
+from pdpool_operator.api.services import DisaggregatedService, DisaggregatedServiceStatus
 from pdpool_operator.diagnose.model import Diagnosis, Verdict
 from pdpool_operator.diagnose.pools import diagnose, subjects
 from pdpool_operator.observe.fleets import FleetReads

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from pdpool_operator.api.models import EngineType
+from pdpool_operator.api.engine import EngineType
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.observe.http import Unanswered, session
 from pdpool_operator.observe.sampler import (

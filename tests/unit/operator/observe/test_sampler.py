@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pdpool_connector import client_answer
 from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
-from pdpool_operator.api.models import EngineType
+from pdpool_operator.api.engine import EngineType
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
 from pdpool_operator.observe.http import Unanswered, session
 from pdpool_operator.observe.model import HoldSample, RankSample, Tally

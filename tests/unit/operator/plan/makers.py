@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pdpool_operator.api import names
-from pdpool_operator.api.models import DecodePool, DisaggregatedService, Pool, PrefillPool
 from pdpool_operator.api.names import Role
+from pdpool_operator.api.pools import DecodePool, Pool, PrefillPool
+from pdpool_operator.api.services import DisaggregatedService
 from pdpool_operator.build.pool import instance_stateful_set, pool_objects
 from pdpool_operator.build.settings import BuildSettings
 from pdpool_operator.diagnose.track import RankTrack, follow

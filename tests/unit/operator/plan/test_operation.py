@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pdpool_operator.api.models import Pool
 from pdpool_operator.api.names import Role
 from pdpool_operator.api.operations import OperationPhase, PoolOperation
+from pdpool_operator.api.pools import Pool
 from pdpool_operator.api.reasons import Reason
 from pdpool_operator.observe.model import ObservedInstance, ObservedPool
 from pdpool_operator.plan.drain import GIVEN_UP_GRACE_S, keeps_out, with_operations

@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pdpool_operator.api.models import Pool
 from pdpool_operator.api.names import Role
 from pdpool_operator.api.operations import OperationPhase, PoolOperation
+from pdpool_operator.api.pools import Pool
 from pdpool_operator.api.reasons import Reason
 from pdpool_operator.observe.model import ObservedInstance, RankSample
 from pdpool_operator.plan.model import Purge, Purged

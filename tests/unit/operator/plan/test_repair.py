@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pdpool_operator.api.models import RepairMode, RepairRecord, RepairSpec, RepairState
+from pdpool_operator.api.pools import RepairRecord, RepairState
 from pdpool_operator.api.reasons import Reason
+from pdpool_operator.api.services import RepairMode, RepairSpec
 from pdpool_operator.plan.model import Delete
 from pdpool_operator.plan.repair import COOLDOWN, GRACE_S, WINDOW, Health, Patient, RepairPlan, plan_repair
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pdpool_operator.api.models import Pool
+from pdpool_operator.api.pools import Pool
 from pdpool_operator.build.pool import pool_spec_hash
 from pdpool_operator.observe.model import ObservedInstance
 from pdpool_operator.plan.pool import plan_pool

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pdpool_operator.api import names
 from pdpool_operator.api.key_epochs import KeyEpochs
-from pdpool_operator.api.models import DisaggregatedService
 from pdpool_operator.api.names import Role
 from pdpool_operator.api.reasons import Reason
+from pdpool_operator.api.services import DisaggregatedService
 from pdpool_operator.build import router
 from pdpool_operator.build.common import keys_secret
 from pdpool_operator.build.network_policy import NetworkPeers, router_network_policy

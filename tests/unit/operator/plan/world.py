@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pdpool_operator.api import names
-from pdpool_operator.api.models import Pool
 from pdpool_operator.api.names import Role
+from pdpool_operator.api.pools import Pool
 from pdpool_operator.build.settings import BuildSettings
 from pdpool_operator.observe import parse
 from pdpool_operator.observe.model import ObservedInstance, ObservedObject, ObservedPool

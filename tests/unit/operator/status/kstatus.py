@@ -1,7 +1,8 @@
 """The algorithm of kstatus for custom resources (cli-utils, pkg/kstatus/status: generic.go and core.go)."""
 
 from pdpool_operator.api.base import Metadata
-from pdpool_operator.api.models import DisaggregatedServiceStatus, PoolStatus
+from pdpool_operator.api.pools import PoolStatus
+from pdpool_operator.api.services import DisaggregatedServiceStatus
 
 Status = PoolStatus | DisaggregatedServiceStatus
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from pdpool_operator.api.base import Condition, ConditionStatus
-from pdpool_operator.api.models import Pool, PoolStatus
+from pdpool_operator.api.pools import Pool, PoolStatus
 from pdpool_operator.api.reasons import Reason
 from pdpool_operator.build.settings import BuildSettings
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict

@@ -2,8 +2,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pdpool_operator.api.models import DisaggregatedServiceStatus
 from pdpool_operator.api.names import Role
+from pdpool_operator.api.services import DisaggregatedServiceStatus
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.observe.model import ObservedRouter, ObservedService
 from pdpool_operator.plan.service import plan_service

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from pdpool_operator.api import condition_docs
 from pdpool_operator.api.base import Metadata
-from pdpool_operator.api.models import DisaggregatedService, Pool
 from pdpool_operator.api.names import ANNOTATION_RESTARTED_AT, Role
+from pdpool_operator.api.pools import Pool
 from pdpool_operator.api.reasons import ConditionType, Reason
+from pdpool_operator.api.services import DisaggregatedService
 from pdpool_operator.build.settings import BuildSettings
 from pdpool_operator.diagnose.model import Diagnosis, Pair, Subject, Verdict
 from pdpool_operator.diagnose.track import RankTrack

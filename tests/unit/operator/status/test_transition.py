@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 from pdpool_operator.api.base import Condition
-from pdpool_operator.api.models import InstanceStatus, PoolStatus
+from pdpool_operator.api.pools import InstanceStatus, PoolStatus
 from pdpool_operator.plan.model import EventType
 from pdpool_operator.status.transition import REFRESH, should_write, transition_events
 
