@@ -473,6 +473,7 @@ def test_every_condition_reason_is_reached_by_a_state() -> None:
     of_operations = set(condition_docs.REASONS["An operation has failed"]) | {
         Reason.WAITING,
         Reason.RESTARTING,
+        Reason.PURGING,
         Reason.SUCCEEDED,
     }
     assert set(Reason) - for_events - of_operations == reached()
