@@ -17,6 +17,8 @@ from tests.cluster.stack_fault import CONFIG, FLAG, TEMPLATE
 from tests.cluster.stack_processes import process_of
 
 SIDES = {"prefill": "ppool", "decode": "dpool"}
+ENGINES = 2
+"""Of each side."""
 ROUTERS = 2
 MARK = "example.com/mark"
 FIRST = "first"
@@ -59,9 +61,14 @@ class Stage:
         for node in self.stack.nodes:
             self.stack.kubectl("uncordon", node)
         self.stack.apply(CONFIG)
-        pools = [self._pool(kind, 2) for kind in POOL_KINDS]
+        pools = [self._pool(kind, ENGINES) for kind in POOL_KINDS]
         self.stack.apply(*pools, service(router={"replicas": self._routers}, **spec))
         self.settle(240.0)
+
+    @property
+    def pods(self) -> int:
+        """Number of its engines and routers."""
+        return len(SIDES) * ENGINES + self._routers
 
     def clear(self) -> None:
         """Delete the pools and the service, and all that the operator remembers of them."""

@@ -66,7 +66,7 @@ def node_lost(stage: Stage) -> None:
     def unmet() -> str | None:
         elsewhere = [p for p in stage.stack.pods("prefill", "decode", "router") if is_ready(p)]
         away = [p["metadata"]["name"] for p in elsewhere if p["spec"]["nodeName"] != node]
-        return None if len(away) >= 6 else f"Ready on other nodes are {', '.join(away)}"
+        return None if len(away) >= stage.pods else f"Ready on other nodes are {', '.join(away)}"
 
     wait_for(f"everything that ran on {node} to be Ready elsewhere", unmet, deadline_s=REPLACED_S)
     start()

@@ -11,9 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from dev.shell import run
+from pdpool_operator.api.names import CONTROL_PORT
+
+from dev.packages import ensure_command
+from dev.shell import Clock, run
 from proof.cluster.stage import FIRST, SIDES, Stage
 from proof.cluster.watch import ANSWER_S
+from proof.drills.failures import node_lost
 from proof.faults.watch import VerdictWatch
 from tests.cluster.stack import HTTP_PORT, POOLS, SYSTEM, Object, ask
 from tests.cluster.stack_setup import Answers
@@ -202,6 +206,34 @@ def one_peer_fails(scene: Scene) -> str:
     return ""
 
 
+def control_lost(scene: Scene) -> str:
+    """Drop what one prefill engine sends on its control connection to one decode engine. The other way is open."""
+    ensure_command("iptables", Clock("faults"))
+    prefill, decode = scene.pod("prefill"), scene.pod("decode")
+    pid = scene.stage.process_of(prefill["metadata"]["name"])
+    packets = ("--protocol", "tcp", "--source-port", f"{CONTROL_PORT}", "--destination", decode["status"]["podIP"])
+    inside = ("nsenter", "--target", str(pid), "--net", "iptables", "--wait", "10")
+    scene.stage.undo.callback(run, *inside, "--delete", "OUTPUT", *packets, "--jump", "DROP")
+    run(*inside, "--append", "OUTPUT", *packets, "--jump", "DROP")
+    scene.watch.fault_now()
+    return ""
+
+
+def kubelet_frozen(scene: Scene) -> str:
+    """Freeze the kubelet of a decode engine's node. The engines go on."""
+    node = scene.pod("decode")["spec"]["nodeName"]
+    scene.stage.freeze_program(f"kubelet-{node.removeprefix('node-')}")
+    scene.watch.fault_now()
+    return ""
+
+
+def node_dead(scene: Scene) -> str:
+    """Lose a node with all that runs on it, until that runs elsewhere."""
+    scene.watch.fault_now()
+    node_lost(scene.stage)
+    return ""
+
+
 @dataclass(frozen=True)
 class Play:
     """How a scenario is played.
@@ -231,5 +263,8 @@ PLAYS: Final[Mapping[str, Play]] = {
     "prefill-leaks": Play(leaks("prefill"), lasts_s=75),
     "decode-leaks": Play(leaks("decode"), lasts_s=75),
     "one-peer-fails": Play(one_peer_fails, lasts_s=75),
+    "control-lost": Play(control_lost, lasts_s=75),
+    "kubelet-frozen": Play(kubelet_frozen, lasts_s=120),
+    "node-dead": Play(node_dead),
 }
 """By the names of tests/cluster/faults.yaml, in the order of a session."""
