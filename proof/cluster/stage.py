@@ -52,17 +52,18 @@ class Stage:
 
     # ------------------------------------------------------------------ set the scene
 
-    def begin(self, **spec: object) -> None:
+    def begin(self, pools: Mapping[str, object] | None = None, **spec: object) -> None:
         """Bring the stack to its first state: all Ready, all listed, all idle.
 
         Args:
+            pools: Fields of the spec of both pools.
             spec: Fields of the service's spec.
         """
         for node in self.stack.nodes:
             self.stack.kubectl("uncordon", node)
         self.stack.apply(CONFIG)
-        pools = [self._pool(kind, ENGINES) for kind in POOL_KINDS]
-        self.stack.apply(*pools, service(router={"replicas": self._routers}, **spec))
+        objects = [self._pool(kind, ENGINES, **pools or {}) for kind in POOL_KINDS]
+        self.stack.apply(*objects, service(router={"replicas": self._routers}, **spec))
         self.settle(240.0)
 
     @property
@@ -82,8 +83,8 @@ class Stage:
 
         wait_for("the pods of the former run to be gone", left, deadline_s=CLEAR_S)
 
-    def _pool(self, kind: str, replicas: int) -> Object:
-        return pool(kind, replicas, drainTimeoutSeconds=DRAIN_S, template=template(FIRST, **self._engine))
+    def _pool(self, kind: str, replicas: int, **spec: object) -> Object:
+        return pool(kind, replicas, drainTimeoutSeconds=DRAIN_S, template=template(FIRST, **self._engine), **spec)
 
     def settle(self, deadline_s: float) -> None:
         """Wait until all objects are Ready and the routers list exactly the engines that are Ready.
@@ -152,17 +153,17 @@ class Stage:
 
     def freeze(self, name: str) -> Callable[[], None]:
         """Freeze the engine of a pod. Return what thaws it; that also happens at the end of the drill."""
-        handle = os.pidfd_open(pid := self.process_of(name))
-        send(pid, signal.SIGSTOP)
-        return self._thaw_later(handle)
+        return self.freeze_process(self.process_of(name))
 
     def freeze_program(self, name: str) -> Callable[[], None]:
         """Freeze a program of the cluster, such as `kube-apiserver` or `kubelet-1`. Return what thaws it."""
-        handle = os.pidfd_open(pid := supervise.process_ids(self._state)[name])
-        send(pid, signal.SIGSTOP)
-        return self._thaw_later(handle)
+        return self.freeze_process(supervise.process_ids(self._state)[name])
 
-    def _thaw_later(self, handle: int) -> Callable[[], None]:
+    def freeze_process(self, pid: int) -> Callable[[], None]:
+        """Freeze a process. Return what thaws it; that also happens at the end of the drill."""
+        handle = os.pidfd_open(pid)  # the process number may belong to another process at the end
+        send(pid, signal.SIGSTOP)
+
         def thaw() -> None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGCONT)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from pdpool_operator.api.names import CONTROL_PORT
@@ -206,6 +207,20 @@ def one_peer_fails(scene: Scene) -> str:
     return ""
 
 
+def rank_frozen(scene: Scene) -> str:
+    """Freeze rank 1 of a decode engine of two ranks. Rank 0 waits for it."""
+    first = scene.stage.process_of(scene.pod("decode")["metadata"]["name"])
+    (rank,) = (pid for pid in _children(first) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    scene.stage.freeze_process(rank)
+    scene.watch.fault_now()
+    return f"decode/{CHOSEN}"
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
 def control_lost(scene: Scene) -> str:
     """Drop what one prefill engine sends on its control connection to one decode engine. The other way is open."""
     ensure_command("iptables", Clock("faults"))
@@ -241,10 +256,12 @@ class Play:
     Attributes:
         deed: Begins the fault.
         lasts_s: Duration of a fault that is not repaired, in seconds.
+        pools: Fields of the spec of both pools.
     """
 
     deed: Deed
     lasts_s: float = 60.0
+    pools: Mapping[str, object] = field(default_factory=dict)
 
 
 PLAYS: Final[Mapping[str, Play]] = {
@@ -266,5 +283,6 @@ PLAYS: Final[Mapping[str, Play]] = {
     "control-lost": Play(control_lost, lasts_s=75),
     "kubelet-frozen": Play(kubelet_frozen, lasts_s=120),
     "node-dead": Play(node_dead),
+    "rank-frozen": Play(rank_frozen, pools={"parallelism": {"tensor": 2}}),
 }
 """By the names of tests/cluster/faults.yaml, in the order of a session."""

@@ -43,7 +43,7 @@ def play(name: str, wanted: Expectation, mode: Mode, number: int, stage: Stage, 
         TimeoutError: the stack is not Ready before the fault.
     """
     stage.clear()
-    stage.begin(repair={"mode": str(mode)})
+    stage.begin(PLAYS[name].pools, repair={"mode": str(mode)})
     failed, guilty = "", ""
     recover_s: float | None = None
     traffic = Traffic(stage.stack.router_url(), answers, patience_s=PATIENCE_S, longest_s=LONGEST_S)
