@@ -13,17 +13,18 @@ engine has failures too. Per instance and source, within the last minute, with  
                      or   in the whole minute: failed >= MANY_FAILED, share >= MANY_SHARE, and
                           a sibling has done >= SIBLING_DONE with a share <= FAR_LESS * share
 
-                     Of a sibling, only what ended up to the instance's last failure counts, if a request waited in the
-                     instance's queues for WAITED_S within the last minute. Both may have waited for the same prefill
-                     engine, and samples show the end of that wait at the sibling first
+                     If the instance waited, only what the sibling ended up to the instance's last failure counts.
+                     Both may have waited for the same prefill engine. Samples may show the end of that wait at the
+                     sibling first
+
+    waited           <=>  within the last minute a request waited in its queues for WAITED_S
 
     suspected        <=>  it fails by itself, and has more failures than each instance of the other side that does too.
                           It has as many failures in the minute as each that fails far more than its sibling (FAR_LESS).
                           It is not overloaded, and no instance of the other side excuses it
 
-    overloaded       <=>  within the last minute a request waited in its queues for WAITED_S, and its connector finished
-                          hand-offs within GOES_ON or its prefill engine computes. Requests that wait for so long end
-                          at their deadlines
+    overloaded       <=>  it waited, and its connector finished hand-offs within GOES_ON or its prefill engine computes.
+                          Requests that wait for so long end at their deadlines
 
     excuses          <=>  within the last minute its engine's loop was silent for SILENT_S, its process or its
                           pod ended, or it was taken out or put on trial. Requests that waited for it end at their
