@@ -25,6 +25,10 @@ BACKLOG_S = 20.0
 FAILED, SIBLINGS_DONE = 8, 12
 """Failures of an instance, and successes of its sibling, of the last 50 s, that must be enough evidence."""
 EVIDENCE_S = 10.0
+GOES_ON_S = 30.0
+"""So long after its last hand-off, an instance with a backlog may have failures because requests reach their deadlines.
+The counters do not show how long a failed request waited.
+"""
 
 
 @dataclass
@@ -136,7 +140,8 @@ class Truths:
         counts = [sibling.ended_lately(now) for sibling in siblings]
         well = any(done >= SIBLINGS_DONE and failed * 10 <= done for done, failed in counts)
         failures = sum(not ok for at, ok in engine.recent if at > since and now - at < 50)
-        if not (well and failures >= FAILED and now - since > 50):
+        at_deadlines = now < self._late.get(engine.name, 0.0) and now - engine.done_s <= GOES_ON_S
+        if at_deadlines or not (well and failures >= FAILED and now - since > 50):
             active.evident_s = None
             return False
         active.evident_s = now if active.evident_s is None else active.evident_s

@@ -13,13 +13,18 @@ engine has failures too. Per instance and source, within the last minute, with  
                      or   in the whole minute: failed >= MANY_FAILED, share >= MANY_SHARE, and
                           a sibling has done >= SIBLING_DONE with a share <= FAR_LESS * share
 
+                     If the instance waited, only what the sibling ended up to the instance's last failure counts.
+                     Both may have waited for the same prefill engine. Samples may show the end of that wait at the
+                     sibling first
+
+    waited           <=>  within the last minute a request waited in its queues for WAITED_S
+
     suspected        <=>  it fails by itself, and has more failures than each instance of the other side that does too.
                           It has as many failures in the minute as each that fails far more than its sibling (FAR_LESS).
                           It is not overloaded, and no instance of the other side excuses it
 
-    overloaded       <=>  within the last minute a request waited in its queues for WAITED_S, and its connector finished
-                          hand-offs within GOES_ON or its prefill engine computes. Requests that wait for so long end
-                          at their deadlines
+    overloaded       <=>  it waited, and its connector finished hand-offs within GOES_ON or its prefill engine computes.
+                          Requests that wait for so long end at their deadlines
 
     excuses          <=>  within the last minute its engine's loop was silent for SILENT_S, its process or its
                           pod ended, or it was taken out or put on trial. Requests that waited for it end at their
@@ -211,10 +216,14 @@ def _far_more_failures(own: Sequence[Subject], source: str, now: datetime) -> It
 
 def _is_overloaded(subject: Subject, now: datetime) -> bool:
     """Whether requests waited so long at the instance that they may end at their deadlines, while others go on."""
-    if not any(track.waited_at is not None and now - track.waited_at <= WINDOW for track in subject.tracks):
+    if not _waited(subject, now):
         return False
     computes = subject.role is Role.PREFILL and any(ran_lately(track, now) for track in subject.tracks)
     return computes or subject.tally("connector", now - GOES_ON).done > 0
+
+
+def _waited(subject: Subject, now: datetime) -> bool:
+    return any(track.waited_at is not None and now - track.waited_at <= WINDOW for track in subject.tracks)
 
 
 def _was_silent(track: RankTrack, now: datetime) -> bool:
@@ -232,9 +241,10 @@ def _failing_by_themselves(own: Iterable[Subject], source: str, now: datetime) -
             continue
         siblings = [sibling for sibling in serving if sibling is not subject]
         succeeded = subject.last_done(source) or start
+        until = (subject.last_failed(source) if _waited(subject, now) else None) or now
         for since, suffices in ((max(start, succeeded), _run), (start, _few), (start, _many)):
             tally = subject.tally(source, since)
-            well = [(s.name, t) for s in siblings if suffices(tally, t := _since(s, source, since, now))]
+            well = [(s.name, t) for s in siblings if suffices(tally, t := _since(s, source, since, now, until))]
             if well:
                 found[subject.name] = _Evidence(tally, *max(well, key=lambda one: one[1].done))
                 break
@@ -276,8 +286,8 @@ def _start(subject: Subject, now: datetime) -> datetime:
     return window if subject.standing is None else max(window, subject.standing.since)
 
 
-def _since(subject: Subject, source: str, moment: datetime, now: datetime) -> Tally:
-    return subject.tally(source, max(moment, _start(subject, now)))
+def _since(subject: Subject, source: str, moment: datetime, now: datetime, until: datetime) -> Tally:
+    return subject.tally(source, max(moment, _start(subject, now)), until)
 
 
 def _serves(subject: Subject) -> bool:

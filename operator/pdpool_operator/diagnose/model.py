@@ -1,6 +1,6 @@
 """Verdicts and diagnoses as data."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -8,7 +8,7 @@ from enum import StrEnum
 from ..api import names
 from ..api.names import Role
 from ..observe.model import ObservedPod, Tally
-from .outcomes import OutcomeTrack, total_of
+from .outcomes import LATEST, OutcomeTrack, total_of
 from .standing import Standing
 from .track import RankTrack
 
@@ -92,20 +92,26 @@ class Subject:
         """Whether routers must not list the instance while a sibling serves."""
         return self.standing is not None and self.standing.out
 
-    def tally(self, source: str, since: datetime) -> Tally:
-        """Return how requests ended after a moment, as the routers or the connector counted them.
+    def tally(self, source: str, since: datetime, until: datetime = LATEST) -> Tally:
+        """Return how requests ended after `since` and not after `until`, as the routers or the connector counted them.
 
         Every rank counts each hand-off. The rank with the most failures stands for the instance.
         """
         if source == "router":
-            return total_of(track.since(since) for track in self.routers)
-        by_rank = (track.ended.since(since) for track in self.tracks if track.ended is not None)
+            return total_of(track.since(since, until) for track in self.routers)
+        by_rank = (track.ended.since(since, until) for track in self.tracks if track.ended is not None)
         return max(by_rank, key=lambda tally: tally.failed, default=Tally())
 
     def last_done(self, source: str) -> datetime | None:
         """Return when a source last showed that a request succeeded, within the window."""
-        tracks = self.routers if source == "router" else [track.ended for track in self.tracks if track.ended]
-        return max((moment for track in tracks if (moment := track.last_done) is not None), default=None)
+        return max((moment for track in self._ended(source) if (moment := track.last_done) is not None), default=None)
+
+    def last_failed(self, source: str) -> datetime | None:
+        """Return when a source last showed that a request failed, within the window."""
+        return max((moment for track in self._ended(source) if (moment := track.last_failed) is not None), default=None)
+
+    def _ended(self, source: str) -> Sequence[OutcomeTrack]:
+        return self.routers if source == "router" else [track.ended for track in self.tracks if track.ended]
 
     @property
     def came_up(self) -> bool:

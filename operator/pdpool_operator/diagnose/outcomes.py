@@ -6,12 +6,13 @@ starting point, so that what happened before this operator started is not counte
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from ..observe.model import Tally
 
 WINDOW = timedelta(seconds=60)
 """Requests that ended longer ago are forgotten."""
+LATEST = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +24,25 @@ class OutcomeTrack:
     recent: tuple[tuple[datetime, Tally], ...] = ()
     """Increments with the time of their sample. Samples without an increment have no entry."""
 
-    def since(self, moment: datetime) -> Tally:
-        """Return how many requests ended after `moment`."""
+    def since(self, moment: datetime, until: datetime = LATEST) -> Tally:
+        """Return how many requests ended after `moment`, and not after `until`."""
         done = failed = 0
         for at, tally in reversed(self.recent):
             if at <= moment:
                 break
-            done, failed = done + tally.done, failed + tally.failed
+            if at <= until:
+                done, failed = done + tally.done, failed + tally.failed
         return Tally(done, failed)
 
     @property
     def last_done(self) -> datetime | None:
         """When the newest sample showed a success, within the window."""
         return max((at for at, tally in self.recent if tally.done), default=None)
+
+    @property
+    def last_failed(self) -> datetime | None:
+        """When the newest sample showed a failure, within the window."""
+        return max((at for at, tally in self.recent if tally.failed), default=None)
 
 
 def total_of(tallies: Iterable[Tally]) -> Tally:

@@ -129,6 +129,13 @@ def decode_fails(play: Play, *bad: str, requests: int = 6) -> None:
             play.requests(prefill, decode, done=1)
 
 
+def both_decodes_wait() -> Play:
+    """Requests wait at both decodes, and no hand-off finishes."""
+    play = Play()
+    play.queues |= {name: {"decode_transfer": (32, 20.0, 100)} for name in (D0, D1)}
+    return play
+
+
 class TestFault:
     def test_failing_decode_is_named_and_leaves_rotation(self) -> None:
         play = Play()
@@ -294,6 +301,22 @@ class TestLookAlikes:
         happens(play)
         assert failing(play) == set()
         assert play.out() == set()
+
+    def test_decode_that_waited_for_prefill_as_its_sibling_did_is_not_failing(self) -> None:
+        play = both_decodes_wait()
+        play.hand_offs(D1, P0, failed=4)
+        assert failing(play) == set()
+        play.hand_offs(D0, P0, done=8)
+        assert failing(play) == set()
+
+    def test_decode_that_waited_and_fails_on_while_its_sibling_serves_is_failing(self) -> None:
+        play = both_decodes_wait()
+        play.hand_offs(D1, P0, failed=4)
+        assert failing(play) == set()
+        play.hand_offs(D0, P0, done=8)
+        assert failing(play) == set()
+        play.hand_offs(D1, P0, failed=1)
+        assert failing(play) == {D1}
 
     def test_starting_instance_is_not_failing(self) -> None:
         play = Play()
