@@ -197,14 +197,20 @@ def leaks(side: str) -> Deed:
 
 def one_peer_fails(scene: Scene) -> str:
     """Drop all packets from one prefill engine to one decode engine."""
-    prefill, decode = scene.pod("prefill"), scene.pod("decode")
-    pid = scene.stage.process_of(prefill["metadata"]["name"])
-    route = ("blackhole", f"{decode['status']['podIP']}/32")
-    inside = ("nsenter", "--target", str(pid), "--net", "ip", "route")
+    route = ("blackhole", f"{scene.pod('decode')['status']['podIP']}/32")
+    inside = (*_in_network_of(scene, "prefill"), "ip", "route")
     scene.stage.undo.callback(run, *inside, "del", *route)
     run(*inside, "add", *route)
     scene.watch.fault_now()
     return ""
+
+
+def _in_network_of(scene: Scene, side: str) -> tuple[str, ...]:
+    """Return the words before a command that runs in the network of an engine. It works after the engine's end too."""
+    pid = scene.stage.process_of(scene.pod(side)["metadata"]["name"])
+    handle = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+    scene.stage.undo.callback(os.close, handle)
+    return "nsenter", f"--net=/proc/{os.getpid()}/fd/{handle}"
 
 
 def rank_frozen(scene: Scene) -> str:
@@ -224,10 +230,9 @@ def _children(pid: int) -> list[int]:
 def control_lost(scene: Scene) -> str:
     """Drop what one prefill engine sends on its control connection to one decode engine. The other way is open."""
     ensure_command("iptables", Clock("faults"))
-    prefill, decode = scene.pod("prefill"), scene.pod("decode")
-    pid = scene.stage.process_of(prefill["metadata"]["name"])
-    packets = ("--protocol", "tcp", "--source-port", f"{CONTROL_PORT}", "--destination", decode["status"]["podIP"])
-    inside = ("nsenter", "--target", str(pid), "--net", "iptables", "--wait", "10")
+    decode = scene.pod("decode")["status"]["podIP"]
+    packets = ("--protocol", "tcp", "--source-port", f"{CONTROL_PORT}", "--destination", decode)
+    inside = (*_in_network_of(scene, "prefill"), "iptables", "--wait", "10")
     scene.stage.undo.callback(run, *inside, "--delete", "OUTPUT", *packets, "--jump", "DROP")
     run(*inside, "--append", "OUTPUT", *packets, "--jump", "DROP")
     scene.watch.fault_now()

@@ -101,7 +101,8 @@ class Timeouts:
     keepalive_idle_s: int = 10
     """TCP keep-alive of control connections: silence before the first probe. Only a dead host fails the probes."""
     keepalive_interval_s: int = 5
-    """Between two probes; the third without an answer ends the connection."""
+    """Between two probes; the third without an answer ends the connection. Data that the other kernel has not
+    acknowledged ends it after the same total time."""
     drop_log_s: float = 10.0
     """Dropped frames are logged once for each reason in this time."""
     http_start_s: float = 5.0

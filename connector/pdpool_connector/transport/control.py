@@ -259,6 +259,9 @@ def _tune(socket: zmq.Socket[bytes], timeouts: Timeouts) -> None:
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, timeouts.keepalive_idle_s)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, timeouts.keepalive_interval_s)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES)
+    # The kernel sends no probes while data is unacknowledged. By default, it repeats that data for 15 minutes.
+    silent_s = timeouts.keepalive_idle_s + KEEPALIVE_PROBES * timeouts.keepalive_interval_s
+    socket.setsockopt(zmq.TCP_MAXRT, silent_s * 1000)
 
 
 def _encoded(frames: Sequence[Frame], drops: Drops) -> list[bytes]:
