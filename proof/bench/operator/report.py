@@ -45,7 +45,7 @@ def _both(ms: tuple[float, float]) -> str:
 
 
 def targets(figures: list[Figures]) -> list[str]:
-    """Return one line for each target, of the largest size with 10 instances in a pool."""
+    """Return one line for each target, of the last size."""
     last = figures[-1]
     met = {
         f"reconcile p99 {last.all_ms[1]:.0f} ms, target below 1000": last.all_ms[1] < 1000,
