@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -41,7 +42,7 @@ def rows(figures: Figures) -> dict[str, str]:
 
 
 def _both(ms: tuple[float, float]) -> str:
-    return f"{ms[0]:.0f} / {ms[1]:.0f}"
+    return "no reconcile" if math.isnan(ms[0]) else f"{ms[0]:.0f} / {ms[1]:.0f}"
 
 
 def targets(figures: list[Figures]) -> list[str]:
