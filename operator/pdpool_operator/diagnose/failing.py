@@ -13,9 +13,9 @@ engine has failures too. Per instance and source, within the last minute, with  
                      or   in the whole minute: failed >= MANY_FAILED, share >= MANY_SHARE, and
                           a sibling has done >= SIBLING_DONE with a share <= FAR_LESS * share
 
-                     If the instance waited, only what the sibling ended up to the instance's last failure counts.
-                     Both may have waited for the same prefill engine. Samples may show the end of that wait at the
-                     sibling first
+                     If the instance waited, only what the sibling has done within GOES_ON before the instance's last
+                     failure counts. Both may have waited for the same prefill engine, and samples may show the begin
+                     and the end of that wait at different times
 
     waited           <=>  within the last minute a request waited in its queues for WAITED_S
 
@@ -241,10 +241,10 @@ def _failing_by_themselves(own: Iterable[Subject], source: str, now: datetime) -
             continue
         siblings = [sibling for sibling in serving if sibling is not subject]
         succeeded = subject.last_done(source) or start
-        until = (subject.last_failed(source) if _waited(subject, now) else None) or now
+        failed_at = subject.last_failed(source) if _waited(subject, now) else None
         for since, suffices in ((max(start, succeeded), _run), (start, _few), (start, _many)):
             tally = subject.tally(source, since)
-            well = [(s.name, t) for s in siblings if suffices(tally, t := _since(s, source, since, now, until))]
+            well = [(s.name, t) for s in siblings if suffices(tally, t := _beside(s, source, since, failed_at, now))]
             if well:
                 found[subject.name] = _Evidence(tally, *max(well, key=lambda one: one[1].done))
                 break
@@ -286,8 +286,13 @@ def _start(subject: Subject, now: datetime) -> datetime:
     return window if subject.standing is None else max(window, subject.standing.since)
 
 
-def _since(subject: Subject, source: str, moment: datetime, now: datetime, until: datetime) -> Tally:
-    return subject.tally(source, max(moment, _start(subject, now)), until)
+def _beside(sibling: Subject, source: str, moment: datetime, failed_at: datetime | None, now: datetime) -> Tally:
+    """Return how requests ended at a sibling. `failed_at`: the last failure of an instance that waited."""
+    start = max(moment, _start(sibling, now))
+    tally = sibling.tally(source, start)
+    if failed_at is None:
+        return tally
+    return replace(tally, done=sibling.tally(source, max(start, failed_at - GOES_ON), failed_at).done)
 
 
 def _serves(subject: Subject) -> bool:

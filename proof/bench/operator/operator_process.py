@@ -38,6 +38,8 @@ class Reading:
     """Instances that are ready, of all pools."""
     reconciles: int
     waiting: float
+    load: float
+    """Load of the machine."""
 
     def between(self, before: Reading) -> Window:
         """Return what happened since `before`."""
@@ -54,7 +56,7 @@ class Reading:
             cpu=(self.cpu_s - before.cpu_s) / (self.at - before.at),
             reconciles=self.reconciles - before.reconciles,
             rss_mb=self.rss_mb,
-            load=os.getloadavg()[0],
+            load=self.load,
         )
 
 
@@ -162,6 +164,7 @@ class OperatorProcess:
             ready=ready,
             reconciles=len(self.reconcile_s()),
             waiting=waiting,
+            load=os.getloadavg()[0],
         )
 
     def reconcile_s(self) -> list[float]:

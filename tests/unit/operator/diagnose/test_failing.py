@@ -309,6 +309,24 @@ class TestLookAlikes:
         play.hand_offs(D0, P0, done=8)
         assert failing(play) == set()
 
+    def test_decode_whose_sibling_served_just_before_both_waited_is_not_failing(self) -> None:
+        play = both_decodes_wait()
+        play.hand_offs(D1, P0, done=3)
+        assert failing(play) == set()
+        play.hand_offs(D0, P0, done=5)
+        assert failing(play) == set()
+        play.look(35)
+        play.hand_offs(D1, P0, failed=3)
+        assert failing(play) == set()
+
+    def test_failures_of_the_sibling_count_after_the_last_own_failure(self) -> None:
+        play = both_decodes_wait()
+        play.hand_offs(D0, P0, done=3)
+        assert failing(play) == set()
+        play.look(30)
+        play.hand_offs(D1, D0, P0, failed=3)
+        assert failing(play) == set()
+
     def test_decode_that_waited_and_fails_on_while_its_sibling_serves_is_failing(self) -> None:
         play = both_decodes_wait()
         play.hand_offs(D1, P0, failed=4)
