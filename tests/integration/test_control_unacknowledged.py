@@ -29,7 +29,7 @@ def enter(namespace: int) -> None:
 
 
 @contextmanager
-def inside(namespace: str) -> Iterator[zmq.Context]:
+def inside(namespace: str) -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     """Enter a network namespace with this thread. The threads of the context start there, and stay there."""
     here = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     there = os.open(f"/run/netns/{namespace}", os.O_RDONLY)

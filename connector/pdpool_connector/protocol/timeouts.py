@@ -98,11 +98,11 @@ class Timeouts:
     """The thread that checks CURVE keys may take this long to end."""
     span_flush_s: float = 2.0
     """Closing waits this long for a collector that does not take the last spans."""
-    keepalive_idle_s: int = 10
+    keepalive_idle_s: int = 6
     """TCP keep-alive of control connections: silence before the first probe. Only a dead host fails the probes."""
-    keepalive_interval_s: int = 5
+    keepalive_interval_s: int = 3
     """Between two probes; the third without an answer ends the connection. Data that the other kernel has not
-    acknowledged ends it after the same total time."""
+    acknowledged ends it after the same total time: its requests fail before the operator judges an engine Stuck."""
     drop_log_s: float = 10.0
     """Dropped frames are logged once for each reason in this time."""
     http_start_s: float = 5.0

@@ -20,7 +20,8 @@ engine has failures too. Per instance and source, within the last minute, with  
     waited           <=>  within the last minute a request waited in its queues for WAITED_S
 
     suspected        <=>  it fails by itself, and has more failures than each instance of the other side that does too.
-                          It has as many failures in the minute as each that fails far more than its sibling (FAR_LESS).
+                          It has more failures in the minute than each that fails far more than its sibling (FAR_LESS).
+                          With equally many, the network between the two may be cut.
                           It is not overloaded, and no instance of the other side excuses it
 
     overloaded       <=>  it waited, and its connector finished hand-offs within GOES_ON or its prefill engine computes.
@@ -183,7 +184,7 @@ def _suspects(own: Sequence[Subject], others: Sequence[Subject], now: datetime) 
             evidence = failing.get(subject.name)
             if evidence is None or evidence.tally.failed <= most or _is_overloaded(subject, now):
                 continue
-            if subject.tally(source, _start(subject, now)).failed >= explained:
+            if subject.tally(source, _start(subject, now)).failed > explained:
                 found.setdefault(subject.name, evidence)
     return found
 
@@ -205,7 +206,7 @@ def _has_ended(track: RankTrack, now: datetime) -> bool:
 def _far_more_failures(own: Sequence[Subject], source: str, now: datetime) -> Iterator[int]:
     """Yield the failures of each instance that fails far more than a sibling, although some of its requests succeed.
 
-    They may explain fewer failures of the other side.
+    They may explain as many failures of the other side.
     """
     tallies = {s.name: s.tally(source, _start(s, now)) for s in own if _serves(s)}
     for name, tally in tallies.items():

@@ -249,6 +249,19 @@ class TestFault:
         play.requests(P0, D0, done=8)
         assert failing(play) == {D1}
 
+    def test_failures_of_one_pair_name_neither_engine(self) -> None:
+        """The network between the two may be cut. A failure with another engine of the other side decides."""
+        play = Play(prefills=2)
+        play.requests(P0, P1, D0, D1, done=8)
+        play.look()
+        play.requests(P1, D1, failed=3)
+        play.look()
+        play.requests(P0, D0, done=4)
+        play.requests(P0, D1, done=4)
+        assert failing(play) == set()
+        play.requests(P1, D0, failed=1)
+        assert failing(play) == {P1}
+
     def test_innocent_prefill_is_blocked_by_it(self) -> None:
         play = Play()
         play.queues[P0] = {"prefill_bootstrap": (4, 12.0, 100)}
