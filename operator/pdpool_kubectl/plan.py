@@ -4,7 +4,8 @@ The selection, the hashes and the drains are the operator's own functions. The f
 except `replicas`: without it, the live number stays.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 from pdpool_operator.api import names
 from pdpool_operator.api.base import SpecInvalid
 from pdpool_operator.api.key_epochs import FIRST_KEYS, KeyEpochs
+from pdpool_operator.api.operations import PoolOperation
 from pdpool_operator.api.pools import POOL_KINDS, Pool
 from pdpool_operator.api.services import DisaggregatedService
 from pdpool_operator.build.pool import instance_stateful_set, pool_spec_hash
@@ -20,9 +22,9 @@ from pdpool_operator.build.router import router_deployment, router_spec_hash
 from pdpool_operator.build.settings import BuildSettings, PodDefaults
 from pdpool_operator.build.template import TemplateInvalid
 from pdpool_operator.observe import parse
-from pdpool_operator.observe.cluster import POOL_RESOURCES, SERVICES_PD
+from pdpool_operator.observe.cluster import OPERATIONS, POOL_RESOURCES, SERVICES_PD
 from pdpool_operator.observe.model import ObservedInstance
-from pdpool_operator.plan.drain import needs_drain
+from pdpool_operator.plan.drain import needs_drain, with_operations
 from pdpool_operator.plan.selection import AT_FAULT, Selection, Selector
 from pdpool_operator.runtime.api import PODS, STATEFUL_SETS, Api, ForbiddenError, InvalidError, Resource
 
@@ -58,7 +60,7 @@ class ObjectPlan:
     steps: tuple[tuple[str, str, str], ...] = ()
     """Instance or router, what is done (`restart`, `add`, `remove`, `update`), and how."""
     notes: tuple[str, ...] = ()
-    """What is not known, and why."""
+    """What the steps wait for, and what is not known."""
     unknown: bool = False
     """The steps are not known."""
 
@@ -192,7 +194,16 @@ async def _instances(api: Api, pool: Pool, now: datetime) -> list[ObservedInstan
         pod = by_owner.get(sts["metadata"]["uid"])
         if named is not None:
             found.append(parse.observed_instance(named[2], sts, pod, labels, now))
-    return sorted((one for one in found if one.belongs_to(meta.uid)), key=lambda one: one.index)
+    operations = [one async for one in _operations(api, meta.namespace)]
+    ours = (with_operations(one, operations) for one in found if one.belongs_to(meta.uid))
+    return sorted(ours, key=lambda one: one.index)
+
+
+async def _operations(api: Api, namespace: str) -> AsyncIterator[PoolOperation]:
+    """Yield the operations that fit their model. The operator leaves the others alone."""
+    async for body in api.list(OPERATIONS, namespace):
+        with contextlib.suppress(SpecInvalid):
+            yield PoolOperation.parse(body)
 
 
 async def _routed(api: Api, pool: Pool, bodies: Iterable[Object]) -> bool:
@@ -240,6 +251,9 @@ class _Facts:
         notes = plan.notes
         if len({one.pod.keys for one in self.instances if one.pod}) > 1:
             notes = (*notes, "a rotation of keys is under way; it replaces pods, whatever the file says")
+        paused = [one for one in self.instances if one.kept_out_by]
+        if paused and any(selector.outdated(one) for one in selection.kept):
+            notes = (*notes, f"restarts wait for the end of PoolOperation {paused[0].kept_out_by}")
         return replace(plan, steps=tuple(self._steps(selector, selection)), notes=notes)
 
     def _builds(self) -> dict[int, str]:

@@ -12,7 +12,7 @@ from pdpool_operator.api.pools import DecodePool
 from pdpool_operator.build.common import pod_security_context
 from pdpool_operator.build.pool import instance_stateful_set
 from pdpool_operator.build.settings import BuildSettings
-from pdpool_operator.observe.cluster import DECODE_POOLS, SERVICES_PD
+from pdpool_operator.observe.cluster import DECODE_POOLS, OPERATIONS, SERVICES_PD
 from pdpool_operator.runtime.api import PODS, STATEFUL_SETS
 
 from tests.fake_api import Call, FakeApi, Object
@@ -132,6 +132,17 @@ async def test_instance_at_fault_is_removed_first(api: FakeApi, kubectl: Kubectl
     api.put(DECODE_POOLS, "llm", "chat", body | {"status": {"instances": [{"index": 1, "verdict": "Stuck"}]}})
     one = await planned(kubectl, file(pool(replicas=2)))
     assert actions(one) == {"chat-decode-1": "remove"}
+
+
+async def test_instance_that_an_operation_keeps_out_goes_first(api: FakeApi, kubectl: Kubectl, file: Any):
+    put_running(api, 3)
+    uid = api.objects[STATEFUL_SETS]["llm", "chat-decode-0"]["metadata"]["uid"]
+    status = {"phase": "Succeeded", "instanceUID": uid}
+    operation = {"metadata": {}, "spec": {"type": "Drain", "instance": "chat-decode-0"}, "status": status}
+    api.put(OPERATIONS, "llm", "aside", operation)
+    one = await planned(kubectl, file(pool(replicas=2, drainTimeoutSeconds=90)))
+    assert actions(one)["chat-decode-0"] == "remove"
+    assert one["notes"] == ["restarts wait for the end of PoolOperation aside"]
 
 
 async def test_more_replicas_add_instances(api: FakeApi, kubectl: Kubectl, file: Any):
