@@ -6,6 +6,7 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 import click
 from pdpool_operator.diagnose.model import Verdict
@@ -18,6 +19,7 @@ from .doctor import doctor_json, doctor_lines, examine
 from .explain import explain_lines
 from .fleet import Fleet, read_fleet
 from .operation_commands import drain, purge, restart
+from .plan import FileInvalidError, objects_of, plan_lines, plan_objects
 from .queues import Reading, queue_lines, queues_json, read_queues
 from .record import record as take_looks
 from .record import unanswered
@@ -188,6 +190,38 @@ def record(*, access: Access, output: str, file: Path, seconds: float) -> None:
 cli.add_command(drain)
 cli.add_command(restart)
 cli.add_command(purge)
+
+
+@cli.command(
+    epilog="""\b
+Example:
+  kubectl pdpool plan -f chat.yaml -n llm
+
+\b
+Exit codes:
+  0  the API server and the operator accept the objects
+  1  one of them is refused
+  2  an argument or the file is wrong
+  3  the API server cannot be reached, or refuses to read pools and services"""
+)
+@click.option("-f", "--filename", "file", type=click.File(), required=True, metavar="FILE", help="YAML; - is stdin.")
+@options
+def plan(*, access: Access, output: str, file: TextIO) -> None:
+    """Say what would happen if the pools and services of FILE were applied. Nothing is changed.
+
+    Each instance that would be restarted, added or removed is named, with the way in which that is done. A line that
+    begins with `!` is a refusal. One that begins with `?` is something that is not known, or that restarts wait for.
+    """
+    if access.all_namespaces:
+        raise click.UsageError("plan takes one namespace: give -n in place of -A")
+    try:
+        bodies = objects_of(file.read(), run_plain(access.scope) or "")
+    except (FileInvalidError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"{file.name}: {error}") from error
+    plans = run(access, lambda api: plan_objects(api, bodies, _now()))
+    print_out({"objects": [one.to_dict() for one in plans]} if output == "json" else plan_lines(plans))
+    sys.exit(ATTENTION if any(one.refusals for one in plans) else 0)
+
 
 ALARMS = (str(Verdict.STUCK), str(Verdict.FAILING), str(Verdict.BLOCKED))
 

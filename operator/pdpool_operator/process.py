@@ -163,7 +163,7 @@ class Operator:
             judge=self.judge,
             fencer=fencer,
             repairs=Repairer(self.api, self.bindings, self.served),
-            operations=Operations(self.api, engines, self.served, recorder, _now),
+            operations=Operations(self.api, engines, self.served, recorder, self.metrics, _now),
             bindings=self.bindings,
             reporter=Reporter(self.api, self.served, recorder, self.metrics, _now),
             metrics=self.metrics,

@@ -18,6 +18,7 @@ from ..plan.model import Purged
 from ..plan.operation import OperationPlan, Side, Step, plan_operations
 from ..runtime.api import PODS, Api
 from ..runtime.engines import Engines
+from ..runtime.metrics import Metrics
 from ..runtime.recorder import Recorder
 from ..status.serving import serving
 from .served_fields import ServedFields
@@ -30,9 +31,16 @@ class Operations:
     """Decides and carries out the operations of one pool after the other."""
 
     def __init__(
-        self, api: Api, engines: Engines, served: ServedFields, recorder: Recorder, now: Callable[[], datetime]
+        self,
+        api: Api,
+        engines: Engines,
+        served: ServedFields,
+        recorder: Recorder,
+        metrics: Metrics,
+        now: Callable[[], datetime],
     ) -> None:
         self._api, self._engines, self._served, self._recorder, self._now = api, engines, served, recorder, now
+        self._metrics = metrics
         self._written: dict[str, datetime] = {}
         """When the status of each operation that has not ended was written, by its UID."""
         self._purged: dict[str, dict[tuple[str, int], Purged]] = {}
@@ -80,6 +88,13 @@ class Operations:
         if step.status.phase.finished:
             del self._written[meta.uid]
             self._purged.pop(meta.uid, None)
+            if step.changes_phase:
+                self._count_end(step)
         if step.event is not None:
             event = step.event
             await self._recorder.emit(OPERATIONS, body, str(event.type), str(event.reason), event.message)
+
+    def _count_end(self, step: Step) -> None:
+        one = step.operation
+        labels = (one.metadata.namespace, one.pool_name, str(one.pool_kind.role), one.spec.type.lower())
+        self._metrics.operations.labels(*labels, step.status.phase.lower()).inc()

@@ -443,6 +443,18 @@ class Api:
         query = {"fieldManager": FIELD_MANAGER}
         return await self._write("patch", resource, path, patch, query, content="application/merge-patch+json")
 
+    async def try_create(self, resource: Resource, body: Mapping[str, Any]) -> None:
+        """Let the API server check an apply that would create an object. Nothing is stored."""
+        meta = body["metadata"]
+        query = {"fieldManager": self._user_agent, "dryRun": "All", "fieldValidation": "Strict"}
+        await self._write("patch", resource, resource.path(meta["namespace"], meta["name"]), body, query)
+
+    async def try_merge(self, resource: Resource, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
+        """Let the API server check a merge patch. Nothing is stored."""
+        query = {"fieldManager": self._user_agent, "dryRun": "All", "fieldValidation": "Strict"}
+        path = resource.path(namespace, name)
+        await self._write("patch", resource, path, patch, query, content="application/merge-patch+json")
+
     async def _write(
         self,
         verb: str,

@@ -195,6 +195,12 @@ class Metrics:
             ("namespace", "pool", "role", "outcome"),
             registry=self.registry,
         )
+        self.operations = Counter(
+            "pdpool_operations",
+            "PoolOperations that have ended, by type and outcome (succeeded, failed).",
+            ("namespace", "pool", "role", "type", "outcome"),
+            registry=self.registry,
+        )
         self.calls = Counter(
             "pdpool_api_calls",
             "Calls of the Kubernetes API by verb, resource and HTTP status (0: none).",

@@ -57,7 +57,7 @@ class World:
             fencer=cast("Any", nothing),
             repairs=cast("Any", SimpleNamespace(look=self.no_repair)),
             operations=Operations(
-                cast("Any", self), cast("Any", None), cast("Any", None), cast("Any", self), lambda: T0
+                cast("Any", self), cast("Any", None), cast("Any", None), cast("Any", self), self.metrics, lambda: T0
             ),
             bindings=Bindings(),
             reporter=Reporter(cast("Any", self), served, cast("Any", self), self.metrics, lambda: T0),

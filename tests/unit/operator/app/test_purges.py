@@ -12,6 +12,7 @@ from pdpool_operator.api.operations import OperationStatus, PoolOperation
 from pdpool_operator.controller.operations import Operations
 from pdpool_operator.observe.model import ObservedPool
 from pdpool_operator.plan.model import Purge, Purged
+from pdpool_operator.runtime.metrics import Metrics
 
 from tests.unit.operator.plan.makers import T0, make_instance, make_observed, make_pool, make_sample, seconds
 
@@ -33,13 +34,22 @@ class World:
         self.opened = {rank: [T0 - seconds(age_s) for age_s in range(120)] for rank in range(2)}
         self.ended: list[datetime] = []
         self.silent: set[int] = set()
+        self.metrics = Metrics(
+            queues=tuple,
+            holds=tuple,
+            verdicts=dict,
+            rotation=dict,
+            demands=tuple,
+            leading=lambda: True,
+            waiting_keys=lambda: 0,
+        )
         self.restart()
 
     def restart(self) -> None:
         """Start a new operator, which remembers nothing."""
         served = SimpleNamespace(storable=lambda _, status: dict(status))
         parts = [cast("Any", one) for one in (self, self, served, self)]
-        self.operations = Operations(*parts, lambda: self.now)
+        self.operations = Operations(*parts, self.metrics, lambda: self.now)
 
     def _step(self) -> None:
         self.calls += 1
@@ -122,3 +132,21 @@ async def test_rank_that_has_done_it_is_not_asked_again() -> None:
     status = await world.run()
     assert (status.phase, status.purged) == ("Succeeded", len(world.ended))
     assert len(world.opened[0]) == first + RECONCILES
+
+
+def counted(world: World, outcome: str) -> float | None:
+    labels = {"namespace": "llm", "pool": "chat", "role": "decode", "type": "purge", "outcome": outcome}
+    return world.metrics.registry.get_sample_value("pdpool_operations_total", labels)
+
+
+async def test_ended_operation_is_counted_once() -> None:
+    world = World()
+    await world.run()
+    assert (counted(world, "succeeded"), counted(world, "failed")) == (1.0, None)
+
+
+async def test_operation_under_way_is_not_counted() -> None:
+    world = World()
+    world.silent = {1}
+    await world.run()
+    assert (counted(world, "succeeded"), counted(world, "failed")) == (None, None)

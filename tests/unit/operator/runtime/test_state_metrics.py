@@ -144,6 +144,7 @@ def exported() -> dict[str, tuple[str, frozenset[str]]]:
     metrics.samples.labels("decode", "engine", "ok").inc()
     metrics.fences.labels("given").inc()
     metrics.repairs.labels("llm", "chat", "decode", "done").inc()
+    metrics.operations.labels("llm", "chat", "decode", "drain", "failed").inc()
     metrics.on_call("get", "pods", 200, 0.1)
     found = {}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
