@@ -357,24 +357,25 @@ class Cluster:
         """Read events for pods that are not Ready and for instances without a pod. Only a few are read, and not at
         once.
         """
-        lookups, namespace = 0, pool.metadata.namespace
-        result = []
-        for instance in instances:
-            pod, since = instance.pod, bodies[instance.uid]["metadata"]["creationTimestamp"]
-            born = pod.created_at if pod else parse.moment(since)
-            silent = (pod is None or not pod.ready) and born is not None and self._now() - born > EVENTS_AFTER
-            if not silent or instance.deleting or lookups == MAX_EVENT_LOOKUPS:
-                result.append(instance)
-                continue
-            lookups += 1
-            events = await self._list(EVENTS, namespace, fields=f"regarding.uid={pod.uid if pod else instance.uid}")
-            if pod:
-                result.append(replace(instance, pod=replace(pod, warnings=parse.warnings(events))))
-            else:
-                refused = parse.warnings(events, "FailedCreate")
-                why = await self._occupied(pool, instance) or (refused[0] if refused else "")
-                result.append(replace(instance, create_error=why))
-        return result
+        silent = [i for i in instances if not i.deleting and self._is_silent(i, bodies[i.uid])][:MAX_EVENT_LOOKUPS]
+        explained = await asyncio.gather(*(self._explained(pool, instance) for instance in silent))
+        by_uid = {instance.uid: instance for instance in explained}
+        return [by_uid.get(instance.uid, instance) for instance in instances]
+
+    def _is_silent(self, instance: ObservedInstance, body: Object) -> bool:
+        pod = instance.pod
+        born = pod.created_at if pod else parse.moment(body["metadata"]["creationTimestamp"])
+        return (pod is None or not pod.ready) and born is not None and self._now() - born > EVENTS_AFTER
+
+    async def _explained(self, pool: Pool, instance: ObservedInstance) -> ObservedInstance:
+        """Return the instance with what events say about its pod, or about why it has none."""
+        pod, namespace = instance.pod, pool.metadata.namespace
+        events = await self._list(EVENTS, namespace, fields=f"regarding.uid={pod.uid if pod else instance.uid}")
+        if pod:
+            return replace(instance, pod=replace(pod, warnings=parse.warnings(events)))
+        refused = parse.warnings(events, "FailedCreate")
+        why = await self._occupied(pool, instance) or (refused[0] if refused else "")
+        return replace(instance, create_error=why)
 
     async def _occupied(self, pool: Pool, instance: ObservedInstance) -> str:
         """Return which pod occupies the name of the instance's pod.
