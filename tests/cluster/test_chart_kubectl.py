@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,3 +82,25 @@ def test_restart_of_an_instance_that_does_not_exist_fails_and_names_those_that_d
         serving.kubectl("delete", "pooloperations", "--all", "-n", POOLS)
     assert result.returncode == 1
     assert "DecodePool chat has no instance chat-decode-9; it has chat-decode-0" in result.stdout
+
+
+def test_plan_shows_what_a_file_would_do_and_does_none_of_it(serving: Stack, tmp_path: Path) -> None:
+    file = tmp_path / "pool.yaml"
+
+    def planned(replicas: int = 2, **spec: Any) -> dict[str, Any]:
+        file.write_text(json.dumps(pool("DecodePool", replicas, **{"drainTimeoutSeconds": DRAIN_S} | spec)))
+        (one,) = json.loads(pdpool("plan", "-f", str(file), "-o", "json").stdout)["objects"]
+        return dict(one)
+
+    def steps(one: dict[str, Any]) -> list[tuple[str, str]]:
+        return [(step["name"], step["action"]) for step in one["steps"]]
+
+    before = serving.get("dpool", "chat")["metadata"]["generation"], serving.uids()
+    assert (steps(planned()), planned()["notes"]) == ([], [])
+    restarts = [("chat-decode-1", "restart"), ("chat-decode-0", "restart")]
+    assert steps(planned(drainTimeoutSeconds=DRAIN_S + 1)) == restarts
+    assert steps(planned(replicas=3)) == [("chat-decode-2", "add")]
+    assert "spec.replicas" in planned(replicas=-1)["refusals"][0]
+    assert 'unknown field "spec.replica"' in planned(replica=1)["refusals"][0]
+    after = serving.get("dpool", "chat")["metadata"]["generation"], serving.uids()
+    assert after == before
