@@ -32,6 +32,9 @@ API_LOST: Final = (
 SAID_ROLLOUT: Final = (r"dpool Ready=False (Updating|Draining)", r"event pdsvc WorkerRemoved")
 AT_ONCE: Final = 3
 """Requests under way at any time: one for each client of the traffic. A router that is killed loses its own."""
+REFUSED: Final = 30
+"""Until Kubernetes takes a killed router out of its Service, half of new requests are refused. This allows a second:
+each of three clients sends at most 20 in that time."""
 
 
 def _unfit(*reasons: str) -> tuple[str, ...]:
@@ -211,7 +214,7 @@ DRILLS: Final = (
         "router-lost",
         "one router of two is killed",
         failures.router_lost,
-        Expected((r"pdsvc RouterReady=False RouterNotReady",), ROUTERS, may_lose=AT_ONCE),
+        Expected((r"pdsvc RouterReady=False RouterNotReady",), ROUTERS, may_lose=AT_ONCE + REFUSED),
         lasts_s=80,
     ),
     Scenario(
