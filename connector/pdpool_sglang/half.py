@@ -24,17 +24,19 @@ class Half:
     """The transfer of one request, its status, and how its failure reaches the client.
 
     Attributes:
+        room: None if the request has none, or one that is refused.
         transfer: None as long as nothing was opened.
         concluded: the scheduler has aborted the request or asked why it failed. It does so on all ranks alike.
     """
 
-    def __init__(self, room: int | None, request: Any) -> None:  # noqa: ANN401 - SGLang's Req
-        self.room = room
+    def __init__(self, room: object, request: Any) -> None:  # noqa: ANN401 - SGLang's Req
+        # A client may send a list. `in` would compare it with every number of the range.
+        self.room = room if isinstance(room, int) and room in ROOM_RANGE else None
         self.transfer: PrefillTransfer | DecodeTransfer | None = None
         self.concluded = False
         self._request = request
         self._unopened = TransferStatus(Phase.WAITING)
-        if room not in ROOM_RANGE:
+        if self.room is None:
             self.refuse(f"bootstrap_room is {room}, must be 1 to 2**63 - 1: SGLang takes 0 for 'not written'")
 
     @property

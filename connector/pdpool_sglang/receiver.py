@@ -38,16 +38,16 @@ class Receiver(surface.BaseKVReceiver):
     ) -> None:
         self.kv_mgr = mgr
         self.bootstrap_addr = bootstrap_addr
-        self.bootstrap_room = bootstrap_room
         self.abort_notified = False
         self.bootstrap_infos = (bootstrap_addr,)
         """SGLang counts them as acknowledgements to wait for; `Manager.is_abort_release_safe` needs no count."""
         request, self._recomputed = surface.taken_request(), surface.taken_recomputed()
         self.half = Half(bootstrap_room, request)
+        self.bootstrap_room = self.half.room
         self._dp_rank: int | None = None
         self._inited = self._offered = False
-        if not self._recomputed and bootstrap_room is not None:
-            self._open(mgr.dp_rank_of(bootstrap_addr, request, bootstrap_room))
+        if not self._recomputed and self.bootstrap_room is not None:
+            self._open(mgr.dp_rank_of(bootstrap_addr, request, self.bootstrap_room))
 
     def _open(self, dp_rank: int) -> None:
         """Open at this data-parallel rank of prefill. One that was opened elsewhere is given up."""

@@ -24,8 +24,8 @@ class Sender(surface.BaseKVSender):
         req_has_disagg_prefill_dp_rank: bool = False,
     ) -> None:
         self.kv_mgr = mgr
-        self.bootstrap_room = bootstrap_room
         self.half = Half(bootstrap_room, surface.taken_request())
+        self.bootstrap_room = self.half.room
         self.has_sent = False
         self._early_send_wait_event: Any = None
         self._pages = self._next = 0
@@ -34,10 +34,10 @@ class Sender(surface.BaseKVSender):
         self._took: float | None = None
         self._last_poll = surface.Poll.BOOTSTRAPPING
         connector: PrefillConnector = mgr.connector
-        if not req_has_disagg_prefill_dp_rank and bootstrap_room is not None:
-            self._check_dp_rank(bootstrap_room)
-        if not self.half.status.ended and bootstrap_room is not None:
-            self.half.transfer = connector.open(bootstrap_room, self.half.request_id, prompt=self.half.digest())
+        if not req_has_disagg_prefill_dp_rank and self.bootstrap_room is not None:
+            self._check_dp_rank(self.bootstrap_room)
+        if not self.half.status.ended and self.bootstrap_room is not None:
+            self.half.transfer = connector.open(self.bootstrap_room, self.half.request_id, prompt=self.half.digest())
 
     def _check_dp_rank(self, room: int) -> None:
         own, ranks = self.kv_mgr.dp_rank, self.kv_mgr.dp_size

@@ -135,11 +135,14 @@ def aborts(decode, senders, receivers, address):
 
 
 def refusals(senders, receivers, address):
-    """Room 0, and an address that is none."""
-    sender, receiver = halves(senders, receivers, address, 0, [1])
+    """Room 0, a list of rooms, and an address that is none."""
+    strange = [half for room in (0, [7, 8]) for half in halves(senders, receivers, address, room, [1])]
+    rooms = [half.poll() for half in strange]
+    for half in strange:
+        half.clear()
     surface.put_aside(request=request([1]), recomputed=False)
     other = Receiver(receivers, "nowhere", 9)
-    say("refused", polls=[sender.poll(), receiver.poll(), other.poll()], message=other.half.status.message)
+    say("refused", polls=[*rooms, other.poll()], message=other.half.status.message)
 
 
 def main():

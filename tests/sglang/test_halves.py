@@ -38,6 +38,6 @@ def test_decode_keeps_pages_until_clear(facts):
     assert (facts["abort"]["held"], facts["abort"]["after"]) == (1, 0)
 
 
-def test_room_zero_and_no_address_fail(facts):
-    assert facts["refused"]["polls"] == [FAILED] * 3
+def test_room_zero_a_list_of_rooms_and_no_address_fail(facts):
+    assert facts["refused"]["polls"] == [FAILED] * 5
     assert "'nowhere'" in facts["refused"]["message"]
