@@ -17,6 +17,7 @@ from dev.paths import cache_dir
 from dev.prometheus import deploy
 from dev.shell import Clock, run
 from dev.tools.build import BuildError, binary
+from proof.cluster.options import session_options
 from proof.cluster.page import write
 from proof.cluster.results import Results, sources_digest
 from proof.cluster.session import exit_on_sigterm, session
@@ -83,19 +84,7 @@ def play_all(drills: Sequence[Scenario], results: Results[Run], times: int, end:
 
 
 @click.command(help=__doc__)
-@click.option("--times", default=TIMES, show_default=True, type=click.IntRange(1), help="Runs of each drill.")
-@click.option(
-    "--only",
-    type=click.Choice([one.name for one in DRILLS]),
-    multiple=True,
-    metavar="NAME",
-    help="Only this drill; can be repeated.  [default: all]",
-)
-@click.option("--minutes", type=click.FloatRange(1), help="Start no drill that would end later.  [default: no limit]")
-@click.option("--fresh", is_flag=True, help="Start from the beginning where an earlier session was interrupted.")
-@click.option("--results", type=click.Path(path_type=Path, dir_okay=False), help="JSON lines.  [default: the cache]")
-@click.option("--docs", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Write the table here.")
-@click.option("--list", "listing", is_flag=True, help="Show all drills and exit.")
+@session_options("drill", [one.name for one in DRILLS], TIMES)
 def main(
     times: int,
     only: tuple[str, ...],

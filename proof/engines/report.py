@@ -41,7 +41,7 @@ for prompts of {rate} tokens with {new} new tokens, by how many are under way. T
 aborted requests among others; a client hangs if it has no answer after 60 s.
 
 The ratio over all cases is {ttft:.3f} for TTFT (target: at most 1.05) and {rps:.3f} for requests
-per second (target: at least 1.0). pdpool's idle CPU is {idle:.1f} % of a core (target: below 2 %).
+per second (target: at least 1.0). The idle CPU of pdpool is {idle:.1f} % of a core (target: below 2 %).
 
 ![Time to the first token](sglang_ttft.svg)
 ![Requests per second](sglang_rps.svg)

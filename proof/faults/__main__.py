@@ -16,6 +16,7 @@ import click
 from dev.paths import cache_dir
 from dev.shell import Clock
 from dev.tools.build import BuildError
+from proof.cluster.options import session_options
 from proof.cluster.page import write
 from proof.cluster.results import Results, sources_digest
 from proof.cluster.session import exit_on_sigterm, session
@@ -67,20 +68,8 @@ def play_all(wanted: Mapping[str, Expectation], todo: Todo, results: Results[Run
 
 
 @click.command(help=__doc__)
-@click.option("--times", default=TIMES, show_default=True, type=click.IntRange(1), help="Runs of each scenario.")
-@click.option(
-    "--only",
-    type=click.Choice(list(PLAYS)),
-    multiple=True,
-    metavar="NAME",
-    help="Only this scenario; can be repeated.  [default: all]",
-)
+@session_options("scenario", list(PLAYS), TIMES)
 @click.option("--mode", type=click.Choice([str(one) for one in Mode]), help="Of repair.  [default: both]")
-@click.option("--minutes", type=click.FloatRange(1), help="Start no run that would end later.  [default: no limit]")
-@click.option("--fresh", is_flag=True, help="Start from the beginning where an earlier session was interrupted.")
-@click.option("--results", type=click.Path(path_type=Path, dir_okay=False), help="JSON lines.  [default: the cache]")
-@click.option("--docs", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Write the table here.")
-@click.option("--list", "listing", is_flag=True, help="Show all scenarios and exit.")
 def main(
     times: int,
     only: tuple[str, ...],
