@@ -19,7 +19,7 @@ def register() -> None:
         _register()
     except Exception as error:
         if is_selected(sys.argv):
-            _end(f"{type(error).__name__}: {error}")
+            _end(_reason(error))
         raise
 
 
@@ -48,6 +48,13 @@ def _class(kind: str) -> Any:  # noqa: ANN401 - a class that SGLang makes object
         "receiver": manager.Receiver,
         "bootstrap_server": manager.BootstrapServer,
     }.get(kind)
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong and what to do, for the person who starts the engine."""
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("sglang"):
+        return f"{error}: run pip install 'pdpool[sglang]' in SGLang's environment"
+    return str(error) or type(error).__name__
 
 
 def _end(reason: str) -> NoReturn:

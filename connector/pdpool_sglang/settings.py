@@ -99,6 +99,7 @@ class Engine:
         if socket := variables.get("PDPOOL_ADMIN_SOCKET"):
             variables["PDPOOL_ADMIN_SOCKET"] = socket_of(socket, self.pod_rank)
         own: dict[str, Any] = {
+            "engine": f"sglang {self.version}",
             "rank": self.place.rank,
             "instance": instance,
             "pod_rank": self.pod_rank,

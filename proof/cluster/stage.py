@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from dev.cluster import supervise
 from dev.cluster.layout import State
@@ -52,7 +53,7 @@ class Stage:
 
     # ------------------------------------------------------------------ set the scene
 
-    def begin(self, pools: Mapping[str, object] | None = None, **spec: object) -> None:
+    def begin(self, pools: Mapping[str, Any] | None = None, **spec: Any) -> None:  # noqa: ANN401 - any field
         """Bring the stack to its first state: all Ready, all listed, all idle.
 
         Args:
@@ -83,7 +84,7 @@ class Stage:
 
         wait_for("the pods of the former run to be gone", left, deadline_s=CLEAR_S)
 
-    def _pool(self, kind: str, replicas: int, **spec: object) -> Object:
+    def _pool(self, kind: str, replicas: int, **spec: Any) -> Object:  # noqa: ANN401 - any field
         return pool(kind, replicas, drainTimeoutSeconds=DRAIN_S, template=template(FIRST, **self._engine), **spec)
 
     def settle(self, deadline_s: float) -> None:

@@ -279,4 +279,4 @@ async def bench(folder: Path) -> AsyncIterator[Bench]:
             finally:
                 await one.tear_down()
     finally:
-        await client.close()
+        await client.close()  # type: ignore[no-untyped-call]

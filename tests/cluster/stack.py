@@ -110,7 +110,7 @@ class Stack:
         """containerd's socket of each node."""
         self._ctr = Path(cluster["bin"]) / "ctr"
         # The client reads the variable only when it is imported.
-        self._api: ApiClient = new_client_from_config(os.environ.get("KUBECONFIG"))
+        self._api: ApiClient = new_client_from_config(os.environ.get("KUBECONFIG"))  # type: ignore[no-untyped-call]
         self.began = now()
         self.uninstalls: list[tuple[str, str]] = []
         """Start and end of each `helm uninstall`."""
@@ -163,7 +163,7 @@ class Stack:
         query = urllib.parse.urlencode({"labelSelector": labels} if labels else {})
         path = f"{group}/namespaces/{within}/{plural}{name and '/' + name}?{query}"
         answer = self._api.call_api("GET", f"{self._api.configuration.host}/{path}", _request_timeout=timeout_s)
-        body = json.loads(answer.read())
+        body = json.loads(answer.read())  # type: ignore[no-untyped-call]
         if answer.status != 200:
             raise CommandError(f"GET {path}: {answer.status} {body.get('message')}")
         return body

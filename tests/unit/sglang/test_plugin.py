@@ -20,21 +20,26 @@ class TestSelection:
 
 
 class TestFailure:
-    def fail(self, monkeypatch, arguments):
+    def fail(self, monkeypatch, arguments, error=None):
         def broken():
-            raise RuntimeError("SGLang has changed")
+            raise error or RuntimeError("SGLang has changed")
 
         ended = []
         monkeypatch.setattr(plugin, "_register", broken)
         monkeypatch.setattr(sys, "argv", arguments)
         monkeypatch.setattr(plugin.os, "_exit", ended.append)
-        with pytest.raises(RuntimeError, match="has changed"):
+        with pytest.raises(type(error or RuntimeError())):
             plugin.register()
         return ended
 
     def test_selected_backend_ends_the_process(self, monkeypatch, capsys):
         assert self.fail(monkeypatch, ["--disaggregation-transfer-backend", "pdpool"]) == [1]
-        assert "SGLang has changed" in capsys.readouterr().err
+        assert capsys.readouterr().err.endswith(": SGLang has changed\n")
+
+    def test_missing_package_is_named_with_the_remedy(self, monkeypatch, capsys):
+        error = ModuleNotFoundError("No module named 'zmq'", name="zmq")
+        self.fail(monkeypatch, ["--disaggregation-transfer-backend=pdpool"], error)
+        assert capsys.readouterr().err.endswith("'zmq': run pip install 'pdpool[sglang]' in SGLang's environment\n")
 
     def test_other_backend_goes_on(self, monkeypatch):
         assert self.fail(monkeypatch, ["--disaggregation-transfer-backend", "nixl"]) == []

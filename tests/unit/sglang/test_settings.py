@@ -51,6 +51,10 @@ class TestConfig:
         assert (config.bootstrap_port, config.registry) == (8999, None)
         assert (config.pod_rank, config.pod_ranks) == (1, 2)
 
+    @pytest.mark.parametrize("role", ["prefill", "decode"])
+    def test_state_names_the_engine(self, role):
+        assert engine(role=role).config((), {}).engine == "sglang 0.5.23"
+
     def test_facts_name_the_engine(self):
         assert engine(dp_size=2).config((), {}).facts == {
             "engine": "sglang",
