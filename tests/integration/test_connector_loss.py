@@ -63,6 +63,25 @@ def test_hold_after_partition_ends_on_reconnect(cable) -> None:
     assert decode.until("r", "releasable")["cause"] == "peer_lost"
 
 
+def test_prefill_that_was_silent_costs_later_requests_little(cable) -> None:
+    prefill, decode, wire = cable(timeouts={**TIMEOUTS, "connect_s": 1.5, "connect_again_s": 0.1})
+    wire.plugged = False
+    offer(decode, wire.bootstrap, 7, name="first")
+    first = decode.until("first", "ended")
+    offer(decode, wire.bootstrap, 8, name="second")
+    second = decode.until("second", "ended")
+    assert (first["cause"], second["cause"]) == ("peer_lost", "peer_lost")
+    assert "given up" not in first["message"]
+    assert "given up" in second["message"]
+    wire.plugged = True
+    offer(decode, wire.bootstrap, 9, name="third", pages=[20])  # it may fail before the connection is back
+    decode.settle(lambda stats: [link["state"] for link in stats["links"]] == ["linked"])
+    prefill.open("fourth", 10)
+    offer(decode, wire.bootstrap, 10, name="fourth")
+    prefill.send("fourth", [1, 2])
+    decode.until("fourth", "done")
+
+
 @pytest.mark.parametrize("deaf", ["prefill", "decode"])
 def test_side_cut_one_way_is_not_lost(cable, sides, deaf: str) -> None:
     prefill, decode, wire = cable()

@@ -42,6 +42,7 @@ from pdpool_connector.runtime.misfit_notice import MisfitNotice
 from pdpool_connector.runtime.page_guard import PageGuard
 from pdpool_connector.runtime.parts import Identity, make_parts
 from pdpool_connector.runtime.rank_connection import RankConnection
+from pdpool_connector.runtime.silent_prefills import SilentPrefills
 from pdpool_connector.runtime.stats import LinkStats, PeerStats
 from pdpool_connector.runtime.transfer import DecodeTransfer
 from pdpool_connector.runtime.validation import as_request
@@ -89,6 +90,7 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         self._instances: dict[str, InstanceConnection] = {}
         """By bootstrap address."""
         self._by_peer: dict[str, InstanceConnection] = {}
+        self._silent = SilentPrefills(self._reactor, config.timeouts, self._driver.drive)
         self._facts: dict[str, Mapping[str, str]] = {}
         """By bootstrap address; replaced whole, so that any thread may read it."""
         self._facts_asked: dict[str, float] = {}
@@ -241,6 +243,7 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         """See `ConnectionOwner`."""
         named = ", ".join(f"{found.info.rank} ({found.info.incarnation[:8]})" for found in writers)
         log.info("linked with prefill %s, ranks %s", instance.prefill, named)
+        self._silent.remove(instance.prefill)
         self._driver.drive(Linked(instance.prefill, tuple(map(_as_writer, writers))))
 
     def on_unlinked(self, instance: InstanceConnection) -> None:
@@ -265,6 +268,8 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
         if instance.stage is Stage.CLOSED:
             del self._instances[instance.prefill]
             self._facts = {one: facts for one, facts in self._facts.items() if one != instance.prefill}
+        if instance.in_vain:
+            self._silent.add(instance.prefill, message)
         waiting = self._waiting_for(instance.prefill) if cause is Cause.INVALID and instance.misfits else ()
         self._driver.drive(Unreachable(instance.prefill, cause, message))
         for misfit in instance.misfits[: MAX_NOTICES - len(self._notices)] if waiting else ():
@@ -353,6 +358,7 @@ class DecodeConnector(Connector[DecodeTransfer, DecodeMachine]):
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Connect):
+            self._silent.limit(effect.prefill)
             self._connect_to(effect.prefill)
 
     def _connect_to(self, prefill: str) -> None:

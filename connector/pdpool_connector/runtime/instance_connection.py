@@ -130,6 +130,8 @@ class InstanceConnection:
         """How often its ranks were connected to: each time with the next of the keys."""
         self.misfits: Sequence[MisfitRank] = ()
         """Ranks that have refused to pair for good, or that can never be paired, and the others of their instance."""
+        self.in_vain = False
+        """Whether it has failed because nothing answered for `connect_s`."""
         self._failure = ""
         self._failing_since = 0.0
         self._refused_since: float | None = None
@@ -322,6 +324,7 @@ class InstanceConnection:
             self._reactor.at(("pause", self), now + self._pause_s, self._ask)
             self._pause_s = min(2 * self._pause_s, self._timeouts.connect_max_s)
         else:
+            self.in_vain = final is None and now >= self._give_up
             self._fail(final or Cause.PEER_LOST, message)
 
     def _fail(self, cause: Cause, message: str) -> None:

@@ -1,7 +1,6 @@
 """Decode's connection to an instance: asking, joining, losing one rank and finding it again. Time is the test's."""
 
 import errno
-from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -12,6 +11,8 @@ from pdpool_connector.protocol.status import Cause
 from pdpool_connector.protocol.timeouts import Timeouts
 from pdpool_connector.runtime.instance_connection import Found, InstanceConnection, MisfitError, Stage
 from pdpool_connector.transport.bootstrap import BootstrapError, RankInfo
+
+from tests.unit.runtime.timers import Timers
 
 PART = shard_model([2], 4)[0]
 CONNECT_S = 30.0
@@ -34,12 +35,11 @@ def peer(rank: int, life: int = 0) -> str:
     return f"{rank * 100 + life:032x}"
 
 
-class World:
+class World(Timers):
     """Reactor, owner and clock in one; `did` has everything that the connection does."""
 
     def __init__(self) -> None:
-        self.time = 1000.0
-        self.timers: dict[Hashable, tuple[float, Callable[[], None]]] = {}
+        super().__init__()
         self.asked: list[Future] = []
         self.lines: dict[str, SimpleNamespace] = {}
         self.did: list[tuple] = []
@@ -48,28 +48,6 @@ class World:
         self.broken = 0
         self.fenced: set[str] = set()
         self.unable: Exception | None = None
-
-    # The reactor
-    def now(self) -> float:
-        return self.time
-
-    def at(self, key, when, call) -> None:
-        self.timers[key] = (when, call)
-
-    def cancel(self, key) -> None:
-        self.timers.pop(key, None)
-
-    def post(self, call) -> None:
-        call()
-
-    def wait(self, seconds: float) -> None:
-        """Let time pass; timers come due in order."""
-        end = self.time + seconds
-        while due := [(when, key) for key, (when, _) in self.timers.items() if when <= end]:
-            when, key = min(due, key=lambda pair: pair[0])
-            self.time = max(self.time, when)
-            self.timers.pop(key)[1]()
-        self.time = end
 
     # The owner
     def find(self, _prefill) -> Future:
@@ -442,3 +420,26 @@ def test_close_leaves_no_timer_or_connection(world, linked) -> None:
     world.answer(found(0), found(1))
     assert (world.timers, world.take()) == ({}, [])
     assert world.lines[peer(0)].closed
+
+
+def test_only_a_try_of_full_length_is_in_vain(world, link) -> None:
+    world.refuse(BootstrapError("nobody answers"))
+    world.wait(1)
+    world.wanted = False
+    world.refuse(BootstrapError("nobody answers"))
+    assert (link.stage, link.in_vain) == (Stage.CLOSED, False)
+
+
+def test_try_of_full_length_is_in_vain(world, link) -> None:
+    while link.stage is not Stage.CLOSED:
+        world.refuse(BootstrapError("nobody answers"))
+        world.wait(PAUSE_S)
+    assert link.in_vain
+    assert world.time >= 1000 + CONNECT_S
+
+
+def test_try_goes_on_after_its_requests_have_ended(world, link) -> None:
+    world.wanted = False
+    world.answer(found(0))
+    world.pair(link, 0)
+    assert link.stage is Stage.LINKED
