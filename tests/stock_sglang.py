@@ -4,8 +4,10 @@ The texts in `stock_sglang_metrics` have the names, labels and order of lines of
 have fewer buckets.
 """
 
+import asyncio
 import re
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,17 +73,28 @@ class Stock:
 
 @dataclass
 class StockServer:
-    """Serves the answers of a stock engine. `missing` are paths that answer 404."""
+    """Serves the answers of a stock engine.
+
+    Attributes:
+        stock: What the engine shows.
+        missing: Paths that answer 404.
+        hanging: Paths that accept requests and never answer.
+        gauges: Lengths by queue at which `/metrics` has stopped. `/v1/loads` shows those of `stock`.
+        asked: Number of requests by path.
+    """
 
     stock: Stock
     missing: tuple[str, ...] = ()
+    hanging: tuple[str, ...] = ()
+    gauges: dict[str, Any] | None = None
+    asked: Counter[str] = field(default_factory=Counter)
     runner: web.AppRunner | None = None
 
     async def start(self, ip: str, port: int) -> "StockServer":
         """Serve until `stop`."""
         app = web.Application()
         app.add_routes([web.get("/{path:.*}", self._answer)])
-        self.runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
+        self.runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None, handler_cancellation=True)
         await self.runner.setup()
         await web.TCPSite(self.runner, ip, port).start()
         return self
@@ -92,8 +105,12 @@ class StockServer:
             await stop_serving(self.runner)
 
     async def _answer(self, request: web.Request) -> web.Response:
+        self.asked[request.path] += 1
+        if request.path in self.hanging:
+            await asyncio.Event().wait()
         if request.path == "/metrics" and "/metrics" not in self.missing:
-            return web.Response(text=self.stock.metrics(), content_type="text/plain")
+            stock = self.stock if self.gauges is None else replace(self.stock, queues=self.gauges)
+            return web.Response(text=stock.metrics(), content_type="text/plain")
         if request.path == "/v1/loads" and "/v1/loads" not in self.missing:
             return web.json_response(self.stock.loads())
         return web.Response(status=404)

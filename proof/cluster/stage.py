@@ -14,7 +14,7 @@ from dev.shell import wait_for
 from proof.cluster.watch import UNREACHABLE
 from proof.cluster.witness import Witness
 from tests.cluster.stack import DRAIN_S, HTTP_PORT, POOL_KINDS, POOLS, SYSTEM, Object, Stack, condition, pool, service
-from tests.cluster.stack_fault import CONFIG, FLAG, TEMPLATE
+from tests.cluster.stack_fault import CONFIG, FLAG, HANGS, TEMPLATE
 from tests.cluster.stack_processes import process_of
 
 SIDES = {"prefill": "ppool", "decode": "dpool"}
@@ -144,7 +144,14 @@ class Stage:
 
     def fail_posts(self, pod: str, *, failing: bool) -> None:
         """Make an engine fail every POST, or end that."""
-        change = ("touch", FLAG) if failing else ("rm", "-f", FLAG)
+        self._flag(pod, FLAG, exists=failing)
+
+    def hang_reports(self, pod: str, *, hanging: bool) -> None:
+        """Make `/v1/loads` and `/metrics` of an engine accept requests and never answer, or end that."""
+        self._flag(pod, HANGS, exists=hanging)
+
+    def _flag(self, pod: str, flag: str, *, exists: bool) -> None:
+        change = ("touch", flag) if exists else ("rm", "-f", flag)
         self.stack.kubectl("exec", pod, "-n", POOLS, "-c", "engine", "--", *change)
 
     def process_of(self, name: str, within: str = POOLS) -> int:

@@ -7,7 +7,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -16,60 +16,16 @@ from pdpool_operator.api.names import CONTROL_PORT
 
 from dev.packages import ensure_command
 from dev.shell import Clock, run
-from proof.cluster.stage import FIRST, SIDES, Stage
-from proof.cluster.watch import ANSWER_S
+from proof.cluster.stage import FIRST, SIDES
 from proof.drills.failures import node_lost
-from proof.faults.watch import VerdictWatch
-from tests.cluster.stack import HTTP_PORT, POOLS, SYSTEM, Object, ask
-from tests.cluster.stack_setup import Answers
+from proof.faults.engine_deeds import fails, frozen, gauge_frozen, leaks, loads_hang
+from proof.faults.scene import CHOSEN, Deed, Scene
+from tests.cluster.stack import POOLS, SYSTEM
 from tests.cluster.stack_traffic import WORKERS, Traffic
 
 UPDATED_S: Final = 240.0
 STOPPED_S, RUNS_S = 0.8, 0.2
 KILLED_WITHIN_S: Final = 30.0
-CHOSEN: Final = 1
-"""Index of the instance at fault."""
-
-
-@dataclass
-class Scene:
-    """What a deed needs.
-
-    Attributes:
-        stage: Where it is done.
-        watch: Its clock starts with the fault.
-        answers: Right answers to the prompts of the traffic.
-        patience_s: Longest wait of a client, in seconds.
-        number: Of the run, from 1.
-        more: Traffic that the deed has added.
-    """
-
-    stage: Stage
-    watch: VerdictWatch
-    answers: Answers
-    patience_s: float
-    number: int
-    more: list[Traffic] = field(default_factory=list)
-
-    def pod(self, side: str) -> Object:
-        """Return the pod of the instance at fault."""
-        pod: Object = self.stage.stack.look("pod", f"chat-{side}-{CHOSEN}-0")
-        return pod
-
-
-Deed = Callable[[Scene], str]
-"""Begins a fault and starts the clock. Returns the instance at fault, empty if there is none."""
-
-
-def frozen(side: str) -> Deed:
-    """Return the deed that hangs an engine's scheduler loop. Its connector and its health check answer."""
-
-    def deed(scene: Scene) -> str:
-        _set_fault(scene, side, "freeze_scheduler")
-        scene.watch.fault_now()
-        return f"{side}/{CHOSEN}"
-
-    return deed
 
 
 def stopped(side: str) -> Deed:
@@ -79,31 +35,6 @@ def stopped(side: str) -> Deed:
         scene.stage.freeze(scene.pod(side)["metadata"]["name"])
         scene.watch.fault_now()
         return ""
-
-    return deed
-
-
-def _set_fault(scene: Scene, side: str, name: str) -> None:
-    """Set a fault of the reference engine, and unset it at the end if its pod is still there."""
-    url = f"http://{scene.pod(side)['status']['podIP']}:{HTTP_PORT}/faults"
-
-    def unset() -> None:
-        with contextlib.suppress(OSError):
-            ask(url, {name: False}, timeout_s=ANSWER_S)
-
-    scene.stage.undo.callback(unset)
-    ask(url, {name: True})
-
-
-def fails(side: str) -> Deed:
-    """Return the deed that lets an engine answer 500 to every POST. Its health check succeeds."""
-
-    def deed(scene: Scene) -> str:
-        pod = scene.pod(side)["metadata"]["name"]
-        scene.stage.undo.callback(scene.stage.fail_posts, pod, failing=False)
-        scene.stage.fail_posts(pod, failing=True)
-        scene.watch.fault_now()
-        return f"{side}/{CHOSEN}"
 
     return deed
 
@@ -182,17 +113,6 @@ def operator_killed(scene: Scene) -> str:
     time.sleep(random.Random(scene.number).uniform(0, KILLED_WITHIN_S))
     os.kill(stage.process_of(stage.operator_pod()["metadata"]["name"], SYSTEM), signal.SIGKILL)
     return guilty
-
-
-def leaks(side: str) -> Deed:
-    """Return the deed that lets the next request of an engine stay in its queue with its memory."""
-
-    def deed(scene: Scene) -> str:
-        _set_fault(scene, side, "leak_request")
-        scene.watch.fault_now()
-        return ""
-
-    return deed
 
 
 def one_peer_fails(scene: Scene) -> str:
@@ -289,5 +209,7 @@ PLAYS: Final[Mapping[str, Play]] = {
     "kubelet-frozen": Play(kubelet_frozen, lasts_s=120),
     "node-dead": Play(node_dead),
     "rank-frozen": Play(rank_frozen, pools={"parallelism": {"tensor": 2}}),
+    "loads-hang": Play(loads_hang, lasts_s=75),
+    "gauge-frozen": Play(gauge_frozen, lasts_s=75),
 }
 """By the names of tests/cluster/faults.yaml, in the order of a session."""

@@ -42,6 +42,7 @@ class Expectation(BaseModel):
     verdicts: tuple[Verdict, ...]
     side: Side | None = None
     reasons: tuple[Reason, ...] = ()
+    never: tuple[Reason, ...] = ()
     within_s: float | None = Field(default=None, gt=0)
     repair: Restart
     may_lose: int = Field(ge=0)

@@ -6,8 +6,9 @@ from xmlrpc.client import Fault
 from dev.shell import Clock, wait_for
 from proof.cluster.stage import Stage
 from proof.cluster.watch import UNREACHABLE
-from proof.faults.deeds import PLAYS, Scene
+from proof.faults.deeds import PLAYS
 from proof.faults.expectation import Expectation, Mode, Restart
+from proof.faults.scene import Scene
 from proof.faults.score import Run
 from proof.faults.watch import VerdictWatch
 from tests.cluster.stack_setup import Answers

@@ -129,6 +129,9 @@ def wrong(wanted: Expectation, run: Run) -> list[str]:
 def _wrong_words(wanted: Expectation, run: Run) -> Iterator[str]:
     for one in wrongly_accused(wanted, run):
         yield f"{one.whom} is not at fault and was judged {one.word} after {one.at_s:.1f} s"
+    for one in run.reasons:
+        if one.word in wanted.never:
+            yield f"reason {one.word} was given for {one.whom} after {one.at_s:.1f} s"
     for what, words, said in (
         ("verdict", wanted.verdicts, verdict_of(wanted, run)),
         ("reason", wanted.reasons, reason_of(wanted, run)),

@@ -1,9 +1,14 @@
-"""A pod template whose engine fails every POST while a file exists. Its health check succeeds."""
+"""A pod template whose engine has a fault while a file exists. Its health check succeeds.
+
+With `FLAG`, it fails every POST. With `HANGS`, its reports on its queues never answer.
+"""
 
 from tests.cluster.stack import Object
 
 FLAG = "/tmp/failing"
+HANGS = "/tmp/hanging"
 FAULT = f'''
+import asyncio
 import os
 from aiohttp import web
 
@@ -11,6 +16,8 @@ from aiohttp import web
 async def fault(request, handler):
     if request.method == "POST" and os.path.exists("{FLAG}"):
         return web.Response(status=500, text="broken by the test")
+    if request.path in ("/v1/loads", "/metrics") and os.path.exists("{HANGS}"):
+        await asyncio.Event().wait()
     return await handler(request)
 
 whole = web.Application.__init__

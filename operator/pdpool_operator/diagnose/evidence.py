@@ -30,7 +30,7 @@ class Wait:
     purpose: str
     """What its requests wait for, as text."""
     still: timedelta
-    """Time since anything moved in it."""
+    """Time since anything moved in it, as far as its counter has been read."""
     begun: bool
     """The start of the stillness was observed."""
     oldest: timedelta | None
@@ -75,8 +75,9 @@ def silence_of(track: RankTrack, now: datetime, limit: timedelta) -> str:
         return "engine loop does not run while its connector answers" if silent else ""
     if sample.has_connector or sample.engine is None or not sample.engine.running:
         return ""
-    work = track.work
-    silent = work is not None and work.counters.tokens is not None and now - work.still_since >= limit + TOKENS_LAG
+    work, lag = track.work, timedelta(seconds=sample.engine.lag_s)
+    known = _known_until(work.tokens_at, sample, now) if work is not None else None
+    silent = work is not None and known is not None and known - work.still_since >= limit + TOKENS_LAG + lag
     return "engine computes no token while requests run" if silent else ""
 
 
@@ -98,16 +99,30 @@ def waits_of(track: RankTrack, now: datetime) -> Iterator[Wait]:
     lag = timedelta(seconds=sample.engine.lag_s if sample.engine is not None and not sample.has_connector else 0.0)
     for name, queue in sorted((current_queues(track, now) or {}).items()):
         seen = track.queues[name]
-        counted = seen.moved_total is not None
+        known = _known_until(seen.counted_at, sample, now)
+        counted = known is not None
         if queue.reqs > 0 and (counted or not sample.has_connector):
             yield Wait(
                 name=name,
                 purpose=_purpose(name, sample),
-                still=max(now - seen.still_since - lag, timedelta(0)),
+                still=max((known or now) - seen.still_since - lag, timedelta(0)),
                 begun=seen.begun,
                 oldest=None if queue.oldest_s is None else timedelta(seconds=queue.oldest_s),
                 counted=counted,
             )
+
+
+def _known_until(read_at: datetime | None, sample: RankSample, now: datetime) -> datetime | None:
+    """Return the time up to which a counter is known. None if it was not read lately.
+
+    Args:
+        read_at: When it was last read.
+        sample: The last sample.
+        now: The time of the judgement.
+    """
+    if read_at is None or now - read_at > STALE:
+        return None
+    return now if read_at == sample.at else read_at
 
 
 def _purpose(name: str, sample: RankSample) -> str:

@@ -52,8 +52,9 @@ hand-off: its first requests compile kernels. A connector that does not answer i
 
 An engine without pdpool's connector is judged by the same table, from what it reports itself. There is no age, so
 oldest(q) is still(q). The lengths of gauges may be out of date for `lag_s`, which is taken off still(q). The engine is
-silent when requests run and it has computed no token for stuckAfter and TOKENS_LAG. It is known to run when its
-counters show work within stuckAfter. Its decode_prealloc also waits for the handshake with prefill, while no request
+silent when requests run and it has computed no token for stuckAfter, TOKENS_LAG and `lag_s`. It is known to run when
+its counters show work within stuckAfter. A counter proves nothing of the time since it was last read, and a queue has
+no counter once that is STALE_S ago. Its decode_prealloc also waits for the handshake with prefill, while no request
 runs that could hold the memory.
 
 How requests end is judged for the instance as a whole, and the most severe verdict counts:

@@ -2,7 +2,8 @@
 
 A queue is *still* since the last sample at which it was empty, had another `moved_total` than before, or belonged to
 another incarnation. A queue without a counter is still since it was last seen empty. Samples without an answer change
-nothing. The counter in the next answer shows whether something moved meanwhile.
+nothing. The counter in the next answer shows whether something moved meanwhile. The same holds for an answer without
+the counter: until it is read again, it proves no stillness.
 
 The counters of an engine without our connector also count its health probes: SGLang's `/health` sends a request of one
 token through the queues while no request runs. So such a queue has moved when its counter has changed and the engine
@@ -37,6 +38,8 @@ class QueueTrack:
     still_since: datetime
     begun: bool
     """The start of the stillness was observed. Otherwise it began with the first sample, or earlier."""
+    counted_at: datetime | None = None
+    """When its counter was last read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ class WorkTrack:
     """When its work was last seen to go on, or it was first sampled."""
     seen: bool = False
     """Its work was seen to go on since the first sample."""
+    tokens_at: datetime | None = None
+    """When its tokens were last read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,7 @@ def _follow_engine(track: RankTrack, sample: RankSample) -> RankTrack:
     return replace(
         track,
         latest=sample,
-        queues=_progress(track.queues, _counted(track.queues, sample.queues or {}, worked=worked), at),
+        queues=_progress(track.queues, sample.queues or {}, at, worked=worked),
         ran_at=at if ran else track.ran_at,
         work=_work(track.work, engine.counters, at, worked=worked),
     )
@@ -154,35 +159,34 @@ def _work(before: WorkTrack | None, now: Counters, at: datetime, *, worked: bool
     if tokens is None and finished is None:
         return None
     kept = Counters(tokens=tokens, finished=finished)
+    tokens_at = at if now.tokens is not None else before.tokens_at if before is not None else None
     if before is None or worked:
-        return WorkTrack(kept, at, seen=before is not None)
-    return replace(before, counters=kept)
-
-
-def _counted(
-    before: Mapping[str, QueueTrack], queues: Mapping[str, QueueSample], *, worked: bool | None
-) -> dict[str, QueueSample]:
-    """Return the queues with the counters by which their movement is judged.
-
-    While requests wait, a counter that the answer lacks, or that only health probes changed, keeps its earlier value.
-    """
-    earlier = {name: track.moved_total for name, track in before.items() if track.moved_total is not None}
-    return {
-        name: replace(queue, moved_total=earlier[name])
-        if name in earlier and queue.reqs and (queue.moved_total is None or worked is False)
-        else queue
-        for name, queue in queues.items()
-    }
+        return WorkTrack(kept, at, seen=before is not None, tokens_at=tokens_at)
+    return replace(before, counters=kept, tokens_at=tokens_at)
 
 
 def _progress(
-    before: Mapping[str, QueueTrack], queues: Mapping[str, QueueSample], at: datetime
+    before: Mapping[str, QueueTrack], queues: Mapping[str, QueueSample], at: datetime, *, worked: bool | None = None
 ) -> dict[str, QueueTrack]:
+    """Return the progress of the queues of an answer. `worked`: whether the engine has worked, if that is known."""
     progress: dict[str, QueueTrack] = {}
     for name, queue in queues.items():
         earlier = before.get(name)
-        if earlier is not None and queue.reqs > 0 and queue.moved_total == earlier.moved_total:
-            progress[name] = earlier
+        counter = _counter(earlier, queue, worked=worked)
+        counted_at = at if queue.moved_total is not None else earlier.counted_at if earlier is not None else None
+        if earlier is not None and queue.reqs > 0 and counter == earlier.moved_total:
+            progress[name] = replace(earlier, counted_at=counted_at)
         else:
-            progress[name] = QueueTrack(queue.moved_total, at, begun=earlier is not None or queue.reqs == 0)
+            begun = earlier is not None or queue.reqs == 0
+            progress[name] = QueueTrack(counter, at, begun=begun, counted_at=counted_at)
     return progress
+
+
+def _counter(earlier: QueueTrack | None, queue: QueueSample, *, worked: bool | None) -> int | None:
+    """Return the counter by which a queue's movement is judged.
+
+    While requests wait, a counter that the answer lacks, or that only health probes changed, keeps its earlier value.
+    """
+    if earlier is None or earlier.moved_total is None or not queue.reqs:
+        return queue.moved_total
+    return earlier.moved_total if queue.moved_total is None or worked is False else queue.moved_total

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 import yaml
+from pdpool_operator.api.reasons import Reason
 
 from proof.cluster.page import END, begin_mark, write
 from proof.cluster.results import Results
@@ -109,6 +110,15 @@ def test_accusation_in_burst_is_wrong() -> None:
     assert not side_right(BURST, run)
 
 
+def test_forbidden_reason_is_wrong() -> None:
+    wanted = BURST.model_copy(update={"never": (Reason.QUEUES_UNKNOWN,)})
+    seen = (Said(12.0, "decode", "Unschedulable"), Said(20.0, "prefill", "QueuesUnknown"))
+    assert wrong(wanted, CALM) == []
+    assert wrong(wanted, dataclasses.replace(CALM, reasons=seen)) == [
+        "reason QueuesUnknown was given for prefill after 20.0 s"
+    ]
+
+
 def test_verdict_on_sibling_is_not_the_verdict() -> None:
     run = dataclasses.replace(ENFORCED, verdicts=(Said(32.7, "decode/0", "Stuck"),))
     assert wrong(FROZEN, run) == [
@@ -193,6 +203,7 @@ class TestExpectations:
             ({"verdicts": ["Stucked"]}, "decode-frozen.verdicts.0: Input should be"),
             ({"verdicts": ["Flowing"]}, "verdicts: Flowing accuses no instance"),
             ({"reasons": ["Broken"]}, "decode-frozen.reasons.0: Input should be"),
+            ({"never": ["Broken"]}, "decode-frozen.never.0: Input should be"),
             ({"side": None}, "side and within_s are required"),
             ({"within_s": 0}, "decode-frozen.within_s: Input should be greater than 0"),
             ({"verdicts": [], "reasons": []}, "repair: Required needs verdicts"),

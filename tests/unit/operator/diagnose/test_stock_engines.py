@@ -1,7 +1,7 @@
 """Verdicts on engines that only stock SGLang's own reports show."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import pytest
@@ -39,17 +39,20 @@ def look(stock: Stock, number: int, *, metrics: bool = True, loads: bool = True)
     return RankSample(0, f"uid-{role}", at, at, None, engine, "", "" if engine else "http 404", False, error)
 
 
-def subject(life: Life, numbers: Iterable[int], **answers: bool) -> Subject:
-    samples = [look(life(number), number, **answers) for number in numbers]
+def subject(life: Life, numbers: Iterable[int], *, uncounted: Container[int] = (), **answers: bool) -> Subject:
+    """The instance after these samples. `/metrics` does not answer at those in `uncounted`."""
+    samples = [look(life(number), number, **{"metrics": number not in uncounted} | answers) for number in numbers]
     track = follow_all(samples)
     assert track is not None
     role = Role(life(0).role)
     return Subject("service/x", role, 0, make_pod(f"{role}-0"), leaving=False, tracks=(track,), watched_pod=f"{role}-0")
 
 
-def judge(prefill: Life, decode: Life, samples: int = 15, **answers: bool) -> dict[str, Diagnosis]:
+def judge(
+    prefill: Life, decode: Life, samples: int = 15, *, uncounted: Container[int] = (), **answers: bool
+) -> dict[str, Diagnosis]:
     """Judge both sides after so many samples, 3 s apart."""
-    one, two = (subject(life, range(samples), **answers) for life in (prefill, decode))
+    one, two = (subject(life, range(samples), uncounted=uncounted, **answers) for life in (prefill, decode))
     now = T0 + seconds(3 * (samples - 1))
     pairs = ((one, two), (two, one))
     found = [diagnose([own], [other], stuck_after_s=STUCK_AFTER_S, now=now)[0] for own, other in pairs]
@@ -173,6 +176,38 @@ class TestUnknown:
         assert found["prefill"].verdict is Verdict.UNKNOWN
 
 
+class TestMetricsHang:
+    """`/metrics` stops to answer while `/v1/loads` answers and the engine serves."""
+
+    def test_busy_prefill_is_never_stuck(self):
+        def prefill(number: int) -> Stock:
+            return Stock("prefill", {BOOTSTRAP: 4}, {BOOTSTRAP: 200 + number}, 0, 900 * number, 300 + number)
+
+        found = []
+        for samples in range(11, 60):
+            one = subject(prefill, range(samples), uncounted=range(10, 60))
+            other = subject(working("decode", running=3), range(samples))
+            found += diagnose([one], [other], stuck_after_s=STUCK_AFTER_S, now=T0 + seconds(3 * (samples - 1)))
+        assert [one.verdict for one in found] == [Verdict.FLOWING] * 9 + [Verdict.UNKNOWN] * 40
+        assert "nothing shows whether the queue moves" in found[-1].message
+
+    def test_decode_that_runs_requests_is_never_silent(self):
+        for samples in range(11, 60):
+            found = judge(still("prefill"), working("decode", running=5), samples, uncounted=range(10, 60))
+            assert verdicts(found) == (Verdict.IDLE, Verdict.FLOWING), samples
+
+    def test_engine_that_stood_still_before_stays_stuck_for_a_while(self):
+        prefill, decode = still("prefill", queues={BOOTSTRAP: 4}), working("decode", running=3)
+        for samples, verdict in ((16, Verdict.STUCK), (20, Verdict.STUCK), (21, Verdict.UNKNOWN)):
+            one, other = subject(prefill, range(samples), uncounted=range(15, 60)), subject(decode, range(samples))
+            (found,) = diagnose([one], [other], stuck_after_s=STUCK_AFTER_S, now=T0 + seconds(3 * (samples - 1)))
+            assert found.verdict is verdict, samples
+
+    def test_gap_in_the_answers_counts_once_the_counter_is_read_again(self):
+        prefill, decode = still("prefill", queues={BOOTSTRAP: 4}), working("decode", running=3)
+        assert judge(prefill, decode, samples=20, uncounted=range(5, 19))["prefill"].verdict is Verdict.STUCK
+
+
 class TestGauges:
     """Without `/v1/loads`, lengths are gauges that may be old."""
 
@@ -186,3 +221,29 @@ class TestGauges:
             return Stock("prefill", {BOOTSTRAP: 4}, {BOOTSTRAP: None if 5 <= number < 9 else 210})
 
         assert judge(prefill, working("decode", running=3))["prefill"].verdict is Verdict.STUCK
+
+    def test_old_gauge_of_running_requests_does_not_make_decode_silent(self):
+        def decode(number: int) -> Stock:
+            worked = min(number, 20)
+            return Stock("decode", running=3, tokens=400 * worked, finished=worked)
+
+        prefill = still("prefill", queues={BOOTSTRAP: 4})
+        assert judge(prefill, decode, samples=40, loads=False)["decode"].verdict is Verdict.FLOWING
+        assert judge(prefill, decode, samples=41, loads=False)["decode"].verdict is Verdict.STUCK
+
+    def test_frozen_gauge_of_an_engine_that_works_is_not_stuck(self):
+        def prefill(number: int) -> Stock:
+            return Stock(
+                "prefill",
+                {BOOTSTRAP: 4, INFLIGHT: 2},
+                {BOOTSTRAP: 200 + number, INFLIGHT: 190 + number},
+                0,
+                900 * number,
+                300 + number,
+            )
+
+        def decode(number: int) -> Stock:
+            moved = {PREALLOC: 200 + number, TRANSFER: 190 + number}
+            return Stock("decode", {PREALLOC: 6, TRANSFER: 2}, moved, 3, 400 * number, 150 + number)
+
+        assert verdicts(judge(prefill, decode, samples=200, loads=False)) == (Verdict.FLOWING, Verdict.FLOWING)
