@@ -11,9 +11,21 @@ from dev.cluster import supervise
 from dev.cluster.layout import State
 from dev.processes import send
 from dev.shell import wait_for
-from proof.cluster.watch import UNREACHABLE
+from proof.cluster.watch import ANSWER_S, UNREACHABLE
 from proof.cluster.witness import Witness
-from tests.cluster.stack import DRAIN_S, HTTP_PORT, POOL_KINDS, POOLS, SYSTEM, Object, Stack, condition, pool, service
+from tests.cluster.stack import (
+    DRAIN_S,
+    HTTP_PORT,
+    POOL_KINDS,
+    POOLS,
+    SYSTEM,
+    Object,
+    Stack,
+    ask,
+    condition,
+    pool,
+    service,
+)
 from tests.cluster.stack_fault import CONFIG, FLAG, HANGS, TEMPLATE
 from tests.cluster.stack_processes import process_of
 
@@ -21,6 +33,8 @@ SIDES = {"prefill": "ppool", "decode": "dpool"}
 ENGINES = 2
 """Of each side."""
 ROUTERS = 2
+ENGINE: Object = {"args": ["--enable-faults"]}
+"""Fields of the engines' containers, beside those of `stack_fault`."""
 MARK = "example.com/mark"
 FIRST = "first"
 """Mark of the templates at the beginning of a drill."""
@@ -37,19 +51,15 @@ class Stage:
         stack: The installed chart.
         state: Files of the local cluster.
         routers: Number of routers.
-        engine: Fields of the engines' containers, beside those of `stack_fault`.
     """
 
-    def __init__(
-        self, stack: Stack, state: State, *, routers: int = ROUTERS, engine: Mapping[str, object] | None = None
-    ) -> None:
+    def __init__(self, stack: Stack, state: State, *, routers: int = ROUTERS) -> None:
         self.stack = stack
         self.undo = contextlib.ExitStack()
         """Undone at the end of a deed, also after an error."""
         self.witness: Witness | None = None
         self._state = state
         self._routers = routers
-        self._engine = dict(engine or {})
 
     # ------------------------------------------------------------------ set the scene
 
@@ -85,7 +95,7 @@ class Stage:
         wait_for("the pods of the former run to be gone", left, deadline_s=CLEAR_S)
 
     def _pool(self, kind: str, replicas: int, **spec: Any) -> Object:  # noqa: ANN401 - any field
-        return pool(kind, replicas, drainTimeoutSeconds=DRAIN_S, template=template(FIRST, **self._engine), **spec)
+        return pool(kind, replicas, drainTimeoutSeconds=DRAIN_S, template=template(FIRST, **ENGINE), **spec)
 
     def settle(self, deadline_s: float) -> None:
         """Wait until all objects are Ready and the routers list exactly the engines that are Ready.
@@ -127,7 +137,7 @@ class Stage:
 
     def update(self, side: str, mark: str, **container: object) -> None:
         """Give a pool a new template: a mark, and other fields of the engine's container."""
-        self.stack.patch(SIDES[side], {"template": template(mark, **self._engine | container)})
+        self.stack.patch(SIDES[side], {"template": template(mark, **ENGINE | container)})
 
     def scale(self, side: str, replicas: int) -> None:
         """Set the replicas of a pool."""
@@ -153,6 +163,20 @@ class Stage:
     def _flag(self, pod: str, flag: str, *, exists: bool) -> None:
         change = ("touch", flag) if exists else ("rm", "-f", flag)
         self.stack.kubectl("exec", pod, "-n", POOLS, "-c", "engine", "--", *change)
+
+    def break_engine(self, pod: Object, fault: str) -> None:
+        """Set a fault of the reference engine, such as `freeze_scheduler`, until the end of the deed."""
+
+        def mend() -> None:
+            with contextlib.suppress(OSError):  # its pod may be gone
+                self.set_fault(pod, fault, on=False)
+
+        self.undo.callback(mend)
+        self.set_fault(pod, fault, on=True)
+
+    def set_fault(self, pod: Object, fault: str, *, on: bool) -> None:
+        """Set a fault of the reference engine, or end it."""
+        ask(f"http://{pod['status']['podIP']}:{HTTP_PORT}/faults", {fault: on}, timeout_s=ANSWER_S)
 
     def process_of(self, name: str, within: str = POOLS) -> int:
         """Return the PID on this machine of the first process of a pod's container."""

@@ -219,7 +219,7 @@ DRILLS: Final = (
     ),
     Scenario(
         "drain-frozen",
-        "a decode engine is frozen while it drains",
+        "the scheduler of a decode engine hangs while it drains",
         rollouts.drain_frozen,
         Expected(
             ("event dpool DrainStarted", "event dpool DrainTimedOut", "event dpool InstanceDeleted"),

@@ -81,7 +81,7 @@ def scale_in_unfit(stage: Stage) -> None:
     stage.cordon()
     stack.kubectl("delete", "pod", pending["metadata"]["name"], "-n", POOLS, "--wait=false")
     stage.until_given("dpool Ready=False Unschedulable", NOTICED_S)
-    stage.freeze(stuck["metadata"]["name"])
+    stage.break_engine(stuck, "freeze_scheduler")
     stage.until_given("dpool QueuesHealthy=False QueuesStuck", NOTICED_S)
     stage.scale("decode", 2)
 
@@ -92,11 +92,11 @@ def scale_in_unfit(stage: Stage) -> None:
 
 
 def drain_frozen(stage: Stage) -> None:
-    """Scale decode from 2 to 1 while the instance that leaves is frozen, then back to 2."""
+    """Scale decode from 2 to 1 while the scheduler of the instance that leaves is frozen, then back to 2."""
     stack = stage.stack
     last = stack.pods("decode")[-1]
     leaving = last["metadata"]["uid"]
-    stage.freeze(last["metadata"]["name"])
+    stage.break_engine(last, "freeze_scheduler")
     stage.scale("decode", 1)
     stage.until_given("event dpool DrainTimedOut", NOTICED_S)
 

@@ -31,7 +31,6 @@ from tests.cluster.stack_setup import right_answers
 TIMES: Final = 3
 AROUND_S: Final = 90.0
 """Duration of what surrounds a fault, in seconds: new pools, the traffic's start, the recovery."""
-ENGINE: Final = {"args": ["--enable-faults"]}
 
 Todo = list[tuple[str, Mode, int]]
 
@@ -55,7 +54,7 @@ def play_all(wanted: Mapping[str, Expectation], todo: Todo, results: Results[Run
     clock = Clock("faults")
     lasts = {name: one.lasts_s + AROUND_S for name, one in PLAYS.items()}
     with session(clock) as (stack, state):
-        stage, answers = Stage(stack, state, routers=1, engine=ENGINE), right_answers()
+        stage, answers = Stage(stack, state, routers=1), right_answers()
         for done, (name, mode, number) in enumerate(todo):
             if time.monotonic() + lasts[name] > end:
                 clock.say(f"no time for {name} {mode} #{number} within --minutes")

@@ -1,6 +1,5 @@
 """Faults of an engine that still answers its health check. What must be undone goes to `stage.undo`."""
 
-import contextlib
 import urllib.request
 from typing import Final
 
@@ -9,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dev.shell import wait_for
 from proof.cluster.watch import ANSWER_S
 from proof.faults.scene import CHOSEN, Deed, Scene
-from tests.cluster.stack import HTTP_PORT, ask
+from tests.cluster.stack import HTTP_PORT, Object
 
 FROZEN_WITHIN_S: Final = 60.0
 QUEUE_GAUGES: Final = {"sglang:num_decode_prealloc_queue_reqs", "sglang:num_decode_transfer_queue_reqs"}
@@ -19,7 +18,7 @@ def frozen(side: str) -> Deed:
     """Return the deed that hangs an engine's scheduler loop. Its connector and its health check answer."""
 
     def deed(scene: Scene) -> str:
-        _set_fault(scene, side, "freeze_scheduler")
+        scene.stage.break_engine(scene.pod(side), "freeze_scheduler")
         scene.watch.fault_now()
         return f"{side}/{CHOSEN}"
 
@@ -43,7 +42,7 @@ def leaks(side: str) -> Deed:
     """Return the deed that lets the next request of an engine stay in its queue with its memory."""
 
     def deed(scene: Scene) -> str:
-        _set_fault(scene, side, "leak_request")
+        scene.stage.break_engine(scene.pod(side), "leak_request")
         scene.watch.fault_now()
         return ""
 
@@ -61,14 +60,14 @@ def loads_hang(scene: Scene) -> str:
 
 def gauge_frozen(scene: Scene) -> str:
     """Freeze the gauges of a decode engine at a moment when a request is in one of its queues."""
-    url = _engine(scene, "decode")
-    scene.stage.undo.callback(_unset, f"{url}/faults", "freeze_gauges")
+    pod = scene.pod("decode")
+    scene.stage.break_engine(pod, "freeze_gauges")
 
     def at_zero() -> str | None:
-        ask(f"{url}/faults", {"freeze_gauges": True})
-        if any(_queue_gauges(url)):
+        if any(_queue_gauges(pod)):
             return None
-        ask(f"{url}/faults", {"freeze_gauges": False})
+        for on in (False, True):
+            scene.stage.set_fault(pod, "freeze_gauges", on=on)
         return "all are 0"
 
     wait_for("a queue gauge above zero", at_zero, deadline_s=FROZEN_WITHIN_S, interval_s=0.0)
@@ -76,24 +75,9 @@ def gauge_frozen(scene: Scene) -> str:
     return ""
 
 
-def _queue_gauges(url: str) -> list[float]:
+def _queue_gauges(pod: Object) -> list[float]:
     """Return the lengths of an engine's hand-off queues, as its `/metrics` show them."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=ANSWER_S) as answer:
+    url = f"http://{pod['status']['podIP']}:{HTTP_PORT}/metrics"
+    with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         return [sample.value for one in families for sample in one.samples if sample.name in QUEUE_GAUGES]
-
-
-def _set_fault(scene: Scene, side: str, name: str) -> None:
-    """Set a fault of the reference engine, and unset it at the end if its pod is still there."""
-    url = f"{_engine(scene, side)}/faults"
-    scene.stage.undo.callback(_unset, url, name)
-    ask(url, {name: True})
-
-
-def _engine(scene: Scene, side: str) -> str:
-    return f"http://{scene.pod(side)['status']['podIP']}:{HTTP_PORT}"
-
-
-def _unset(url: str, name: str) -> None:
-    with contextlib.suppress(OSError):
-        ask(url, {name: False}, timeout_s=ANSWER_S)
