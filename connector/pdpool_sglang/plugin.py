@@ -30,12 +30,21 @@ def is_selected(arguments: list[str]) -> bool:
 
 
 def _register() -> None:
+    if is_selected(sys.argv):
+        _check_environment()
     from . import surface
 
     surface.check_version(os.environ)
     surface.add_backend(NAME, _class)
     surface.add_hooks()
     os.environ.setdefault(APP_PATH, "pdpool_sglang.workers:app")
+
+
+def _check_environment() -> None:
+    """Raise ValueError for a PDPOOL_* variable without a usable value, before SGLang spends a minute on the model."""
+    from pdpool_connector.runtime.environment import read_environment
+
+    read_environment(os.environ, {"advertise_host": "SGLang knows it"})
 
 
 def _class(kind: str) -> Any:  # noqa: ANN401 - a class that SGLang makes objects of

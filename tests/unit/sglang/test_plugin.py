@@ -41,5 +41,17 @@ class TestFailure:
         self.fail(monkeypatch, ["--disaggregation-transfer-backend=pdpool"], error)
         assert capsys.readouterr().err.endswith("'zmq': run pip install 'pdpool[sglang]' in SGLang's environment\n")
 
+    def test_bad_variable_is_named_before_the_model_is_loaded(self, monkeypatch, capsys):
+        ended = []
+        monkeypatch.setattr(sys, "argv", ["--disaggregation-transfer-backend=pdpool"])
+        monkeypatch.setattr(plugin.os, "_exit", ended.append)
+        monkeypatch.setenv("PDPOOL_ADMIN_PORT", "x")
+        with pytest.raises(ValueError, match="PDPOOL_ADMIN_PORT"):
+            plugin.register()
+        assert ended == [1]
+        assert capsys.readouterr().err.endswith(
+            ": PDPOOL_ADMIN_PORT='x': give a TCP port, 0 (any free port) to 65535\n"
+        )
+
     def test_other_backend_goes_on(self, monkeypatch):
         assert self.fail(monkeypatch, ["--disaggregation-transfer-backend", "nixl"]) == []
