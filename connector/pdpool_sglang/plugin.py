@@ -42,9 +42,9 @@ def _register() -> None:
 
 def _check_environment() -> None:
     """Raise ValueError for a PDPOOL_* variable without a usable value, before SGLang spends a minute on the model."""
-    from pdpool_connector.runtime.environment import read_environment
+    from pdpool_connector import ConnectorConfig
 
-    read_environment(os.environ, {"advertise_host": "SGLang knows it"})
+    ConnectorConfig.from_env(os.environ, advertise_host=os.environ.get("PDPOOL_ADVERTISE_HOST") or "127.0.0.1")
 
 
 def _class(kind: str) -> Any:  # noqa: ANN401 - a class that SGLang makes objects of
