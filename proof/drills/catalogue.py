@@ -173,6 +173,8 @@ DRILLS: Final = (
             (
                 r"\w+ (Ready=False|Reconciling=True|RouterReady=False) NodeNotReady",
                 r"event \w+ NodeNotReady",
+                # The node may be dead, so its engines leave the rotation while others serve.
+                r"event pdsvc (WorkerRemoved|WorkerAdded)",
             ),
         ),
         lasts_s=200,
