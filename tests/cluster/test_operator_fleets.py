@@ -128,7 +128,7 @@ async def test_decode_whose_metrics_hang_while_it_serves_is_not_stuck(here: Benc
     fleet.servers["decode"].stock = Stock("decode", {"decode_prealloc": 4}, running=3)
     fleet.servers["decode"].hanging = ("/metrics",)
     await watch(here)
-    # Prefill's queue stands still, but nothing shows whether decode runs. So neither is at fault.
+    # Prefill's queue does not move, but nothing shows whether decode runs. So neither is at fault.
     found = await verdicts(here, prefill="Unknown", decode="Unknown")
     assert f"nothing shows whether {fleet.pods['decode']} runs" in found["prefill"]["message"]
     assert "nothing shows whether the queue moves (/metrics: timeout)" in found["decode"]["message"]
