@@ -17,10 +17,11 @@ from pdpool_operator.api.services import DisaggregatedService
 from pdpool_operator.controller.judge import Judge
 from pdpool_operator.engines import engine_of
 from pdpool_operator.observe import parse
+from pdpool_operator.observe.connector_state import parse_state
 from pdpool_operator.observe.http import Unanswered
 from pdpool_operator.observe.keys import Bindings, Key
 from pdpool_operator.observe.model import ObservedPool, RankSample
-from pdpool_operator.observe.sampler import Target, parse_loads, parse_state
+from pdpool_operator.observe.sampler import Target, parse_loads
 
 from .recording import Answers, Look
 

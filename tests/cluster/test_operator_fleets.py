@@ -124,16 +124,17 @@ async def test_engines_without_metrics_are_unknown_and_not_stuck(here: Bench, fl
 
 
 async def test_decode_whose_metrics_hang_while_it_serves_is_not_stuck(here: Bench, fleet: Fleet):
-    for role, queue in (("prefill", "prefill_bootstrap"), ("decode", "decode_prealloc")):
-        fleet.servers[role].stock = Stock(role, {queue: 4}, running=3)
+    fleet.servers["prefill"].stock = Stock("prefill", {"prefill_bootstrap": 4})
+    fleet.servers["decode"].stock = Stock("decode", {"decode_prealloc": 4}, running=3)
     fleet.servers["decode"].hanging = ("/metrics",)
     await watch(here)
-    # Prefill stands still. What it waits for does not show whether it runs, so neither is at fault.
+    # Prefill's queue does not move, but nothing shows whether decode runs. So neither is at fault.
     found = await verdicts(here, prefill="Unknown", decode="Unknown")
-    assert "nothing shows whether" in found["prefill"]["message"]
+    assert f"nothing shows whether {fleet.pods['decode']} runs" in found["prefill"]["message"]
     assert "nothing shows whether the queue moves (/metrics: timeout)" in found["decode"]["message"]
 
     fleet.servers["decode"].hanging = ("/metrics", "/v1/loads")
-    found = await verdicts(here, prefill="Blocked", decode="Unknown")
+    fleet.servers["prefill"].stock = Stock("prefill")
+    found = await verdicts(here, prefill="Idle", decode="Unknown")
     assert "does not report its queues (timeout; /metrics: timeout)" in found["decode"]["message"]
     await here.until("DisaggregatedService", "QueuesHealthy", name="watched", status="Unknown", reason="QueuesUnknown")

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 BODY_LIMIT = 1 << 20
 """Limit in bytes. A longer answer counts as no answer."""
 CHUNK = 1 << 16
+TIMED_OUT = "timeout"
 
 
 class ByteBudget:
@@ -91,7 +92,7 @@ async def request(
                 body += sift(chunk)
             return answer.status, bytes(body)
     except TimeoutError as error:
-        raise Unanswered("timeout") from error
+        raise Unanswered(TIMED_OUT) from error
     except aiohttp.ClientConnectorError as error:
         raise Unanswered("refused" if error.errno == errno.ECONNREFUSED else "unreachable") from error
     except (aiohttp.ClientError, OSError) as error:

@@ -3,88 +3,39 @@
 Each rank has two sources: the connector, which answers also while the engine's scheduler is frozen, and the engine's
 scheduler. Pods that something else runs have a third one, the engine's `/metrics`. Heavy scraping has starved engines.
 Therefore the sampler takes one sample per pod at a time, limits all requests together, and adds jitter. A source that
-misses its deadline is *unknown*. The newest sample of each rank is kept.
+misses its deadline is *unknown*. Sources that missed their last one share a part of the requests, so that pods which
+hang do not delay the samples of others. The newest sample of each rank is kept.
 """
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any
 
 import aiohttp
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import ValidationError
 
 from ..api.engine import EngineType
 from ..api.names import ENGINE_HTTP_PORT, Role, admin_url, engine_url
 from ..engines import engine_of
-from ..engines.answers import MAX_COUNT, MAX_RANKS, Answer, Count, Name, Seconds, Version
+from .connector_state import parse_state
 from .engine_metrics import METRICS_BYTES, MetricsReading, Sieve, joined, parse_metrics
-from .http import ByteBudget, Unanswered, invalid, request
-from .model import ConnectorSample, EngineSample, HoldSample, PeerSample, QueueSample, RankSample, Tally
+from .http import TIMED_OUT, ByteBudget, Unanswered, invalid, request
+from .model import ConnectorSample, EngineSample, RankSample
 
 INTERVAL_S = 3.0
 JITTER = 0.2
 TIMEOUT_S = 2.0
-CONCURRENCY = 64
+CONCURRENCY = 128
 """Concurrent requests, to all pods together."""
-MAX_PEERS = 4096
-"""Limit of peers per rank."""
-
-MAX_HOLDS = 256
-"""Holds that are read per rank. The rest is read once these have been released."""
+LATE_SHARE = 0.5
+"""Share of them for sources that missed their last deadline."""
 ANSWER_BYTES = 192 << 10
 """Limit of one answer. A rank with 500 peers needs about half of it. Parsing one answer takes at most 16 MiB."""
 LOOK_BYTES = 2 << 20
 """Limit of all answers to one look at a pod: bounds what a look costs in memory and time."""
-
-
-class _Queue(Answer):
-    reqs: Count
-    oldest_s: Seconds | None = None
-    moved_total: Count | None = None
-
-
-class _Hold(Answer):
-    incarnation: Name
-    pod_uid: Name = ""
-    container: Annotated[str, Field(max_length=256)] = ""
-
-
-class _Peer(Answer):
-    incarnation: Name
-    backend: Name = ""
-    transport: Name = ""
-
-
-def _first_holds(holds: Any) -> Any:  # noqa: ANN401 - any JSON, validated next
-    return holds[:MAX_HOLDS] if isinstance(holds, list) else holds
-
-
-class _State(Answer):
-    incarnation: Name
-    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 1
-    pod_uid: Name = ""
-    container: Annotated[str, Field(max_length=256)] = ""
-    engine_beat_age_s: Seconds | None = None
-    queues: Annotated[dict[Name, _Queue], Field(max_length=16)]
-    holds: Count = 0
-    held_bytes: Count = 0
-    held_oldest_s: Seconds | None = None
-    held_for: Annotated[list[_Hold], BeforeValidator(_first_holds)] = Field(default_factory=list)
-    engine: Version = ""
-    connector_version: Version = ""
-    peers: list[_Peer] = Field(default_factory=list, max_length=MAX_PEERS)
-    outcomes: dict[Name, Count] | None = Field(default=None, max_length=16)
-    causes: dict[Name, Count] = Field(default_factory=dict, max_length=64)
-
-
-NOT_OURS = frozenset({"aborted", "peer_aborted", "purged", "too_long", "invalid"})
-"""Causes that are the client's fault or intention, or a person's. None says anything against an engine."""
-OTHER_SIDES = frozenset({"timed_out", "peer_lost"})
-"""Causes of a half whose other half did not come or was lost. They say nothing against this instance."""
-_EXCUSED = NOT_OURS | OTHER_SIDES
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +94,15 @@ class Sampler:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._slots = asyncio.Semaphore(concurrency)
+        self._late_slots = asyncio.Semaphore(max(1, int(concurrency * LATE_SHARE)))
         self._rng = rng or random.Random()  # noqa: S311 - spreads requests, guards nothing
         self._targets: dict[str, Target] = {}
         self._due: dict[str, float] = {}
         self._looking: set[str] = set()
         self._looked: dict[str, asyncio.Event] = {}
         self._newest: dict[str, dict[int, RankSample]] = {}
+        self._late: dict[str, set[str]] = {}
+        """URLs that missed their last deadline, by UID of the pod."""
         self._changed = asyncio.Event()
 
     async def watch(self, namespace: str, pool: str, role: Role, targets: Iterable[Target]) -> None:
@@ -166,6 +120,7 @@ class Sampler:
             self._due[uid] = self._clock() + self._interval_s * (1 + JITTER * self._rng.random())
             self._looking.add(uid)
             self._looked[uid] = asyncio.Event()
+            self._late[uid] = set()
         self._changed.set()
         # Another reconcile may be taking the first sample of a pod now.
         under_way = [self._looked[uid].wait() for uid in wanted if uid not in new]
@@ -276,7 +231,7 @@ class Sampler:
 
     async def _ask_connector(self, target: Target, rank: int, budget: ByteBudget) -> tuple[ConnectorSample | None, str]:
         try:
-            sample = parse_state(await self._get(f"{admin_url(target.ip, rank)}/v1/state", budget))
+            sample = parse_state(await self._get(target, f"{admin_url(target.ip, rank)}/v1/state", budget))
         except Unanswered as error:
             self._on_look(Look(target.role, "connector", error.outcome))
             return None, str(error)
@@ -286,7 +241,7 @@ class Sampler:
     async def _ask_engine(self, target: Target, budget: ByteBudget) -> tuple[Mapping[int, EngineSample], str]:
         try:
             url = f"{engine_url(target.ip, target.port)}{engine_of(target.engine).loads_path}"
-            samples = parse_loads(await self._get(url, budget), target.role, target.engine)
+            samples = parse_loads(await self._get(target, url, budget), target.role, target.engine)
         except Unanswered as error:
             self._on_look(Look(target.role, "engine", error.outcome))
             return {}, str(error)
@@ -299,22 +254,35 @@ class Sampler:
         names, budget = engine_of(target.engine).metric_names, ByteBudget(METRICS_BYTES, METRICS_BYTES)
         try:
             url = f"{engine_url(target.ip, target.port)}/metrics"
-            found = parse_metrics(await self._get(url, budget, Sieve(names.all())), names, target.role)
+            found = parse_metrics(await self._get(target, url, budget, Sieve(names.all())), names, target.role)
         except Unanswered as error:
             self._on_look(Look(target.role, "metrics", error.outcome))
             return {}, str(error)
         self._on_look(Look(target.role, "metrics", "ok"))
         return found, ""
 
-    async def _get(self, url: str, budget: ByteBudget, sift: Callable[[bytes], bytes] = bytes) -> bytes:
-        async with self._slots:  # before the deadline begins: other pods that hang must not count against this one
-            status, body = await request(self._http, "GET", url, timeout_s=self._timeout_s, budget=budget, sift=sift)
+    async def _get(self, target: Target, url: str, budget: ByteBudget, sift: Callable[[bytes], bytes] = bytes) -> bytes:
+        late = self._late.get(target.pod_uid, set())
+        async with contextlib.AsyncExitStack() as slots:
+            if url in late:
+                await slots.enter_async_context(self._late_slots)
+            # Before the deadline begins: other pods that hang must not count against this one.
+            await slots.enter_async_context(self._slots)
+            late.discard(url)
+            try:
+                status, body = await request(
+                    self._http, "GET", url, timeout_s=self._timeout_s, budget=budget, sift=sift
+                )
+            except Unanswered as error:
+                if error.outcome == TIMED_OUT:
+                    late.add(url)
+                raise
         if status != 200:
             raise Unanswered(f"http {status}")
         return body
 
     def _forget(self, uid: str) -> None:
-        del self._targets[uid], self._due[uid]
+        del self._targets[uid], self._due[uid], self._late[uid]
         self._looked.pop(uid).set()
         self._newest.pop(uid, None)
 
@@ -324,37 +292,6 @@ def _why_no_engine(rank: int, engines: Mapping[int, EngineSample], error: str) -
     if rank in engines or error:
         return error
     return "" if 0 in engines else "invalid: rank not listed"
-
-
-def parse_state(body: bytes) -> ConnectorSample:
-    """Parse the answer of a connector's `/v1/state`; raises Unanswered if it is invalid."""
-    try:
-        state = _State.model_validate_json(body)
-    except ValidationError as error:
-        raise Unanswered(invalid(error)) from error
-    return ConnectorSample(
-        incarnation=state.incarnation,
-        beat_age_s=state.engine_beat_age_s,
-        queues={name: QueueSample(q.reqs, q.oldest_s, q.moved_total) for name, q in state.queues.items()},
-        ranks=state.ranks,
-        holds=state.holds,
-        held_bytes=state.held_bytes,
-        held_oldest_s=state.held_oldest_s,
-        held_for=tuple(HoldSample(h.incarnation, h.pod_uid, h.container) for h in state.held_for),
-        pod_uid=state.pod_uid,
-        container=state.container,
-        engine=state.engine,
-        version=state.connector_version,
-        peers=tuple(PeerSample(peer.incarnation, peer.backend, peer.transport) for peer in state.peers),
-        ended=_ended(state),
-    )
-
-
-def _ended(state: _State) -> Tally | None:
-    if state.outcomes is None:
-        return None
-    failed = sum(number for cause, number in state.causes.items() if cause not in _EXCUSED)
-    return Tally(state.outcomes.get("done", 0), min(failed, MAX_COUNT))
 
 
 def parse_loads(body: bytes, role: Role, kind: EngineType) -> Mapping[int, EngineSample]:

@@ -14,17 +14,16 @@ from pdpool_connector import client_answer
 from pdpool_connector.protocol.status import Cause, Phase, TransferStatus
 from pdpool_operator.api.engine import EngineType
 from pdpool_operator.api.names import ADMIN_PORT, ENGINE_HTTP_PORT, Role
+from pdpool_operator.engines.answers import MAX_RANKS
+from pdpool_operator.observe.connector_state import NOT_OURS, parse_state
 from pdpool_operator.observe.http import Unanswered, session
 from pdpool_operator.observe.model import HoldSample, RankSample, Tally
 from pdpool_operator.observe.sampler import (
     ANSWER_BYTES,
-    MAX_RANKS,
-    NOT_OURS,
     Look,
     Sampler,
     Target,
     parse_loads,
-    parse_state,
 )
 
 from tests.serving import pod_address
@@ -415,6 +414,20 @@ async def test_all_requests_together_are_bounded_and_waiting_for_a_turn_is_no_si
     await eventually(lambda: len(one.seen) == 5)
     assert pod.most_at_once <= 2
     assert {sample.connector_error for sample in one.seen["answers"]} == {""}
+
+
+async def test_many_pods_that_hang_leave_most_slots_to_the_others(http, serve, running):
+    hung, quick = [await serve(Pod(), engine=False) for _ in range(12)], await serve(Pod())
+    for pod in hung:
+        pod.hold.clear()
+    quick.state, quick.loads = STATE, LOADS
+    one = running(sampler(http, interval_s=0.01, timeout_s=0.8, concurrency=8))
+    targets = [target(pod, f"hung {number}") for number, pod in enumerate(hung)]
+    await one.watch("llm", "chat", Role.PREFILL, [*targets, target(quick, "quick")])
+    before, again = len(one.seen["quick"]), [pod.asked for pod in hung]
+    # Each is asked once more. With 4 of 8 slots that takes 12 / 4 times 0.8 s.
+    await eventually(lambda: all(pod.asked > asked for pod, asked in zip(hung, again, strict=True)))
+    assert len(one.seen["quick"]) - before > 6, "it does not wait for a slot of the others"
 
 
 @settings(deadline=None, derandomize=True)
