@@ -129,7 +129,7 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
         Reason.DRAIN_TIMED_OUT: "An instance had not finished within drainTimeoutSeconds.",
         Reason.DRAIN_CANCELLED: "An instance that drained is needed again.",
         Reason.REPAIR_PROPOSED: "An instance is at fault. The message says what repair would do, and why it does not.",
-        Reason.REPAIR_DONE: "The operator deleted the pod of an instance at fault, so that it starts anew.",
+        Reason.REPAIR_DONE: "The operator ended hand-offs of an instance at fault, or deleted its pod to restart it.",
         Reason.REPAIR_WITHDRAWN: "An intended repair was not made: the instance recovered, or it may not be repaired.",
         Reason.WORKER_ADDED: "An engine is added to the routers' lists.",
         Reason.WORKER_REMOVED: "An engine is removed from the routers' lists.",

@@ -96,8 +96,8 @@ class RepairSpec(Model):
         default=RepairMode.OBSERVE,
         description=(
             "Observe only proposes: status.repairs of the pool, an event and a metric say what would be done. Enforce "
-            "restarts the instance at fault. Off does neither. Of several services that bind a pool, the most "
-            "cautious mode applies."
+            "repairs the instance at fault: it ends hand-offs that wait too long, and restarts it. Off does neither. "
+            "Of several services that bind a pool, the most cautious mode applies."
         ),
     )
     restarts_per_hour: int = Field(

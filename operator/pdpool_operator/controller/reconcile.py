@@ -26,7 +26,7 @@ from ..observe.router_outcomes import RouterOutcomes
 from ..observe.routers import RouterClient
 from ..plan.model import Event, Fault, Plan
 from ..plan.pool import plan_pool
-from ..plan.repair import RepairPlan
+from ..plan.repair_model import RepairPlan
 from ..plan.selection import AT_FAULT
 from ..plan.service import plan_service, worker_events
 from ..runtime.api import Api, ApiError, ConflictError, NotFoundError, Resource
@@ -181,8 +181,9 @@ class Controller:
         )
 
     def _count_repairs(self, key: Key, pool: Pool, repair: RepairPlan) -> None:
-        for event in repair.events:
-            self.metrics.repairs.labels(key.namespace, key.name, str(pool.role), REPAIR_OUTCOMES[event.reason]).inc()
+        for one in repair.told:
+            outcome = REPAIR_OUTCOMES[one.event.reason]
+            self.metrics.repairs.labels(key.namespace, key.name, str(pool.role), one.action.lower(), outcome).inc()
 
     async def reconcile_service(self, key: Key) -> Result:
         """Reconcile one service, as a pool."""
@@ -354,7 +355,7 @@ def completed(plan: Plan, outcome: Outcome) -> tuple[Event, ...]:
 
 def _repair_again_s(repair: RepairPlan) -> float | None:
     """Return when to look at repairs again: gates and budgets change with time alone."""
-    if repair.acts:
+    if repair.acts or repair.settling:
         return REPAIR_AGAIN_S
     return REPAIR_GATES_AGAIN_S if repair.records else None
 

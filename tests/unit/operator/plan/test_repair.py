@@ -1,17 +1,22 @@
-"""Repair: a table of gates, the way of one restart step by step, and what holds for every input."""
+"""Repair: a table of gates, the way of one purge and one restart step by step, and what holds for every input."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pdpool_operator.api.pools import RepairRecord, RepairState
+from pdpool_operator.api.pools import RepairAction, RepairRecord, RepairState
 from pdpool_operator.api.reasons import Reason
 from pdpool_operator.api.services import RepairMode, RepairSpec
-from pdpool_operator.plan.model import Delete
-from pdpool_operator.plan.repair import COOLDOWN, GRACE_S, WINDOW, Health, Patient, RepairPlan, plan_repair
+from pdpool_operator.plan.model import Delete, Purge
+from pdpool_operator.plan.purge import PurgeProgress
+from pdpool_operator.plan.repair import GRACE_S, PURGE_WITHIN, plan_repair
+from pdpool_operator.plan.repair_gates import COOLDOWN, MAX_PURGES, SETTLES
+from pdpool_operator.plan.repair_model import WINDOW, Health, Patient, RepairPlan
 
 from .makers import T0
 
@@ -32,9 +37,19 @@ PAIR = (SICK, make(1))
 
 
 def record(
-    uid: str = "uid-9", state: RepairState = RepairState.DONE, age_s: float = 600, *, index: int = 9
+    uid: str = "uid-9",
+    state: RepairState = RepairState.DONE,
+    age_s: float = 600,
+    *,
+    index: int = 9,
+    action: RepairAction = RepairAction.RESTART,
 ) -> RepairRecord:
-    return RepairRecord(index=index, pod_uid=uid, state=state, since=T0 - timedelta(seconds=age_s), message="why")
+    since = T0 - timedelta(seconds=age_s)
+    return RepairRecord(index=index, pod_uid=uid, action=action, state=state, since=since, message="why")
+
+
+def purge_of(uid: str, state: RepairState = RepairState.DONE, age_s: float = 600) -> RepairRecord:
+    return record(uid, state, age_s, index=0, action=RepairAction.PURGE)
 
 
 def states(plan: RepairPlan) -> dict[str, RepairState]:
@@ -166,6 +181,125 @@ def test_proposal_keeps_its_time_and_is_told_once():
     assert plan_repair(OBSERVE, (make(0), make(1)), later.records, (), T0).records == ()
 
 
+WAITS = replace(SICK, waits=True)
+WAITING = (WAITS, make(1))
+SENT = Purge("uid-0", "10.0.2.1", 0, 30.0, "repair", 1)
+
+
+class TestPurge:
+    """Rung before the restart, at an instance with hand-offs that wait too long."""
+
+    RUNGS: ClassVar = {
+        "nothing waits": (ENFORCE, PAIR, (), (), "Restart Intended"),
+        "hand-offs wait": (ENFORCE, WAITING, (), (), "Purge Intended"),
+        "off": (OFF, WAITING, (), (), None),
+        "observe": (OBSERVE, WAITING, (), (), "Purge Proposed"),
+        "under way": (ENFORCE, WAITING, (purge_of("uid-0", RepairState.INTENDED, 1),), (), None),
+        "settles": (ENFORCE, WAITING, (purge_of("uid-0", age_s=9),), (), None),
+        "settles while nothing waits": (ENFORCE, PAIR, (purge_of("uid-0", age_s=9),), (), None),
+        "did not help": (ENFORCE, WAITING, (purge_of("uid-0", age_s=10),), (), "Restart Intended"),
+        "could not be made": (ENFORCE, WAITING, (purge_of("uid-0", RepairState.WITHDRAWN, 0),), (), "Restart Intended"),
+        "purged an hour ago": (ENFORCE, WAITING, (purge_of("uid-0", age_s=3600),), (), "Purge Intended"),
+        "purge of the former pod": (ENFORCE, WAITING, (purge_of("former"),), (), "Purge Intended"),
+        "purge of the former pod settles": (ENFORCE, WAITING, (purge_of("former", age_s=9),), (), None),
+        "purge of the partner settles": (ENFORCE, WAITING, (), (purge_of("a", age_s=9),), None),
+        "breaker": (ENFORCE, (WAITS, make(1, Health.AT_FAULT)), (), (), "Purge Proposed"),
+        "alone": (ENFORCE, (WAITS,), (), (), "Purge Intended"),
+        "budget of restarts": (ENFORCE, WAITING, (record("a"), record("b")), (), "Purge Intended"),
+        "cooldown of restarts": (ENFORCE, WAITING, (record("a", age_s=1),), (), "Purge Intended"),
+        "budget of purges": (
+            ENFORCE,
+            WAITING,
+            tuple(purge_of(f"a{i}") for i in range(MAX_PURGES)),
+            (),
+            "Restart Intended",
+        ),
+        "restarted before": (ENFORCE, WAITING, (record("a", index=0),), (), "Purge Intended"),
+    }
+
+    @pytest.mark.parametrize("name", RUNGS)
+    def test_next_rung_follows_from_purges(self, name: str):
+        spec, patients, records, partners, words = self.RUNGS[name]
+        plan = plan_repair(spec, patients, records, partners, T0, {"uid-0": self.progress()})
+        new = [f"{one.action} {one.state}" for one in plan.records if one not in records and one.index == 0]
+        assert new == ([] if words is None else [words])
+        assert plan.restarts == ()
+        assert plan.settling == (words is None and spec is not OFF)
+
+    @staticmethod
+    def progress(
+        *,
+        send: bool = True,
+        done: int = 0,
+        ended: int = 0,
+        waits: str = "rank 0 has not answered yet",
+        refused: str = "",
+    ) -> PurgeProgress:
+        return PurgeProgress((SENT,) if send else (), done, ended, waits, refused)
+
+    def advance(
+        self, progress: PurgeProgress, *, age_s: float = 1, patients: tuple[Patient, ...] = WAITING
+    ) -> RepairPlan:
+        intent = purge_of("uid-0", RepairState.INTENDED, age_s)
+        return plan_repair(ENFORCE, patients, (intent,), (), T0, {"uid-0": progress})
+
+    def test_purge_then_restart_step_by_step(self):
+        intended = plan_repair(ENFORCE, WAITING, (), (), T0)
+        assert (intended.purges, intended.restarts, intended.intends, intended.remaining) == ((), (), True, 2)
+        sent = plan_repair(ENFORCE, WAITING, intended.records, (), T0, {"uid-0": self.progress()})
+        assert (sent.purges, sent.restarts, sent.records, sent.acts) == ((SENT,), (), intended.records, True)
+        answered = {"uid-0": self.progress(send=False, done=1, ended=2, waits="")}
+        done = plan_repair(ENFORCE, WAITING, sent.records, (), T0, answered)
+        assert [(one.action, one.state) for one in done.records] == [(RepairAction.PURGE, RepairState.DONE)]
+        assert [one.message for one in done.events] == ["Purged instance 0: Ended 2 hand-offs. why"]
+        assert (done.acts, done.settling) == (False, True)
+        after = plan_repair(ENFORCE, WAITING, done.records, (), T0 + SETTLES)
+        assert [f"{one.action} {one.state}" for one in after.records] == ["Purge Done", "Restart Intended"]
+
+    def test_purge_that_helps_prevents_the_restart(self):
+        purged = (purge_of("uid-0", age_s=SETTLES.seconds),)
+        plan = plan_repair(ENFORCE, (make(0), make(1)), purged, (), T0)
+        assert (plan.records, plan.acts, plan.stops) == (purged, False, ())
+
+    def test_silent_rank_does_not_hold_up_the_others(self):
+        plan = self.advance(self.progress(send=False, done=1, ended=1, waits="rank 1 does not answer (timeout)"))
+        assert [one.state for one in plan.records] == [RepairState.DONE]
+        assert plan.records[0].message == "Ended 1 hand-off, but rank 1 does not answer (timeout). why"
+
+    def test_purge_is_sent_again_until_its_time_is_over(self):
+        assert self.advance(self.progress(), age_s=PURGE_WITHIN.seconds).purges == (SENT,)
+        late = self.advance(self.progress(), age_s=PURGE_WITHIN.seconds + 1)
+        assert [(one.action, one.state) for one in late.records] == [
+            (RepairAction.PURGE, RepairState.WITHDRAWN),
+            (RepairAction.RESTART, RepairState.INTENDED),
+        ]
+        assert late.events[0].message == "Did not purge instance 0: rank 0 has not answered yet"
+
+    @pytest.mark.parametrize(
+        ("progress", "patients", "state", "words"),
+        [
+            ({"refused": "rank 0 refused it: http 404"}, WAITING, RepairState.WITHDRAWN, "http 404"),
+            ({"send": False, "waits": "rank 0 does not answer"}, WAITING, RepairState.WITHDRAWN, "does not answer"),
+            ({}, (make(0), make(1)), RepairState.WITHDRAWN, "recovered"),
+            ({"done": 1, "ended": 3}, (make(0), make(1)), RepairState.DONE, "Ended 3 hand-offs, but rank 0 has not"),
+            ({}, (replace(WAITS, terminating=True), make(1)), RepairState.WITHDRAWN, "pod has ended"),
+            ({}, (make(1),), RepairState.WITHDRAWN, "pod has ended"),
+            ({}, (WAITS, make(1, Health.AT_FAULT)), RepairState.WITHDRAWN, "at fault at once"),
+        ],
+    )
+    def test_intended_purge_ends(
+        self, progress: dict[str, Any], patients: tuple[Patient, ...], state: RepairState, words: str
+    ):
+        plan = self.advance(self.progress(**progress), patients=patients)
+        mine = [one for one in plan.records if one.action is RepairAction.PURGE and one.index == 0]
+        assert ([one.state for one in mine], plan.purges) == ([state], ())
+        assert words in mine[0].message
+
+    def test_purge_waits_for_a_verdict(self):
+        plan = self.advance(self.progress(), patients=(make(0, Health.UNKNOWN), make(1)))
+        assert (plan.purges, [one.state for one in plan.records]) == ((), [RepairState.INTENDED])
+
+
 patients = st.lists(
     st.builds(
         Patient,
@@ -176,6 +310,7 @@ patients = st.lists(
         health=st.sampled_from(Health),
         serves=st.booleans(),
         useless=st.booleans(),
+        waits=st.booleans(),
     ),
     max_size=8,
     unique_by=(lambda one: one.index, lambda one: one.pod_uid),
@@ -184,27 +319,46 @@ specs = st.builds(RepairSpec, mode=st.sampled_from(RepairMode), restarts_per_hou
 
 
 @settings(max_examples=60, deadline=None)
-@given(specs, st.lists(st.tuples(patients, st.integers(1, 900)), max_size=12))
-def test_no_history_breaks_a_rule(spec: RepairSpec, history: list[tuple[list[Patient], int]]):
+@given(specs, st.lists(st.tuples(patients, st.integers(1, 900), st.booleans()), max_size=12))
+def test_no_history_breaks_a_rule(spec: RepairSpec, history: list[tuple[list[Patient], int, bool]]):
     records: tuple[RepairRecord, ...] = ()
-    now, restarted = T0, []
-    for seen, pause_s in history:
+    now, restarted, purged = T0, [], []
+    for seen, pause_s, answers in history:
         now += timedelta(seconds=pause_s)
-        plan = plan_repair(spec, seen, records, (), now)
+        progress = {
+            one.pod_uid: PurgeProgress(
+                () if answers else (replace(SENT, pod_uid=one.pod_uid),), int(answers), 0, "", ""
+            )
+            for one in seen
+        }
+        plan = plan_repair(spec, seen, records, (), now, progress)
+        intents = intended_in(records)
+        for uid in [deed.uid for deed in plan.restarts] + [deed.pod_uid for deed in plan.purges]:
+            assert spec.mode is RepairMode.ENFORCE
+            assert uid in {one.pod_uid for one in records if one.state is RepairState.INTENDED}
         for deed in plan.restarts:
             patient = next(one for one in seen if one.pod_uid == deed.uid)
-            assert spec.mode is RepairMode.ENFORCE
             assert patient.useless or any(one.serves for one in seen if one is not patient)
-            assert states(plan)[deed.uid] is RepairState.INTENDED
-            assert deed.uid in {one.pod_uid for one in records if one.state is RepairState.INTENDED}
-        new = {u for u, s in states(plan).items() if s is RepairState.INTENDED} - {
-            one.pod_uid for one in records if one.state is RepairState.INTENDED
+            assert (deed.uid, RepairAction.RESTART) in intended_in(plan.records)
+        new = intended_in(plan.records) - intents
+        restarted += [now for _, action in new if action is RepairAction.RESTART]
+        purged += [(uid, now) for uid, action in new if action is RepairAction.PURGE]
+        done = {
+            one.index
+            for one in records
+            if one.state is RepairState.DONE and one.action is RepairAction.RESTART and now - one.since < WINDOW
         }
-        restarted += [now for _ in new]
-        done = {one.index for one in records if one.state is RepairState.DONE and now - one.since < WINDOW}
-        assert not done & {one.index for one in plan.records if one.pod_uid in new}, "a restart is not repeated"
+        begun = {one.index for one in plan.records if (one.pod_uid, RepairAction.RESTART) in new and one not in records}
+        assert not done & begun, "a restart is not repeated"
         assert len([at for at in restarted if now - at < WINDOW]) <= spec.restarts_per_hour
-        due = [one.pod_uid for one in plan.records if one.state in {RepairState.INTENDED, RepairState.DONE}]
+        due = [
+            (one.pod_uid, one.action) for one in plan.records if one.state in {RepairState.INTENDED, RepairState.DONE}
+        ]
         assert len(set(due)) == len(due)
         records = plan.records
     assert all(later - earlier >= COOLDOWN for earlier, later in pairwise(restarted))
+    assert all(later - earlier >= SETTLES for (_, earlier), (_, later) in pairwise(purged))
+
+
+def intended_in(records: Iterable[RepairRecord]) -> set[tuple[str, RepairAction]]:
+    return {(one.pod_uid, one.action) for one in records if one.state is RepairState.INTENDED}

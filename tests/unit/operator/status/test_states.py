@@ -18,7 +18,7 @@ from pdpool_operator.observe.model import HoldSample, ObservedInstance, Observed
 from pdpool_operator.plan.fences import Unproven
 from pdpool_operator.plan.model import Fault
 from pdpool_operator.plan.pool import plan_pool
-from pdpool_operator.plan.repair import Stop
+from pdpool_operator.plan.repair_model import Stop
 from pdpool_operator.plan.service import plan_service, worker_events
 from pdpool_operator.status.chain import ConditionWriter, find
 from pdpool_operator.status.pool import PoolFacts, pool_status
