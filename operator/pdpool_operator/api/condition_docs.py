@@ -31,8 +31,8 @@ CONDITIONS: Mapping[ConditionType, str] = {
         "Pool with `rdma.mode` Required or Preferred only. False: KV cache travels by another transport than RDMA."
     ),
     ConditionType.REPAIR_STOPPED: (
-        "Pool with `repair.mode` Enforce only. An instance is at fault, and repair does not restart it: a person must "
-        "act. Present only while it is True."
+        "Pool with `repair.mode` Enforce only. An instance is at fault, and repair cannot mend it: a person must act. "
+        "Present only while it is True."
     ),
 }
 
@@ -105,9 +105,12 @@ REASONS: Mapping[str, Mapping[Reason, str]] = {
         Reason.QUEUES_UNKNOWN: "An instance does not answer.",
     },
     "Repair": {
-        Reason.RESTART_DID_NOT_HELP: "An instance was restarted within the hour, and is at fault again.",
+        Reason.RESTART_DID_NOT_HELP: "An instance was restarted within the hour, and is at fault again elsewhere.",
+        Reason.REPLACEMENT_DID_NOT_HELP: (
+            "An instance was restarted and then replaced within the hour, and is at fault again."
+        ),
         Reason.MANY_AT_FAULT: "More than a third of the instances are at fault, so the cause may lie elsewhere.",
-        Reason.REPAIR_BUDGET_SPENT: "`restartsPerHour` restarts were made within the hour.",
+        Reason.REPAIR_BUDGET_SPENT: "`restartsPerHour` restarts and replacements were made within the hour.",
     },
     "Held memory": {
         Reason.NOTHING_UNPROVEN: "All held memory can be released.",

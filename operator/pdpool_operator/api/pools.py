@@ -115,6 +115,7 @@ class RepairAction(StrEnum):
 
     PURGE = "Purge"
     RESTART = "Restart"
+    REPLACE = "Replace"
 
 
 class RepairState(StrEnum):
@@ -133,8 +134,12 @@ class RepairRecord(Model):
     pod_uid: Annotated[str, Field(alias="podUID")] = Field(max_length=64, description="UID of the pod to repair.")
     action: RepairAction = Field(
         default=RepairAction.RESTART,
-        description="Purge: its connectors end the hand-offs that wait too long. Restart: its pod is deleted.",
+        description=(
+            "Purge: its connectors end the hand-offs that wait too long. Restart: its pod is deleted. Replace: its pod "
+            "is deleted, and the new one avoids its node for an hour."
+        ),
     )
+    node: str = Field(default="", max_length=253, description="Node of the pod when the repair was intended.")
     state: RepairState = Field(
         description=(
             "Proposed: nothing is done, the message says why. Intended: it is about to be done. Done: it was done. "

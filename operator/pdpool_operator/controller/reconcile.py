@@ -137,8 +137,9 @@ class Controller:
         diagnoses = self.judge.judge(key)
         at_fault = {d.subject.index for d in diagnoses if d.verdict in AT_FAULT or d.unfit}
         settings = self.engine_settings(key.namespace)
-        plan = plan_pool(observed, settings, self.now(), at_fault)
-        repair = await self.repairs.look(key, body, observed, diagnoses, self.now(), cluster)
+        now = self.now()  # one moment, so that both plans agree on which repairs still count
+        plan = plan_pool(observed, settings, now, at_fault)
+        repair = await self.repairs.look(key, body, observed, diagnoses, now, cluster)
         operations = self.operations.plan(observed, diagnoses)
         if (plan.needs_live_state or repair.acts or operations.acts) and not cluster.is_live:
             return None

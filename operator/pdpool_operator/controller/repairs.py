@@ -72,7 +72,7 @@ class Repairer:
 
     def _can_store(self, kind: str) -> bool:
         """Whether the installed CRD has all fields by which an intent is read back."""
-        intent = {"repairs": [{"action": "", "state": "", "podUID": ""}]}
+        intent = {"repairs": [dict.fromkeys(("action", "node", "podUID", "state"), "")]}
         return self._served.storable(kind, intent) == intent
 
     def _progress(
@@ -125,6 +125,8 @@ def patients(observed: ObservedPool, diagnoses: Iterable[Diagnosis], now: dateti
             serves=instance.index in serve,
             useless=_useless(by_index.get(instance.index), now),
             waits=_waits(by_index.get(instance.index)),
+            node=instance.pod.node,
+            avoids_node=instance.avoids_node,
             evidence=by_index[instance.index].message if instance.index in by_index else "",
         )
         for instance in observed.instances

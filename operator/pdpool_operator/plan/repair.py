@@ -9,10 +9,13 @@ the deed, and the deed is made only from a status that was read back:
     at fault, all gates open     -> Intended    The next reconcile reads this record. It sends the purge to the pod's
                                                 ranks, or deletes the pod by its UID.
 
-    Intended, deed is done       -> Done        Restart: the pod is gone. Purge: each rank that answers has done it,
-                                                or at least one within PURGE_WITHIN.
+    Intended, deed is done       -> Done        Restart, Replace: the pod is gone. Purge: each rank that answers has
+                                                done it, or at least one within PURGE_WITHIN.
 
     Intended, no longer allowed  -> Withdrawn   Also a purge that no rank has done within PURGE_WITHIN.
+
+A replacement is made once the StatefulSet has the node that the new pod avoids. `pool` sees to that while the record
+says so: from its intent, until an hour after the deed.
 
 So an operator that is killed at any step neither repeats nor forgets a restart. The deed is due while the UID exists,
 and done when the UID is gone or terminates. Each UID is restarted at most once. A purge may be sent again, which does
@@ -39,8 +42,8 @@ GRACE_S = 5
 PURGE_WITHIN = timedelta(seconds=15)
 """How long a purge is sent again to ranks that do not answer it."""
 MAX_MESSAGE = 1000
-VERB = {RepairAction.PURGE: "purge", RepairAction.RESTART: "restart"}
-PARTICIPLE = {RepairAction.PURGE: "purged", RepairAction.RESTART: "restarted"}
+VERB = {RepairAction.PURGE: "purge", RepairAction.RESTART: "restart", RepairAction.REPLACE: "replace"}
+PARTICIPLE = {RepairAction.PURGE: "purged", RepairAction.RESTART: "restarted", RepairAction.REPLACE: "replaced"}
 
 
 def plan_repair(
@@ -132,10 +135,13 @@ def _advance(
     if record.action is RepairAction.PURGE:
         return _advance_purge(record, patient, gates, progress.get(record.pod_uid), now)
     if patient is None or patient.terminating:
-        return _done(record, f"Restarted instance {record.index}: {record.message}", record.message, now)
+        what = f"{PARTICIPLE[record.action].capitalize()} instance {record.index}"
+        away = f", away from {record.node}" if record.action is RepairAction.REPLACE else ""
+        return _done(record, f"{what}{away}: {record.message}", record.message, now)
     if why := gates.forbids(record, patient):
         return _withdrawn(record, why, now)
-    if patient.health is Health.UNKNOWN:
+    prepared = record.action is not RepairAction.REPLACE or patient.avoids_node == record.node
+    if patient.health is Health.UNKNOWN or not prepared:
         return _Advance(record)
     return _Advance(record, Delete("Pod", patient.pod, patient.pod_uid, GRACE_S))
 
@@ -200,6 +206,7 @@ def _record(action: RepairAction, patient: Patient, state: RepairState, since: d
         index=patient.index,
         pod_uid=patient.pod_uid,
         action=action,
+        node=patient.node,
         state=state,
         since=since,
         message=message[:MAX_MESSAGE],

@@ -1,29 +1,32 @@
 """Which repair an instance at fault gets next, and the gates before it. Pure.
 
-The rungs, from the mildest. An instance that a rung has not mended gets the next one:
+The rungs, the mildest first. A rung that does not help is followed by the next one:
 
     Purge     It is Stuck, and hand-offs have waited for stuckAfterSeconds at its connector. They are ended, so that
               routers try the requests elsewhere. It disturbs nothing that moves. Each pod is purged at most once an
               hour. The next rung waits until SETTLES after it.
 
-    Restart   Its pod is deleted, and Kubernetes starts it anew.
+    Restart   Its pod is deleted, and Kubernetes creates it again.
+
+    Replace   The restarted pod is at fault within an hour, on the same node. It is deleted, and the new pod prefers
+              other nodes for an hour. A pod that fails on two nodes is not the fault of one of them.
 
 Gates, in this order. The first one that is closed gives the reason. Repair stops at those with a star:
 
     mode          spec.repair.mode is Enforce
 
-    helped *      no restart of the instance of this index within an hour
+    helped *      within an hour, the instance of this index was not restarted on another node, and not replaced
 
     breaker *     at most one instance of the pool is at fault, or at most a third of them
 
     last serving  another instance of the pool serves, or this one was seen to finish nothing
 
-    budget *      fewer than restartsPerHour restarts in the service within an hour
+    budget *      fewer than restartsPerHour restarts and replacements in the service within an hour
 
-    cooldown      no restart in the service within COOLDOWN
+    cooldown      none of both in the service within COOLDOWN
 
 A purge takes nothing out of service. It has only the gates of mode and breaker. Its own budget and cooldown never stop
-repair: while another purge of the service settles, the instance waits; after MAX_PURGES within an hour in the service,
+repair. While another purge of the service settles, the instance waits. After MAX_PURGES within an hour in the service,
 its next rung is the restart.
 """
 
@@ -44,7 +47,7 @@ SETTLES = timedelta(seconds=10)
 MAX_PURGES = 32
 """Within an hour, in both pools of a service. It bounds the records in the status."""
 WAITS_AT_MOST = timedelta(minutes=10)
-"""How long an intended restart waits for a verdict, after the operator was restarted."""
+"""How long an intended restart or replacement waits for what it needs: a verdict, or its StatefulSet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +74,12 @@ class Gates:
         made = [r for r in (*records, *partners) if r.state is not RepairState.PROPOSED and is_recent(r, now)]
         self._restarts = [record.since for record in made if record.action is not RepairAction.PURGE]
         self._purges = [record.since for record in made if record.action is RepairAction.PURGE]
-        self._restarted = {
-            record.index: record.since
+        self._last = {
+            record.index: record
             for record in sorted(records, key=lambda record: record.since)
             if record.state is RepairState.DONE and record.action is not RepairAction.PURGE and is_recent(record, now)
         }
-        """When the instance of each index was last restarted."""
+        """The last restart or replacement of each index."""
 
     @property
     def remaining(self) -> int:
@@ -98,7 +101,7 @@ class Gates:
         if purge is not None and (purge.state is RepairState.INTENDED or self._settles(purge)):
             return None
         if purge is not None or not patient.waits or len(self._purges) >= MAX_PURGES:
-            return RepairAction.RESTART
+            return self._renewal(patient)
         if any(self._now - at < SETTLES for at in self._purges):
             return None
         return RepairAction.PURGE
@@ -109,9 +112,8 @@ class Gates:
             return Closed("spec.repair.mode of the service is not Enforce")
         if action is RepairAction.PURGE:
             return self._breaker()
-        if (at := self._restarted.get(patient.index)) is not None:
-            words = f"its restart at {format_time(at)} did not help, and it is at fault again"
-            return Closed(words, Reason.RESTART_DID_NOT_HELP)
+        if (useless := self._helped(action, patient)) is not None:
+            return useless
         if (unsafe := self._breaker() or self._last_serving(patient)) is not None:
             return unsafe
         if len(self._restarts) >= self._spec.restarts_per_hour:
@@ -123,17 +125,38 @@ class Gates:
 
     def forbids(self, record: RepairRecord, patient: Patient) -> str:
         """Return why an intended repair is not to be made; empty if it still is, or no verdict says."""
+        late = self._now - record.since > WAITS_AT_MOST
         if self._spec.mode is not RepairMode.ENFORCE:
             return "spec.repair.mode of the service is no longer Enforce"
         if patient.health is Health.WELL:
             return "it has recovered"
         if patient.health is Health.UNKNOWN:
-            late = self._now - record.since > WAITS_AT_MOST
             return "there was no verdict for 10 minutes" if late else ""
+        if late and record.action is RepairAction.REPLACE and patient.avoids_node != record.node:
+            return "its StatefulSet could not be changed within 10 minutes"
         unsafe = self._breaker()
         if unsafe is None and record.action is not RepairAction.PURGE:
             unsafe = self._last_serving(patient)
         return unsafe.words if unsafe is not None else ""
+
+    def _renewal(self, patient: Patient) -> RepairAction:
+        """Return whether the pod is to be restarted or replaced."""
+        last = self._last.get(patient.index)
+        if last is None:
+            return RepairAction.RESTART
+        same_node = bool(last.node) and last.node == patient.node
+        return RepairAction.REPLACE if same_node else last.action
+
+    def _helped(self, action: RepairAction, patient: Patient) -> Closed | None:
+        last = self._last.get(patient.index)
+        if last is None or (action is RepairAction.REPLACE and last.action is RepairAction.RESTART):
+            return None
+        at, where = format_time(last.since), f" on {patient.node}" if patient.node else ""
+        if last.action is RepairAction.RESTART:
+            words = f"its restart at {at} did not help, and it is at fault again{where}"
+            return Closed(words, Reason.RESTART_DID_NOT_HELP)
+        words = f"its replacement at {at} did not help, and it is at fault again{where}"
+        return Closed(words, Reason.REPLACEMENT_DID_NOT_HELP)
 
     def _settles(self, purge: RepairRecord) -> bool:
         return purge.state is RepairState.DONE and self._now - purge.since < SETTLES

@@ -36,6 +36,10 @@ class Patient:
     """It was seen to finish nothing."""
     waits: bool = False
     """It is Stuck, and its connector has hand-offs that have waited for stuckAfterSeconds. A purge can end them."""
+    node: str = ""
+    """Node of the pod. Empty if it has none yet."""
+    avoids_node: str = ""
+    """Node that the next pod of the instance avoids. Empty if there is none."""
     evidence: str = ""
 
 
@@ -87,6 +91,16 @@ class RepairPlan:
 def is_recent(record: RepairRecord, now: datetime) -> bool:
     """Whether a repair still counts."""
     return now - record.since < WINDOW
+
+
+def avoided_nodes(records: Iterable[RepairRecord], now: datetime) -> dict[int, str]:
+    """Return the nodes that pods avoid, by index of the instance: those of replaced pods, for an hour."""
+    return {
+        record.index: record.node
+        for record in sorted(records, key=lambda record: record.since)
+        if record.action is RepairAction.REPLACE
+        and (record.state is RepairState.INTENDED or (record.state is RepairState.DONE and is_recent(record, now)))
+    }
 
 
 def purges_under_way(records: Iterable[RepairRecord]) -> dict[str, RepairRecord]:

@@ -191,7 +191,7 @@ class Metrics:
         )
         self.repairs = Counter(
             "pdpool_repair_actions",
-            "Repairs of instances at fault, by action (purge, restart) and outcome (proposed, done, withdrawn).",
+            "Repairs of instances at fault, by action (purge, restart, replace), outcome (proposed, done, withdrawn).",
             ("namespace", "pool", "role", "action", "outcome"),
             registry=self.registry,
         )

@@ -1,4 +1,4 @@
-"""Repair in the cluster's terms: who is at fault, and an operator that is killed at any step of a purge or restart."""
+"""Repair in the cluster's terms: who is at fault, and an operator that is killed at any step of a repair."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -18,7 +18,7 @@ from pdpool_operator.observe.cluster import most_cautious
 from pdpool_operator.observe.keys import Bindings, Key
 from pdpool_operator.observe.model import ObservedPool, RankSample
 from pdpool_operator.plan.model import Purge, Purged
-from pdpool_operator.plan.repair_model import Health, RepairPlan
+from pdpool_operator.plan.repair_model import WINDOW, Health, RepairPlan, avoided_nodes
 
 from tests.unit.operator.plan.makers import T0, make_instance, make_observed, make_pool, make_sample
 
@@ -49,8 +49,10 @@ class World:
         self.calls = 0
         self.killed_at: int | None = None
         self.is_live = True
-        self.helps = True
-        """The new pod works."""
+        self.helps_after = 1
+        """How many pods of instance 0 must have been deleted before a new one works."""
+        self.node, self.avoids = "", ""
+        """Node of all pods of instance 0, and the one that its StatefulSet avoids."""
         self.restart()
 
     def restart(self) -> None:
@@ -83,11 +85,11 @@ class World:
 
     async def delete(self, _resource: Any, _ns: str, _name: str, uid: str, _grace_s: int) -> None:
         self._step()
-        intent = {"podUID": uid, "action": "Restart", "state": "Intended"}.items()
-        assert any(intent <= record.items() for record in self.status["repairs"])
+        intended = [one for one in self.status["repairs"] if (one["podUID"], one["state"]) == (uid, "Intended")]
+        assert [one["action"] for one in intended] == ["Replace" if self.avoids else "Restart"]
         if uid in self.uids:
             self.deleted.append(uid)
-            self.uids[self.uids.index(uid)] = "new"
+            self.uids[self.uids.index(uid)] = "new" * len(self.deleted)
         self._step()
 
     def observed(self) -> ObservedPool:
@@ -95,15 +97,24 @@ class World:
         pool = pool.model_validate({**pool.model_dump(by_alias=True), "status": self.status})
         instances = [make_instance(pool, index) for index in range(2)]
         kept = [
-            replace(one, pod=replace(one.pod, uid=uid), ranks={0: sample(uid)})
+            replace(one, pod=replace(one.pod, uid=uid, node=self.node), ranks={0: sample(uid)}, avoids_node=self.avoids)
             for one, uid in zip(instances, self.uids, strict=True)
             if one.pod is not None
         ]
         return replace(make_observed(pool, *kept), repair=SPECS[self.mode], stuck_after_s=STUCK_AFTER_S)
 
+    def _avoid(self, observed: ObservedPool) -> None:
+        """Change the StatefulSet as the plan of the pool does."""
+        node = avoided_nodes(observed.pool.status.repairs, self.now).get(0, "")
+        if self.avoids != node:
+            self._step()
+            self.avoids = node
+            self._step()
+
     async def reconcile(self) -> RepairPlan:
         observed = self.observed()
-        well = (self.helps and self.uids[0] != "first") or (self.purge_helps and self.uids[0] in self.purged)
+        self._avoid(observed)
+        well = len(self.deleted) >= self.helps_after or (self.purge_helps and self.uids[0] in self.purged)
         waiting_since = T0 if self.waits and self.uids[0] not in self.purged else None
         first = diagnosis(Verdict.IDLE if well else Verdict.STUCK, waiting_since=waiting_since)
         diagnoses = [first, diagnosis(Verdict.FLOWING, index=1)]
@@ -144,7 +155,7 @@ async def test_killed_operator_neither_repeats_nor_forgets(killed_at: int | None
 @pytest.mark.parametrize("killed_at", [None, 1, 2, 3, 4])
 async def test_restart_that_did_not_help_is_not_repeated(killed_at: int | None):
     world = World()
-    world.killed_at, world.helps = killed_at, False
+    world.killed_at, world.helps_after = killed_at, 2
     for _ in range(8):
         try:
             plan = await world.reconcile()
@@ -154,6 +165,34 @@ async def test_restart_that_did_not_help_is_not_repeated(killed_at: int | None):
     assert [stop.reason for stop in plan.stops] == [Reason.RESTART_DID_NOT_HELP]
     states = {one["podUID"]: one["state"] for one in world.status["repairs"]}
     assert states == {"first": "Done", "new": "Proposed"}
+
+
+@pytest.mark.parametrize("killed_at", [None, *range(1, 11)])
+@pytest.mark.parametrize(("helps_after", "stops"), [(2, []), (3, [Reason.REPLACEMENT_DID_NOT_HELP])])
+async def test_killed_operator_replaces_once(killed_at: int | None, helps_after: int, stops: list[Reason]):
+    world = World()
+    world.killed_at, world.helps_after, world.node = killed_at, helps_after, "a"
+    for _ in range(50):
+        try:
+            plan = await world.reconcile()
+        except KilledError:
+            world.restart()
+    assert (world.deleted, world.avoids) == (["first", "new"], "a")
+    ends = [(one["action"], one["node"]) for one in world.status["repairs"] if one["state"] == "Done"]
+    assert ends == [("Restart", "a"), ("Replace", "a")]
+    assert [stop.reason for stop in plan.stops] == stops
+
+
+async def test_node_is_avoided_for_an_hour():
+    world = World()
+    world.helps_after, world.node = 2, "a"
+    for _ in range(50):
+        await world.reconcile()
+    assert world.avoids == "a"
+    world.now += WINDOW
+    await world.reconcile()
+    await world.reconcile()
+    assert (world.avoids, world.status["repairs"]) == ("", [])
 
 
 @pytest.mark.parametrize("killed_at", [None, *range(1, 9)])
@@ -191,9 +230,10 @@ async def test_no_deed_unless_enforced(mode: RepairMode, waits: bool):
     assert len(world.status["repairs"]) == (mode is RepairMode.OBSERVE)
 
 
-async def test_no_deed_if_action_cannot_be_stored():
+@pytest.mark.parametrize("unknown", ["action", "node"])
+async def test_no_deed_if_part_of_intent_cannot_be_stored(unknown: str):
     world = World(waits=True)
-    world.unknown_fields = {"action"}
+    world.unknown_fields = {unknown}
     world.restart()
     for _ in range(3):
         await world.reconcile()

@@ -413,7 +413,12 @@ OTHER_CONDITIONS: tuple[Callable[[], Shown], ...] = (
     lambda: shown_pool(one(), unproven=(Unproven("p", 0, HoldSample("d" * 32, "gone", "run"), "no report"),)),
     *(
         lambda reason=reason: shown_pool(one(), stops=(Stop(reason, "not restarted"),))  # type: ignore[misc]
-        for reason in (Reason.RESTART_DID_NOT_HELP, Reason.MANY_AT_FAULT, Reason.REPAIR_BUDGET_SPENT)
+        for reason in (
+            Reason.RESTART_DID_NOT_HELP,
+            Reason.REPLACEMENT_DID_NOT_HELP,
+            Reason.MANY_AT_FAULT,
+            Reason.REPAIR_BUDGET_SPENT,
+        )
     ),
     *(
         lambda transports=transports: shown_pool(one(), pool=RDMA_POOL, verdicts=(paired(*transports),))  # type: ignore[misc]
