@@ -128,7 +128,7 @@ def _advance(
     now: datetime,
 ) -> _Advance:
     if record.state is RepairState.PROPOSED:
-        return _Advance()  # proposed anew while its reason holds
+        return _Advance()  # it is proposed again while its reason holds
     if record.state is not RepairState.INTENDED:
         restarts = record.action is not RepairAction.PURGE and record.state is RepairState.DONE
         return _Advance(record if is_recent(record, now) or (restarts and patient is not None) else None)
