@@ -11,7 +11,7 @@ from pdpool_operator.api.pools import Pool
 from pdpool_operator.api.reasons import Reason
 from pdpool_operator.api.served import without
 from pdpool_operator.api.services import RepairMode, RepairSpec
-from pdpool_operator.controller.repairs import Repairer, health
+from pdpool_operator.controller.repairs import Repairer, health, patients
 from pdpool_operator.diagnose.model import Diagnosis, Subject, Verdict
 from pdpool_operator.diagnose.standing import Phase, Standing
 from pdpool_operator.observe.cluster import most_cautious
@@ -259,6 +259,16 @@ async def test_watched_state_is_not_acted_on():
 def test_only_stuck_and_twice_failing_are_at_fault(verdict: Verdict):
     at_fault = [times for times in (None, 1, 2) if health(diagnosis(verdict, times=times)) is Health.AT_FAULT]
     assert at_fault == {Verdict.STUCK: [None, 1, 2], Verdict.FAILING: [2]}.get(verdict, [])
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_only_stuck_instances_with_old_hand_offs_are_purged(verdict: Verdict):
+    observed = World().observed()
+    found = [
+        patients(observed, [diagnosis(verdict, waiting_since=waiting_since)], T0)[0].waits
+        for waiting_since in (None, T0)
+    ]
+    assert found == [False, verdict is Verdict.STUCK]
 
 
 def test_most_cautious_service_decides():
